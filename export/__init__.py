@@ -1,0 +1,1 @@
+"""The bridge: PyTorch model -> ONNX graphs -> certified bundle. The only package that knows the other two."""

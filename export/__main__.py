@@ -1,0 +1,176 @@
+"""`python -m export --preset NAME | --checkpoint DIR --out BUNDLES` writes a certified bundle;
+`python -m export verify BUNDLE` makes its certificate again.
+"""
+
+import argparse
+import logging
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import torch
+
+from export.graph import OPSET, export_body, export_head
+from export.parity import CertificationError, certify
+from model.checkpoint import CheckpointError, load_checkpoint
+from model.presets import PRESETS, build
+from model.transformer import Transformer
+from service import bundle as bundles
+from service.bundle import Bundle
+from service.errors import StartupError
+
+SEED = 42
+
+
+class UsageError(Exception):
+    """The arguments do not fit together, or with what is on disk."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model comes from: a preset and its seed, or a checkpoint folder."""
+
+    preset: str | None = None
+    checkpoint: Path | None = None
+    seed: int = SEED
+
+    @property
+    def name(self) -> str:
+        return self.preset or self._folder().name
+
+    def _folder(self) -> Path:
+        assert self.checkpoint
+        return self.checkpoint.resolve()
+
+    def model(self, layout: str) -> tuple[Transformer, dict[str, Any]]:
+        """The model, and what the manifest says of its source, pooling and normalization."""
+        if self.preset:
+            source: dict[str, Any] = {"preset": self.preset, "seed": self.seed}
+            return build(self.preset, layout, self.seed), {"source": source, "pooling": "mean", "normalize": False}
+        loaded = load_checkpoint(self._folder(), layout)
+        weights = bundles.sha256(self._folder() / "model.safetensors")
+        source = {"checkpoint": self._folder().name, "sha256": weights, "unused": loaded.unused}
+        return loaded.model, {"source": source, "pooling": loaded.pooling, "normalize": loaded.normalize}
+
+    def copy_tokenizer(self, folder: Path) -> None:
+        if self.checkpoint and (tokenizer := self._folder() / "tokenizer.json").is_file():
+            shutil.copyfile(tokenizer, folder / "tokenizer.json")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    _quiet_exporter()
+    try:
+        if arguments[:1] == ["verify"]:
+            options = _verify_parser().parse_args(arguments[1:])
+            verify(options.bundle, options.checkpoint)
+        else:
+            options = _export_parser().parse_args(arguments)
+            source = Source(options.preset, options.checkpoint)
+            export(source, options.out, options.name or source.name, options.version, options.layout)
+    except (CertificationError, CheckpointError, StartupError, UsageError) as error:
+        sys.exit(f"export: {error}")
+
+
+def _quiet_exporter() -> None:
+    """The exporter warns of torchvision's absence, four lines a graph."""
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+
+
+def _export_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m export", description=__doc__)
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--preset", choices=sorted(PRESETS))
+    model.add_argument("--checkpoint", type=Path, metavar="DIR", help="a Hugging Face BERT folder")
+    parser.add_argument("--out", type=Path, required=True, metavar="BUNDLES", help="where to write <name>/<version>/")
+    parser.add_argument("--name", help="the preset's or the folder's name by default")
+    parser.add_argument("--version", type=int, help="the next free whole number by default")
+    parser.add_argument("--layout", choices=["packed", "padded"], default="packed", help="packed computes no pads")
+    return parser
+
+
+def _verify_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m export verify")
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="a folder <name>/<version>")
+    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="the folder it was made from, if it was")
+    return parser
+
+
+def export(source: Source, out: Path, name: str, version: int | None, layout: str) -> Bundle:
+    """Writes `out/name/version/`, certified. Nothing lands there unless every check has passed."""
+    if not bundles.NAME.fullmatch(name):
+        raise UsageError(f"name {name!r}: letters, digits, '.', '_' and '-', beginning with a letter or a digit")
+    version = _version(out / name, version)
+    place, partial = out / name / str(version), out / name / f".{version}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        bundle = _write(source, partial, name, version, layout)
+        bundles.write_certificate(bundle, certify(bundle, source.model("padded")[0]))
+        partial.rename(place)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    print(f"wrote {place}")
+    return bundles.read(place)
+
+
+def _version(folder: Path, asked: int | None) -> int:
+    taken = [int(path.name) for path in folder.glob("*") if path.name.isdigit()]
+    if asked is None:
+        return max(taken, default=0) + 1
+    if asked < 1 or asked in taken:
+        raise UsageError(f"version {asked} of {folder.name}: " + ("is there already" if asked in taken else "1 or more"))
+    return asked
+
+
+def _write(source: Source, folder: Path, name: str, version: int, layout: str) -> Bundle:
+    """The graphs and the manifest, not yet certified."""
+    model, facts = source.model(layout)
+    print(f"exporting {name}/{version}: {model.config.n_layers} layers, d_model {model.config.d_model}", flush=True)
+    export_body(model, folder / "model.onnx")
+    if model.head:
+        export_head(model.head, model.config.d_model, folder / bundles.HEAD)
+    source.copy_tokenizer(folder)
+    config = model.config
+    manifest = {
+        "name": name,
+        "version": version,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "layout": layout,
+        "config": asdict(config),
+        "d_model": config.d_model,
+        "n_norms": config.n_norms,
+        "limits": {"max_positions": config.max_positions, "vocab_size": config.vocab_size},
+        "precisions": {"fp32": "model.onnx"},
+        "default_precision": "fp32",
+        "opset": OPSET,
+        "versions": {"torch": torch.__version__, "onnxruntime": onnxruntime.__version__},
+        **facts,
+    }
+    return bundles.write_manifest(folder, manifest)
+
+
+def verify(path: Path, checkpoint: Path | None) -> None:
+    """Makes the certificate of a bundle again, here, from its preset or its checkpoint."""
+    bundle = bundles.read_uncertified(path)
+    recorded = bundle.manifest.source
+    if "preset" in recorded:
+        source = Source(recorded["preset"], seed=recorded["seed"])
+    elif checkpoint is None:
+        raise UsageError(f"{bundle.ref} was made from {recorded['checkpoint']}: name that folder with --checkpoint DIR")
+    else:
+        source = Source(checkpoint=checkpoint)
+    reference, facts = source.model("padded")
+    if facts["source"] != recorded:
+        raise UsageError(f"{bundle.ref} was made from {recorded}, this is {facts['source']}")
+    bundles.write_certificate(bundle, certify(bundle, reference))
+    print(f"verified {path}")
+
+
+if __name__ == "__main__":
+    main()

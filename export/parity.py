@@ -1,0 +1,291 @@
+"""The certificate: the served path against PyTorch, case by case, and its bits against themselves.
+
+Cases go through the server's own decode, scheduler, engine and encode; a few through the bare graph. The
+reference is always the plain `Padded` model in PyTorch, so that packing is proved too.
+"""
+
+import asyncio
+import platform
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import orjson
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from model.transformer import Transformer
+from service import selfcheck
+from service.bundle import Bundle
+from service.infer import Inference
+from service.models import PADDINGS, Model, Models
+from service.routes.native import decode, encode
+from service.scheduler import Scheduler
+from service.settings import Settings
+
+Array = NDArray[Any]
+ABSOLUTE, COSINE, NORM_MEAN, NORM_RSTD = 1e-4, 0.99999, 1e-4, 1e-3
+MAX_LOGITS = 4_000_000  # values compared per case; beyond it the last token's stand for all
+BIT_LENGTHS = (1, 2, 3, 5, 8, 16, 17, 33, 64, 100, 129, 512)
+
+
+class CertificationError(Exception):
+    """A check failed. The message names the case in words."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the certificate. `difference` is in the unit of `limit`; bitwise checks count unequal cases."""
+
+    case: str
+    output: str
+    precision: str
+    difference: float
+    limit: float
+
+    @property
+    def passed(self) -> bool:
+        return self.difference <= self.limit  # False for NaN
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request: rows of token ids, and a mask or none."""
+
+    name: str
+    input_ids: list[list[int]]
+    attention_mask: list[list[int]] | None = None
+
+    def grid(self) -> tuple[Array, Array]:
+        """input_ids, mask `[B, S]`; ragged rows are padded on the right."""
+        width = max(map(len, self.input_ids))
+        ids = np.array([row + [0] * (width - len(row)) for row in self.input_ids], np.int64)
+        mask = self.attention_mask or [[1] * len(row) + [0] * (width - len(row)) for row in self.input_ids]
+        return ids, np.array(mask, np.int64)
+
+
+def certify(bundle: Bundle, reference: Transformer) -> dict[str, Any]:
+    """The certificate of `bundle` against `reference` (layout padded). CertificationError names what failed."""
+    model = Model(bundle, "cpu", Settings().token_budget)
+    checks: list[Check] = []
+    with _path(model) as path:
+        work = [(precision, check) for precision in bundle.manifest.precisions for check in _checks(path, reference)]
+        for precision, (case, compare) in tqdm(work, desc=f"certify {bundle.ref}", unit="case", disable=None):
+            found = [Check(case, output, precision, *result) for output, *result in compare(precision)]
+            checks.extend(found)
+            tqdm.write(_table_row(found))
+    if failed := [check for check in checks if not check.passed]:
+        first = failed[0]
+        raise CertificationError(
+            f"{len(failed)} of {len(checks)} checks failed; {first.case}: {first.output} ({first.precision}):"
+            f" {first.difference:.3g}, the limit is {first.limit:.3g}"
+        )
+    return {
+        "passed": True,
+        "processor": processor(),
+        "versions": {"onnxruntime": onnxruntime.__version__, "torch": torch.__version__},
+        "provider": "cpu",
+        "reference": "PyTorch, layout padded",
+        "checks": [asdict(check) for check in checks],
+        "canary": {
+            name: selfcheck.make_canary(engine, bundle.manifest.limits) for name, engine in model.engines.items()
+        },
+    }
+
+
+def _table_row(checks: list[Check]) -> str:
+    """The case's output that comes nearest to its limit; the certificate has them all."""
+    worst = max(checks, key=lambda check: (not check.passed, check.difference / (check.limit or 1)))
+    verdict = "ok" if worst.passed else "FAILED"
+    return f"{worst.precision}  {worst.case:24s} {worst.output:28s} {worst.difference:9.2g} of {worst.limit:7.1g}  {verdict}"
+
+
+class _Path:
+    """The server's path without HTTP: a body in, the parsed answer out."""
+
+    def __init__(self, model: Model) -> None:
+        settings = Settings(max_answer_bytes=2**32)
+        self.model = model
+        self.inference = Inference(Models([model]), Scheduler(1, settings.max_queue_tokens), settings)
+
+    def ask(self, case: Case, precision: str, **options: Any) -> dict[str, Any]:
+        body = {"input_ids": case.input_ids, "precision": precision, **options}
+        if case.attention_mask is not None:
+            body["attention_mask"] = case.attention_mask
+        query = decode(orjson.dumps(body), self.inference.models)
+        return orjson.loads(asyncio.run(self.inference.answer(query, encode))[0])  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _path(model: Model) -> Iterator[_Path]:
+    path = _Path(model)
+    yield path
+    path.inference.close()
+
+
+Compare = Callable[[str], Iterable[tuple[str, float, float]]]  # precision -> (output, difference, limit)
+
+
+def _checks(path: _Path, reference: Transformer) -> list[tuple[str, Compare]]:
+    """Every case by name, as a function to be called with a precision."""
+    bundle = path.model.bundle
+    against_torch = [(case.name, partial(_against_torch, path, case, reference)) for case in cases(bundle)]
+    return [
+        *against_torch,
+        ("bare graph, pads holes", partial(_bare_graph, path, reference)),
+        ("padded like alone", partial(_unequal_paddings, path)),
+        ("in company like alone", partial(_unequal_company, path)),
+        ("bare graph, its bits", partial(_bare_bits, path)),
+    ]
+
+
+def cases(bundle: Bundle) -> list[Case]:
+    """The seeded requests of the certificate."""
+    limits = bundle.manifest.limits
+    longest = limits.max_positions
+    one, full, *ragged = (s.tolist() for s in selfcheck.sequences(limits, [1, longest, 3, 29, 7, 60, 2]))
+    grids = {where: [selfcheck.place(np.array(s), 64, where) for s in ragged] for where in ("right", "left", "holes")}
+    padded = [
+        Case(f"pads {where}", [ids[0].tolist() for ids, _ in grid], [mask[0].tolist() for _, mask in grid])
+        for where, grid in grids.items()
+    ]
+    ids, mask = padded[0].grid()
+    mask[1] = 0
+    return [
+        Case("length 1", [one]),
+        Case("lowest and highest id", [[0], [limits.vocab_size - 1]]),
+        Case(f"maximum length {longest}", [full]),
+        Case("ragged", ragged),
+        *padded,
+        Case("a row of pads alone", ids.tolist(), mask.tolist()),
+    ]
+
+
+def _against_torch(
+    path: _Path, case: Case, reference: Transformer, precision: str
+) -> Iterator[tuple[str, float, float]]:
+    """Every output over real tokens."""
+    ids, mask = case.grid()
+    with torch.no_grad():
+        activations, mean, rstd = (t.numpy() for t in reference(torch.from_numpy(ids), torch.from_numpy(mask)))
+    got = path.ask(case, precision, outputs=["activations", "pooled", "norm_stats"], pooling="mean")
+    real = mask != 0
+    served = _real(got["activations"], real, case)
+    yield "activations", *_close(served, activations[real])
+    yield "activations, 1 - cosine", _cosine_gap(served, activations[real]), 1 - COSINE
+    count = np.maximum(real.sum(1, keepdims=True), 1)
+    yield "pooled", *_close(np.array(got["pooled"]), activations.sum(1) / count)
+    yield "norm_mean", _largest(_real(got["norm_stats"]["mean"], real, case) - mean[real]), NORM_MEAN
+    yield "norm_rstd, relative", _largest(_real(got["norm_stats"]["rstd"], real, case) / rstd[real] - 1), NORM_RSTD
+    if reference.head:
+        yield "logits", *_close(*_logits(path, case, reference, precision, activations, real))
+
+
+def _logits(
+    path: _Path, case: Case, reference: Transformer, precision: str, activations: Array, real: Array
+) -> tuple[Array, Array]:
+    """Served and reference logits over real tokens, or over the last of each row where all would be too many."""
+    assert reference.head
+    rows = activations[real]
+    positions = _positions(case, path.model.bundle)
+    got = path.ask(case, precision, outputs=["logits"], logits={"positions": positions})["logits"]
+    if positions == "last":
+        rows = rows[np.cumsum(real.sum(1))[real.any(1)] - 1]
+    with torch.no_grad():
+        expected = reference.head(torch.from_numpy(rows)).numpy()
+    return _real(got, real, case) if positions == "all" else np.array(got)[real.any(1)], expected
+
+
+def _positions(case: Case, bundle: Bundle) -> str:
+    return "all" if case.grid()[1].sum() * bundle.manifest.limits.vocab_size <= MAX_LOGITS else "last"
+
+
+def _real(answer: list[Any], real: Array, case: Case) -> Array:
+    """The answer's rows over real tokens `[n, w]`; pads must be exact zeros."""
+    if case.attention_mask is None:
+        return np.concatenate([np.array(row) for row in answer])
+    grid = np.array(answer)
+    if grid[~real].any():
+        raise CertificationError(f"{case.name}: a pad is not zero")
+    return grid[real]  # type: ignore[no-any-return]
+
+
+def _close(got: Array, expected: Array) -> tuple[float, float]:
+    return _largest(got - expected), ABSOLUTE * max(1.0, float(np.abs(expected).max(initial=0)))
+
+
+def _largest(difference: Array) -> float:
+    return float(np.abs(difference).max(initial=0))
+
+
+def _cosine_gap(got: Array, expected: Array) -> float:
+    dots = (got * expected).sum(-1)
+    lengths = np.linalg.norm(got, axis=-1) * np.linalg.norm(expected, axis=-1)
+    return float((1 - dots / np.maximum(lengths, 1e-30)).max(initial=0))
+
+
+def _bare_graph(path: _Path, reference: Transformer, precision: str) -> Iterator[tuple[str, float, float]]:
+    """The graph as any other ONNX server would call it: the caller's cells, pads and all."""
+    case = next(case for case in cases(path.model.bundle) if case.name == "pads holes")
+    ids, mask = case.grid()
+    with torch.no_grad():
+        expected = reference(torch.from_numpy(ids), torch.from_numpy(mask))[0].numpy()
+    yield "activations", *_close(path.model.engine(precision).run_grid(ids, mask)[0], expected)
+
+
+def _bare_bits(path: _Path, precision: str) -> Iterator[tuple[str, float, float]]:
+    engine, manifest = path.model.engine(precision), path.model.bundle.manifest
+    paddings = PADDINGS[manifest.layout]
+    unequal = list(selfcheck.unequal(engine, manifest.limits, paddings, BIT_LENGTHS))
+    yield f"unequal ({', '.join(paddings)})", len(unequal), 0
+    yield "not zero where all are pads", 0 if selfcheck.all_pad_is_zero(engine) else 1, 0
+
+
+def _unequal_paddings(path: _Path, precision: str) -> Iterator[tuple[str, float, float]]:
+    """Requests whose answer, read at the real places, differs in a bit from the same rows sent ragged."""
+    chosen = {case.name: case for case in cases(path.model.bundle)}
+    plain = _rows(path, chosen["ragged"], precision)
+    padded = [_rows(path, chosen[f"pads {where}"], precision) for where in ("right", "left", "holes")]
+    yield "unequal rows", sum(row != same for rows in padded for row, same in zip(rows, plain, strict=True)), 0
+
+
+def _unequal_company(path: _Path, precision: str) -> Iterator[tuple[str, float, float]]:
+    ragged = next(case for case in cases(path.model.bundle) if case.name == "ragged")
+    together = _rows(path, ragged, precision)
+    alone = [_rows(path, Case("alone", [row]), precision)[0] for row in ragged.input_ids]
+    yield "unequal rows", sum(row != same for row, same in zip(together, alone, strict=True)), 0
+
+
+def _rows(path: _Path, case: Case, precision: str) -> list[Any]:
+    """Every output of each row at its real places. Equal numbers are equal bits: floats print exactly."""
+    bundle = path.model.bundle
+    positions = _positions(case, bundle)
+    options = {"logits": {"positions": positions}} if bundle.has_head else {}
+    got = path.ask(case, precision, outputs=list(bundle.outputs), **options)
+    grids, vectors = [got["activations"], got["norm_stats"]["mean"], got["norm_stats"]["rstd"]], [got["pooled"]]
+    if bundle.has_head:
+        (grids if positions == "all" else vectors).append(got["logits"])
+    masks = case.attention_mask or [[1] * len(row) for row in case.input_ids]
+    return [
+        ([[cell for cell, real in zip(grid[i], mask, strict=True) if real] for grid in grids], [v[i] for v in vectors])
+        for i, mask in enumerate(masks)
+    ]
+
+
+def processor() -> str:
+    """The processor's name and widest vectors: bits are a property of both."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    facts = {name.strip(): value.strip() for name, value in fields.items()}
+    flags = facts.get("flags", "").split()
+    widest = [flag for flag in ("avx2", "avx512f", "avx512_vnni", "amx_int8") if flag in flags]
+    return " ".join([facts.get("model name", platform.machine()), *widest])

@@ -1,0 +1,74 @@
+"""The presets by name, each a shape that the project promises to export, certify and serve."""
+
+import math
+import random
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from model.transformer import Attention, Block, Config, Transformer, randomize
+
+PRESETS = {
+    # "Layer Normalization" from a notebook series that builds a transformer by hand: one residual, one norm
+    "notebook": Config(
+        vocab_size=6, d_model=16, n_heads=2, d_ff=64, n_layers=1, max_positions=5, causal=True, block="single",
+        activation="gelu_tanh", eps=1e-5, attention_bias=False, head_bias=False,
+    ),
+    # "Why Not Batch Normalization?": its LayerNorm divides by (unbiased std + eps)
+    "postnorm": Config(
+        vocab_size=1000, d_model=128, n_heads=4, d_ff=512, n_layers=2, max_positions=512, activation="relu",
+        norm="std", eps=1e-6,
+    ),
+    # "Normalization Layers", GPT: pre-norm, causal, a final norm
+    "gpt": Config(
+        vocab_size=1000, d_model=128, n_heads=4, d_ff=512, n_layers=4, max_positions=512, causal=True, block="pre",
+        activation="gelu_tanh", eps=1e-5, final_norm=True,
+    ),
+    # the original encoder (Vaswani et al., 2017)
+    "encoder": Config(
+        vocab_size=1000, d_model=512, n_heads=8, d_ff=2048, n_layers=6, max_positions=512, activation="relu",
+        eps=1e-6, positions="sinusoidal", embedding_scale=math.sqrt(512),
+    ),
+    # BERT's shape, as small sentence-embedding models have it
+    "minilm": Config(
+        vocab_size=30522, d_model=384, n_heads=12, d_ff=1536, n_layers=6, max_positions=512, activation="gelu",
+        eps=1e-12, embedding_norm=True,
+    ),
+}  # fmt: skip
+
+
+def build(name: str, layout: str = "packed", seed: int = 42) -> Transformer:
+    """The preset's model in evaluation mode, its weights drawn from `seed`. KeyError for an unknown name."""
+    model = Transformer(PRESETS[name], layout)
+    if name == "notebook":
+        load_notebook(model, seed)
+    else:
+        randomize(model, seed)
+    return model.eval()
+
+
+def load_notebook(model: Transformer, seed: int) -> None:
+    """Weights as the notebook draws them, in its order; the head comes after them. gamma 1, beta 0."""
+    config, matrix = model.config, _matrices(random.Random(seed))
+    block = model.blocks[0]
+    assert isinstance(block, Block) and isinstance(block.attention, Attention) and model.head
+    with torch.no_grad():
+        model.tokens.weight.copy_(matrix(config.vocab_size, config.d_model))
+        model.positions.weight.copy_(matrix(config.max_positions, config.d_model))
+        d_head = config.d_model // config.n_heads
+        # x @ W with W [d_model, d_head], head by head, for Q, then K, then V
+        parts = [matrix(config.d_model, d_head).T for _ in range(3 * config.n_heads)]
+        block.attention.qkv.weight.copy_(torch.cat(parts))
+        block.attention.out.weight.copy_(matrix(config.d_model, config.d_model))
+        for linear in (block.ffn.up, block.ffn.down):
+            linear.weight.copy_(matrix(*linear.weight.shape))
+            linear.bias.copy_(matrix(1, linear.out_features)[0])
+        model.head.decoder.weight.copy_(matrix(config.vocab_size, config.d_model))
+
+
+def _matrices(draws: random.Random, scale: float = 0.1) -> Callable[[int, int], Tensor]:
+    def matrix(rows: int, columns: int) -> Tensor:
+        return torch.tensor([[draws.gauss(0, scale) for _ in range(columns)] for _ in range(rows)])
+
+    return matrix

@@ -1,0 +1,235 @@
+"""One transformer forward over rows `[N, d_model]`. B batch, S grid width, N rows, H heads, V vocabulary.
+
+It holds every variant that the presets name (where the norms stand, which norm, which activation) and knows
+nothing of ONNX or HTTP.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.layout import LAYOUTS, Layout
+
+
+@dataclass(frozen=True)
+class Config:
+    """A transformer's shape, in the papers' words."""
+
+    vocab_size: int
+    d_model: int
+    n_heads: int
+    d_ff: int
+    n_layers: int
+    max_positions: int  # real tokens a sequence may have
+    causal: bool = False
+    block: Literal["post", "pre", "single"] = "post"  # see Block
+    activation: Literal["relu", "gelu", "gelu_tanh"] = "gelu"
+    norm: Literal["layer", "std"] = "layer"  # see LayerNorm
+    eps: float = 1e-5
+    positions: Literal["learned", "sinusoidal"] = "learned"
+    embedding_scale: float = 1.0  # sqrt(d_model) in the original encoder
+    embedding_norm: bool = False
+    final_norm: bool = False
+    attention_bias: bool = True
+    head: Literal["linear", "transform"] | None = "linear"  # see Head
+    head_bias: bool = True
+
+    @property
+    def n_norms(self) -> int:
+        """LayerNorms that a token passes through, the head's own not counted."""
+        per_block = 1 if self.block == "single" else 2
+        return self.embedding_norm + per_block * self.n_layers + self.final_norm
+
+
+class LayerNorm(nn.Module):
+    """gamma * (x - mean) / denominator + beta over the trailing axes `normalized_shape`.
+
+    kind "layer": the denominator is sqrt(biased variance + eps) (Ba et al., 2016, arXiv:1607.06450).
+    kind "std": it is unbiased std + eps, as many tutorials write it.
+    """
+
+    def __init__(
+        self, normalized_shape: int | tuple[int, ...], eps: float = 1e-5, kind: Literal["layer", "std"] = "layer"
+    ) -> None:
+        super().__init__()
+        self.shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.eps, self.kind = eps, kind
+        self.gamma = nn.Parameter(torch.ones(self.shape))
+        self.beta = nn.Parameter(torch.zeros(self.shape))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x `[..., *normalized_shape]` -> (y like x, mean, reciprocal denominator), the two `[..., 1, ...]`."""
+        if self.kind == "layer":  # one ONNX LayerNormalization node, whose statistics come for free
+            return torch.native_layer_norm(x, self.shape, self.gamma, self.beta, self.eps)
+        axes = list(range(-len(self.shape), 0))
+        mean = x.mean(axes, keepdim=True)
+        centred = x - mean
+        variance = centred.square().sum(axes, keepdim=True) / (math.prod(self.shape) - 1)
+        rstd = 1.0 / (variance.sqrt() + self.eps)
+        return self.gamma * (centred * rstd) + self.beta, mean, rstd
+
+
+class Attention(nn.Module):
+    """Scaled dot-product attention with H heads (Vaswani et al., 2017, arXiv:1706.03762, section 3.2)."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.n_heads = config.n_heads
+        self.d_head = config.d_model // config.n_heads
+        self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=config.attention_bias)
+        self.out = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
+
+    def forward(self, x: Tensor, layout: Layout, bias: Tensor) -> Tensor:
+        """x `[N, d]`, bias as of Layout.attention_bias -> `[N, d]`."""
+        grid = layout.to_grid(self.qkv(x)).unflatten(-1, (3, self.n_heads, self.d_head))  # [B, S, 3, H, d_head]
+        q, k, v = grid.permute(2, 0, 3, 1, 4)  # each [B, H, S, d_head]
+        scores = q @ k.transpose(-1, -2) / math.sqrt(self.d_head) + bias  # [B, H, S, S]
+        context = scores.softmax(-1) @ v  # [B, H, S, d_head]
+        return self.out(layout.from_grid(context.transpose(1, 2).flatten(2)))  # type: ignore[no-any-return]
+
+
+class FeedForward(nn.Module):
+    """act(x W1 + b1) W2 + b2, position by position."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.up = nn.Linear(config.d_model, config.d_ff)
+        self.down = nn.Linear(config.d_ff, config.d_model)
+
+    def forward(self, x: Tensor) -> Tensor:  # [N, d] -> [N, d]
+        return self.down(activate(self.activation, self.up(x)))  # type: ignore[no-any-return]
+
+
+def activate(name: str, x: Tensor) -> Tensor:
+    if name == "relu":
+        return F.relu(x)
+    return F.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, with residuals and norms in one of three orders:
+
+    post    x = norm1(x + attention(x));   x = norm2(x + ffn(x))
+    pre     x = x + attention(norm1(x));   x = x + ffn(norm2(x))
+    single  a = attention(x);              x = norm1(a + ffn(a))
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.order = config.block
+        self.attention = Attention(config)
+        self.ffn = FeedForward(config)
+        self.norm1 = LayerNorm(config.d_model, config.eps, config.norm)
+        if self.order != "single":
+            self.norm2 = LayerNorm(config.d_model, config.eps, config.norm)
+
+    def forward(self, x: Tensor, layout: Layout, bias: Tensor, stats: "NormStats") -> Tensor:
+        """x `[N, d]` -> `[N, d]`; every norm's statistics go to `stats`."""
+        if self.order == "pre":
+            x = x + self.attention(stats.keep(self.norm1(x)), layout, bias)
+            return x + self.ffn(stats.keep(self.norm2(x)))
+        if self.order == "post":
+            x = stats.keep(self.norm1(x + self.attention(x, layout, bias)))
+            return stats.keep(self.norm2(x + self.ffn(x)))
+        attended = self.attention(x, layout, bias)
+        return stats.keep(self.norm1(attended + self.ffn(attended)))
+
+
+class NormStats:
+    """Collects the statistics of the norms in the order in which a token passes them."""
+
+    def __init__(self) -> None:
+        self.means: list[Tensor] = []
+        self.rstds: list[Tensor] = []
+
+    def keep(self, normalized: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        y, mean, rstd = normalized
+        self.means.append(mean)
+        self.rstds.append(rstd)
+        return y
+
+
+class Head(nn.Module):
+    """Rows -> logits: one matrix ("linear"), or BERT's dense, activation, norm before it ("transform")."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.transform = config.head == "transform"
+        self.activation = config.activation
+        if self.transform:
+            self.dense = nn.Linear(config.d_model, config.d_model)
+            self.norm = LayerNorm(config.d_model, config.eps, config.norm)
+        self.decoder = nn.Linear(config.d_model, config.vocab_size, bias=config.head_bias)
+
+    def forward(self, rows: Tensor) -> Tensor:  # [n, d] -> [n, V]
+        if self.transform:
+            rows = self.norm(activate(self.activation, self.dense(rows)))[0]
+        return self.decoder(rows)  # type: ignore[no-any-return]
+
+
+class Transformer(nn.Module):
+    """Embeddings, blocks, and beside them a head that is run on rows asked for, not in `forward`."""
+
+    def __init__(self, config: Config, layout: str = "packed") -> None:
+        super().__init__()
+        self.config = config
+        self.layout = LAYOUTS[layout]
+        self.tokens = nn.Embedding(config.vocab_size, config.d_model)
+        if config.positions == "learned":
+            self.positions = nn.Embedding(config.max_positions, config.d_model)
+        else:
+            self.positions = nn.Embedding.from_pretrained(sinusoids(config.max_positions, config.d_model))
+        if config.embedding_norm:
+            self.embedding_norm = LayerNorm(config.d_model, config.eps, config.norm)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        if config.final_norm:
+            self.final_norm = LayerNorm(config.d_model, config.eps, config.norm)
+        self.head = Head(config) if config.head else None
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """input_ids, attention_mask `[B, S]` int64, non-zero mask = real token
+        -> activations `[B, S, d]`, norm_mean `[B, S, n_norms]`, norm_rstd `[B, S, n_norms]`, zeros at pads.
+        """
+        layout: Layout = self.layout(attention_mask)
+        bias = layout.attention_bias(self.config.causal)
+        stats = NormStats()
+        x = self.embed(layout.gather(input_ids), layout.position_ids)  # [N, d]
+        if self.config.embedding_norm:
+            x = stats.keep(self.embedding_norm(x))
+        for block in self.blocks:
+            x = block(x, layout, bias, stats)
+        if self.config.final_norm:
+            x = stats.keep(self.final_norm(x))
+        return layout.scatter(x), layout.scatter(torch.cat(stats.means, -1)), layout.scatter(torch.cat(stats.rstds, -1))
+
+    def embed(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """token_ids, position_ids `[N]` -> `[N, d]`."""
+        tokens = self.tokens(token_ids)
+        if self.config.embedding_scale != 1.0:
+            tokens = tokens * self.config.embedding_scale
+        return tokens + self.positions(position_ids)  # type: ignore[no-any-return]
+
+
+def sinusoids(max_positions: int, d_model: int) -> Tensor:
+    """sin and cos of position / 10000^(2i / d_model), interleaved (arXiv:1706.03762, 3.5). `[max_positions, d]`."""
+    frequencies = torch.exp(torch.arange(0, d_model, 2) * (-math.log(10000.0) / d_model))
+    angles = torch.arange(max_positions)[:, None] * frequencies
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :d_model]
+
+
+def randomize(model: Transformer, seed: int) -> Transformer:
+    """Draws every parameter from `seed`, gamma and beta included: with ones and zeros a dropped one is never seen."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                spread = 0.1 if parameter.dim() == 1 else 1 / math.sqrt(parameter.shape[-1])
+                parameter.normal_(0.0, spread, generator=generator)
+                if name.endswith("gamma"):
+                    parameter.add_(1.0)
+    return model

@@ -1,0 +1,1 @@
+"""The server: numpy, onnxruntime, FastAPI. Never imports torch, `model` or `export`."""

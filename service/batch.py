@@ -1,0 +1,148 @@
+"""Batch: sequences end to end, the one type from the HTTP edge to the session. Cells: the caller's layout of it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.errors import InvalidInput
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+class Rows(NamedTuple):
+    """What the network says of one sequence of n tokens, a row per token."""
+
+    activations: Floats  # [n, d_model]
+    norm_mean: Floats  # [n, n_norms]
+    norm_rstd: Floats  # [n, n_norms]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Sequences of real tokens, none of them empty."""
+
+    tokens: Ints  # [num_tokens]
+    offsets: Ints  # [num_sequences + 1], offsets[0] = 0
+
+    @classmethod
+    def of(cls, sequences: Sequence[Ints]) -> Self:
+        lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+        return cls(np.concatenate(sequences) if sequences else np.empty(0, np.int64), _offsets(lengths))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def lengths(self) -> Ints:
+        return np.diff(self.offsets)
+
+    def sequence(self, index: int) -> Ints:
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+    def grid(self) -> tuple[Ints, Ints]:
+        """input_ids, attention_mask `[num_sequences, longest]`, padded on the right: what a session takes."""
+        lengths = self.lengths
+        mask = np.arange(lengths.max()) < lengths[:, None]
+        input_ids = np.zeros(mask.shape, np.int64)
+        input_ids[mask] = self.tokens
+        return input_ids, mask.astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Where the caller's grid holds real tokens. Ragged callers have no grid: `mask` is None."""
+
+    lengths: Ints  # [num_rows] real tokens in each of the caller's rows, 0 allowed
+    mask: NDArray[np.bool_] | None  # [num_rows, seq]
+
+    @property
+    def num_pads(self) -> int:
+        return 0 if self.mask is None else int(self.mask.size - self.lengths.sum())
+
+    def every_row(self, rows: Iterable[Rows], empty: Rows) -> list[Rows]:
+        """One Rows for each of the caller's rows: the next of `rows`, or `empty` where a row has no real token."""
+        computed = iter(rows)
+        return [next(computed) if length else empty for length in self.lengths]
+
+    def spread(self, values: Sequence[Floats]) -> Floats | list[Floats]:
+        """A `[length, w]` array per row -> the caller's `[num_rows, seq, w]`, zeros at pads; ragged: as they are."""
+        if self.mask is None:
+            return list(values)
+        grid = np.zeros((*self.mask.shape, values[0].shape[-1]), np.float32)
+        for row, mask, value in zip(grid, self.mask, values, strict=True):
+            row[mask] = value
+        return grid
+
+
+def from_lists(input_ids: list[list[int]], attention_mask: list[list[int]] | None) -> tuple[Batch, Cells]:
+    """A body's lists -> the batch of real tokens, and where they stood. InvalidInput names what does not fit."""
+    if not input_ids:
+        raise InvalidInput("input_ids is empty: send at least one sequence", param="input_ids")
+    lengths = np.fromiter(map(len, input_ids), np.int64, len(input_ids))
+    if not lengths.all():
+        raise _invalid("input_ids", int(lengths.argmin()), "is empty: a sequence has at least one cell")
+    if attention_mask is None:
+        return Batch(_flat("input_ids", input_ids, lengths), _offsets(lengths)), Cells(lengths, None)
+    _same_shape(lengths, attention_mask)
+    shape = (len(input_ids), int(lengths[0]))
+    mask = _flat("attention_mask", attention_mask, lengths).reshape(shape)
+    if ((mask != 0) & (mask != 1)).any():
+        row, column = np.argwhere((mask != 0) & (mask != 1))[0]
+        raise _invalid("attention_mask", row, f"[{column}] is {attention_mask[row][column]}: 0 (pad) or 1 (real token)")
+    return from_grid(_flat("input_ids", input_ids, lengths, mask.reshape(-1)).reshape(shape), mask != 0)
+
+
+def from_grid(input_ids: Ints, mask: NDArray[np.bool_]) -> tuple[Batch, Cells]:
+    """input_ids, mask `[num_rows, seq]` -> the batch of real tokens, and where they stood."""
+    lengths = mask.sum(1)
+    return Batch(input_ids[mask], _offsets(lengths[lengths > 0])), Cells(lengths, mask)
+
+
+def _offsets(lengths: Ints) -> Ints:
+    return np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
+
+
+def _invalid(field: str, row: int, message: str) -> InvalidInput:
+    joint = "" if message.startswith("[") else " "
+    return InvalidInput(f"{field}[{row}]{joint}{message}", param=field)
+
+
+def _same_shape(lengths: Ints, attention_mask: list[list[int]]) -> None:
+    if (lengths != lengths[0]).any():
+        row = int((lengths != lengths[0]).argmax())
+        raise _invalid(
+            "input_ids", row, f"has {lengths[row]} cells, row 0 has {lengths[0]}: rows under a mask are of one length"
+        )
+    if len(attention_mask) != len(lengths):
+        raise InvalidInput(
+            f"attention_mask has {len(attention_mask)} rows, input_ids has {len(lengths)}", param="attention_mask"
+        )
+    for row, cells in enumerate(attention_mask):
+        if len(cells) != lengths[0]:
+            raise _invalid("attention_mask", row, f"has {len(cells)} cells, input_ids[{row}] has {lengths[0]}")
+
+
+def _flat(field: str, rows: list[list[int]], lengths: Ints, mask: Ints | None = None) -> Ints:
+    """Rows end to end as int64. Where `mask` is 0 a value may be any integer, of any size."""
+    try:
+        return np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
+    except OverflowError:
+        small = [[value if -(2**63) <= value < 2**63 else None for value in row] for row in rows]
+    for row, values in enumerate(small):
+        for column, value in enumerate(values):
+            if value is None and (mask is None or mask[row * len(values) + column]):
+                raise _invalid(field, row, f"[{column}] is {_short(rows[row][column])}: outside 64-bit integers")
+    return _flat(field, [[value or 0 for value in row] for row in small], lengths)
+
+
+def _short(value: int) -> str:
+    return str(value) if value.bit_length() < 128 else f"an integer of {value.bit_length()} bits"

@@ -1,0 +1,53 @@
+"""Everything a caller can be told went wrong. Raised where it is known, mapped to a protocol's envelope once."""
+
+
+class ServiceError(Exception):
+    """`status` is HTTP's; `type` and `code` are OpenAI's words; `param` names the field at fault."""
+
+    status = 500
+    type = "server_error"
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class InvalidInput(ServiceError):
+    """The caller can mend it in the body. The message names field, limit and value."""
+
+    status, type, code = 400, "invalid_request_error", "invalid_input"
+
+
+class NotFound(ServiceError):
+    status, type, code = 404, "invalid_request_error", "not_found"
+
+
+class BodyTooLarge(ServiceError):
+    status, type, code = 413, "invalid_request_error", "body_too_large"
+
+
+class UnsupportedMediaType(ServiceError):
+    status, type, code = 415, "invalid_request_error", "unsupported_media_type"
+
+
+class Overloaded(ServiceError):
+    """Refused at the door: the queue is full, or the answer would come after the deadline."""
+
+    status, type, code = 429, "rate_limit_error", "overloaded"
+
+
+class NotReady(ServiceError):
+    status, type, code = 503, "server_error", "not_ready"
+
+
+class Expired(ServiceError):
+    """Admitted, but its deadline passed before it was computed."""
+
+    status, type, code = 504, "server_error", "deadline_exceeded"
+
+
+class StartupError(Exception):
+    """The server must not start. The message is one line: what is wrong, and what to do."""

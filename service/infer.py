@@ -1,0 +1,212 @@
+"""The straight line that every protocol takes: a Query in, an Answer out, both in the caller's layout."""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from service import outputs
+from service.batch import Batch, Cells, Rows
+from service.bundle import Bundle, Pooling
+from service.errors import Expired, InvalidInput
+from service.models import Model, Models
+from service.outputs import Positions
+from service.scheduler import Job, Scheduler
+from service.settings import Settings
+
+JSON_BYTES_PER_FLOAT = 13  # of a float32 written with all its digits, sign and comma
+JSON_BYTES_PER_PAD = 4  # "0.0,"
+
+
+@dataclass(frozen=True)
+class Query:
+    """What one caller asks, whatever the protocol. None: as the bundle says."""
+
+    model: Model
+    batch: Batch
+    cells: Cells
+    outputs: tuple[str, ...] | None = None
+    positions: Positions = "all"
+    top_k: int | None = None
+    pooling: Pooling | None = None
+    normalize: bool = False
+    precision: str | None = None
+    timeout_s: float | None = None
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The outputs asked for; by default activations, and logits where there is a head."""
+        return self.outputs or tuple(name for name in self.model.bundle.outputs if name in ("activations", "logits"))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """outputs: name -> arrays in the caller's layout. Times in seconds by stage."""
+
+    query: Query
+    outputs: dict[str, Any]
+    stages_s: dict[str, float]
+
+
+class Inference:
+    """Checks a query, waits for its rows, makes its outputs. Shared by all protocols."""
+
+    def __init__(self, models: Models, scheduler: Scheduler, settings: Settings) -> None:
+        self.models, self.settings = models, settings
+        self.scheduler = scheduler
+        # as many as lanes: what runs a head competes with them for the cores
+        self._encoders = ThreadPoolExecutor(scheduler.num_lanes, thread_name_prefix="encode")
+
+    async def answer(self, query: Query, encode: Any) -> tuple[bytes, dict[str, float]]:
+        """The encoded answer and the seconds of each stage. `encode`: Answer -> bytes, called off the event loop."""
+        check(query, self.settings)
+        rows, stages_s = await self._rows(query)
+        started = time.monotonic()
+        loop = asyncio.get_running_loop()
+        body = await loop.run_in_executor(self._encoders, lambda: encode(Answer(query, _outputs(query, rows), stages_s)))
+        return body, {**stages_s, "encode": time.monotonic() - started}
+
+    async def _rows(self, query: Query) -> tuple[list[Rows], dict[str, float]]:
+        """Rows for each of the caller's rows, and the time they waited and ran."""
+        empty = query.model.engine(query.precision).empty()
+        if not len(query.batch):
+            return query.cells.every_row([], empty), {"queue": 0.0, "infer": 0.0}
+        timeout_s = query.timeout_s or self.settings.timeout_s
+        job = self.scheduler.submit(query.model.line(query.precision), query.batch, timeout_s)
+        rows = await _wait(job, timeout_s)
+        assert job.started and job.finished
+        stages_s = {"queue": job.started - job.submitted, "infer": job.finished - job.started}
+        return query.cells.every_row(rows, empty), stages_s
+
+    def close(self) -> None:
+        self.scheduler.close()
+        self._encoders.shutdown()
+
+
+async def _wait(job: Job, timeout_s: float) -> list[Rows]:
+    """Cancels the job when the deadline passes or the caller goes: what no lane has taken is not computed."""
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(job.future), timeout_s)
+    except TimeoutError:
+        raise Expired(f"no answer within {timeout_s:g} s") from None
+
+
+def _outputs(query: Query, rows: list[Rows]) -> dict[str, Any]:
+    make = {
+        "activations": lambda: query.cells.spread([row.activations for row in rows]),
+        "logits": lambda: _logits(query, rows),
+        "pooled": lambda: outputs.pooled(rows, query.pooling or query.model.bundle.manifest.pooling, query.normalize),
+        "norm_stats": lambda: {
+            "mean": query.cells.spread([row.norm_mean for row in rows]),
+            "rstd": query.cells.spread([row.norm_rstd for row in rows]),
+        },
+    }
+    return {name: make[name]() for name in query.wanted}
+
+
+def _logits(query: Query, rows: list[Rows]) -> Any:
+    engine = query.model.engine(query.precision)
+    if query.top_k:
+        return outputs.top_k(engine, rows, query.cells, query.positions, query.top_k)._asdict()
+    vocab_size = query.model.bundle.manifest.limits.vocab_size
+    if query.positions == "last":
+        return outputs.last_logits(engine, rows, vocab_size)
+    return query.cells.spread(outputs.logits(engine, rows, "all", vocab_size))
+
+
+def check(query: Query, settings: Settings) -> None:
+    """InvalidInput for whatever the engine must never see. The message names field, limit and value."""
+    _check_size(query, settings)
+    _check_tokens(query)
+    _check_outputs(query)
+    _check_answer(query, settings)
+
+
+def _check_size(query: Query, settings: Settings) -> None:
+    num_cells = query.batch.num_tokens + query.cells.num_pads
+    for what, value, limit in (
+        ("sequences", len(query.cells.lengths), settings.max_sequences),
+        ("cells", num_cells, settings.max_cells),
+        ("real tokens", query.batch.num_tokens, settings.max_tokens),
+    ):
+        if value > limit:
+            raise InvalidInput(f"input_ids has {value} {what}, the limit is {limit}: send less at once", param="input_ids")
+
+
+def _check_tokens(query: Query) -> None:
+    limits = query.model.bundle.manifest.limits
+    lengths, tokens = query.cells.lengths, query.batch.tokens
+    if (lengths > limits.max_positions).any():
+        row = int((lengths > limits.max_positions).argmax())
+        raise InvalidInput(
+            f"input_ids[{row}] has {lengths[row]} real tokens, the limit of {query.model.bundle.ref} is {limits.max_positions}",
+            param="input_ids",
+        )
+    outside = (tokens < 0) | (tokens >= limits.vocab_size)
+    if outside.any():
+        index = int(outside.argmax())
+        row, column = _cell(query.cells, index)
+        raise InvalidInput(
+            f"input_ids[{row}][{column}] is {tokens[index]}: ids of {query.model.bundle.ref} are 0 to {limits.vocab_size - 1}",
+            param="input_ids",
+        )
+
+
+def _cell(cells: Cells, index: int) -> tuple[int, int]:
+    """Row and column of the index-th real token in the caller's layout."""
+    if cells.mask is not None:
+        row, column = np.argwhere(cells.mask)[index]
+        return int(row), int(column)
+    row = int(np.searchsorted(cells.lengths.cumsum(), index, side="right"))
+    return row, index - int(cells.lengths[:row].sum())
+
+
+def _check_outputs(query: Query) -> None:
+    bundle, wanted = query.model.bundle, query.wanted
+    if query.outputs is not None and not query.outputs:
+        raise InvalidInput(f"outputs is empty: ask for some of {', '.join(bundle.outputs)}", param="outputs")
+    for name in wanted:
+        if name not in bundle.outputs:
+            raise InvalidInput(f"outputs has {name!r}: {bundle.ref} has {', '.join(bundle.outputs)}", param="outputs")
+        if wanted.count(name) > 1:
+            raise InvalidInput(f"outputs has {name!r} twice", param="outputs")
+    vocab_size = bundle.manifest.limits.vocab_size
+    if query.top_k is not None and not 1 <= query.top_k <= vocab_size:
+        raise InvalidInput(f"logits.top_k is {query.top_k}: 1 to {vocab_size} for {bundle.ref}", param="logits.top_k")
+
+
+def _check_answer(query: Query, settings: Settings) -> None:
+    num_bytes = sum(_answer_bytes(query, name) for name in query.wanted)
+    if num_bytes > settings.max_answer_bytes:
+        raise InvalidInput(
+            f"the answer would have about {num_bytes / 2**20:.0f} MiB, the limit is {settings.max_answer_bytes / 2**20:.0f}:"
+            f" {_smaller(query)}",
+            param="outputs",
+        )
+
+
+def _smaller(query: Query) -> str:
+    """What to ask instead."""
+    if "logits" in query.wanted and query.top_k is None:
+        return 'ask for "outputs": ["activations"], or "logits": {"top_k": 5}'
+    return 'ask for "outputs": ["pooled"], or send fewer sequences at once'
+
+
+def _answer_bytes(query: Query, name: str) -> int:
+    """Bytes of one output as JSON, estimated before any work."""
+    real, pads, rows = query.batch.num_tokens, query.cells.num_pads, len(query.cells.lengths)
+    if name == "logits" and query.positions == "last":
+        real, pads = rows, 0
+    if name == "pooled":
+        real, pads = rows, 0
+    width = _width(query.model.bundle, name) if name != "logits" or query.top_k is None else 2 * query.top_k
+    return width * (real * JSON_BYTES_PER_FLOAT + pads * JSON_BYTES_PER_PAD)
+
+
+def _width(bundle: Bundle, name: str) -> int:
+    manifest = bundle.manifest
+    widths = {"logits": manifest.limits.vocab_size, "norm_stats": 2 * manifest.n_norms}
+    return widths.get(name, manifest.d_model)

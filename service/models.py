@@ -1,0 +1,123 @@
+"""The bundles that are served: name, version -> engines, checked and warm. Knows no requests."""
+
+import logging
+import time
+from pathlib import Path
+
+import numpy as np
+
+from service import bundle as bundles
+from service import selfcheck
+from service.batch import Batch
+from service.bundle import Bundle
+from service.engine import Engine
+from service.errors import InvalidInput, NotFound, StartupError
+from service.scheduler import Line
+from service.settings import Settings
+
+log = logging.getLogger("addnorm")
+WARM_UP_S = 2.0
+# What a layout promises of a grid handed to the bare graph. The server itself always pads on the right.
+PADDINGS = {"packed": ("right", "left", "holes"), "padded": ("right",)}
+CHECK_LENGTHS = (1, 3, 17, 40)
+
+
+class Model:
+    """One version of one model: its bundle, an engine for each precision, and the line before each engine."""
+
+    def __init__(self, bundle: Bundle, provider: str, token_budget: int) -> None:
+        self.bundle = bundle
+        self.engines = {name: Engine(bundle, name, provider) for name in bundle.manifest.precisions}
+        self.lines = {name: Line(engine.run, token_budget) for name, engine in self.engines.items()}
+
+    def line(self, precision: str | None) -> Line:
+        return self.lines[self._known(precision)]
+
+    def engine(self, precision: str | None) -> Engine:
+        return self.engines[self._known(precision)]
+
+    def _known(self, precision: str | None) -> str:
+        precision = precision or self.bundle.manifest.default_precision
+        if precision not in self.engines:
+            raise InvalidInput(
+                f"precision is {precision!r}: {self.bundle.ref} has {', '.join(self.engines)}", param="precision"
+            )
+        return precision
+
+    def check(self) -> None:
+        """StartupError if an engine on CPU does not keep the promise, or does not give the canary's known answer."""
+        manifest, certificate = self.bundle.manifest, self.bundle.certificate
+        for precision, engine in self.engines.items():
+            if certificate and not selfcheck.canary_answers(engine, certificate["canary"][precision]):
+                raise StartupError(f"bundle {self.bundle.path}: {precision} does not give the canary's known answer")
+            if engine.provider == "cpu":
+                paddings = PADDINGS[manifest.layout]
+                for failure in selfcheck.unequal(engine, manifest.limits, paddings, CHECK_LENGTHS):
+                    raise StartupError(f"bundle {self.bundle.path}: {precision}: {failure} on this processor")
+
+    def warm_up(self) -> None:
+        """Runs growing micro-batches until the memory arena has seen the largest, or the time is over."""
+        limits = self.bundle.manifest.limits
+        started = time.monotonic()
+        for precision, engine in self.engines.items():
+            budget = self.lines[precision].token_budget
+            length = min(limits.max_positions, budget)
+            for num_sequences in (1, max(1, budget // length)):
+                if time.monotonic() - started < WARM_UP_S / 2:
+                    engine.run(Batch.of([np.zeros(length, np.int64)] * num_sequences))
+
+
+class Models:
+    """All served models, found by `name` or `name/version`."""
+
+    def __init__(self, models: list[Model]) -> None:
+        self._versions: dict[str, dict[int, Model]] = {}
+        for model in models:
+            manifest = model.bundle.manifest
+            self._versions.setdefault(manifest.name, {})[manifest.version] = model
+
+    def __iter__(self):  # type: ignore[no-untyped-def]  # of (name, {version: Model}), names sorted
+        return iter(sorted(self._versions.items()))
+
+    def latest(self, name: str) -> Model:
+        return self.find(name)
+
+    def find(self, ref: str | None) -> Model:
+        """The model meant by `name`, `name/version`, or nothing where one model is served."""
+        if ref is None:
+            if len(self._versions) > 1:
+                raise InvalidInput(f"model is missing; served here: {', '.join(sorted(self._versions))}", param="model")
+            ref = next(iter(self._versions))
+        name, _, version = ref.partition("/")
+        versions = self._versions.get(name)
+        if versions is None:
+            raise NotFound(
+                f"model {ref[:200]!r} is not served here: {', '.join(sorted(self._versions))}", param="model"
+            )
+        if "/" not in ref:
+            return versions[max(versions)]
+        if not version.isascii() or not version.isdigit() or int(version[:18]) not in versions:
+            known = ", ".join(map(str, sorted(versions)))
+            raise NotFound(f"model {name!r} has no version {version[:200]!r}: {known}", param="model")
+        return versions[int(version)]
+
+
+def load(path: Path, settings: Settings) -> Model:
+    """Reads, checks and warms one bundle. StartupError if it cannot be trusted."""
+    started = time.monotonic()
+    model = Model(bundles.read(path), settings.provider, settings.token_budget)
+    _in_place(model.bundle)
+    model.warm_up()
+    model.check()
+    log.info("serving %s, ready in %.1f s", model.bundle.ref, time.monotonic() - started)
+    return model
+
+
+def load_all(root: Path, settings: Settings) -> Models:
+    return Models([load(path, settings) for path in bundles.find(root)])
+
+
+def _in_place(bundle: Bundle) -> None:
+    where = f"{bundle.path.parent.name}/{bundle.path.name}"
+    if where != bundle.ref:
+        raise StartupError(f"bundle {bundle.path} says it is {bundle.ref}: move it to a folder of that name")

@@ -1,0 +1,105 @@
+"""Rows -> what the caller asked for, on the caller's cells. Heads run here, on the rows asked for and no others."""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from service.batch import Cells, Floats, Rows
+from service.bundle import Pooling
+from service.engine import HEAD_ROWS, Engine
+
+Positions = Literal["all", "last"]
+
+
+class TopK(NamedTuple):
+    """The k likeliest tokens, likeliest first; None at pads. A list per row for "all", an entry per row for "last"."""
+
+    token_ids: list
+    logprobs: list
+
+
+def pooled(rows: list[Rows], pooling: Pooling, normalize: bool) -> Floats:
+    """One vector per row over its real tokens, zeros where it has none. `[num_rows, d_model]`."""
+    vectors = np.stack([_pool(row.activations, pooling) for row in rows])
+    if normalize:
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return vectors
+
+
+def _pool(activations: Floats, pooling: Pooling) -> Floats:
+    if not len(activations):
+        return np.zeros(activations.shape[1], np.float32)
+    if pooling == "mean":
+        return activations.mean(0)  # type: ignore[no-any-return]
+    return activations[0 if pooling == "first" else -1]
+
+
+def logits(engine: Engine, rows: list[Rows], positions: Positions, vocab_size: int) -> list[Floats]:
+    """Logits of each row's tokens `[n, V]`; for "last" of its last token `[1, V]`. Of an empty row `[0, V]`."""
+    wanted = _wanted(rows, positions)
+    flat = np.concatenate(wanted)
+    out = np.empty((len(flat), vocab_size), np.float32)
+    for start, chunk in _chunks(engine, flat):
+        out[start : start + len(chunk)] = chunk
+    return np.split(out, np.cumsum([len(row) for row in wanted])[:-1])
+
+
+def last_logits(engine: Engine, rows: list[Rows], vocab_size: int) -> Floats:
+    """Logits of each row's last token `[num_rows, V]`, zeros where it has none."""
+    out = np.zeros((len(rows), vocab_size), np.float32)
+    for vector, row in zip(out, logits(engine, rows, "last", vocab_size), strict=True):
+        vector[:] = row[0] if len(row) else 0.0
+    return out
+
+
+def top_k(engine: Engine, rows: list[Rows], cells: Cells, positions: Positions, k: int) -> TopK:
+    """The k likeliest tokens over the caller's cells, without ever holding all logits."""
+    flat = np.concatenate(_wanted(rows, positions))
+    token_ids = np.empty((len(flat), k), np.int64)
+    logprobs = np.empty((len(flat), k), np.float32)
+    for start, chunk in _chunks(engine, flat):
+        span = slice(start, start + len(chunk))
+        token_ids[span], logprobs[span] = _best(chunk, k)
+    places = _last_places(rows) if positions == "last" else _places(cells)
+    return TopK(_at(places, token_ids), _at(places, logprobs))
+
+
+def _wanted(rows: list[Rows], positions: Positions) -> list[Floats]:
+    return [row.activations[-1:] if positions == "last" else row.activations for row in rows]
+
+
+def _chunks(engine: Engine, flat: Floats) -> Iterator[tuple[int, Floats]]:
+    for start in range(0, len(flat), HEAD_ROWS):
+        yield start, engine.logits(flat[start : start + HEAD_ROWS])
+
+
+def _best(logits: Floats, k: int) -> tuple[np.ndarray, Floats]:
+    """logits `[n, V]` -> ids and log-probabilities `[n, k]`, likeliest first, ties by the lower id."""
+    largest = logits.max(1, keepdims=True)
+    log_sum = np.log(np.exp(logits - largest).sum(1, keepdims=True)) + largest
+    ids = np.empty((len(logits), k), np.int64)
+    for out, row in zip(ids, logits, strict=True):
+        least = np.partition(row, -k)[-k]
+        candidates = np.flatnonzero(row >= least)  # in order of id; more than k only where values tie
+        out[:] = candidates[np.argsort(-row[candidates], kind="stable")[:k]]
+    return ids, np.take_along_axis(logits, ids, 1) - log_sum
+
+
+def _places(cells: Cells) -> list:
+    """For each cell its index among the real tokens, None at pads: `[num_rows][seq]`."""
+    if cells.mask is None:
+        ends = np.cumsum(cells.lengths)
+        return [list(range(end - length, end)) for end, length in zip(ends, cells.lengths, strict=True)]
+    index = np.cumsum(cells.mask).reshape(cells.mask.shape) - 1
+    return [[i if real else None for i, real in zip(*row, strict=True)] for row in zip(index, cells.mask, strict=True)]
+
+
+def _last_places(rows: list[Rows]) -> list:
+    """For each row its index among the rows that have a token, None for the others: `[num_rows]`."""
+    ends = np.cumsum([len(row.activations) > 0 for row in rows])
+    return [int(end) - 1 if len(row.activations) else None for end, row in zip(ends, rows, strict=True)]
+
+
+def _at(places: list, values: np.ndarray) -> list:
+    return [_at(p, values) if isinstance(p, list) else None if p is None else values[p] for p in places]

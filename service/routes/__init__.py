@@ -1,0 +1,1 @@
+"""Protocols: thin edges that turn bodies into a Query and an Answer into bytes."""

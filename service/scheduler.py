@@ -1,0 +1,229 @@
+"""Which sequences run together, and when. Knows no tensors, no HTTP, and (in Queue) no clock and no threads.
+
+The unit is the sequence: a micro-batch takes sequences of near-equal length from all waiting jobs. There is no
+batching window: the next micro-batch is what queued while the lanes were busy.
+"""
+
+import threading
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
+
+from service.batch import Batch, Rows
+from service.errors import Expired, Overloaded, ServiceError
+
+Run = Callable[[Batch], list[Rows]]  # the one seam: a micro-batch in, each sequence's rows out
+
+
+class Line:
+    """The sequences that wait for one engine, shortest first, and how quickly that engine drains them."""
+
+    def __init__(self, run: Run, token_budget: int) -> None:
+        self.run = run
+        self.token_budget = token_budget
+        self.waiting: list[Waiting] = []
+        self.num_tokens = 0
+        self.tokens_per_s: float | None = None  # of one lane, smoothed; None until measured
+
+    def drained(self, num_tokens: int, seconds: float) -> None:
+        rate = num_tokens / max(seconds, 1e-6)
+        self.tokens_per_s = rate if self.tokens_per_s is None else 0.8 * self.tokens_per_s + 0.2 * rate
+
+
+@dataclass(eq=False)
+class Job:
+    """A batch someone waits for. `future` brings each sequence's rows, or the error."""
+
+    number: int  # of arrival
+    line: Line
+    batch: Batch
+    submitted: float
+    deadline: float
+    future: Future[list[Rows]] = field(default_factory=Future)
+    started: float | None = None  # when its first sequence was taken
+    finished: float | None = None
+
+    def __post_init__(self) -> None:
+        self.rows: dict[int, Rows] = {}
+        lengths = self.batch.lengths.tolist()
+        self.waiting = sorted(Waiting(length, self.number, index, self) for index, length in enumerate(lengths))
+
+    def fail(self, error: Exception) -> None:
+        with suppress(InvalidStateError):  # the caller has gone in the meantime
+            self.future.set_exception(error)
+
+    def settle(self, index: int, rows: Rows, now: float) -> None:
+        self.rows[index] = rows
+        if len(self.rows) == len(self.batch):
+            self.finished = now
+            with suppress(InvalidStateError):
+                self.future.set_result([self.rows[i] for i in range(len(self.batch))])
+
+
+class Waiting(NamedTuple):
+    """One sequence of a job that no lane has taken yet. Sorts by length, then by arrival."""
+
+    length: int
+    number: int
+    index: int
+    job: Job
+
+
+class MicroBatch(NamedTuple):
+    line: Line
+    sequences: list[Waiting]
+    taken: float
+
+    def batch(self) -> Batch:
+        return Batch.of([job.batch.sequence(index) for _, _, index, job in self.sequences])
+
+
+class Queue:
+    """All jobs not yet answered. Time is an argument: any number that grows."""
+
+    def __init__(self, max_tokens: int, num_lanes: int = 1) -> None:
+        self.max_tokens = max_tokens
+        self.num_lanes = num_lanes
+        self.jobs: deque[Job] = deque()  # oldest first, each with sequences that wait
+        self._numbers = count()
+
+    @property
+    def num_tokens(self) -> int:
+        """Real tokens that wait."""
+        return sum(line.num_tokens for line in self._lines())
+
+    def wait_s(self) -> float:
+        """Predicted time until what waits now is computed."""
+        return sum(line.num_tokens / (line.tokens_per_s * self.num_lanes) for line in self._lines() if line.tokens_per_s)
+
+    def submit(self, line: Line, batch: Batch, now: float, deadline: float) -> Job:
+        """Admits the batch, or raises Overloaded at the door."""
+        self._sweep(now)
+        wait_s = self.wait_s()
+        if self.num_tokens + batch.num_tokens > self.max_tokens:
+            raise Overloaded(
+                f"the queue holds {self.num_tokens} tokens of {self.max_tokens}: no room for {batch.num_tokens} more",
+                retry_after_s=wait_s,
+            )
+        if now + wait_s > deadline:
+            raise Overloaded(
+                f"the queue needs {wait_s:.2f} s, the deadline is in {deadline - now:.2f} s", retry_after_s=wait_s
+            )
+        job = Job(next(self._numbers), line, batch, now, deadline)
+        self.jobs.append(job)
+        line.waiting.extend(job.waiting)
+        line.waiting.sort()  # two sorted runs: merged in linear time
+        line.num_tokens += batch.num_tokens
+        return job
+
+    def take(self, now: float) -> MicroBatch | None:
+        """The oldest job's longest sequence, with those nearest to it in length from any job of its line."""
+        self._sweep(now)
+        if not self.jobs:
+            return None
+        oldest = self.jobs[0]
+        line = oldest.line
+        taken = self._window(line, oldest.waiting[-1])
+        for sequence in taken:
+            job = sequence.job
+            job.started = now if job.started is None else job.started
+            del job.waiting[bisect_left(job.waiting, sequence)]
+            if not job.waiting:
+                self.jobs.remove(job)
+        return MicroBatch(line, taken, now)
+
+    def settle(self, micro: MicroBatch, outcome: list[Rows] | Exception, now: float) -> None:
+        """Hands each sequence's rows to its job; a failed micro-batch fails its jobs only."""
+        if isinstance(outcome, Exception):
+            for sequence in micro.sequences:
+                sequence.job.fail(outcome)
+            return
+        micro.line.drained(sum(sequence.length for sequence in micro.sequences), now - micro.taken)
+        for sequence, rows in zip(micro.sequences, outcome, strict=True):
+            sequence.job.settle(sequence.index, rows, now)
+
+    def _lines(self) -> set[Line]:
+        return {job.line for job in self.jobs}
+
+    def _window(self, line: Line, anchor: Waiting) -> list[Waiting]:
+        """Cuts the micro-batch out of the line: from the anchor down, then up, while the budget holds."""
+        low = bisect_left(line.waiting, anchor)
+        high, room = low + 1, line.token_budget - anchor.length
+        while low > 0 and line.waiting[low - 1].length <= room:
+            low -= 1
+            room -= line.waiting[low].length
+        while high < len(line.waiting) and line.waiting[high].length <= room:
+            room -= line.waiting[high].length
+            high += 1
+        taken = line.waiting[low:high]
+        del line.waiting[low:high]
+        line.num_tokens -= sum(sequence.length for sequence in taken)
+        return taken
+
+    def _sweep(self, now: float) -> None:
+        """Drops the jobs whose deadline has passed, whose caller has gone, or that failed in part."""
+        for job in [job for job in self.jobs if job.deadline <= now or job.future.done()]:
+            job.fail(Expired(f"the deadline passed after {now - job.submitted:.2f} s in the queue"))
+            self.jobs.remove(job)
+            job.line.waiting = [sequence for sequence in job.line.waiting if sequence.job is not job]
+            job.line.num_tokens -= sum(sequence.length for sequence in job.waiting)
+
+
+class Scheduler:
+    """A Queue, and the lanes: threads that take from it, run, and settle."""
+
+    def __init__(self, num_lanes: int, max_queue_tokens: int) -> None:
+        self.num_lanes = num_lanes
+        self._queue = Queue(max_queue_tokens, num_lanes)
+        self._changed = threading.Condition()
+        self._closing = False
+        self._lanes = [threading.Thread(target=self._lane, name=f"lane-{i}", daemon=True) for i in range(num_lanes)]
+        for lane in self._lanes:
+            lane.start()
+
+    def submit(self, line: Line, batch: Batch, timeout_s: float) -> Job:
+        """Admits the batch or raises Overloaded. Cancelling the job's future takes it out again."""
+        now = time.monotonic()
+        with self._changed:
+            job = self._queue.submit(line, batch, now, now + timeout_s)
+            self._changed.notify_all()
+        return job
+
+    def close(self) -> None:
+        """Runs what is queued, then ends the lanes."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for lane in self._lanes:
+            lane.join()
+
+    def _lane(self) -> None:
+        while (micro := self._next()) is not None:
+            outcome = _run(micro)
+            with self._changed:
+                self._queue.settle(micro, outcome, time.monotonic())
+
+    def _next(self) -> MicroBatch | None:
+        with self._changed:
+            while (micro := self._queue.take(time.monotonic())) is None and not self._closing:
+                self._changed.wait()
+            return micro
+
+
+def _run(micro: MicroBatch) -> list[Rows] | Exception:
+    try:
+        return micro.line.run(micro.batch())
+    except Exception as error:  # whatever a session throws must cost these jobs only, never the lane
+        return error if isinstance(error, ServiceError) else _internal(error)
+
+
+def _internal(cause: Exception) -> ServiceError:
+    error = ServiceError(f"inference failed: {type(cause).__name__}")
+    error.__cause__ = cause
+    return error

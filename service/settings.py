@@ -1,0 +1,112 @@
+"""Settings: read once from the environment (prefix ADDNORM_), frozen, passed down."""
+
+import logging
+import math
+import os
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from service.errors import StartupError
+
+PREFIX = "ADDNORM_"
+log = logging.getLogger("addnorm")
+MIB = 2**20
+
+
+class Settings(BaseSettings):
+    """Each description says what the setting is and when to change it."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
+
+    host: str = Field("127.0.0.1", description="Address to listen on. 0.0.0.0 to be reached from other machines.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on. 0 takes a free one.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severity that is logged. debug while looking for a fault."
+    )
+    provider: Literal["cpu", "cuda", "auto"] = Field(
+        "cpu", description="Where sessions run. cuda refuses to start without a GPU; auto takes one if it is there."
+    )
+    lanes: int = Field(
+        0, ge=0, description="Concurrent session runs. 0: one per core of the cgroup quota. Fewer to leave cores free."
+    )
+    token_budget: int = Field(
+        256, ge=1, description="Real tokens in one micro-batch. Raise for small models on processors with large caches."
+    )
+    timeout_s: float = Field(
+        30.0, gt=0, description="Deadline of a request that sends no x-request-timeout-ms. Match it to your clients'."
+    )
+    max_sequences: int = Field(1024, ge=1, description="Sequences in one request. Raise for bulk callers.")
+    max_tokens: int = Field(65_536, ge=1, description="Real tokens in one request. Raise with max_queue_tokens.")
+    max_cells: int = Field(262_144, ge=1, description="Cells, pads included, in one request. Raise for sparse grids.")
+    max_body_bytes: int = Field(16 * MIB, ge=1, description="Bytes of a request body. Raise for very wide grids.")
+    max_answer_bytes: int = Field(
+        256 * MIB, ge=1, description="Bytes of an answer, estimated before any work. Raise where memory allows."
+    )
+    max_queue_tokens: int = Field(
+        65_536, ge=1, description="Real tokens that may wait. Lower for quick refusals, raise for bursts."
+    )
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _ignore_service_link(cls, value: Any) -> Any:
+        """Kubernetes injects ADDNORM_PORT=tcp://10.0.0.1:8000 for a service called addnorm."""
+        if isinstance(value, str) and value.startswith("tcp://"):
+            log.warning("ADDNORM_PORT=%s is a Kubernetes service link, not a port: ignored", value)
+            return cls.model_fields["port"].default
+        return value
+
+    @field_validator("log_level", "provider", mode="before")
+    @classmethod
+    def _any_case(cls, value: Any) -> Any:
+        return value.lower() if isinstance(value, str) else value
+
+    @property
+    def num_lanes(self) -> int:
+        return self.lanes or usable_cores()
+
+
+def read_settings() -> Settings:
+    """Settings of this process's environment. StartupError names the variable that does not fit."""
+    for name in sorted(os.environ):
+        if name.startswith(PREFIX) and not _is_known(name):
+            close = get_close_matches(name, [PREFIX + field.upper() for field in Settings.model_fields], 1)
+            hint = f"did you mean {close[0]}?" if close else "`python -m service settings` lists them all"
+            log.warning("%s is no setting: %s", name, hint)
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise StartupError(
+            f"{PREFIX}{str(first['loc'][0]).upper()}={first['input']}: {first['msg']}; correct or unset it"
+        ) from None
+
+
+def _is_known(name: str) -> bool:
+    field = name.removeprefix(PREFIX).lower()
+    # what Kubernetes injects beside ADDNORM_PORT for a service called addnorm
+    service_link = field.startswith(("port_", "service_"))
+    return field in Settings.model_fields or service_link
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, capped by the cgroup's CPU quota (not the host's core count)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, math.ceil(int(quota) / int(period)))
+    except (OSError, ValueError):
+        pass  # no cgroup v2 here
+    return max(1, cores)
+
+
+def describe() -> str:
+    """One block per setting: its variable, its default, its meaning."""
+    lines = []
+    for name, field in Settings.model_fields.items():
+        lines.append(f"{PREFIX}{name.upper()}={field.default}\n    {field.description}")
+    return "\n".join(lines)
