@@ -1,0 +1,92 @@
+"""Fixtures: bundles exported once per run, and a real server on a real socket that serves them all."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from export.__main__ import Source, export
+from service.app import create_app
+from service.infer import Inference
+from service.models import load_all
+from service.scheduler import Scheduler
+from service.settings import Settings
+
+GOLDEN = Path(__file__).parent / "golden"
+PRESETS = ("notebook", "postnorm", "gpt", "encoder", "minilm")
+
+
+@pytest.fixture(scope="session")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every preset, exported and certified."""
+    root = tmp_path_factory.mktemp("bundles")
+    for preset in PRESETS:
+        export(Source(preset), root, preset, None, "packed")
+    return root
+
+
+@pytest.fixture(scope="session")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The smallest bundle's folder. Copy it before breaking it."""
+    root = tmp_path_factory.mktemp("notebook")
+    export(Source("notebook"), root, "notebook", None, "packed")
+    return root / "notebook" / "1"
+
+
+def serving(inference: Inference) -> Iterator[str]:
+    """Serves on a free port until the generator is closed; yields the base URL."""
+    server = uvicorn.Server(uvicorn.Config(create_app(inference), port=0, log_config=None))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join()
+    inference.close()
+
+
+def inference_of(root: Path, **changed: Any) -> Inference:
+    settings = Settings(**changed)
+    return Inference(load_all(root, settings), Scheduler(2, settings.max_queue_tokens), settings)
+
+
+@pytest.fixture(scope="session")
+def url(bundles: Path) -> Iterator[str]:
+    yield from serving(inference_of(bundles))
+
+
+@pytest.fixture(scope="session")
+def client(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+Ask = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def ask(client: httpx.Client) -> Ask:
+    """POST /v1/infer; the answer must be a success."""
+
+    def ask(model: str, input_ids: list[list[int]], attention_mask: Any = None, **options: Any) -> dict[str, Any]:
+        body = {"model": model, "input_ids": input_ids, **options}
+        if attention_mask is not None:
+            body["attention_mask"] = attention_mask
+        answer = client.post("/v1/infer", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()  # type: ignore[no-any-return]
+
+    return ask
+
+
+@pytest.fixture(scope="session")
+def golden_notebook() -> dict[str, Any]:
+    return json.loads((GOLDEN / "notebook.json").read_text())  # type: ignore[no-any-return]

@@ -1,0 +1,131 @@
+"""Hugging Face folders, against transformers' own BertModel."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertForMaskedLM, BertModel
+
+from model.checkpoint import CheckpointError, load_checkpoint
+
+CONFIG = BertConfig(
+    vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+    max_position_embeddings=16, layer_norm_eps=1e-12, attn_implementation="eager",
+)  # fmt: skip
+IDS = torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 0, 0]])
+MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    BertModel(CONFIG).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def change(folder: Path, **changes: torch.Tensor | None) -> None:
+    weights = load_file(folder / "model.safetensors")
+    for key, tensor in changes.items():
+        if tensor is None:
+            del weights[key]
+        else:
+            weights[key] = tensor
+    save_file(weights, folder / "model.safetensors")
+
+
+def test_hidden_states_equal_those_of_transformers(folder: Path) -> None:
+    loaded = load_checkpoint(folder)
+    theirs = BertModel.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.no_grad():
+        expected = theirs(input_ids=IDS, attention_mask=MASK).last_hidden_state
+        got, _, _ = loaded.model(IDS, MASK)
+    torch.testing.assert_close(got[MASK == 1], expected[MASK == 1], atol=1e-5, rtol=0)
+    assert loaded.model.head is None
+    assert loaded.pooling == "mean"
+    assert not loaded.normalize
+    assert loaded.unused == ["pooler.dense.bias", "pooler.dense.weight"]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_language_model_head_gives_the_logits_of_transformers(tmp_path: Path, tied: bool) -> None:
+    torch.manual_seed(0)
+    config = BertConfig(**{**CONFIG.to_dict(), "tie_word_embeddings": tied})
+    theirs = BertForMaskedLM(config).eval()
+    theirs.save_pretrained(tmp_path)
+    loaded = load_checkpoint(tmp_path)
+    assert loaded.model.head is not None
+    with torch.no_grad():
+        expected = theirs(input_ids=IDS, attention_mask=MASK).logits
+        rows, _, _ = loaded.model(IDS, MASK)
+        got = loaded.model.head(rows[MASK == 1])
+    torch.testing.assert_close(got, expected[MASK == 1], atol=1e-5, rtol=0)
+    assert "bert." in loaded.unused
+
+
+def test_first_releases_names_of_the_norms_are_known(folder: Path) -> None:
+    before = load_checkpoint(folder).model(IDS, MASK)[0]
+    weights = load_file(folder / "model.safetensors")
+    old = {k.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): v for k, v in weights.items()}
+    save_file(old, folder / "model.safetensors")
+    assert torch.equal(load_checkpoint(folder).model(IDS, MASK)[0], before)
+
+
+def test_one_message_lists_missing_unexpected_and_misshaped_keys(folder: Path) -> None:
+    change(
+        folder,
+        **{
+            "embeddings.LayerNorm.weight": None,
+            "encoder.layer.1.output.dense.bias": torch.zeros(31),
+            "encoder.layer.2.output.dense.bias": torch.zeros(32),
+            "embeddings.position_ids": torch.arange(16),
+        },
+    )
+    with pytest.raises(CheckpointError) as failed:
+        load_checkpoint(folder)
+    message = str(failed.value)
+    assert "missing: embeddings.LayerNorm.weight;" in message
+    assert "unexpected: encoder.layer.2.output.dense.bias;" in message
+    assert "misshaped: encoder.layer.1.output.dense.bias is [31], [32] expected" in message
+    assert "position_ids" not in message
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("model_type", "roberta", "model_type is 'roberta'"),
+        ("hidden_act", "silu", "hidden_act is 'silu'"),
+        ("position_embedding_type", "relative_key", "position_embedding_type is 'relative_key'"),
+        ("hidden_size", None, "hidden_size is missing"),
+    ],
+)
+def test_other_models_are_refused_in_words(folder: Path, key: str, value: str | None, words: str) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config[key] = value
+    if value is None:
+        del config[key]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=words):
+        load_checkpoint(folder)
+
+
+def test_broken_and_absent_files_are_named(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\x10" * 20)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        load_checkpoint(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        load_checkpoint(folder)
+
+
+def test_sentence_transformers_pooling_is_read(folder: Path) -> None:
+    kinds = ["sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling", "sentence_transformers.models.Normalize"]
+    (folder / "modules.json").write_text(json.dumps([{"type": kind} for kind in kinds]))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}))
+    loaded = load_checkpoint(folder)
+    assert (loaded.pooling, loaded.normalize) == ("first", True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_max_tokens": True}))
+    with pytest.raises(CheckpointError, match="pooling_mode_max_tokens is not supported"):
+        load_checkpoint(folder)

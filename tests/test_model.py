@@ -1,0 +1,150 @@
+"""The model against the documents it comes from. Worked numbers are recomputed; some in the documents are wrong."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from model.layout import LAYOUTS
+from model.presets import PRESETS, build
+from model.transformer import Config, FeedForward, LayerNorm, Transformer, randomize, sinusoids
+
+
+def normalized(x: Any, shape: int | tuple[int, ...], eps: float, kind: Any = "layer") -> np.ndarray:
+    with torch.no_grad():
+        return LayerNorm(shape, eps, kind)(torch.tensor(x))[0].numpy()
+
+
+def test_layer_norm_over_two_axes_gives_the_classs_numbers() -> None:
+    x = [[[0.2, 0.1, 0.3]], [[0.5, 0.1, 0.1]]]
+    y, mean, rstd = LayerNorm((1, 3), 1e-5)(torch.tensor(x))
+    assert y.flatten().tolist() == pytest.approx([0, -1.2238, 1.2238, 1.4140, -0.7070, -0.7070], abs=1e-4)
+    assert mean.flatten().tolist() == pytest.approx([0.2, 0.7 / 3])
+    assert (1 / rstd).flatten().tolist() == pytest.approx([0.0817, 0.1886], abs=5e-5)
+
+
+@pytest.mark.parametrize("shape", [(8,), (5, 8), (3, 5, 8)])
+@pytest.mark.parametrize("kind", ["layer", "std"])
+def test_layer_norm_over_any_trailing_axes(shape: tuple[int, ...], kind: Any) -> None:
+    x = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    axes = tuple(range(-len(shape), 0))
+    norm = LayerNorm(shape, 1e-5, kind).double()
+    y, mean, rstd = norm(x)
+    expected_mean = x.mean(axes, keepdim=True)
+    std = x.std(axes, keepdim=True, unbiased=kind == "std")
+    denominator = std + 1e-5 if kind == "std" else (std**2 + 1e-5).sqrt()
+    torch.testing.assert_close(mean, expected_mean)
+    torch.testing.assert_close(rstd, 1 / denominator)
+    torch.testing.assert_close(y, (x - expected_mean) / denominator)
+
+
+def test_layer_norm_is_pytorchs_own() -> None:
+    x = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(LayerNorm(6, 1e-5)(x)[0], nn.LayerNorm(6, eps=1e-5)(x))
+
+
+@pytest.mark.parametrize(
+    ("row", "mean", "std"),
+    [([7, 5, 4], 16 / 3, 1.2472), ([2, 3, 4], 3, 0.8165), ([1, 2, 3], 2, 0.8165), ([7, 5, 6], 6, 0.8165), ([3, 3, 4], 10 / 3, 0.4714)],
+)  # fmt: skip
+def test_row_wise_statistics_of_the_batch_norm_comparison(row: list[float], mean: float, std: float) -> None:
+    _, got_mean, got_rstd = LayerNorm(3, 0.0)(torch.tensor([row], dtype=torch.float32))
+    assert got_mean.item() == pytest.approx(mean)
+    assert 1 / got_rstd.item() == pytest.approx(std, abs=1e-4)
+
+
+def test_std_norm_divides_by_the_unbiased_deviation_plus_eps() -> None:
+    """The document's prose says std(6.5, 2.1, 8.3) = 2.51; its code computes the unbiased 3.189."""
+    got = normalized([[6.5, 2.1, 8.3], [0.0, 0.0, 0.0]], 3, 1e-6, "std")
+    mean = 16.9 / 3
+    std = math.sqrt(sum((v - mean) ** 2 for v in (6.5, 2.1, 8.3)) / 2)
+    assert std == pytest.approx(3.189, abs=1e-3)
+    assert got[0].tolist() == pytest.approx([(v - mean) / (std + 1e-6) for v in (6.5, 2.1, 8.3)], abs=1e-6)
+    assert got[1].tolist() == [0, 0, 0]  # a PAD row of zeros stays zero
+
+
+def test_add_and_norm_example() -> None:
+    """x + sublayer = [1.5, 1.7, 3.2, 4.1]: its variance is 1.1569, not the document's 1.359."""
+    assert normalized([2.0, 4.0, 6.0, 8.0], 4, 1e-6).tolist() == pytest.approx([-1.3416, -0.4472, 0.4472, 1.3416], abs=1e-4)
+    _, mean, rstd = LayerNorm(4, 1e-6)(torch.tensor([1.5, 1.7, 3.2, 4.1]))
+    assert mean.item() == pytest.approx(2.625)
+    assert 1 / rstd.item() ** 2 == pytest.approx(1.156875 + 1e-6, abs=1e-5)
+    got = normalized([1.5, 1.7, 3.2, 4.1], 4, 1e-6)
+    assert got.tolist() == pytest.approx([-1.0459, -0.8600, 0.5346, 1.3714], abs=1e-4)
+
+
+def test_feed_forward_example() -> None:
+    """x W1 + b1 = [0.49, -0.03, 0.96] and the output is [-0.043, 0.194, 0.431, 0.531]; the document's are wrong."""
+    config = replace(PRESETS["encoder"], d_model=4, d_ff=3, n_heads=1)
+    ffn = FeedForward(config)
+    with torch.no_grad():
+        ffn.up.weight.copy_(torch.tensor([[0.2, 0.3, 0.1], [0.4, -0.1, 0.5], [0.1, 0.2, -0.3], [-0.2, 0.4, 0.2]]).T)
+        ffn.up.bias.copy_(torch.tensor([0.1, -0.1, 0.2]))
+        ffn.down.weight.copy_(torch.tensor([[0.5, 0.2, -0.1, 0.3], [0.1, 0.4, 0.2, -0.2], [-0.3, 0.1, 0.5, 0.4]]).T)
+        ffn.down.bias.zero_()
+        got = ffn(torch.tensor([[0.5, 1.0, -0.5, 0.3]]))[0]
+    assert got.tolist() == pytest.approx([-0.043, 0.194, 0.431, 0.531], abs=1e-6)
+
+
+def test_notebook_model_gives_the_notebooks_output(golden_notebook: dict[str, Any]) -> None:
+    model = build("notebook")
+    ids = torch.tensor([golden_notebook["tokens"]])
+    with torch.no_grad():
+        activations, mean, rstd = model(ids, torch.ones_like(ids))
+    np.testing.assert_allclose(activations[0].numpy(), golden_notebook["layer_norm_output"], atol=1e-5)
+    np.testing.assert_allclose(mean[0, :, 0].numpy(), golden_notebook["mean"], atol=1e-7)
+    np.testing.assert_allclose(rstd[0, :, 0].numpy(), golden_notebook["rstd"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_have_the_norms_they_count_and_nothing_trivial(preset: str) -> None:
+    model = build(preset)
+    norms = [module for name, module in model.named_modules() if isinstance(module, LayerNorm) and "head" not in name]
+    assert len(norms) == model.config.n_norms
+    assert model.head is not None
+    if preset != "notebook":  # whose gamma is 1 and beta 0
+        assert all(norm.gamma.std() > 0.01 and norm.beta.std() > 0.01 for norm in norms)
+
+
+@pytest.mark.parametrize("preset", ["notebook", "postnorm", "gpt"])
+def test_layouts_agree_wherever_the_pads_stand(preset: str) -> None:
+    draws = np.random.default_rng(0)
+    ids = torch.tensor(draws.integers(0, PRESETS[preset].vocab_size, (4, 7)))
+    mask = torch.tensor([[1] * 5 + [0] * 2, [0] * 2 + [1] * 5, [1, 0, 1, 0, 1, 0, 1], [0] * 7])
+    packed, padded = (build(preset, layout) for layout in LAYOUTS)
+    with torch.no_grad():
+        for left, right in zip(packed(ids, mask), padded(ids, mask), strict=True):
+            torch.testing.assert_close(left, right, atol=5e-6, rtol=1e-5)
+            assert not left[mask == 0].any()
+            assert not right[mask == 0].any()
+
+
+@pytest.mark.parametrize("block", ["post", "pre", "single"])
+@pytest.mark.parametrize("norm", ["layer", "std"])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_combination_runs_and_only_causal_ones_hide_the_future(block: Any, norm: Any, activation: Any, causal: bool) -> None:
+    config = Config(
+        vocab_size=11, d_model=8, n_heads=2, d_ff=16, n_layers=2, max_positions=6, causal=causal, block=block,
+        activation=activation, norm=norm, embedding_norm=True, final_norm=True,
+    )  # fmt: skip
+    model = randomize(Transformer(config), 0).eval()
+    first, second = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[1, 2, 3, 5]])
+    with torch.no_grad():
+        one, other = (model(ids, torch.ones_like(ids))[0][0] for ids in (first, second))
+    assert one.shape == (4, 8)
+    assert torch.equal(one[:3], other[:3]) == causal
+    assert not torch.equal(one[3], other[3])
+
+
+def test_sinusoids_are_the_papers() -> None:
+    table = sinusoids(50, 6)
+    for position in (0, 1, 49):
+        for i in range(3):
+            angle = position / 10000 ** (2 * i / 6)
+            assert table[position, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-5)
+            assert table[position, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-5)

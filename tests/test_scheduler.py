@@ -1,0 +1,173 @@
+"""The queue with whole numbers for seconds; the lanes with a fake engine that gives each token's value as its row."""
+
+import threading
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from service.batch import Batch, Rows
+from service.errors import Expired, Overloaded, ServiceError
+from service.scheduler import Job, Line, MicroBatch, Queue, Scheduler
+
+
+def batch(*sequences: list[int]) -> Batch:
+    return Batch.of([np.array(sequence, np.int64) for sequence in sequences])
+
+
+def of_lengths(*lengths: int) -> Batch:
+    return batch(*([length] * length for length in lengths))
+
+
+def echo(batch: Batch) -> list[Rows]:
+    """FakeEngine: each token's value is its row, so that a row routed to another caller shows at once."""
+    columns = [batch.sequence(i)[:, None].astype(np.float32) for i in range(len(batch))]
+    return [Rows(column, column, column) for column in columns]
+
+
+def values(future: Future[list[Rows]]) -> list[list[float]]:
+    return [rows.activations[:, 0].tolist() for rows in future.result(timeout=5)]
+
+
+def lengths(micro: MicroBatch | None) -> list[int]:
+    assert micro is not None
+    return [sequence.length for sequence in micro.sequences]
+
+
+def run(queue: Queue, now: float) -> None:
+    micro = queue.take(now)
+    assert micro is not None
+    queue.settle(micro, micro.line.run(micro.batch()), now)
+
+
+def submit(queue: Queue, line: Line, batch: Batch, now: float = 0, deadline: float = 100) -> Job:
+    return queue.submit(line, batch, now, deadline)
+
+
+def test_each_job_gets_its_own_rows_in_its_own_order() -> None:
+    queue, line = Queue(1000), Line(echo, 8)
+    one = submit(queue, line, batch([1, 2, 3], [4], [5, 6]))
+    two = submit(queue, line, batch([7], [8, 9, 10]))
+    while queue.jobs:
+        run(queue, 1)
+    assert values(one.future) == [[1, 2, 3], [4], [5, 6]]
+    assert values(two.future) == [[7], [8, 9, 10]]
+
+
+def test_a_micro_batch_holds_near_equal_lengths_of_all_jobs_within_the_budget() -> None:
+    queue, line = Queue(1000), Line(echo, 20)
+    submit(queue, line, of_lengths(10, 1, 2))
+    submit(queue, line, of_lengths(9, 1, 11))
+    assert lengths(queue.take(0)) == [9, 10]
+    assert lengths(queue.take(0)) == [1, 1, 2, 11]
+
+
+def test_a_sequence_over_the_budget_runs_alone() -> None:
+    queue, line = Queue(1000), Line(echo, 5)
+    submit(queue, line, of_lengths(3, 9, 3))
+    assert lengths(queue.take(0)) == [9]
+    assert lengths(queue.take(0)) == [3]
+
+
+def test_the_oldest_job_is_always_part_of_the_next_micro_batch() -> None:
+    queue, line = Queue(100_000), Line(echo, 40)
+    oldest = submit(queue, line, of_lengths(500))
+    for _ in range(50):
+        submit(queue, line, of_lengths(1, 2, 3, 4))
+    run(queue, 0)
+    assert oldest.future.done()
+
+
+def test_lines_never_share_a_micro_batch() -> None:
+    queue, left, right = Queue(1000), Line(echo, 100), Line(echo, 100)
+    submit(queue, left, of_lengths(3))
+    submit(queue, right, of_lengths(4))
+    assert lengths(queue.take(0)) == [3]
+    assert lengths(queue.take(0)) == [4]
+    assert queue.take(0) is None
+
+
+def test_the_queue_is_counted_in_tokens_and_refuses_at_the_door() -> None:
+    queue, line = Queue(10), Line(echo, 4)
+    submit(queue, line, of_lengths(4, 4))
+    assert queue.num_tokens == 8
+    with pytest.raises(Overloaded, match="holds 8 tokens of 10: no room for 3 more"):
+        submit(queue, line, of_lengths(3))
+    queue.take(0)
+    assert queue.num_tokens == 4
+    submit(queue, line, of_lengths(3))
+    while queue.take(0):
+        pass
+    assert queue.num_tokens == 0
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_with_the_measured_wait() -> None:
+    queue, line = Queue(1000), Line(echo, 10)
+    submit(queue, line, of_lengths(10))
+    micro = queue.take(0)
+    assert micro is not None
+    queue.settle(micro, echo(micro.batch()), 2)  # 10 tokens in 2 s: 5 tokens/s
+    submit(queue, line, of_lengths(10, 10, 10), now=2)
+    assert queue.wait_s() == pytest.approx(6)
+    with pytest.raises(Overloaded, match=r"needs 6\.00 s, the deadline is in 5\.00 s") as refused:
+        submit(queue, line, of_lengths(1), now=2, deadline=7)
+    assert refused.value.retry_after_s == pytest.approx(6)
+    submit(queue, line, of_lengths(1), now=2, deadline=9)
+
+
+def test_expired_and_cancelled_jobs_are_dropped_before_they_are_computed() -> None:
+    queue, line = Queue(1000), Line(echo, 4)
+    late = submit(queue, line, of_lengths(4, 4), deadline=5)
+    gone = submit(queue, line, of_lengths(3))
+    kept = submit(queue, line, of_lengths(2))
+    gone.future.cancel()
+    assert lengths(queue.take(5)) == [2]
+    assert queue.take(5) is None
+    assert queue.num_tokens == 0
+    with pytest.raises(Expired):
+        late.future.result(timeout=0)
+    assert not kept.future.done()
+
+
+def test_a_failed_micro_batch_fails_its_jobs_only_and_frees_their_other_sequences() -> None:
+    queue, line = Queue(1000), Line(echo, 4)
+    failed = submit(queue, line, of_lengths(4, 4))
+    other = submit(queue, line, of_lengths(2))
+    micro = queue.take(0)
+    assert micro is not None
+    queue.settle(micro, ServiceError("broken"), 1)
+    with pytest.raises(ServiceError, match="broken"):
+        failed.future.result(timeout=0)
+    run(queue, 1)
+    assert values(other.future) == [[2, 2]]
+    assert queue.num_tokens == 0
+    assert not queue.jobs
+
+
+def test_lanes_run_side_by_side_and_close_answers_what_was_accepted() -> None:
+    both = threading.Barrier(2, timeout=5)
+
+    def together(batch: Batch) -> list[Rows]:
+        both.wait()  # passes only if two lanes are here at once
+        return echo(batch)
+
+    scheduler = Scheduler(num_lanes=2, max_queue_tokens=1000)
+    line = Line(together, 4)
+    jobs = [scheduler.submit(line, of_lengths(4, 4), 30) for _ in range(5)]
+    scheduler.close()
+    assert all(values(job.future) == [[4] * 4, [4] * 4] for job in jobs)
+
+
+def test_a_lane_survives_whatever_the_engine_throws() -> None:
+    def fail_on_seven(batch: Batch) -> list[Rows]:
+        if 7 in batch.tokens:
+            raise ValueError("seven")
+        return echo(batch)
+
+    scheduler, line = Scheduler(num_lanes=1, max_queue_tokens=1000), Line(fail_on_seven, 1)
+    bad = scheduler.submit(line, batch([7]), 30)
+    good = scheduler.submit(line, batch([8]), 30)
+    with pytest.raises(ServiceError, match="inference failed: ValueError"):
+        bad.future.result(timeout=5)
+    assert values(good.future) == [[8]]
+    scheduler.close()
