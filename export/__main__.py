@@ -124,7 +124,9 @@ def _version(folder: Path, asked: int | None) -> int:
     if asked is None:
         return max(taken, default=0) + 1
     if asked < 1 or asked in taken:
-        raise UsageError(f"version {asked} of {folder.name}: " + ("is there already" if asked in taken else "1 or more"))
+        raise UsageError(
+            f"version {asked} of {folder.name}: " + ("is there already" if asked in taken else "1 or more")
+        )
     return asked
 
 

@@ -1,7 +1,6 @@
 """PyTorch -> ONNX, standard operators only. Knows nothing of bundles or parity."""
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -49,10 +48,11 @@ def _export(
 def _standard(path: Path) -> None:
     """Strips what the exporter wrote about this machine's files, and refuses operators outside ai.onnx."""
     graph = onnx.load(path)
-    foreign = sorted({f"{node.domain}.{node.op_type}" for node in graph.graph.node if node.domain not in ("", "ai.onnx")})
+    foreign = sorted(
+        {f"{node.domain}.{node.op_type}" for node in graph.graph.node if node.domain not in ("", "ai.onnx")}
+    )
     if foreign or graph.functions:
         raise ValueError(f"{path.name} needs operators outside ai.onnx: {', '.join(foreign) or 'local functions'}")
-    clear: Callable[[str], None]
     for item in (graph, graph.graph, *graph.graph.node, *graph.graph.value_info, *graph.graph.initializer):
         del item.metadata_props[:]
     for node in graph.graph.node:

@@ -213,7 +213,7 @@ def _real(answer: list[Any], real: Array, case: Case) -> Array:
     grid = np.array(answer)
     if grid[~real].any():
         raise CertificationError(f"{case.name}: a pad is not zero")
-    return grid[real]  # type: ignore[no-any-return]
+    return grid[real]
 
 
 def _close(got: Array, expected: Array) -> tuple[float, float]:

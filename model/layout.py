@@ -5,6 +5,7 @@ once per forward pass from `attention_mask`; B is the batch, S the grid's width,
 Both are written with operations that export to standard ONNX ops (NonZero, CumSum, Gather, Where).
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -109,7 +110,7 @@ class Packed:
         return torch.where(self.mask[:, :, None], cells, 0.0)
 
 
-LAYOUTS = {"packed": Packed, "padded": Padded}
+LAYOUTS: dict[str, Callable[[Tensor], Layout]] = {"packed": Packed, "padded": Padded}
 
 
 def _positions(mask: Tensor) -> Tensor:

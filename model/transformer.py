@@ -132,7 +132,7 @@ class Block(nn.Module):
         """x `[N, d]` -> `[N, d]`; every norm's statistics go to `stats`."""
         if self.order == "pre":
             x = x + self.attention(stats.keep(self.norm1(x)), layout, bias)
-            return x + self.ffn(stats.keep(self.norm2(x)))
+            return x + self.ffn(stats.keep(self.norm2(x)))  # type: ignore[no-any-return]
         if self.order == "post":
             x = stats.keep(self.norm1(x + self.attention(x, layout, bias)))
             return stats.keep(self.norm2(x + self.ffn(x)))
@@ -195,7 +195,7 @@ class Transformer(nn.Module):
         """input_ids, attention_mask `[B, S]` int64, non-zero mask = real token
         -> activations `[B, S, d]`, norm_mean `[B, S, n_norms]`, norm_rstd `[B, S, n_norms]`, zeros at pads.
         """
-        layout: Layout = self.layout(attention_mask)
+        layout = self.layout(attention_mask)
         bias = layout.attention_bias(self.config.causal)
         stats = NormStats()
         x = self.embed(layout.gather(input_ids), layout.position_ids)  # [N, d]

@@ -38,7 +38,8 @@ class Engine:
 
     def logits(self, rows: Floats) -> Floats:
         """rows `[n, d_model]`, n at most HEAD_ROWS -> `[n, vocab_size]`."""
-        assert self._head and len(rows) <= HEAD_ROWS
+        assert self._head
+        assert len(rows) <= HEAD_ROWS
         return self._head.run(None, {"rows": np.ascontiguousarray(rows)})[0]  # type: ignore[no-any-return]
 
     def empty(self) -> Rows:

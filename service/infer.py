@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -60,13 +61,15 @@ class Inference:
         # as many as lanes: what runs a head competes with them for the cores
         self._encoders = ThreadPoolExecutor(scheduler.num_lanes, thread_name_prefix="encode")
 
-    async def answer(self, query: Query, encode: Any) -> tuple[bytes, dict[str, float]]:
+    async def answer(self, query: Query, encode: Callable[[Answer], bytes]) -> tuple[bytes, dict[str, float]]:
         """The encoded answer and the seconds of each stage. `encode`: Answer -> bytes, called off the event loop."""
         check(query, self.settings)
         rows, stages_s = await self._rows(query)
         started = time.monotonic()
         loop = asyncio.get_running_loop()
-        body = await loop.run_in_executor(self._encoders, lambda: encode(Answer(query, _outputs(query, rows), stages_s)))
+        body = await loop.run_in_executor(
+            self._encoders, lambda: encode(Answer(query, _outputs(query, rows), stages_s))
+        )
         return body, {**stages_s, "encode": time.monotonic() - started}
 
     async def _rows(self, query: Query) -> tuple[list[Rows], dict[str, float]]:
@@ -77,7 +80,8 @@ class Inference:
         timeout_s = query.timeout_s or self.settings.timeout_s
         job = self.scheduler.submit(query.model.line(query.precision), query.batch, timeout_s)
         rows = await _wait(job, timeout_s)
-        assert job.started and job.finished
+        assert job.started is not None
+        assert job.finished is not None
         stages_s = {"queue": job.started - job.submitted, "infer": job.finished - job.started}
         return query.cells.every_row(rows, empty), stages_s
 
@@ -95,7 +99,7 @@ async def _wait(job: Job, timeout_s: float) -> list[Rows]:
 
 
 def _outputs(query: Query, rows: list[Rows]) -> dict[str, Any]:
-    make = {
+    make: dict[str, Callable[[], Any]] = {
         "activations": lambda: query.cells.spread([row.activations for row in rows]),
         "logits": lambda: _logits(query, rows),
         "pooled": lambda: outputs.pooled(rows, query.pooling or query.model.bundle.manifest.pooling, query.normalize),
@@ -133,7 +137,9 @@ def _check_size(query: Query, settings: Settings) -> None:
         ("real tokens", query.batch.num_tokens, settings.max_tokens),
     ):
         if value > limit:
-            raise InvalidInput(f"input_ids has {value} {what}, the limit is {limit}: send less at once", param="input_ids")
+            raise InvalidInput(
+                f"input_ids has {value} {what}, the limit is {limit}: send less at once", param="input_ids"
+            )
 
 
 def _check_tokens(query: Query) -> None:

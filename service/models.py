@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -76,11 +77,9 @@ class Models:
             manifest = model.bundle.manifest
             self._versions.setdefault(manifest.name, {})[manifest.version] = model
 
-    def __iter__(self):  # type: ignore[no-untyped-def]  # of (name, {version: Model}), names sorted
+    def __iter__(self) -> Iterator[tuple[str, dict[int, Model]]]:
+        """(name, {version: model}), names sorted."""
         return iter(sorted(self._versions.items()))
-
-    def latest(self, name: str) -> Model:
-        return self.find(name)
 
     def find(self, ref: str | None) -> Model:
         """The model meant by `name`, `name/version`, or nothing where one model is served."""

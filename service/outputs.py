@@ -1,7 +1,7 @@
 """Rows -> what the caller asked for, on the caller's cells. Heads run here, on the rows asked for and no others."""
 
-from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,8 @@ Positions = Literal["all", "last"]
 class TopK(NamedTuple):
     """The k likeliest tokens, likeliest first; None at pads. A list per row for "all", an entry per row for "last"."""
 
-    token_ids: list
-    logprobs: list
+    token_ids: list[Any]
+    logprobs: list[Any]
 
 
 def pooled(rows: list[Rows], pooling: Pooling, normalize: bool) -> Floats:
@@ -30,9 +30,12 @@ def pooled(rows: list[Rows], pooling: Pooling, normalize: bool) -> Floats:
 def _pool(activations: Floats, pooling: Pooling) -> Floats:
     if not len(activations):
         return np.zeros(activations.shape[1], np.float32)
-    if pooling == "mean":
-        return activations.mean(0)  # type: ignore[no-any-return]
-    return activations[0 if pooling == "first" else -1]
+    pools: dict[str, Callable[[Floats], Floats]] = {
+        "mean": lambda rows: rows.mean(0),
+        "first": lambda rows: rows[0],
+        "last": lambda rows: rows[-1],
+    }
+    return pools[pooling](activations)
 
 
 def logits(engine: Engine, rows: list[Rows], positions: Positions, vocab_size: int) -> list[Floats]:
@@ -86,7 +89,7 @@ def _best(logits: Floats, k: int) -> tuple[np.ndarray, Floats]:
     return ids, np.take_along_axis(logits, ids, 1) - log_sum
 
 
-def _places(cells: Cells) -> list:
+def _places(cells: Cells) -> list[Any]:
     """For each cell its index among the real tokens, None at pads: `[num_rows][seq]`."""
     if cells.mask is None:
         ends = np.cumsum(cells.lengths)
@@ -95,11 +98,11 @@ def _places(cells: Cells) -> list:
     return [[i if real else None for i, real in zip(*row, strict=True)] for row in zip(index, cells.mask, strict=True)]
 
 
-def _last_places(rows: list[Rows]) -> list:
+def _last_places(rows: list[Rows]) -> list[Any]:
     """For each row its index among the rows that have a token, None for the others: `[num_rows]`."""
     ends = np.cumsum([len(row.activations) > 0 for row in rows])
     return [int(end) - 1 if len(row.activations) else None for end, row in zip(ends, rows, strict=True)]
 
 
-def _at(places: list, values: np.ndarray) -> list:
+def _at(places: list[Any], values: np.ndarray) -> list[Any]:
     return [_at(p, values) if isinstance(p, list) else None if p is None else values[p] for p in places]

@@ -71,7 +71,7 @@ class Waiting(NamedTuple):
 
     length: int
     number: int
-    index: int
+    at: int  # its place in the job's batch
     job: Job
 
 
@@ -81,7 +81,7 @@ class MicroBatch(NamedTuple):
     taken: float
 
     def batch(self) -> Batch:
-        return Batch.of([job.batch.sequence(index) for _, _, index, job in self.sequences])
+        return Batch.of([job.batch.sequence(at) for _, _, at, job in self.sequences])
 
 
 class Queue:
@@ -100,7 +100,9 @@ class Queue:
 
     def wait_s(self) -> float:
         """Predicted time until what waits now is computed."""
-        return sum(line.num_tokens / (line.tokens_per_s * self.num_lanes) for line in self._lines() if line.tokens_per_s)
+        return sum(
+            line.num_tokens / (line.tokens_per_s * self.num_lanes) for line in self._lines() if line.tokens_per_s
+        )
 
     def submit(self, line: Line, batch: Batch, now: float, deadline: float) -> Job:
         """Admits the batch, or raises Overloaded at the door."""
@@ -146,7 +148,7 @@ class Queue:
             return
         micro.line.drained(sum(sequence.length for sequence in micro.sequences), now - micro.taken)
         for sequence, rows in zip(micro.sequences, outcome, strict=True):
-            sequence.job.settle(sequence.index, rows, now)
+            sequence.job.settle(sequence.at, rows, now)
 
     def _lines(self) -> set[Line]:
         return {job.line for job in self.jobs}

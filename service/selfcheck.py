@@ -69,7 +69,8 @@ def canary_answers(engine: Engine, canary: dict[str, Any]) -> bool:
 
 
 def _sample(engine: Engine, sequence: Ints) -> Floats:
-    return engine.run(Batch.of([sequence]))[0].activations[-1]
+    last: Floats = engine.run(Batch.of([sequence]))[0].activations[-1]
+    return last
 
 
 def all_pad_is_zero(engine: Engine) -> bool:

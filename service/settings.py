@@ -73,8 +73,8 @@ def read_settings() -> Settings:
     """Settings of this process's environment. StartupError names the variable that does not fit."""
     for name in sorted(os.environ):
         if name.startswith(PREFIX) and not _is_known(name):
-            close = get_close_matches(name, [PREFIX + field.upper() for field in Settings.model_fields], 1)
-            hint = f"did you mean {close[0]}?" if close else "`python -m service settings` lists them all"
+            close = get_close_matches(name.removeprefix(PREFIX), map(str.upper, Settings.model_fields), 1)
+            hint = f"did you mean {PREFIX}{close[0]}?" if close else "`python -m service settings` lists them all"
             log.warning("%s is no setting: %s", name, hint)
     try:
         return Settings()

@@ -67,7 +67,10 @@ def test_a_language_model_head_gives_the_logits_of_transformers(tmp_path: Path, 
 def test_first_releases_names_of_the_norms_are_known(folder: Path) -> None:
     before = load_checkpoint(folder).model(IDS, MASK)[0]
     weights = load_file(folder / "model.safetensors")
-    old = {k.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): v for k, v in weights.items()}
+    old = {
+        k.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): v
+        for k, v in weights.items()
+    }
     save_file(old, folder / "model.safetensors")
     assert torch.equal(load_checkpoint(folder).model(IDS, MASK)[0], before)
 
@@ -120,10 +123,16 @@ def test_broken_and_absent_files_are_named(folder: Path) -> None:
 
 
 def test_sentence_transformers_pooling_is_read(folder: Path) -> None:
-    kinds = ["sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling", "sentence_transformers.models.Normalize"]
+    kinds = [
+        "sentence_transformers.models.Transformer",
+        "sentence_transformers.models.Pooling",
+        "sentence_transformers.models.Normalize",
+    ]
     (folder / "modules.json").write_text(json.dumps([{"type": kind} for kind in kinds]))
     (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}))
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False})
+    )
     loaded = load_checkpoint(folder)
     assert (loaded.pooling, loaded.normalize) == ("first", True)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_max_tokens": True}))

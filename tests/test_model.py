@@ -69,7 +69,9 @@ def test_std_norm_divides_by_the_unbiased_deviation_plus_eps() -> None:
 
 def test_add_and_norm_example() -> None:
     """x + sublayer = [1.5, 1.7, 3.2, 4.1]: its variance is 1.1569, not the document's 1.359."""
-    assert normalized([2.0, 4.0, 6.0, 8.0], 4, 1e-6).tolist() == pytest.approx([-1.3416, -0.4472, 0.4472, 1.3416], abs=1e-4)
+    assert normalized([2.0, 4.0, 6.0, 8.0], 4, 1e-6).tolist() == pytest.approx(
+        [-1.3416, -0.4472, 0.4472, 1.3416], abs=1e-4
+    )
     _, mean, rstd = LayerNorm(4, 1e-6)(torch.tensor([1.5, 1.7, 3.2, 4.1]))
     assert mean.item() == pytest.approx(2.625)
     assert 1 / rstd.item() ** 2 == pytest.approx(1.156875 + 1e-6, abs=1e-5)
@@ -127,7 +129,9 @@ def test_layouts_agree_wherever_the_pads_stand(preset: str) -> None:
 @pytest.mark.parametrize("norm", ["layer", "std"])
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_every_combination_runs_and_only_causal_ones_hide_the_future(block: Any, norm: Any, activation: Any, causal: bool) -> None:
+def test_every_combination_runs_and_only_causal_ones_hide_the_future(
+    block: Any, norm: Any, activation: Any, causal: bool
+) -> None:
     config = Config(
         vocab_size=11, d_model=8, n_heads=2, d_ff=16, n_layers=2, max_positions=6, causal=causal, block=block,
         activation=activation, norm=norm, embedding_norm=True, final_norm=True,

@@ -59,7 +59,9 @@ def timeout_s(request: Request) -> float | None:
     if sent is None:
         return None
     if not (sent.isascii() and sent.isdigit() and 0 < len(sent) < 10 and int(sent)):
-        raise InvalidInput(f"{TIMEOUT_HEADER} is {sent[:60]!r}: a whole number of milliseconds, 1 or more", param=TIMEOUT_HEADER)
+        raise InvalidInput(
+            f"{TIMEOUT_HEADER} is {sent[:60]!r}: a whole number of milliseconds, 1 or more", param=TIMEOUT_HEADER
+        )
     return int(sent) / 1000
 
 

@@ -8,18 +8,22 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service.batch import from_lists
 from service.bundle import Bundle, Pooling
-from service.errors import InvalidInput, UnsupportedMediaType
+from service.errors import InvalidInput
 from service.infer import Answer, Inference, Query
 from service.models import Model, Models
 from service.outputs import Positions
-from service.routes.http import JSON, ERRORS, read_body, timeout_s
+from service.routes.http import ERRORS, JSON, read_body, timeout_s
 
 router = APIRouter(prefix="/v1")
 RESERVED = ("texts", "truncate", "dtype", "token_type_ids")
 Output = Literal["activations", "logits", "pooled", "norm_stats"]
 Row = Annotated[list[int], Field(fail_fast=True)]  # a bad body must not cost a million errors
 Integers = Annotated[list[Row], Field(fail_fast=True)]
-EXAMPLE = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2], [1, 3, 2, 0, 0]], "attention_mask": [[1] * 5, [1] * 3 + [0] * 2]}
+EXAMPLE: dict[str, Any] = {
+    "model": "notebook",
+    "input_ids": [[1, 3, 4, 5, 2], [1, 3, 2, 0, 0]],
+    "attention_mask": [[1] * 5, [1] * 3 + [0] * 2],
+}
 
 
 class _Strict(BaseModel):
@@ -34,7 +38,9 @@ class LogitsOptions(_Strict):
 class InferRequest(_Strict):
     """Token batches, rectangular with a mask or ragged without."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE, {**EXAMPLE, "outputs": ["pooled"], "pooling": "mean"}]})
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [EXAMPLE, {**EXAMPLE, "outputs": ["pooled"], "pooling": "mean"}]}
+    )
 
     model: str | None = Field(None, description="`name` or `name/version`; the latest version by default.")
     input_ids: Integers = Field(description="Token ids, a list per sequence.")
@@ -67,7 +73,9 @@ class InferResponse(BaseModel):
     model: str
     version: str
     activations: list[list[list[float]]] | None = Field(None, description="[B][S][d_model]")
-    logits: list[list[list[float]]] | list[list[float]] | TopK | None = Field(None, description="[B][S][V], or [B][V] for `last`")
+    logits: list[list[list[float]]] | list[list[float]] | TopK | None = Field(
+        None, description="[B][S][V], or [B][V] for `last`"
+    )
     pooled: list[list[float]] | None = Field(None, description="[B][d_model]")
     norm_stats: NormStats | None = None
     usage: Usage
@@ -96,7 +104,7 @@ def decode(body: bytes, models: Models, timeout_s: float | None = None) -> Query
         raise _mendable(error) from None
     model = models.find(asked.model)
     batch, cells = from_lists(asked.input_ids, asked.attention_mask)
-    options = asked.logits or LogitsOptions()
+    options = asked.logits or LogitsOptions(positions="all", top_k=None)
     query = Query(
         model, batch, cells, None if asked.outputs is None else tuple(asked.outputs), options.positions, options.top_k,
         asked.pooling, asked.normalize, asked.precision, timeout_s,
@@ -118,7 +126,9 @@ def _mendable(error: ValidationError) -> InvalidInput:
     if first["type"] == "extra_forbidden":
         if field in RESERVED:
             return InvalidInput(f"{field} is reserved for a later version: leave it out", param=field)
-        return InvalidInput(f"{field[:200]} is unknown; known are {', '.join(InferRequest.model_fields)}", param=field[:200])
+        return InvalidInput(
+            f"{field[:200]} is unknown; known are {', '.join(InferRequest.model_fields)}", param=field[:200]
+        )
     if first["type"] == "missing":
         return InvalidInput(f"{field} is missing", param=field)
     if not field:

@@ -1,6 +1,6 @@
 """The "Layer Normalization" notebook's own code, in plain Python; run it to make notebook.json again.
 
-    python tests/golden/notebook.py > tests/golden/notebook.json
+python tests/golden/notebook.py > tests/golden/notebook.json
 """
 
 import json

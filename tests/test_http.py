@@ -1,0 +1,302 @@
+"""The native protocol over a real socket: answers, and every kind of bad request."""
+
+import json
+import socket
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.conftest import Ask
+
+GOOD = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]]}
+
+
+def post(client: httpx.Client, body: Any, **headers: str) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return client.post("/v1/infer", content=content, headers={"content-type": "application/json", **headers})
+
+
+def test_notebook_over_http_is_the_notebooks_own_output(ask: Ask, golden_notebook: dict[str, Any]) -> None:
+    answer = ask("notebook", [golden_notebook["tokens"]])
+    assert list(answer) == ["model", "version", "activations", "logits", "usage"]
+    np.testing.assert_allclose(answer["activations"][0], golden_notebook["layer_norm_output"], atol=1e-5)
+    assert np.shape(answer["logits"]) == (1, 5, 6)
+    assert answer["usage"] == {"real_tokens": 5, "padded_tokens": 0}
+    assert (answer["model"], answer["version"]) == ("notebook", "1")
+
+
+def test_norm_stats_over_http_are_the_notebooks(ask: Ask, golden_notebook: dict[str, Any]) -> None:
+    stats = ask("notebook", [golden_notebook["tokens"]], outputs=["norm_stats"])["norm_stats"]
+    np.testing.assert_allclose(np.array(stats["mean"])[0, :, 0], golden_notebook["mean"], atol=1e-6)
+    np.testing.assert_allclose(np.array(stats["rstd"])[0, :, 0], golden_notebook["rstd"], rtol=1e-4)
+
+
+def test_shapes_follow_the_callers_layout_with_zeros_at_pads(ask: Ask) -> None:
+    ids, mask = [[0, 1, 2], [3, 4, 5], [1, 1, 1]], [[0, 1, 1], [1, 0, 1], [0, 0, 0]]
+    answer = ask("notebook", ids, mask, outputs=["activations", "logits", "pooled", "norm_stats"])
+    real = np.array(mask) == 1
+    for name, width in (("activations", 16), ("logits", 6)):
+        grid = np.array(answer[name])
+        assert grid.shape == (3, 3, width)
+        assert not grid[~real].any()
+        assert grid[real].any(-1).all()
+    assert np.array(answer["norm_stats"]["rstd"]).shape == (3, 3, 1)
+    assert np.shape(answer["pooled"]) == (3, 16)
+    assert not any(answer["pooled"][2])
+    assert answer["usage"] == {"real_tokens": 4, "padded_tokens": 5}
+
+
+def test_ragged_rows_come_back_ragged(ask: Ask) -> None:
+    answer = ask("notebook", [[1], [1, 2, 3]], outputs=["activations"])
+    assert [len(row) for row in answer["activations"]] == [1, 3]
+
+
+def test_ids_under_mask_0_are_not_looked_at(ask: Ask) -> None:
+    plain = ask("notebook", [[1, 2]])
+    for junk in (-1, 6, 2**63, -(2**80)):
+        padded = ask("notebook", [[1, junk, 2]], [[1, 0, 1]])
+        assert [padded["activations"][0][i] for i in (0, 2)] == plain["activations"][0]
+
+
+def test_positions_count_real_tokens_so_a_grid_may_be_wider_than_the_model(ask: Ask) -> None:
+    ids = [[0] * 5000 + [1, 3, 4, 5, 2]]
+    mask = [[0] * 5000 + [1] * 5]
+    wide = ask("notebook", ids, mask, outputs=["activations"])
+    assert wide["activations"][0][5000:] == ask("notebook", [[1, 3, 4, 5, 2]])["activations"][0]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+def test_pooled_is_over_real_tokens(ask: Ask, pooling: str) -> None:
+    answer = ask("gpt", [[9, 5, 6, 7]], [[0, 1, 1, 1]], outputs=["activations", "pooled"], pooling=pooling)
+    rows = np.array(answer["activations"], np.float32)[0, 1:]
+    expected = {"mean": rows.mean(0), "first": rows[0], "last": rows[-1]}[pooling]
+    np.testing.assert_array_equal(np.array(answer["pooled"][0], np.float32), expected)
+
+
+def test_pooled_is_normalized_only_when_asked(ask: Ask) -> None:
+    plain = np.array(ask("gpt", [[5, 6]], outputs=["pooled"])["pooled"][0])
+    unit = np.array(ask("gpt", [[5, 6]], outputs=["pooled"], normalize=True)["pooled"][0])
+    assert np.linalg.norm(unit) == pytest.approx(1, abs=1e-6)
+    np.testing.assert_allclose(unit, plain / np.linalg.norm(plain), rtol=1e-5)
+
+
+def test_last_logits_are_of_the_last_real_token(ask: Ask) -> None:
+    ids, mask = [[5, 6, 7], [8, 9, 0], [0, 0, 0]], [[1, 1, 1], [1, 1, 0], [0, 0, 0]]
+    every = ask("gpt", ids, mask, outputs=["logits"])["logits"]
+    last = ask("gpt", ids, mask, outputs=["logits"], logits={"positions": "last"})["logits"]
+    assert last == [every[0][2], every[1][1], [0.0] * 1000]
+
+
+@pytest.mark.parametrize("positions", ["all", "last"])
+def test_top_k_are_the_largest_with_their_log_probabilities(ask: Ask, positions: str) -> None:
+    ids, mask = [[5, 6, 7], [8, 9, 0], [0, 0, 0]], [[1, 1, 1], [1, 1, 0], [0, 0, 0]]
+    full = ask("gpt", ids, mask, outputs=["logits"], logits={"positions": positions})["logits"]
+    top = ask("gpt", ids, mask, outputs=["logits"], logits={"positions": positions, "top_k": 3})["logits"]
+
+    def compare(logits: list[float], token_ids: list[int] | None, logprobs: list[float] | None, real: int) -> None:
+        if not real:
+            assert token_ids is None
+            assert logprobs is None
+            return
+        x = np.array(logits)
+        assert token_ids == np.argsort(-x)[:3].tolist()
+        np.testing.assert_allclose(logprobs, x[token_ids] - np.log(np.exp(x).sum()), atol=1e-5)
+
+    for row in range(3):
+        if positions == "last":
+            compare(full[row], top["token_ids"][row], top["logprobs"][row], sum(mask[row]))
+        else:
+            for column in range(3):
+                cell = (full[row][column], top["token_ids"][row][column], top["logprobs"][row][column])
+                compare(*cell, mask[row][column])
+
+
+def test_every_answer_has_length_request_id_and_timing_and_keeps_the_connection(client: httpx.Client) -> None:
+    for _ in range(3):
+        answer = post(client, GOOD, **{"x-request-id": "mine-1"})
+        assert answer.headers["content-length"] == str(len(answer.content))
+        assert answer.headers["x-request-id"] == "mine-1"
+        assert [part.split(";")[0] for part in answer.headers["server-timing"].split(", ")] == [
+            "queue",
+            "infer",
+            "encode",
+        ]
+        assert answer.headers.get("connection") != "close"
+    fresh = {post(client, GOOD).headers["x-request-id"] for _ in range(3)}
+    assert len(fresh) == 3
+    assert post(client, GOOD, **{"x-request-id": "with space"}).headers["x-request-id"] != "with space"
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return {**GOOD, **changes}
+
+
+MASK = [[1, 1, 1, 1, 1]]
+BAD: dict[str, tuple[Any, int, str]] = {
+    "no model of several": ({"input_ids": [[1]]}, 400, "model is missing; served here: encoder, gpt"),
+    "unknown model": (changed(model="bert"), 404, "model 'bert' is not served here"),
+    "unknown version": (changed(model="notebook/7"), 404, "no version '7': 1"),
+    "version of words": (changed(model="notebook/latest"), 404, "no version 'latest'"),
+    "path as model": (changed(model="../../etc/passwd"), 404, "is not served here"),
+    "path as version": (changed(model="notebook/../1"), 404, "no version '../1'"),
+    "empty model": (changed(model=""), 404, "is not served here"),
+    "model of bytes": (changed(model="notebook\x00"), 404, "is not served here"),
+    "no ids": ({"model": "notebook"}, 400, "input_ids is missing"),
+    "ids null": (changed(input_ids=None), 400, "input_ids: Input should be a valid array, got null"),
+    "ids flat": (changed(input_ids=[1, 2]), 400, "input_ids[0]: Input should be a valid array, got 1"),
+    "ids too deep": (changed(input_ids=[[[1]]]), 400, "input_ids[0][0]: Input should be a valid integer, got [1]"),
+    "empty batch": (changed(input_ids=[]), 400, "input_ids is empty"),
+    "empty row": (changed(input_ids=[[1], []]), 400, "input_ids[1] is empty"),
+    "empty row under a mask": (changed(input_ids=[[]], attention_mask=[[]]), 400, "input_ids[0] is empty"),
+    "boolean": (changed(input_ids=[[1, True]]), 400, "input_ids[0][1]: Input should be a valid integer, got true"),
+    "numeric string": (changed(input_ids=[["1"]]), 400, 'input_ids[0][0]: Input should be a valid integer, got "1"'),
+    "float": (changed(input_ids=[[1.0]]), 400, "input_ids[0][0]: Input should be a valid integer, got 1.0"),
+    "NaN": (b'{"model": "notebook", "input_ids": [[NaN]]}', 400, "input_ids[0][0]"),
+    "infinity": (b'{"model": "notebook", "input_ids": [[1e999]]}', 400, "input_ids[0][0]"),
+    "id too high": (changed(input_ids=[[1], [1, 6]]), 400, "input_ids[1][1] is 6: ids of notebook/1 are 0 to 5"),
+    "id negative": (changed(input_ids=[[-1]]), 400, "input_ids[0][0] is -1"),
+    "id over 64 bits": (changed(input_ids=[[2**64]]), 400, "input_ids[0][0] is 18446744073709551616: outside 64-bit"),
+    "id of 4000 bits": (changed(input_ids=[[2**4000]]), 400, "input_ids[0][0] is an integer of 4001 bits"),
+    "id too high under a mask": (changed(input_ids=[[6, 9]], attention_mask=[[0, 1]]), 400, "input_ids[0][1] is 9"),
+    "too long": (changed(input_ids=[[1] * 6]), 400, "input_ids[0] has 6 real tokens, the limit of notebook/1 is 5"),
+    "ragged under a mask": (changed(input_ids=[[1], [1, 2]], attention_mask=[[1], [1, 1]]), 400, "input_ids[1] has 2 cells"),
+    "mask of fewer rows": (changed(input_ids=[[1], [2]], attention_mask=[[1]]), 400, "attention_mask has 1 rows, input_ids has 2"),
+    "mask of fewer cells": (changed(attention_mask=[[1]]), 400, "attention_mask[0] has 1 cells, input_ids[0] has 5"),
+    "mask value 2": (changed(attention_mask=[[1, 1, 2, 1, 1]]), 400, "attention_mask[0][2] is 2"),
+    "mask value -1": (changed(attention_mask=[[1, 1, -1, 1, 1]]), 400, "attention_mask[0][2] is -1"),
+    "mask of booleans": (changed(attention_mask=[[True] * 5]), 400, "attention_mask[0][0]: Input should be a valid integer, got true"),
+    "mask over 64 bits": (changed(attention_mask=[[1, 1, 2**70, 1, 1]]), 400, "attention_mask[0][2] is 1180591620717411303424"),
+    "too many sequences": (changed(input_ids=[[1]] * 1025), 400, "1025 sequences, the limit is 1024"),
+    "too many cells": (changed(input_ids=[[1] * 262_145], attention_mask=[[0] * 262_145]), 400, "262145 cells, the limit is 262144"),
+    "too many tokens": (changed(model="gpt", input_ids=[[1] * 100] * 700), 400, "70000 real tokens, the limit is 65536"),
+    "unknown key": (changed(inputs=[[1]]), 400, "inputs is unknown; known are model, input_ids"),
+    "outputs empty": (changed(outputs=[]), 400, "outputs is empty: ask for some of activations, logits"),
+    "outputs twice": (changed(outputs=["pooled", "pooled"]), 400, "outputs has 'pooled' twice"),
+    "outputs unknown": (changed(outputs=["hidden"]), 400, 'outputs[0]: Input should be'),
+    "outputs a string": (changed(outputs="pooled"), 400, "outputs: Input should be a valid array"),
+    "top_k 0": (changed(logits={"top_k": 0}), 400, "logits.top_k is 0: 1 to 6"),
+    "top_k over the vocabulary": (changed(logits={"top_k": 7}), 400, "logits.top_k is 7: 1 to 6"),
+    "positions unknown": (changed(logits={"positions": "first"}), 400, "logits.positions"),
+    "logits without their output": (changed(outputs=["pooled"], logits={"top_k": 1}), 400, "logits is set, but outputs lacks 'logits'"),
+    "pooling without its output": (changed(pooling="mean"), 400, "pooling is set, but outputs lacks 'pooled'"),
+    "pooling unknown": (changed(outputs=["pooled"], pooling="max"), 400, "pooling: Input should be"),
+    "normalize a number": (changed(outputs=["pooled"], normalize=1), 400, "normalize: Input should be a valid boolean, got 1"),
+    "precision unknown": (changed(precision="fp16"), 400, "precision"),
+    "answer too large": (changed(model="minilm", input_ids=[[1] * 500] * 8), 400, '"outputs": ["activations"], or "logits": {"top_k": 5}'),
+    "body empty": (b"", 400, "the body is not a JSON object"),
+    "body broken": (b'{"input_ids": [[1]', 400, "the body is not a JSON object: Invalid JSON"),
+    "body an array": (b"[1]", 400, "the body is not a JSON object"),
+    "body not UTF-8": (b'{"model": "\xff\xfe"}', 400, "the body is not a JSON object"),
+    "nested too deep": (b'{"input_ids": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400, "the body is not a JSON object"),
+    "body over its limit": (b" " * (16 * 2**20 + 1), 413, "the limit is 16777216"),
+    **{
+        f"reserved {key}": (changed(**{key: True}), 400, f"{key} is reserved for a later version")
+        for key in ("texts", "truncate", "dtype", "token_type_ids")
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_requests_are_refused_with_field_limit_and_value(client: httpx.Client, case: str) -> None:
+    body, status, words = BAD[case]
+    answer = post(client, body)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert list(error) == ["message", "type", "param", "code"]
+    assert words in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert len(error["message"]) < 700
+    assert post(client, GOOD).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "words"),
+    [
+        ({"content-type": "text/plain"}, 415, "Content-Type is 'text/plain': send application/json"),
+        ({"content-type": "application/x-www-form-urlencoded"}, 415, "send application/json"),
+        ({"content-encoding": "gzip"}, 415, "Content-Encoding is 'gzip'"),
+        ({"x-request-timeout-ms": "soon"}, 400, "x-request-timeout-ms is 'soon'"),
+        ({"x-request-timeout-ms": "0"}, 400, "x-request-timeout-ms is '0'"),
+    ],
+)
+def test_bad_headers(client: httpx.Client, headers: dict[str, str], status: int, words: str) -> None:
+    answer = post(client, GOOD, **headers)
+    assert answer.status_code == status
+    assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v1/infer", 405, "method_not_allowed"),
+        ("GET", "/v1/nothing", 404, "not_found"),
+        ("GET", "/v1/models/nothing", 404, "not_found"),
+        ("GET", "/v1/models/nothing/certificate", 404, "not_found"),
+        ("GET", "/v1/models/notebook/9/certificate", 404, "not_found"),
+        ("DELETE", "/livez", 405, "method_not_allowed"),
+    ],
+)
+def test_wrong_paths_and_methods_have_the_same_envelope(
+    client: httpx.Client, method: str, path: str, status: int, code: str
+) -> None:
+    answer = client.request(method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"]["code"] == code
+    assert "detail" not in answer.json()
+
+
+def test_a_body_without_length_is_cut_off_at_the_limit(client: httpx.Client) -> None:
+    def endless() -> Any:
+        for _ in range(17):
+            yield b" " * 2**20
+
+    answer = client.post("/v1/infer", content=endless(), headers={"content-type": "application/json"})
+    assert answer.status_code == 413
+
+
+def test_models_are_listed_in_openais_shape(client: httpx.Client) -> None:
+    listed = client.get("/v1/models").json()
+    assert listed["object"] == "list"
+    assert [entry["id"] for entry in listed["data"]] == ["encoder", "gpt", "minilm", "notebook", "postnorm"]
+    entry = client.get("/v1/models/notebook").json()
+    assert entry in listed["data"]
+    assert (entry["object"], entry["owned_by"], entry["versions"]) == ("model", "addnorm", ["1"])
+    assert entry["limits"] == {"max_positions": 5, "vocab_size": 6}
+    assert set(entry["files"]) == {"model.onnx", "head.onnx"}
+    assert entry["config"]["d_model"] == 16
+
+
+def test_the_certificate_is_shown(client: httpx.Client) -> None:
+    certificate = client.get("/v1/models/notebook/certificate").json()
+    assert certificate["passed"] is True
+    assert certificate["bundle"] == "notebook/1"
+    assert all(check["difference"] <= check["limit"] for check in certificate["checks"])
+    assert client.get("/v1/models/notebook/1/certificate").json() == certificate
+
+
+def test_health_and_docs(client: httpx.Client) -> None:
+    assert client.get("/livez").json() == {"status": "alive"}
+    assert client.get("/readyz").json() == {"status": "ready"}
+    assert client.get("/").headers["location"] == "/docs"
+    assert client.get("/docs").status_code == 200
+
+
+def test_the_examples_of_the_openapi_document_run(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    schema = document["paths"]["/v1/infer"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["examples"]
+    for example in schema["examples"]:
+        assert post(client, example).status_code == 200
+    assert "422" not in document["paths"]["/v1/infer"]["post"]["responses"]
+
+
+def test_a_caller_who_leaves_mid_request_disturbs_nobody(url: str, client: httpx.Client) -> None:
+    port = int(url.rpartition(":")[2])
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", port)) as gone:
+            gone.sendall(
+                b"POST /v1/infer HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{"
+            )
+    assert post(client, GOOD).status_code == 200

@@ -1,0 +1,52 @@
+"""Settings come from the environment, once."""
+
+import logging
+
+import pytest
+
+from service.errors import StartupError
+from service.settings import Settings, describe, read_settings
+
+
+def test_a_kubernetes_service_link_is_ignored_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ADDNORM_PORT", "tcp://10.0.0.1:8000")
+    monkeypatch.setenv("ADDNORM_PORT_8000_TCP_ADDR", "10.0.0.1")
+    monkeypatch.setenv("ADDNORM_SERVICE_HOST", "10.0.0.1")
+    assert read_settings().port == 8000
+    assert len(caplog.records) == 1
+    assert "service link" in caplog.text
+
+
+def test_misspelt_names_get_a_warning_with_the_nearest(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ADDNORM_LANE", "2")
+    monkeypatch.setenv("ADDNORM_XYZZY", "2")
+    with caplog.at_level(logging.WARNING):
+        read_settings()
+    assert "ADDNORM_LANE is no setting: did you mean ADDNORM_LANES?" in caplog.text
+    assert "ADDNORM_XYZZY is no setting: `python -m service settings`" in caplog.text
+
+
+@pytest.mark.parametrize("level", ["INFO", "info", "Warning"])
+def test_the_log_level_may_be_in_any_case(monkeypatch: pytest.MonkeyPatch, level: str) -> None:
+    monkeypatch.setenv("ADDNORM_LOG_LEVEL", level)
+    assert read_settings().log_level == level.lower()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("PORT", "70000"), ("LANES", "-1"), ("PROVIDER", "tpu"), ("TIMEOUT_S", "0")]
+)
+def test_a_value_that_does_not_fit_names_its_variable(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(f"ADDNORM_{name}", value)
+    with pytest.raises(StartupError, match=f"ADDNORM_{name}={value}: "):
+        read_settings()
+
+
+def test_every_setting_is_described_with_its_default() -> None:
+    text = describe()
+    for name, field in Settings.model_fields.items():
+        assert f"ADDNORM_{name.upper()}={field.default}\n" in text
+        assert field.description
