@@ -1,6 +1,6 @@
 """A real checkpoint, served: all-MiniLM-L6-v2 against transformers' BertModel. `make minilm` runs it.
 
-    python examples/minilm.py CHECKPOINT_FOLDER BUNDLES
+python examples/minilm.py CHECKPOINT_FOLDER BUNDLES
 """
 
 import os
