@@ -1,6 +1,5 @@
 """Whether answers are right: compared, after the timed part, with each sequence computed alone."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 
@@ -84,9 +83,3 @@ class Reference:
 
 def _on_grid(rows: Iterable[Floats], width: int) -> Floats:
     return np.stack([np.pad(row, ((0, width - len(row)), (0, 0))) for row in rows])
-
-
-def right_body(reference: Reference, request: Request) -> bytes:
-    """The JSON of a right answer, as little as there can be of it."""
-    alone = [reference._alone[request.output, sequence.tobytes()] for sequence in request.sequences]
-    return json.dumps({request.output: [row.tolist() for row in alone]}).encode()

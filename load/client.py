@@ -116,7 +116,12 @@ class Client:
 
 
 def _request(host: str, body: bytes) -> bytes:
-    lines = ("POST /v1/infer HTTP/1.1", f"Host: {host}", "Content-Type: application/json", f"Content-Length: {len(body)}")
+    lines = (
+        "POST /v1/infer HTTP/1.1",
+        f"Host: {host}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    )
     return "\r\n".join((*lines, "", "")).encode() + body
 
 

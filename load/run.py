@@ -31,7 +31,7 @@ class Load:
     seconds: float
     rate: float | None = None
     warm_up_s: float = 0.5
-    num_answers: int | None = None  # closed loop: stop after so many, however long it takes
+    num_answers: int | None = None  # closed loop: stop after so many
     seed: int = 0
 
 
@@ -63,9 +63,7 @@ def measure(server: Server, stream: Stream, reference: Reference, load: Load, pr
     return _result(stream, reference, answers, server.rss_mib(), server_cpu_s, client_cpu_s)
 
 
-async def _apply(
-    server: Server, stream: Stream, load: Load, progress: bool
-) -> tuple[Answers, float | None, float]:
+async def _apply(server: Server, stream: Stream, load: Load, progress: bool) -> tuple[Answers, float | None, float]:
     client = Client(server.host, server.port, [request.body for request in stream.requests])
     order = stream.indices()
     if load.warm_up_s:
@@ -74,10 +72,8 @@ async def _apply(
     async with _bar(load.seconds, progress):
         if load.rate is not None:
             answers = await open_loop(client, order, load.concurrency, load.seconds, load.rate, load.seed)
-        elif load.num_answers is not None:
-            answers = await closed_loop(client, islice(order, load.num_answers), load.concurrency, float("inf"))
         else:
-            answers = await closed_loop(client, order, load.concurrency, load.seconds)
+            answers = await closed_loop(client, islice(order, load.num_answers), load.concurrency, load.seconds)
     client_cpu_s, server_after = time.process_time() - client_before, server.cpu_s()
     client.close()
     server_cpu_s = None if server_before is None or server_after is None else server_after - server_before
@@ -136,7 +132,7 @@ def main() -> None:
     precision = arguments.precision or bundle.manifest.default_precision
     reference = Reference(bundle, precision, arguments.tolerance)
     fields = {name: value for name in ("model", "precision") if (value := getattr(arguments, name))}
-    stream = make(PROFILES[arguments.profile], bundle.manifest.limits, arguments.seed, **fields)
+    stream = make(PROFILES[arguments.profile], bundle.manifest.limits, arguments.seed, fields)
     reference.learn(stream, arguments.profile)
     address = urlsplit(arguments.url)
     server = Server(address.hostname or "127.0.0.1", address.port or 80, arguments.pid)
@@ -164,7 +160,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--bundle", type=Path, required=True, help="what the server serves: <bundles>/<name>/<version>")
     parser.add_argument("--profile", choices=PROFILES, default="small")
     parser.add_argument("--concurrency", type=int, default=8, help="callers; with --rate the most connections")
-    parser.add_argument("--rate", type=float, help="open loop: Poisson arrivals a second; latency from the intended time")
+    parser.add_argument(
+        "--rate", type=float, help="open loop: Poisson arrivals a second; latency from the intended time"
+    )
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--warm-up", type=float, default=1.0, metavar="SECONDS")
     parser.add_argument("--precision", help="sent in each body, and that of the reference")

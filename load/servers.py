@@ -27,6 +27,13 @@ class Server:
     port: int
     pid: int | None = None
 
+    def ask(self, body: bytes) -> bytes:
+        """The answer to one body. HTTPError unless it is a success."""
+        url = f"http://{self.host}:{self.port}/v1/infer"
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return bytes(answer.read())
+
     def cpu_s(self) -> float | None:
         """CPU seconds of the process so far, user and system."""
         if self.pid is None:

@@ -40,6 +40,7 @@ PROFILES = {
     "hidden": Profile(1, 4, 30, 128, output="activations", num_requests=48),
     "long": Profile(1, 4, 120, 512, num_requests=48),
     "tiny": Profile(1, 1, 4, 8),
+    "same": Profile(1, 1, 4, 8, num_requests=1),  # one request again and again
     **{f"longest-{n}": Profile(32, 32, 30, n, exact=True, num_requests=6) for n in SWEEP_LONGEST},
 }
 
@@ -80,7 +81,7 @@ class Stream:
         return sum(request.num_tokens for request in self.requests) / len(self.requests)
 
 
-def make(profile: Profile, limits: Limits, seed: int = 0, **fields: Any) -> Stream:
+def make(profile: Profile, limits: Limits, seed: int = 0, fields: dict[str, Any] | None = None) -> Stream:
     """The profile's stream within the model's limits. `fields` go into each body (model, precision)."""
     profile = replace(profile, max_length=min(profile.max_length, limits.max_positions))
     draws = np.random.default_rng(seed)
@@ -89,7 +90,7 @@ def make(profile: Profile, limits: Limits, seed: int = 0, **fields: Any) -> Stre
         sequences = tuple(
             _sequence(limits, length, int(draws.integers(NUM_VARIANTS)), seed) for length in _lengths(profile, draws)
         )
-        requests.append(Request(sequences, profile.output, _body(sequences, profile.output, fields)))
+        requests.append(Request(sequences, profile.output, _body(sequences, profile.output, fields or {})))
     return Stream(requests, seed)
 
 
