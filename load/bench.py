@@ -12,7 +12,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from load import report, servers
-from load.check import NAIVE_TOLERANCE, Reference
+from load.check import NAIVE_TOLERANCE, Reference, alone
 from load.offline import Offline, Sgemm
 from load.report import Figures
 from load.run import Load, Result, measure
@@ -103,13 +103,13 @@ def _figures(result: Result) -> Figures:
 def start(stack: ExitStack, bundle: Bundle, padded: Bundle) -> list[Contender]:
     """Naive, and addnorm in each precision of the bundle; warm."""
     server = stack.enter_context(servers.addnorm(bundle))
-    fp32 = Reference(bundle, "fp32")
+    fp32 = Reference(alone(bundle, "fp32"))
     started = [
         Contender("naive", stack.enter_context(servers.naive(padded)), fp32.near(NAIVE_TOLERANCE), bundle),
         Contender("addnorm", server, fp32, bundle),
     ]
     if "int8" in bundle.manifest.precisions:
-        started.append(Contender("int8", server, Reference(bundle, "int8"), bundle, "int8"))
+        started.append(Contender("int8", server, Reference(alone(bundle, "int8")), bundle, "int8"))
     for contender in started:
         contender.run("big", Load(2, 1.0))
     return started
@@ -144,7 +144,7 @@ def _offline_side(contender: Contender, num_lanes: int, token_budget: int) -> Si
 
 def tiny_sides(stack: ExitStack, bundle: Bundle) -> Iterator[Side]:
     """Addnorm over a model that costs next to nothing, and HTTP alone returning that very answer."""
-    reference = Reference(bundle, "fp32")
+    reference = Reference(alone(bundle, "fp32"))
     addnorm = Contender("addnorm", stack.enter_context(servers.addnorm(bundle)), reference, bundle)
     answer = addnorm.server.ask(addnorm.stream("same").requests[0].body)
     yield addnorm.side("tiny", "same", 32)

@@ -1,7 +1,7 @@
 """Whether answers are right: compared, after the timed part, with each sequence computed alone."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import orjson
@@ -18,20 +18,36 @@ WRONG = "wrong"
 NAIVE_TOLERANCE = 1e-3  # of a padded graph on this load; ours has none
 
 
-class Reference:
-    """The right answer to each request, from an engine in this process that sees one sequence at a time."""
+Compute = Callable[[str, Ints], Floats]  # output, a sequence -> its pooled vector or its activations
 
-    def __init__(self, bundle: Bundle, precision: str, tolerance: float | None = None) -> None:
+
+def alone(bundle: Bundle, precision: str) -> Compute:
+    """An engine in this process that sees one sequence at a time."""
+    engine = Engine(bundle, precision, "cpu")
+
+    def compute(output: str, sequence: Ints) -> Floats:
+        rows = engine.run(Batch.of([sequence]))
+        if output == "activations":
+            return rows[0].activations.copy()
+        vector: Floats = outputs.pooled(rows, bundle.manifest.pooling, normalize=False)[0]
+        return vector
+
+    return compute
+
+
+class Reference:
+    """The right answer to each request, and what passes for it."""
+
+    def __init__(self, compute: Compute, tolerance: float | None = None) -> None:
         """tolerance: None asks for the same bits, zeros at pads included; a number only for near real tokens."""
-        self._engine = Engine(bundle, precision, "cpu")
-        self._pooling = bundle.manifest.pooling
+        self._compute = compute
         self._alone: dict[tuple[str, bytes], Floats] = {}
-        self.tolerance = tolerance
+        self._tolerance = tolerance
 
     def near(self, tolerance: float) -> "Reference":
         """The same answers, told apart by a tolerance."""
-        other = object.__new__(Reference)
-        other.__dict__.update(self.__dict__, tolerance=tolerance)
+        other = Reference(self._compute, tolerance)
+        other._alone = self._alone
         return other
 
     def learn(self, stream: Stream, what: str = "") -> None:
@@ -41,14 +57,7 @@ class Reference:
         for (output, key), sequence in tqdm(new.items(), f"computing {what} alone", leave=False, disable=not new):
             self._alone[output, key] = self._compute(output, sequence)
 
-    def _compute(self, output: str, sequence: Ints) -> Floats:
-        rows = self._engine.run(Batch.of([sequence]))
-        if output == "activations":
-            return rows[0].activations.copy()
-        vector: Floats = outputs.pooled(rows, self._pooling, normalize=False)[0]
-        return vector
-
-    def errors(self, stream: Stream, answers: Answers) -> tuple[list[bool], dict[str, int]]:
+    def verdicts(self, stream: Stream, answers: Answers) -> tuple[list[bool], dict[str, int]]:
         """For each answer whether it is right, and how many are not, by status or "wrong"."""
         verdicts = {
             index: [self._verdict(stream.requests[index], *answer) for answer in kept]
@@ -74,11 +83,11 @@ class Reference:
         known = np.stack(alone) if request.output == "pooled" else _on_grid(alone, request.width)
         if got.shape != known.shape:
             return False
-        if self.tolerance is None:
+        if self._tolerance is None:
             return got.tobytes() == known.tobytes()
         if request.output == "activations":
             got = _on_grid([row[: len(rows)] for row, rows in zip(got, alone, strict=True)], request.width)
-        return bool(np.allclose(got, known, rtol=self.tolerance, atol=self.tolerance))
+        return bool(np.allclose(got, known, rtol=self._tolerance, atol=self._tolerance))
 
 
 def _on_grid(rows: Iterable[Floats], width: int) -> Floats:

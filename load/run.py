@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from tqdm import tqdm
 
-from load.check import NAIVE_TOLERANCE, Reference
+from load.check import NAIVE_TOLERANCE, Reference, alone
 from load.client import Answers, Client, closed_loop, open_loop, runner
 from load.servers import Server
 from load.stream import PROFILES, Stream, make
@@ -106,7 +106,7 @@ def _result(
     server_cpu_s: float | None,
     client_cpu_s: float,
 ) -> Result:
-    right, errors = reference.errors(stream, answers)
+    right, errors = reference.verdicts(stream, answers)
     latencies_ms = 1000 * np.array([s for s, is_right in zip(answers.latencies_s, right, strict=True) if is_right])
     given = (index for (index, _), is_right in zip(answers.given, right, strict=True) if is_right)
     num_tokens = sum(stream.requests[index].num_tokens for index in given)
@@ -130,7 +130,7 @@ def main() -> None:
     arguments = _parser().parse_args()
     bundle = bundles.read(arguments.bundle)
     precision = arguments.precision or bundle.manifest.default_precision
-    reference = Reference(bundle, precision, arguments.tolerance)
+    reference = Reference(alone(bundle, precision), arguments.tolerance)
     fields = {name: value for name in ("model", "precision") if (value := getattr(arguments, name))}
     stream = make(PROFILES[arguments.profile], bundle.manifest.limits, arguments.seed, fields)
     reference.learn(stream, arguments.profile)
