@@ -1,0 +1,3 @@
+from load.run import main
+
+main()

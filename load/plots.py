@@ -1,0 +1,39 @@
+"""The two pictures of the report."""
+
+from pathlib import Path
+
+from matplotlib.figure import Figure  # not pyplot: no screen, no global state
+
+COLOURS = {"naive": "tab:red", "addnorm": "tab:blue", "int8": "tab:green"}
+
+
+def latency(path: Path, points: dict[str, list[dict[str, float]]]) -> None:
+    """Median and 99th percentile against the load that was offered, one colour a server."""
+    figure = Figure(figsize=(7, 4.5))
+    axes = figure.subplots()
+    for who, loads in points.items():
+        rates = [load["rate"] for load in loads]
+        for metric, style in (("p50_ms", "-o"), ("p99_ms", "--o")):
+            shown = [load[metric] for load in loads]
+            axes.plot(rates, shown, style, color=COLOURS[who], label=f"{who}, {metric.removesuffix('_ms')}")
+    axes.set(xlabel="requests per second offered (Poisson)", ylabel="latency from the intended time, ms", yscale="log")
+    _save(figure, path)
+
+
+def padding(path: Path, shares: dict[str, list[tuple[float, float]]]) -> None:
+    """Useful tokens per second against the share of pads, one line a server."""
+    figure = Figure(figsize=(7, 4.5))
+    axes = figure.subplots()
+    for who, measured in shares.items():
+        percent, rates = [100 * share for share, _ in measured], [rate for _, rate in measured]
+        axes.plot(percent, rates, "-o", color=COLOURS[who], label=who)
+    axes.set(xlabel="pads in a request, % of its cells", ylabel="useful tokens per second", ylim=(0, None))
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    for axes in figure.axes:
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)

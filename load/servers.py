@@ -1,0 +1,126 @@
+"""Servers as processes: started on a free port, awaited, read through /proc, stopped."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from service.bundle import Bundle
+
+PORTS = range(8100, 8200)
+START_S = 60.0  # a server that needs longer is taken for dead
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where a server listens, and its process where we know it."""
+
+    host: str
+    port: int
+    pid: int | None = None
+
+    def ask(self, body: bytes) -> bytes:
+        """The answer to one body. HTTPError unless it is a success."""
+        url = f"http://{self.host}:{self.port}/v1/infer"
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return bytes(answer.read())
+
+    def cpu_s(self) -> float | None:
+        """CPU seconds of the process so far, user and system."""
+        if self.pid is None:
+            return None
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime, stime: proc(5)
+
+    def rss_mib(self) -> float | None:
+        """Resident memory of the process, MiB."""
+        if self.pid is None:
+            return None
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@contextmanager
+def addnorm(bundle: Bundle) -> Iterator[Server]:
+    """`python -m service` over this one bundle, with default settings."""
+    port = _free_port()
+    with TemporaryDirectory() as folder:
+        name, version = bundle.ref.split("/")
+        Path(folder, name).mkdir()
+        Path(folder, name, version).symlink_to(bundle.path.resolve())
+        settings = {"ADDNORM_PORT": str(port), "ADDNORM_LOG_LEVEL": "warning"}
+        with _process(["service", "--bundles", folder], port, settings) as server:
+            yield server
+
+
+@contextmanager
+def naive(bundle: Bundle) -> Iterator[Server]:
+    port = _free_port()
+    with _process(["load.naive", "--bundle", str(bundle.path), "--port", str(port)], port) as server:
+        yield server
+
+
+@contextmanager
+def ready_made(answer: bytes) -> Iterator[Server]:
+    """load/ready.py, returning `answer` to every request."""
+    port = _free_port()
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "answer.json")
+        file.write_bytes(answer)
+        with _process(["load.ready", "--answer", str(file), "--port", str(port)], port) as server:
+            yield server
+
+
+@contextmanager
+def _process(module: Sequence[str], port: int, settings: dict[str, str] | None = None) -> Iterator[Server]:
+    """`python -m module`, from when it answers HTTP until the block is left."""
+    process = subprocess.Popen([sys.executable, "-m", *module], env={**os.environ, **(settings or {})})
+    try:
+        _await(process, port)
+        yield Server("127.0.0.1", port, process.pid)
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _await(process: subprocess.Popen[bytes], port: int) -> None:
+    """Any answer will do: none of these servers listens before its models are loaded."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"{process.args!r} ended with {process.returncode} before it answered")
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/livez", timeout=5).close()
+        except urllib.error.HTTPError as error:
+            error.close()
+            return
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return
+    raise RuntimeError(f"{process.args!r} did not answer within {START_S:.0f} s")
+
+
+def _free_port() -> int:
+    for port in PORTS:
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError(f"no free port in {PORTS.start}-{PORTS.stop - 1}")
