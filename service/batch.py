@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,14 +95,15 @@ def from_lists(input_ids: list[list[int]], attention_mask: list[list[int]] | Non
     _same_shape(lengths, attention_mask)
     shape = (len(input_ids), int(lengths[0]))
     mask = _flat("attention_mask", attention_mask, lengths).reshape(shape)
-    if ((mask != 0) & (mask != 1)).any():
-        row, column = np.argwhere((mask != 0) & (mask != 1))[0]
-        raise _invalid("attention_mask", row, f"[{column}] is {attention_mask[row][column]}: 0 (pad) or 1 (real token)")
-    return from_grid(_flat("input_ids", input_ids, lengths, mask.reshape(-1)).reshape(shape), mask != 0)
+    return from_grid(_flat("input_ids", input_ids, lengths, mask.reshape(-1)).reshape(shape), mask)
 
 
-def from_grid(input_ids: Ints, mask: NDArray[np.bool_]) -> tuple[Batch, Cells]:
-    """input_ids, mask `[num_rows, seq]` -> the batch of real tokens, and where they stood."""
+def from_grid(input_ids: Ints, attention_mask: NDArray[Any]) -> tuple[Batch, Cells]:
+    """Both `[num_rows, seq]` -> the batch of real tokens, and where they stood. InvalidInput unless mask is 0 or 1."""
+    if (odd := (attention_mask != 0) & (attention_mask != 1)).any():
+        row, column = np.argwhere(odd)[0]
+        raise _invalid("attention_mask", row, f"[{column}] is {attention_mask[row, column]}: 0 (pad) or 1 (real token)")
+    mask = attention_mask != 0
     lengths = mask.sum(1)
     return Batch(input_ids[mask], _offsets(lengths[lengths > 0])), Cells(lengths, mask)
 

@@ -73,6 +73,11 @@ class Bundle:
         return f"{self.manifest.name}/{self.manifest.version}"
 
     @property
+    def manifest_sha256(self) -> str:
+        """As the certificate records it; empty while there is none."""
+        return str(self.certificate["manifest_sha256"]) if self.certificate else ""
+
+    @property
     def created_s(self) -> float:
         """Unix time of the export."""
         return datetime.fromisoformat(self.manifest.created).timestamp()

@@ -13,6 +13,7 @@ from service import outputs
 from service.batch import Batch, Cells, Rows
 from service.bundle import Bundle, Pooling
 from service.errors import Expired, InvalidInput
+from service.metrics import Metrics
 from service.models import Model, Models
 from service.outputs import Positions
 from service.scheduler import Job, Scheduler
@@ -55,11 +56,12 @@ class Answer:
 class Inference:
     """Checks a query, waits for its rows, makes its outputs. Shared by all protocols."""
 
-    def __init__(self, models: Models, scheduler: Scheduler, settings: Settings) -> None:
-        self.models, self.settings = models, settings
-        self.scheduler = scheduler
+    def __init__(self, models: Models, settings: Settings) -> None:
+        self.models, self.settings, self.metrics = models, settings, Metrics()
+        self.scheduler = Scheduler(settings.num_lanes, settings.max_queue_tokens, self.metrics.micro_batch)
+        self.metrics.watch(self.scheduler, models, settings)
         # as many as lanes: what runs a head competes with them for the cores
-        self._encoders = ThreadPoolExecutor(scheduler.num_lanes, thread_name_prefix="encode")
+        self._encoders = ThreadPoolExecutor(settings.num_lanes, thread_name_prefix="encode")
 
     async def answer(self, query: Query, encode: Callable[[Answer], bytes]) -> tuple[bytes, dict[str, float]]:
         """The encoded answer and the seconds of each stage. `encode`: Answer -> bytes, called off the event loop."""

@@ -29,7 +29,9 @@ class Model:
     def __init__(self, bundle: Bundle, provider: str, token_budget: int) -> None:
         self.bundle = bundle
         self.engines = {name: Engine(bundle, name, provider) for name in bundle.manifest.precisions}
-        self.lines = {name: Line(engine.run, token_budget) for name, engine in self.engines.items()}
+        self.lines = {
+            name: Line(engine.run, token_budget, bundle.manifest.name) for name, engine in self.engines.items()
+        }
 
     def line(self, precision: str | None) -> Line:
         return self.lines[self._known(precision)]

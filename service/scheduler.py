@@ -18,14 +18,16 @@ from typing import NamedTuple
 from service.batch import Batch, Rows
 from service.errors import Expired, Overloaded, ServiceError
 
+Observe = Callable[[str, list[int]], None]
 Run = Callable[[Batch], list[Rows]]  # the one seam: a micro-batch in, each sequence's rows out
 
 
 class Line:
     """The sequences that wait for one engine, shortest first, and how quickly that engine drains them."""
 
-    def __init__(self, run: Run, token_budget: int) -> None:
+    def __init__(self, run: Run, token_budget: int, name: str = "") -> None:
         self.run = run
+        self.name = name
         self.token_budget = token_budget
         self.waiting: list[Waiting] = []
         self.num_tokens = 0
@@ -111,11 +113,14 @@ class Queue:
         if self.num_tokens + batch.num_tokens > self.max_tokens:
             raise Overloaded(
                 f"the queue holds {self.num_tokens} tokens of {self.max_tokens}: no room for {batch.num_tokens} more",
+                code="queue_full",
                 retry_after_s=wait_s,
             )
         if now + wait_s > deadline:
             raise Overloaded(
-                f"the queue needs {wait_s:.2f} s, the deadline is in {deadline - now:.2f} s", retry_after_s=wait_s
+                f"the queue needs {wait_s:.2f} s, the deadline is in {deadline - now:.2f} s",
+                code="deadline_not_met",
+                retry_after_s=wait_s,
             )
         job = Job(next(self._numbers), line, batch, now, deadline)
         self.jobs.append(job)
@@ -180,9 +185,12 @@ class Queue:
 class Scheduler:
     """A Queue, and the lanes: threads that take from it, run, and settle."""
 
-    def __init__(self, num_lanes: int, max_queue_tokens: int) -> None:
-        self.num_lanes = num_lanes
+    def __init__(self, num_lanes: int, max_queue_tokens: int, observe: Observe = lambda name, lengths: None) -> None:
+        """observe: called with each computed micro-batch's line's name and its sequences' lengths."""
+        self.num_lanes, self.max_queue_tokens = num_lanes, max_queue_tokens
         self._queue = Queue(max_queue_tokens, num_lanes)
+        self._observe = observe
+        self.num_busy = 0
         self._changed = threading.Condition()
         self._closing = False
         self._lanes = [threading.Thread(target=self._lane, name=f"lane-{i}", daemon=True) for i in range(num_lanes)]
@@ -197,6 +205,10 @@ class Scheduler:
             self._changed.notify_all()
         return job
 
+    def num_queued_tokens(self) -> int:
+        with self._changed:
+            return self._queue.num_tokens
+
     def close(self) -> None:
         """Runs what is queued, then ends the lanes."""
         with self._changed:
@@ -208,13 +220,16 @@ class Scheduler:
     def _lane(self) -> None:
         while (micro := self._next()) is not None:
             outcome = _run(micro)
+            self._observe(micro.line.name, [sequence.length for sequence in micro.sequences])
             with self._changed:
+                self.num_busy -= 1
                 self._queue.settle(micro, outcome, time.monotonic())
 
     def _next(self) -> MicroBatch | None:
         with self._changed:
             while (micro := self._queue.take(time.monotonic())) is None and not self._closing:
                 self._changed.wait()
+            self.num_busy += micro is not None
             return micro
 
 

@@ -39,6 +39,9 @@ class Settings(BaseSettings):
     timeout_s: float = Field(
         30.0, gt=0, description="Deadline of a request that sends no x-request-timeout-ms. Match it to your clients'."
     )
+    grace_s: float = Field(
+        30.0, gt=0, description="Longest drain after SIGTERM. Keep it below the orchestrator's own kill delay."
+    )
     max_sequences: int = Field(1024, ge=1, description="Sequences in one request. Raise for bulk callers.")
     max_tokens: int = Field(65_536, ge=1, description="Real tokens in one request. Raise with max_queue_tokens.")
     max_cells: int = Field(262_144, ge=1, description="Cells, pads included, in one request. Raise for sparse grids.")

@@ -15,7 +15,6 @@ from export.__main__ import Source, export
 from service.app import create_app
 from service.infer import Inference
 from service.models import load_all
-from service.scheduler import Scheduler
 from service.settings import Settings
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -54,8 +53,8 @@ def serving(inference: Inference) -> Iterator[str]:
 
 
 def inference_of(root: Path, **changed: Any) -> Inference:
-    settings = Settings(**changed)
-    return Inference(load_all(root, settings), Scheduler(2, settings.max_queue_tokens), settings)
+    settings = Settings(**{"lanes": 2, **changed})
+    return Inference(load_all(root, settings), settings)
 
 
 @pytest.fixture(scope="session")

@@ -119,6 +119,7 @@ def test_every_answer_has_length_request_id_and_timing_and_keeps_the_connection(
         assert answer.headers["content-length"] == str(len(answer.content))
         assert answer.headers["x-request-id"] == "mine-1"
         assert [part.split(";")[0] for part in answer.headers["server-timing"].split(", ")] == [
+            "decode",
             "queue",
             "infer",
             "encode",

@@ -1,15 +1,23 @@
 """What all protocols need of HTTP: bounded bodies, deadlines, and one envelope for errors."""
 
 import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from fastapi import Request
+import orjson
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from service.errors import BodyTooLarge, InvalidInput, ServiceError, UnsupportedMediaType
+from service.infer import Answer, Inference, Query
+from service.models import Models
 
 JSON = "application/json"
+Encode = Callable[[Answer], bytes]
+Decode = Callable[[bytes, Models], tuple[Query, Encode]]
 TIMEOUT_HEADER = "x-request-timeout-ms"
 
 
@@ -65,9 +73,53 @@ def timeout_s(request: Request) -> float | None:
     return int(sent) / 1000
 
 
-def error_response(error: ServiceError) -> JSONResponse:
-    """The envelope of every answer that is not a success."""
-    body = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+def validation_error(error: ValidationError, model: type[BaseModel], reserved: Sequence[str] = ()) -> InvalidInput:
+    """pydantic's first complaint in our words: field, what is wrong, value."""
+    first = error.errors(include_url=False)[0]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")[:200]
+    if not field:
+        return InvalidInput(f"the body is not a JSON object: {first['msg']}")
+    param = field.split("[")[0]
+    if field in reserved:
+        return InvalidInput(f"{field} is reserved for a later version: leave it out", param=param)
+    words = {
+        "extra_forbidden": f"{field} is unknown; known are {', '.join(model.model_fields)}",
+        "missing": f"{field} is missing",
+    }
+    return InvalidInput(words.get(first["type"], f"{field}: {first['msg']}, got {_shown(first['input'])}"), param=param)
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:  # an integer over 64 bits, say
+        text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+async def respond(request: Request, decode: Decode) -> Response:
+    """What every inference route does between its own decode and encode."""
+    inference: Inference = request.app.state.inference
+    body = await read_body(request, inference.settings.max_body_bytes)
+    started = time.monotonic()
+    query, encode = decode(body, inference.models)
+    query = replace(query, timeout_s=timeout_s(request) or query.timeout_s)
+    decode_s = time.monotonic() - started
+    manifest = query.model.bundle.manifest
+    facts = request.state.facts
+    facts.model, facts.real_tokens, facts.padded_tokens = manifest.name, query.batch.num_tokens, query.cells.num_pads
+    content, stages_s = await inference.answer(query, encode)
+    facts.stages_s = {"decode": decode_s, **stages_s}
+    inference.metrics.answered(facts.model, facts.real_tokens, facts.padded_tokens, facts.stages_s)
+    timing = ", ".join(f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in facts.stages_s.items())
+    return Response(content, media_type=JSON, headers={"server-timing": timing})
+
+
+def error_response(path: str, error: ServiceError) -> JSONResponse:
+    """The envelope of every answer that is not a success: V2's words under /v2, OpenAI's elsewhere."""
+    body: Any = error.message
+    if not path.startswith("/v2"):
+        body = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))

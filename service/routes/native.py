@@ -9,10 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from service.batch import from_lists
 from service.bundle import Bundle, Pooling
 from service.errors import InvalidInput
-from service.infer import Answer, Inference, Query
+from service.infer import Answer, Query
 from service.models import Model, Models
 from service.outputs import Positions
-from service.routes.http import ERRORS, JSON, read_body, timeout_s
+from service.routes.http import ERRORS, JSON, respond, validation_error
 
 router = APIRouter(prefix="/v1")
 RESERVED = ("texts", "truncate", "dtype", "token_type_ids")
@@ -89,25 +89,21 @@ class InferResponse(BaseModel):
     openapi_extra={"requestBody": {"required": True, "content": {JSON: {"schema": InferRequest.model_json_schema()}}}},
 )
 async def infer(request: Request) -> Response:
-    inference: Inference = request.app.state.inference
-    body = await read_body(request, inference.settings.max_body_bytes)
-    query = decode(body, inference.models, timeout_s(request))
-    content, stages_s = await inference.answer(query, encode)
-    return Response(content, media_type=JSON, headers={"server-timing": server_timing(stages_s)})
+    return await respond(request, lambda body, models: (decode(body, models), encode))
 
 
-def decode(body: bytes, models: Models, timeout_s: float | None = None) -> Query:
+def decode(body: bytes, models: Models) -> Query:
     """JSON -> Query. InvalidInput names the field."""
     try:
         asked = InferRequest.model_validate_json(body)
     except ValidationError as error:
-        raise _mendable(error) from None
+        raise validation_error(error, InferRequest, RESERVED) from None
     model = models.find(asked.model)
     batch, cells = from_lists(asked.input_ids, asked.attention_mask)
     options = asked.logits or LogitsOptions(positions="all", top_k=None)
     query = Query(
         model, batch, cells, None if asked.outputs is None else tuple(asked.outputs), options.positions, options.top_k,
-        asked.pooling, asked.normalize, asked.precision, timeout_s,
+        asked.pooling, asked.normalize, asked.precision,
     )  # fmt: skip
     _no_idle_options(asked, query)
     return query
@@ -120,30 +116,6 @@ def _no_idle_options(asked: InferRequest, query: Query) -> None:
             raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
 
 
-def _mendable(error: ValidationError) -> InvalidInput:
-    first = error.errors(include_url=False)[0]
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-    if first["type"] == "extra_forbidden":
-        if field in RESERVED:
-            return InvalidInput(f"{field} is reserved for a later version: leave it out", param=field)
-        return InvalidInput(
-            f"{field[:200]} is unknown; known are {', '.join(InferRequest.model_fields)}", param=field[:200]
-        )
-    if first["type"] == "missing":
-        return InvalidInput(f"{field} is missing", param=field)
-    if not field:
-        return InvalidInput(f"the body is not a JSON object: {first['msg']}", param=None)
-    return InvalidInput(f"{field}: {first['msg']}, got {_shown(first['input'])}", param=field.split("[")[0])
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = orjson.dumps(value).decode()
-    except orjson.JSONEncodeError:  # an integer over 64 bits, say
-        text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
-
-
 def encode(answer: Answer) -> bytes:
     """Answer -> JSON, floats with the fewest digits that give the same float32 back."""
     query = answer.query
@@ -151,10 +123,6 @@ def encode(answer: Answer) -> bytes:
     usage = {"real_tokens": query.batch.num_tokens, "padded_tokens": query.cells.num_pads}
     body = {"model": manifest.name, "version": str(manifest.version), **answer.outputs, "usage": usage}
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-def server_timing(stages_s: dict[str, float]) -> str:
-    return ", ".join(f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in stages_s.items())
 
 
 @router.get("/models", summary="The models served here, in OpenAI's list shape", responses=ERRORS)

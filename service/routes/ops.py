@@ -1,7 +1,12 @@
-"""What operators and orchestrators ask: alive, ready."""
+"""What operators and orchestrators ask: alive, ready, how much."""
 
-from fastapi import APIRouter
-from fastapi.responses import JSONResponse, RedirectResponse
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse, RedirectResponse
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from service.errors import NotReady
+from service.infer import Inference
+from service.routes.http import ERRORS
 
 router = APIRouter()
 
@@ -11,9 +16,17 @@ async def livez() -> dict[str, str]:
     return {"status": "alive"}
 
 
-@router.get("/readyz", summary="Models are loaded, checked and warm")
-async def readyz() -> JSONResponse:
-    return JSONResponse({"status": "ready"})
+@router.get("/readyz", summary="Models are loaded, checked and warm", responses={503: ERRORS[503]})
+async def readyz(request: Request) -> dict[str, str]:
+    if request.state.draining:
+        raise NotReady("the server is shutting down", retry_after_s=1)
+    return {"status": "ready"}
+
+
+@router.get("/metrics", summary="Counters and gauges for Prometheus", response_class=PlainTextResponse)
+async def metrics(request: Request) -> Response:
+    inference: Inference = request.app.state.inference
+    return Response(inference.metrics.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 @router.get("/", include_in_schema=False)

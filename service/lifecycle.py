@@ -1,0 +1,119 @@
+"""The edge of the application and its end: request ids, one log line and one count a request, and draining.
+
+On SIGTERM the server is not ready at once, answers what it has accepted, refuses what comes, and closes the
+listener last.
+"""
+
+import logging
+import re
+import signal
+import time
+import uuid
+from dataclasses import dataclass, field
+from types import FrameType
+
+import uvicorn
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.errors import NotReady
+from service.metrics import Metrics
+from service.routes.http import error_response
+
+log = logging.getLogger("addnorm.access")
+REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+ALWAYS_ANSWERED = ("/livez", "/readyz", "/metrics", "/v2/health/")  # while draining too
+
+
+@dataclass
+class Facts:
+    """What becomes known of a request on its way; logged and counted at its end. Never its content."""
+
+    request_id: str
+    status: int = 500
+    model: str = ""
+    real_tokens: int = 0
+    padded_tokens: int = 0
+    stages_s: dict[str, float] = field(default_factory=dict)
+
+
+class Edge:
+    """Outermost ASGI application."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+        self.draining = False
+        self.in_flight = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        sent = Headers(scope=scope).get("x-request-id", "")
+        facts = Facts(sent if REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex)
+        scope.setdefault("state", {})["facts"] = facts
+        started = time.monotonic()
+        self.in_flight += 1
+        try:
+            await self._answer(scope, receive, self._marked(send, facts))
+        finally:
+            self.in_flight -= 1
+            self._record(scope, facts, time.monotonic() - started)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["draining"] = self.draining
+        if self.draining and not scope["path"].startswith(ALWAYS_ANSWERED):
+            refusal = NotReady("the server is shutting down: send it to another", retry_after_s=1)
+            self.metrics.rejections.labels("draining").inc()
+            await error_response(scope["path"], refusal)(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def _marked(self, send: Send, facts: Facts) -> Send:
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                facts.status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = facts.request_id
+                if self.draining:
+                    headers["connection"] = "close"
+            await send(message)
+
+        return marked
+
+    def _record(self, scope: Scope, facts: Facts, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "unknown")  # the template: paths as they come have no bound
+        self.metrics.requests.labels(route, facts.model, facts.status).inc()
+        self.metrics.request_seconds.labels(route).observe(seconds)
+        stages = {f"{stage}_ms": round(s * 1000, 3) for stage, s in facts.stages_s.items()}
+        log.info(
+            "request",
+            extra={
+                "facts": {
+                    "request_id": facts.request_id, "method": scope["method"], "route": route, "status": facts.status,
+                    "ms": round(seconds * 1000, 3), "model": facts.model, "real_tokens": facts.real_tokens,
+                    "padded_tokens": facts.padded_tokens, **stages,
+                }
+            },
+        )  # fmt: skip
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but a signal drains first, and the process then ends with exit code 0."""
+
+    def __init__(self, edge: Edge, config: uvicorn.Config, grace_s: float) -> None:
+        super().__init__(config)
+        self.edge, self.grace_s = edge, grace_s
+        self.drain_until = float("inf")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.edge.draining and sig == signal.SIGINT:
+            self.force_exit = self.should_exit = True  # an impatient second Ctrl+C
+        elif not self.edge.draining:
+            self.edge.draining = True
+            self.drain_until = time.monotonic() + self.grace_s
+
+    async def on_tick(self, counter: int) -> bool:
+        if self.edge.draining and (self.edge.in_flight == 0 or time.monotonic() > self.drain_until):
+            self.should_exit = True
+        return await super().on_tick(counter)
