@@ -1,0 +1,74 @@
+# Two images from one file:
+#   docker build -t addnorm .                          serves; without PyTorch, 145 MB on top of python:3.11-slim
+#   docker build -t addnorm-export --target export .   exports: docker run -v ./bundles:/bundles addnorm-export --preset gpt --out /bundles
+#
+# Build arguments (--build-arg NAME=VALUE):
+#   PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS   where pip looks; it ignores empty ones
+#   TORCH_INDEX_URL   asked besides for PyTorch. By default PyTorch brings gigabytes of CUDA, which an export does not
+#                     need: name the index of CPU builds that its installation page gives. What is served is the same.
+
+# ---- requirements: pyproject's, as lists ----
+# The stages below see only these, so that neither sources nor the tools' settings install anything again.
+FROM python:3.11-slim AS requirements
+COPY pyproject.toml .
+RUN python -c "import tomllib; \
+project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+lists = {'serve': project['dependencies'], 'export': project['optional-dependencies']['export']}; \
+[open(f'/{name}.txt', 'w').write('\n'.join(lines) + '\n') for name, lines in lists.items()]"
+
+# ---- packages: a virtual environment with what serving needs ----
+FROM python:3.11-slim AS packages
+ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_PYTHON=/opt/venv/bin/python
+# onnxruntime reports to its makers by default, from 1.29 on
+ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app ORT_DISABLE_TELEMETRY=1
+RUN python -m venv --without-pip /opt/venv
+COPY --from=requirements /serve.txt /
+RUN pip install --no-compile -r /serve.txt
+WORKDIR /app
+
+# ---- export: the same environment and PyTorch ----
+# So the certificate is of the very onnxruntime that will serve.
+FROM packages AS export
+ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS TORCH_INDEX_URL
+RUN pip freeze > /served.txt
+RUN pip install -c /served.txt ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} torch==2.13.0
+COPY --from=requirements /export.txt /
+RUN pip install -c /served.txt torch==2.13.0 -r /export.txt
+COPY service service
+COPY model model
+COPY export export
+RUN python -m export --preset notebook --out /bundles
+ENTRYPOINT ["python", "-m", "export"]
+
+# ---- lean: what serving opens, and nothing else ----
+# Dropped: tests, onnxruntime's library for C programs and its tools, what tokenizers downloads with. Byte code is kept
+# of the modules that serving imports, the standard library's too: 0.9 s less to start, a health check costs a fifth.
+FROM packages AS lean
+RUN pip uninstall --yes huggingface-hub hf-xet \
+ && cd /opt/venv/lib/python3.11/site-packages \
+ && rm -rf onnxruntime/capi/libonnxruntime.so* onnxruntime/transformers onnxruntime/quantization onnxruntime/tools onnxruntime/datasets \
+ && find . -type d -name tests -prune -exec rm -r {} +
+COPY service service
+RUN python -X pycache_prefix=/opt/pycache -c "import service.__main__, tokenizers, urllib.request; \
+import uvicorn.lifespan.on, uvicorn.loops.uvloop, uvicorn.protocols.http.httptools_impl, uvicorn.protocols.websockets.auto"
+
+# ---- serve ----
+FROM python:3.11-slim AS serve
+LABEL org.opencontainers.image.title="Addnorm" \
+      org.opencontainers.image.description="LayerNorm transformers over HTTP: the same sequence gives the same bits, and padding costs nothing" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# nothing is written at run time: the root file system may be read-only
+ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONPYCACHEPREFIX=/opt/pycache PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 \
+    ORT_DISABLE_TELEMETRY=1 ADDNORM_HOST=0.0.0.0
+COPY --from=lean /opt/venv /opt/venv
+COPY --from=export /bundles /bundles
+COPY --from=lean /opt/pycache /opt/pycache
+COPY --from=lean /app /app
+WORKDIR /app
+USER 10001:10001
+EXPOSE 8000
+# Loading, checking and warming many bundles takes a while: failures count from the third minute on. Past any proxy.
+HEALTHCHECK --interval=5s --timeout=4s --start-period=120s --retries=3 \
+    CMD ["python", "-S", "-c", "import os, urllib.request as u; u.build_opener(u.ProxyHandler({})).open('http://127.0.0.1:%s/readyz' % os.environ.get('ADDNORM_PORT', 8000), timeout=3)"]
+CMD ["python", "-m", "service", "--bundles", "/bundles"]
