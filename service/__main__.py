@@ -1,6 +1,7 @@
 """`python -m service --bundles DIR` serves; `python -m service settings` lists the settings."""
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def main() -> None:
         print(describe())
         return
     logs.configure("info")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # while bundles load; process 1 would not hear it else
     try:
         settings = read_settings()
         logs.configure(settings.log_level)

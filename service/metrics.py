@@ -1,6 +1,13 @@
 """What Prometheus scrapes: counters of what was served, gauges of what waits. Knows numbers only."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.process_collector import ProcessCollector
 
 from service.models import Models
@@ -17,6 +24,7 @@ class Metrics:
     """One registry of its own, so that two servers in one process do not meet."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # a second time series beside each, of no use here
         registry = self.registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self.requests = Counter(

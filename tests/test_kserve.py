@@ -1,0 +1,192 @@
+"""KServe V2 in JSON: a thin edge over the same line, bit for bit."""
+
+import json
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tritonclient.http import InferenceServerClient
+from tritonclient.utils import InferenceServerException
+
+from model.presets import PRESETS
+from tests.conftest import Ask
+
+
+def tensor(name: str, data: Any, datatype: str = "INT64", **more: Any) -> dict[str, Any]:
+    return {"name": name, "shape": list(np.shape(data)), "datatype": datatype, "data": np.ravel(data).tolist(), **more}
+
+
+IDS = [[1, 3, 4, 0, 0], [0, 5, 0, 2, 1]]
+MASK = [[1, 1, 1, 0, 0], [0, 1, 0, 1, 1]]
+GOOD = {"id": "abc", "inputs": [tensor("input_ids", IDS), tensor("attention_mask", MASK)]}
+
+
+def post(client: httpx.Client, body: Any, path: str = "/v2/models/notebook/infer") -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return client.post(path, content=content, headers={"content-type": "application/json"})
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_v2_gives_the_native_routes_bits(client: httpx.Client, ask: Ask, preset: str) -> None:
+    native = ask(preset, IDS, MASK, outputs=["activations", "logits", "pooled", "norm_stats"])
+    answer = post(client, GOOD, f"/v2/models/{preset}/infer").json()
+    assert list(answer) == ["id", "model_name", "model_version", "outputs"]
+    assert (answer["id"], answer["model_name"], answer["model_version"]) == ("abc", preset, "1")
+    expected = {
+        "activations": native["activations"],
+        "logits": native["logits"],
+        "pooled": native["pooled"],
+        "norm_mean": native["norm_stats"]["mean"],
+        "norm_rstd": native["norm_stats"]["rstd"],
+    }
+    assert [output["name"] for output in answer["outputs"]] == list(expected)
+    for output in answer["outputs"]:
+        assert set(output) == {"name", "datatype", "shape", "data"}
+        assert output["shape"] == list(np.shape(expected[output["name"]]))
+        assert output["data"] == np.ravel(expected[output["name"]]).tolist()
+
+
+@pytest.mark.parametrize("datatype", ["INT64", "INT32", "UINT8", "BOOL", "FP32"])
+def test_masks_of_every_datatype_mean_the_same(client: httpx.Client, datatype: str) -> None:
+    kind = {"BOOL": bool, "FP32": float}.get(datatype, int)
+    mask = np.array(MASK).astype(kind)
+    answer = post(client, {"inputs": [tensor("input_ids", IDS, "INT32"), tensor("attention_mask", mask, datatype)]})
+    assert answer.json()["outputs"] == post(client, GOOD).json()["outputs"]
+
+
+def test_nested_data_and_a_version_in_the_path_mean_the_same(client: httpx.Client) -> None:
+    nested = [{**tensor("input_ids", IDS), "data": IDS}, {**tensor("attention_mask", MASK), "data": MASK}]
+    answer = post(client, {"id": "abc", "inputs": nested}, "/v2/models/notebook/versions/1/infer")
+    assert answer.json() == post(client, GOOD).json()
+
+
+def test_outputs_are_answered_in_the_order_asked_and_without_a_mask_all_is_real(client: httpx.Client) -> None:
+    body = {"inputs": [tensor("input_ids", [[1, 2, 3]])], "outputs": [{"name": "norm_rstd"}, {"name": "pooled"}]}
+    answer = post(client, body).json()
+    assert [output["name"] for output in answer["outputs"]] == ["norm_rstd", "pooled"]
+    assert all(answer["outputs"][0]["data"])
+    assert "id" not in answer
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return {**GOOD, **changes}
+
+
+def ids(**changes: Any) -> dict[str, Any]:
+    return changed(inputs=[{**tensor("input_ids", [[1, 2]]), **changes}])
+
+
+def mask(data: Any, datatype: str = "INT64") -> dict[str, Any]:
+    return changed(inputs=[tensor("input_ids", [[1, 2]]), {**tensor("attention_mask", [[1, 1]], datatype), "data": data}])
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "broken JSON": (b'{"inputs": [', "the body is not a JSON object"),
+    "not UTF-8": (b'{"id": "\xff"}', "the body is not a JSON object"),
+    "no inputs": ({}, "inputs is missing"),
+    "inputs empty": (changed(inputs=[]), "inputs lacks input_ids"),
+    "unknown key": (changed(input=1), "input is unknown"),
+    "unknown input": (changed(inputs=[tensor("ids", [[1]])]), "inputs has 'ids': input_ids and attention_mask"),
+    "input twice": (changed(inputs=[tensor("input_ids", [[1]])] * 2), "inputs has 'input_ids' twice"),
+    "mask alone": (changed(inputs=[tensor("attention_mask", [[1]])]), "inputs lacks input_ids"),
+    "no data": (changed(inputs=[{"name": "input_ids", "shape": [1, 1], "datatype": "INT64"}]), "inputs[0].data is missing"),
+    "no shape": (changed(inputs=[{"name": "input_ids", "datatype": "INT64", "data": [1]}]), "inputs[0].shape is missing"),
+    "flat shape": (ids(shape=[2]), "input_ids has shape [2]: [batch, seq]"),
+    "empty shape": (ids(shape=[0, 2], data=[]), "input_ids has shape [0, 2]"),
+    "negative shape": (ids(shape=[-1, -2]), "input_ids has shape [-1, -2]"),
+    "shape of another size": (ids(shape=[1, 3]), "input_ids has 2 values, its shape [1, 3] 3"),
+    "shape that overflows": (ids(shape=[2**40, 2**40]), "input_ids has 2 values"),
+    "nested of another shape": (ids(data=[[1], [2]]), "input_ids.data[0] has 1 values"),
+    "nested and flat": (ids(data=[[1, 2], 3], shape=[2, 2]), "input_ids.data[1] is no list"),
+    "ids of floats": (ids(datatype="FP32", data=[1.0, 2.0]), "input_ids has datatype 'FP32': send INT64, INT32"),
+    "float among integers": (ids(data=[1, 2.0]), "input_ids.data[1] is 2.0, no INT64"),
+    "boolean among integers": (ids(data=[1, True]), "input_ids.data[1] is True, no INT64"),
+    "string among integers": (ids(data=[1, "2"]), "input_ids.data[1] is 2, no INT64"),
+    "integer over 64 bits": (ids(data=[1, 2**70]), "input_ids.data[1] is outside 64-bit integers"),
+    "id out of the vocabulary": (ids(data=[1, 6]), "input_ids[0][1] is 6: ids of notebook/1 are 0 to 5"),
+    "mask of another shape": (changed(inputs=[tensor("input_ids", [[1, 2]]), tensor("attention_mask", [[1]])]), "attention_mask has shape [1, 1]"),
+    "mask value 2": (mask([1, 2]), "attention_mask[0][1] is 2: 0 (pad) or 1 (real token)"),
+    "mask value 0.5": (mask([1, 0.5], "FP32"), "attention_mask[0][1] is 0.5"),
+    "mask value NaN": (mask([1, float("nan")], "FP32"), "attention_mask[0][1] is nan"),
+    "mask of integers as BOOL": (mask([1, 1], "BOOL"), "attention_mask.data[0] is 1, no BOOL"),
+    "too long": (changed(inputs=[tensor("input_ids", [[1] * 6])]), "input_ids[0] has 6 real tokens, the limit of notebook/1 is 5"),
+    "unknown output": (changed(outputs=[{"name": "hidden"}]), "outputs has 'hidden': notebook/1 has activations"),
+    "outputs empty": (changed(outputs=[]), "outputs is empty"),
+    "output twice": (changed(outputs=[{"name": "pooled"}] * 2), "outputs has 'pooled' twice"),
+    "sequence": (changed(parameters={"sequence_id": 1}), "parameters.sequence_id is not supported"),
+    "reserved parameter": (changed(parameters={"triton_x": 1}), "parameters.triton_x is not supported"),
+    "timeout of words": (changed(parameters={"timeout": "1"}), "parameters.timeout is '1'"),
+    "binary output": (changed(parameters={"binary_data_output": True}), "binary_data_output: binary tensors are not offered"),
+    "binary input": (ids(parameters={"binary_data_size": 16}), "input_ids: binary_data_size is not offered"),
+    "classification": (changed(outputs=[{"name": "logits", "parameters": {"classification": 2}}]), "logits: classification is not offered"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_requests_are_refused_with_a_message_that_names_the_field(client: httpx.Client, case: str) -> None:
+    body, words = BAD[case]
+    answer = post(client, body)
+    assert answer.status_code == 400, answer.text
+    assert list(answer.json()) == ["error"]
+    assert words in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v2/nothing", 404),
+        ("GET", "/v2/models/bert", 404),
+        ("GET", "/v2/models/notebook/versions/9", 404),
+        ("GET", "/v2/models/bert/ready", 404),
+        ("GET", "/v2/models/notebook%2F1", 404),
+        ("POST", "/v2/models/bert/infer", 404),
+        ("GET", "/v2/models/notebook/infer", 405),
+        ("POST", "/v2", 405),
+    ],
+)
+def test_whatever_fails_under_v2_says_error(client: httpx.Client, method: str, path: str, status: int) -> None:
+    answer = client.request(method, path, json=GOOD if method == "POST" else None)
+    assert answer.status_code == status
+    assert isinstance(answer.json()["error"], str)
+    assert list(answer.json()) == ["error"]
+
+
+def test_v2_bodies_have_limits_and_media_types(client: httpx.Client) -> None:
+    too_large = post(client, b" " * (16 * 2**20 + 1))
+    assert too_large.status_code == 413
+    assert "limit" in too_large.json()["error"]
+    assert client.post("/v2/models/notebook/infer", content="x", headers={"content-type": "text/plain"}).status_code == 415
+
+
+def test_metadata_states_the_widths(client: httpx.Client) -> None:
+    assert client.get("/v2").json() == {"name": "addnorm", "version": "0.1.0", "extensions": ["parameters"]}
+    assert client.get("/v2/health/live").status_code == 200
+    assert client.get("/v2/health/ready").json() == {"ready": True}
+    metadata = client.get("/v2/models/gpt").json()
+    assert metadata == client.get("/v2/models/gpt/versions/1").json()
+    assert metadata["platform"] == "onnxruntime_onnx"
+    assert [(i["name"], i["datatype"], i["shape"]) for i in metadata["inputs"]] == [
+        ("input_ids", "INT64", [-1, -1]),
+        ("attention_mask", "INT64", [-1, -1]),
+    ]
+    assert {o["name"]: o["shape"] for o in metadata["outputs"]} == {
+        "activations": [-1, -1, 128],
+        "logits": [-1, -1, 1000],
+        "pooled": [-1, 128],
+        "norm_mean": [-1, -1, 9],
+        "norm_rstd": [-1, -1, 9],
+    }
+    assert client.get("/v2/models/gpt/ready").json() == {"name": "gpt", "ready": True}
+
+
+def test_a_real_triton_client_reads_health_metadata_and_errors(url: str) -> None:
+    triton = InferenceServerClient(url.removeprefix("http://"))
+    assert triton.is_server_live()
+    assert triton.is_server_ready()
+    assert triton.is_model_ready("notebook", "1")
+    assert triton.get_server_metadata()["name"] == "addnorm"
+    assert triton.get_model_metadata("notebook")["versions"] == ["1"]
+    with pytest.raises(InferenceServerException, match="model 'bert' is not served here"):
+        triton.get_model_metadata("bert")
+    triton.close()

@@ -1,0 +1,178 @@
+"""The life of the process: what is accepted is answered, what comes while draining is refused, exit code 0."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.conftest import inference_of, serving
+
+LONG = {"model": "gpt", "input_ids": [[7] * 500] * 60, "outputs": ["pooled"]}
+SHORT = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}
+
+
+class Process:
+    """`python -m service` on a free port, its log read line by line."""
+
+    def __init__(self, bundles: Path, **environment: str) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "service", "--bundles", str(bundles)],
+            env={**os.environ, "ADDNORM_PORT": "0", **environment},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        started = self.wait_for(lambda line: "running on" in line["message"])
+        self.port = int(started["message"].split(":")[2].split()[0])
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def _read(self) -> None:
+        assert self.process.stderr
+        with self.process.stderr:
+            for line in self.process.stderr:
+                self.lines.append(json.loads(line))
+
+    def wait_for(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            for line in list(self.lines):
+                if wanted(line):
+                    return line
+            time.sleep(0.01)
+        raise AssertionError(f"never logged; last were {self.lines[-3:]}")
+
+    def terminate(self) -> int:
+        """Exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        code = self.process.wait(timeout=60)
+        self._reader.join()
+        return code
+
+
+@pytest.fixture
+def process(bundles: Path) -> Iterator[Process]:
+    process = Process(bundles)
+    yield process
+    process.process.kill()
+    process.wait()
+
+
+def refused(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return True
+    return False
+
+
+def test_sigterm_answers_what_was_accepted_refuses_what_comes_and_exits_0(process: Process) -> None:
+    with httpx.Client(base_url=process.url, timeout=60) as client, ThreadPoolExecutor(4) as callers:
+        accepted = [callers.submit(httpx.post, f"{process.url}/v1/infer", json=LONG, timeout=60) for _ in range(2)]
+        deadline = time.monotonic() + 20
+        while "addnorm_lanes_busy 0.0" in client.get("/metrics").text and time.monotonic() < deadline:
+            time.sleep(0.005)
+        process.process.send_signal(signal.SIGTERM)
+        while client.get("/readyz").status_code == 200:
+            time.sleep(0.005)
+        late = client.post("/v1/infer", json=SHORT)
+        assert late.status_code == 503
+        assert late.headers["connection"] == "close"
+        assert late.headers["retry-after"] == "1"
+        assert late.json()["error"]["message"].startswith("the server is shutting down")
+        assert client.get("/livez").status_code == 200
+        assert all(answer.result().status_code == 200 for answer in accepted)
+    assert process.wait() == 0
+    assert refused(process.port)
+
+
+def test_an_idle_server_exits_0_at_once(process: Process) -> None:
+    assert httpx.get(f"{process.url}/readyz").status_code == 200
+    assert process.terminate() == 0
+
+
+def test_logs_are_json_with_ids_and_timings_and_never_the_content(process: Process) -> None:
+    body = {"model": "gpt", "input_ids": [[314, 159, 265]], "attention_mask": [[1, 1, 0]], "outputs": ["pooled"]}
+    httpx.post(f"{process.url}/v1/infer", json=body, headers={"x-request-id": "seen-1"})
+    httpx.post(f"{process.url}/v1/infer", json={**body, "input_ids": [[314, 99_999, 1]]}, headers={"x-request-id": "seen-2"})
+    line = process.wait_for(lambda line: line.get("request_id") == "seen-1")
+    known = {key: line[key] for key in ("level", "message", "method", "route", "status", "model", "real_tokens", "padded_tokens")}
+    assert known == {
+        "level": "info", "message": "request", "method": "POST", "route": "/v1/infer", "status": 200, "model": "gpt",
+        "real_tokens": 2, "padded_tokens": 1,
+    }  # fmt: skip
+    assert all(line[f"{stage}_ms"] >= 0 for stage in ("decode", "queue", "infer", "encode"))
+    bad = process.wait_for(lambda line: line.get("request_id") == "seen-2")
+    assert bad["status"] == 400
+    assert not any(content in json.dumps(process.lines) for content in ("314", "99999"))
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_counters_agree_with_a_counted_load_to_the_request_and_the_token(bundles: Path) -> None:
+    for url in serving(inference_of(bundles)):
+        with httpx.Client(base_url=url) as client:
+            body = {**SHORT, "input_ids": [[1, 3, 0], [4, 5, 2]], "attention_mask": [[1, 1, 0], [1, 1, 1]]}
+            for _ in range(7):
+                assert client.post("/v1/infer", json=body).status_code == 200
+            for _ in range(3):
+                assert client.post("/v1/infer", json={**SHORT, "input_ids": [[9]]}).status_code == 400
+            assert client.get("/v1/nothing").status_code == 404
+            got = samples(client.get("/metrics").text)
+
+        def value(name: str, **labels: str) -> float:
+            return got[name, tuple(sorted(labels.items()))]
+
+        route = {"route": "/v1/infer"}
+        assert value("addnorm_requests_total", **route, model="notebook", status="200") == 7
+        assert value("addnorm_requests_total", **route, model="notebook", status="400") == 3
+        assert value("addnorm_requests_total", route="unknown", model="", status="404") == 1
+        assert value("addnorm_request_seconds_count", **route) == 10
+        assert value("addnorm_real_tokens_total", model="notebook") == 35
+        assert value("addnorm_pad_cells_saved_total", model="notebook") == 7
+        assert value("addnorm_micro_batch_tokens_sum", model="notebook") == 35
+        assert value("addnorm_micro_batch_sequences_sum", model="notebook") == 14
+        for stage in ("decode", "queue", "infer", "encode"):
+            assert value("addnorm_stage_seconds_count", model="notebook", stage=stage) == 7
+        assert value("addnorm_queue_tokens") == 0
+        assert value("addnorm_lanes_busy") == 0
+        assert value("process_resident_memory_bytes") > 0
+
+
+def test_a_full_queue_and_an_impossible_deadline_are_refused_with_retry_after(bundles: Path) -> None:
+    for url in serving(inference_of(bundles, max_queue_tokens=1000, lanes=1)):
+        with httpx.Client(base_url=url, timeout=60) as client, ThreadPoolExecutor(16) as callers:
+            full = client.post("/v1/infer", json={**LONG, "input_ids": [[7] * 500] * 3})
+            assert full.status_code == 429
+            assert "holds 0 tokens of 1000: no room for 1500 more" in full.json()["error"]["message"]
+            assert int(full.headers["retry-after"]) >= 1
+            one = {**LONG, "model": "encoder", "input_ids": [[7] * 500] * 2}
+            answers = list(callers.map(lambda _: client.post("/v1/infer", json=one), range(16)))
+            assert {answer.status_code for answer in answers} == {200, 429}
+            late = client.post("/v1/infer", json=one, headers={"x-request-timeout-ms": "1"})
+            assert late.status_code in (429, 504)
+            got = samples(client.get("/metrics").text)
+        rejected = sum(v for (name, _), v in got.items() if name == "addnorm_rejections_total")
+        assert rejected == 2 + sum(answer.status_code == 429 for answer in answers)
