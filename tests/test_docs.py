@@ -8,7 +8,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from prometheus_client.metrics import MetricWrapperBase
 
+from service.metrics import Metrics
 from service.settings import Settings
 
 ROOT = Path(__file__).parent.parent
@@ -50,3 +52,38 @@ def test_named_make_targets_and_files_exist() -> None:
             assert (ROOT / path).exists(), f"{name}: {path}"
         for setting in re.findall(r"ADDNORM_([A-Z_]+)", text):
             assert setting.lower() in Settings.model_fields, f"{name}: ADDNORM_{setting}"
+
+
+REFERENCE = (ROOT / "docs" / "reference.md").read_text()
+
+
+def test_the_reference_has_every_setting_with_default_and_meaning() -> None:
+    rows = re.findall(r"^\| `ADDNORM_([A-Z_]+)` \| (.+?) \| (.+) \|$", REFERENCE, re.MULTILINE)
+    code = [(name.upper(), str(field.default), field.description) for name, field in Settings.model_fields.items()]
+    assert rows == code
+
+
+def test_the_reference_has_every_route(client: httpx.Client) -> None:
+    rows = set(re.findall(r"^\| `([A-Z]+ /[^`]*)` \|", REFERENCE, re.MULTILINE))
+    paths = client.get("/openapi.json").json()["paths"]
+    assert rows == {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods} | {"GET /docs"}
+
+
+def test_the_reference_has_every_metric_with_its_labels(client: httpx.Client) -> None:
+    rows = dict(re.findall(r"^\| `(addnorm_\w+)` \| (.+?) \|", REFERENCE, re.MULTILINE))
+    metrics = Metrics()
+    served = set(re.findall(r"^# TYPE (addnorm_\w+) ", client.get("/metrics").text, re.MULTILINE))
+    assert set(rows) == served
+    for metric in vars(metrics).values():
+        if isinstance(metric, MetricWrapperBase):
+            name = metric.describe()[0].name
+            labels = ", ".join(metric._labelnames) or "-"
+            assert rows.get(name, rows.get(f"{name}_total")) == labels, name
+
+
+def test_deployment_files_name_metrics_that_exist() -> None:
+    known = set(re.findall(r"`(addnorm_\w+)`", REFERENCE))
+    known |= {f"{name}_{suffix}" for name in known for suffix in ("bucket", "sum", "count")}
+    for path in (ROOT / "deploy").rglob("*.*"):
+        used = set(re.findall(r"\baddnorm_\w+", path.read_text()))
+        assert used <= known, f"{path}: {used - known}"

@@ -78,7 +78,9 @@ def ids(**changes: Any) -> dict[str, Any]:
 
 
 def mask(data: Any, datatype: str = "INT64") -> dict[str, Any]:
-    return changed(inputs=[tensor("input_ids", [[1, 2]]), {**tensor("attention_mask", [[1, 1]], datatype), "data": data}])
+    return changed(
+        inputs=[tensor("input_ids", [[1, 2]]), {**tensor("attention_mask", [[1, 1]], datatype), "data": data}]
+    )
 
 
 BAD: dict[str, tuple[Any, str]] = {
@@ -156,7 +158,9 @@ def test_v2_bodies_have_limits_and_media_types(client: httpx.Client) -> None:
     too_large = post(client, b" " * (16 * 2**20 + 1))
     assert too_large.status_code == 413
     assert "limit" in too_large.json()["error"]
-    assert client.post("/v2/models/notebook/infer", content="x", headers={"content-type": "text/plain"}).status_code == 415
+    assert (
+        client.post("/v2/models/notebook/infer", content="x", headers={"content-type": "text/plain"}).status_code == 415
+    )
 
 
 def test_metadata_states_the_widths(client: httpx.Client) -> None:

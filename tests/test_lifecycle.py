@@ -110,9 +110,14 @@ def test_an_idle_server_exits_0_at_once(process: Process) -> None:
 def test_logs_are_json_with_ids_and_timings_and_never_the_content(process: Process) -> None:
     body = {"model": "gpt", "input_ids": [[314, 159, 265]], "attention_mask": [[1, 1, 0]], "outputs": ["pooled"]}
     httpx.post(f"{process.url}/v1/infer", json=body, headers={"x-request-id": "seen-1"})
-    httpx.post(f"{process.url}/v1/infer", json={**body, "input_ids": [[314, 99_999, 1]]}, headers={"x-request-id": "seen-2"})
+    httpx.post(
+        f"{process.url}/v1/infer", json={**body, "input_ids": [[314, 99_999, 1]]}, headers={"x-request-id": "seen-2"}
+    )
     line = process.wait_for(lambda line: line.get("request_id") == "seen-1")
-    known = {key: line[key] for key in ("level", "message", "method", "route", "status", "model", "real_tokens", "padded_tokens")}
+    known = {
+        key: line[key]
+        for key in ("level", "message", "method", "route", "status", "model", "real_tokens", "padded_tokens")
+    }
     assert known == {
         "level": "info", "message": "request", "method": "POST", "route": "/v1/infer", "status": 200, "model": "gpt",
         "real_tokens": 2, "padded_tokens": 1,
