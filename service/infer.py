@@ -136,7 +136,8 @@ def _check_size(query: Query, settings: Settings) -> None:
     for what, value, limit in (
         ("sequences", len(query.cells.lengths), settings.max_sequences),
         ("cells", num_cells, settings.max_cells),
-        ("real tokens", query.batch.num_tokens, settings.max_tokens),
+        # more than the queue can ever hold is no matter of coming back later
+        ("real tokens", query.batch.num_tokens, min(settings.max_tokens, settings.max_queue_tokens)),
     ):
         if value > limit:
             raise InvalidInput(

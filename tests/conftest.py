@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,9 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "notebook" / "1"
 
 
+@contextmanager
 def serving(inference: Inference) -> Iterator[str]:
-    """Serves on a free port until the generator is closed; yields the base URL."""
+    """Serves on a free port; yields the base URL."""
     server = uvicorn.Server(uvicorn.Config(create_app(inference), port=0, log_config=None))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -59,7 +61,8 @@ def inference_of(root: Path, **changed: Any) -> Inference:
 
 @pytest.fixture(scope="session")
 def url(bundles: Path) -> Iterator[str]:
-    yield from serving(inference_of(bundles))
+    with serving(inference_of(bundles)) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
