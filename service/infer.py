@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from service.settings import Settings
 
 JSON_BYTES_PER_FLOAT = 13  # of a float32 written with all its digits, sign and comma
 JSON_BYTES_PER_PAD = 4  # "0.0,"
+QUICK_BYTES = 64 * 1024  # JSON of this size takes about 0.1 ms
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,10 @@ class Query:
 
 @dataclass(frozen=True)
 class Answer:
-    """outputs: name -> arrays in the caller's layout. Times in seconds by stage."""
+    """outputs: name -> arrays in the caller's layout."""
 
     query: Query
     outputs: dict[str, Any]
-    stages_s: dict[str, float]
 
 
 class Inference:
@@ -64,15 +64,17 @@ class Inference:
         self._encoders = ThreadPoolExecutor(settings.num_lanes, thread_name_prefix="encode")
 
     async def answer(self, query: Query, encode: Callable[[Answer], bytes]) -> tuple[bytes, dict[str, float]]:
-        """The encoded answer and the seconds of each stage. `encode`: Answer -> bytes, called off the event loop."""
+        """The encoded answer and the seconds of each stage. `encode`: Answer -> bytes."""
         check(query, self.settings)
         rows, stages_s = await self._rows(query)
         started = time.monotonic()
-        loop = asyncio.get_running_loop()
-        body = await loop.run_in_executor(
-            self._encoders, lambda: encode(Answer(query, _outputs(query, rows), stages_s))
-        )
+        body = await self._off_the_loop_if_long(query, lambda: encode(Answer(query, _outputs(query, rows))))
         return body, {**stages_s, "encode": time.monotonic() - started}
+
+    async def _off_the_loop_if_long(self, query: Query, make: Callable[[], bytes]) -> bytes:
+        if "logits" not in query.wanted and _answer_size(query) <= QUICK_BYTES:
+            return make()  # a change of threads would cost more
+        return await asyncio.get_running_loop().run_in_executor(self._encoders, make)
 
     async def _rows(self, query: Query) -> tuple[list[Rows], dict[str, float]]:
         """Rows for each of the caller's rows, and the time they waited and ran."""
@@ -94,10 +96,18 @@ class Inference:
 
 async def _wait(job: Job, timeout_s: float) -> list[Rows]:
     """Cancels the job when the deadline passes or the caller goes: what no lane has taken is not computed."""
+    loop = asyncio.get_running_loop()
+    settled = asyncio.Event()
+    job.future.add_done_callback(lambda _: loop.call_soon_threadsafe(settled.set))
+    deadline = loop.call_later(timeout_s, job.future.cancel)
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(job.future), timeout_s)
-    except TimeoutError:
+        await settled.wait()
+        return job.future.result()
+    except CancelledError:
         raise Expired(f"no answer within {timeout_s:g} s") from None
+    finally:
+        deadline.cancel()
+        job.future.cancel()
 
 
 def _outputs(query: Query, rows: list[Rows]) -> dict[str, Any]:
@@ -188,7 +198,7 @@ def _check_outputs(query: Query) -> None:
 
 
 def _check_answer(query: Query, settings: Settings) -> None:
-    num_bytes = sum(_answer_bytes(query, name) for name in query.wanted)
+    num_bytes = _answer_size(query)
     if num_bytes > settings.max_answer_bytes:
         raise InvalidInput(
             f"the answer would have about {num_bytes / 2**20:.0f} MiB, the limit is {settings.max_answer_bytes / 2**20:.0f}:"
@@ -204,8 +214,12 @@ def _smaller(query: Query) -> str:
     return 'ask for "outputs": ["pooled"], or send fewer sequences at once'
 
 
+def _answer_size(query: Query) -> int:
+    """Bytes of the answer as JSON, estimated before any work."""
+    return sum(_answer_bytes(query, name) for name in query.wanted)
+
+
 def _answer_bytes(query: Query, name: str) -> int:
-    """Bytes of one output as JSON, estimated before any work."""
     real, pads, rows = query.batch.num_tokens, query.cells.num_pads, len(query.cells.lengths)
     if name == "logits" and query.positions == "last":
         real, pads = rows, 0

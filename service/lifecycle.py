@@ -16,6 +16,7 @@ import uvicorn
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service import logs
 from service.errors import NotReady
 from service.metrics import Metrics
 from service.routes.http import error_response
@@ -114,6 +115,7 @@ class Server(uvicorn.Server):
             self.drain_until = time.monotonic() + self.grace_s
 
     async def on_tick(self, counter: int) -> bool:
+        logs.flush()
         if self.edge.draining and (self.edge.in_flight == 0 or time.monotonic() > self.drain_until):
             self.should_exit = True
         return await super().on_tick(counter)
