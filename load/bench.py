@@ -33,6 +33,7 @@ FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)  # of addnorm's own capacity: the l
 SATURATED_MS = 1000.0  # median latency from which more load says nothing new
 NUM_BITS = 2000  # answers that must have been compared bit for bit in the end
 RUN_S = (0.4, 5.0)  # least and most seconds of one run
+MIN_OPEN_S = 1.0  # of one open-loop run: fewer arrivals have no percentiles
 MIN_ROUNDS = 3  # aimed at; `--minutes` wins
 
 
@@ -170,7 +171,7 @@ def interleave(sides: list[Side], budget_s: float, clock: Clock) -> dict[str, li
 
 def open_loops(contenders: list[Contender], capacity: float, budget_s: float, clock: Clock) -> dict[str, list[Figures]]:
     """Latency at growing shares of `capacity` (requests/s), for each contender until it is saturated."""
-    seconds = budget_s / len(FRACTIONS) / len(contenders)
+    seconds = max(MIN_OPEN_S, budget_s / len(FRACTIONS) / len(contenders))
     points: dict[str, list[Figures]] = {contender.name: [] for contender in contenders}
     for fraction in FRACTIONS:
         for contender in contenders:
@@ -200,7 +201,8 @@ def bits(contenders: list[Contender], so_far: dict[str, list[Figures]], clock: C
 
 def main() -> None:
     arguments = _parser().parse_args()
-    bundle, padded = bundles.read(arguments.bundle), bundles.read(arguments.padded)
+    bundle, padded = _same_model(arguments.bundle, arguments.padded)
+    machine = report.machine()
     clock = Clock(60 * arguments.minutes)
     with ExitStack() as stack:
         clock.show("starting servers")
@@ -214,9 +216,22 @@ def main() -> None:
             points = open_loops(contenders, capacity, 0.7 * clock.left_s(), clock)
         counted = bits(contenders, figures | {f"open/{who}": runs for who, runs in points.items()}, clock)
     clock.close()
-    print(report.write(arguments.out, report.Findings(bundle, figures, points, counted)))
+    print(report.write(arguments.out, report.Findings(bundle, machine, figures, points, counted)))
     if any(run.get("num_errors") for runs in (*figures.values(), *points.values()) for run in runs):
         raise SystemExit("some answers were not right: see bench.json")
+
+
+def _same_model(packed: Path, padded: Path) -> tuple[Bundle, Bundle]:
+    """Both bundles, one model in two layouts: else the ratios would say nothing."""
+    ours, theirs = bundles.read(packed), bundles.read(padded)
+    for bundle, layout in ((ours, "packed"), (theirs, "padded")):
+        if bundle.manifest.layout != layout:
+            raise SystemExit(f"{bundle.path} has layout {bundle.manifest.layout}: export it with --layout {layout}")
+    if ours.manifest.source != theirs.manifest.source:
+        raise SystemExit(
+            f"{packed} and {padded} are of different models: {ours.manifest.source}, {theirs.manifest.source}"
+        )
+    return ours, theirs
 
 
 def _is_wanted(line: str, only: list[str] | None) -> bool:

@@ -14,6 +14,8 @@ from load.stream import SWEEP_LONGEST
 from service.bundle import Bundle
 
 Figures = dict[str, float]
+RATES = ("tokens_per_s", "requests_per_s")  # more is better; of all else less
+CPU = "server_cpu_s_per_1000_tokens"  # hardly moved by others on the machine
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Findings:
     """All figures: of each side a list over rounds, of each server a list over open-loop rates."""
 
     bundle: Bundle
+    machine: dict[str, str | int | float]
     figures: dict[str, list[Figures]]
     points: dict[str, list[Figures]]
     bits: dict[str, Figures]
@@ -43,7 +46,7 @@ class Ratio:
         over, under = _paired(over, under)
         ratios = [a[self.metric] / b[self.metric] for a, b in zip(over, under, strict=True)]
         spread = f"{min(ratios):.2f} - {max(ratios):.2f}, {len(ratios)}"
-        shown = [f"{median(side, self.metric):,.1f}" for side in (over, under)]
+        shown = [_short(median(side, self.metric)) for side in (over, under)]
         names = f"{self.over} / {self.under}"
         return f"| {self.title} | {self.metric} | {names} | {shown[0]} / {shown[1]} | **{middle(ratios):.2f}** | {spread} |"
 
@@ -53,16 +56,18 @@ def _ratios() -> list[Ratio]:
     for who in ("addnorm", "int8"):
         against_naive = [
             ("`big`, concurrency 8", "tokens_per_s", "big"),
+            ("`big`, concurrency 8", CPU, "big"),
             ("`small`, concurrency 1", "p50_ms", "small-1"),
             ("`small`, concurrency 8", "tokens_per_s", "small-8"),
             ("`small`, concurrency 8", "p99_ms", "small-8"),
+            ("`small`, concurrency 8", CPU, "small-8"),
             ("`small`, concurrency 32", "tokens_per_s", "small-32"),
             ("`small`, concurrency 32", "p99_ms", "small-32"),
             ("`hidden`, concurrency 8", "tokens_per_s", "hidden"),
         ]
         for title, metric, line in against_naive:
             sides = [f"{line}/{who}", f"{line}/naive"]
-            lines.append(Ratio(title, metric, *(reversed(sides) if metric.endswith("_ms") else sides)))
+            lines.append(Ratio(title, metric, *(sides if metric in RATES else reversed(sides))))
     longest, least = f"longest-{SWEEP_LONGEST[-1]}", f"longest-{SWEEP_LONGEST[0]}"
     for who in ("addnorm", "int8", "naive"):
         title = (
@@ -88,6 +93,10 @@ def median(rounds: list[Figures], metric: str) -> float:
     return middle(figures[metric] for figures in rounds)
 
 
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def padding_share(longest: int) -> float:
     """Of the sweep's requests: 32 sequences of 30 tokens on average."""
     return 1 - 30 / longest
@@ -97,7 +106,7 @@ def write(folder: Path, findings: Findings) -> str:
     """bench.json, bench.md and the plots into `folder`. -> the text of bench.md"""
     folder.mkdir(parents=True, exist_ok=True)
     facts = {
-        "machine": machine(),
+        "machine": findings.machine,
         "bundle": findings.bundle.ref,
         "figures": findings.figures,
         "open_loop": findings.points,
@@ -124,7 +133,7 @@ def _by_padding(figures: dict[str, list[Figures]]) -> dict[str, list[tuple[float
 
 
 def machine() -> dict[str, str | int | float]:
-    """Where and when: figures of other machines are not comparable, ratios hardly."""
+    """Where, when, and how busy before we began: figures of other machines are not comparable, ratios hardly."""
     names = (
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()
@@ -140,7 +149,7 @@ def machine() -> dict[str, str | int | float]:
 
 
 def _markdown(findings: Findings) -> str:
-    facts = ", ".join(f"{name} {value}" for name, value in machine().items())
+    facts = ", ".join(f"{name} {value}" for name, value in findings.machine.items())
     lines = [
         f"{findings.bundle.ref}; {facts}",
         "",
