@@ -25,6 +25,9 @@ check: .venv/ready  ## formatting, lint, types
 minilm: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## a real checkpoint, served and compared with transformers
 	$(PYTHON) examples/minilm.py $(MINILM) $(BUNDLES)
 
+bench: .venv/ready $(BUNDLES)/minilm $(BUNDLES)/minilm-padded $(BUNDLES)/notebook  ## measure against the naive server
+	$(PYTHON) -m load.bench --bundle $(BUNDLES)/minilm/1 --padded $(BUNDLES)/minilm-padded/1 --tiny $(BUNDLES)/notebook/1
+
 container-test:  ## build and run the image and the compose file with a real Docker engine (root needed)
 	SERVICE=addnorm HEALTH_PATH=/readyz INNER_PORT=8000 PORT_VAR=ADDNORM_PORT STOP_LOG='' $(SMOKE) .
 
@@ -41,6 +44,12 @@ clean:  ## all that make makes
 
 $(BUNDLES)/notebook:
 	$(PYTHON) -m export --preset notebook --out $(BUNDLES)
+
+$(BUNDLES)/minilm:
+	$(PYTHON) -m export --preset minilm --out $(BUNDLES)
+
+$(BUNDLES)/minilm-padded:
+	$(PYTHON) -m export --preset minilm --layout padded --name minilm-padded --out $(BUNDLES)
 
 $(BUNDLES)/all-minilm-l6-v2:
 	$(PYTHON) -m export --checkpoint $(MINILM) --name all-minilm-l6-v2 --out $(BUNDLES)

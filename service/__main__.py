@@ -1,6 +1,7 @@
 """`python -m service --bundles DIR` serves; `python -m service settings` lists the settings."""
 
 import argparse
+import gc
 import signal
 import sys
 from pathlib import Path
@@ -38,6 +39,7 @@ def serve(bundles: Path, settings: Settings) -> None:
     """Loads every bundle, then listens until told to stop. StartupError if a bundle cannot be trusted."""
     inference = Inference(load_all(bundles, settings), settings)
     edge = create_app(inference)
+    gc.freeze()  # what is loaded stays: the collector need not walk it again
     config = uvicorn.Config(edge, host=settings.host, port=settings.port, log_config=None, access_log=False)
     Server(edge, config, settings.grace_s).run()
     inference.close()

@@ -5,6 +5,7 @@ import logging
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from service.errors import ServiceError
 from service.infer import Inference
@@ -30,6 +31,8 @@ def create_app(inference: Inference) -> Edge:
     app.add_exception_handler(ServiceError, _service_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(Exception, _unexpected)
+    # before FastAPI's own, which documents it: its dispatch resolves dependencies that this endpoint does not have
+    app.router.routes.insert(0, Route("/v1/infer", native.infer, methods=["POST"]))
     return Edge(app, inference.metrics)
 
 

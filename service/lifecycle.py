@@ -5,10 +5,10 @@ listener last.
 """
 
 import logging
+import random
 import re
 import signal
 import time
-import uuid
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -51,7 +51,7 @@ class Edge:
             await self.app(scope, receive, send)
             return
         sent = Headers(scope=scope).get("x-request-id", "")
-        facts = Facts(sent if REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex)
+        facts = Facts(sent if REQUEST_ID.fullmatch(sent) else f"{random.getrandbits(128):032x}")
         scope.setdefault("state", {})["facts"] = facts
         started = time.monotonic()
         self.in_flight += 1

@@ -40,8 +40,9 @@ class BufferedHandler(logging.Handler):
             self.flush()
 
     def flush(self) -> None:
-        with self.lock:
-            lines, self.lines = self.lines, []
+        self.acquire()
+        lines, self.lines = self.lines, []
+        self.release()
         if lines:
             self.stream.write("".join(lines))
             self.stream.flush()

@@ -4,6 +4,7 @@ The unit is the sequence: a micro-batch takes sequences of near-equal length fro
 batching window: the next micro-batch is what queued while the lanes were busy.
 """
 
+import math
 import threading
 import time
 from bisect import bisect_left
@@ -18,6 +19,7 @@ from typing import NamedTuple
 from service.batch import Batch, Rows
 from service.errors import Expired, Overloaded, ServiceError
 
+WORTH_A_LANE = 32  # real tokens: matrices gain little from more rows, and for fewer a lane is not worth waking
 Observe = Callable[[str, list[int]], None]
 Run = Callable[[Batch], list[Rows]]  # the one seam: a micro-batch in, each sequence's rows out
 
@@ -129,14 +131,18 @@ class Queue:
         line.num_tokens += batch.num_tokens
         return job
 
-    def take(self, now: float) -> MicroBatch | None:
-        """The oldest job's longest sequence, with those nearest to it in length from any job of its line."""
+    def take(self, now: float, num_idle: int = 1) -> MicroBatch | None:
+        """The oldest job's longest sequence, with those nearest to it in length from any job of its line.
+
+        num_idle: lanes without work, the asking one counted; what waits is shared out among them.
+        """
         self._sweep(now)
         if not self.jobs:
             return None
         oldest = self.jobs[0]
         line = oldest.line
-        taken = self._window(line, oldest.waiting[-1])
+        budget = min(line.token_budget, max(WORTH_A_LANE, math.ceil(line.num_tokens / num_idle)))
+        taken = self._window(line, oldest.waiting[-1], budget)
         for sequence in taken:
             job = sequence.job
             job.started = now if job.started is None else job.started
@@ -158,10 +164,10 @@ class Queue:
     def _lines(self) -> set[Line]:
         return {job.line for job in self.jobs}
 
-    def _window(self, line: Line, anchor: Waiting) -> list[Waiting]:
+    def _window(self, line: Line, anchor: Waiting, budget: int) -> list[Waiting]:
         """Cuts the micro-batch out of the line: from the anchor down, then up, while the budget holds."""
         low = bisect_left(line.waiting, anchor)
-        high, room = low + 1, line.token_budget - anchor.length
+        high, room = low + 1, budget - anchor.length
         while low > 0 and line.waiting[low - 1].length <= room:
             low -= 1
             room -= line.waiting[low].length
@@ -202,7 +208,7 @@ class Scheduler:
         now = time.monotonic()
         with self._changed:
             job = self._queue.submit(line, batch, now, now + timeout_s)
-            self._changed.notify_all()
+            self._changed.notify(max(1, self._queue.num_tokens // WORTH_A_LANE))
         return job
 
     def num_queued_tokens(self) -> int:
@@ -227,10 +233,13 @@ class Scheduler:
 
     def _next(self) -> MicroBatch | None:
         with self._changed:
-            while (micro := self._queue.take(time.monotonic())) is None and not self._closing:
+            while (micro := self._take()) is None and not self._closing:
                 self._changed.wait()
             self.num_busy += micro is not None
             return micro
+
+    def _take(self) -> MicroBatch | None:
+        return self._queue.take(time.monotonic(), self.num_lanes - self.num_busy)
 
 
 def _run(micro: MicroBatch) -> list[Rows] | Exception:

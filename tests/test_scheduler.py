@@ -62,6 +62,15 @@ def test_a_micro_batch_holds_near_equal_lengths_of_all_jobs_within_the_budget() 
     assert lengths(queue.take(0)) == [1, 1, 2, 11]
 
 
+def test_what_waits_is_shared_out_among_idle_lanes() -> None:
+    queue, line = Queue(1000), Line(echo, 256)
+    submit(queue, line, of_lengths(*[30] * 4))
+    assert lengths(queue.take(0, num_idle=2)) == [30, 30]
+    assert lengths(queue.take(0, num_idle=1)) == [30, 30]
+    submit(queue, line, of_lengths(*[4] * 6))
+    assert lengths(queue.take(0, num_idle=2)) == [4] * 6  # too little to share
+
+
 def test_a_sequence_over_the_budget_runs_alone() -> None:
     queue, line = Queue(1000), Line(echo, 5)
     submit(queue, line, of_lengths(3, 9, 3))
