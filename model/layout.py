@@ -23,12 +23,12 @@ class Layout(Protocol):
         """Caller's cells `[B, S]` -> rows `[N]`."""
         ...
 
-    def to_grid(self, rows: Tensor) -> Tensor:
-        """Rows `[N, w]` -> attention's grid `[B, S, w]`."""
+    def to_heads(self, qkv: Tensor) -> Tensor:
+        """Rows `[N, 3 * H * d_head]` of queries, keys, values -> attention's grid `[3, B, H, S, d_head]`."""
         ...
 
-    def from_grid(self, grid: Tensor) -> Tensor:
-        """Attention's grid `[B, S, w]` -> rows `[N, w]`."""
+    def from_heads(self, context: Tensor) -> Tensor:
+        """Attention's grid `[B, H, S, d_head]` -> rows `[N, H * d_head]`."""
         ...
 
     def attention_bias(self, causal: bool) -> Tensor:
@@ -43,25 +43,25 @@ class Layout(Protocol):
 class Padded:
     """Every cell is a row: the plain graph that most exports make, kept as the reference."""
 
-    def __init__(self, attention_mask: Tensor) -> None:
+    def __init__(self, attention_mask: Tensor, n_heads: int) -> None:
         self.mask = attention_mask != 0  # [B, S]
-        self.shape = attention_mask.shape
+        self.shape, self.n_heads = attention_mask.shape, n_heads
         self.position_ids = _positions(self.mask).reshape(-1)
 
     def gather(self, cells: Tensor) -> Tensor:
         return cells.reshape(-1)
 
-    def to_grid(self, rows: Tensor) -> Tensor:
-        return rows.reshape(*self.shape, rows.shape[-1])
+    def to_heads(self, qkv: Tensor) -> Tensor:
+        return qkv.reshape(*self.shape, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)
 
-    def from_grid(self, grid: Tensor) -> Tensor:
-        return grid.reshape(-1, grid.shape[-1])
+    def from_heads(self, context: Tensor) -> Tensor:
+        return context.transpose(1, 2).reshape(-1, self.n_heads * context.shape[-1])
 
     def attention_bias(self, causal: bool) -> Tensor:
         return _bias(self.mask, causal)
 
     def scatter(self, rows: Tensor) -> Tensor:
-        return torch.where(self.mask[:, :, None], self.to_grid(rows), 0.0)
+        return torch.where(self.mask[:, :, None], rows.reshape(*self.shape, rows.shape[-1]), 0.0)
 
 
 class Packed:
@@ -70,11 +70,13 @@ class Packed:
     A real token's cell there is `row * S + position`, so wherever the caller put the pads, softmax adds the
     same numbers in the same order. Row 0 is a filler (a copy of the grid's first cell): it keeps N at least 1,
     and every pad of either grid reads from it.
+
+    Heads are gathered straight to where attention reads them: one gather a way, and no transposition per layer.
     """
 
-    def __init__(self, attention_mask: Tensor) -> None:
+    def __init__(self, attention_mask: Tensor, n_heads: int) -> None:
         batch, seq = attention_mask.shape
-        self.shape = (batch, seq)
+        self.shape, self.n_heads = (batch, seq), n_heads
         self.mask = attention_mask != 0  # [B, S]
         real = self.mask.to(torch.int64)
         lengths = real.sum(1, keepdim=True)  # [B, 1]
@@ -86,21 +88,29 @@ class Packed:
         self.cells = torch.cat([filler, flat.nonzero().squeeze(1)])  # [N] the caller's cell of each row
         self.row_of_cell = flat.cumsum(0) * flat  # [B * S] 0 at pads
 
-        first_cell = torch.arange(batch, device=real.device)[:, None] * seq
-        positions = _positions(self.mask)
+        positions = _positions(self.mask)  # [B, S]
         self.position_ids = self.gather(positions)
-        self.grid_cells = self.gather(first_cell + positions)  # [N] cell of each row in attention's grid
+        heads = torch.arange(n_heads, device=real.device)
+        # of a row's head in the grid [B, H, S]: (row * H + head) * S + position
+        first = torch.arange(batch, device=real.device)[:, None] * (n_heads * seq)
+        self.head_cells = (self.gather(first + positions)[:, None] + heads * seq).reshape(-1)  # [N * H]
+        # of a cell's head in the rows [N, 3, H]: row * 3 * H + part * H + head
         before = lengths.cumsum(0) - lengths  # [B, 1] real tokens in the sequences above
-        self.row_of_grid_cell = torch.where(self.keys, before + columns + 1, 0).reshape(-1)  # [B * S]
+        rows = torch.where(self.keys, before + columns + 1, 0)  # [B, S] 0 at pads
+        parts = torch.arange(3, device=real.device)[:, None, None, None] * n_heads
+        self.heads_of_cells = (rows[:, None, :] * (3 * n_heads) + heads[:, None] + parts).reshape(-1)  # [3 * B * H * S]
 
     def gather(self, cells: Tensor) -> Tensor:
         return cells.reshape(-1).index_select(0, self.cells)
 
-    def to_grid(self, rows: Tensor) -> Tensor:
-        return rows.index_select(0, self.row_of_grid_cell).reshape(*self.shape, rows.shape[-1])
+    def to_heads(self, qkv: Tensor) -> Tensor:
+        batch, seq = self.shape
+        width = qkv.shape[-1] // (3 * self.n_heads)
+        return qkv.reshape(-1, width).index_select(0, self.heads_of_cells).reshape(3, batch, self.n_heads, seq, width)
 
-    def from_grid(self, grid: Tensor) -> Tensor:
-        return grid.reshape(-1, grid.shape[-1]).index_select(0, self.grid_cells)
+    def from_heads(self, context: Tensor) -> Tensor:
+        width = context.shape[-1]
+        return context.reshape(-1, width).index_select(0, self.head_cells).reshape(-1, self.n_heads * width)
 
     def attention_bias(self, causal: bool) -> Tensor:
         return _bias(self.keys, causal)
@@ -110,7 +120,7 @@ class Packed:
         return torch.where(self.mask[:, :, None], cells, 0.0)
 
 
-LAYOUTS: dict[str, Callable[[Tensor], Layout]] = {"packed": Packed, "padded": Padded}
+LAYOUTS: dict[str, Callable[[Tensor, int], Layout]] = {"packed": Packed, "padded": Padded}
 
 
 def _positions(mask: Tensor) -> Tensor:

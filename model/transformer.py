@@ -78,18 +78,16 @@ class Attention(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.n_heads = config.n_heads
         self.d_head = config.d_model // config.n_heads
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=config.attention_bias)
         self.out = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
 
     def forward(self, x: Tensor, layout: Layout, bias: Tensor) -> Tensor:
         """x `[N, d]`, bias as of Layout.attention_bias -> `[N, d]`."""
-        grid = layout.to_grid(self.qkv(x)).unflatten(-1, (3, self.n_heads, self.d_head))  # [B, S, 3, H, d_head]
-        q, k, v = grid.permute(2, 0, 3, 1, 4)  # each [B, H, S, d_head]
+        q, k, v = layout.to_heads(self.qkv(x))  # each [B, H, S, d_head]
         scores = q @ k.transpose(-1, -2) / math.sqrt(self.d_head) + bias  # [B, H, S, S]
         context = scores.softmax(-1) @ v  # [B, H, S, d_head]
-        return self.out(layout.from_grid(context.transpose(1, 2).flatten(2)))  # type: ignore[no-any-return]
+        return self.out(layout.from_heads(context))  # type: ignore[no-any-return]
 
 
 class FeedForward(nn.Module):
@@ -195,7 +193,7 @@ class Transformer(nn.Module):
         """input_ids, attention_mask `[B, S]` int64, non-zero mask = real token
         -> activations `[B, S, d]`, norm_mean `[B, S, n_norms]`, norm_rstd `[B, S, n_norms]`, zeros at pads.
         """
-        layout = self.layout(attention_mask)
+        layout = self.layout(attention_mask, self.config.n_heads)
         bias = layout.attention_bias(self.config.causal)
         stats = NormStats()
         x = self.embed(layout.gather(input_ids), layout.position_ids)  # [N, d]
