@@ -5,7 +5,8 @@ import logging
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from service.errors import ServiceError
 from service.infer import Inference
@@ -31,9 +32,16 @@ def create_app(inference: Inference) -> Edge:
     app.add_exception_handler(ServiceError, _service_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(Exception, _unexpected)
-    # before FastAPI's own, which documents it: its dispatch resolves dependencies that this endpoint does not have
-    app.router.routes.insert(0, Route("/v1/infer", native.infer, methods=["POST"]))
+    app.router.routes.insert(0, Direct("/v1/infer", native.infer, methods=["POST"]))
     return Edge(app, inference.metrics)
+
+
+class Direct(Route):
+    """Dispatches past FastAPI's own route, which documents it: that resolves dependencies this endpoint has not."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, found = super().matches(scope)
+        return match, {**found, "route": self}
 
 
 async def _service_error(request: Request, error: Exception) -> JSONResponse:
@@ -57,4 +65,6 @@ async def _http_exception(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
-    return error_response(request.url.path, ServiceError(f"an error of ours: {type(error).__name__}"))
+    answer = error_response(request.url.path, ServiceError(f"an error of ours: {type(error).__name__}"))
+    answer.headers["connection"] = "close"  # the server drops it after an error it did not expect
+    return answer

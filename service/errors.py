@@ -33,6 +33,12 @@ class NotFound(ServiceError):
     status, type, code = 404, "invalid_request_error", "not_found"
 
 
+class ClientGone(ServiceError):
+    """The caller left. Nobody reads the answer; the status is for the log (nginx's number)."""
+
+    status, type, code = 499, "invalid_request_error", "client_gone"
+
+
 class BodyTooLarge(ServiceError):
     status, type, code = 413, "invalid_request_error", "body_too_large"
 

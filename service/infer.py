@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from service import outputs
 from service.batch import Batch, Cells, Rows
 from service.bundle import Bundle, Pooling
-from service.errors import Expired, InvalidInput
+from service.errors import ClientGone, Expired, InvalidInput
 from service.metrics import Metrics
 from service.models import Model, Models
 from service.outputs import Positions
@@ -63,10 +63,12 @@ class Inference:
         # as many as lanes: what runs a head competes with them for the cores
         self._encoders = ThreadPoolExecutor(settings.num_lanes, thread_name_prefix="encode")
 
-    async def answer(self, query: Query, encode: Callable[[Answer], bytes]) -> tuple[bytes, dict[str, float]]:
-        """The encoded answer and the seconds of each stage. `encode`: Answer -> bytes."""
+    async def answer(
+        self, query: Query, encode: Callable[[Answer], bytes], left: Callable[[], Awaitable[None]] | None = None
+    ) -> tuple[bytes, dict[str, float]]:
+        """The encoded answer and the seconds of each stage. `left` returns when the caller has gone."""
         check(query, self.settings)
-        rows, stages_s = await self._rows(query)
+        rows, stages_s = await self._rows(query, left)
         started = time.monotonic()
         body = await self._off_the_loop_if_long(query, lambda: encode(Answer(query, _outputs(query, rows))))
         return body, {**stages_s, "encode": time.monotonic() - started}
@@ -76,14 +78,16 @@ class Inference:
             return make()  # a change of threads would cost more
         return await asyncio.get_running_loop().run_in_executor(self._encoders, make)
 
-    async def _rows(self, query: Query) -> tuple[list[Rows], dict[str, float]]:
+    async def _rows(
+        self, query: Query, left: Callable[[], Awaitable[None]] | None
+    ) -> tuple[list[Rows], dict[str, float]]:
         """Rows for each of the caller's rows, and the time they waited and ran."""
         empty = query.model.engine(query.precision).empty()
         if not len(query.batch):
             return query.cells.every_row([], empty), {"queue": 0.0, "infer": 0.0}
         timeout_s = query.timeout_s or self.settings.timeout_s
         job = self.scheduler.submit(query.model.line(query.precision), query.batch, timeout_s)
-        rows = await _wait(job, timeout_s)
+        rows = await _wait(job, timeout_s, left)
         assert job.started is not None
         assert job.finished is not None
         stages_s = {"queue": job.started - job.submitted, "infer": job.finished - job.started}
@@ -94,20 +98,50 @@ class Inference:
         self._encoders.shutdown()
 
 
-async def _wait(job: Job, timeout_s: float) -> list[Rows]:
-    """Cancels the job when the deadline passes or the caller goes: what no lane has taken is not computed."""
+async def _wait(job: Job, timeout_s: float, left: Callable[[], Awaitable[None]] | None) -> list[Rows]:
+    """Cancels the job when the deadline passes or the caller leaves: what no lane has taken is not computed."""
     loop = asyncio.get_running_loop()
     settled = asyncio.Event()
     job.future.add_done_callback(lambda _: loop.call_soon_threadsafe(settled.set))
     deadline = loop.call_later(timeout_s, job.future.cancel)
+    watch = Watch(left, job.future.cancel) if left else None
     try:
         await settled.wait()
         return job.future.result()
     except CancelledError:
+        if watch and watch.seen:
+            raise ClientGone("the caller left before the answer") from None
         raise Expired(f"no answer within {timeout_s:g} s") from None
     finally:
         deadline.cancel()
         job.future.cancel()
+        if watch:
+            watch.end()
+
+
+class Watch:
+    """Calls `then` when the caller leaves. Begins after a while: quick requests never pay for it."""
+
+    AFTER_S = 0.05
+
+    def __init__(self, left: Callable[[], Awaitable[None]], then: Callable[[], object]) -> None:
+        self._left, self._then = left, then
+        self.seen = False
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(self.AFTER_S, self._begin)
+
+    def _begin(self) -> None:
+        self._task = asyncio.create_task(self._wait())
+
+    async def _wait(self) -> None:
+        await self._left()
+        self.seen = True
+        self._then()
+
+    def end(self) -> None:
+        self._timer.cancel()
+        if self._task:
+            self._task.cancel()
 
 
 def _outputs(query: Query, rows: list[Rows]) -> dict[str, Any]:

@@ -97,10 +97,11 @@ class Models:
             )
         if "/" not in ref:
             return versions[max(versions)]
-        if not version.isascii() or not version.isdigit() or int(version[:18]) not in versions:
+        number = int(version) if version.isascii() and version.isdigit() and len(version) < 18 else -1
+        if number not in versions or str(number) != version:
             known = ", ".join(map(str, sorted(versions)))
             raise NotFound(f"model {name!r} has no version {version[:200]!r}: {known}", param="model")
-        return versions[int(version)]
+        return versions[number]
 
 
 def load(path: Path, settings: Settings) -> Model:

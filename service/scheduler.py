@@ -7,13 +7,13 @@ batching window: the next micro-batch is what queued while the lanes were busy.
 import math
 import threading
 import time
-from bisect import bisect_left
-from collections import deque
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
+from operator import attrgetter
 from typing import NamedTuple
 
 from service.batch import Batch, Rows
@@ -44,6 +44,7 @@ class Line:
 class Job:
     """A batch someone waits for. `future` brings each sequence's rows, or the error."""
 
+    due: int  # its turn: tokens served when it arrived, plus its own
     number: int  # of arrival
     line: Line
     batch: Batch
@@ -55,6 +56,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.rows: dict[int, Rows] = {}
+        self.num_tokens = self.batch.num_tokens  # that wait
         lengths = self.batch.lengths.tolist()
         self.waiting = sorted(Waiting(length, self.number, index, self) for index, length in enumerate(lengths))
 
@@ -89,12 +91,17 @@ class MicroBatch(NamedTuple):
 
 
 class Queue:
-    """All jobs not yet answered. Time is an argument: any number that grows."""
+    """All jobs not yet answered. Time is an argument: any number that grows.
+
+    Turns are fair by size: a job is due once as many tokens as it has itself have been served since it came. So a
+    flood of long jobs does not hold up short ones, and no flood of short ones starves a long one.
+    """
 
     def __init__(self, max_tokens: int, num_lanes: int = 1) -> None:
         self.max_tokens = max_tokens
         self.num_lanes = num_lanes
-        self.jobs: deque[Job] = deque()  # oldest first, each with sequences that wait
+        self.jobs: list[Job] = []  # each with sequences that wait, the next one due first
+        self._num_served = 0  # tokens
         self._numbers = count()
 
     @property
@@ -104,9 +111,7 @@ class Queue:
 
     def wait_s(self) -> float:
         """Predicted time until what waits now is computed."""
-        return sum(
-            line.num_tokens / (line.tokens_per_s * self.num_lanes) for line in self._lines() if line.tokens_per_s
-        )
+        return self._seconds(self.jobs)
 
     def submit(self, line: Line, batch: Batch, now: float, deadline: float) -> Job:
         """Admits the batch, or raises Overloaded at the door."""
@@ -118,35 +123,39 @@ class Queue:
                 code="queue_full",
                 retry_after_s=wait_s,
             )
-        if now + wait_s > deadline:
+        job = Job(self._num_served + batch.num_tokens, next(self._numbers), line, batch, now, deadline)
+        place = bisect_right(self.jobs, job.due, key=attrgetter("due"))
+        finish_s = self._seconds([*self.jobs[:place], job])
+        if now + finish_s > deadline:
             raise Overloaded(
-                f"the queue needs {wait_s:.2f} s, the deadline is in {deadline - now:.2f} s",
+                f"the answer needs {finish_s:.2f} s, the deadline is in {deadline - now:.2f} s",
                 code="deadline_not_met",
                 retry_after_s=wait_s,
             )
-        job = Job(next(self._numbers), line, batch, now, deadline)
-        self.jobs.append(job)
+        self.jobs.insert(place, job)
         line.waiting.extend(job.waiting)
         line.waiting.sort()  # two sorted runs: merged in linear time
         line.num_tokens += batch.num_tokens
         return job
 
     def take(self, now: float, num_idle: int = 1) -> MicroBatch | None:
-        """The oldest job's longest sequence, with those nearest to it in length from any job of its line.
+        """The longest sequence of the job that is due, with those nearest to it in length from any job of its line.
 
         num_idle: lanes without work, the asking one counted; what waits is shared out among them.
         """
         self._sweep(now)
         if not self.jobs:
             return None
-        oldest = self.jobs[0]
-        line = oldest.line
+        due = self.jobs[0]
+        line = due.line
         budget = min(line.token_budget, max(WORTH_A_LANE, math.ceil(line.num_tokens / num_idle)))
-        taken = self._window(line, oldest.waiting[-1], budget)
+        taken = self._window(line, due.waiting[-1], budget)
         for sequence in taken:
             job = sequence.job
             job.started = now if job.started is None else job.started
             del job.waiting[bisect_left(job.waiting, sequence)]
+            job.num_tokens -= sequence.length
+            self._num_served += sequence.length
             if not job.waiting:
                 self.jobs.remove(job)
         return MicroBatch(line, taken, now)
@@ -160,6 +169,11 @@ class Queue:
         micro.line.drained(sum(sequence.length for sequence in micro.sequences), now - micro.taken)
         for sequence, rows in zip(micro.sequences, outcome, strict=True):
             sequence.job.settle(sequence.at, rows, now)
+
+    def _seconds(self, jobs: list[Job]) -> float:
+        """Predicted time of what waits of these jobs. A line that was not measured yet counts as instant."""
+        rates = ((job.num_tokens, job.line.tokens_per_s) for job in jobs)
+        return sum(num_tokens / (rate * self.num_lanes) for num_tokens, rate in rates if rate)
 
     def _lines(self) -> set[Line]:
         return {job.line for job in self.jobs}
@@ -185,7 +199,7 @@ class Queue:
             job.fail(Expired(f"the deadline passed after {now - job.submitted:.2f} s in the queue"))
             self.jobs.remove(job)
             job.line.waiting = [sequence for sequence in job.line.waiting if sequence.job is not job]
-            job.line.num_tokens -= sum(sequence.length for sequence in job.waiting)
+            job.line.num_tokens -= job.num_tokens
 
 
 class Scheduler:

@@ -1,7 +1,9 @@
 """The native protocol over a real socket: answers, and every kind of bad request."""
 
 import json
+import re
 import socket
+import time
 from typing import Any
 
 import httpx
@@ -141,6 +143,7 @@ BAD: dict[str, tuple[Any, int, str]] = {
     "unknown version": (changed(model="notebook/7"), 404, "no version '7': 1"),
     "version of words": (changed(model="notebook/latest"), 404, "no version 'latest'"),
     "path as model": (changed(model="../../etc/passwd"), 404, "is not served here"),
+    "version with a zero before it": (changed(model="notebook/01"), 404, "no version '01'"),
     "path as version": (changed(model="notebook/../1"), 404, "no version '../1'"),
     "empty model": (changed(model=""), 404, "is not served here"),
     "model of bytes": (changed(model="notebook\x00"), 404, "is not served here"),
@@ -179,6 +182,7 @@ BAD: dict[str, tuple[Any, int, str]] = {
     "outputs a string": (changed(outputs="pooled"), 400, "outputs: Input should be a valid array"),
     "top_k 0": (changed(logits={"top_k": 0}), 400, "logits.top_k is 0: 1 to 6"),
     "top_k over the vocabulary": (changed(logits={"top_k": 7}), 400, "logits.top_k is 7: 1 to 6"),
+    "key of logits unknown": (changed(logits={"position": "last"}), 400, "logits.position is unknown; known are positions, top_k"),
     "positions unknown": (changed(logits={"positions": "first"}), 400, "logits.positions"),
     "logits without their output": (changed(outputs=["pooled"], logits={"top_k": 1}), 400, "logits is set, but outputs lacks 'logits'"),
     "pooling without its output": (changed(pooling="mean"), 400, "pooling is set, but outputs lacks 'pooled'"),
@@ -293,11 +297,33 @@ def test_the_examples_of_the_openapi_document_run(client: httpx.Client) -> None:
     assert "422" not in document["paths"]["/v1/infer"]["post"]["responses"]
 
 
-def test_a_caller_who_leaves_mid_request_disturbs_nobody(url: str, client: httpx.Client) -> None:
-    port = int(url.rpartition(":")[2])
-    for _ in range(5):
-        with socket.create_connection(("127.0.0.1", port)) as gone:
-            gone.sendall(
-                b"POST /v1/infer HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{"
-            )
+def leave(url: str, body: bytes, after_s: float, length: int) -> None:
+    """Sends a request and closes the socket."""
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as gone:
+        head = (
+            f"POST /v1/infer HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+        )
+        gone.sendall(head.encode() + body)
+        time.sleep(after_s)
+
+
+def test_a_caller_who_leaves_is_no_error_of_ours_and_is_not_computed_to_the_end(url: str, client: httpx.Client) -> None:
+    def count(status: str) -> float:
+        text = client.get("/metrics").text
+        found = re.findall(rf'^addnorm_requests_total{{.*status="{status}"}} (.+)$', text, re.MULTILINE)
+        return sum(map(float, found))
+
+    before, errors = count("499"), count("500")
+    for _ in range(3):
+        leave(url, b"{", 0.0, 1000)
+    long = json.dumps({"model": "encoder", "input_ids": [[7] * 500] * 60, "outputs": ["pooled"]}).encode()
+    leave(url, long, 0.3, len(long))
+    deadline = time.monotonic() + 5  # its 30,000 tokens would take several times that
+    while (
+        count("499") < before + 4 or "addnorm_queue_tokens 0.0" not in client.get("/metrics").text
+    ) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert count("499") == before + 4
+    assert count("500") == errors
+    assert "addnorm_queue_tokens 0.0" in client.get("/metrics").text
     assert post(client, GOOD).status_code == 200

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from tritonclient.http import InferenceServerClient
+from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException
 
 from model.presets import PRESETS
@@ -61,6 +61,13 @@ def test_nested_data_and_a_version_in_the_path_mean_the_same(client: httpx.Clien
     assert answer.json() == post(client, GOOD).json()
 
 
+def test_pooling_is_as_the_parameters_say(client: httpx.Client, ask: Ask) -> None:
+    native = ask("gpt", [[5, 6, 7]], outputs=["pooled"], pooling="last", normalize=True)["pooled"][0]
+    own = {"pooling": "last", "normalize": True, "mine": [1]}
+    body = {"inputs": [tensor("input_ids", [[5, 6, 7]])], "outputs": [{"name": "pooled"}], "parameters": own}
+    assert post(client, body, "/v2/models/gpt/infer").json()["outputs"][0]["data"] == native
+
+
 def test_outputs_are_answered_in_the_order_asked_and_without_a_mask_all_is_real(client: httpx.Client) -> None:
     body = {"inputs": [tensor("input_ids", [[1, 2, 3]])], "outputs": [{"name": "norm_rstd"}, {"name": "pooled"}]}
     answer = post(client, body).json()
@@ -92,19 +99,20 @@ BAD: dict[str, tuple[Any, str]] = {
     "unknown input": (changed(inputs=[tensor("ids", [[1]])]), "inputs has 'ids': input_ids and attention_mask"),
     "input twice": (changed(inputs=[tensor("input_ids", [[1]])] * 2), "inputs has 'input_ids' twice"),
     "mask alone": (changed(inputs=[tensor("attention_mask", [[1]])]), "inputs lacks input_ids"),
-    "no data": (changed(inputs=[{"name": "input_ids", "shape": [1, 1], "datatype": "INT64"}]), "inputs[0].data is missing"),
+    "no data": (changed(inputs=[{"name": "input_ids", "shape": [1, 1], "datatype": "INT64"}]), "input_ids.data is missing"),
     "no shape": (changed(inputs=[{"name": "input_ids", "datatype": "INT64", "data": [1]}]), "inputs[0].shape is missing"),
-    "flat shape": (ids(shape=[2]), "input_ids has shape [2]: [batch, seq]"),
-    "empty shape": (ids(shape=[0, 2], data=[]), "input_ids has shape [0, 2]"),
-    "negative shape": (ids(shape=[-1, -2]), "input_ids has shape [-1, -2]"),
+    "flat shape": (ids(shape=[2]), "inputs[0].shape: List should have at least 2 items"),
+    "empty shape": (ids(shape=[0, 2], data=[]), "inputs[0].shape[0]: Input should be greater than or equal to 1, got 0"),
+    "negative shape": (ids(shape=[-1, -2]), "inputs[0].shape[0]"),
     "shape of another size": (ids(shape=[1, 3]), "input_ids has 2 values, its shape [1, 3] 3"),
-    "shape that overflows": (ids(shape=[2**40, 2**40]), "input_ids has 2 values"),
+    "shape that overflows": (ids(shape=[2**31, 2**31]), "input_ids has 2 values"),
+    "shape of 4000 digits": (ids(shape=[10**4000, 1]), "inputs[0].shape[0]"),
     "nested of another shape": (ids(data=[[1], [2]]), "input_ids.data[0] has 1 values"),
     "nested and flat": (ids(data=[[1, 2], 3], shape=[2, 2]), "input_ids.data[1] is no list"),
     "ids of floats": (ids(datatype="FP32", data=[1.0, 2.0]), "input_ids has datatype 'FP32': send INT64, INT32"),
     "float among integers": (ids(data=[1, 2.0]), "input_ids.data[1] is 2.0, no INT64"),
-    "boolean among integers": (ids(data=[1, True]), "input_ids.data[1] is True, no INT64"),
-    "string among integers": (ids(data=[1, "2"]), "input_ids.data[1] is 2, no INT64"),
+    "boolean among integers": (ids(data=[1, True]), "input_ids.data[1] is true, no INT64"),
+    "string among integers": (ids(data=[1, "2"]), 'input_ids.data[1] is "2", no INT64'),
     "integer over 64 bits": (ids(data=[1, 2**70]), "input_ids.data[1] is outside 64-bit integers"),
     "id out of the vocabulary": (ids(data=[1, 6]), "input_ids[0][1] is 6: ids of notebook/1 are 0 to 5"),
     "mask of another shape": (changed(inputs=[tensor("input_ids", [[1, 2]]), tensor("attention_mask", [[1]])]), "attention_mask has shape [1, 1]"),
@@ -118,8 +126,10 @@ BAD: dict[str, tuple[Any, str]] = {
     "output twice": (changed(outputs=[{"name": "pooled"}] * 2), "outputs has 'pooled' twice"),
     "sequence": (changed(parameters={"sequence_id": 1}), "parameters.sequence_id is not supported"),
     "reserved parameter": (changed(parameters={"triton_x": 1}), "parameters.triton_x is not supported"),
-    "timeout of words": (changed(parameters={"timeout": "1"}), "parameters.timeout is '1'"),
-    "binary output": (changed(parameters={"binary_data_output": True}), "binary_data_output: binary tensors are not offered"),
+    "timeout of 400 digits": (changed(parameters={"timeout": 10**400}), "parameters.timeout: Input should be less than or equal to 1000000000000"),
+    "pooling unknown": (changed(parameters={"pooling": "max"}), "parameters.pooling"),
+    "timeout of words": (changed(parameters={"timeout": "1"}), "parameters.timeout: Input should be a valid integer, got"),
+    "binary output": (changed(parameters={"binary_data_output": True}), "parameters.binary_data_output: Input should be False, got true"),
     "binary input": (ids(parameters={"binary_data_size": 16}), "input_ids: binary_data_size is not offered"),
     "classification": (changed(outputs=[{"name": "logits", "parameters": {"classification": 2}}]), "logits: classification is not offered"),
 }  # fmt: skip
@@ -184,7 +194,7 @@ def test_metadata_states_the_widths(client: httpx.Client) -> None:
     assert client.get("/v2/models/gpt/ready").json() == {"name": "gpt", "ready": True}
 
 
-def test_a_real_triton_client_reads_health_metadata_and_errors(url: str) -> None:
+def test_a_real_triton_client_works_in_json(url: str, ask: Ask) -> None:
     triton = InferenceServerClient(url.removeprefix("http://"))
     assert triton.is_server_live()
     assert triton.is_server_ready()
@@ -193,4 +203,12 @@ def test_a_real_triton_client_reads_health_metadata_and_errors(url: str) -> None
     assert triton.get_model_metadata("notebook")["versions"] == ["1"]
     with pytest.raises(InferenceServerException, match="model 'bert' is not served here"):
         triton.get_model_metadata("bert")
+    ids = InferInput("input_ids", [1, 3], "INT64")
+    ids.set_data_from_numpy(np.array([[1, 3, 4]]), binary_data=True)
+    with pytest.raises(InferenceServerException, match="binary tensors are not offered"):
+        triton.infer("notebook", [ids])
+    ids.set_data_from_numpy(np.array([[1, 3, 4]]), binary_data=False)
+    answer = triton.infer("notebook", [ids], outputs=[InferRequestedOutput("pooled", binary_data=False)])
+    native = ask("notebook", [[1, 3, 4]], outputs=["pooled"])["pooled"]
+    np.testing.assert_array_equal(answer.as_numpy("pooled"), np.array(native, np.float32))
     triton.close()

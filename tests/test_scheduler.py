@@ -1,6 +1,7 @@
 """The queue with whole numbers for seconds; the lanes with a fake engine that gives each token's value as its row."""
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 
 import numpy as np
@@ -78,13 +79,30 @@ def test_a_sequence_over_the_budget_runs_alone() -> None:
     assert lengths(queue.take(0)) == [3]
 
 
-def test_the_oldest_job_is_always_part_of_the_next_micro_batch() -> None:
+def served_before(queue: Queue, job: Job, arrive: Callable[[], object]) -> int:
+    """Tokens that others get before the job is answered, while `arrive` adds a job each turn."""
+    tokens = 0
+    while not job.future.done():
+        arrive()
+        micro = queue.take(0)
+        assert micro is not None
+        tokens += sum(sequence.length for sequence in micro.sequences if sequence.job is not job)
+        queue.settle(micro, echo(micro.batch()), 0)
+    return tokens
+
+
+def test_a_flood_of_short_jobs_never_starves_a_long_one() -> None:
     queue, line = Queue(100_000), Line(echo, 40)
-    oldest = submit(queue, line, of_lengths(500))
-    for _ in range(50):
-        submit(queue, line, of_lengths(1, 2, 3, 4))
-    run(queue, 0)
-    assert oldest.future.done()
+    long = submit(queue, line, of_lengths(500))
+    assert 0 < served_before(queue, long, lambda: submit(queue, line, of_lengths(10, 10, 10, 10))) <= 500 + 40
+
+
+def test_a_flood_of_long_jobs_holds_up_a_short_one_by_its_share_only() -> None:
+    queue, long, short = Queue(100_000), Line(echo, 500), Line(echo, 40)
+    for _ in range(20):
+        submit(queue, long, of_lengths(500, 500))
+    job = submit(queue, short, of_lengths(10))
+    assert served_before(queue, job, lambda: submit(queue, long, of_lengths(500, 500))) == 0
 
 
 def test_lines_never_share_a_micro_batch() -> None:
@@ -118,10 +136,11 @@ def test_a_deadline_that_cannot_be_met_is_refused_with_the_measured_wait() -> No
     queue.settle(micro, echo(micro.batch()), 2)  # 10 tokens in 2 s: 5 tokens/s
     submit(queue, line, of_lengths(10, 10, 10), now=2)
     assert queue.wait_s() == pytest.approx(6)
-    with pytest.raises(Overloaded, match=r"needs 6\.00 s, the deadline is in 5\.00 s") as refused:
-        submit(queue, line, of_lengths(1), now=2, deadline=7)
+    with pytest.raises(Overloaded, match=r"needs 14\.00 s, the deadline is in 13\.00 s") as refused:
+        submit(queue, line, of_lengths(10, 10, 10, 10), now=2, deadline=15)  # 6 s of others, 8 s of its own
     assert refused.value.retry_after_s == pytest.approx(6)
-    submit(queue, line, of_lengths(1), now=2, deadline=9)
+    submit(queue, line, of_lengths(10, 10, 10, 10), now=2, deadline=17)
+    submit(queue, line, of_lengths(1), now=2, deadline=3)  # due before the long ones
 
 
 def test_expired_and_cancelled_jobs_are_dropped_before_they_are_computed() -> None:
@@ -141,14 +160,14 @@ def test_expired_and_cancelled_jobs_are_dropped_before_they_are_computed() -> No
 def test_a_failed_micro_batch_fails_its_jobs_only_and_frees_their_other_sequences() -> None:
     queue, line = Queue(1000), Line(echo, 4)
     failed = submit(queue, line, of_lengths(4, 4))
-    other = submit(queue, line, of_lengths(2))
+    other = submit(queue, line, of_lengths(9))
     micro = queue.take(0)
     assert micro is not None
     queue.settle(micro, ServiceError("broken"), 1)
     with pytest.raises(ServiceError, match="broken"):
         failed.future.result(timeout=0)
     run(queue, 1)
-    assert values(other.future) == [[2, 2]]
+    assert values(other.future) == [[9] * 9]
     assert queue.num_tokens == 0
     assert not queue.jobs
 

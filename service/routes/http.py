@@ -2,16 +2,18 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import orjson
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
 
-from service.errors import BodyTooLarge, InvalidInput, ServiceError, UnsupportedMediaType
+from service.errors import BodyTooLarge, ClientGone, InvalidInput, ServiceError, UnsupportedMediaType
 from service.infer import Answer, Inference, Query
 from service.models import Models
 
@@ -48,17 +50,28 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     media_type = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if media_type != JSON:
         raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON}")
-    if encoding := request.headers.get("content-encoding"):
+    if request.headers.get("inference-header-content-length") is not None:
+        raise InvalidInput("binary tensors are not offered: send JSON tensors (tritonclient: binary_data=False)")
+    if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
         raise UnsupportedMediaType(f"Content-Encoding is {encoding!r}: send the body as it is")
     declared = request.headers.get("content-length", "0")
     if int(declared) > max_bytes:  # the HTTP parser has refused all but digits
         raise BodyTooLarge(f"the body has {declared} bytes, the limit is {max_bytes}")
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise BodyTooLarge(f"the body has more than {max_bytes} bytes, the limit")
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > max_bytes:
+                raise BodyTooLarge(f"the body has more than {max_bytes} bytes, the limit")
+    except ClientDisconnect:
+        raise ClientGone(f"the caller left after {len(body)} bytes of the body") from None
     return bytes(body)
+
+
+async def _left(request: Request) -> None:
+    """Returns when the caller has left. The body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def timeout_s(request: Request) -> float | None:
@@ -66,11 +79,12 @@ def timeout_s(request: Request) -> float | None:
     sent = request.headers.get(TIMEOUT_HEADER)
     if sent is None:
         return None
-    if not (sent.isascii() and sent.isdigit() and 0 < len(sent) < 10 and int(sent)):
+    digits = sent.strip()
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 10 and int(digits)):
         raise InvalidInput(
-            f"{TIMEOUT_HEADER} is {sent[:60]!r}: a whole number of milliseconds, 1 or more", param=TIMEOUT_HEADER
+            f"{TIMEOUT_HEADER} is {sent[:60]!r}: a whole number of milliseconds, 1 to 999999999", param=TIMEOUT_HEADER
         )
-    return int(sent) / 1000
+    return int(digits) / 1000
 
 
 def validation_error(error: ValidationError, model: type[BaseModel], reserved: Sequence[str] = ()) -> InvalidInput:
@@ -83,17 +97,29 @@ def validation_error(error: ValidationError, model: type[BaseModel], reserved: S
     if field in reserved:
         return InvalidInput(f"{field} is reserved for a later version: leave it out", param=param)
     words = {
-        "extra_forbidden": f"{field} is unknown; known are {', '.join(model.model_fields)}",
+        "extra_forbidden": f"{field} is unknown; known are {', '.join(_known(model, first['loc']))}",
         "missing": f"{field} is missing",
     }
-    return InvalidInput(words.get(first["type"], f"{field}: {first['msg']}, got {_shown(first['input'])}"), param=param)
+    return InvalidInput(words.get(first["type"], f"{field}: {first['msg']}, got {shown(first['input'])}"), param=param)
 
 
-def _shown(value: Any) -> str:
+def _known(model: type[BaseModel], loc: tuple[int | str, ...]) -> Iterable[str]:
+    """The keys that stand where `loc` ends."""
+    for part in loc[:-1]:
+        inner = model.model_fields[part].annotation if isinstance(part, str) else None
+        nested = [kind for kind in (*get_args(inner), inner) if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        model = nested[0] if nested else model
+    return model.model_fields
+
+
+def shown(value: Any) -> str:
+    """A value as its sender wrote it, cut short."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
     try:
         text = orjson.dumps(value).decode()
-    except orjson.JSONEncodeError:  # an integer over 64 bits, say
-        text = repr(value)
+    except orjson.JSONEncodeError:  # nested or integers over 64 bits
+        text = "a value too deep or too large to show"
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
@@ -108,7 +134,7 @@ async def respond(request: Request, decode: Decode) -> Response:
     manifest = query.model.bundle.manifest
     facts = request.state.facts
     facts.model, facts.real_tokens, facts.padded_tokens = manifest.name, query.batch.num_tokens, query.cells.num_pads
-    content, stages_s = await inference.answer(query, encode)
+    content, stages_s = await inference.answer(query, encode, partial(_left, request))
     facts.stages_s = {"decode": decode_s, **stages_s}
     inference.metrics.answered(facts.model, facts.real_tokens, facts.padded_tokens, facts.stages_s)
     timing = ", ".join(f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in facts.stages_s.items())

@@ -5,7 +5,7 @@ Source: the KServe Open Inference Protocol and Triton's HTTP server. Tensors are
 
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import orjson
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service.batch import from_grid
-from service.bundle import Bundle
+from service.bundle import Bundle, Pooling
 from service.errors import InvalidInput, NotFound, NotReady
 from service.infer import Answer, Inference, Query
 from service.models import Models
-from service.routes.http import JSON, Encode, respond, validation_error
+from service.routes.http import JSON, Encode, respond, shown, validation_error
 
 router = APIRouter(prefix="/v2")
 VERSION = "0.1.0"
@@ -48,10 +48,10 @@ class _Strict(BaseModel):
 
 class InputTensor(_Strict):
     name: str
-    shape: list[int]
+    shape: list[Annotated[int, Field(ge=1, le=2**31)]] = Field(min_length=2, max_length=2, description="[batch, seq]")
     datatype: str
     parameters: dict[str, Any] = {}
-    data: list[Any] = Field(description="Row-major, flat or nested.")
+    data: list[Any] | None = Field(None, description="Row-major, flat or nested.")
 
 
 class OutputTensor(_Strict):
@@ -59,11 +59,23 @@ class OutputTensor(_Strict):
     parameters: dict[str, Any] = {}
 
 
+class Parameters(_Strict):
+    """Ours; the caller's own are let through and mean nothing here."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    timeout: int | None = Field(None, ge=1, le=10**12, description="The deadline, in microseconds.")
+    pooling: Pooling | None = Field(None, description="How `pooled` is made; by default as the bundle says.")
+    normalize: bool = Field(False, description="Whether `pooled` vectors are scaled to length 1.")
+    precision: str | None = None
+    binary_data_output: Literal[False] = Field(False, description="Binary tensors are not offered.")
+
+
 class InferRequest(_Strict):
     model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
 
     id: str | None = None
-    parameters: dict[str, Any] = Field({}, description="`timeout` in microseconds; others are the caller's own.")
+    parameters: Parameters = Parameters(timeout=None, pooling=None, normalize=False, binary_data_output=False)
     inputs: list[InputTensor]
     outputs: list[OutputTensor] | None = Field(None, description="All outputs by default.")
 
@@ -142,21 +154,18 @@ def decode(ref: str, body: bytes, models: Models) -> tuple[Query, Encode]:
         )
     batch, cells = from_grid(input_ids, mask)
     names = [output.name for output in asked.outputs] if asked.outputs is not None else list(_outputs(model.bundle))
-    timeout_us = asked.parameters.get("timeout")
-    query = Query(model, batch, cells, _native(names, model.bundle), timeout_s=timeout_us and timeout_us / 1e6)
+    own = asked.parameters
+    query = Query(
+        model, batch, cells, _native(names, model.bundle), pooling=own.pooling, normalize=own.normalize,
+        precision=own.precision, timeout_s=own.timeout / 1e6 if own.timeout else None,
+    )  # fmt: skip
     return query, partial(encode, names, asked.id)
 
 
 def _check_parameters(asked: InferRequest) -> None:
-    for name, value in asked.parameters.items():
+    for name in asked.parameters.model_extra or {}:
         if name in SEQUENCE or name.startswith("triton_"):
-            raise InvalidInput(f"parameters.{name} is not supported: every request stands alone", param=name)
-        if name == "timeout" and (type(value) is not int or value < 1):
-            raise InvalidInput(f"parameters.timeout is {value!r}: microseconds, 1 or more", param=name)
-        if name == "binary_data_output" and value is not False:
-            raise InvalidInput(
-                "parameters.binary_data_output: binary tensors are not offered, ask for JSON", param=name
-            )
+            raise InvalidInput(f"parameters.{name[:60]} is not supported: every request stands alone", param=name)
     for tensor in (*asked.inputs, *(asked.outputs or ())):
         for name in tensor.parameters:
             if name in ("binary_data_size", "classification", "shared_memory_region") or (
@@ -184,8 +193,6 @@ def _grid(tensor: InputTensor) -> NDArray[Any]:
         raise InvalidInput(
             f"{tensor.name} has datatype {tensor.datatype[:60]!r}: send {', '.join(known)}", param=tensor.name
         )
-    if len(shape) != 2 or min(shape) < 1:
-        raise InvalidInput(f"{tensor.name} has shape {shape[:9]}: [batch, seq], both 1 or more", param=tensor.name)
     flat = _flat(tensor)
     if len(flat) != shape[0] * shape[1]:
         raise InvalidInput(
@@ -195,7 +202,7 @@ def _grid(tensor: InputTensor) -> NDArray[Any]:
     if not set(map(type, flat)) <= set(kinds):
         place = next(i for i, value in enumerate(flat) if type(value) not in kinds)
         raise InvalidInput(
-            f"{tensor.name}.data[{place}] is {str(flat[place])[:60]}, no {tensor.datatype}", param=tensor.name
+            f"{tensor.name}.data[{place}] is {shown(flat[place])}, no {tensor.datatype}", param=tensor.name
         )
     try:
         return np.array(flat, np.float32 if tensor.datatype == "FP32" else np.int64).reshape(shape)
@@ -206,6 +213,8 @@ def _grid(tensor: InputTensor) -> NDArray[Any]:
 
 def _flat(tensor: InputTensor) -> list[Any]:
     """Flat data as it is; nested data of `[batch][seq]` row after row."""
+    if tensor.data is None:
+        raise InvalidInput(f"{tensor.name}.data is missing", param=tensor.name)
     if not tensor.data or not isinstance(tensor.data[0], list):
         return tensor.data
     for row, values in enumerate(tensor.data):
