@@ -232,9 +232,8 @@ def _bare_graph(path: _Path, reference: Transformer, precision: str) -> Iterator
     with torch.no_grad():
         expected = reference(torch.from_numpy(ids), torch.from_numpy(mask))[0].numpy()
     got = path.model.engine(precision).run_grid(ids, mask)[0]
-    yield from nearness.vectors(
-        "activations", *(grid.reshape(-1, grid.shape[-1]) for grid in (got, expected)), precision
-    )
+    flat = (-1, expected.shape[-1])
+    yield from nearness.vectors("activations", got.reshape(flat), expected.reshape(flat), precision)
 
 
 def _bare_bits(path: _Path, precision: str) -> Iterator[nearness.Result]:
