@@ -13,8 +13,8 @@ wide columns into W (SmoothQuant, arXiv:2211.10438). Both come from ranges seen 
 columns are a property of the weights, and real sentences gave no better choice.
 
 int8 sums are exact, whatever their order. Weights use all of -127 .. 127; on x86 without VNNI onnxruntime would
-saturate 16-bit sums, so `service.engine` asks it for exact kernels there. The row scale is applied by
-DequantizeLinear because onnxruntime 1.31 fuses Cast and Mul(Mul(s, w)) into a kernel that reads s[0] for all rows.
+saturate 16-bit sums, so `service.engine` asks it for exact kernels there. DequantizeLinear applies the row scale:
+Cast, Mul(Mul(s, w)), Add(b) is fused by onnxruntime 1.31 into a kernel that loses b where s is no scalar.
 """
 
 import math
