@@ -1,4 +1,4 @@
-"""`python -m export --preset NAME | --checkpoint DIR --out BUNDLES` writes a certified bundle;
+"""`python -m export --preset NAME | --checkpoint DIR --out BUNDLES [--precision fp32,int8]` writes a certified bundle;
 `python -m export verify BUNDLE` makes its certificate again.
 """
 
@@ -17,14 +17,16 @@ import torch
 
 from export.graph import OPSET, export_body, export_head
 from export.parity import CertificationError, certify
+from export.quantize import QuantizationError, quantize
 from model.checkpoint import CheckpointError, load_checkpoint
 from model.presets import PRESETS, build
 from model.transformer import Transformer
 from service import bundle as bundles
-from service.bundle import Bundle
+from service.bundle import Bundle, Limits
 from service.errors import StartupError
 
 SEED = 42
+GRAPHS = {"fp32": "model.onnx", "int8": "model.int8.onnx"}  # precision -> file of the bundle
 
 
 class UsageError(Exception):
@@ -62,6 +64,15 @@ class Source:
             shutil.copyfile(tokenizer, folder / "tokenizer.json")
 
 
+@dataclass(frozen=True)
+class Plan:
+    """How the body is written: with or without pads, and in which precisions."""
+
+    layout: str = "packed"
+    precisions: tuple[str, ...] = ("fp32",)
+    default_precision: str = "fp32"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     _quiet_exporter()
@@ -71,9 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             verify(options.bundle, options.checkpoint)
         else:
             options = _export_parser().parse_args(arguments)
-            source = Source(options.preset, options.checkpoint)
-            export(source, options.out, options.name or source.name, options.version, options.layout)
-    except (CertificationError, CheckpointError, StartupError, UsageError) as error:
+            source, name = Source(options.preset, options.checkpoint), options.name
+            plan = Plan(options.layout, *_precisions(options.precision, options.default_precision))
+            export(source, options.out, name or source.name, options.version, plan)
+    except (CertificationError, CheckpointError, QuantizationError, StartupError, UsageError) as error:
         sys.exit(f"export: {error}")
 
 
@@ -91,6 +103,12 @@ def _export_parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", help="the preset's or the folder's name by default")
     parser.add_argument("--version", type=int, help="the next free whole number by default")
     parser.add_argument("--layout", choices=["packed", "padded"], default="packed", help="packed computes no pads")
+    parser.add_argument(
+        "--precision", default="fp32", metavar="P[,P]", help="fp32, int8 or fp32,int8; int8 is row-wise"
+    )
+    parser.add_argument(
+        "--default-precision", choices=list(GRAPHS), help="for requests that name none; the first by default"
+    )
     return parser
 
 
@@ -101,7 +119,16 @@ def _verify_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def export(source: Source, out: Path, name: str, version: int | None, layout: str) -> Bundle:
+def _precisions(asked: str, default: str | None) -> tuple[tuple[str, ...], str]:
+    names = tuple(asked.split(","))
+    if set(names) - set(GRAPHS) or len(set(names)) < len(names):
+        raise UsageError(f"--precision {asked}: some of {', '.join(GRAPHS)}, each once, with a comma between them")
+    if default and default not in names:
+        raise UsageError(f"--default-precision {default} is not among --precision {asked}")
+    return names, default or names[0]
+
+
+def export(source: Source, out: Path, name: str, version: int | None, plan: Plan) -> Bundle:
     """Writes `out/name/version/`, certified. Nothing lands there unless every check has passed."""
     if not bundles.NAME.fullmatch(name):
         raise UsageError(f"name {name!r}: letters, digits, '.', '_' and '-', beginning with a letter or a digit")
@@ -110,7 +137,7 @@ def export(source: Source, out: Path, name: str, version: int | None, layout: st
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        bundle = _write(source, partial, name, version, layout)
+        bundle = _write(source, partial, name, version, plan)
         bundles.write_certificate(bundle, certify(bundle, source.model("padded")[0]))
         partial.rename(place)
     finally:
@@ -130,11 +157,12 @@ def _version(folder: Path, asked: int | None) -> int:
     return asked
 
 
-def _write(source: Source, folder: Path, name: str, version: int, layout: str) -> Bundle:
+def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) -> Bundle:
     """The graphs and the manifest, not yet certified."""
-    model, facts = source.model(layout)
+    model, facts = source.model(plan.layout)
     print(f"exporting {name}/{version}: {model.config.n_layers} layers, d_model {model.config.d_model}", flush=True)
-    export_body(model, folder / "model.onnx")
+    limits = Limits(max_positions=model.config.max_positions, vocab_size=model.config.vocab_size)
+    _write_body(model, folder, plan.precisions, limits)
     if model.head:
         export_head(model.head, model.config.d_model, folder / bundles.HEAD)
     source.copy_tokenizer(folder)
@@ -143,18 +171,28 @@ def _write(source: Source, folder: Path, name: str, version: int, layout: str) -
         "name": name,
         "version": version,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "layout": layout,
+        "layout": plan.layout,
         "config": asdict(config),
         "d_model": config.d_model,
         "n_norms": config.n_norms,
-        "limits": {"max_positions": config.max_positions, "vocab_size": config.vocab_size},
-        "precisions": {"fp32": "model.onnx"},
-        "default_precision": "fp32",
+        "limits": limits,
+        "precisions": {precision: GRAPHS[precision] for precision in plan.precisions},
+        "default_precision": plan.default_precision,
         "opset": OPSET,
         "versions": {"torch": torch.__version__, "onnxruntime": onnxruntime.__version__},
         **facts,
     }
     return bundles.write_manifest(folder, manifest)
+
+
+def _write_body(model: Transformer, folder: Path, precisions: Sequence[str], limits: Limits) -> None:
+    """A graph for each precision. int8 is made from fp32, which is not kept unless asked for."""
+    fp32 = folder / GRAPHS["fp32"]
+    export_body(model, fp32)
+    if "int8" in precisions:
+        quantize(fp32, folder / GRAPHS["int8"], limits)
+    if "fp32" not in precisions:
+        fp32.unlink()
 
 
 def verify(path: Path, checkpoint: Path | None) -> None:

@@ -20,6 +20,8 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from export import nearness
+from export.quantize import read_parts
 from model.transformer import Transformer
 from service import selfcheck
 from service.bundle import Bundle
@@ -29,7 +31,6 @@ from service.routes.native import decode, encode
 from service.settings import Settings
 
 Array = NDArray[Any]
-ABSOLUTE, COSINE, NORM_MEAN, NORM_RSTD = 1e-4, 0.99999, 1e-4, 1e-3
 MAX_LOGITS = 4_000_000  # values compared per case; beyond it the last token's stand for all
 BIT_LENGTHS = (1, 2, 3, 5, 8, 16, 17, 33, 64, 100, 129, 512)
 
@@ -74,7 +75,8 @@ def certify(bundle: Bundle, reference: Transformer) -> dict[str, Any]:
     model = Model(bundle, "cpu", Settings().token_budget)
     checks: list[Check] = []
     with _path(model) as path:
-        work = [(precision, check) for precision in bundle.manifest.precisions for check in _checks(path, reference)]
+        precisions = bundle.manifest.precisions
+        work = [(precision, check) for precision in precisions for check in _checks(path, reference, precision)]
         for precision, (case, compare) in tqdm(work, desc=f"certify {bundle.ref}", unit="case", disable=None):
             found = [Check(case, output, precision, *result) for output, *result in compare(precision)]
             checks.extend(found)
@@ -128,14 +130,16 @@ def _path(model: Model) -> Iterator[_Path]:
     path.inference.close()
 
 
-Compare = Callable[[str], Iterable[tuple[str, float, float]]]  # precision -> (output, difference, limit)
+Compare = Callable[[str], Iterable[nearness.Result]]  # called with a precision
 
 
-def _checks(path: _Path, reference: Transformer) -> list[tuple[str, Compare]]:
-    """Every case by name, as a function to be called with a precision."""
+def _checks(path: _Path, reference: Transformer, precision: str) -> list[tuple[str, Compare]]:
+    """Every case by name, as a function to be called with the precision."""
     bundle = path.model.bundle
     against_torch = [(case.name, partial(_against_torch, path, case, reference)) for case in cases(bundle)]
+    weights = [("weights", partial(_weights, path, reference))] if precision == "int8" else []
     return [
+        *weights,
         *against_torch,
         ("bare graph, pads holes", partial(_bare_graph, path, reference)),
         ("padded like alone", partial(_unequal_paddings, path)),
@@ -166,24 +170,29 @@ def cases(bundle: Bundle) -> list[Case]:
     ]
 
 
-def _against_torch(
-    path: _Path, case: Case, reference: Transformer, precision: str
-) -> Iterator[tuple[str, float, float]]:
+def _against_torch(path: _Path, case: Case, reference: Transformer, precision: str) -> Iterator[nearness.Result]:
     """Every output over real tokens."""
     ids, mask = case.grid()
     with torch.no_grad():
         activations, mean, rstd = (t.numpy() for t in reference(torch.from_numpy(ids), torch.from_numpy(mask)))
     got = path.ask(case, precision, outputs=["activations", "pooled", "norm_stats"], pooling="mean")
     real = mask != 0
-    served = _real(got["activations"], real, case)
-    yield "activations", *_close(served, activations[real])
-    yield "activations, 1 - cosine", _cosine_gap(served, activations[real]), 1 - COSINE
     count = np.maximum(real.sum(1, keepdims=True), 1)
-    yield "pooled", *_close(np.array(got["pooled"]), activations.sum(1) / count)
-    yield "norm_mean", _largest(_real(got["norm_stats"]["mean"], real, case) - mean[real]), NORM_MEAN
-    yield "norm_rstd, relative", _largest(_real(got["norm_stats"]["rstd"], real, case) / rstd[real] - 1), NORM_RSTD
+    yield from nearness.vectors("activations", _real(got["activations"], real, case), activations[real], precision)
+    yield from nearness.vectors("pooled", np.array(got["pooled"]), activations.sum(1) / count, precision)
+    stats = got["norm_stats"]
+    served = _real(stats["mean"], real, case), _real(stats["rstd"], real, case)
+    yield from nearness.norms(served, (mean[real], rstd[real]), precision)
     if reference.head:
-        yield "logits", *_close(*_logits(path, case, reference, precision, activations, real))
+        yield from nearness.vectors("logits", *_logits(path, case, reference, precision, activations, real), precision)
+
+
+def _weights(path: _Path, reference: Transformer, precision: str) -> Iterator[nearness.Result]:
+    """Every int8 weight against PyTorch's: one wrong column scale is within the noise of the outputs, not of this."""
+    floats = {name: tensor.numpy() for name, tensor in reference.state_dict().items()}
+    parts = read_parts(path.model.bundle.graph(precision))
+    biases = {name: floats.get(name.removesuffix("weight") + "bias", 0.0) for name in parts}
+    yield from nearness.weights(part.deviation(floats[name].T, biases[name]) for name, part in parts.items())
 
 
 def _logits(
@@ -215,30 +224,18 @@ def _real(answer: list[Any], real: Array, case: Case) -> Array:
     return grid[real]
 
 
-def _close(got: Array, expected: Array) -> tuple[float, float]:
-    return _largest(got - expected), ABSOLUTE * max(1.0, float(np.abs(expected).max(initial=0)))
-
-
-def _largest(difference: Array) -> float:
-    return float(np.abs(difference).max(initial=0))
-
-
-def _cosine_gap(got: Array, expected: Array) -> float:
-    dots = (got * expected).sum(-1)
-    lengths = np.linalg.norm(got, axis=-1) * np.linalg.norm(expected, axis=-1)
-    return float((1 - dots / np.maximum(lengths, 1e-30)).max(initial=0))
-
-
-def _bare_graph(path: _Path, reference: Transformer, precision: str) -> Iterator[tuple[str, float, float]]:
+def _bare_graph(path: _Path, reference: Transformer, precision: str) -> Iterator[nearness.Result]:
     """The graph as any other ONNX server would call it: the caller's cells, pads and all."""
     case = next(case for case in cases(path.model.bundle) if case.name == "pads holes")
     ids, mask = case.grid()
     with torch.no_grad():
         expected = reference(torch.from_numpy(ids), torch.from_numpy(mask))[0].numpy()
-    yield "activations", *_close(path.model.engine(precision).run_grid(ids, mask)[0], expected)
+    got = path.model.engine(precision).run_grid(ids, mask)[0]
+    flat = (-1, expected.shape[-1])
+    yield from nearness.vectors("activations", got.reshape(flat), expected.reshape(flat), precision)
 
 
-def _bare_bits(path: _Path, precision: str) -> Iterator[tuple[str, float, float]]:
+def _bare_bits(path: _Path, precision: str) -> Iterator[nearness.Result]:
     engine, manifest = path.model.engine(precision), path.model.bundle.manifest
     paddings = PADDINGS[manifest.layout]
     unequal = list(selfcheck.unequal(engine, manifest.limits, paddings, BIT_LENGTHS))
@@ -246,7 +243,7 @@ def _bare_bits(path: _Path, precision: str) -> Iterator[tuple[str, float, float]
     yield "not zero where all are pads", 0 if selfcheck.all_pad_is_zero(engine) else 1, 0
 
 
-def _unequal_paddings(path: _Path, precision: str) -> Iterator[tuple[str, float, float]]:
+def _unequal_paddings(path: _Path, precision: str) -> Iterator[nearness.Result]:
     """Requests whose answer, read at the real places, differs in a bit from the same rows sent ragged."""
     chosen = {case.name: case for case in cases(path.model.bundle)}
     plain = _rows(path, chosen["ragged"], precision)
@@ -254,7 +251,7 @@ def _unequal_paddings(path: _Path, precision: str) -> Iterator[tuple[str, float,
     yield "unequal rows", sum(row != same for rows in padded for row, same in zip(rows, plain, strict=True)), 0
 
 
-def _unequal_company(path: _Path, precision: str) -> Iterator[tuple[str, float, float]]:
+def _unequal_company(path: _Path, precision: str) -> Iterator[nearness.Result]:
     ragged = next(case for case in cases(path.model.bundle) if case.name == "ragged")
     together = _rows(path, ragged, precision)
     alone = [_rows(path, Case("alone", [row]), precision)[0] for row in ragged.input_ids]

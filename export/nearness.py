@@ -1,0 +1,65 @@
+"""How near is near enough: an engine's numbers against the reference's, for each precision. Knows arrays only.
+
+Every function yields (output, difference, limit); a check passes where the difference is at most the limit.
+
+fp32 must be equal up to rounding. int8 must be near in direction: its noise is some 3 % of a row's length and grows
+with depth. Over the presets and a real six-layer checkpoint the lowest and the mean cosine seen in any case were
+0.9978 and 0.9991 (the checkpoint, 512 random token ids; on real sentences it does better). Two to four times that
+gap is allowed: what fails is broken, not unlucky. What is smaller, one wrong column scale say, `weights` finds.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Result = tuple[str, float, float]
+ABSOLUTE, COSINE, NORM_MEAN, NORM_RSTD = 1e-4, 0.99999, 1e-4, 1e-3  # fp32
+INT8_LOWEST, INT8_MEAN = 0.99, 0.998  # cosine over a case's rows
+INT8_NORM, INT8_NORM_WORST = 0.02, 0.25  # seen: 0.017 as the worst case's average, 0.17 as its largest
+STEPS, FLOAT_ROWS = 0.501, 1e-5  # int8 weights: rounding is half a step
+
+
+def vectors(output: str, got: Array, expected: Array, precision: str) -> Iterator[Result]:
+    """Vectors `[n, w]`."""
+    gaps = _cosine_gaps(got, expected)
+    if precision == "fp32":
+        yield output, largest(got - expected), ABSOLUTE * max(1.0, largest(expected))
+        yield f"{output}, 1 - cosine", float(gaps.max(initial=0)), 1 - COSINE
+    else:
+        yield f"{output}, 1 - lowest cosine", float(gaps.max(initial=0)), 1 - INT8_LOWEST
+        yield f"{output}, 1 - mean cosine", float(gaps.mean()), 1 - INT8_MEAN
+
+
+def norms(got: tuple[Array, Array], expected: tuple[Array, Array], precision: str) -> Iterator[Result]:
+    """The norms' (mean, rstd), each `[n, n_norms]`. In int8 means are compared in standard deviations, and the average
+    of rstd is held tighter than its largest: one huge hidden unit may change a single token's spread by a sixth."""
+    mean, relative = got[0] - expected[0], np.abs(got[1] / expected[1] - 1)
+    if precision == "fp32":
+        yield "norm_mean", largest(mean), NORM_MEAN
+        yield "norm_rstd, relative", largest(relative), NORM_RSTD
+    else:
+        yield "norm_mean, in deviations", largest(mean * expected[1]), INT8_NORM
+        yield "norm_rstd, relative, average", float(relative.mean()), INT8_NORM
+        yield "norm_rstd, relative", largest(relative), INT8_NORM_WORST
+
+
+def weights(deviations: Iterable[tuple[float, float]]) -> Iterator[Result]:
+    """Of each int8 weight: its entries' largest deviation in steps, and that of its float rows, relative."""
+    steps, float_rows = np.max(list(deviations), 0)
+    yield "int8 entries, in steps", float(steps), STEPS
+    yield "float rows, relative", float(float_rows), FLOAT_ROWS
+
+
+def largest(values: Array) -> float:
+    return float(np.abs(values).max(initial=0))
+
+
+def _cosine_gaps(got: Array, expected: Array) -> Array:
+    """1 - cosine of each row; of a row that should be zero, 0 if it is and 1 if not."""
+    dots = (got * expected).sum(-1)
+    lengths = np.linalg.norm(got, axis=-1) * np.linalg.norm(expected, axis=-1)
+    gaps = 1 - dots / np.where(lengths > 0, lengths, 1)
+    return np.where(expected.any(-1), gaps, got.any(-1))

@@ -1,0 +1,187 @@
+"""fp32 graph -> row-wise int8 graph, standard operators only. Knows ONNX; no PyTorch, no bundles.
+
+Every `x @ W + b` (Gemm) of the body becomes, with one scale s and one zero point z per ROW of x, so that a
+neighbour in the batch changes nothing:
+
+    u = x / f, zero in the float columns           u8 = round(u / s) + z, the row's own range on 0 .. 255
+    y = (u8 @ W8) * s * w + [x_float, z * s, 1] @ [W_float; -colsum(W8) * w; b]
+
+W8 is f * W as int8, one scale w per output column. The little float product holds what int8 cannot: the few
+columns of x whose range is many times the others' (LLM.int8(), arXiv:2208.07339, with columns fixed here), the
+zero point (MatMulInteger takes one per tensor only) and the bias. f takes a little range out of the remaining
+wide columns into W (SmoothQuant, arXiv:2211.10438). Both come from ranges seen on seeded random token ids: wide
+columns are a property of the weights, and real sentences gave no better choice.
+
+int8 sums are exact, whatever their order. Weights use all of -127 .. 127; on x86 without VNNI onnxruntime would
+saturate 16-bit sums, so `service.engine` asks it for exact kernels there. DequantizeLinear applies the row scale:
+Cast, Mul(Mul(s, w)), Add(b) is fused by onnxruntime 1.31 into a kernel that loses b where s is no scalar.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from service.batch import Batch, Floats
+from service.bundle import Limits
+from service.selfcheck import sequences
+
+Array = NDArray[Any]
+MIN_ENTRIES = 2**15  # smaller weights cost more to quantize rows for than int8 saves (128 x 128: 0.95 of fp32's speed)
+FLOAT_COLUMNS = 4  # 8 gain nothing more; each costs a 1 / K of the product in fp32
+SMOOTHING = 0.15  # exponent of range(x) / range(W); of 0 .. 0.5 the most accurate
+CALIBRATION_LENGTHS = (1, 5, 10, 20, 40, 60, 100, 128, 128)
+TINY = np.array(1e-30, np.float32)  # keeps a scale from being zero
+CONSTANTS: dict[str, Array] = {
+    "int8.axis": np.array([1], np.int64),
+    "int8.levels": np.array(255, np.float32),
+    "int8.tiny": TINY,
+    "int8.one": np.array(1, np.float32),
+    "int8.append_one": np.array([0, 0, 0, 1], np.int64),  # Pad: a last column
+}
+
+
+class QuantizationError(ValueError):
+    """int8 makes no sense for the graph."""
+
+
+def quantize(source: Path, target: Path, limits: Limits) -> None:
+    """Writes `source` with its Gemms in row-wise int8 to `target`. QuantizationError if none is large enough to pay."""
+    model = onnx.load(source)
+    graph = model.graph
+    constants = {item.name: item for item in graph.initializer}
+    gemms = [node for node in graph.node if node.op_type == "Gemm" and _pays(constants[node.input[1]])]
+    if not gemms:
+        raise QuantizationError(f"int8 does not pay: no weight of the body has {MIN_ENTRIES} entries or more")
+    ranges = _ranges(model, [gemm.input[0] for gemm in gemms], limits)
+    tensors, new = dict(CONSTANTS), {}  # new: a Gemm's output -> the nodes that replace it
+    for gemm in gemms:
+        x, name = gemm.input[0], gemm.input[1]
+        tensors |= _tensors(name, split(*_operands(gemm, constants), ranges[x]))
+        new[gemm.output[0]] = _nodes(name, x, gemm.output[0])
+    _replace(graph, [part for node in graph.node for part in new.get(node.output[0], [node])], tensors)
+    onnx.checker.check_model(model)
+    onnx.save(model, target)
+
+
+def _pays(weight: TensorProto) -> bool:
+    return bool(math.prod(weight.dims) >= MIN_ENTRIES)
+
+
+def _operands(gemm: NodeProto, constants: dict[str, TensorProto]) -> tuple[Floats, Floats]:
+    """Weight `[K, M]` and bias `[M]` of a Gemm as the exporter writes it."""
+    attributes = {item.name: helper.get_attribute_value(item) for item in gemm.attribute}
+    plain = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 1}
+    assert {**plain, **attributes} == plain, f"{gemm.name}: {attributes}"
+    weight = numpy_helper.to_array(constants[gemm.input[1]]).T
+    if len(gemm.input) < 3:
+        return weight, np.zeros(weight.shape[1], np.float32)
+    return weight, numpy_helper.to_array(constants[gemm.input[2]])
+
+
+def _ranges(model: onnx.ModelProto, names: Iterable[str], limits: Limits) -> dict[str, Floats]:
+    """Largest |x| of each column of the named tensors `[N, K]` over seeded random token ids."""
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model)
+    wanted = list(dict.fromkeys(names))
+    probe.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in wanted)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    input_ids, mask = Batch.of(sequences(limits, CALIBRATION_LENGTHS)).grid()
+    found = session.run(wanted, {"input_ids": input_ids, "attention_mask": mask})
+    return {name: np.abs(x).max(0) for name, x in zip(wanted, found, strict=True)}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What stands for one weight `[K, M]` and bias `[M]`. k float columns, the zero point and the bias make k + 2 rows."""
+
+    columns: Array  # [k] int64, columns of x that stay float
+    shrink: Floats  # [K] 1 / f, 0 in the float columns
+    weight: Array  # [K, M] int8
+    scale: Floats  # [M]
+    rest: Floats  # [k + 2, M] float weights, -colsum(W8) * w, bias
+
+    def deviation(self, weight: Floats, bias: Floats | float) -> tuple[float, float]:
+        """How far the parts are from `weight` `[K, M]`, `bias` `[M]`: the int8 entries in steps (0.5 is rounding), the
+        float rows in units of their largest value (rounding again)."""
+        inner = self.shrink > 0
+        steps = (self.weight[inner] - weight[inner] / self.shrink[inner, None] / self.scale).astype(np.float32)
+        rest = _rest(weight, bias, self.columns, self.weight, self.scale)
+        return float(np.abs(steps).max()), float(np.abs(self.rest - rest).max() / np.abs(rest).max())
+
+
+def split(weight: Floats, bias: Floats, ranges: Floats) -> Parts:
+    """weight `[K, M]`, bias `[M]`, ranges `[K]` (the largest |x| of each column seen)."""
+    columns = np.sort(np.argsort(-ranges, kind="stable")[:FLOAT_COLUMNS])
+    seen = np.maximum(ranges, ranges.mean())  # what was narrow here, as a ReLU that was never on, may be wide elsewhere
+    shrink = (np.maximum(np.abs(weight).max(1), TINY) / np.maximum(seen, TINY)) ** np.float32(SMOOTHING)
+    shrink[columns] = 0
+    inner = np.divide(weight, shrink[:, None], out=np.zeros_like(weight), where=shrink[:, None] > 0)
+    scale = np.maximum(np.abs(inner).max(0) / np.float32(127), TINY)
+    quantized = np.rint(inner / scale).astype(np.int8)
+    return Parts(columns, shrink, quantized, scale, _rest(weight, bias, columns, quantized, scale))
+
+
+def _rest(weight: Floats, bias: Floats | float, columns: Array, quantized: Array, scale: Floats) -> Floats:
+    column_sums = quantized.sum(0, dtype=np.int64) * scale
+    return np.vstack([weight[columns], -column_sums, np.broadcast_to(bias, scale.shape)]).astype(np.float32)
+
+
+def _tensors(name: str, parts: Parts) -> dict[str, Array]:
+    return {f"{name}.{part}": getattr(parts, part) for part in Parts.__dataclass_fields__}
+
+
+def read_parts(graph: Path) -> dict[str, Parts]:
+    """The parts of each quantized weight of a file, by the weight's name."""
+    constants = {item.name: numpy_helper.to_array(item) for item in onnx.load(graph).graph.initializer}
+    names = [name.removesuffix(".shrink") for name in constants if name.endswith(".shrink")]
+    return {name: Parts(*(constants[f"{name}.{part}"] for part in Parts.__dataclass_fields__)) for name in names}
+
+
+def _nodes(name: str, x: str, y: str) -> list[NodeProto]:
+    """x `[N, K]` -> y `[N, M]`. Row scales and zero points are `[N]`."""
+
+    def node(operator: str, inputs: list[str], output: str, **attributes: Any) -> NodeProto:
+        inputs, output = [item.replace("~", f"{name}.") for item in inputs], output.replace("~", f"{name}.")
+        return helper.make_node(operator, inputs, [output], f"{operator}.{output}", **attributes)
+
+    return [
+        node("Mul", [x, "~shrink"], "~u"),
+        node("ReduceMax", ["~u", "int8.axis"], "~high", keepdims=0),  # at least 0, as the float columns are
+        node("ReduceMin", ["~u", "int8.axis"], "~low", keepdims=0),  # at most 0
+        node("Sub", ["~high", "~low"], "~range"),
+        node("Div", ["~range", "int8.levels"], "~step"),
+        node("Max", ["~step", "int8.tiny"], "~s"),
+        node("Neg", ["~low"], "~below"),
+        node("QuantizeLinear", ["~below", "~s"], "~z", axis=0),
+        node("QuantizeLinear", ["~u", "~s", "~z"], "~u8", axis=0),
+        node("MatMulInteger", ["~u8", "~weight"], "~sums"),
+        node("DequantizeLinear", ["~sums", "~s"], "~by_row", axis=0),  # Cast and Mul in one pass
+        node("Mul", ["~by_row", "~scale"], "~product"),
+        node("DequantizeLinear", ["~z", "~s"], "~offset", axis=0),
+        node("Unsqueeze", ["~offset", "int8.axis"], "~offset_column"),
+        node("Gather", [x, "~columns"], "~x_float", axis=1),
+        node("Concat", ["~x_float", "~offset_column"], "~x_rest", axis=1),
+        node("Pad", ["~x_rest", "int8.append_one", "int8.one"], "~x_rest_one"),
+        node("Gemm", ["~x_rest_one", "~rest", "~product"], y),
+    ]
+
+
+def _replace(graph: onnx.GraphProto, nodes: list[NodeProto], tensors: dict[str, Array]) -> None:
+    """Puts in the new nodes and constants, and drops the constants that nothing reads any more."""
+    del graph.node[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in tensors.items())
+    used = {name for node in nodes for name in node.input}
+    kept = [item for item in graph.initializer if item.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)

@@ -1,0 +1,190 @@
+"""Row-wise int8: near to fp32, bit for bit indifferent to company, and caught by the certificate when it is broken."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import ModelProto, helper, numpy_helper
+
+from export import quantize as quantizing
+from export.__main__ import Plan, Source, export, main
+from export.parity import CertificationError, certify
+from model.presets import build
+from service import bundle as bundles
+from service.bundle import Bundle
+
+INT8 = "model.int8.onnx"
+WEIGHT = "blocks.1.ffn.down.weight"
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    plan = Plan(precisions=("fp32", "int8"), default_precision="int8")
+    return export(Source("gpt"), tmp_path_factory.mktemp("bundles"), "gpt", None, plan)
+
+
+def tampered(bundle: Bundle, folder: Path, change: Callable[[ModelProto], None]) -> Bundle:
+    """A copy whose int8 graph is changed, and whose manifest says so."""
+    place = folder / "tampered"
+    shutil.copytree(bundle.path, place)
+    graph = onnx.load(place / INT8)
+    change(graph)
+    onnx.save(graph, place / INT8)
+    manifest = json.loads((place / bundles.MANIFEST).read_text())
+    return bundles.write_manifest(place, {k: v for k, v in manifest.items() if k not in ("format", "files")})
+
+
+def set_constant(graph: ModelProto, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    item = next(item for item in graph.graph.initializer if item.name == name)
+    item.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(item).copy()), name))
+
+
+def refused(bundle: Bundle, message: str) -> None:
+    with pytest.raises(CertificationError, match=message):
+        certify(bundle, build(bundle.manifest.source["preset"], "padded"))
+
+
+def test_bundle_names_both_precisions(bundle: Bundle) -> None:
+    """The manifest names a graph for each precision, and the one for requests that name none."""
+    assert bundle.manifest.precisions == {"fp32": "model.onnx", "int8": INT8}
+    assert bundle.manifest.default_precision == "int8"
+
+
+def test_certificate_covers_int8(bundle: Bundle) -> None:
+    """int8 goes through every case that fp32 goes through, none of its bits unequal, and its weights are compared."""
+    assert bundle.certificate
+    cases = {
+        precision: {check["case"] for check in bundle.certificate["checks"] if check["precision"] == precision}
+        for precision in ("fp32", "int8")
+    }
+    assert cases["int8"] == cases["fp32"] | {"weights"}
+    unequal = [c["difference"] for c in bundle.certificate["checks"] if "unequal" in c["output"]]
+    assert unequal == [0] * 6
+    assert set(bundle.certificate["canary"]) == {"fp32", "int8"}
+
+
+def test_graph_is_standard(bundle: Bundle) -> None:
+    """Every weight that pays is int8, by operators of ai.onnx alone."""
+    graph = onnx.load(bundle.graph("int8")).graph
+    assert {node.domain for node in graph.node} <= {"", "ai.onnx"}
+    fp32 = onnx.load(bundle.graph("fp32")).graph
+    large = [item.name for item in fp32.initializer if item.name.startswith("blocks.") and np.prod(item.dims) >= 2**15]
+    assert sorted(quantizing.read_parts(bundle.graph("int8"))) == sorted(large)
+
+
+def test_wrong_column_scale_is_caught(bundle: Bundle, tmp_path: Path) -> None:
+    """One scale of one column, 2 % too large: far below int8's own noise in the outputs."""
+
+    def one_column(scale: np.ndarray) -> np.ndarray:
+        scale[3] *= 1.02
+        return scale
+
+    refused(
+        tampered(bundle, tmp_path, lambda graph: set_constant(graph, f"{WEIGHT}.scale", one_column)), "int8 entries"
+    )
+
+
+def test_wrong_float_row_is_caught(bundle: Bundle, tmp_path: Path) -> None:
+    """Column sums of the wrong sign."""
+    broken = tampered(bundle, tmp_path, lambda graph: set_constant(graph, f"{WEIGHT}.rest", np.negative))
+    refused(broken, "float rows")
+
+
+def test_coarse_rows_are_caught(bundle: Bundle, tmp_path: Path) -> None:
+    """Rows cut into 15 levels in place of 255: nothing is wrong with the weights, the outputs are too far off."""
+    coarse = tampered(
+        bundle, tmp_path, lambda graph: set_constant(graph, "int8.levels", lambda levels: levels * 15 / 255)
+    )
+    refused(coarse, "cosine|norm")
+
+
+def test_scale_per_tensor_is_caught(bundle: Bundle, tmp_path: Path) -> None:
+    """One scale for all rows of a run, as `quantize_dynamic` has it: a neighbour changes the answer."""
+    refused(tampered(bundle, tmp_path, scale_per_tensor), "unequal")
+
+
+def scale_per_tensor(model: ModelProto) -> None:
+    """Every row's scale becomes the largest of all rows."""
+    nodes = []
+    for node in model.graph.node:
+        nodes.append(node)
+        if node.op_type == "Max" and node.output[0].endswith(".s"):
+            s, own = node.output[0], f"{node.output[0]}.own"
+            node.output[0] = own
+            nodes += [
+                helper.make_node("ReduceMax", [own], [f"{own}.largest"], keepdims=1),
+                helper.make_node("Shape", [own], [f"{own}.shape"]),
+                helper.make_node("Expand", [f"{own}.largest", f"{own}.shape"], [s]),
+            ]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+
+
+def run_product(weight: np.ndarray, bias: np.ndarray, ranges: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """x `[N, K]` through the nodes that stand for `x @ weight + bias`."""
+    tensors = quantizing.CONSTANTS | quantizing._tensors("w", quantizing.split(weight, bias, ranges))
+    value = lambda name, width: helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", width])  # noqa: E731
+    graph = helper.make_graph(
+        quantizing._nodes("w", "x", "y"), "product", [value("x", weight.shape[0])], [value("y", weight.shape[1])],
+        [numpy_helper.from_array(array, name) for name, array in tensors.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
+
+
+@pytest.mark.parametrize("offset", [0.0, 3.0, -3.0], ids=["about zero", "all above", "all below"])
+def test_product_is_near(offset: float) -> None:
+    """Rows of very different sizes, with two columns a hundred times as wide: each row's error is small against the
+    rest of that row, so neither another row nor a wide column sets its step."""
+    draws = np.random.default_rng(1)
+    weight, bias = draws.normal(size=(96, 40)).astype(np.float32), draws.normal(size=40).astype(np.float32)
+    x = (draws.normal(size=(7, 96)) + offset).astype(np.float32)
+    x[:, [5, 50]] *= 100
+    x *= 10.0 ** np.arange(-3, 4, dtype=np.float32)[:, None]
+    expected = x @ weight + bias
+    error = np.abs(run_product(weight, bias, np.abs(x).max(0), x) - expected).max(1)
+    narrow = np.delete(x, [5, 50], axis=1)
+    assert (error < 0.2 * np.abs(narrow).max(1)).all()
+
+
+def test_zero_rows_and_dead_weights() -> None:
+    """A row of zeros gives the bias; a column of x never seen, and a column of zero weights, do no harm."""
+    weight = np.random.default_rng(2).normal(size=(32, 8)).astype(np.float32)
+    weight[:, 2] = 0
+    bias, ranges = np.arange(8, dtype=np.float32), np.ones(32, np.float32)
+    ranges[9] = 0
+    x = np.zeros((2, 32), np.float32)
+    x[1, 9] = 1
+    y = run_product(weight, bias, ranges, x)
+    assert (y[0] == bias).all()
+    assert y[1] == pytest.approx(weight[9] + bias, abs=0.02)
+    assert y[1, 2] == bias[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--precision", "int4"], "--precision int4: some of fp32, int8"),
+        (["--precision", "int8,int8"], "each once"),
+        (["--precision", "fp32", "--default-precision", "int8"], "not among"),
+        (["--precision", "int8"], "int8 does not pay"),  # the notebook's largest weight is 16 x 64
+    ],
+)
+def test_unfit_precisions_are_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
+    """A precision that does not exist, or would be slower than fp32, is refused in words, and nothing is written."""
+    with pytest.raises(SystemExit, match=message):
+        main(["--preset", "notebook", "--out", str(tmp_path), *arguments])
+    assert not list(tmp_path.rglob("*.onnx"))
+
+
+def test_int8_alone(tmp_path: Path) -> None:
+    """`--precision int8` keeps no fp32 graph, in the padded layout as in the packed."""
+    main(["--preset", "postnorm", "--out", str(tmp_path), "--precision", "int8", "--layout", "padded"])
+    written = bundles.read(tmp_path / "postnorm" / "1")
+    assert written.manifest.precisions == {"int8": INT8}
+    assert "model.onnx" not in written.manifest.files
