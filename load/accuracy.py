@@ -72,7 +72,8 @@ def pooled(engine: Engine, found: list[Ints]) -> Floats:
     for batch in micro_batches(found):
         for index, rows in zip(batch, engine.run(Batch.of([found[i] for i in batch])), strict=True):
             vectors[index] = rows.activations.mean(0)
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit: Floats = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return unit
 
 
 def agreement(expected: Floats, got: Floats) -> str:
@@ -84,7 +85,8 @@ def agreement(expected: Floats, got: Floats) -> str:
 def _nearest(vectors: Floats) -> Ints:
     similarity = vectors @ vectors.T
     np.fill_diagonal(similarity, -np.inf)
-    return similarity.argmax(1)
+    nearest: Ints = similarity.argmax(1)
+    return nearest
 
 
 def standard_load(bundle: Bundle) -> list[Ints]:

@@ -135,6 +135,10 @@ def read_uncertified(path: Path) -> Bundle:
         raise _refused(path, f"{MANIFEST} is broken: {where}: {first['msg']}", "export") from None
     if manifest.format != FORMAT:
         raise _refused(path, f"{MANIFEST} has format {manifest.format}, this version reads {FORMAT}", "export")
+    if manifest.default_precision not in manifest.precisions:
+        raise _refused(
+            path, f"{MANIFEST} has default precision {manifest.default_precision}, but no such graph", "export"
+        )
     _check_files(path, manifest)
     return Bundle(path, manifest, None)
 

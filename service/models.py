@@ -61,12 +61,12 @@ class Model:
     def warm_up(self) -> None:
         """Runs growing micro-batches until the memory arena has seen the largest, or the time is over."""
         limits = self.bundle.manifest.limits
-        started = time.monotonic()
         for precision, engine in self.engines.items():
+            started = time.monotonic()
             budget = self.lines[precision].token_budget
             length = min(limits.max_positions, budget)
             for num_sequences in (1, max(1, budget // length)):
-                if time.monotonic() - started < WARM_UP_S / 2:
+                if time.monotonic() - started < WARM_UP_S / 2 / len(self.engines):
                     engine.run(Batch.of([np.zeros(length, np.int64)] * num_sequences))
 
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import uvicorn
 
-from export.__main__ import Source, export
+from export.__main__ import Plan, Source, export
 from service.app import create_app
 from service.infer import Inference
 from service.models import load_all
@@ -27,7 +27,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every preset, exported and certified."""
     root = tmp_path_factory.mktemp("bundles")
     for preset in PRESETS:
-        export(Source(preset), root, preset, None, "packed")
+        export(Source(preset), root, preset, None, Plan())
     return root
 
 
@@ -35,7 +35,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The smallest bundle's folder. Copy it before breaking it."""
     root = tmp_path_factory.mktemp("notebook")
-    export(Source("notebook"), root, "notebook", None, "packed")
+    export(Source("notebook"), root, "notebook", None, Plan())
     return root / "notebook" / "1"
 
 

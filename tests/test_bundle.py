@@ -44,6 +44,7 @@ BREAK: dict[str, tuple[Callable[[Path], object], str]] = {
     "manifest edited": (lambda b: edit(b / "manifest.json", lambda m: m.update(pooling="last")), "certificate.json is of another manifest.json; certify it"),
     "manifest of a later format": (lambda b: edit(b / "manifest.json", lambda m: m.update(format=9)), "format 9"),
     "file outside": (lambda b: edit(b / "manifest.json", lambda m: m["precisions"].update(fp32="../x")), "no sha256 of a file '../x'"),
+    "default precision without a graph": (lambda b: edit(b / "manifest.json", lambda m: m.update(default_precision="int8")), "default precision int8, but no such graph"),
     "uncertified": (lambda b: (b / "certificate.json").unlink(), "certificate.json is missing or broken; certify it with `python -m export verify"),
     "failed certificate": (lambda b: edit(b / "certificate.json", lambda c: c.update(passed=False)), "records a failed check"),
     "canary lies": (lambda b: edit(b / "certificate.json", lambda c: c["canary"]["fp32"]["activations"].reverse()), "does not give the canary's known answer"),

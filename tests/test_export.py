@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import model.layout
-from export.__main__ import Source, export, main
+from export.__main__ import Plan, Source, export, main
 from export.parity import CertificationError
 from model.layout import Packed, Padded
 from model.presets import build
@@ -36,7 +36,7 @@ class Broken(Source):
 
 def refused(source: Source, root: Path) -> str:
     with pytest.raises(CertificationError) as failed:
-        export(source, root, "broken", None, "packed")
+        export(source, root, "broken", None, Plan())
     assert not list((root / "broken").iterdir()), "something was left in place"
     return str(failed.value)
 
@@ -107,7 +107,7 @@ def test_attention_on_the_callers_cells_is_not_certified(tmp_path: Path, monkeyp
 
 
 def test_padded_layout_is_certified_for_what_it_promises(tmp_path: Path) -> None:
-    bundle = export(Source("notebook"), tmp_path, "plain", None, "padded")
+    bundle = export(Source("notebook"), tmp_path, "plain", None, Plan("padded"))
     assert bundle.manifest.layout == "padded"
     assert bundle.certificate
     assert any(check["output"] == "unequal (right)" for check in bundle.certificate["checks"])

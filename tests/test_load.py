@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 import pytest
 
-from export.__main__ import Source, export
+from export.__main__ import Plan, Source, export
 from load import servers
 from load.check import NAIVE_TOLERANCE, Reference, alone
 from load.run import Load, Result, measure
@@ -184,7 +184,7 @@ def test_open_loop_latency_counts_from_the_intended_time() -> None:
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     """The preset of the standard load, in both layouts."""
     out = tmp_path_factory.mktemp("bundles")
-    return {layout: export(Source("postnorm"), out, layout, None, layout) for layout in ("packed", "padded")}
+    return {layout: export(Source("postnorm"), out, layout, None, Plan(layout)) for layout in ("packed", "padded")}
 
 
 def test_addnorm_outruns_naive_on_padded_batches(bundles: dict[str, Bundle]) -> None:

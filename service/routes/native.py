@@ -49,7 +49,9 @@ class InferRequest(_Strict):
     logits: LogitsOptions | None = None
     pooling: Pooling | None = Field(None, description="How `pooled` is made; by default as the bundle says.")
     normalize: bool = Field(False, description="Whether `pooled` vectors are scaled to length 1.")
-    precision: Literal["fp32", "int8"] | None = Field(None, description="One the model has; by default as the bundle says.")
+    precision: Literal["fp32", "int8"] | None = Field(
+        None, description="One the model has; by default as the bundle says."
+    )
 
 
 class TopK(BaseModel):
