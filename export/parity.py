@@ -72,7 +72,7 @@ class Case:
 
 def certify(bundle: Bundle, reference: Transformer) -> dict[str, Any]:
     """The certificate of `bundle` against `reference` (layout padded). CertificationError names what failed."""
-    model = Model(bundle, "cpu", Settings().token_budget)
+    model = Model(bundle, "cpu")
     checks: list[Check] = []
     with _path(model) as path:
         precisions = bundle.manifest.precisions

@@ -132,7 +132,7 @@ def offline_sides(contenders: list[Contender]) -> Iterator[Side]:
     """The engine without a server, in this process, and the matrices without a model."""
     settings = read_settings()
     for contender in contenders[1:]:
-        yield _offline_side(contender, settings.num_lanes, settings.token_budget)
+        yield _offline_side(contender, settings.num_lanes, settings.token_budget or 256)
     sgemm = Sgemm(contenders[0].bundle.manifest.config, settings.num_lanes)
     yield Side("sgemm", "sgemm", lambda seconds: {"tokens_per_s": sgemm.tokens_per_s(seconds)})
 

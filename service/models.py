@@ -10,14 +10,17 @@ import numpy as np
 from service import bundle as bundles
 from service import selfcheck
 from service.batch import Batch
-from service.bundle import Bundle
+from service.bundle import Bundle, Limits
 from service.engine import Engine
 from service.errors import InvalidInput, NotFound, StartupError
 from service.scheduler import Line
 from service.settings import Settings
 
 log = logging.getLogger("addnorm")
-WARM_UP_S = 2.0
+WARM_UP_S = 1.5  # a bundle; with the checks it stays below 2
+BUDGETS = (128, 256, 512, 1024)  # tokens a micro-batch that warm-up tries
+GOOD_ENOUGH = 0.97
+TYPICAL_LENGTH = 30  # tokens of the sequences that warm-up runs
 # What a layout promises of a grid handed to the bare graph. The server itself always pads on the right.
 PADDINGS = {"packed": ("right", "left", "holes"), "padded": ("right",)}
 CHECK_LENGTHS = (1, 3, 17, 40)
@@ -26,12 +29,13 @@ CHECK_LENGTHS = (1, 3, 17, 40)
 class Model:
     """One version of one model: its bundle, an engine for each precision, and the line before each engine."""
 
-    def __init__(self, bundle: Bundle, provider: str, token_budget: int) -> None:
+    def __init__(self, bundle: Bundle, provider: str, token_budget: int = 0) -> None:
+        """token_budget: of a micro-batch; 0 leaves it to warm_up."""
         self.bundle = bundle
         self.engines = {name: Engine(bundle, name, provider) for name in bundle.manifest.precisions}
-        self.lines = {
-            name: Line(engine.run, token_budget, bundle.manifest.name) for name, engine in self.engines.items()
-        }
+        self.token_budget = token_budget
+        name, budget = bundle.manifest.name, token_budget or BUDGETS[1]
+        self.lines = {precision: Line(engine.run, budget, name) for precision, engine in self.engines.items()}
 
     def line(self, precision: str | None) -> Line:
         return self.lines[self._known(precision)]
@@ -59,15 +63,34 @@ class Model:
                     raise StartupError(f"bundle {self.bundle.path}: {precision}: {failure} on this processor")
 
     def warm_up(self) -> None:
-        """Runs growing micro-batches until the memory arena has seen the largest, or the time is over."""
-        limits = self.bundle.manifest.limits
+        """Runs growing micro-batches: the arena meets the largest, and each line gets its token budget unless set."""
         for precision, engine in self.engines.items():
+            rates = _rates(engine, self.bundle.manifest.limits, WARM_UP_S / len(self.engines))
+            if not self.token_budget:
+                self.lines[precision].token_budget = _least_good(rates)
+                log.info("%s %s: %d tokens a micro-batch", self.bundle.ref, precision, _least_good(rates))
+
+
+def _rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, float]:
+    """Tokens/s at each of BUDGETS, the better of two runs, as far as the time allows."""
+    draws, ends = np.random.default_rng(0), time.monotonic() + seconds
+    length = min(TYPICAL_LENGTH, limits.max_positions)
+    rates: dict[int, float] = {}
+    for budget in BUDGETS:
+        batch = Batch.of(list(draws.integers(0, limits.vocab_size, (max(1, budget // length), length))))
+        for _ in range(2):
             started = time.monotonic()
-            budget = self.lines[precision].token_budget
-            length = min(limits.max_positions, budget)
-            for num_sequences in (1, max(1, budget // length)):
-                if time.monotonic() - started < WARM_UP_S / 2 / len(self.engines):
-                    engine.run(Batch.of([np.zeros(length, np.int64)] * num_sequences))
+            engine.run(batch)
+            now = time.monotonic()
+            rates[budget] = max(rates.get(budget, 0.0), batch.num_tokens / max(now - started, 1e-9))
+            if now + 2 * (now - started) > ends:
+                return rates
+    return rates
+
+
+def _least_good(rates: dict[int, float]) -> int:
+    """The smallest budget that is nearly as quick as the best: small micro-batches answer sooner."""
+    return min(budget for budget, rate in rates.items() if rate >= GOOD_ENOUGH * max(rates.values()))
 
 
 class Models:

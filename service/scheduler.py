@@ -19,7 +19,7 @@ from typing import NamedTuple
 from service.batch import Batch, Rows
 from service.errors import Expired, Overloaded, ServiceError
 
-WORTH_A_LANE = 32  # real tokens: matrices gain little from more rows, and for fewer a lane is not worth waking
+WORTH_A_LANE = 16  # real tokens: for fewer, waking a lane costs more than it gains
 Observe = Callable[[str, list[int]], None]
 Run = Callable[[Batch], list[Rows]]  # the one seam: a micro-batch in, each sequence's rows out
 

@@ -34,7 +34,7 @@ class Settings(BaseSettings):
         0, ge=0, description="Concurrent session runs. 0: one per core of the cgroup quota. Fewer to leave cores free."
     )
     token_budget: int = Field(
-        256, ge=1, description="Real tokens in one micro-batch. Raise for small models on processors with large caches."
+        0, ge=0, description="Real tokens in one micro-batch. 0: found at warm-up. Set it where start-up is noisy."
     )
     timeout_s: float = Field(
         30.0, gt=0, description="Deadline of a request that sends no x-request-timeout-ms. Match it to your clients'."
