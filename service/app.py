@@ -47,7 +47,7 @@ class Direct(Route):
 async def _service_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ServiceError)
     if error.status in (429, 503, 504):
-        request.app.state.inference.metrics.rejections.labels(error.code).inc()
+        request.app.state.inference.metrics.rejected(error.code)
     if error.status == 500:
         log.error("%s %s: %s", request.method, request.url.path, error.message, exc_info=error)
     return error_response(request.url.path, error)

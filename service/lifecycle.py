@@ -65,7 +65,7 @@ class Edge:
         scope["state"]["draining"] = self.draining
         if self.draining and not scope["path"].startswith(ALWAYS_ANSWERED):
             refusal = NotReady("the server is shutting down: send it to another", retry_after_s=1)
-            self.metrics.rejections.labels("draining").inc()
+            self.metrics.rejected("draining")
             await error_response(scope["path"], refusal)(scope, receive, send)
         else:
             await self.app(scope, receive, send)
@@ -84,8 +84,7 @@ class Edge:
 
     def _record(self, scope: Scope, facts: Facts, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unknown")  # the template: paths as they come have no bound
-        self.metrics.requests.labels(route, facts.model, facts.status).inc()
-        self.metrics.request_seconds.labels(route).observe(seconds)
+        self.metrics.answered(route, facts.model, facts.status, seconds)
         stages = {f"{stage}_ms": round(s * 1000, 3) for stage, s in facts.stages_s.items()}
         log.info(
             "request",

@@ -1,5 +1,7 @@
 """What Prometheus scrapes: counters of what was served, gauges of what waits. Knows numbers only."""
 
+from typing import TypeVar
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -8,12 +10,14 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.process_collector import ProcessCollector
 
 from service.models import Models
 from service.scheduler import Scheduler
 from service.settings import Settings
 
+Metric = TypeVar("Metric", bound=MetricWrapperBase)
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 TOKENS = (1, 4, 16, 64, 128, 192, 256, 384, 512, 1024)
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -27,6 +31,7 @@ class Metrics:
         disable_created_metrics()  # a second time series beside each, of no use here
         registry = self.registry = CollectorRegistry()
         ProcessCollector(registry=registry)
+        self._children: dict[tuple[MetricWrapperBase, tuple[str | int, ...]], MetricWrapperBase] = {}
         self.requests = Counter(
             "addnorm_requests", "Requests answered.", ["route", "model", "status"], registry=registry
         )
@@ -79,16 +84,32 @@ class Metrics:
 
     def micro_batch(self, model: str, lengths: list[int]) -> None:
         """A micro-batch was computed; `lengths` are its sequences'."""
-        self.micro_batch_tokens.labels(model).observe(sum(lengths))
-        self.micro_batch_sequences.labels(model).observe(len(lengths))
-        self.micro_batch_fill.labels(model).observe(sum(lengths) / (len(lengths) * max(lengths)))
+        self.of(self.micro_batch_tokens, model).observe(sum(lengths))
+        self.of(self.micro_batch_sequences, model).observe(len(lengths))
+        self.of(self.micro_batch_fill, model).observe(sum(lengths) / (len(lengths) * max(lengths)))
 
-    def answered(self, model: str, real_tokens: int, pads: int, stages_s: dict[str, float]) -> None:
+    def inferred(self, model: str, real_tokens: int, pads: int, stages_s: dict[str, float]) -> None:
         """An inference was answered with success."""
-        self.real_tokens.labels(model).inc(real_tokens)
-        self.pad_cells_saved.labels(model).inc(pads)
+        self.of(self.real_tokens, model).inc(real_tokens)
+        self.of(self.pad_cells_saved, model).inc(pads)
         for stage, seconds in stages_s.items():
-            self.stage_seconds.labels(model, stage).observe(seconds)
+            self.of(self.stage_seconds, model, stage).observe(seconds)
+
+    def answered(self, route: str, model: str, status: int, seconds: float) -> None:
+        """A request was answered, with whatever status."""
+        self.of(self.requests, route, model, status).inc()
+        self.of(self.request_seconds, route).observe(seconds)
+
+    def rejected(self, reason: str) -> None:
+        self.of(self.rejections, reason).inc()
+
+    def of(self, metric: Metric, *labels: str | int) -> Metric:
+        """metric.labels(...), which costs ten times this look-up."""
+        key = (metric, labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = metric.labels(*labels)
+        return child  # type: ignore[return-value]  # of the metric's own class
 
     def render(self) -> bytes:
         """The text exposition format, version 0.0.4."""

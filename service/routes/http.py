@@ -136,7 +136,7 @@ async def respond(request: Request, decode: Decode) -> Response:
     facts.model, facts.real_tokens, facts.padded_tokens = manifest.name, query.batch.num_tokens, query.cells.num_pads
     content, stages_s = await inference.answer(query, encode, partial(_left, request))
     facts.stages_s = {"decode": decode_s, **stages_s}
-    inference.metrics.answered(facts.model, facts.real_tokens, facts.padded_tokens, facts.stages_s)
+    inference.metrics.inferred(facts.model, facts.real_tokens, facts.padded_tokens, facts.stages_s)
     timing = ", ".join(f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in facts.stages_s.items())
     return Response(content, media_type=JSON, headers={"server-timing": timing})
 
