@@ -94,11 +94,16 @@ def test_attention_on_the_callers_cells_is_not_certified(tmp_path: Path, monkeyp
     """Right values everywhere; other bits where pads stand on the left or between."""
 
     class CallersCells(Packed):
-        def __init__(self, attention_mask: Tensor) -> None:
-            super().__init__(attention_mask)
+        def __init__(self, attention_mask: Tensor, n_heads: int) -> None:
+            super().__init__(attention_mask, n_heads)
+            batch, seq = self.shape
+            heads, columns = torch.arange(n_heads), torch.arange(seq)
+            parts = torch.arange(3)[:, None, None, None] * n_heads
             self.keys = self.mask
-            self.grid_cells = self.cells
-            self.row_of_grid_cell = self.row_of_cell
+            cells = self.gather(torch.arange(batch)[:, None] * (n_heads * seq) + columns)
+            self.head_cells = (cells[:, None] + heads * seq).reshape(-1)
+            rows = self.row_of_cell.reshape(batch, 1, seq)
+            self.heads_of_cells = (rows * (3 * n_heads) + heads[:, None] + parts).reshape(-1)
 
     monkeypatch.setitem(model.transformer.LAYOUTS, "packed", CallersCells)
     message = refused(Source("postnorm"), tmp_path)

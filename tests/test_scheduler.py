@@ -68,8 +68,8 @@ def test_what_waits_is_shared_out_among_idle_lanes() -> None:
     submit(queue, line, of_lengths(*[30] * 4))
     assert lengths(queue.take(0, num_idle=2)) == [30, 30]
     assert lengths(queue.take(0, num_idle=1)) == [30, 30]
-    submit(queue, line, of_lengths(*[4] * 6))
-    assert lengths(queue.take(0, num_idle=2)) == [4] * 6  # too little to share
+    submit(queue, line, of_lengths(*[2] * 6))
+    assert lengths(queue.take(0, num_idle=2)) == [2] * 6  # too little to share
 
 
 def test_a_sequence_over_the_budget_runs_alone() -> None:
