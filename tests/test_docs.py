@@ -37,7 +37,7 @@ def test_the_readmes_curl_lines_answer_what_it_shows(client: httpx.Client, comma
 
 
 def test_there_are_curl_lines() -> None:
-    assert len(CURLS) == 3
+    assert len(CURLS) == 4
     for command, _ in CURLS:
         json.loads(shlex.split(command.partition(" | ")[0])[-1])
 
