@@ -4,11 +4,13 @@ On SIGTERM the server is not ready at once, answers what it has accepted, refuse
 listener last.
 """
 
+import asyncio
 import logging
 import random
 import re
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -66,6 +68,7 @@ class Edge:
         if self.draining and not scope["path"].startswith(ALWAYS_ANSWERED):
             refusal = NotReady("the server is shutting down: send it to another", retry_after_s=1)
             self.metrics.rejected("draining")
+            await _read_away(receive)
             await error_response(scope["path"], refusal)(scope, receive, send)
         else:
             await self.app(scope, receive, send)
@@ -96,6 +99,14 @@ class Edge:
                 }
             },
         )  # fmt: skip
+
+
+async def _read_away(receive: Receive) -> None:
+    """Takes the body in, for a while: a connection closed while its caller still sends is reset, the answer lost."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(1):
+            while (await receive()).get("more_body"):
+                pass
 
 
 class Server(uvicorn.Server):
