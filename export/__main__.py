@@ -7,6 +7,7 @@ import logging
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -142,6 +143,8 @@ def export(source: Source, out: Path, name: str, version: int | None, plan: Plan
         partial.rename(place)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        with suppress(OSError):  # it holds versions
+            (out / name).rmdir()
     print(f"wrote {place}")
     return bundles.read(place)
 

@@ -8,7 +8,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from service.errors import ServiceError
+from service import VERSION
+from service.errors import Expired, Overloaded, ServiceError
 from service.infer import Inference
 from service.lifecycle import Edge
 from service.routes import kserve, native, ops
@@ -22,7 +23,7 @@ def create_app(inference: Inference) -> Edge:
         title="Addnorm",
         description="Padded token batches with masks in, normalized activations and logits out. "
         "The same sequence gives the same bits, whatever the padding, whoever shares the batch.",
-        version="0.1.0",
+        version=VERSION,
         redoc_url=None,
     )
     app.state.inference = inference
@@ -46,7 +47,7 @@ class Direct(Route):
 
 async def _service_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ServiceError)
-    if error.status in (429, 503, 504):
+    if isinstance(error, Overloaded | Expired):
         request.app.state.inference.metrics.rejected(error.code)
     if error.status == 500:
         log.error("%s %s: %s", request.method, request.url.path, error.message, exc_info=error)

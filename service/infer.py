@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,16 +68,15 @@ class Inference:
         self, query: Query, encode: Callable[[Answer], bytes], left: Callable[[], Awaitable[None]] | None = None
     ) -> tuple[bytes, dict[str, float]]:
         """The encoded answer and the seconds of each stage. `left` returns when the caller has gone."""
-        check(query, self.settings)
+        num_bytes = check(query, self.settings)
         rows, stages_s = await self._rows(query, left)
         started = time.monotonic()
-        body = await self._off_the_loop_if_long(query, lambda: encode(Answer(query, _outputs(query, rows))))
+        make = partial(_encoded, query, rows, encode)
+        if "logits" not in query.wanted and num_bytes <= QUICK_BYTES:
+            body = make()  # a change of threads would cost more
+        else:
+            body = await asyncio.get_running_loop().run_in_executor(self._encoders, make)
         return body, {**stages_s, "encode": time.monotonic() - started}
-
-    async def _off_the_loop_if_long(self, query: Query, make: Callable[[], bytes]) -> bytes:
-        if "logits" not in query.wanted and _answer_size(query) <= QUICK_BYTES:
-            return make()  # a change of threads would cost more
-        return await asyncio.get_running_loop().run_in_executor(self._encoders, make)
 
     async def _rows(
         self, query: Query, left: Callable[[], Awaitable[None]] | None
@@ -144,6 +144,10 @@ class Watch:
             self._task.cancel()
 
 
+def _encoded(query: Query, rows: list[Rows], encode: Callable[[Answer], bytes]) -> bytes:
+    return encode(Answer(query, _outputs(query, rows)))
+
+
 def _outputs(query: Query, rows: list[Rows]) -> dict[str, Any]:
     make: dict[str, Callable[[], Any]] = {
         "activations": lambda: query.cells.spread([row.activations for row in rows]),
@@ -167,12 +171,12 @@ def _logits(query: Query, rows: list[Rows]) -> Any:
     return query.cells.spread(outputs.logits(engine, rows, "all", vocab_size))
 
 
-def check(query: Query, settings: Settings) -> None:
-    """InvalidInput for whatever the engine must never see. The message names field, limit and value."""
+def check(query: Query, settings: Settings) -> int:
+    """InvalidInput for whatever the engine must never see: field, limit and value. -> the answer's estimated bytes."""
     _check_size(query, settings)
     _check_tokens(query)
     _check_outputs(query)
-    _check_answer(query, settings)
+    return _check_answer(query, settings)
 
 
 def _check_size(query: Query, settings: Settings) -> None:
@@ -231,14 +235,16 @@ def _check_outputs(query: Query) -> None:
         raise InvalidInput(f"logits.top_k is {query.top_k}: 1 to {vocab_size} for {bundle.ref}", param="logits.top_k")
 
 
-def _check_answer(query: Query, settings: Settings) -> None:
-    num_bytes = _answer_size(query)
+def _check_answer(query: Query, settings: Settings) -> int:
+    """Bytes of the answer as JSON, estimated before any work."""
+    num_bytes = sum(_answer_bytes(query, name) for name in query.wanted)
     if num_bytes > settings.max_answer_bytes:
         raise InvalidInput(
             f"the answer would have about {num_bytes / 2**20:.0f} MiB, the limit is {settings.max_answer_bytes / 2**20:.0f}:"
             f" {_smaller(query)}",
             param="outputs",
         )
+    return num_bytes
 
 
 def _smaller(query: Query) -> str:
@@ -246,11 +252,6 @@ def _smaller(query: Query) -> str:
     if "logits" in query.wanted and query.top_k is None:
         return 'ask for "outputs": ["activations"], or "logits": {"top_k": 5}'
     return 'ask for "outputs": ["pooled"], or send fewer sequences at once'
-
-
-def _answer_size(query: Query) -> int:
-    """Bytes of the answer as JSON, estimated before any work."""
-    return sum(_answer_bytes(query, name) for name in query.wanted)
 
 
 def _answer_bytes(query: Query, name: str) -> int:

@@ -107,7 +107,7 @@ class Queue:
     @property
     def num_tokens(self) -> int:
         """Real tokens that wait."""
-        return sum(line.num_tokens for line in self._lines())
+        return sum(job.num_tokens for job in self.jobs)
 
     def wait_s(self) -> float:
         """Predicted time until what waits now is computed."""
@@ -175,9 +175,6 @@ class Queue:
         rates = ((job.num_tokens, job.line.tokens_per_s) for job in jobs)
         return sum(num_tokens / (rate * self.num_lanes) for num_tokens, rate in rates if rate)
 
-    def _lines(self) -> set[Line]:
-        return {job.line for job in self.jobs}
-
     def _window(self, line: Line, anchor: Waiting, budget: int) -> list[Waiting]:
         """Cuts the micro-batch out of the line: from the anchor down, then up, while the budget holds."""
         low = bisect_left(line.waiting, anchor)
@@ -240,7 +237,8 @@ class Scheduler:
     def _lane(self) -> None:
         while (micro := self._next()) is not None:
             outcome = _run(micro)
-            self._observe(micro.line.name, [sequence.length for sequence in micro.sequences])
+            if not isinstance(outcome, Exception):
+                self._observe(micro.line.name, [sequence.length for sequence in micro.sequences])
             with self._changed:
                 self.num_busy -= 1
                 self._queue.settle(micro, outcome, time.monotonic())

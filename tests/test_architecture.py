@@ -3,9 +3,12 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from service import VERSION
 
 ROOT = Path(__file__).parent.parent
 OURS = {"model", "export", "service", "load"}
@@ -34,6 +37,10 @@ def test_packages_import_along_the_arrow_only(package: str) -> None:
         assert ours <= MAY_IMPORT[package], path
         if package == "service":
             assert not {name.partition(".")[0] for name in imported(path)} & {"torch", "onnx", "onnxscript"}, path
+
+
+def test_the_version_stands_in_the_package_and_in_pyproject() -> None:
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == VERSION
 
 
 def test_no_import_cycle() -> None:

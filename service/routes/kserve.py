@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from service import VERSION
 from service.batch import from_grid
 from service.bundle import Bundle, Pooling
 from service.errors import InvalidInput, NotFound, NotReady
@@ -21,7 +22,6 @@ from service.models import Models
 from service.routes.http import JSON, Encode, respond, shown, validation_error
 
 router = APIRouter(prefix="/v2")
-VERSION = "0.1.0"
 KINDS: dict[str, tuple[type, ...]] = {
     "INT64": (int,),
     "INT32": (int,),
