@@ -18,6 +18,7 @@ import onnxruntime
 import orjson
 import torch
 from numpy.typing import NDArray
+from starlette.datastructures import Headers
 from tqdm import tqdm
 
 from export import nearness
@@ -27,7 +28,8 @@ from service import selfcheck
 from service.bundle import Bundle
 from service.infer import Inference
 from service.models import PADDINGS, Model, Models
-from service.routes.native import decode, encode
+from service.routes.http import Sent
+from service.routes.native import decode
 from service.settings import Settings
 
 Array = NDArray[Any]
@@ -119,8 +121,12 @@ class _Path:
         body = {"input_ids": case.input_ids, "precision": precision, **options}
         if case.attention_mask is not None:
             body["attention_mask"] = case.attention_mask
-        query = decode(orjson.dumps(body), self.inference.models)
-        return orjson.loads(asyncio.run(self.inference.answer(query, encode))[0])  # type: ignore[no-any-return]
+        return asyncio.run(self._answer(orjson.dumps(body)))
+
+    async def _answer(self, body: bytes) -> dict[str, Any]:
+        query, encode = await decode(Sent(body, Headers()), self.inference)
+        payload, _ = await self.inference.answer(query, encode)
+        return orjson.loads(b"".join(payload.parts))  # type: ignore[no-any-return]
 
 
 @contextmanager

@@ -73,11 +73,13 @@ class Cells:
         computed = iter(rows)
         return [next(computed) if length else empty for length in self.lengths]
 
-    def spread(self, values: Sequence[Floats]) -> Floats | list[Floats]:
-        """A `[length, w]` array per row -> the caller's `[num_rows, seq, w]`, zeros at pads; ragged: as they are."""
+    def spread(self, values: Sequence[NDArray[Any]], fill: float = 0.0) -> NDArray[Any] | list[NDArray[Any]]:
+        """A `[length, w]` array per row -> the caller's `[num_rows, seq, w]`, `fill` at pads; ragged: as they are."""
         if self.mask is None:
             return list(values)
-        grid = np.zeros((*self.mask.shape, values[0].shape[-1]), np.float32)
+        grid = np.zeros((*self.mask.shape, values[0].shape[-1]), values[0].dtype)
+        if fill:
+            grid[~self.mask] = fill
         for row, mask, value in zip(grid, self.mask, values, strict=True):
             row[mask] = value
         return grid
@@ -98,8 +100,27 @@ def from_lists(input_ids: list[list[int]], attention_mask: list[list[int]] | Non
     return from_grid(_flat("input_ids", input_ids, lengths, mask.reshape(-1)).reshape(shape), mask)
 
 
+def from_rows(tokens: Ints, lengths: Ints) -> tuple[Batch, Cells]:
+    """Sequences end to end, none empty -> the batch as it is. InvalidInput unless lengths add up."""
+    if not len(lengths) or (lengths < 1).any():
+        raise InvalidInput("lengths has an empty sequence, or none at all: each has at least one cell", param="lengths")
+    # summed as Python's integers: they have no largest
+    if (total := sum(lengths.tolist())) != len(tokens):
+        raise InvalidInput(f"lengths sum to {total}, input_ids has {len(tokens)} cells", param="lengths")
+    return Batch(tokens, _offsets(lengths)), Cells(lengths, None)
+
+
 def from_grid(input_ids: Ints, attention_mask: NDArray[Any]) -> tuple[Batch, Cells]:
-    """Both `[num_rows, seq]` -> the batch of real tokens, and where they stood. InvalidInput unless mask is 0 or 1."""
+    """Both `[num_rows, seq]` -> the batch of real tokens, and where they stood. InvalidInput unless the mask fits."""
+    if not input_ids.size:
+        raise InvalidInput(
+            f"input_ids has shape {list(input_ids.shape)}: send at least one sequence of one cell", param="input_ids"
+        )
+    if attention_mask.shape != input_ids.shape:
+        raise InvalidInput(
+            f"attention_mask has shape {list(attention_mask.shape)}, input_ids has {list(input_ids.shape)}",
+            param="attention_mask",
+        )
     if (odd := (attention_mask != 0) & (attention_mask != 1)).any():
         row, column = np.argwhere(odd)[0]
         raise _invalid("attention_mask", row, f"[{column}] is {attention_mask[row, column]}: 0 (pad) or 1 (real token)")

@@ -39,6 +39,10 @@ class ClientGone(ServiceError):
     status, type, code = 499, "invalid_request_error", "client_gone"
 
 
+class NotAcceptable(ServiceError):
+    status, type, code = 406, "invalid_request_error", "not_acceptable"
+
+
 class BodyTooLarge(ServiceError):
     status, type, code = 413, "invalid_request_error", "body_too_large"
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,8 +20,10 @@ from service.outputs import Positions
 from service.scheduler import Job, Scheduler
 from service.settings import Settings
 
+Encoded = TypeVar("Encoded")
 JSON_BYTES_PER_FLOAT = 13  # of a float32 written with all its digits, sign and comma
 JSON_BYTES_PER_PAD = 4  # "0.0,"
+BINARY_BYTES = 4  # of any float32
 QUICK_BYTES = 64 * 1024  # JSON of this size takes about 0.1 ms
 
 
@@ -39,6 +41,8 @@ class Query:
     normalize: bool = False
     precision: str | None = None
     timeout_s: float | None = None
+    half: bool = False  # activations, logits and pooled vectors go out as float16
+    binary: bool = False  # the answer goes out as raw numbers, not as text
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -48,7 +52,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Answer:
-    """outputs: name -> arrays in the caller's layout."""
+    """outputs: name -> arrays in the caller's layout, `[rows, seq, w]` or `[rows, w]`; a list of `[n, w]` if ragged."""
 
     query: Query
     outputs: dict[str, Any]
@@ -65,18 +69,18 @@ class Inference:
         self._encoders = ThreadPoolExecutor(settings.num_lanes, thread_name_prefix="encode")
 
     async def answer(
-        self, query: Query, encode: Callable[[Answer], bytes], left: Callable[[], Awaitable[None]] | None = None
-    ) -> tuple[bytes, dict[str, float]]:
+        self, query: Query, encode: Callable[[Answer], Encoded], left: Callable[[], Awaitable[None]] | None = None
+    ) -> tuple[Encoded, dict[str, float]]:
         """The encoded answer and the seconds of each stage. `left` returns when the caller has gone."""
         num_bytes = check(query, self.settings)
         rows, stages_s = await self._rows(query, left)
         started = time.monotonic()
         make = partial(_encoded, query, rows, encode)
         if "logits" not in query.wanted and num_bytes <= QUICK_BYTES:
-            body = make()  # a change of threads would cost more
+            encoded = make()  # a change of threads would cost more
         else:
-            body = await asyncio.get_running_loop().run_in_executor(self._encoders, make)
-        return body, {**stages_s, "encode": time.monotonic() - started}
+            encoded = await asyncio.get_running_loop().run_in_executor(self._encoders, make)
+        return encoded, {**stages_s, "encode": time.monotonic() - started}
 
     async def _rows(
         self, query: Query, left: Callable[[], Awaitable[None]] | None
@@ -144,7 +148,7 @@ class Watch:
             self._task.cancel()
 
 
-def _encoded(query: Query, rows: list[Rows], encode: Callable[[Answer], bytes]) -> bytes:
+def _encoded(query: Query, rows: list[Rows], encode: Callable[[Answer], Encoded]) -> Encoded:
     return encode(Answer(query, _outputs(query, rows)))
 
 
@@ -158,13 +162,21 @@ def _outputs(query: Query, rows: list[Rows]) -> dict[str, Any]:
             "rstd": query.cells.spread([row.norm_rstd for row in rows]),
         },
     }
-    return {name: make[name]() for name in query.wanted}
+    made = {name: make[name]() for name in query.wanted}
+    return {name: _halved(name, output) if query.half else output for name, output in made.items()}
+
+
+def _halved(name: str, output: Any) -> Any:
+    """As float16, but for what may be far above or below it: norm_stats, and the likeliest tokens' ids."""
+    if name == "norm_stats" or isinstance(output, outputs.TopK):
+        return output
+    return [row.astype(np.float16) for row in output] if isinstance(output, list) else output.astype(np.float16)
 
 
 def _logits(query: Query, rows: list[Rows]) -> Any:
     engine = query.model.engine(query.precision)
     if query.top_k:
-        return outputs.top_k(engine, rows, query.cells, query.positions, query.top_k)._asdict()
+        return outputs.top_k(engine, rows, query.cells, query.positions, query.top_k)
     vocab_size = query.model.bundle.manifest.limits.vocab_size
     if query.positions == "last":
         return outputs.last_logits(engine, rows, vocab_size)
@@ -236,7 +248,7 @@ def _check_outputs(query: Query) -> None:
 
 
 def _check_answer(query: Query, settings: Settings) -> int:
-    """Bytes of the answer as JSON, estimated before any work."""
+    """Bytes of the answer, estimated before any work."""
     num_bytes = sum(_answer_bytes(query, name) for name in query.wanted)
     if num_bytes > settings.max_answer_bytes:
         raise InvalidInput(
@@ -261,6 +273,8 @@ def _answer_bytes(query: Query, name: str) -> int:
     if name == "pooled":
         real, pads = rows, 0
     width = _width(query.model.bundle, name) if name != "logits" or query.top_k is None else 2 * query.top_k
+    if query.binary:
+        return width * BINARY_BYTES * (real + pads)
     return width * (real * JSON_BYTES_PER_FLOAT + pads * JSON_BYTES_PER_PAD)
 
 

@@ -37,6 +37,10 @@ class Model:
         name, budget = bundle.manifest.name, token_budget or BUDGETS[1]
         self.lines = {precision: Line(engine.run, budget, name) for precision, engine in self.engines.items()}
 
+    @property
+    def name(self) -> str:
+        return self.bundle.manifest.name
+
     def line(self, precision: str | None) -> Line:
         return self.lines[self._known(precision)]
 

@@ -10,13 +10,14 @@ from service.bundle import Pooling
 from service.engine import HEAD_ROWS, Engine
 
 Positions = Literal["all", "last"]
+NO_TOKEN = -1
 
 
 class TopK(NamedTuple):
-    """The k likeliest tokens, likeliest first; None at pads. A list per row for "all", an entry per row for "last"."""
+    """The k likeliest tokens, likeliest first; NO_TOKEN and 0.0 at pads. In the caller's layout, or `[rows, k]` for "last"."""
 
-    token_ids: list[Any]
-    logprobs: list[Any]
+    token_ids: Any
+    logprobs: Any
 
 
 def pooled(rows: list[Rows], pooling: Pooling, normalize: bool) -> Floats:
@@ -64,8 +65,18 @@ def top_k(engine: Engine, rows: list[Rows], cells: Cells, positions: Positions, 
     for start, chunk in _chunks(engine, flat):
         span = slice(start, start + len(chunk))
         token_ids[span], logprobs[span] = _best(chunk, k)
-    places = _last_places(rows) if positions == "last" else _places(cells)
-    return TopK(_at(places, token_ids), _at(places, logprobs))
+    if positions == "last":
+        real = np.array([len(row.activations) > 0 for row in rows])
+        return TopK(_spread(real, token_ids, NO_TOKEN), _spread(real, logprobs, 0.0))
+    ends = cells.lengths.cumsum()[:-1]
+    return TopK(cells.spread(np.split(token_ids, ends), NO_TOKEN), cells.spread(np.split(logprobs, ends)))
+
+
+def _spread(real: np.ndarray, values: np.ndarray, fill: float) -> np.ndarray:
+    """values `[n, k]` of the n rows that are real -> `[num_rows, k]`."""
+    out = np.full((len(real), values.shape[1]), fill, values.dtype)
+    out[real] = values
+    return out
 
 
 def _wanted(rows: list[Rows], positions: Positions) -> list[Floats]:
@@ -87,22 +98,3 @@ def _best(logits: Floats, k: int) -> tuple[np.ndarray, Floats]:
         candidates = np.flatnonzero(row >= least)  # in order of id; more than k only where values tie
         out[:] = candidates[np.argsort(-row[candidates], kind="stable")[:k]]
     return ids, np.take_along_axis(logits, ids, 1) - log_sum
-
-
-def _places(cells: Cells) -> list[Any]:
-    """For each cell its index among the real tokens, None at pads: `[num_rows][seq]`."""
-    if cells.mask is None:
-        ends = np.cumsum(cells.lengths)
-        return [list(range(end - length, end)) for end, length in zip(ends, cells.lengths, strict=True)]
-    index = np.cumsum(cells.mask).reshape(cells.mask.shape) - 1
-    return [[i if real else None for i, real in zip(*row, strict=True)] for row in zip(index, cells.mask, strict=True)]
-
-
-def _last_places(rows: list[Rows]) -> list[Any]:
-    """For each row its index among the rows that have a token, None for the others: `[num_rows]`."""
-    ends = np.cumsum([len(row.activations) > 0 for row in rows])
-    return [int(end) - 1 if len(row.activations) else None for end, row in zip(ends, rows, strict=True)]
-
-
-def _at(places: list[Any], values: np.ndarray) -> list[Any]:
-    return [_at(p, values) if isinstance(p, list) else None if p is None else values[p] for p in places]

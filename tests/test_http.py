@@ -175,7 +175,7 @@ BAD: dict[str, tuple[Any, int, str]] = {
     "too many sequences": (changed(input_ids=[[1]] * 1025), 400, "1025 sequences, the limit is 1024"),
     "too many cells": (changed(input_ids=[[1] * 262_145], attention_mask=[[0] * 262_145]), 400, "262145 cells, the limit is 262144"),
     "too many tokens": (changed(model="gpt", input_ids=[[1] * 100] * 700), 400, "70000 real tokens, the limit is 65536"),
-    "unknown key": (changed(inputs=[[1]]), 400, "inputs is unknown; known are model, input_ids"),
+    "unknown key": (changed(inputs=[[1]]), 400, "inputs is unknown; known are model"),
     "outputs empty": (changed(outputs=[]), 400, "outputs is empty: ask for some of activations, logits"),
     "outputs twice": (changed(outputs=["pooled", "pooled"]), 400, "outputs has 'pooled' twice"),
     "outputs unknown": (changed(outputs=["hidden"]), 400, 'outputs[0]: Input should be'),
@@ -198,7 +198,7 @@ BAD: dict[str, tuple[Any, int, str]] = {
     "body over its limit": (b" " * (16 * 2**20 + 1), 413, "the limit is 16777216"),
     **{
         f"reserved {key}": (changed(**{key: True}), 400, f"{key} is reserved for a later version")
-        for key in ("texts", "truncate", "dtype", "token_type_ids")
+        for key in ("texts", "truncate", "token_type_ids")
     },
 }  # fmt: skip
 
@@ -221,7 +221,14 @@ def test_bad_requests_are_refused_with_field_limit_and_value(client: httpx.Clien
     [
         ({"content-type": "text/plain"}, 415, "Content-Type is 'text/plain': send application/json"),
         ({"content-type": "application/x-www-form-urlencoded"}, 415, "send application/json"),
-        ({"content-encoding": "gzip"}, 415, "Content-Encoding is 'gzip'"),
+        ({"content-encoding": "br"}, 415, "Content-Encoding is 'br'"),
+        ({"content-encoding": "gzip"}, 400, "the body is not gzip"),
+        (
+            {"accept": "text/html"},
+            406,
+            "Accept is 'text/html': offered are application/json and application/vnd.safetensors",
+        ),
+        ({"accept": "application/json;q=high"}, 400, "q is 'high'"),
         ({"x-request-timeout-ms": "soon"}, 400, "x-request-timeout-ms is 'soon'"),
         ({"x-request-timeout-ms": "0"}, 400, "x-request-timeout-ms is '0'"),
     ],

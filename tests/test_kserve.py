@@ -164,13 +164,10 @@ def test_whatever_fails_under_v2_says_error(client: httpx.Client, method: str, p
     assert list(answer.json()) == ["error"]
 
 
-def test_v2_bodies_have_limits_and_media_types(client: httpx.Client) -> None:
+def test_v2_bodies_have_limits(client: httpx.Client) -> None:
     too_large = post(client, b" " * (16 * 2**20 + 1))
     assert too_large.status_code == 413
     assert "limit" in too_large.json()["error"]
-    assert (
-        client.post("/v2/models/notebook/infer", content="x", headers={"content-type": "text/plain"}).status_code == 415
-    )
 
 
 def test_metadata_states_the_widths(client: httpx.Client) -> None:
@@ -205,8 +202,6 @@ def test_a_real_triton_client_works_in_json(url: str, ask: Ask) -> None:
         triton.get_model_metadata("bert")
     ids = InferInput("input_ids", [1, 3], "INT64")
     ids.set_data_from_numpy(np.array([[1, 3, 4]]), binary_data=True)
-    with pytest.raises(InferenceServerException, match="binary tensors are not offered"):
-        triton.infer("notebook", [ids])
     ids.set_data_from_numpy(np.array([[1, 3, 4]]), binary_data=False)
     answer = triton.infer("notebook", [ids], outputs=[InferRequestedOutput("pooled", binary_data=False)])
     native = ask("notebook", [[1, 3, 4]], outputs=["pooled"])["pooled"]

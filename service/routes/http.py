@@ -2,25 +2,48 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import orjson
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from service.errors import BodyTooLarge, ClientGone, InvalidInput, ServiceError, UnsupportedMediaType
 from service.infer import Answer, Inference, Query
-from service.models import Models
+from service.routes.content import JSON, WINDOWS, compressed, decompressed, wanted_coding
 
-JSON = "application/json"
-Encode = Callable[[Answer], bytes]
-Decode = Callable[[bytes, Models], tuple[Query, Encode]]
 TIMEOUT_HEADER = "x-request-timeout-ms"
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class Sent(NamedTuple):
+    """A request as a protocol decodes it."""
+
+    body: bytes  # decompressed
+    headers: Headers
+
+
+class Payload(NamedTuple):
+    """An encoded answer: the parts follow each other on the wire and are never joined here."""
+
+    parts: Sequence[bytes | memoryview]  # at least one; memoryviews of bytes, so that len() counts them
+    media_type: str = JSON
+    headers: Mapping[str, str] = NO_HEADERS
+
+
+Encode = Callable[[Answer], Payload]
+Decode = Callable[[Sent, Inference], Awaitable[tuple[Query, Encode]]]
 
 
 class Error(BaseModel):
@@ -46,26 +69,25 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The body of a JSON request, refused as soon as it is known to be over the limit."""
-    media_type = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
-    if media_type != JSON:
-        raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON}")
-    if request.headers.get("inference-header-content-length") is not None:
-        raise InvalidInput("binary tensors are not offered: send JSON tensors (tritonclient: binary_data=False)")
-    if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
-        raise UnsupportedMediaType(f"Content-Encoding is {encoding!r}: send the body as it is")
+    """The body, decompressed, refused as soon as it is known to be over the limit."""
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("identity", *WINDOWS):
+        raise UnsupportedMediaType(f"Content-Encoding is {coding[:60]!r}: send {', '.join(WINDOWS)} or identity")
     declared = request.headers.get("content-length", "0")
     if int(declared) > max_bytes:  # the HTTP parser has refused all but digits
         raise BodyTooLarge(f"the body has {declared} bytes, the limit is {max_bytes}")
-    body = bytearray()
+    chunks: list[bytes] = []
+    num_bytes = 0
     try:
         async for chunk in request.stream():
-            body += chunk
-            if len(body) > max_bytes:
+            chunks.append(chunk)
+            num_bytes += len(chunk)
+            if num_bytes > max_bytes:
                 raise BodyTooLarge(f"the body has more than {max_bytes} bytes, the limit")
     except ClientDisconnect:
-        raise ClientGone(f"the caller left after {len(body)} bytes of the body") from None
-    return bytes(body)
+        raise ClientGone(f"the caller left after {num_bytes} bytes of the body") from None
+    body = b"".join(chunks)  # one chunk is not copied
+    return body if coding == "identity" else decompressed(body, coding, max_bytes)
 
 
 async def _left(request: Request) -> None:
@@ -87,7 +109,15 @@ def timeout_s(request: Request) -> float | None:
     return int(digits) / 1000
 
 
-def validation_error(error: ValidationError, model: type[BaseModel], reserved: Sequence[str] = ()) -> InvalidInput:
+def validated(model: type[Body], body: bytes, reserved: Sequence[str] = ()) -> Body:
+    """JSON -> the model. InvalidInput says in our words what does not fit."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise _validation_error(error, model, reserved) from None
+
+
+def _validation_error(error: ValidationError, model: type[BaseModel], reserved: Sequence[str] = ()) -> InvalidInput:
     """pydantic's first complaint in our words: field, what is wrong, value."""
     first = error.errors(include_url=False)[0]
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")[:200]
@@ -128,17 +158,44 @@ async def respond(request: Request, decode: Decode) -> Response:
     inference: Inference = request.app.state.inference
     body = await read_body(request, inference.settings.max_body_bytes)
     started = time.monotonic()
-    query, encode = decode(body, inference.models)
-    query = replace(query, timeout_s=timeout_s(request) or query.timeout_s)
+    query, encode = await decode(Sent(body, request.headers), inference)
+    if (own := timeout_s(request)) is not None:
+        query = replace(query, timeout_s=own)
+    if coding := wanted_coding(request.headers):
+        encode = partial(_compressing, encode, coding)
     decode_s = time.monotonic() - started
-    manifest = query.model.bundle.manifest
     facts = request.state.facts
-    facts.model, facts.real_tokens, facts.padded_tokens = manifest.name, query.batch.num_tokens, query.cells.num_pads
-    content, stages_s = await inference.answer(query, encode, partial(_left, request))
+    facts.model, facts.real_tokens, facts.padded_tokens = query.model.name, query.batch.num_tokens, query.cells.num_pads
+    payload, stages_s = await inference.answer(query, encode, partial(_left, request))
     facts.stages_s = {"decode": decode_s, **stages_s}
     inference.metrics.inferred(facts.model, facts.real_tokens, facts.padded_tokens, facts.stages_s)
     timing = ", ".join(f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in facts.stages_s.items())
-    return Response(content, media_type=JSON, headers={"server-timing": timing})
+    return PayloadResponse(payload, timing)
+
+
+def _compressing(encode: Encode, coding: str, answer: Answer) -> Payload:
+    plain = encode(answer)
+    body = compressed(b"".join(plain.parts), coding)
+    return Payload([body], plain.media_type, {**plain.headers, "content-encoding": coding})
+
+
+class PayloadResponse(Response):
+    """Sends a payload part by part."""
+
+    def __init__(self, payload: Payload, server_timing: str) -> None:
+        self.payload = payload
+        self.background, self.status_code = None, 200
+        num_bytes = sum(map(len, payload.parts))
+        headers = {**payload.headers, "content-type": payload.media_type, "content-length": str(num_bytes)}
+        headers["server-timing"] = server_timing
+        self.raw_headers = [(name.encode(), value.encode()) for name, value in headers.items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        *parts, last = self.payload.parts
+        for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": last})
 
 
 def error_response(path: str, error: ServiceError) -> JSONResponse:

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from service import VERSION
 from service.batch import from_grid
@@ -19,7 +19,8 @@ from service.bundle import Bundle, Pooling
 from service.errors import InvalidInput, NotFound, NotReady
 from service.infer import Answer, Inference, Query
 from service.models import Models
-from service.routes.http import JSON, Encode, respond, shown, validation_error
+from service.routes.content import JSON
+from service.routes.http import Encode, Payload, Sent, respond, shown, validated
 
 router = APIRouter(prefix="/v2")
 KINDS: dict[str, tuple[type, ...]] = {
@@ -136,22 +137,14 @@ def _ref(model: str, version: str | None) -> str:
     return model if version is None else f"{model}/{version}"
 
 
-def decode(ref: str, body: bytes, models: Models) -> tuple[Query, Encode]:
+async def decode(ref: str, sent: Sent, inference: Inference) -> tuple[Query, Encode]:
     """JSON -> Query, and how to encode its answer. InvalidInput names the field."""
-    try:
-        asked = InferRequest.model_validate_json(body)
-    except ValidationError as error:
-        raise validation_error(error, InferRequest) from None
-    model = models.find(ref)
+    asked = validated(InferRequest, sent.body)
+    model = inference.models.find(ref)
     _check_parameters(asked)
     tensors = _by_name(asked.inputs)
     input_ids = _grid(tensors["input_ids"])
     mask = _grid(tensors["attention_mask"]) if "attention_mask" in tensors else np.ones_like(input_ids)
-    if mask.shape != input_ids.shape:
-        raise InvalidInput(
-            f"attention_mask has shape {list(mask.shape)}, input_ids has {list(input_ids.shape)}",
-            param="attention_mask",
-        )
     batch, cells = from_grid(input_ids, mask)
     names = [output.name for output in asked.outputs] if asked.outputs is not None else list(_outputs(model.bundle))
     own = asked.parameters
@@ -245,7 +238,7 @@ def _native(names: list[str], bundle: Bundle) -> tuple[str, ...]:
     return tuple(dict.fromkeys("norm_stats" if name in STATS else name for name in names))
 
 
-def encode(names: list[str], request_id: str | None, answer: Answer) -> bytes:
+def encode(names: list[str], request_id: str | None, answer: Answer) -> Payload:
     """Answer -> JSON, tensors flat and row-major."""
     manifest = answer.query.model.bundle.manifest
     tensors = [(name, _tensor(answer, name)) for name in names]
@@ -258,7 +251,7 @@ def encode(names: list[str], request_id: str | None, answer: Answer) -> bytes:
             for name, tensor in tensors
         ],
     }
-    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Payload([orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)])
 
 
 def _tensor(answer: Answer, name: str) -> NDArray[Any]:

@@ -1,0 +1,64 @@
+"""Safetensors bodies: 8 bytes of header length, a JSON header, the tensors' bytes end to end.
+
+In: `input_ids` and `attention_mask`, both `[batch, seq]`; or ragged, `input_ids` `[tokens]` and `lengths` `[batch]`.
+Every other field of a JSON body stands in the metadata, as one JSON object under the key `request`.
+Out: a tensor an output, in the same layout; what has parts has a tensor for each, as in `norm_stats.mean`.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from safetensors import SafetensorError, deserialize
+
+from service.errors import InvalidInput
+
+SAFETENSORS = "application/vnd.safetensors"
+KINDS = {"I64": np.int64, "I32": np.int32, "U8": np.uint8, "BOOL": np.bool_, "F32": np.float32}
+NAMES = {"int64": "I64", "float32": "F32", "float16": "F16"}
+INTEGERS = ("I64", "I32")
+KNOWN = {"input_ids": INTEGERS, "attention_mask": tuple(KINDS), "lengths": INTEGERS}
+Arrays = dict[str, NDArray[Any]]
+
+
+class Found(NamedTuple):
+    request: bytes  # JSON
+    arrays: Arrays
+
+
+def read(body: bytes) -> Found:
+    """The tensors and the request beside them. InvalidInput says what is wrong with the body."""
+    try:
+        tensors = deserialize(body)  # type: ignore[no-untyped-call]
+    except SafetensorError as error:
+        raise InvalidInput(f"the body is not safetensors: {error}") from None
+    arrays = {name: _array(name, tensor) for name, tensor in tensors}
+    if "input_ids" not in arrays:
+        raise InvalidInput("the body lacks the tensor input_ids", param="input_ids")
+    header = orjson.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
+    return Found(header.get("__metadata__", {}).get("request", "{}").encode(), arrays)
+
+
+def _array(name: str, tensor: dict[str, Any]) -> NDArray[Any]:
+    if name not in KNOWN:
+        raise InvalidInput(f"tensor {name[:60]!r} is unknown; known are {', '.join(KNOWN)}", param=name[:60])
+    if tensor["dtype"] not in KNOWN[name]:
+        raise InvalidInput(f"{name} is {tensor['dtype']}: send {', '.join(KNOWN[name])}", param=name)
+    array = np.frombuffer(tensor["data"], KINDS[tensor["dtype"]]).reshape(tensor["shape"])
+    return array.astype(np.int64, copy=False) if tensor["dtype"] in INTEGERS else array
+
+
+def write(arrays: Arrays, metadata: dict[str, str]) -> list[bytes | memoryview]:
+    """Header and tensors, the tensors not copied."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    parts: list[bytes | memoryview] = []
+    end = 0
+    for name, array in arrays.items():
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        header[name] = {"dtype": NAMES[array.dtype.name], "shape": array.shape, "data_offsets": [end, end + len(raw)]}
+        parts.append(raw)
+        end += len(raw)
+    text = orjson.dumps(header)
+    text += b" " * (-len(text) % 8)  # what follows is aligned, so that readers need not copy it
+    return [len(text).to_bytes(8, "little") + text, *parts]

@@ -1,0 +1,161 @@
+"""Safetensors over HTTP: the numbers of the JSON answer, bit for bit; bodies that lie are refused in words."""
+
+import json
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from safetensors.numpy import load, save
+from starlette.datastructures import Headers
+
+from service.errors import NotAcceptable
+from service.routes.content import JSON, negotiated, wanted_coding
+from service.routes.tensors import SAFETENSORS
+from tests.conftest import Ask
+
+IDS = np.array([[1, 3, 4, 0], [0, 5, 0, 2]])
+MASK = np.array([[1, 1, 1, 0], [0, 1, 0, 1]])
+ALL = ["activations", "logits", "pooled", "norm_stats"]
+
+
+def post(client: httpx.Client, arrays: dict[str, Any], request: dict[str, Any] | None = None) -> httpx.Response:
+    body = save({name: np.asarray(array) for name, array in arrays.items()}, {"request": json.dumps(request or {})})
+    return client.post("/v1/infer", content=body, headers={"content-type": SAFETENSORS, "accept": SAFETENSORS})
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8, np.bool_, np.float32])
+def test_tensors_hold_the_bits_of_the_json_answer(client: httpx.Client, ask: Ask, dtype: Any) -> None:
+    plain = ask("gpt", IDS.tolist(), MASK.tolist(), outputs=ALL)
+    answer = post(client, {"input_ids": IDS, "attention_mask": MASK.astype(dtype)}, {"model": "gpt", "outputs": ALL})
+    assert answer.headers["content-type"] == SAFETENSORS
+    tensors = load(answer.content)
+    expected = {**plain, **{f"norm_stats.{part}": values for part, values in plain["norm_stats"].items()}}
+    assert sorted(tensors) == ["activations", "logits", "norm_stats.mean", "norm_stats.rstd", "pooled"]
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(tensor, np.array(expected[name], np.float32))
+
+
+def test_ragged_rows_go_in_and_out_end_to_end(client: httpx.Client, ask: Ask) -> None:
+    plain = ask("gpt", [[1, 3, 4], [5, 2]], outputs=["activations"])["activations"]
+    answer = post(
+        client, {"input_ids": np.array([1, 3, 4, 5, 2]), "lengths": np.array([3, 2])},
+        {"model": "gpt", "outputs": ["activations"]},
+    )  # fmt: skip
+    tensors = load(answer.content)
+    np.testing.assert_array_equal(tensors["activations"], np.array(plain[0] + plain[1], np.float32))
+    assert tensors["lengths"].tolist() == [3, 2]
+
+
+@pytest.mark.parametrize("positions", ["all", "last"])
+def test_the_likeliest_tokens_have_no_id_at_pads(client: httpx.Client, ask: Ask, positions: str) -> None:
+    options = {"outputs": ["logits"], "logits": {"positions": positions, "top_k": 2}}
+    ids, mask = [*IDS.tolist(), [0] * 4], [*MASK.tolist(), [0] * 4]
+    plain = ask("gpt", ids, mask, **options)["logits"]
+    tensors = load(post(client, {"input_ids": ids, "attention_mask": mask}, {"model": "gpt", **options}).content)
+    assert tensors["logits.token_ids"].dtype == np.int64
+    for part, pad in (("token_ids", [-1, -1]), ("logprobs", [0, 0])):
+        cells = plain[part] if positions == "last" else [cell for row in plain[part] for cell in row]
+        filled = [pad if cell is None else cell for cell in cells]
+        np.testing.assert_array_equal(
+            tensors[f"logits.{part}"].reshape(-1, 2), np.array(filled, tensors[f"logits.{part}"].dtype)
+        )
+
+
+def test_float16_is_the_rounded_float32(client: httpx.Client, ask: Ask) -> None:
+    arrays = {"input_ids": IDS, "attention_mask": MASK}
+    options = {"model": "gpt", "outputs": ["pooled", "norm_stats"]}
+    full = load(post(client, arrays, options).content)
+    half = load(post(client, arrays, {**options, "dtype": "float16"}).content)
+    assert half["pooled"].dtype == np.float16
+    np.testing.assert_array_equal(half["pooled"], full["pooled"].astype(np.float16))
+    np.testing.assert_array_equal(half["norm_stats.rstd"], full["norm_stats.rstd"])
+    as_json = ask("gpt", IDS.tolist(), MASK.tolist(), outputs=["pooled"], dtype="float16")["pooled"]
+    np.testing.assert_array_equal(half["pooled"], np.array(as_json, np.float16))
+
+
+def test_metadata_says_what_a_json_answer_says_beside_the_numbers(client: httpx.Client) -> None:
+    content = post(client, {"input_ids": IDS, "attention_mask": MASK}, {"model": "gpt"}).content
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    assert header["__metadata__"] == {"model": "gpt", "version": "1", "real_tokens": "5", "padded_tokens": "3"}
+    assert int.from_bytes(content[:8], "little") % 8 == 0
+
+
+BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "no ids": ({"attention_mask": MASK}, {}, "lacks the tensor input_ids"),
+    "ids as floats": ({"input_ids": IDS.astype(np.float32)}, {}, "input_ids is F32: send I64, I32"),
+    "unknown tensor": ({"input_ids": IDS, "token_type_ids": IDS}, {}, "'token_type_ids' is unknown"),
+    "one axis": ({"input_ids": IDS[0]}, {}, "input_ids has shape [4]: 2 axes"),
+    "mask of another shape": ({"input_ids": IDS, "attention_mask": MASK[:1]}, {}, "attention_mask has shape [1, 4]"),
+    "mask of two": ({"input_ids": IDS, "attention_mask": 2 * MASK}, {}, "attention_mask[0][0] is 2"),
+    "lengths and mask": ({"input_ids": IDS, "attention_mask": MASK, "lengths": [4]}, {}, "exclude each other"),
+    "lengths too long": ({"input_ids": IDS[0], "lengths": [5]}, {}, "lengths sum to 5, input_ids has 4"),
+    "lengths past 64 bits": ({"input_ids": IDS[0], "lengths": [2**62] * 4}, {}, "lengths sum to 18446744073709551616"),
+    "an empty sequence": ({"input_ids": IDS[0], "lengths": [4, 0]}, {}, "lengths has an empty sequence"),
+    "no sequence": ({"input_ids": IDS[:0]}, {}, "input_ids has shape [0, 4]"),
+    "no cells": ({"input_ids": IDS[:, :0]}, {}, "input_ids has shape [2, 0]"),
+    "id out of range": ({"input_ids": IDS + 10**6}, {}, "input_ids[0][0] is 1000001"),
+    "unknown option": ({"input_ids": IDS}, {"pool": "mean"}, "pool is unknown"),
+    "ids among the options": ({"input_ids": IDS}, {"input_ids": [[1]]}, "input_ids is unknown"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_tensors_are_refused_in_words(client: httpx.Client, case: str) -> None:
+    arrays, options, words = BAD[case]
+    answer = post(client, arrays, {"model": "gpt", **options})
+    assert answer.status_code == 400, answer.text[:200]
+    assert words in answer.json()["error"]["message"]
+
+
+HEADER = b'{"input_ids":{"dtype":"I64","shape":[1,%s],"data_offsets":[0,8]}}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff" * 8,
+        (2**40).to_bytes(8, "little") + b"{}",
+        len(HEADER).to_bytes(8, "little") + HEADER + b"\0" * 8,
+        len(HEADER % b"2").to_bytes(8, "little") + HEADER % b"2" + b"\0" * 8,
+        len(HEADER % b"1").to_bytes(8, "little") + HEADER % b"1" + b"\0" * 9,
+        len(HEADER % b"1").to_bytes(8, "little") + HEADER % b"1" + b"\0" * 7,
+        len(HEADER % str(2**62).encode()).to_bytes(8, "little") + HEADER % str(2**62).encode() + b"\0" * 8,
+    ],
+)
+def test_bodies_that_lie_are_refused(client: httpx.Client, body: bytes) -> None:
+    answer = client.post("/v1/infer", content=body, headers={"content-type": SAFETENSORS})
+    assert answer.status_code == 400
+    assert "not safetensors" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("accept", "chosen"),
+    [
+        ("", JSON),
+        ("*/*", JSON),
+        ("application/*", JSON),
+        (SAFETENSORS, SAFETENSORS),
+        (f"{SAFETENSORS}, */*", SAFETENSORS),
+        (f"{JSON};q=0.5, {SAFETENSORS};q=0.4", JSON),
+        (f"{JSON};q=0.5, {SAFETENSORS}", SAFETENSORS),
+        (f"{JSON};q=0, */*;q=0.1", SAFETENSORS),
+        (f"text/html, {SAFETENSORS.upper()};Q=0.9", SAFETENSORS),
+    ],
+)
+def test_accept_is_weighed(accept: str, chosen: str) -> None:
+    assert negotiated(Headers({"accept": accept} if accept else {}), (JSON, SAFETENSORS)) == chosen
+
+
+def test_what_nobody_offers_is_not_acceptable() -> None:
+    with pytest.raises(NotAcceptable, match="offered are application/json"):
+        negotiated(Headers({"accept": f"text/html, {JSON};q=0, {SAFETENSORS};q=0"}), (JSON, SAFETENSORS))
+
+
+@pytest.mark.parametrize(
+    ("sent", "coding"),
+    [("gzip", "gzip"), ("deflate", "deflate"), ("gzip;q=0", None), ("gzip, deflate", None), ("br", None), ("", None)],
+)
+def test_one_coding_named_alone_is_a_wish(sent: str, coding: str | None) -> None:
+    assert wanted_coding(Headers({"accept-encoding": sent} if sent else {})) == coding
