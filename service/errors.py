@@ -29,6 +29,12 @@ class InvalidInput(ServiceError):
     status, type, code = 400, "invalid_request_error", "invalid_input"
 
 
+class Forbidden(ServiceError):
+    """The operator has not opened it."""
+
+    status, type, code = 403, "invalid_request_error", "forbidden"
+
+
 class NotFound(ServiceError):
     status, type, code = 404, "invalid_request_error", "not_found"
 

@@ -15,6 +15,7 @@ from service.engine import Engine
 from service.errors import InvalidInput, NotFound, StartupError
 from service.scheduler import Line
 from service.settings import Settings
+from service.statistics import Statistics
 
 log = logging.getLogger("addnorm")
 WARM_UP_S = 1.5  # a bundle; with the checks it stays below 2
@@ -35,7 +36,11 @@ class Model:
         self.engines = {name: Engine(bundle, name, provider) for name in bundle.manifest.precisions}
         self.token_budget = token_budget
         name, budget = bundle.manifest.name, token_budget or BUDGETS[1]
-        self.lines = {precision: Line(engine.run, budget, name) for precision, engine in self.engines.items()}
+        self.statistics = Statistics()
+        self.lines = {
+            precision: Line(self.statistics.timed(engine.run), budget, name)
+            for precision, engine in self.engines.items()
+        }
 
     @property
     def name(self) -> str:

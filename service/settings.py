@@ -53,6 +53,10 @@ class Settings(BaseSettings):
         65_536, ge=1, description="Real tokens that may wait. Lower for quick refusals, raise for bursts."
     )
 
+    admin: bool = Field(
+        False, description="Whether /v2/repository may load and unload models. Only where callers are trusted."
+    )
+
     @field_validator("port", mode="before")
     @classmethod
     def _ignore_service_link(cls, value: Any) -> Any:

@@ -61,10 +61,11 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "The body can be mended: the message names field, limit and value."},
     404: {"model": ErrorBody, "description": "No such model or version."},
     413: {"model": ErrorBody, "description": "The body is over its limit."},
-    415: {"model": ErrorBody, "description": "The body is not JSON."},
+    415: {"model": ErrorBody, "description": "The body is in a media type or coding that is not offered."},
     429: {"model": ErrorBody, "description": "The queue is full, or the deadline cannot be met. See Retry-After."},
     503: {"model": ErrorBody, "description": "Not ready, or draining. See Retry-After."},
     504: {"model": ErrorBody, "description": "The deadline passed after the request was admitted."},
+    "default": {"model": ErrorBody, "description": "Whatever else went wrong."},
 }
 
 
@@ -166,8 +167,14 @@ async def respond(request: Request, decode: Decode) -> Response:
     decode_s = time.monotonic() - started
     facts = request.state.facts
     facts.model, facts.real_tokens, facts.padded_tokens = query.model.name, query.batch.num_tokens, query.cells.num_pads
-    payload, stages_s = await inference.answer(query, encode, partial(_left, request))
+    statistics = query.model.statistics
+    try:
+        payload, stages_s = await inference.answer(query, encode, partial(_left, request))
+    except ServiceError:
+        statistics.failed(time.monotonic() - started)
+        raise
     facts.stages_s = {"decode": decode_s, **stages_s}
+    statistics.answered(len(query.cells.lengths), facts.stages_s)
     inference.metrics.inferred(facts.model, facts.real_tokens, facts.padded_tokens, facts.stages_s)
     timing = ", ".join(f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in facts.stages_s.items())
     return PayloadResponse(payload, timing)
