@@ -97,6 +97,12 @@ class Inference:
         stages_s = {"queue": job.started - job.submitted, "infer": job.finished - job.started}
         return query.cells.every_row(rows, empty), stages_s
 
+    async def load(self, name: str) -> None:
+        self.models.move(name, up=True)
+
+    async def unload(self, name: str) -> None:
+        self.models.move(name, up=False)
+
     def close(self) -> None:
         self.scheduler.close()
         self._encoders.shutdown()

@@ -107,6 +107,7 @@ class Models:
 
     def __init__(self, models: list[Model]) -> None:
         self._versions: dict[str, dict[int, Model]] = {}
+        self._unloaded: dict[str, dict[int, Model]] = {}
         for model in models:
             manifest = model.bundle.manifest
             self._versions.setdefault(manifest.name, {})[manifest.version] = model
@@ -114,6 +115,23 @@ class Models:
     def __iter__(self) -> Iterator[tuple[str, dict[int, Model]]]:
         """(name, {version: model}), names sorted."""
         return iter(sorted(self._versions.items()))
+
+    def index(self) -> list[tuple[str, str, str, str]]:
+        """(name, version, state, reason) of every model known."""
+        states = ((self._versions, "READY", ""), (self._unloaded, "UNAVAILABLE", "unloaded"))
+        return sorted(
+            (name, str(version), state, reason)
+            for models, state, reason in states
+            for name, versions in models.items()
+            for version in versions
+        )
+
+    def move(self, name: str, up: bool) -> None:
+        source, target = (self._unloaded, self._versions) if up else (self._versions, self._unloaded)
+        if name in source:
+            target[name] = source.pop(name)
+        elif name not in target:
+            raise NotFound(f"model {name[:200]!r} is not known here", param="model")
 
     def find(self, ref: str | None) -> Model:
         """The model meant by `name`, `name/version`, or nothing where one model is served."""
