@@ -55,6 +55,7 @@ class Edge:
         sent = Headers(scope=scope).get("x-request-id", "")
         facts = Facts(sent if REQUEST_ID.fullmatch(sent) else f"{random.getrandbits(128):032x}")
         scope.setdefault("state", {})["facts"] = facts
+        scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # uvicorn leaves the body away
         started = time.monotonic()
         self.in_flight += 1
         try:

@@ -7,8 +7,6 @@ from fastapi import APIRouter
 
 from service.routes.kserve import infer, metadata, repository, statistics
 
-router = APIRouter(prefix="/v2")
-router.include_router(metadata.router)
-router.include_router(statistics.router)  # before /models/{model}: `stats` is no model
-router.include_router(infer.router)
-router.include_router(repository.router)
+router = APIRouter()
+for part in (statistics, metadata, infer, repository):  # statistics first: in /models/stats, `stats` is no model
+    router.include_router(part.router, prefix="/v2")

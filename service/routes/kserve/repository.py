@@ -13,7 +13,7 @@ from service.routes.kserve.metadata import ref
 from service.routes.kserve.schema import V2_ERRORS, V2Error
 
 router = APIRouter()
-REPOSITORY_ERRORS = {**V2_ERRORS, 403: {"model": V2Error, "description": "ADDNORM_ADMIN is not set."}}
+ERRORS = {**V2_ERRORS, 403: {"model": V2Error, "description": "ADDNORM_ADMIN is not set."}}
 
 
 class ModelState(BaseModel):
@@ -43,7 +43,7 @@ class UnloadRequest(LoadRequest):
 
 def _documented(body: type[BaseModel]) -> dict[str, Any]:
     content = {"required": False, "content": {JSON: {"schema": body.model_json_schema()}}}
-    return {"responses": REPOSITORY_ERRORS, "openapi_extra": {"requestBody": content}}
+    return {"responses": ERRORS, "openapi_extra": {"requestBody": content}}
 
 
 @router.post("/repository/index", summary="Every model and version, and its state", **_documented(IndexRequest))
@@ -57,7 +57,12 @@ async def index(request: Request) -> list[ModelState]:
     ]
 
 
-@router.post("/repository/models/{model}/load", summary="Loads a model from its folder", **_documented(LoadRequest))
+@router.post(
+    "/repository/models/{model}/load",
+    response_class=Response,
+    summary="Loads a model from its folder",
+    **_documented(LoadRequest),
+)
 async def load(request: Request, model: str) -> Response:
     inference = _admin(request)
     for name in (await _asked(request, LoadRequest)).parameters:
@@ -69,7 +74,12 @@ async def load(request: Request, model: str) -> Response:
     return Response()
 
 
-@router.post("/repository/models/{model}/unload", summary="Takes a model out of service", **_documented(UnloadRequest))
+@router.post(
+    "/repository/models/{model}/unload",
+    response_class=Response,
+    summary="Takes a model out of service",
+    **_documented(UnloadRequest),
+)
 async def unload(request: Request, model: str) -> Response:
     inference = _admin(request)
     await _asked(request, UnloadRequest)
