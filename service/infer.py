@@ -17,7 +17,8 @@ from service.errors import ClientGone, Expired, InvalidInput
 from service.metrics import Metrics
 from service.models import Model, Models
 from service.outputs import Positions
-from service.scheduler import Job, Scheduler
+from service.queue import Job
+from service.scheduler import Scheduler
 from service.settings import Settings
 
 JSON_BYTES_PER_FLOAT = 13  # of a float32 written with all its digits, sign and comma
