@@ -86,6 +86,13 @@ class MicroBatch(NamedTuple):
     def batch(self) -> Batch:
         return Batch.of([job.batch.sequence(at) for _, _, at, job in self.sequences])
 
+    def shares(self) -> list["MicroBatch"]:
+        """What of it belongs to each of its jobs."""
+        shares: dict[Job, list[Waiting]] = {}
+        for sequence in self.sequences:
+            shares.setdefault(sequence.job, []).append(sequence)
+        return [self._replace(sequences=own) for own in shares.values()]
+
 
 class Queue:
     """All jobs not yet answered. Time is an argument: any number that grows.
