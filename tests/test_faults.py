@@ -48,7 +48,7 @@ def scheduling(num_lanes: int = 1, *observers: Observer, lane_timeout_s: float =
 def held(scheduler: Scheduler) -> Iterator[None]:
     """The only lane is busy meanwhile, so that what is submitted runs together."""
     engine = Hanging()
-    job = scheduler.submit(Line(engine, 100), batch([POISON]), 30)
+    job = scheduler.submit(Line(engine, 1), batch([POISON]), 30)
     engine.hangs.acquire()
     yield
     engine.go.set()
@@ -149,13 +149,13 @@ def test_mates_answered_before_a_retry_hangs_keep_their_answers() -> None:
 def test_closing_does_not_wait_for_lanes_that_hang() -> None:
     engine = Hanging()
     scheduler = Scheduler(1, 1000, (), lane_timeout_s=0.2)
-    accepted = scheduler.submit(Line(echo, 100), of_lengths(3), 30)
+    accepted = scheduler.submit(Line(echo, 100), of_lengths(1), 30)
     for _ in range(20):
-        scheduler.submit(Line(engine, 100), batch([POISON]), 30)
+        scheduler.submit(Line(engine, 1), batch([POISON]), 30)
     started = time.monotonic()
     scheduler.close()
     assert time.monotonic() - started < 2
-    assert values(accepted.future) == [[3, 3, 3]]
+    assert values(accepted.future) == [[1]]
     engine.go.set()
 
 
