@@ -17,7 +17,8 @@ from service.errors import ClientGone, Expired, InvalidInput
 from service.metrics import Metrics
 from service.models import Model, Models
 from service.outputs import Positions
-from service.scheduler import Job, Scheduler
+from service.queue import Job
+from service.scheduler import Scheduler
 from service.settings import Settings
 
 Encoded = TypeVar("Encoded")
@@ -63,7 +64,9 @@ class Inference:
 
     def __init__(self, models: Models, settings: Settings) -> None:
         self.models, self.settings, self.metrics = models, settings, Metrics()
-        self.scheduler = Scheduler(settings.num_lanes, settings.max_queue_tokens, self.metrics.micro_batch)
+        self.scheduler = Scheduler(
+            settings.num_lanes, settings.max_queue_tokens, (self.metrics,), settings.lane_timeout_s
+        )
         self.metrics.watch(self.scheduler, models, settings)
         # as many as lanes: what runs a head competes with them for the cores
         self._encoders = ThreadPoolExecutor(settings.num_lanes, thread_name_prefix="encode")
