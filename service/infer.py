@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,8 +28,7 @@ BINARY_BYTES = 4  # of any float32
 QUICK_BYTES = 64 * 1024  # JSON of this size takes about 0.1 ms
 
 
-@dataclass(frozen=True)
-class Query:
+class Query(NamedTuple):
     """What one caller asks, whatever the protocol. None: as the bundle says."""
 
     model: Model
@@ -217,7 +216,7 @@ def _check_tokens(query: Query) -> None:
             f"input_ids[{row}] has {lengths[row]} real tokens, the limit of {query.model.bundle.ref} is {limits.max_positions}",
             param="input_ids",
         )
-    outside = (tokens < 0) | (tokens >= limits.vocab_size)
+    outside = tokens.view(np.uint64) >= limits.vocab_size  # so seen, negative ids are huge
     if outside.any():
         index = int(outside.argmax())
         row, column = _cell(query.cells, index)

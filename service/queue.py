@@ -6,7 +6,7 @@ batching window: the next micro-batch is what queued while the lanes were busy.
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -57,6 +57,10 @@ class Job:
         lengths = self.batch.lengths.tolist()
         self.waiting = sorted(Waiting(length, self.number, index, self) for index, length in enumerate(lengths))
 
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.line.tokens_per_s
+
     def fail(self, error: Exception) -> None:
         with suppress(InvalidStateError):  # the caller has gone in the meantime
             self.future.set_exception(error)
@@ -104,43 +108,52 @@ class Queue:
     def __init__(self, max_tokens: int, num_lanes: int = 1) -> None:
         self.max_tokens = max_tokens
         self.num_lanes = num_lanes
+        self.num_tokens = 0  # real ones that wait
         self.jobs: list[Job] = []  # each with sequences that wait, the next one due first
+        self._lines: set[Line] = set()  # all that ever had a job here
         self._num_served = 0  # tokens
         self._numbers = count()
 
-    @property
-    def num_tokens(self) -> int:
-        """Real tokens that wait."""
-        return sum(job.num_tokens for job in self.jobs)
-
     def wait_s(self) -> float:
         """Predicted time until what waits now is computed."""
-        return self._seconds(self.jobs)
+        return self._seconds(self._lines)
 
     def submit(self, line: Line, batch: Batch, now: float, deadline: float) -> Job:
         """Admits the batch, or raises Overloaded at the door."""
-        self._sweep(now)
-        wait_s = self.wait_s()
-        if self.num_tokens + batch.num_tokens > self.max_tokens:
-            raise Overloaded(
-                f"the queue holds {self.num_tokens} tokens of {self.max_tokens}: no room for {batch.num_tokens} more",
-                code="queue_full",
-                retry_after_s=wait_s,
-            )
         job = Job(self._num_served + batch.num_tokens, next(self._numbers), line, batch, now, deadline)
-        place = bisect_right(self.jobs, job.due, key=attrgetter("due"))
-        finish_s = self._seconds([*self.jobs[:place], job])
-        if now + finish_s > deadline:
-            raise Overloaded(
-                f"the answer needs {finish_s:.2f} s, the deadline is in {deadline - now:.2f} s",
-                code="deadline_not_met",
-                retry_after_s=wait_s,
-            )
-        self.jobs.insert(place, job)
+        is_full = self.num_tokens + job.num_tokens > self.max_tokens
+        if is_full or now + self.wait_s() + self._seconds([job]) > deadline:
+            self._sweep(now)  # with the exact look below it walks all jobs: only what may be refused needs it
+            self._refuse(job, now)
+        self.jobs.insert(self._place(job), job)
         line.waiting.extend(job.waiting)
         line.waiting.sort()  # two sorted runs: merged in linear time
-        line.num_tokens += batch.num_tokens
+        self._lines.add(line)
+        self._count(job, job.num_tokens)
         return job
+
+    def _refuse(self, job: Job, now: float) -> None:
+        """Overloaded if there is no room for the job, or its turn would come too late."""
+        if self.num_tokens + job.num_tokens > self.max_tokens:
+            raise Overloaded(
+                f"the queue holds {self.num_tokens} tokens of {self.max_tokens}: no room for {job.num_tokens} more",
+                code="queue_full",
+                retry_after_s=self.wait_s(),
+            )
+        finish_s = self._seconds([*self.jobs[: self._place(job)], job])
+        if now + finish_s > job.deadline:
+            raise Overloaded(
+                f"the answer needs {finish_s:.2f} s, the deadline is in {job.deadline - now:.2f} s",
+                code="deadline_not_met",
+                retry_after_s=self.wait_s(),
+            )
+
+    def _place(self, job: Job) -> int:
+        return bisect_right(self.jobs, job.due, key=attrgetter("due"))
+
+    def _count(self, job: Job, num_tokens: int) -> None:
+        self.num_tokens += num_tokens
+        job.line.num_tokens += num_tokens
 
     def take(self, now: float, num_idle: int = 1) -> MicroBatch | None:
         """The longest sequence of the job that is due, with those nearest to it in length from any job of its line.
@@ -159,6 +172,7 @@ class Queue:
             job.started = now if job.started is None else job.started
             del job.waiting[bisect_left(job.waiting, sequence)]
             job.num_tokens -= sequence.length
+            self._count(job, -sequence.length)
             self._num_served += sequence.length
             if not job.waiting:
                 self.jobs.remove(job)
@@ -174,9 +188,9 @@ class Queue:
         for sequence, rows in zip(micro.sequences, outcome, strict=True):
             sequence.job.settle(sequence.at, rows, now)
 
-    def _seconds(self, jobs: list[Job]) -> float:
-        """Predicted time of what waits of these jobs. A line that was not measured yet counts as instant."""
-        rates = ((job.num_tokens, job.line.tokens_per_s) for job in jobs)
+    def _seconds(self, waiting: Iterable[Job] | Iterable[Line]) -> float:
+        """Predicted time of what waits of these. A line that was not measured yet counts as instant."""
+        rates = ((item.num_tokens, item.tokens_per_s) for item in waiting)
         return sum(num_tokens / (rate * self.num_lanes) for num_tokens, rate in rates if rate)
 
     def _window(self, line: Line, anchor: Waiting, budget: int) -> list[Waiting]:
@@ -191,7 +205,6 @@ class Queue:
             high += 1
         taken = line.waiting[low:high]
         del line.waiting[low:high]
-        line.num_tokens -= sum(sequence.length for sequence in taken)
         return taken
 
     def _sweep(self, now: float) -> None:
@@ -200,4 +213,4 @@ class Queue:
             job.fail(Expired(f"the deadline passed after {now - job.submitted:.2f} s in the queue"))
             self.jobs.remove(job)
             job.line.waiting = [sequence for sequence in job.line.waiting if sequence.job is not job]
-            job.line.num_tokens -= job.num_tokens
+            self._count(job, -job.num_tokens)
