@@ -67,6 +67,12 @@ class NotReady(ServiceError):
     status, type, code = 503, "server_error", "not_ready"
 
 
+class LaneStuck(ServiceError):
+    """Taken, but the session run did not come back."""
+
+    code = "lane_stuck"
+
+
 class Expired(ServiceError):
     """Admitted, but its deadline passed before it was computed."""
 

@@ -13,7 +13,7 @@ from service.batch import Batch
 from service.bundle import Bundle, Limits
 from service.engine import Engine
 from service.errors import InvalidInput, NotFound, StartupError
-from service.scheduler import Line
+from service.queue import Line
 from service.settings import Settings
 from service.statistics import Statistics
 

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -161,7 +160,7 @@ async def respond(request: Request, decode: Decode) -> Response:
     started = time.monotonic()
     query, encode = await decode(Sent(body, request.headers), inference)
     if (own := timeout_s(request)) is not None:
-        query = replace(query, timeout_s=own)
+        query = query._replace(timeout_s=own)
     if coding := wanted_coding(request.headers):
         encode = partial(_compressing, encode, coding)
     decode_s = time.monotonic() - started
