@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from service.batch import Batch, Rows
-from service.scheduler import Run
+from service.queue import Run
 
 # Triton's name -> the stage it stands for here
 STAGES = {"queue": "queue", "compute_input": "decode", "compute_infer": "infer", "compute_output": "encode"}

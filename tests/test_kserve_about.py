@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from service import VERSION
-from service.routes.kserve.schema import InferResponse
+from service.routes.kserve.schema import V2InferResponse
 from tests.conftest import inference_of, serving
 
 
@@ -74,10 +74,10 @@ def test_the_openapi_document_shows_v2s_errors_and_examples_that_run(client: htt
     infer = document["paths"]["/v2/models/{model}/infer"]["post"]
     assert "application/octet-stream" in infer["requestBody"]["content"]
     assert "application/octet-stream" in infer["responses"]["200"]["content"]
-    for example in infer["requestBody"]["content"]["application/json"]["schema"]["examples"]:
-        answer = client.post("/v2/models/notebook/infer", json=example)
+    for example in infer["requestBody"]["content"]["application/json"]["examples"].values():
+        answer = client.post("/v2/models/notebook/infer", json=example["value"])
         assert answer.status_code == 200
-        InferResponse.model_validate(answer.json(), strict=True, extra="forbid")
+        V2InferResponse.model_validate(answer.json(), strict=True, extra="forbid")
 
 
 GOOD = {"inputs": [{"name": "input_ids", "shape": [2, 2], "datatype": "INT64", "data": [1, 2, 3, 4]}]}

@@ -60,11 +60,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "The body can be mended: the message names field, limit and value."},
     404: {"model": ErrorBody, "description": "No such model or version."},
     413: {"model": ErrorBody, "description": "The body is over its limit."},
-    415: {"model": ErrorBody, "description": "The body is in a media type or coding that is not offered."},
+    415: {"model": ErrorBody, "description": "The body is not JSON."},
     429: {"model": ErrorBody, "description": "The queue is full, or the deadline cannot be met. See Retry-After."},
     503: {"model": ErrorBody, "description": "Not ready, or draining. See Retry-After."},
     504: {"model": ErrorBody, "description": "The deadline passed after the request was admitted."},
-    "default": {"model": ErrorBody, "description": "Whatever else went wrong."},
 }
 
 

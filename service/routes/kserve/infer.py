@@ -17,7 +17,7 @@ from service.routes.content import JSON, OCTETS
 from service.routes.http import Encode, Payload, Sent, respond, validated
 from service.routes.kserve import tensors
 from service.routes.kserve.metadata import ref
-from service.routes.kserve.schema import V2_ERRORS, InferRequest, InferResponse, OutputTensor
+from service.routes.kserve.schema import EXAMPLES, V2_ERRORS, OutputTensor, V2InferRequest, V2InferResponse
 from service.routes.kserve.tensors import LENGTH_HEADER, STATS
 from service.routes.tensors import raw_bytes
 
@@ -52,14 +52,12 @@ LENGTH = {
     "schema": {"type": "integer", "minimum": 1},
     "description": "Bytes of JSON in the decompressed body. Without it the whole body is JSON.",
 }
+BODY = {JSON: {"schema": V2InferRequest.model_json_schema(), "examples": EXAMPLES}, OCTETS: BINARY}
 documented: dict[str, Any] = {
-    "response_model": InferResponse,
+    "response_model": V2InferResponse,
     "responses": {200: {"content": {OCTETS: BINARY}}, **V2_ERRORS},
-    "openapi_extra": {
-        "parameters": [LENGTH],
-        "requestBody": {"required": True, "content": {JSON: {"schema": InferRequest.model_json_schema()}, OCTETS: BINARY}},
-    },
-}  # fmt: skip
+    "openapi_extra": {"parameters": [LENGTH], "requestBody": {"required": True, "content": BODY}},
+}
 
 
 @router.post("/models/{model}/infer", summary="Inference by the latest version", **documented)
@@ -71,7 +69,7 @@ async def infer(request: Request, model: str, version: str | None = None) -> Res
 async def decode(ref: str, sent: Sent, inference: Inference) -> tuple[Query, Encode]:
     """Body -> Query, and how to encode its answer. InvalidInput names the field."""
     body, raw = tensors.split(sent)
-    asked = validated(InferRequest, body)
+    asked = validated(V2InferRequest, body)
     model = inference.models.find(ref)
     _check_parameters(asked)
     grids = tensors.read(asked.inputs, raw)
@@ -85,7 +83,7 @@ async def decode(ref: str, sent: Sent, inference: Inference) -> tuple[Query, Enc
     return query, partial(encode, wanted, asked.id)
 
 
-def _check_parameters(asked: InferRequest) -> None:
+def _check_parameters(asked: V2InferRequest) -> None:
     """Names with a meaning in V2 that has none here are refused; the caller's own are let through."""
     for name in asked.parameters.model_extra or {}:
         if name in REFUSED or name.startswith("triton_"):
@@ -93,7 +91,7 @@ def _check_parameters(asked: InferRequest) -> None:
             raise InvalidInput(f"parameters.{name[:60]} is not supported: {reason}", param=name[:60])
 
 
-def _wanted(asked: InferRequest, model: Model) -> list[Wanted]:
+def _wanted(asked: V2InferRequest, model: Model) -> list[Wanted]:
     """In the order asked for; all where nothing is asked."""
     known, binary = tensors.outputs(model.bundle), asked.parameters.binary_data_output
     if asked.outputs is None:

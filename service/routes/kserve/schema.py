@@ -15,10 +15,15 @@ EXAMPLE: dict[str, Any] = {
     ],
     "outputs": [{"name": "activations"}],
 }
-POOLED: dict[str, Any] = {
-    "inputs": EXAMPLE["inputs"],
-    "outputs": [{"name": "pooled"}],
-    "parameters": {"pooling": "mean", "normalize": True},
+EXAMPLES: dict[str, Any] = {
+    "activations of a padded grid": {"value": EXAMPLE},
+    "a vector per sequence": {
+        "value": {
+            "inputs": EXAMPLE["inputs"],
+            "outputs": [{"name": "pooled"}],
+            "parameters": {"pooling": "mean", "normalize": True},
+        }
+    },
 }
 
 
@@ -61,9 +66,7 @@ class Parameters(_Open):
     precision: str | None = Field(None, description="fp32 or int8, as the model has; by default as the bundle says.")
 
 
-class InferRequest(_Strict):
-    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE, POOLED]})
-
+class V2InferRequest(_Strict):
     id: str | None = Field(None, description="Comes back in the answer.")
     parameters: Parameters = Parameters(
         timeout=0, binary_data_output=False, pooling=None, normalize=False, precision=None
@@ -86,7 +89,7 @@ class AnswerTensor(BaseModel):
     data: list[float] | None = Field(None, description="Row-major and flat; zeros at pads.")
 
 
-class InferResponse(BaseModel):
+class V2InferResponse(BaseModel):
     id: str | None = None
     model_name: str
     model_version: str
@@ -157,5 +160,7 @@ class V2Error(BaseModel):
 
 
 V2_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": V2Error, "description": answer["description"]} for status, answer in ERRORS.items()
+    **{status: {"model": V2Error, "description": answer["description"]} for status, answer in ERRORS.items()},
+    415: {"model": V2Error, "description": "The body's coding is none that is known."},
+    "default": {"model": V2Error, "description": "Whatever else went wrong."},
 }
