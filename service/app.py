@@ -42,7 +42,7 @@ def create_app(inference: Inference) -> Edge:
 DIRECT: dict[str, Endpoint] = {
     "/v1/infer": native.infer,
     "/v2/models/{model}/infer": kserve.infer.infer,
-    "/v2/models/{model}/versions/{version}/infer": kserve.infer.infer,
+    "/v2/models/{model}/versions/{version}/infer": kserve.infer.infer_version,
 }
 
 

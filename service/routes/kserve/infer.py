@@ -61,8 +61,12 @@ documented: dict[str, Any] = {
 
 
 @router.post("/models/{model}/infer", summary="Inference by the latest version", **documented)
+async def infer(request: Request, model: str) -> Response:
+    return await respond(request, partial(decode, ref(model)))
+
+
 @router.post("/models/{model}/versions/{version}/infer", summary="Inference by one version", **documented)
-async def infer(request: Request, model: str, version: str | None = None) -> Response:
+async def infer_version(request: Request, model: str, version: str) -> Response:
     return await respond(request, partial(decode, ref(model, version)))
 
 

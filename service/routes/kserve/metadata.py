@@ -47,8 +47,16 @@ async def ready(request: Request) -> Ready:
 
 
 @router.get("/models/{model}", summary="A model's inputs and outputs", responses=V2_ERRORS)
+async def model_metadata(request: Request, model: str) -> ModelMetadata:
+    return _metadata(request, model)
+
+
 @router.get("/models/{model}/versions/{version}", summary="One version's inputs and outputs", responses=V2_ERRORS)
-async def model_metadata(request: Request, model: str, version: str | None = None) -> ModelMetadata:
+async def version_metadata(request: Request, model: str, version: str) -> ModelMetadata:
+    return _metadata(request, model, version)
+
+
+def _metadata(request: Request, model: str, version: str | None = None) -> ModelMetadata:
     bundle = found(request, model, version).bundle
     served = dict(request.app.state.inference.models)[model]
     return ModelMetadata(
@@ -63,8 +71,16 @@ async def model_metadata(request: Request, model: str, version: str | None = Non
 
 
 @router.get("/models/{model}/config", summary="A model's configuration", responses=V2_ERRORS)
+async def model_config(request: Request, model: str) -> ModelConfig:
+    return _config(request, model)
+
+
 @router.get("/models/{model}/versions/{version}/config", summary="One version's configuration", responses=V2_ERRORS)
-async def model_config(request: Request, model: str, version: str | None = None) -> ModelConfig:
+async def version_config(request: Request, model: str, version: str) -> ModelConfig:
+    return _config(request, model, version)
+
+
+def _config(request: Request, model: str, version: str | None = None) -> ModelConfig:
     bundle = found(request, model, version).bundle
     inference: Inference = request.app.state.inference
     return ModelConfig(
@@ -84,19 +100,27 @@ async def model_config(request: Request, model: str, version: str | None = None)
 
 
 @router.get("/models/{model}/ready", summary="Whether a model can be asked", responses=V2_ERRORS)
+async def model_ready(request: Request, model: str) -> ModelReady:
+    return await _ready(request, model)
+
+
 @router.get("/models/{model}/versions/{version}/ready", summary="Whether a version can be asked", responses=V2_ERRORS)
-async def model_ready(request: Request, model: str, version: str | None = None) -> ModelReady:
+async def version_ready(request: Request, model: str, version: str) -> ModelReady:
+    return await _ready(request, model, version)
+
+
+async def _ready(request: Request, model: str, version: str | None = None) -> ModelReady:
     found(request, model, version)
     await ready(request)
     return ModelReady(name=model, ready=True)
 
 
-def found(request: Request, model: str, version: str | None) -> Model:
+def found(request: Request, model: str, version: str | None = None) -> Model:
     inference: Inference = request.app.state.inference
     return inference.models.find(ref(model, version))
 
 
-def ref(model: str, version: str | None) -> str:
+def ref(model: str, version: str | None = None) -> str:
     """The one way to name a model; a slash in `model` itself would smuggle a version in."""
     if "/" in model:
         raise NotFound(f"model {model[:200]!r} is not served here", param="model")

@@ -70,7 +70,7 @@ async def load(request: Request, model: str) -> Response:
             f"parameters.{name[:60]} is not supported: a model is loaded from the server's folder of bundles, as it is",
             param=name[:60],
         )
-    await inference.load(ref(model, None))
+    await inference.load(ref(model))
     return Response()
 
 
@@ -83,7 +83,7 @@ async def load(request: Request, model: str) -> Response:
 async def unload(request: Request, model: str) -> Response:
     inference = _admin(request)
     await _asked(request, UnloadRequest)
-    await inference.unload(ref(model, None))
+    await inference.unload(ref(model))
     return Response()
 
 

@@ -5,7 +5,7 @@ from pydantic import BaseModel, Field
 
 from service.infer import Inference
 from service.models import Model
-from service.routes.kserve.metadata import found, ref
+from service.routes.kserve.metadata import found
 from service.routes.kserve.schema import V2_ERRORS
 from service.statistics import Sum
 
@@ -62,13 +62,15 @@ async def all_statistics(request: Request) -> AllStatistics:
 
 
 @router.get("/models/{model}/stats", summary="Counts and times of a model's versions", responses=V2_ERRORS)
+async def model_statistics(request: Request, model: str) -> AllStatistics:
+    found(request, model)
+    served = dict(request.app.state.inference.models)[model]
+    return AllStatistics(model_stats=[_of(version) for _, version in sorted(served.items())])
+
+
 @router.get("/models/{model}/versions/{version}/stats", summary="Counts and times of one version", responses=V2_ERRORS)
-async def model_statistics(request: Request, model: str, version: str | None = None) -> AllStatistics:
-    if version is not None:
-        return AllStatistics(model_stats=[_of(found(request, model, version))])
-    inference: Inference = request.app.state.inference
-    inference.models.find(ref(model, None))
-    return AllStatistics(model_stats=[_of(served) for _, served in sorted(dict(inference.models)[model].items())])
+async def version_statistics(request: Request, model: str, version: str) -> AllStatistics:
+    return AllStatistics(model_stats=[_of(found(request, model, version))])
 
 
 def _of(model: Model) -> ModelStatistics:
