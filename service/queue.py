@@ -128,19 +128,18 @@ class Queue:
                 retry_after_s=wait_s,
             )
         job = Job(self._num_served + batch.num_tokens, next(self._numbers), line, batch, now, deadline)
-        place = bisect_right(self.jobs, job.due, key=attrgetter("due"))
-        finish_s = self._seconds([*self.jobs[:place], job])
+        finish_s = self._seconds([*self.jobs[: self._place(job)], job])
         if now + finish_s > deadline:
             raise Overloaded(
                 f"the answer needs {finish_s:.2f} s, the deadline is in {deadline - now:.2f} s",
                 code="deadline_not_met",
                 retry_after_s=wait_s,
             )
-        self.jobs.insert(place, job)
-        line.waiting.extend(job.waiting)
-        line.waiting.sort()  # two sorted runs: merged in linear time
-        line.num_tokens += batch.num_tokens
-        return job
+        return self._insert(job)
+
+    def submit_first(self, line: Line, batch: Batch, now: float) -> Job:
+        """Past the door and before all others: for the server's own questions, which are small and few."""
+        return self._insert(Job(0, next(self._numbers), line, batch, now, math.inf))
 
     def take(self, now: float, num_idle: int = 1) -> MicroBatch | None:
         """The longest sequence of the job that is due, with those nearest to it in length from any job of its line.
@@ -173,6 +172,16 @@ class Queue:
         micro.line.drained(sum(sequence.length for sequence in micro.sequences), now - micro.taken)
         for sequence, rows in zip(micro.sequences, outcome, strict=True):
             sequence.job.settle(sequence.at, rows, now)
+
+    def _place(self, job: Job) -> int:
+        return bisect_right(self.jobs, job.due, key=attrgetter("due"))
+
+    def _insert(self, job: Job) -> Job:
+        self.jobs.insert(self._place(job), job)
+        job.line.waiting.extend(job.waiting)
+        job.line.waiting.sort()  # two sorted runs: merged in linear time
+        job.line.num_tokens += job.num_tokens
+        return job
 
     def _seconds(self, jobs: list[Job]) -> float:
         """Predicted time of what waits of these jobs. A line that was not measured yet counts as instant."""
