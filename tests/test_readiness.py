@@ -95,19 +95,23 @@ def test_no_lane_at_work_is_not_ready_and_a_new_lane_is(notebooks: Path) -> None
 
 
 def test_a_full_queue_is_ready(notebooks: Path) -> None:
-    """Thirty seconds of work wait, nobody else is let in, and the canary is answered after one micro-batch."""
+    """Ten seconds of work came first, nobody else is let in, and the canary is answered after one micro-batch."""
+    taken = threading.Event()
 
     def slow(batch: Batch) -> list[Rows]:
+        taken.set()
         time.sleep(0.1)
         return echo(batch)
 
     with inferring(notebooks, max_queue_tokens=1000) as inference:
-        jobs = [inference.scheduler.submit(Line(slow, 10), of_lengths(*[10] * 10), 600) for _ in range(10)]
+        line, readiness = Line(slow, 10), readiness_of(inference)
+        jobs = [inference.scheduler.submit(line, of_lengths(10), 600) for _ in range(100)]
+        assert taken.wait(5)
+        jobs.append(inference.scheduler.submit(line, of_lengths(10), 600))
         with pytest.raises(Overloaded):
-            inference.scheduler.submit(line_of(inference), of_lengths(*[5] * 20), 600)
-        readiness = readiness_of(inference)
+            inference.scheduler.submit(line_of(inference), of_lengths(1), 600)
         assert [wrong(readiness) for _ in range(3)] == [""] * 3
-        assert not any(job.future.done() for job in jobs)
+        assert inference.scheduler.num_queued_tokens() > 900
         for job in jobs:
             job.future.cancel()
 
@@ -116,11 +120,17 @@ def test_many_callers_share_one_canary_a_second(notebooks: Path) -> None:
     with inferring(notebooks) as inference:
         line, asked = line_of(inference), list[int]()
         right = line.run
-        line.run = lambda batch: [asked.append(len(batch)), right(batch)][1]  # type: ignore[func-returns-value,return-value]
+
+        def record(batch: Batch) -> list[Rows]:
+            asked.append(len(batch))
+            time.sleep(0.05)
+            return right(batch)
+
+        line.run = record
 
         async def together() -> None:
             first = asyncio.create_task(inference.ready())
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.02)
             first.cancel()  # a caller that leaves takes nobody along
             await asyncio.gather(*(inference.ready() for _ in range(50)))
             await inference.ready()
