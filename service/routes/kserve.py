@@ -91,10 +91,16 @@ async def live() -> dict[str, bool]:
     return {"live": True}
 
 
-@router.get("/health/ready", summary="Models are loaded, checked and warm")
+@router.get("/health/ready", summary="Every model gives its canary's known answer")
 async def ready(request: Request) -> dict[str, bool]:
+    return await _ready(request)
+
+
+async def _ready(request: Request, model: str | None = None) -> dict[str, bool]:
     if request.state.draining:
         raise NotReady("the server is shutting down", retry_after_s=1)
+    inference: Inference = request.app.state.inference
+    await inference.ready(model)
     return {"ready": True}
 
 
@@ -118,7 +124,7 @@ async def model_metadata(request: Request, model: str, version: str | None = Non
 async def model_ready(request: Request, model: str, version: str | None = None) -> dict[str, Any]:
     inference: Inference = request.app.state.inference
     inference.models.find(_ref(model, version))
-    return {"name": model, **await ready(request)}
+    return {"name": model, **await _ready(request, model)}
 
 
 BODY = {"requestBody": {"required": True, "content": {JSON: {"schema": InferRequest.model_json_schema()}}}}
