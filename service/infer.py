@@ -19,6 +19,7 @@ from service.models import Model, Models
 from service.outputs import Positions
 from service.queue import Job
 from service.readiness import Readiness
+from service.repository import Repository
 from service.scheduler import Scheduler
 from service.settings import Settings
 
@@ -64,6 +65,7 @@ class Inference:
         self.scheduler = Scheduler(
             settings.num_lanes, settings.max_queue_tokens, (self.metrics,), settings.lane_timeout_s
         )
+        self._repository = Repository(models, settings)
         self._readiness = Readiness(models, self.scheduler, settings.canary_timeout_s)
         self.metrics.watch(self.scheduler, models, settings)
         # as many as lanes: what runs a head competes with them for the cores
@@ -103,7 +105,19 @@ class Inference:
         if wrong := [what for model, what in await self._readiness.failures() if name in (None, model)]:
             raise NotReady("; ".join(wrong), retry_after_s=1)
 
+    async def load(self, ref: str) -> None:
+        """Loads all versions of `name`, or `name/version`, beside what runs, and switches to what is new or changed.
+
+        NotFound if there is none on disk; BundleRefused if one cannot be trusted, which leaves what runs as it is.
+        """
+        await asyncio.to_thread(self._repository.load, ref)
+
+    async def unload(self, ref: str) -> None:
+        """Serves `name`, or `name/version`, no more; returns when its memory is free. NotFound if it is not served."""
+        await asyncio.to_thread(self._repository.unload, ref)
+
     def close(self) -> None:
+        self._repository.close()
         self.scheduler.close()
         self._encoders.shutdown()
 

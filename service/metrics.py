@@ -69,6 +69,7 @@ class Metrics(Observer):
         self.rejections = Counter(
             "addnorm_rejections", "Requests refused or expired, by reason.", ["reason"], registry=registry
         )
+        self._models, self._provider = Models([]), ""
         self.model_info = Gauge(
             "addnorm_model_info", "1 for each model, version and precision served.",
             ["model", "version", "precision", "layout", "provider_asked", "provider", "manifest_sha256"], registry=registry,
@@ -80,13 +81,7 @@ class Metrics(Observer):
         self.queue_tokens_limit.set(scheduler.max_queue_tokens)
         self.lanes_busy.set_function(lambda: scheduler.num_busy)
         self.lanes.set(scheduler.num_lanes)
-        for name, versions in models:
-            for version, model in versions.items():
-                for precision, engine in model.engines.items():
-                    self.model_info.labels(
-                        name, version, precision, model.bundle.manifest.layout, settings.provider, engine.provider,
-                        model.bundle.manifest_sha256,
-                    ).set(1)  # fmt: skip
+        self._models, self._provider = models, settings.provider
 
     def computed(self, micro: MicroBatch, rows: list[Rows]) -> None:
         model, lengths = micro.line.name, [sequence.length for sequence in micro.sequences]
@@ -125,4 +120,16 @@ class Metrics(Observer):
 
     def render(self) -> bytes:
         """The text exposition format, version 0.0.4."""
+        self._show_models()
         return generate_latest(self.registry)
+
+    def _show_models(self) -> None:
+        """Models come and go: what is shown is what is served now."""
+        self.model_info.clear()
+        for model in self._models.all():
+            manifest = model.bundle.manifest
+            for precision, engine in model.engines.items():
+                self.model_info.labels(
+                    manifest.name, manifest.version, precision, manifest.layout, self._provider, engine.provider,
+                    model.bundle.manifest_sha256,
+                ).set(1)  # fmt: skip

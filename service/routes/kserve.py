@@ -107,8 +107,7 @@ async def _ready(request: Request, model: str | None = None) -> dict[str, bool]:
 @router.get("/models/{model}/versions/{version}", summary="One version's inputs and outputs")
 async def model_metadata(request: Request, model: str, version: str | None = None) -> dict[str, Any]:
     models: Models = request.app.state.inference.models
-    bundle = models.find(_ref(model, version)).bundle
-    versions = next(versions for name, versions in models if name == model)
+    bundle, versions = models.find(_ref(model, version)).bundle, models.versions(model)
     return {
         "name": model,
         "versions": [str(number) for number in sorted(versions)],
