@@ -17,6 +17,7 @@ from service.errors import ClientGone, Expired, InvalidInput, NotReady
 from service.metrics import Metrics
 from service.models import Model, Models
 from service.outputs import Positions
+from service.probe import Probe
 from service.queue import Job
 from service.readiness import Readiness
 from service.repository import Repository
@@ -62,9 +63,9 @@ class Inference:
 
     def __init__(self, models: Models, settings: Settings) -> None:
         self.models, self.settings, self.metrics = models, settings, Metrics()
-        self.scheduler = Scheduler(
-            settings.num_lanes, settings.max_queue_tokens, (self.metrics,), settings.lane_timeout_s
-        )
+        self._probe = Probe(settings.probe_share, lambda: self.scheduler.is_idle(), self.metrics.probed)
+        observers = (self.metrics, self._probe)
+        self.scheduler = Scheduler(settings.num_lanes, settings.max_queue_tokens, observers, settings.lane_timeout_s)
         self._repository = Repository(models, settings)
         self._readiness = Readiness(models, self.scheduler, settings.canary_timeout_s)
         self.metrics.watch(self.scheduler, models, settings)
@@ -118,6 +119,7 @@ class Inference:
 
     def close(self) -> None:
         self._repository.close()
+        self._probe.close()
         self.scheduler.close()
         self._encoders.shutdown()
 

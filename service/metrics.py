@@ -66,6 +66,16 @@ class Metrics(Observer):
         self.engine_failures = Counter(
             "addnorm_engine_failures", "Session runs that raised an error.", ["model"], registry=registry
         )
+        self.invariance_probes = Counter(
+            "addnorm_invariance_probes", "Served sequences computed again, alone.", ["model"], registry=registry
+        )
+        self.invariance_violations = Counter(
+            "addnorm_invariance_violations", "Those whose rows alone were others.", ["model"], registry=registry
+        )
+        self.invariance_max_difference = Gauge(
+            "addnorm_invariance_max_difference", "Largest difference of such rows so far.", ["model"], registry=registry
+        )
+        self.differences: dict[str, float] = {}  # largest of each model
         self.rejections = Counter(
             "addnorm_rejections", "Requests refused or expired, by reason.", ["reason"], registry=registry
         )
@@ -94,6 +104,12 @@ class Metrics(Observer):
 
     def replaced(self) -> None:
         self.lanes_replaced.inc()
+
+    def probed(self, model: str, violated: bool, difference: float) -> None:
+        """A served sequence was computed again, alone."""
+        self.of(self.invariance_probes, model).inc()
+        self.of(self.invariance_violations, model).inc(violated)
+        self.differences[model] = max(difference, self.differences.get(model, 0.0))
 
     def inferred(self, model: str, real_tokens: int, pads: int, stages_s: dict[str, float]) -> None:
         """An inference was answered with success."""
@@ -126,8 +142,11 @@ class Metrics(Observer):
     def _show_models(self) -> None:
         """Models come and go: what is shown is what is served now."""
         self.model_info.clear()
+        self.invariance_max_difference.clear()
         for model in self._models.all():
             manifest = model.bundle.manifest
+            self.of(self.invariance_violations, manifest.name)  # shown before the first
+            self.invariance_max_difference.labels(manifest.name).set(self.differences.get(manifest.name, 0.0))
             for precision, engine in model.engines.items():
                 self.model_info.labels(
                     manifest.name, manifest.version, precision, manifest.layout, self._provider, engine.provider,

@@ -37,7 +37,10 @@ class Model:
         self.engines = {name: Engine(bundle, name, provider) for name in bundle.manifest.precisions}
         self.token_budget = token_budget
         name, budget = bundle.manifest.name, token_budget or BUDGETS[1]
-        self.lines = {precision: Line(engine.run, budget, name) for precision, engine in self.engines.items()}
+        self.lines = {
+            precision: Line(engine.run, budget, name, exact=engine.provider == "cpu")
+            for precision, engine in self.engines.items()
+        }
 
     def line(self, precision: str | None) -> Line:
         return self.lines[self._known(precision)]

@@ -24,9 +24,9 @@ Run = Callable[[Batch], list[Rows]]  # the one seam: a micro-batch in, each sequ
 class Line:
     """The sequences that wait for one engine, shortest first, and how quickly that engine drains them."""
 
-    def __init__(self, run: Run, token_budget: int, name: str = "") -> None:
-        self.run = run
-        self.name = name
+    def __init__(self, run: Run, token_budget: int, name: str = "", exact: bool = True) -> None:
+        """name: of the model; exact: whether a sequence's bits must not depend on its company."""
+        self.run, self.name, self.exact = run, name, exact
         self.token_budget = token_budget
         self.waiting: list[Waiting] = []
         self.num_tokens = 0

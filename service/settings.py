@@ -48,6 +48,10 @@ class Settings(BaseSettings):
     grace_s: float = Field(
         30.0, gt=0, description="Longest drain after SIGTERM. Keep it below the orchestrator's own kill delay."
     )
+    probe_share: float = Field(
+        0.001, ge=0, le=1,
+        description="Share of micro-batches computed again alone when idle, and compared. Raise on new hardware; 0: none.",
+    )  # fmt: skip
     watch_s: float = Field(
         0.0, ge=0, description="How often the bundle folder is looked at for versions to load or unload. 0: never."
     )
