@@ -39,6 +39,12 @@ class NotFound(ServiceError):
     status, type, code = 404, "invalid_request_error", "not_found"
 
 
+class BundleRefused(ServiceError):
+    """Asked to load what cannot be trusted. What is served stays as it is."""
+
+    status, type, code = 400, "invalid_request_error", "bundle_refused"
+
+
 class ClientGone(ServiceError):
     """The caller left. Nobody reads the answer; the status is for the log (nginx's number)."""
 

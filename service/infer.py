@@ -17,8 +17,10 @@ from service.errors import ClientGone, Expired, InvalidInput, NotReady
 from service.metrics import Metrics
 from service.models import Model, Models
 from service.outputs import Positions
+from service.probe import Probe
 from service.queue import Job
 from service.readiness import Readiness
+from service.repository import Repository
 from service.scheduler import Scheduler
 from service.settings import Settings
 
@@ -64,9 +66,10 @@ class Inference:
 
     def __init__(self, models: Models, settings: Settings) -> None:
         self.models, self.settings, self.metrics = models, settings, Metrics()
-        self.scheduler = Scheduler(
-            settings.num_lanes, settings.max_queue_tokens, (self.metrics,), settings.lane_timeout_s
-        )
+        self._probe = Probe(settings.probe_share, lambda: self.scheduler.is_idle(), self.metrics.probed)
+        observers = (self.metrics, self._probe)
+        self.scheduler = Scheduler(settings.num_lanes, settings.max_queue_tokens, observers, settings.lane_timeout_s)
+        self._repository = Repository(models, settings)
         self._readiness = Readiness(models, self.scheduler, settings.canary_timeout_s)
         self.metrics.watch(self.scheduler, models, settings)
         # as many as lanes: what runs a head competes with them for the cores
@@ -101,18 +104,25 @@ class Inference:
         stages_s = {"queue": job.started - job.submitted, "infer": job.finished - job.started}
         return query.cells.every_row(rows, empty), stages_s
 
-    async def load(self, name: str) -> None:
-        self.models.move(name, up=True)
-
-    async def unload(self, name: str) -> None:
-        self.models.move(name, up=False)
-
     async def ready(self, name: str | None = None) -> None:
         """NotReady says which models, of all or of this name, do not give their canary's known answer, and why."""
         if wrong := [what for model, what in await self._readiness.failures() if name in (None, model)]:
             raise NotReady("; ".join(wrong), retry_after_s=1)
 
+    async def load(self, ref: str) -> None:
+        """Loads all versions of `name`, or `name/version`, beside what runs, and switches to what is new or changed.
+
+        NotFound if there is none on disk; BundleRefused if one cannot be trusted, which leaves what runs as it is.
+        """
+        await asyncio.to_thread(self._repository.load, ref)
+
+    async def unload(self, ref: str) -> None:
+        """Serves `name`, or `name/version`, no more; returns when its memory is free. NotFound if it is not served."""
+        await asyncio.to_thread(self._repository.unload, ref)
+
     def close(self) -> None:
+        self._repository.close()
+        self._probe.close()
         self.scheduler.close()
         self._encoders.shutdown()
 

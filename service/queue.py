@@ -26,9 +26,9 @@ Run = Callable[[Batch], list[Rows]]  # the one seam: a micro-batch in, each sequ
 class Line:
     """How much waits for one engine, and how quickly that engine drains it."""
 
-    def __init__(self, run: Run, token_budget: int, name: str = "") -> None:
-        self.run = run
-        self.name = name
+    def __init__(self, run: Run, token_budget: int, name: str = "", exact: bool = True) -> None:
+        """name: of the model; exact: whether a sequence's bits must not depend on its company."""
+        self.run, self.name, self.exact = run, name, exact
         self.token_budget = token_budget
         self.num_tokens = 0  # that wait
         self.tokens_per_s: float | None = None  # of one lane, smoothed; None until measured

@@ -95,7 +95,10 @@ def durations(stats: dict[str, Any]) -> set[int]:
 
 
 def test_statistics_count_requests_sequences_and_micro_batches(notebook: Path) -> None:
-    with serving(inference_of(notebook.parent.parent, lanes=1)) as url, httpx.Client(base_url=url) as client:
+    with (
+        serving(inference_of(notebook.parent.parent, lanes=1, probe_share=0)) as url,
+        httpx.Client(base_url=url) as client,
+    ):
         before = client.get("/v2/models/notebook/stats").json()["model_stats"][0]
         assert (before["last_inference"], before["inference_count"], before["execution_count"]) == (0, 0, 0)
         assert before["batch_stats"] == []

@@ -1,5 +1,6 @@
 """The native protocol under /v1: JSON or safetensors, in and out."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -231,8 +232,7 @@ async def list_models(request: Request) -> dict[str, Any]:
 @router.get("/models/{name}", summary="One model", responses=ERRORS)
 async def show_model(request: Request, name: str) -> dict[str, Any]:
     models: Models = request.app.state.inference.models
-    served = models.find(name).bundle.manifest.name
-    return next(_entry(name, versions) for name, versions in models if name == served)
+    return _entry(name, models.versions(name))
 
 
 @router.get("/models/{name}/certificate", summary="What was proved of the model's latest version", responses=ERRORS)
@@ -248,7 +248,7 @@ async def show_version_certificate(request: Request, name: str, version: str) ->
     return await show_certificate(request, f"{name}/{version}")
 
 
-def _entry(name: str, versions: dict[int, Model]) -> dict[str, Any]:
+def _entry(name: str, versions: Mapping[int, Model]) -> dict[str, Any]:
     bundle: Bundle = versions[max(versions)].bundle
     manifest = bundle.manifest
     created = min(int(version.bundle.created_s) for version in versions.values())

@@ -19,8 +19,8 @@ ERRORS = {**V2_ERRORS, 403: {"model": V2Error, "description": "ADDNORM_ADMIN is 
 class ModelState(BaseModel):
     name: str
     version: str
-    state: str = Field(description="READY, LOADING, UNLOADING or UNAVAILABLE.")
-    reason: str
+    state: str = Field(description="READY, LOADING or UNAVAILABLE.")
+    reason: str = Field(description="Why it is not served, or what is wrong with what lies on disk.")
 
 
 class IndexRequest(BaseModel):
