@@ -188,3 +188,13 @@ def test_bad_repository_requests_are_refused_in_words(
     assert answer.status_code == status
     assert list(answer.json()) == ["error"]
     assert words in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v2", "/v2/models/{model}/stats", "/v2/models/{model}/versions/{version}/config", "/v2/models/{model}/infer"],
+)
+def test_metrics_name_the_whole_path(client: httpx.Client, path: str) -> None:
+    asked = path.replace("{model}", "gpt").replace("{version}", "1")
+    (client.post(asked, json=GOOD) if path.endswith("infer") else client.get(asked)).raise_for_status()
+    assert f'addnorm_request_seconds_count{{route="{path}"}}' in client.get("/metrics").text

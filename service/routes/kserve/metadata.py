@@ -20,7 +20,7 @@ from service.routes.kserve.schema import (
     TensorMetadata,
 )
 
-router = APIRouter()
+router = APIRouter(prefix="/v2")
 PLATFORM, BACKEND = "onnxruntime_onnx", "onnxruntime"
 # Not schedule_policy: `timeout` is honoured, `priority` is not. Not classification: tensors are sent as they are.
 EXTENSIONS = ("binary_tensor_data", "parameters", "statistics", "model_configuration")

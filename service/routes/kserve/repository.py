@@ -12,7 +12,7 @@ from service.routes.http import Body, read_body, validated
 from service.routes.kserve.metadata import ref
 from service.routes.kserve.schema import V2_ERRORS, V2Error
 
-router = APIRouter()
+router = APIRouter(prefix="/v2")
 ERRORS = {**V2_ERRORS, 403: {"model": V2Error, "description": "ADDNORM_ADMIN is not set."}}
 
 

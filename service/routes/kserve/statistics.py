@@ -9,7 +9,7 @@ from service.routes.kserve.metadata import found
 from service.routes.kserve.schema import V2_ERRORS
 from service.statistics import Sum
 
-router = APIRouter()
+router = APIRouter(prefix="/v2")
 
 
 class Duration(BaseModel):
