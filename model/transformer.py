@@ -75,7 +75,10 @@ class LayerNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Scaled dot-product attention with H heads (Vaswani et al., 2017, arXiv:1706.03762, section 3.2)."""
+    """Scaled dot-product attention with H heads (Vaswani et al., 2017, arXiv:1706.03762, section 3.2).
+
+    `attention` is ONNX's operator, which PyTorch computes here: softmax(q k^T / sqrt(d_head) + bias) v, head by head.
+    """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
