@@ -76,11 +76,18 @@ class Inference:
         self._encoders = ThreadPoolExecutor(settings.num_lanes, thread_name_prefix="encode")
 
     async def answer(
-        self, query: Query, encode: Callable[[Answer], Encoded], left: Callable[[], Awaitable[None]] | None = None
+        self,
+        query: Query,
+        encode: Callable[[Answer], Encoded],
+        left: Callable[[], Awaitable[None]] | None = None,
+        arrived: float | None = None,
     ) -> tuple[Encoded, dict[str, float]]:
-        """The encoded answer and the seconds of each stage. `left` returns when the caller has gone."""
+        """The encoded answer and the seconds of each stage.
+
+        left: returns when the caller has gone. arrived: time.monotonic() from which the deadline counts, now if None.
+        """
         num_bytes = check(query, self.settings)
-        rows, stages_s = await self._rows(query, left)
+        rows, stages_s = await self._rows(query, left, time.monotonic() if arrived is None else arrived)
         started = time.monotonic()
         make = partial(_encoded, query, rows, encode)
         if "logits" not in query.wanted and num_bytes <= QUICK_BYTES:
@@ -90,15 +97,19 @@ class Inference:
         return encoded, {**stages_s, "encode": time.monotonic() - started}
 
     async def _rows(
-        self, query: Query, left: Callable[[], Awaitable[None]] | None
+        self, query: Query, left: Callable[[], Awaitable[None]] | None, arrived: float
     ) -> tuple[list[Rows], dict[str, float]]:
         """Rows for each of the caller's rows, and the time they waited and ran."""
         empty = query.model.engine(query.precision).empty()
         if not len(query.batch):
             return query.cells.every_row([], empty), {"queue": 0.0, "infer": 0.0}
         timeout_s = query.timeout_s or self.settings.timeout_s
-        job = self.scheduler.submit(query.model.line(query.precision), query.batch, timeout_s)
-        rows = await _wait(job, timeout_s, left)
+        left_s = timeout_s - (time.monotonic() - arrived)
+        job = self.scheduler.submit(query.model.line(query.precision), query.batch, left_s)
+        try:
+            rows = await _wait(job, left_s, left)
+        except CancelledError:
+            raise Expired(f"no answer within {timeout_s:g} s") from None
         assert job.started is not None
         assert job.finished is not None
         stages_s = {"queue": job.started - job.submitted, "infer": job.finished - job.started}
@@ -128,7 +139,10 @@ class Inference:
 
 
 async def _wait(job: Job, timeout_s: float, left: Callable[[], Awaitable[None]] | None) -> list[Rows]:
-    """Cancels the job when the deadline passes or the caller leaves: what no lane has taken is not computed."""
+    """Cancels the job when the time is up or the caller leaves: what no lane has taken is not computed.
+
+    concurrent.futures.CancelledError if the time was up.
+    """
     loop = asyncio.get_running_loop()
     settled = asyncio.Event()
     job.future.add_done_callback(lambda _: loop.call_soon_threadsafe(settled.set))
@@ -140,7 +154,7 @@ async def _wait(job: Job, timeout_s: float, left: Callable[[], Awaitable[None]] 
     except CancelledError:
         if watch and watch.seen:
             raise ClientGone("the caller left before the answer") from None
-        raise Expired(f"no answer within {timeout_s:g} s") from None
+        raise
     finally:
         deadline.cancel()
         job.future.cancel()
