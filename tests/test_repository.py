@@ -170,14 +170,17 @@ def test_a_volume_that_is_away_for_a_moment_takes_no_model_along(root: Path) -> 
     inference.close()
 
 
-def test_a_version_copied_file_by_file_is_loaded_once_it_is_whole(root: Path, tmp_path: Path) -> None:
+def test_a_version_copied_file_by_file_is_loaded_once_it_is_whole(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     whole = republish(bundles.read(root / "notebook" / "1"), tmp_path / "elsewhere", 2)
-    inference = inference_of(root, token_budget=128, watch_s=0.02)
+    inference = inference_of(root, token_budget=128, watch_s=0.3)
     (target := root / "notebook" / "2").mkdir()
     for file in sorted(whole.iterdir()):  # the certificate comes first
         shutil.copy(file, target)
-        time.sleep(0.1)
+        time.sleep(0.2)
     assert eventually(lambda: states(inference) == {1: "READY", 2: "READY"})
+    assert "missing" not in caplog.text
     inference.close()
 
 
