@@ -84,8 +84,9 @@ class Model:
         for precision, engine in self.engines.items():
             line, seconds = self.lines[precision], 0.0 if precision in known else WARM_UP_S / len(self.engines)
             rates = _rates(engine, self.bundle.manifest.limits, seconds)
+            line.tokens_per_s = max(rates.values())
             if precision in known:
-                line.token_budget = known[precision].token_budget
+                line.token_budget, line.tokens_per_s = known[precision].token_budget, known[precision].tokens_per_s
             elif not self.token_budget:
                 line.token_budget = _least_good(rates)
                 log.info("%s %s: %d tokens a micro-batch", self.bundle.ref, precision, line.token_budget)

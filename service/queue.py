@@ -39,8 +39,12 @@ class Line:
         return min(self.num_tokens, CHOICE * self.token_budget)
 
     def drained(self, num_tokens: int, seconds: float) -> None:
+        """A run of half the budget or more shows how quick the line is when much waits; a smaller one only the least."""
         rate = num_tokens / max(seconds, 1e-6)
-        self.tokens_per_s = rate if self.tokens_per_s is None else 0.8 * self.tokens_per_s + 0.2 * rate
+        if self.tokens_per_s is None:
+            self.tokens_per_s = rate
+        elif 2 * num_tokens >= self.token_budget or rate > self.tokens_per_s:
+            self.tokens_per_s += 0.2 * (rate - self.tokens_per_s)
 
 
 @dataclass(eq=False)

@@ -90,9 +90,9 @@ def test_a_server_that_is_never_idle_drops_samples_and_keeps_few() -> None:
     assert ran == [2] * 3 * MAX_KEPT
 
 
-def test_no_share_probes_nothing() -> None:
+def test_only_the_share_asked_for_is_probed() -> None:
     metrics = Metrics()
-    with probing(metrics, share=0.0) as scheduler:
+    with probing(metrics, share=1e-12) as scheduler:
         ask(scheduler, Line(crowded, 100, "model"), of_lengths(2, 3))
     assert counted(metrics, "probes") is None
 

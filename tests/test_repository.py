@@ -1,6 +1,7 @@
 """Versions come and go while the server runs: beside what runs, checked, switched between two requests, freed."""
 
 import asyncio
+import os
 import shutil
 import threading
 import time
@@ -55,7 +56,9 @@ def states(inference: Inference) -> dict[int, str]:
 def test_a_new_version_answers_by_default_and_the_old_one_by_its_number(inference: Inference, root: Path) -> None:
     publish(root, 2)
     publish(root, 10)
+    inference.models.find("notebook").line("fp32").token_budget = 77
     load(inference, "notebook")
+    assert inference.models.find("notebook").line("fp32").token_budget == 77  # found when nothing else ran
     assert inference.models.find("notebook").bundle.ref == "notebook/10"
     assert inference.models.find("notebook/1").bundle.ref == "notebook/1"
     unload(inference, "notebook/10")
@@ -167,15 +170,36 @@ def test_a_volume_that_is_away_for_a_moment_takes_no_model_along(root: Path) -> 
     inference.close()
 
 
-def test_a_version_copied_file_by_file_is_loaded_once_it_is_whole(root: Path, tmp_path: Path) -> None:
+def test_a_version_copied_file_by_file_is_loaded_once_it_is_whole(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     whole = republish(bundles.read(root / "notebook" / "1"), tmp_path / "elsewhere", 2)
-    inference = inference_of(root, token_budget=128, watch_s=0.02)
+    inference = inference_of(root, token_budget=128, watch_s=0.3)
     (target := root / "notebook" / "2").mkdir()
     for file in sorted(whole.iterdir()):  # the certificate comes first
         shutil.copy(file, target)
-        time.sleep(0.1)
+        time.sleep(0.2)
     assert eventually(lambda: states(inference) == {1: "READY", 2: "READY"})
+    assert "missing" not in caplog.text
     inference.close()
+
+
+def rss_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def test_unloading_gives_the_memory_back(bundles: Path, tmp_path: Path) -> None:
+    (tmp_path / "minilm").mkdir()
+    (tmp_path / "minilm" / "1").symlink_to(bundles / "minilm" / "1")
+    inference = inference_of(tmp_path, token_budget=128)
+    asked = {"input_ids": [[1, 3, 4]] * 40, "outputs": ["logits"], "logits": {"top_k": 3}}
+    with serving(inference) as url:
+        assert httpx.post(f"{url}/v1/infer", json=asked, timeout=60).status_code == 200
+        loaded = rss_mib()
+        unload(inference, "minilm")
+        freed = loaded - rss_mib()
+    size = sum(file.stat().st_size for file in (bundles / "minilm" / "1").iterdir()) / 2**20
+    assert freed > 0.9 * size
 
 
 def test_versions_are_swapped_under_load_without_a_mistake(notebook: Path) -> None:

@@ -190,6 +190,19 @@ def test_an_overloaded_queue_keeps_its_goodput_and_its_promises() -> None:
     assert num_late < 0.03 * num_admitted
 
 
+def test_a_quiet_time_of_small_runs_does_not_hide_how_quick_full_ones_are() -> None:
+    """Else the first callers of a burst would be told to come back much later than they need to."""
+    line = Line(echo, 100)
+    line.drained(100, 1)
+    for _ in range(50):
+        line.drained(1, 0.1)
+    assert line.tokens_per_s == 100
+    line.drained(10, 0.05)
+    assert line.tokens_per_s == pytest.approx(120)
+    line.drained(50, 2.5)
+    assert line.tokens_per_s == pytest.approx(100)
+
+
 def test_expired_and_cancelled_jobs_are_dropped_before_they_are_computed() -> None:
     queue, line = Queue(1000), Line(echo, 4)
     late = submit(queue, line, of_lengths(4, 4), deadline=5)
