@@ -61,7 +61,7 @@ class Swaps:
         return self.rss_mib[-1] / self.rss_mib[0]
 
 
-def swaps(bundle: Bundle, num_swaps: int, concurrency: int = 8, settle_s: float = 3.0) -> Swaps:
+def swaps(bundle: Bundle, num_swaps: int, concurrency: int = 8, settle_s: float = 10.0) -> Swaps:
     """Serves copies of the bundle under load, replacing the served one `num_swaps` times."""
     seen = Swaps()
     sent = list(bodies(bundle.manifest.limits, list(bundle.manifest.precisions), 200))
