@@ -1,6 +1,7 @@
 """The ASGI application: routes, and the one mapping from errors to answers."""
 
 import logging
+from functools import partial
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -12,7 +13,7 @@ from service import VERSION
 from service.errors import Expired, Overloaded, ServiceError
 from service.infer import Inference
 from service.lifecycle import Edge
-from service.routes import kserve, native, ops
+from service.routes import kserve, models, native, openai, openapi, ops, text
 from service.routes.http import error_response
 
 log = logging.getLogger("addnorm")
@@ -24,16 +25,22 @@ def create_app(inference: Inference) -> Edge:
         description="Padded token batches with masks in, normalized activations and logits out. "
         "The same sequence gives the same bits, whatever the padding, whoever shares the batch.",
         version=VERSION,
+        docs_url=None,
         redoc_url=None,
     )
+    app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # as FastAPI says to extend it
     app.state.inference = inference
-    app.include_router(native.router, tags=["inference"])
+    for router in (native.router, openai.router, text.router):
+        app.include_router(router, tags=["inference"])
+    app.include_router(models.router, tags=["models"])
     app.include_router(kserve.router, tags=["KServe V2"])
     app.include_router(ops.router, tags=["operations"])
+    app.mount("/swagger", ops.swagger)
     app.add_exception_handler(ServiceError, _service_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(Exception, _unexpected)
-    app.router.routes.insert(0, Direct("/v1/infer", native.infer, methods=["POST"]))
+    for path, endpoint in (("/v1/infer", native.infer), ("/v1/embeddings", openai.embeddings)):
+        app.router.routes.insert(0, Direct(path, endpoint, methods=["POST"]))
     return Edge(app, inference.metrics)
 
 

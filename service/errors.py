@@ -33,6 +33,12 @@ class NotFound(ServiceError):
     status, type, code = 404, "invalid_request_error", "not_found"
 
 
+class ModelNotFound(NotFound):
+    """OpenAI's clients look for this code."""
+
+    code = "model_not_found"
+
+
 class ClientGone(ServiceError):
     """The caller left. Nobody reads the answer; the status is for the log (nginx's number)."""
 

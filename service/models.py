@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from service import bundle as bundles
-from service import selfcheck
+from service import selfcheck, text
 from service.batch import Batch
 from service.bundle import Bundle, Limits
 from service.engine import Engine
-from service.errors import InvalidInput, NotFound, StartupError
+from service.errors import InvalidInput, ModelNotFound, StartupError
 from service.scheduler import Line
 from service.settings import Settings
 
@@ -32,6 +32,7 @@ class Model:
     def __init__(self, bundle: Bundle, provider: str, token_budget: int = 0) -> None:
         """token_budget: of a micro-batch; 0 leaves it to warm_up."""
         self.bundle = bundle
+        self.tokenizer = text.load(bundle)
         self.engines = {name: Engine(bundle, name, provider) for name in bundle.manifest.precisions}
         self.token_budget = token_budget
         name, budget = bundle.manifest.name, token_budget or BUDGETS[1]
@@ -119,7 +120,7 @@ class Models:
         name, _, version = ref.partition("/")
         versions = self._versions.get(name)
         if versions is None:
-            raise NotFound(
+            raise ModelNotFound(
                 f"model {ref[:200]!r} is not served here: {', '.join(sorted(self._versions))}", param="model"
             )
         if "/" not in ref:
@@ -127,7 +128,7 @@ class Models:
         number = int(version) if version.isascii() and version.isdigit() and len(version) < 18 else -1
         if number not in versions or str(number) != version:
             known = ", ".join(map(str, sorted(versions)))
-            raise NotFound(f"model {name!r} has no version {version[:200]!r}: {known}", param="model")
+            raise ModelNotFound(f"model {name!r} has no version {version[:200]!r}: {known}", param="model")
         return versions[number]
 
 

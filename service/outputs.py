@@ -23,9 +23,13 @@ class TopK(NamedTuple):
 def pooled(rows: list[Rows], pooling: Pooling, normalize: bool) -> Floats:
     """One vector per row over its real tokens, zeros where it has none. `[num_rows, d_model]`."""
     vectors = np.stack([_pool(row.activations, pooling) for row in rows])
-    if normalize:
-        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    return vectors
+    return unit(vectors) if normalize else vectors
+
+
+def unit(vectors: Floats) -> Floats:
+    """`[n, w]` scaled to length 1; zeros stay zeros."""
+    lengths: Floats = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12).astype(np.float32)
+    return vectors / lengths
 
 
 def _pool(activations: Floats, pooling: Pooling) -> Floats:

@@ -73,7 +73,7 @@ class Parameters(_Strict):
 
 
 class InferRequest(_Strict):
-    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
+    model_config = ConfigDict(title="V2InferRequest", json_schema_extra={"examples": [EXAMPLE]})
 
     id: str | None = None
     parameters: Parameters = Parameters(timeout=None, pooling=None, normalize=False, binary_data_output=False)
