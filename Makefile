@@ -32,7 +32,7 @@ container-test:  ## build and run the image and the compose file with a real Doc
 	SERVICE=addnorm HEALTH_PATH=/readyz INNER_PORT=8000 PORT_VAR=ADDNORM_PORT STOP_LOG='' $(SMOKE) .
 
 clean:  ## all that make makes
-	rm -rf .venv build $(BUNDLES) load/report .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build $(BUNDLES) load/report .mypy_cache .pytest_cache .ruff_cache .hypothesis .schemathesis
 
 # torch goes first: left to the other packages, pip takes whatever build is newest
 .venv/ready: pyproject.toml

@@ -10,6 +10,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel
+from transformers.utils.logging import disable_progress_bar
 
 WORDS = [
     "[PAD]",
@@ -36,6 +37,7 @@ WORDS = [
     "text",
 ]
 MAX_POSITIONS, D_MODEL = 16, 32
+TEXT_MODEL = "all-minilm-l6-v2"  # whose place it takes in the examples
 KINDS = ("Transformer", "Pooling", "Normalize")
 
 
@@ -57,6 +59,7 @@ def checkpoint(folder: Path) -> Path:
         vocab_size=len(WORDS), hidden_size=D_MODEL, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
         max_position_embeddings=MAX_POSITIONS,
     )  # fmt: skip
+    disable_progress_bar()
     BertModel(config).save_pretrained(folder)
     tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "modules.json").write_text(

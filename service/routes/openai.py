@@ -87,7 +87,19 @@ EXAMPLES: dict[str, Any] = {
     "the same as base64": {**TOKENS, "encoding_format": "base64"},
     "texts": {"model": "all-minilm-l6-v2", "input": ["Pads are dropped.", "Padding costs nothing."]},
 }
-ANSWERS: dict[str, Any] = {}
+VECTORS: list[list[Any]] = [
+    [[-0.19203134, -1.1683925, -0.3459274], [-0.010264101, -1.3403147, -0.35457665]],
+    ["3aNEvuONlb9lHbG+", "wyoovG+Pq78Si7W+"],
+]
+ANSWERS = {
+    name: {
+        "object": "list",
+        "data": [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)],
+        "model": "notebook",
+        "usage": {"prompt_tokens": 4, "total_tokens": 4},
+    }
+    for name, vectors in zip(EXAMPLES, VECTORS, strict=False)
+}
 
 
 @router.post(

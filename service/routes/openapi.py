@@ -23,7 +23,7 @@ class Strict(BaseModel):
 class Error(BaseModel):
     message: str
     type: str
-    param: str | None
+    param: str | None = None
     code: str
 
 

@@ -15,7 +15,7 @@ from service.infer import Inference
 from service.models import Model
 from service.routes.content import JSON, negotiated, require_json
 from service.routes.http import read_body, validated
-from service.routes.openapi import ERRORS, Strict, by_name, json_body
+from service.routes.openapi import ERRORS, Strict, by_name, examples, json_body
 from service.text import Tokenizer
 
 router = APIRouter(prefix="/v1", generate_unique_id_function=by_name)
@@ -101,21 +101,33 @@ class TokenizeResponse(BaseModel):
     version: str
     input_ids: list[list[int]] = Field(description="With the special tokens that the model expects.")
     tokens: list[list[str]]
-    offsets: list[list[tuple[int, int]]] = Field(
+    offsets: list[list[list[int]]] = Field(
         description="First and one past the last character of each token in its text; 0, 0 for special tokens."
     )
     num_tokens: list[int] = Field(description="Of each text: more than `limit` is refused by the other routes.")
     limit: int = Field(description="Tokens that the model takes, special tokens included.")
 
 
-EXAMPLES = {"how texts are cut in tokens": {"model": "all-minilm-l6-v2", "texts": ["Pads are dropped.", "Tokenize"]}}
+EXAMPLES = {"two texts": {"model": "all-minilm-l6-v2", "texts": ["Pads are dropped.", "Tokenize"]}}
+ANSWER = {
+    "model": "all-minilm-l6-v2",
+    "version": "1",
+    "input_ids": [[101, 19586, 2024, 3333, 1012, 102], [101, 19204, 4697, 102]],
+    "tokens": [["[CLS]", "pads", "are", "dropped", ".", "[SEP]"], ["[CLS]", "token", "##ize", "[SEP]"]],
+    "offsets": [[[0, 0], [0, 4], [5, 8], [9, 16], [16, 17], [0, 0]], [[0, 0], [0, 5], [5, 8], [0, 0]]],
+    "num_tokens": [6, 4],
+    "limit": 512,
+}
 
 
 @router.post(
     "/tokenize",
     summary="The token ids of texts, as the other routes would compute them",
     response_model=TokenizeResponse,
-    responses={status: ERRORS[status] for status in (400, 404, 406, 413, 415, 503)},
+    responses={
+        200: {"content": {JSON: {"examples": examples({"two texts": ANSWER})}}},
+        **{status: ERRORS[status] for status in (400, 404, 406, 413, 415, 503)},
+    },
     openapi_extra=json_body(TokenizeRequest, EXAMPLES),
 )
 async def tokenize(request: Request) -> Response:
