@@ -124,8 +124,9 @@ def closed_sides(contenders: list[Contender]) -> Iterator[Side]:
             yield from offline_sides(contenders)
     for longest in SWEEP_LONGEST:
         for contender in contenders:
-            line = f"longest-{longest}"
-            yield contender.side(line, line, 2, once=contender.name == "naive")
+            line, is_naive = f"longest-{longest}", contender.name == "naive"
+            # eight callers would each wait a minute for the naive one's answer to 94 % padding
+            yield contender.side(line, line, 2 if is_naive else 8, once=is_naive)
 
 
 def offline_sides(contenders: list[Contender]) -> Iterator[Side]:
@@ -141,6 +142,12 @@ def _offline_side(contender: Contender, num_lanes: int, token_budget: int) -> Si
     offline = Offline(contender.bundle, contender.precision or "fp32", num_lanes, token_budget)
     big = contender.stream("big")
     return Side("offline", contender.name, lambda seconds: {"tokens_per_s": offline.tokens_per_s(big, seconds)})
+
+
+def typed_side(stack: ExitStack, naive: Contender, padded: Bundle) -> Side:
+    """The naive server with its answer's type declared: the same but for how large answers are written."""
+    server = stack.enter_context(servers.naive(padded, "--typed"))
+    return replace(naive, name="typed", server=server).side("hidden", "hidden", 8)
 
 
 def tiny_sides(stack: ExitStack, bundle: Bundle) -> Iterator[Side]:
@@ -207,8 +214,9 @@ def main() -> None:
     with ExitStack() as stack:
         clock.show("starting servers")
         contenders = start(stack, bundle, padded)
+        typed = typed_side(stack, contenders[0], padded)
         tiny = tiny_sides(stack, bundles.read(arguments.tiny)) if arguments.tiny else ()
-        sides = [side for side in (*closed_sides(contenders), *tiny) if _is_wanted(side.line, arguments.only)]
+        sides = [side for side in (*closed_sides(contenders), typed, *tiny) if _is_wanted(side.line, arguments.only)]
         figures = interleave(sides, 0.75 * clock.left_s(), clock)
         points: dict[str, list[Figures]] = {}
         if "small-32/addnorm" in figures and _is_wanted("open", arguments.only):

@@ -68,11 +68,11 @@ def _ratios() -> list[Ratio]:
         for title, metric, line in against_naive:
             sides = [f"{line}/{who}", f"{line}/naive"]
             lines.append(Ratio(title, metric, *(sides if metric in RATES else reversed(sides))))
+        lines.append(Ratio("`hidden`, over naive with declared types", "tokens_per_s", f"hidden/{who}", "hidden/typed"))
     longest, least = f"longest-{SWEEP_LONGEST[-1]}", f"longest-{SWEEP_LONGEST[0]}"
     for who in ("addnorm", "int8", "naive"):
-        title = (
-            f"{padding_share(SWEEP_LONGEST[-1]):.0%} padding over {padding_share(SWEEP_LONGEST[0]):.0%}, concurrency 2"
-        )
+        shares = f"{padding_share(SWEEP_LONGEST[-1]):.0%} padding over {padding_share(SWEEP_LONGEST[0]):.0%}"
+        title = f"{shares}, concurrency {2 if who == 'naive' else 8}"
         lines.append(Ratio(title, "tokens_per_s", f"{longest}/{who}", f"{least}/{who}"))
     lines.append(Ratio("tiny model, concurrency 32: over HTTP alone", "requests_per_s", "tiny/addnorm", "tiny/ready"))
     lines += [

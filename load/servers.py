@@ -63,9 +63,9 @@ def addnorm(bundle: Bundle) -> Iterator[Server]:
 
 
 @contextmanager
-def naive(bundle: Bundle) -> Iterator[Server]:
+def naive(bundle: Bundle, *flags: str) -> Iterator[Server]:
     port = _free_port()
-    with _process(["load.naive", "--bundle", str(bundle.path), "--port", str(port)], port) as server:
+    with _process(["load.naive", "--bundle", str(bundle.path), "--port", str(port), *flags], port) as server:
         yield server
 
 

@@ -1,13 +1,14 @@
 """The ASGI application: routes, and the one mapping from errors to answers."""
 
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.routing import Match, Route
-from starlette.types import Scope
+from starlette.routing import Match, Route, Router
+from starlette.types import Receive, Scope, Send
 
 from service import VERSION
 from service.errors import Expired, Overloaded, ServiceError
@@ -16,6 +17,7 @@ from service.lifecycle import Edge
 from service.routes import kserve, models, native, openai, openapi, ops, text
 from service.routes.http import error_response
 
+Endpoint = Callable[..., Awaitable[Response]]
 log = logging.getLogger("addnorm")
 
 
@@ -39,17 +41,42 @@ def create_app(inference: Inference) -> Edge:
     app.add_exception_handler(ServiceError, _service_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(Exception, _unexpected)
-    for path, endpoint in (("/v1/infer", native.infer), ("/v1/embeddings", openai.embeddings)):
-        app.router.routes.insert(0, Direct(path, endpoint, methods=["POST"]))
-    return Edge(app, inference.metrics)
+    direct = [Direct(path, endpoint, app) for path, endpoint in DIRECT.items()]
+    return Edge(Router(direct, redirect_slashes=False, default=app), inference.metrics)
+
+
+DIRECT: dict[str, Endpoint] = {
+    "/v1/infer": native.infer,
+    "/v1/embeddings": openai.embeddings,
+    "/v2/models/{model}/infer": kserve.infer.infer,
+    "/v2/models/{model}/versions/{version}/infer": kserve.infer.infer_version,
+}
 
 
 class Direct(Route):
-    """Dispatches past FastAPI's own route, which documents it: that resolves dependencies this endpoint has not."""
+    """An inference route, dispatched past FastAPI, which documents it: its layers cost more than a small batch."""
+
+    def __init__(self, path: str, endpoint: Endpoint, app: FastAPI) -> None:
+        super().__init__(path, endpoint, methods=["POST"])
+        self.endpoint: Endpoint = endpoint
+        self._app = app
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, found = super().matches(scope)
-        return match, {**found, "route": self}
+        # another method is FastAPI's to refuse
+        return (match, {**found, "route": self}) if match == Match.FULL else (Match.NONE, {})
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self._app
+        request = Request(scope, receive, send)
+        try:
+            answer = await self.endpoint(request, **scope["path_params"])
+        except ServiceError as error:
+            answer = await _service_error(request, error)
+        except Exception as error:  # ours, whatever it is: the one broad catch of these routes
+            log.exception("%s %s", request.method, request.url.path)
+            answer = await _unexpected(request, error)
+        await answer(scope, receive, send)
 
 
 async def _service_error(request: Request, error: Exception) -> JSONResponse:

@@ -43,7 +43,7 @@ class Batch:
 
     @property
     def lengths(self) -> Ints:
-        return np.diff(self.offsets)
+        return self.offsets[1:] - self.offsets[:-1]
 
     def sequence(self, index: int) -> Ints:
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
@@ -89,9 +89,10 @@ def from_lists(input_ids: list[list[int]], attention_mask: list[list[int]] | Non
     """A body's lists -> the batch of real tokens, and where they stood. InvalidInput names what does not fit."""
     if not input_ids:
         raise InvalidInput("input_ids is empty: send at least one sequence", param="input_ids")
-    lengths = np.fromiter(map(len, input_ids), np.int64, len(input_ids))
-    if not lengths.all():
-        raise _invalid("input_ids", int(lengths.argmin()), "is empty: a sequence has at least one cell")
+    sizes = list(map(len, input_ids))
+    if not all(sizes):
+        raise _invalid("input_ids", sizes.index(0), "is empty: a sequence has at least one cell")
+    lengths = np.array(sizes)
     if attention_mask is None:
         return Batch(_flat("input_ids", input_ids, lengths), _offsets(lengths)), Cells(lengths, None)
     _same_shape(lengths, attention_mask)
@@ -130,7 +131,9 @@ def from_grid(input_ids: Ints, attention_mask: NDArray[Any]) -> tuple[Batch, Cel
 
 
 def _offsets(lengths: Ints) -> Ints:
-    return np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    lengths.cumsum(out=offsets[1:])
+    return offsets
 
 
 def _invalid(field: str, row: int, message: str) -> InvalidInput:

@@ -29,6 +29,12 @@ class InvalidInput(ServiceError):
     status, type, code = 400, "invalid_request_error", "invalid_input"
 
 
+class Forbidden(ServiceError):
+    """The operator has not opened it."""
+
+    status, type, code = 403, "invalid_request_error", "forbidden"
+
+
 class NotFound(ServiceError):
     status, type, code = 404, "invalid_request_error", "not_found"
 
@@ -65,6 +71,12 @@ class Overloaded(ServiceError):
 
 class NotReady(ServiceError):
     status, type, code = 503, "server_error", "not_ready"
+
+
+class LaneStuck(ServiceError):
+    """Taken, but the session run did not come back."""
+
+    code = "lane_stuck"
 
 
 class Expired(ServiceError):

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from service.errors import ClientGone, Expired, InvalidInput
 from service.metrics import Metrics
 from service.models import Model, Models
 from service.outputs import Positions
-from service.scheduler import Job, Scheduler
+from service.queue import Job
+from service.scheduler import Scheduler
 from service.settings import Settings
 
 Encoded = TypeVar("Encoded")
@@ -28,8 +29,7 @@ BINARY_BYTES = 4  # of any float32
 QUICK_BYTES = 64 * 1024  # JSON of this size takes about 0.1 ms
 
 
-@dataclass(frozen=True)
-class Query:
+class Query(NamedTuple):
     """What one caller asks, whatever the protocol. None: as the bundle says."""
 
     model: Model
@@ -65,7 +65,9 @@ class Inference:
 
     def __init__(self, models: Models, settings: Settings) -> None:
         self.models, self.settings, self.metrics = models, settings, Metrics()
-        self.scheduler = Scheduler(settings.num_lanes, settings.max_queue_tokens, self.metrics.micro_batch)
+        self.scheduler = Scheduler(
+            settings.num_lanes, settings.max_queue_tokens, (self.metrics,), settings.lane_timeout_s
+        )
         self.metrics.watch(self.scheduler, models, settings)
         # as many as lanes: what runs a head competes with them for the cores
         self._encoders = ThreadPoolExecutor(settings.num_lanes, thread_name_prefix="encode")
@@ -102,6 +104,12 @@ class Inference:
         assert job.finished is not None
         stages_s = {"queue": job.started - job.submitted, "infer": job.finished - job.started}
         return query.cells.every_row(rows, empty), stages_s
+
+    async def load(self, name: str) -> None:
+        self.models.move(name, up=True)
+
+    async def unload(self, name: str) -> None:
+        self.models.move(name, up=False)
 
     def close(self) -> None:
         self.scheduler.close()
@@ -220,7 +228,7 @@ def _check_tokens(query: Query) -> None:
             f"{query.field}[{row}] has {lengths[row]} real tokens, the limit of {query.model.bundle.ref} is {limits.max_positions}",
             param=query.field,
         )
-    outside = (tokens < 0) | (tokens >= limits.vocab_size)
+    outside = tokens.view(np.uint64) >= limits.vocab_size  # so seen, negative ids are huge
     if outside.any():
         index = int(outside.argmax())
         row, column = _cell(query.cells, index)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 import uvicorn
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import logs
@@ -55,6 +55,7 @@ class Edge:
         sent = Headers(scope=scope).get("x-request-id", "")
         facts = Facts(sent if REQUEST_ID.fullmatch(sent) else f"{random.getrandbits(128):032x}")
         scope.setdefault("state", {})["facts"] = facts
+        scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # uvicorn leaves the body away
         started = time.monotonic()
         self.in_flight += 1
         try:
@@ -77,10 +78,10 @@ class Edge:
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 facts.status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = facts.request_id
+                added = [(b"x-request-id", facts.request_id.encode())]
                 if self.draining:
-                    headers["connection"] = "close"
+                    added.append((b"connection", b"close"))
+                message["headers"] = [*message["headers"], *added]
             await send(message)
 
         return marked
@@ -88,6 +89,8 @@ class Edge:
     def _record(self, scope: Scope, facts: Facts, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unknown")  # the template: paths as they come have no bound
         self.metrics.answered(route, facts.model, facts.status, seconds)
+        if not log.isEnabledFor(logging.INFO):
+            return
         stages = {f"{stage}_ms": round(s * 1000, 3) for stage, s in facts.stages_s.items()}
         log.info(
             "request",

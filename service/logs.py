@@ -52,6 +52,9 @@ def configure(level: str) -> None:
     """All loggers of the process, uvicorn's too."""
     handler = BufferedHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
+    # what no line shows is not gathered (logging's "Optimization"): the caller's place alone costs a walk up the stack
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 

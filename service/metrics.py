@@ -13,8 +13,10 @@ from prometheus_client import (
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.process_collector import ProcessCollector
 
+from service.batch import Rows
 from service.models import Models
-from service.scheduler import Scheduler
+from service.queue import Line, MicroBatch
+from service.scheduler import Observer, Scheduler
 from service.settings import Settings
 
 Metric = TypeVar("Metric", bound=MetricWrapperBase)
@@ -24,7 +26,7 @@ SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 RATIO = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
-class Metrics:
+class Metrics(Observer):
     """One registry of its own, so that two servers in one process do not meet."""
 
     def __init__(self) -> None:
@@ -60,6 +62,10 @@ class Metrics:
         self.queue_tokens_limit = Gauge("addnorm_queue_tokens_limit", "Real tokens that may wait.", registry=registry)
         self.lanes = Gauge("addnorm_lanes", "Session runs that may go on at once.", registry=registry)
         self.lanes_busy = Gauge("addnorm_lanes_busy", "Session runs going on.", registry=registry)
+        self.lanes_replaced = Counter("addnorm_lanes_replaced", "Lanes given up because they hung.", registry=registry)
+        self.engine_failures = Counter(
+            "addnorm_engine_failures", "Session runs that raised an error.", ["model"], registry=registry
+        )
         self.rejections = Counter(
             "addnorm_rejections", "Requests refused or expired, by reason.", ["reason"], registry=registry
         )
@@ -82,11 +88,17 @@ class Metrics:
                         model.bundle.manifest_sha256,
                     ).set(1)  # fmt: skip
 
-    def micro_batch(self, model: str, lengths: list[int]) -> None:
-        """A micro-batch was computed; `lengths` are its sequences'."""
+    def computed(self, micro: MicroBatch, rows: list[Rows]) -> None:
+        model, lengths = micro.line.name, [sequence.length for sequence in micro.sequences]
         self.of(self.micro_batch_tokens, model).observe(sum(lengths))
         self.of(self.micro_batch_sequences, model).observe(len(lengths))
         self.of(self.micro_batch_fill, model).observe(sum(lengths) / (len(lengths) * max(lengths)))
+
+    def failed(self, line: Line) -> None:
+        self.of(self.engine_failures, line.name).inc()
+
+    def replaced(self) -> None:
+        self.lanes_replaced.inc()
 
     def inferred(self, model: str, real_tokens: int, pads: int, stages_s: dict[str, float]) -> None:
         """An inference was answered with success."""

@@ -13,8 +13,9 @@ from service.batch import Batch
 from service.bundle import Bundle, Limits
 from service.engine import Engine
 from service.errors import InvalidInput, ModelNotFound, StartupError
-from service.scheduler import Line
+from service.queue import Line
 from service.settings import Settings
+from service.statistics import Statistics
 
 log = logging.getLogger("addnorm")
 WARM_UP_S = 1.5  # a bundle; with the checks it stays below 2
@@ -36,7 +37,11 @@ class Model:
         self.engines = {name: Engine(bundle, name, provider) for name in bundle.manifest.precisions}
         self.token_budget = token_budget
         name, budget = bundle.manifest.name, token_budget or BUDGETS[1]
-        self.lines = {precision: Line(engine.run, budget, name) for precision, engine in self.engines.items()}
+        self.statistics = Statistics()
+        self.lines = {
+            precision: Line(self.statistics.timed(engine.run), budget, name)
+            for precision, engine in self.engines.items()
+        }
 
     @property
     def name(self) -> str:
@@ -103,6 +108,7 @@ class Models:
 
     def __init__(self, models: list[Model]) -> None:
         self._versions: dict[str, dict[int, Model]] = {}
+        self._unloaded: dict[str, dict[int, Model]] = {}
         for model in models:
             manifest = model.bundle.manifest
             self._versions.setdefault(manifest.name, {})[manifest.version] = model
@@ -110,6 +116,23 @@ class Models:
     def __iter__(self) -> Iterator[tuple[str, dict[int, Model]]]:
         """(name, {version: model}), names sorted."""
         return iter(sorted(self._versions.items()))
+
+    def index(self) -> list[tuple[str, str, str, str]]:
+        """(name, version, state, reason) of every model known."""
+        states = ((self._versions, "READY", ""), (self._unloaded, "UNAVAILABLE", "unloaded"))
+        return sorted(
+            (name, str(version), state, reason)
+            for models, state, reason in states
+            for name, versions in models.items()
+            for version in versions
+        )
+
+    def move(self, name: str, up: bool) -> None:
+        source, target = (self._unloaded, self._versions) if up else (self._versions, self._unloaded)
+        if name in source:
+            target[name] = source.pop(name)
+        elif name not in target:
+            raise ModelNotFound(f"model {name[:200]!r} is not known here", param="model")
 
     def find(self, ref: str | None) -> Model:
         """The model meant by `name`, `name/version`, or nothing where one model is served."""

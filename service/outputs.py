@@ -22,7 +22,10 @@ class TopK(NamedTuple):
 
 def pooled(rows: list[Rows], pooling: Pooling, normalize: bool) -> Floats:
     """One vector per row over its real tokens, zeros where it has none. `[num_rows, d_model]`."""
-    vectors = np.stack([_pool(row.activations, pooling) for row in rows])
+    vectors = np.zeros((len(rows), rows[0].activations.shape[1]), np.float32)
+    for vector, row in zip(vectors, rows, strict=True):
+        if len(row.activations):
+            POOLS[pooling](row.activations, vector)
     return unit(vectors) if normalize else vectors
 
 
@@ -32,15 +35,16 @@ def unit(vectors: Floats) -> Floats:
     return vectors / lengths
 
 
-def _pool(activations: Floats, pooling: Pooling) -> Floats:
-    if not len(activations):
-        return np.zeros(activations.shape[1], np.float32)
-    pools: dict[str, Callable[[Floats], Floats]] = {
-        "mean": lambda rows: rows.mean(0),
-        "first": lambda rows: rows[0],
-        "last": lambda rows: rows[-1],
-    }
-    return pools[pooling](activations)
+def _mean(activations: Floats, out: Floats) -> None:
+    np.add.reduce(activations, 0, out=out)
+    out /= np.float32(len(activations))
+
+
+POOLS: dict[Pooling, Callable[[Floats, Floats], object]] = {
+    "mean": _mean,
+    "first": lambda activations, out: np.copyto(out, activations[0]),
+    "last": lambda activations, out: np.copyto(out, activations[-1]),
+}
 
 
 def logits(engine: Engine, rows: list[Rows], positions: Positions, vocab_size: int) -> list[Floats]:

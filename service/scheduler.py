@@ -1,218 +1,66 @@
-"""Which sequences run together, and when. Knows no tensors, no HTTP, and (in Queue) no clock and no threads.
+"""The lanes: threads that take from the queue, run, and settle; and the watchdog that replaces one that hangs.
 
-The unit is the sequence: a micro-batch takes sequences of near-equal length from all waiting jobs. There is no
-batching window: the next micro-batch is what queued while the lanes were busy.
+Knows no tensors and no HTTP.
 """
 
-import math
+import logging
 import threading
 import time
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
-from operator import attrgetter
-from typing import NamedTuple
 
 from service.batch import Batch, Rows
-from service.errors import Expired, Overloaded, ServiceError
+from service.errors import LaneStuck, ServiceError
+from service.queue import WORTH_A_LANE, Job, Line, MicroBatch, Queue
 
-WORTH_A_LANE = 16  # real tokens: for fewer, waking a lane costs more than it gains
-Observe = Callable[[str, list[int]], None]
-Run = Callable[[Batch], list[Rows]]  # the one seam: a micro-batch in, each sequence's rows out
+log = logging.getLogger("addnorm")
+TICKS = 10  # of the watchdog, in the longest time a session run may take
 
 
-class Line:
-    """The sequences that wait for one engine, shortest first, and how quickly that engine drains them."""
+class Observer:
+    """What the lanes tell of their work, on their own threads. What it raises is logged and costs nobody an answer."""
 
-    def __init__(self, run: Run, token_budget: int, name: str = "") -> None:
-        self.run = run
-        self.name = name
-        self.token_budget = token_budget
-        self.waiting: list[Waiting] = []
-        self.num_tokens = 0
-        self.tokens_per_s: float | None = None  # of one lane, smoothed; None until measured
+    def computed(self, micro: MicroBatch, rows: list[Rows]) -> None:
+        """A micro-batch gave each of its sequences' rows."""
 
-    def drained(self, num_tokens: int, seconds: float) -> None:
-        rate = num_tokens / max(seconds, 1e-6)
-        self.tokens_per_s = rate if self.tokens_per_s is None else 0.8 * self.tokens_per_s + 0.2 * rate
+    def failed(self, line: Line) -> None:
+        """A session run raised an error."""
+
+    def replaced(self) -> None:
+        """A lane that hung was given up, and another started."""
 
 
 @dataclass(eq=False)
-class Job:
-    """A batch someone waits for. `future` brings each sequence's rows, or the error."""
+class Lane:
+    """What one thread has taken and not yet settled, and for how many ticks its session has run."""
 
-    due: int  # its turn: tokens served when it arrived, plus its own
-    number: int  # of arrival
-    line: Line
-    batch: Batch
-    submitted: float
-    deadline: float
-    future: Future[list[Rows]] = field(default_factory=Future)
-    started: float | None = None  # when its first sequence was taken
-    finished: float | None = None
-
-    def __post_init__(self) -> None:
-        self.rows: dict[int, Rows] = {}
-        self.num_tokens = self.batch.num_tokens  # that wait
-        lengths = self.batch.lengths.tolist()
-        self.waiting = sorted(Waiting(length, self.number, index, self) for index, length in enumerate(lengths))
-
-    def fail(self, error: Exception) -> None:
-        with suppress(InvalidStateError):  # the caller has gone in the meantime
-            self.future.set_exception(error)
-
-    def settle(self, index: int, rows: Rows, now: float) -> None:
-        self.rows[index] = rows
-        if len(self.rows) == len(self.batch):
-            self.finished = now
-            with suppress(InvalidStateError):
-                self.future.set_result([self.rows[i] for i in range(len(self.batch))])
-
-
-class Waiting(NamedTuple):
-    """One sequence of a job that no lane has taken yet. Sorts by length, then by arrival."""
-
-    length: int
-    number: int
-    at: int  # its place in the job's batch
-    job: Job
-
-
-class MicroBatch(NamedTuple):
-    line: Line
-    sequences: list[Waiting]
-    taken: float
-
-    def batch(self) -> Batch:
-        return Batch.of([job.batch.sequence(at) for _, _, at, job in self.sequences])
-
-
-class Queue:
-    """All jobs not yet answered. Time is an argument: any number that grows.
-
-    Turns are fair by size: a job is due once as many tokens as it has itself have been served since it came. So a
-    flood of long jobs does not hold up short ones, and no flood of short ones starves a long one.
-    """
-
-    def __init__(self, max_tokens: int, num_lanes: int = 1) -> None:
-        self.max_tokens = max_tokens
-        self.num_lanes = num_lanes
-        self.jobs: list[Job] = []  # each with sequences that wait, the next one due first
-        self._num_served = 0  # tokens
-        self._numbers = count()
-
-    @property
-    def num_tokens(self) -> int:
-        """Real tokens that wait."""
-        return sum(job.num_tokens for job in self.jobs)
-
-    def wait_s(self) -> float:
-        """Predicted time until what waits now is computed."""
-        return self._seconds(self.jobs)
-
-    def submit(self, line: Line, batch: Batch, now: float, deadline: float) -> Job:
-        """Admits the batch, or raises Overloaded at the door."""
-        self._sweep(now)
-        wait_s = self.wait_s()
-        if self.num_tokens + batch.num_tokens > self.max_tokens:
-            raise Overloaded(
-                f"the queue holds {self.num_tokens} tokens of {self.max_tokens}: no room for {batch.num_tokens} more",
-                code="queue_full",
-                retry_after_s=wait_s,
-            )
-        job = Job(self._num_served + batch.num_tokens, next(self._numbers), line, batch, now, deadline)
-        place = bisect_right(self.jobs, job.due, key=attrgetter("due"))
-        finish_s = self._seconds([*self.jobs[:place], job])
-        if now + finish_s > deadline:
-            raise Overloaded(
-                f"the answer needs {finish_s:.2f} s, the deadline is in {deadline - now:.2f} s",
-                code="deadline_not_met",
-                retry_after_s=wait_s,
-            )
-        self.jobs.insert(place, job)
-        line.waiting.extend(job.waiting)
-        line.waiting.sort()  # two sorted runs: merged in linear time
-        line.num_tokens += batch.num_tokens
-        return job
-
-    def take(self, now: float, num_idle: int = 1) -> MicroBatch | None:
-        """The longest sequence of the job that is due, with those nearest to it in length from any job of its line.
-
-        num_idle: lanes without work, the asking one counted; what waits is shared out among them.
-        """
-        self._sweep(now)
-        if not self.jobs:
-            return None
-        due = self.jobs[0]
-        line = due.line
-        budget = min(line.token_budget, max(WORTH_A_LANE, math.ceil(line.num_tokens / num_idle)))
-        taken = self._window(line, due.waiting[-1], budget)
-        for sequence in taken:
-            job = sequence.job
-            job.started = now if job.started is None else job.started
-            del job.waiting[bisect_left(job.waiting, sequence)]
-            job.num_tokens -= sequence.length
-            self._num_served += sequence.length
-            if not job.waiting:
-                self.jobs.remove(job)
-        return MicroBatch(line, taken, now)
-
-    def settle(self, micro: MicroBatch, outcome: list[Rows] | Exception, now: float) -> None:
-        """Hands each sequence's rows to its job; a failed micro-batch fails its jobs only."""
-        if isinstance(outcome, Exception):
-            for sequence in micro.sequences:
-                sequence.job.fail(outcome)
-            return
-        micro.line.drained(sum(sequence.length for sequence in micro.sequences), now - micro.taken)
-        for sequence, rows in zip(micro.sequences, outcome, strict=True):
-            sequence.job.settle(sequence.at, rows, now)
-
-    def _seconds(self, jobs: list[Job]) -> float:
-        """Predicted time of what waits of these jobs. A line that was not measured yet counts as instant."""
-        rates = ((job.num_tokens, job.line.tokens_per_s) for job in jobs)
-        return sum(num_tokens / (rate * self.num_lanes) for num_tokens, rate in rates if rate)
-
-    def _window(self, line: Line, anchor: Waiting, budget: int) -> list[Waiting]:
-        """Cuts the micro-batch out of the line: from the anchor down, then up, while the budget holds."""
-        low = bisect_left(line.waiting, anchor)
-        high, room = low + 1, budget - anchor.length
-        while low > 0 and line.waiting[low - 1].length <= room:
-            low -= 1
-            room -= line.waiting[low].length
-        while high < len(line.waiting) and line.waiting[high].length <= room:
-            room -= line.waiting[high].length
-            high += 1
-        taken = line.waiting[low:high]
-        del line.waiting[low:high]
-        line.num_tokens -= sum(sequence.length for sequence in taken)
-        return taken
-
-    def _sweep(self, now: float) -> None:
-        """Drops the jobs whose deadline has passed, whose caller has gone, or that failed in part."""
-        for job in [job for job in self.jobs if job.deadline <= now or job.future.done()]:
-            job.fail(Expired(f"the deadline passed after {now - job.submitted:.2f} s in the queue"))
-            self.jobs.remove(job)
-            job.line.waiting = [sequence for sequence in job.line.waiting if sequence.job is not job]
-            job.line.num_tokens -= job.num_tokens
+    todo: list[MicroBatch] = field(default_factory=list)
+    ticks: int = 0
+    thread: threading.Thread = field(init=False)
 
 
 class Scheduler:
-    """A Queue, and the lanes: threads that take from it, run, and settle."""
+    """A Queue, and the lanes before it."""
 
-    def __init__(self, num_lanes: int, max_queue_tokens: int, observe: Observe = lambda name, lengths: None) -> None:
-        """observe: called with each computed micro-batch's line's name and its sequences' lengths."""
-        self.num_lanes, self.max_queue_tokens = num_lanes, max_queue_tokens
+    def __init__(
+        self, num_lanes: int, max_queue_tokens: int, observers: Sequence[Observer] = (), lane_timeout_s: float = 20.0
+    ) -> None:
+        """lane_timeout_s: a session run that takes longer is given up."""
+        self.num_lanes, self.max_queue_tokens, self.lane_timeout_s = num_lanes, max_queue_tokens, lane_timeout_s
         self._queue = Queue(max_queue_tokens, num_lanes)
-        self._observe = observe
-        self.num_busy = 0
+        self._observers = observers
         self._changed = threading.Condition()
         self._closing = False
-        self._lanes = [threading.Thread(target=self._lane, name=f"lane-{i}", daemon=True) for i in range(num_lanes)]
-        for lane in self._lanes:
-            lane.start()
+        self._closed = threading.Event()
+        self._lanes: list[Lane] = []  # those at work; one that ends or is given up leaves
+        for _ in range(num_lanes):
+            self._start_lane()
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    @property
+    def num_busy(self) -> int:
+        """Lanes with a micro-batch in hand."""
+        return sum(bool(lane.todo) for lane in self._lanes)
 
     def submit(self, line: Line, batch: Batch, timeout_s: float) -> Job:
         """Admits the batch or raises Overloaded. Cancelling the job's future takes it out again."""
@@ -227,38 +75,100 @@ class Scheduler:
             return self._queue.num_tokens
 
     def close(self) -> None:
-        """Runs what is queued, then ends the lanes."""
+        """Runs what is queued, then ends the lanes; does not wait for one that hangs."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        for lane in self._lanes:
-            lane.join()
+            self._changed.wait_for(lambda: not self._lanes, 2 * self.lane_timeout_s)
+        self._closed.set()
 
-    def _lane(self) -> None:
-        while (micro := self._next()) is not None:
-            outcome = _run(micro)
-            if not isinstance(outcome, Exception):
-                self._observe(micro.line.name, [sequence.length for sequence in micro.sequences])
-            with self._changed:
-                self.num_busy -= 1
-                self._queue.settle(micro, outcome, time.monotonic())
+    def _start_lane(self) -> None:
+        lane = Lane()
+        lane.thread = threading.Thread(target=self._serve, args=(lane,), name="lane", daemon=True)
+        self._lanes.append(lane)
+        lane.thread.start()
 
-    def _next(self) -> MicroBatch | None:
+    def _serve(self, lane: Lane) -> None:
+        while self._step(lane):
+            pass
+
+    def _step(self, lane: Lane) -> bool:
+        """Runs one micro-batch; False when the lane has to end. Its locals end with it: an idle lane holds no model."""
+        micro = self._next(lane)
+        if micro is None:
+            return False
+        outcome = _run(micro)
+        if isinstance(outcome, Exception):
+            self._tell(lambda observer: observer.failed(micro.line))
+        else:
+            self._tell(lambda observer: observer.computed(micro, outcome))
+        self._settle(lane, micro, outcome)
+        return True
+
+    def _next(self, lane: Lane) -> MicroBatch | None:
+        """Waits for work. None once the scheduler closes, or another lane has this one's place."""
         with self._changed:
-            while (micro := self._take()) is None and not self._closing:
-                self._changed.wait()
-            self.num_busy += micro is not None
-            return micro
+            lane.ticks = 0
+            while lane in self._lanes:
+                if not lane.todo and (micro := self._take()):
+                    lane.todo = [micro]
+                if lane.todo:
+                    return lane.todo[0]
+                if self._closing:
+                    self._lanes.remove(lane)
+                    self._changed.notify_all()
+                else:
+                    self._changed.wait()
+            return None
 
     def _take(self) -> MicroBatch | None:
         return self._queue.take(time.monotonic(), self.num_lanes - self.num_busy)
 
+    def _settle(self, lane: Lane, micro: MicroBatch, outcome: list[Rows] | Exception) -> None:
+        with self._changed:
+            if lane not in self._lanes:
+                return  # given up: its jobs have failed already
+            del lane.todo[0]
+            shares = micro.shares() if isinstance(outcome, Exception) else []
+            if len(shares) > 1:
+                lane.todo = shares  # once more, job by job: what one job breaks must not cost the others their rows
+            else:
+                self._queue.settle(micro, outcome, time.monotonic())
+
+    def _watch(self) -> None:
+        """Counts its own ticks instead of seconds: that the whole process stood still is no fault of a lane."""
+        while not self._closed.wait(self.lane_timeout_s / TICKS):
+            with self._changed:
+                for lane in list(self._lanes):
+                    lane.ticks += bool(lane.todo)
+                    if lane.ticks > TICKS or not lane.thread.is_alive():
+                        self._replace(lane)
+
+    def _replace(self, lane: Lane) -> None:
+        """Fails the lane's jobs and starts another. What its session may still bring is ignored."""
+        self._lanes.remove(lane)
+        error = LaneStuck(f"the inference did not end within {self.lane_timeout_s:g} s and was given up")
+        for micro in lane.todo:
+            log.error("a lane hung in %s with %d sequences: replaced", micro.line.name, len(micro.sequences))
+            self._queue.settle(micro, error, time.monotonic())
+        self._start_lane()
+        self._tell(lambda observer: observer.replaced())
+
+    def _tell(self, tell: Callable[[Observer], None]) -> None:
+        for observer in self._observers:
+            try:
+                tell(observer)
+            except Exception:  # whatever it is, it must not end a lane
+                log.exception("an observer of the lanes failed")
+
 
 def _run(micro: MicroBatch) -> list[Rows] | Exception:
     try:
-        return micro.line.run(micro.batch())
+        rows = micro.line.run(micro.batch())
+        assert [len(row.activations) for row in rows] == [sequence.length for sequence in micro.sequences]
     except Exception as error:  # whatever a session throws must cost these jobs only, never the lane
         return error if isinstance(error, ServiceError) else _internal(error)
+    return rows
 
 
 def _internal(cause: Exception) -> ServiceError:

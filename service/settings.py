@@ -33,6 +33,9 @@ class Settings(BaseSettings):
     lanes: int = Field(
         0, ge=0, description="Concurrent session runs. 0: one per core of the cgroup quota. Fewer to leave cores free."
     )
+    lane_timeout_s: float = Field(
+        20.0, gt=0, description="Longest session run; a lane that takes longer is replaced. Raise for huge sequences."
+    )
     token_budget: int = Field(
         0, ge=0, description="Real tokens in one micro-batch. 0: found at warm-up. Set it where start-up is noisy."
     )
@@ -51,6 +54,10 @@ class Settings(BaseSettings):
     )
     max_queue_tokens: int = Field(
         65_536, ge=1, description="Real tokens that may wait. Lower for quick refusals, raise for bursts."
+    )
+
+    admin: bool = Field(
+        False, description="Whether /v2/repository may load and unload models. Only where callers are trusted."
     )
 
     @field_validator("port", mode="before")

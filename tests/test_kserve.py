@@ -1,16 +1,20 @@
-"""KServe V2 in JSON: a thin edge over the same line, bit for bit."""
+"""KServe V2 in JSON: a thin edge over the same line, bit for bit, with V2's own words for what is wrong."""
 
+import asyncio
 import json
+import time
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
-from tritonclient.utils import InferenceServerException
 
 from model.presets import PRESETS
-from tests.conftest import Ask
+from service.app import create_app
+from service.batch import Batch, Rows
+from service.errors import InvalidInput
+from tests.conftest import Ask, inference_of, serving
 
 
 def tensor(name: str, data: Any, datatype: str = "INT64", **more: Any) -> dict[str, Any]:
@@ -129,8 +133,12 @@ BAD: dict[str, tuple[Any, str]] = {
     "timeout of 400 digits": (changed(parameters={"timeout": 10**400}), "parameters.timeout: Input should be less than or equal to 1000000000000"),
     "pooling unknown": (changed(parameters={"pooling": "max"}), "parameters.pooling"),
     "timeout of words": (changed(parameters={"timeout": "1"}), "parameters.timeout: Input should be a valid integer, got"),
-    "binary output": (changed(parameters={"binary_data_output": True}), "parameters.binary_data_output: Input should be False, got true"),
-    "binary input": (ids(parameters={"binary_data_size": 16}), "input_ids: binary_data_size is not offered"),
+    "priority": (changed(parameters={"priority": 1}), "parameters.priority is not supported: turns are fair by size"),
+    "binary output of words": (changed(parameters={"binary_data_output": "yes"}), "parameters.binary_data_output: Input should be a valid boolean"),
+    "data and bytes": (ids(parameters={"binary_data_size": 16}), "input_ids has both data and binary_data_size"),
+    "half floats": (mask([1, 1], "FP16"), "attention_mask has datatype 'FP16': send INT64, INT32, UINT8, BOOL, FP32"),
+    "shared memory in": (ids(parameters={"shared_memory_region": "a"}), "input_ids: shared memory is not offered"),
+    "shared memory out": (changed(outputs=[{"name": "pooled", "parameters": {"shared_memory_region": "a"}}]), "pooled: shared_memory_region is not offered"),
     "classification": (changed(outputs=[{"name": "logits", "parameters": {"classification": 2}}]), "logits: classification is not offered"),
 }  # fmt: skip
 
@@ -145,20 +153,30 @@ def test_bad_requests_are_refused_with_a_message_that_names_the_field(client: ht
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
+    ("method", "path", "headers", "status"),
     [
-        ("GET", "/v2/nothing", 404),
-        ("GET", "/v2/models/bert", 404),
-        ("GET", "/v2/models/notebook/versions/9", 404),
-        ("GET", "/v2/models/bert/ready", 404),
-        ("GET", "/v2/models/notebook%2F1", 404),
-        ("POST", "/v2/models/bert/infer", 404),
-        ("GET", "/v2/models/notebook/infer", 405),
-        ("POST", "/v2", 405),
+        ("GET", "/v2/nothing", {}, 404),
+        ("GET", "/v2/models/bert", {}, 404),
+        ("GET", "/v2/models/bert/config", {}, 404),
+        ("GET", "/v2/models/bert/stats", {}, 404),
+        ("GET", "/v2/models/bert/ready", {}, 404),
+        ("GET", "/v2/models/notebook/versions/9", {}, 404),
+        ("GET", "/v2/models/notebook/versions/9/stats", {}, 404),
+        ("GET", "/v2/models/notebook%2F1", {}, 404),
+        ("POST", "/v2/models/bert/infer", {}, 404),
+        ("GET", "/v2/models/notebook/infer", {}, 405),
+        ("POST", "/v2", {}, 405),
+        ("POST", "/v2/repository/index", {}, 403),
+        ("POST", "/v2/repository/models/gpt/load", {}, 403),
+        ("POST", "/v2/repository/models/gpt/unload", {}, 403),
+        ("POST", "/v2/models/notebook/infer", {"content-encoding": "br"}, 415),
+        ("POST", "/v2/models/notebook/infer", {"content-encoding": "gzip"}, 400),
     ],
 )
-def test_whatever_fails_under_v2_says_error(client: httpx.Client, method: str, path: str, status: int) -> None:
-    answer = client.request(method, path, json=GOOD if method == "POST" else None)
+def test_whatever_fails_under_v2_says_error(
+    client: httpx.Client, method: str, path: str, headers: dict[str, str], status: int
+) -> None:
+    answer = client.request(method, path, headers=headers, json=GOOD if method == "POST" else None)
     assert answer.status_code == status
     assert isinstance(answer.json()["error"], str)
     assert list(answer.json()) == ["error"]
@@ -170,40 +188,59 @@ def test_v2_bodies_have_limits(client: httpx.Client) -> None:
     assert "limit" in too_large.json()["error"]
 
 
-def test_metadata_states_the_widths(client: httpx.Client) -> None:
-    assert client.get("/v2").json() == {"name": "addnorm", "version": "0.1.0", "extensions": ["parameters"]}
-    assert client.get("/v2/health/live").status_code == 200
-    assert client.get("/v2/health/ready").json() == {"ready": True}
-    metadata = client.get("/v2/models/gpt").json()
-    assert metadata == client.get("/v2/models/gpt/versions/1").json()
-    assert metadata["platform"] == "onnxruntime_onnx"
-    assert [(i["name"], i["datatype"], i["shape"]) for i in metadata["inputs"]] == [
-        ("input_ids", "INT64", [-1, -1]),
-        ("attention_mask", "INT64", [-1, -1]),
+class Slow:
+    """Takes its time, or breaks."""
+
+    def __init__(self, seconds: float, broken: bool = False) -> None:
+        self.seconds, self.broken = seconds, broken
+
+    def __call__(self, batch: Batch) -> list[Rows]:
+        time.sleep(self.seconds)
+        if self.broken:
+            raise RuntimeError("a session broke")
+        raise InvalidInput("never comes so far in time")
+
+
+@pytest.mark.parametrize(
+    ("engine", "tokens_per_s", "status", "words"),
+    [
+        (Slow(0, broken=True), None, 500, "inference failed: RuntimeError"),
+        (Slow(0), 0.1, 429, "the answer needs"),
+        (Slow(0.3), None, 504, "no answer within 0.02 s"),
+    ],
+)
+def test_what_goes_wrong_after_decoding_says_error_and_counts_as_failed(
+    notebook: Path, engine: Slow, tokens_per_s: float | None, status: int, words: str
+) -> None:
+    inference = inference_of(notebook.parent.parent)
+    model = inference.models.find("notebook")
+    line = model.line(None)
+    line.run, line.tokens_per_s = engine, tokens_per_s
+    with serving(inference) as url:
+        answer = httpx.post(f"{url}/v2/models/notebook/infer", json=changed(parameters={"timeout": 20_000}))
+    assert answer.status_code == status
+    assert list(answer.json()) == ["error"]
+    assert words in answer.json()["error"]
+    assert ("retry-after" in answer.headers) == (status == 429)
+    assert (model.statistics.requests["fail"].count, model.statistics.requests["success"].count) == (1, 0)
+
+
+def test_draining_and_faults_of_ours_say_error(notebook: Path) -> None:
+    inference = inference_of(notebook.parent.parent)
+    edge = create_app(inference)
+
+    async def answers() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(edge, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            edge.draining = True
+            draining = [await client.get("/v2/health/ready"), await client.get("/v2/models/notebook")]
+            edge.draining, inference.models = False, None
+            return [*draining, await client.get("/v2/models/notebook")]
+
+    texts = [(answer.status_code, answer.json()["error"]) for answer in asyncio.run(answers())]
+    inference.close()
+    assert texts == [
+        (503, "the server is shutting down"),
+        (503, "the server is shutting down: send it to another"),
+        (500, "an error of ours: AttributeError"),
     ]
-    assert {o["name"]: o["shape"] for o in metadata["outputs"]} == {
-        "activations": [-1, -1, 128],
-        "logits": [-1, -1, 1000],
-        "pooled": [-1, 128],
-        "norm_mean": [-1, -1, 9],
-        "norm_rstd": [-1, -1, 9],
-    }
-    assert client.get("/v2/models/gpt/ready").json() == {"name": "gpt", "ready": True}
-
-
-def test_a_real_triton_client_works_in_json(url: str, ask: Ask) -> None:
-    triton = InferenceServerClient(url.removeprefix("http://"))
-    assert triton.is_server_live()
-    assert triton.is_server_ready()
-    assert triton.is_model_ready("notebook", "1")
-    assert triton.get_server_metadata()["name"] == "addnorm"
-    assert triton.get_model_metadata("notebook")["versions"] == ["1"]
-    with pytest.raises(InferenceServerException, match="model 'bert' is not served here"):
-        triton.get_model_metadata("bert")
-    ids = InferInput("input_ids", [1, 3], "INT64")
-    ids.set_data_from_numpy(np.array([[1, 3, 4]]), binary_data=True)
-    ids.set_data_from_numpy(np.array([[1, 3, 4]]), binary_data=False)
-    answer = triton.infer("notebook", [ids], outputs=[InferRequestedOutput("pooled", binary_data=False)])
-    native = ask("notebook", [[1, 3, 4]], outputs=["pooled"])["pooled"]
-    np.testing.assert_array_equal(answer.as_numpy("pooled"), np.array(native, np.float32))
-    triton.close()

@@ -9,7 +9,8 @@ import pytest
 
 from service.batch import Batch, Rows
 from service.errors import Expired, Overloaded, ServiceError
-from service.scheduler import Job, Line, MicroBatch, Queue, Scheduler
+from service.queue import Job, Line, MicroBatch, Queue
+from service.scheduler import Scheduler
 
 
 def batch(*sequences: list[int]) -> Batch:

@@ -9,6 +9,7 @@ from starlette.datastructures import Headers
 from service.errors import BodyTooLarge, InvalidInput, NotAcceptable, UnsupportedMediaType
 
 JSON = "application/json"
+OCTETS = "application/octet-stream"
 WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}  # zlib's wbits; deflate means zlib's own format
 LEVEL = 1  # of compression: answers are floats, which higher levels hardly make smaller
 

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -138,14 +137,20 @@ async def respond(request: Request, decode: Decode) -> Response:
     started = time.monotonic()
     query, encode = await decode(Sent(body, request.headers), inference)
     if (own := timeout_s(request)) is not None:
-        query = replace(query, timeout_s=own)
+        query = query._replace(timeout_s=own)
     if coding := wanted_coding(request.headers):
         encode = partial(_compressing, encode, coding)
     decode_s = time.monotonic() - started
     facts = request.state.facts
     facts.model, facts.real_tokens, facts.padded_tokens = query.model.name, query.batch.num_tokens, query.cells.num_pads
-    payload, stages_s = await inference.answer(query, encode, partial(_left, request))
+    statistics = query.model.statistics
+    try:
+        payload, stages_s = await inference.answer(query, encode, partial(_left, request))
+    except ServiceError:
+        statistics.failed(time.monotonic() - started)
+        raise
     facts.stages_s = {"decode": decode_s, **stages_s}
+    statistics.answered(len(query.cells.lengths), facts.stages_s)
     inference.metrics.inferred(facts.model, facts.real_tokens, facts.padded_tokens, facts.stages_s)
     timing = ", ".join(f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in facts.stages_s.items())
     return PayloadResponse(payload, timing)

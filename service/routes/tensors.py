@@ -55,10 +55,15 @@ def write(arrays: Arrays, metadata: dict[str, str]) -> list[bytes | memoryview]:
     parts: list[bytes | memoryview] = []
     end = 0
     for name, array in arrays.items():
-        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        raw = raw_bytes(array)
         header[name] = {"dtype": NAMES[array.dtype.name], "shape": array.shape, "data_offsets": [end, end + len(raw)]}
         parts.append(raw)
         end += len(raw)
     text = orjson.dumps(header)
     text += b" " * (-len(text) % 8)  # what follows is aligned, so that readers need not copy it
     return [len(text).to_bytes(8, "little") + text, *parts]
+
+
+def raw_bytes(array: NDArray[Any]) -> memoryview:
+    """The array's bytes, row-major, not copied if it lies so."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -1,0 +1,98 @@
+"""Triton's statistics extension: every field it names, since its clients read them all."""
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from service.infer import Inference
+from service.models import Model
+from service.routes.kserve.metadata import found
+from service.routes.kserve.schema import V2_ERRORS
+from service.statistics import Sum
+
+router = APIRouter()
+
+
+class Duration(BaseModel):
+    count: int = 0
+    ns: int = 0
+
+
+class InferenceStatistics(BaseModel):
+    success: Duration
+    fail: Duration = Field(description="Requests for this model that were refused or failed after they were decoded.")
+    queue: Duration
+    compute_input: Duration = Field(description="Decode.")
+    compute_infer: Duration
+    compute_output: Duration = Field(description="Encode.")
+    cache_hit: Duration = Duration()
+    cache_miss: Duration = Duration()
+
+
+class BatchStatistics(BaseModel):
+    """Of the micro-batches of one size. Bytes are decoded and encoded by request, not by micro-batch."""
+
+    batch_size: int = Field(description="Sequences, of however many requests.")
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+
+
+class ModelStatistics(BaseModel):
+    name: str
+    version: str
+    last_inference: int = Field(description="Milliseconds since 1970, 0 before the first.")
+    inference_count: int = Field(description="Sequences of requests answered.")
+    execution_count: int = Field(description="Micro-batches computed.")
+    inference_stats: InferenceStatistics
+    batch_stats: list[BatchStatistics]
+    memory_usage: list[int] = []
+    response_stats: dict[str, Duration] = Field({}, description="Of models that answer in parts; none here.")
+
+
+class AllStatistics(BaseModel):
+    model_stats: list[ModelStatistics]
+
+
+@router.get("/models/stats", summary="Counts and times of every model", responses=V2_ERRORS)
+async def all_statistics(request: Request) -> AllStatistics:
+    inference: Inference = request.app.state.inference
+    return AllStatistics(
+        model_stats=[_of(model) for _, versions in inference.models for _, model in sorted(versions.items())]
+    )
+
+
+@router.get("/models/{model}/stats", summary="Counts and times of a model's versions", responses=V2_ERRORS)
+async def model_statistics(request: Request, model: str) -> AllStatistics:
+    found(request, model)
+    served = dict(request.app.state.inference.models)[model]
+    return AllStatistics(model_stats=[_of(version) for _, version in sorted(served.items())])
+
+
+@router.get("/models/{model}/versions/{version}/stats", summary="Counts and times of one version", responses=V2_ERRORS)
+async def version_statistics(request: Request, model: str, version: str) -> AllStatistics:
+    return AllStatistics(model_stats=[_of(found(request, model, version))])
+
+
+def _of(model: Model) -> ModelStatistics:
+    statistics, runs = model.statistics, model.statistics.runs()
+    return ModelStatistics(
+        name=model.name,
+        version=str(model.bundle.manifest.version),
+        last_inference=round(statistics.last_inference_s * 1000),
+        inference_count=statistics.num_sequences,
+        execution_count=sum(run.count for run in runs.values()),
+        inference_stats=InferenceStatistics(**{name: _duration(sum_) for name, sum_ in statistics.requests.items()}),
+        batch_stats=[
+            BatchStatistics(
+                batch_size=size,
+                compute_input=Duration(count=run.count),
+                compute_infer=_duration(run),
+                compute_output=Duration(count=run.count),
+            )
+            for size, run in runs.items()
+        ],
+    )
+
+
+def _duration(total: Sum) -> Duration:
+    return Duration(count=total.count, ns=total.ns)

@@ -1,0 +1,180 @@
+"""What breaks costs what broke it and nothing else: poisoned jobs, hung lanes, observers that raise."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from service.batch import Batch, Rows
+from service.errors import LaneStuck, ServiceError
+from service.metrics import Metrics
+from service.queue import Line, MicroBatch
+from service.scheduler import Observer, Scheduler
+from tests.test_scheduler import batch, echo, of_lengths, values
+
+POISON = 7
+
+
+def poisoned(batch: Batch) -> list[Rows]:
+    if POISON in batch.tokens:
+        raise ValueError("poison")
+    return echo(batch)
+
+
+class Hanging:
+    """An engine that hangs on a poisoned batch until it is let go."""
+
+    def __init__(self) -> None:
+        self.hangs, self.go, self.num_ended = threading.Semaphore(0), threading.Event(), 0
+
+    def __call__(self, batch: Batch) -> list[Rows]:
+        if POISON in batch.tokens:
+            self.hangs.release()
+            self.go.wait()
+            self.num_ended += 1
+        return echo(batch)
+
+
+@contextmanager
+def scheduling(num_lanes: int = 1, *observers: Observer, lane_timeout_s: float = 20.0) -> Iterator[Scheduler]:
+    scheduler = Scheduler(num_lanes, 1000, observers, lane_timeout_s)
+    yield scheduler
+    scheduler.close()
+
+
+@contextmanager
+def held(scheduler: Scheduler) -> Iterator[None]:
+    """The only lane is busy meanwhile, so that what is submitted runs together."""
+    engine = Hanging()
+    job = scheduler.submit(Line(engine, 1), batch([POISON]), 30)
+    engine.hangs.acquire()
+    yield
+    engine.go.set()
+    values(job.future)
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 5
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return condition()
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def test_only_the_poisoned_job_fails_and_its_mates_are_answered() -> None:
+    metrics = Metrics()
+    with scheduling(1, metrics) as scheduler:
+        line = Line(poisoned, 100, "model")
+        with held(scheduler):
+            mates = [scheduler.submit(line, batch([i, i], [i, i, i]), 30) for i in (1, 2)]
+            bad = scheduler.submit(line, batch([3, 3], [POISON, 3, 3]), 30)
+            mates.append(scheduler.submit(line, batch([4, 4], [4, 4, 4]), 30))
+        assert [values(job.future) for job in mates] == [[[i, i], [i, i, i]] for i in (1, 2, 4)]
+        with pytest.raises(ServiceError, match="inference failed: ValueError"):
+            bad.future.result(timeout=5)
+        assert value(metrics, "addnorm_engine_failures_total", model="model") == 2  # together, then its own share
+        assert eventually(lambda: scheduler.num_busy == 0)
+        assert scheduler.num_queued_tokens() == 0
+
+
+def test_rows_that_do_not_fit_their_sequences_fail_the_job_and_not_the_lane() -> None:
+    engines: list[Callable[[Batch], list[Rows]]] = [
+        lambda batch: echo(batch)[:-1],
+        lambda batch: [Rows(*(part[:-1] for part in rows)) for rows in echo(batch)],
+    ]
+    with scheduling() as scheduler:
+        for engine in engines:
+            with pytest.raises(ServiceError, match="inference failed: AssertionError"):
+                scheduler.submit(Line(engine, 100), batch([1, 2], [3]), 30).future.result(timeout=5)
+        assert values(scheduler.submit(Line(echo, 100), batch([8]), 30).future) == [[8]]
+
+
+def test_an_observer_that_raises_costs_nobody_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Observer):
+        def computed(self, micro: MicroBatch, rows: list[Rows]) -> None:
+            raise RuntimeError("cannot count")
+
+    metrics = Metrics()
+    with scheduling(1, Broken(), metrics) as scheduler:
+        for token in (8, 9):
+            assert values(scheduler.submit(Line(echo, 100, "model"), batch([token]), 30).future) == [[token]]
+    assert "cannot count" in caplog.text
+    assert value(metrics, "addnorm_micro_batch_tokens_count", model="model") == 2
+
+
+def test_a_lane_that_hangs_is_replaced_and_what_it_brings_later_is_ignored() -> None:
+    metrics, engine = Metrics(), Hanging()
+    with scheduling(1, metrics, lane_timeout_s=0.1) as scheduler:
+        line = Line(engine, 3)
+        stuck = scheduler.submit(line, batch([POISON], [1, 1, 1]), 30)  # its other sequence waits
+        assert engine.hangs.acquire(timeout=5)
+        next_one = scheduler.submit(line, batch([8, 8]), 30)
+        with pytest.raises(LaneStuck, match=r"did not end within 0\.1 s"):
+            stuck.future.result(timeout=5)
+        assert values(next_one.future) == [[8, 8]]
+        assert value(metrics, "addnorm_lanes_replaced_total") == 1
+        measured = line.tokens_per_s
+        engine.go.set()
+        assert eventually(lambda: engine.num_ended == 1)
+        time.sleep(0.05)
+        assert line.tokens_per_s == measured
+        assert scheduler.num_busy == scheduler.num_queued_tokens() == 0
+        assert values(scheduler.submit(line, batch([9]), 30).future) == [[9]]
+
+
+def test_mates_answered_before_a_retry_hangs_keep_their_answers() -> None:
+    engine = Hanging()
+
+    def fail_together(batch: Batch) -> list[Rows]:
+        if len(batch) > 1:
+            raise ValueError("together")
+        return engine(batch)
+
+    with scheduling(1, lane_timeout_s=0.2) as scheduler:
+        line = Line(fail_together, 100)
+        with held(scheduler):
+            jobs = [scheduler.submit(line, batch([token]), 30) for token in (1, POISON, 2)]
+        assert values(jobs[0].future) == [[1]]
+        for job in jobs[1:]:
+            with pytest.raises(LaneStuck):
+                job.future.result(timeout=5)
+        engine.go.set()
+
+
+def test_closing_does_not_wait_for_lanes_that_hang() -> None:
+    engine = Hanging()
+    scheduler = Scheduler(1, 1000, (), lane_timeout_s=0.2)
+    accepted = scheduler.submit(Line(echo, 100), of_lengths(1), 30)
+    for _ in range(20):
+        scheduler.submit(Line(engine, 1), batch([POISON]), 30)
+    started = time.monotonic()
+    scheduler.close()
+    assert time.monotonic() - started < 2
+    assert values(accepted.future) == [[1]]
+    engine.go.set()
+
+
+def test_gauges_return_to_zero_when_callers_leave_and_deadlines_pass() -> None:
+    ran: list[int] = []
+
+    def record(batch: Batch) -> list[Rows]:
+        ran.extend(batch.tokens.tolist())
+        return echo(batch)
+
+    with scheduling() as scheduler:
+        line = Line(record, 100)
+        with held(scheduler):
+            gone = scheduler.submit(line, of_lengths(5, 5), 30)
+            late = scheduler.submit(line, of_lengths(6), 0.01)
+            assert scheduler.num_queued_tokens() == 16
+            gone.future.cancel()
+            time.sleep(0.02)
+        assert eventually(lambda: scheduler.num_busy == 0)
+        assert scheduler.num_queued_tokens() == line.num_tokens == 0
+        assert late.future.exception(timeout=5)
+        assert not ran

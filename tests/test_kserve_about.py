@@ -1,0 +1,180 @@
+"""What V2 says of the server and its models: metadata, configuration, statistics, repository, and its documents."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from service import VERSION
+from service.routes.kserve.schema import V2InferResponse
+from tests.conftest import inference_of, serving
+
+
+def test_metadata_states_the_widths(client: httpx.Client) -> None:
+    assert client.get("/v2").json() == {
+        "name": "addnorm",
+        "version": VERSION,
+        "extensions": ["binary_tensor_data", "parameters", "statistics", "model_configuration"],
+    }
+    assert client.get("/v2/health/live").status_code == 200
+    assert client.get("/v2/health/ready").json() == {"ready": True}
+    metadata = client.get("/v2/models/gpt").json()
+    assert metadata == client.get("/v2/models/gpt/versions/1").json()
+    assert metadata["platform"] == "onnxruntime_onnx"
+    assert [(i["name"], i["datatype"], i["shape"]) for i in metadata["inputs"]] == [
+        ("input_ids", "INT64", [-1, -1]),
+        ("attention_mask", "INT64", [-1, -1]),
+    ]
+    assert {o["name"]: o["shape"] for o in metadata["outputs"]} == {
+        "activations": [-1, -1, 128],
+        "logits": [-1, -1, 1000],
+        "pooled": [-1, 128],
+        "norm_mean": [-1, -1, 9],
+        "norm_rstd": [-1, -1, 9],
+    }
+    assert client.get("/v2/models/gpt/ready").json() == {"name": "gpt", "ready": True}
+
+
+def test_the_configuration_is_the_metadata_without_the_batch(client: httpx.Client) -> None:
+    metadata, config = client.get("/v2/models/gpt").json(), client.get("/v2/models/gpt/config").json()
+    assert config == client.get("/v2/models/gpt/versions/1/config").json()
+    for ours, theirs in ((metadata["inputs"], config["input"]), (metadata["outputs"], config["output"])):
+        expected = [(tensor["name"], f"TYPE_{tensor['datatype']}", tensor["shape"][1:]) for tensor in ours]
+        assert [(tensor["name"], tensor["data_type"], tensor["dims"]) for tensor in theirs] == expected
+    assert [tensor["optional"] for tensor in config["input"]] == [False, True]
+    assert config["max_batch_size"] == 1024
+    assert config["dynamic_batching"] == {}
+    assert config["model_transaction_policy"] == {"decoupled": False}
+
+
+@pytest.mark.parametrize("path", ["/v2", "/v2/health/live", "/v2/models/gpt", "/livez"])
+def test_head_is_get_without_its_body(client: httpx.Client, path: str) -> None:
+    head, get = client.head(path), client.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == get.headers["content-length"]
+
+
+def test_the_openapi_document_shows_v2s_errors_and_examples_that_run(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    v2 = [
+        operation
+        for path, methods in document["paths"].items()
+        if path.startswith("/v2")
+        for operation in methods.values()
+    ]
+    for operation in v2:
+        assert "query" not in {parameter["in"] for parameter in operation.get("parameters", ())}
+        assert "422" not in operation["responses"]
+        assert all(answer["schema"] for answer in operation["responses"]["200"].get("content", {}).values())
+        for status, answer in operation["responses"].items():
+            if status != "200":
+                assert answer["content"]["application/json"]["schema"]["$ref"].endswith("/V2Error")
+    infer = document["paths"]["/v2/models/{model}/infer"]["post"]
+    assert "application/octet-stream" in infer["requestBody"]["content"]
+    assert "application/octet-stream" in infer["responses"]["200"]["content"]
+    for example in infer["requestBody"]["content"]["application/json"]["examples"].values():
+        answer = client.post("/v2/models/notebook/infer", json=example["value"])
+        assert answer.status_code == 200
+        V2InferResponse.model_validate(answer.json(), strict=True, extra="forbid")
+
+
+GOOD = {"inputs": [{"name": "input_ids", "shape": [2, 2], "datatype": "INT64", "data": [1, 2, 3, 4]}]}
+
+
+def durations(stats: dict[str, Any]) -> set[int]:
+    """The counts of all parts."""
+    return {
+        stats["inference_stats"][part]["count"]
+        for part in ("queue", "compute_input", "compute_infer", "compute_output")
+    }
+
+
+def test_statistics_count_requests_sequences_and_micro_batches(notebook: Path) -> None:
+    with serving(inference_of(notebook.parent.parent, lanes=1)) as url, httpx.Client(base_url=url) as client:
+        before = client.get("/v2/models/notebook/stats").json()["model_stats"][0]
+        assert (before["last_inference"], before["inference_count"], before["execution_count"]) == (0, 0, 0)
+        assert before["batch_stats"] == []
+        started = time.time()
+        for _ in range(3):
+            assert client.post("/v2/models/notebook/infer", json=GOOD).status_code == 200
+        client.post("/v1/infer", json={"input_ids": [[1, 2, 3, 4, 5]]}).raise_for_status()
+        client.post("/v2/models/notebook/infer", json={**GOOD, "inputs": []})
+        elapsed_ns = (time.time() - started) * 1e9
+        document = client.get("/v2/models/stats").json()
+        assert document == client.get("/v2/models/notebook/versions/1/stats").json()
+    (after,) = document["model_stats"]
+    assert list(after) == [
+        "name", "version", "last_inference", "inference_count", "execution_count",
+        "inference_stats", "batch_stats", "memory_usage", "response_stats",
+    ]  # fmt: skip
+    assert (after["name"], after["version"]) == ("notebook", "1")
+    assert started * 1000 - 1 <= after["last_inference"] <= time.time() * 1000
+    assert after["inference_count"] == 3 * 2 + 1
+    assert durations(after) == {4}
+    parts = after["inference_stats"]
+    assert list(parts) == [
+        "success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss",
+    ]  # fmt: skip
+    assert (parts["success"]["count"], parts["fail"]["count"]) == (4, 0)  # the fifth never reached a model
+    assert 0 < sum(parts[part]["ns"] for part in list(parts)[2:6]) <= parts["success"]["ns"] + 4 < elapsed_ns
+    assert sum(size["compute_infer"]["count"] for size in after["batch_stats"]) == after["execution_count"]
+    sequences = sum(size["batch_size"] * size["compute_infer"]["count"] for size in after["batch_stats"])
+    assert sequences == after["inference_count"]
+    assert 0 < sum(size["compute_infer"]["ns"] for size in after["batch_stats"]) <= parts["compute_infer"]["ns"]
+
+
+def test_models_are_counted_apart(client: httpx.Client) -> None:
+    document = client.get("/v2/models/stats").json()
+    assert [stats["name"] for stats in document["model_stats"]] == ["encoder", "gpt", "minilm", "notebook", "postnorm"]
+    before = {stats["name"]: stats["inference_count"] for stats in document["model_stats"]}
+    client.post("/v2/models/gpt/infer", json=GOOD).raise_for_status()
+    after = {stats["name"]: stats["inference_count"] for stats in client.get("/v2/models/stats").json()["model_stats"]}
+    assert after == {**before, "gpt": before["gpt"] + 2}
+
+
+@pytest.fixture(scope="module")
+def admin(bundles: Path) -> Iterator[httpx.Client]:
+    with serving(inference_of(bundles, admin=True)) as url, httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+def test_what_the_operator_opened_loads_and_unloads(admin: httpx.Client) -> None:
+    assert "model_repository" in admin.get("/v2").json()["extensions"]
+    ready = {"name": "gpt", "version": "1", "state": "READY", "reason": ""}
+    assert ready in admin.post("/v2/repository/index").json()
+    unload = admin.post("/v2/repository/models/gpt/unload", json={"parameters": {"unload_dependents": False}})
+    assert (unload.status_code, unload.content) == (200, b"")
+    assert admin.post("/v2/models/gpt/infer", json=GOOD).status_code in (404, 503)
+    (state,) = (entry for entry in admin.post("/v2/repository/index", json={}).json() if entry["name"] == "gpt")
+    assert state["state"] == "UNAVAILABLE"
+    assert state["reason"]
+    only_ready = admin.post("/v2/repository/index", json={"ready": True}).json()
+    assert [entry["name"] for entry in only_ready] == ["encoder", "minilm", "notebook", "postnorm"]
+    load = admin.post("/v2/repository/models/gpt/load")
+    assert (load.status_code, load.content) == (200, b"")
+    assert admin.post("/v2/models/gpt/infer", json=GOOD).status_code == 200
+    assert ready in admin.post("/v2/repository/index").json()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("models/bert/load", {}, 404, "bert"),
+        ("models/bert/unload", {}, 404, "bert"),
+        ("models/gpt%2F1/unload", {}, 404, "gpt/1"),
+        ("models/gpt/load", {"parameters": {"config": "{}"}}, 400, "parameters.config is not supported"),
+        ("models/gpt/load", {"parameters": {"file:1/model.onnx": "AA=="}}, 400, "parameters.file:1/model.onnx is not"),
+        ("models/gpt/load", {"parameter": {}}, 400, "parameter is unknown; known are parameters"),
+        ("index", {"ready": "yes"}, 400, "ready: Input should be a valid boolean"),
+    ],
+)
+def test_bad_repository_requests_are_refused_in_words(
+    admin: httpx.Client, path: str, body: dict[str, Any], status: int, words: str
+) -> None:
+    answer = admin.post(f"/v2/repository/{path}", json=body)
+    assert answer.status_code == status
+    assert list(answer.json()) == ["error"]
+    assert words in answer.json()["error"]

@@ -1,0 +1,240 @@
+"""V2's tensors as bytes after the JSON: the bits of the JSON answer, and bodies that lie refused in words."""
+
+import gzip
+import json
+import tracemalloc
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.conftest import inference_of, serving
+
+LENGTH = "inference-header-content-length"
+IDS = np.array([[1, 3, 4, 0, 0], [0, 5, 0, 2, 1]])
+MASK = np.array([[1, 1, 1, 0, 0], [0, 1, 0, 1, 1]])
+DTYPES = {"INT64": "<i8", "INT32": "<i4", "UINT8": "u1", "BOOL": "?", "FP32": "<f4"}
+
+
+def described(name: str, array: np.ndarray, datatype: str = "INT64", **more: Any) -> dict[str, Any]:
+    size = array.astype(DTYPES[datatype]).nbytes
+    return {
+        "name": name,
+        "shape": list(array.shape),
+        "datatype": datatype,
+        "parameters": {"binary_data_size": size},
+        **more,
+    }
+
+
+def body(inputs: Sequence[dict[str, Any]], raw: bytes, **more: Any) -> tuple[bytes, bytes]:
+    return json.dumps({"inputs": list(inputs), **more}).encode(), raw
+
+
+def post(client: httpx.Client, parts: tuple[bytes, bytes], **headers: Any) -> httpx.Response:
+    """Without a content type, as the Python client sends it. A header that is None is left out."""
+    sent = {LENGTH: str(len(parts[0])), **headers}
+    sent = {name: value for name, value in sent.items() if value is not None}
+    return client.post("/v2/models/notebook/infer", content=b"".join(parts), headers=sent)
+
+
+def good(datatype: str = "INT64", mask: str = "INT64", **more: Any) -> tuple[bytes, bytes]:
+    inputs = [described("input_ids", IDS, datatype), described("attention_mask", MASK, mask)]
+    return body(inputs, IDS.astype(DTYPES[datatype]).tobytes() + MASK.astype(DTYPES[mask]).tobytes(), **more)
+
+
+def parted(answer: httpx.Response) -> tuple[dict[str, Any], bytes]:
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/octet-stream"
+    length = int(answer.headers[LENGTH])
+    return json.loads(answer.content[:length]), answer.content[length:]
+
+
+def tensors(answer: httpx.Response) -> dict[str, np.ndarray]:
+    """Every output, whichever way it came."""
+    about, raw = parted(answer) if LENGTH in answer.headers else (answer.json(), b"")
+    found = {}
+    for output in about["outputs"]:
+        if "data" in output:
+            assert "parameters" not in output  # one more key there, and the C++ client calls it broken
+            values = np.array(output["data"], np.float32)
+        else:
+            size = output["parameters"]["binary_data_size"]
+            values, raw = np.frombuffer(raw[:size], "<f4"), raw[size:]
+        found[output["name"]] = values.reshape(output["shape"])
+    assert not raw
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(client: httpx.Client) -> dict[str, np.ndarray]:
+    """By JSON alone."""
+    inputs = [
+        {"name": name, "shape": [2, 5], "datatype": "INT64", "data": data.tolist()}
+        for name, data in (("input_ids", IDS), ("attention_mask", MASK))
+    ]
+    return tensors(client.post("/v2/models/notebook/infer", json={"inputs": inputs}))
+
+
+def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert list(found) == list(expected)
+    for name, tensor in found.items():
+        np.testing.assert_array_equal(tensor, expected[name])
+
+
+@pytest.mark.parametrize("datatype", ["INT64", "INT32"])
+@pytest.mark.parametrize("mask", DTYPES)
+def test_inputs_of_every_datatype_may_come_as_bytes(
+    client: httpx.Client, expected: dict[str, np.ndarray], datatype: str, mask: str
+) -> None:
+    assert_equal(tensors(post(client, good(datatype, mask))), expected)
+
+
+def test_outputs_go_out_as_bytes_in_the_order_asked(client: httpx.Client, expected: dict[str, np.ndarray]) -> None:
+    answer = post(client, good(parameters={"binary_data_output": True}, id="7"))
+    assert_equal(tensors(answer), expected)
+    about, raw = parted(answer)
+    assert list(about) == ["id", "model_name", "model_version", "outputs"]
+    assert int(answer.headers["content-length"]) == len(answer.content)
+    assert [set(output) for output in about["outputs"]] == [{"name", "datatype", "shape", "parameters"}] * 5
+    assert sum(output["parameters"]["binary_data_size"] for output in about["outputs"]) == len(raw)
+    asked = post(
+        client, good(outputs=[{"name": "norm_rstd"}, {"name": "pooled"}], parameters={"binary_data_output": True})
+    )
+    assert_equal(tensors(asked), {name: expected[name] for name in ("norm_rstd", "pooled")})
+
+
+def test_each_output_may_say_for_itself(client: httpx.Client, expected: dict[str, np.ndarray]) -> None:
+    as_json, as_bytes = {"binary_data": False}, {"binary_data": True}
+    outputs = [
+        {"name": "logits", "parameters": as_bytes},
+        {"name": "pooled", "parameters": as_json},
+        {"name": "activations"},
+    ]
+    for default in (False, True):
+        answer = post(client, good(outputs=outputs, parameters={"binary_data_output": default}))
+        assert_equal(tensors(answer), {name: expected[name] for name in ("logits", "pooled", "activations")})
+        kinds = ["data" in output for output in parted(answer)[0]["outputs"]]
+        assert kinds == [False, True, not default]
+
+
+def test_no_byte_output_means_plain_json(client: httpx.Client) -> None:
+    outputs = [{"name": "pooled", "parameters": {"binary_data": False}}]
+    answer = post(client, good(outputs=outputs, parameters={"binary_data_output": True}))
+    assert answer.headers["content-type"] == "application/json"
+    assert LENGTH not in answer.headers
+
+
+def test_inputs_may_mix_bytes_and_json_in_any_order(client: httpx.Client, expected: dict[str, np.ndarray]) -> None:
+    mask = {"name": "attention_mask", "shape": [2, 5], "datatype": "BOOL", "data": MASK.astype(bool).tolist()}
+    for inputs in ([mask, described("input_ids", IDS)], [described("input_ids", IDS), mask]):
+        assert_equal(tensors(post(client, body(inputs, IDS.tobytes()))), expected)
+    swapped = [described("attention_mask", MASK, "UINT8"), described("input_ids", IDS)]
+    raw = MASK.astype(np.uint8).tobytes() + IDS.tobytes()  # ten bytes, so that the ids are not aligned
+    assert_equal(tensors(post(client, body(swapped, raw))), expected)
+
+
+@pytest.mark.parametrize("media_type", ["application/octet-stream", "application/json", "text/plain"])
+def test_the_header_decides_and_no_content_type(
+    client: httpx.Client, expected: dict[str, np.ndarray], media_type: str
+) -> None:
+    assert_equal(tensors(post(client, good(), **{"content-type": media_type})), expected)
+    whole = {"name": "input_ids", "shape": [1, 2], "datatype": "INT64", "data": [1, 2]}
+    assert post(client, body([whole], b""), **{"content-type": media_type}).status_code == 200
+
+
+@pytest.mark.parametrize(("coding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+def test_the_header_counts_bytes_before_compression(
+    client: httpx.Client, expected: dict[str, np.ndarray], coding: str, compress: Any
+) -> None:
+    parts = good(parameters={"binary_data_output": True})
+    headers = {LENGTH: str(len(parts[0])), "content-encoding": coding, "accept-encoding": coding}
+    answer = client.post("/v2/models/notebook/infer", content=compress(b"".join(parts)), headers=headers)
+    assert answer.headers["content-encoding"] == coding
+    assert_equal(tensors(answer), expected)
+
+
+def ids(raw: bytes = bytes(16), **changes: Any) -> tuple[bytes, bytes]:
+    return body([described("input_ids", np.zeros((1, 2), np.int64), **changes)], raw)
+
+
+def sized(num_bytes: Any) -> dict[str, Any]:
+    return {"parameters": {"binary_data_size": num_bytes}}
+
+
+def masked(datatype: str, raw: bytes) -> tuple[bytes, bytes]:
+    mask = {"name": "attention_mask", "shape": [1, 2], "datatype": datatype, **sized(len(raw))}
+    return body([described("input_ids", np.zeros((1, 2), np.int64)), mask], bytes(16) + raw)
+
+
+BAD: dict[str, tuple[tuple[bytes, bytes], dict[str, Any], str]] = {
+    "header no number": (ids(), {LENGTH: "many"}, "inference-header-content-length is 'many': the bytes of JSON"),
+    "header negative": (ids(), {LENGTH: "-1"}, "is '-1'"),
+    "header a fraction": (ids(), {LENGTH: "1.5"}, "is '1.5'"),
+    "header in other digits": (ids(), {LENGTH: b"\xb2"}, "inference-header-content-length is"),
+    "header beyond the body": (ids(), {LENGTH: "100000"}, "is '100000': the bytes of JSON, at most the body's"),
+    "header of 400 digits": (ids(), {LENGTH: "9" * 400}, "is '999"),
+    "header zero": (ids(), {LENGTH: "0"}, "is 0: a body without JSON is for models of one input"),
+    "header short": (ids(), {LENGTH: "20"}, "the body is not a JSON object"),
+    "header missing": (ids(), {LENGTH: None}, "the body is not a JSON object"),
+    "bytes missing": (ids(bytes(10)), {}, "unexpected size for input 'input_ids', expecting 6 additional bytes"),
+    "no bytes": (ids(b""), {}, "expecting 16 additional bytes"),
+    "bytes left over": (ids(bytes(19)), {}, "unexpected additional input data: 3 bytes after the last tensor"),
+    "size of a tebibyte": (ids(**sized(2**40)), {}, f"expecting {2**40 - 16} additional bytes"),
+    "size of 100 digits": (ids(**sized(10**99)), {}, "additional bytes"),
+    "size negative": (ids(**sized(-8)), {}, "inputs[0].parameters.binary_data_size: Input should be greater"),
+    "size a word": (ids(**sized("16")), {}, "inputs[0].parameters.binary_data_size: Input should be a valid integer"),
+    "size of another shape": (ids(shape=[1, 3]), {}, "input_ids has 2 values, its shape [1, 3] 3"),
+    "shape that overflows": (ids(shape=[2**31, 2**31]), {}, f"input_ids has 2 values, its shape [2147483648, 2147483648] {2**62}"),
+    "shape over the largest": (ids(shape=[2**62, 4]), {}, "inputs[0].shape[0]: Input should be less than or equal"),
+    "half a value": (ids(bytes(12), **sized(12)), {}, "input_ids has 12 bytes, no multiple of the 8 of INT64"),
+    "another width": (ids(datatype="INT32", **sized(16)), {}, "input_ids has 4 values, its shape [1, 2] 2") ,
+    "floats as ids": (ids(datatype="FP32"), {}, "input_ids has datatype 'FP32'"),
+    "id out of the vocabulary": (ids(np.array([0, 6]).tobytes()), {}, "input_ids[0][1] is 6: ids of notebook/1 are 0 to 5"),
+    "id negative": (ids(np.array([-1, 1]).tobytes()), {}, "input_ids[0][0] is -1"),
+    "a bool that is neither": (masked("BOOL", b"\1\2"), {}, "attention_mask[0][1] is 2"),
+    "half mask": (masked("FP16", bytes(4)), {}, "attention_mask has datatype 'FP16'"),
+    "NaN in the mask": (masked("FP32", np.array([1, np.nan], np.float32).tobytes()), {}, "attention_mask[0][1] is nan"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bodies_that_lie_are_refused_with_the_reason(client: httpx.Client, case: str) -> None:
+    parts, headers, words = BAD[case]
+    answer = post(client, parts, **headers)
+    assert answer.status_code == 400, answer.text
+    assert list(answer.json()) == ["error"]
+    assert words in answer.json()["error"]
+
+
+LIMIT = 2**20
+
+
+def test_a_bomb_is_refused_and_memory_stays_flat(notebook: Path) -> None:
+    bombs = {coding: make(bytes(256 * LIMIT)) for coding, make in (("gzip", gzip.compress), ("deflate", zlib.compress))}
+    with (
+        serving(inference_of(notebook.parent.parent, max_body_bytes=LIMIT)) as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        post(client, good())
+        tracemalloc.start()
+        for coding, bomb in bombs.items():
+            assert len(bomb) < LIMIT
+            answer = client.post("/v2/models/notebook/infer", content=bomb, headers={"content-encoding": coding})
+            assert (answer.status_code, list(answer.json())) == (413, ["error"])
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 6 * LIMIT
+
+
+def test_shapes_that_lie_cost_no_memory(client: httpx.Client) -> None:
+    tracemalloc.start()
+    for shape in ([2**31, 2**31], [2**31, 1], [1, 2**31]):
+        assert post(client, ids(shape=shape)).status_code == 400
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < LIMIT
