@@ -13,11 +13,12 @@ import numpy as np
 from service import outputs
 from service.batch import Batch, Cells, Rows
 from service.bundle import Bundle, Pooling
-from service.errors import ClientGone, Expired, InvalidInput
+from service.errors import ClientGone, Expired, InvalidInput, NotReady
 from service.metrics import Metrics
 from service.models import Model, Models
 from service.outputs import Positions
 from service.queue import Job
+from service.readiness import Readiness
 from service.scheduler import Scheduler
 from service.settings import Settings
 
@@ -68,6 +69,7 @@ class Inference:
         self.scheduler = Scheduler(
             settings.num_lanes, settings.max_queue_tokens, (self.metrics,), settings.lane_timeout_s
         )
+        self._readiness = Readiness(models, self.scheduler, settings.canary_timeout_s)
         self.metrics.watch(self.scheduler, models, settings)
         # as many as lanes: what runs a head competes with them for the cores
         self._encoders = ThreadPoolExecutor(settings.num_lanes, thread_name_prefix="encode")
@@ -110,6 +112,11 @@ class Inference:
 
     async def unload(self, name: str) -> None:
         self.models.move(name, up=False)
+
+    async def ready(self, name: str | None = None) -> None:
+        """NotReady says which models, of all or of this name, do not give their canary's known answer, and why."""
+        if wrong := [what for model, what in await self._readiness.failures() if name in (None, model)]:
+            raise NotReady("; ".join(wrong), retry_after_s=1)
 
     def close(self) -> None:
         self.scheduler.close()

@@ -65,7 +65,8 @@ class Model:
         """StartupError if an engine on CPU does not keep the promise, or does not give the canary's known answer."""
         manifest, certificate = self.bundle.manifest, self.bundle.certificate
         for precision, engine in self.engines.items():
-            if certificate and not selfcheck.canary_answers(engine, certificate["canary"][precision]):
+            canary = certificate["canary"][precision] if certificate else None
+            if canary and not selfcheck.canary_known(canary, engine.run(selfcheck.canary_batch(canary))):
                 raise StartupError(f"bundle {self.bundle.path}: {precision} does not give the canary's known answer")
             if engine.provider == "cpu":
                 paddings = PADDINGS[manifest.layout]

@@ -1,6 +1,6 @@
 """Which sequences run together, and when. Knows no tensors, no HTTP, no clock and no threads.
 
-The unit is the sequence: a micro-batch takes sequences of near-equal length from all waiting jobs. There is no
+The unit is the sequence: a micro-batch takes sequences of near-equal length from the jobs that are due next. There is no
 batching window: the next micro-batch is what queued while the lanes were busy.
 """
 
@@ -17,19 +17,20 @@ from typing import NamedTuple
 from service.batch import Batch, Rows
 from service.errors import Expired, Overloaded
 
+MARGIN = 1.25  # on predicted times: rates are averages, and later jobs fill up micro-batches
+CHOICE = 3  # micro-batches' worth of sequences that one is chosen from
 WORTH_A_LANE = 16  # real tokens: for fewer, waking a lane costs more than it gains
 Run = Callable[[Batch], list[Rows]]  # the one seam: a micro-batch in, each sequence's rows out
 
 
 class Line:
-    """The sequences that wait for one engine, shortest first, and how quickly that engine drains them."""
+    """How much waits for one engine, and how quickly that engine drains it."""
 
     def __init__(self, run: Run, token_budget: int, name: str = "") -> None:
         self.run = run
         self.name = name
         self.token_budget = token_budget
-        self.waiting: list[Waiting] = []
-        self.num_tokens = 0
+        self.num_tokens = 0  # that wait
         self.tokens_per_s: float | None = None  # of one lane, smoothed; None until measured
 
     def drained(self, num_tokens: int, seconds: float) -> None:
@@ -110,7 +111,7 @@ class Queue:
         self.num_lanes = num_lanes
         self.num_tokens = 0  # real ones that wait
         self.jobs: list[Job] = []  # each with sequences that wait, the next one due first
-        self._lines: set[Line] = set()  # all that ever had a job here
+        self._lines: set[Line] = set()  # those with sequences that wait
         self._num_served = 0  # tokens
         self._numbers = count()
 
@@ -121,16 +122,14 @@ class Queue:
     def submit(self, line: Line, batch: Batch, now: float, deadline: float) -> Job:
         """Admits the batch, or raises Overloaded at the door."""
         job = Job(self._num_served + batch.num_tokens, next(self._numbers), line, batch, now, deadline)
-        is_full = self.num_tokens + job.num_tokens > self.max_tokens
-        if is_full or now + self.wait_s() + self._seconds([job]) > deadline:
+        if self.num_tokens + job.num_tokens > self.max_tokens or self._may_be_late(job, now):
             self._sweep(now)  # with the exact look below it walks all jobs: only what may be refused needs it
             self._refuse(job, now)
-        self.jobs.insert(self._place(job), job)
-        line.waiting.extend(job.waiting)
-        line.waiting.sort()  # two sorted runs: merged in linear time
-        self._lines.add(line)
-        self._count(job, job.num_tokens)
-        return job
+        return self._insert(job)
+
+    def submit_first(self, line: Line, batch: Batch, now: float) -> Job:
+        """Past the door and before all others: for the server's own questions, which are small and few."""
+        return self._insert(Job(0, next(self._numbers), line, batch, now, math.inf))
 
     def _refuse(self, job: Job, now: float) -> None:
         """Overloaded if there is no room for the job, or its turn would come too late."""
@@ -140,20 +139,38 @@ class Queue:
                 code="queue_full",
                 retry_after_s=self.wait_s(),
             )
-        finish_s = self._seconds([*self.jobs[: self._place(job)], job])
+        if late := self._late(job, now):
+            raise Overloaded(late, code="deadline_not_met", retry_after_s=self.wait_s())
+
+    def _may_be_late(self, job: Job, now: float) -> bool:
+        """False if everyone would be answered in time even as the last."""
+        last = now + MARGIN * (self.wait_s() + self._seconds([job]))
+        return last > min(map(attrgetter("deadline"), self.jobs), default=math.inf) or last > job.deadline
+
+    def _late(self, job: Job, now: float) -> str | None:
+        """Why the job cannot be admitted: it would be late, or make one late that was admitted before."""
+        place, own_s = self._place(job), self._seconds([job])
+        finish_s = MARGIN * (self._seconds(self.jobs[:place]) + own_s)
         if now + finish_s > job.deadline:
-            raise Overloaded(
-                f"the answer needs {finish_s:.2f} s, the deadline is in {job.deadline - now:.2f} s",
-                code="deadline_not_met",
-                retry_after_s=self.wait_s(),
-            )
+            return f"the answer needs {finish_s:.2f} s, the deadline is in {job.deadline - now:.2f} s"
+        for other in self.jobs[place:]:
+            before_s, finish_s = finish_s, finish_s + MARGIN * self._seconds([other])
+            if now + before_s <= other.deadline < now + finish_s:
+                return f"the answer would take {own_s:.2f} s from one that is due in {other.deadline - now:.2f} s"
+        return None
 
     def _place(self, job: Job) -> int:
         return bisect_right(self.jobs, job.due, key=attrgetter("due"))
 
+    def _insert(self, job: Job) -> Job:
+        self.jobs.insert(self._place(job), job)
+        self._count(job, job.num_tokens)
+        return job
+
     def _count(self, job: Job, num_tokens: int) -> None:
         self.num_tokens += num_tokens
         job.line.num_tokens += num_tokens
+        (self._lines.add if job.line.num_tokens else self._lines.discard)(job.line)
 
     def take(self, now: float, num_idle: int = 1) -> MicroBatch | None:
         """The longest sequence of the job that is due, with those nearest to it in length from any job of its line.
@@ -166,7 +183,7 @@ class Queue:
         due = self.jobs[0]
         line = due.line
         budget = min(line.token_budget, max(WORTH_A_LANE, math.ceil(line.num_tokens / num_idle)))
-        taken = self._window(line, due.waiting[-1], budget)
+        taken = _window(self._near(line, CHOICE * line.token_budget), due.waiting[-1], budget)
         for sequence in taken:
             job = sequence.job
             job.started = now if job.started is None else job.started
@@ -177,6 +194,19 @@ class Queue:
             if not job.waiting:
                 self.jobs.remove(job)
         return MicroBatch(line, taken, now)
+
+    def _near(self, line: Line, num_tokens: int) -> list[Waiting]:
+        """About so many tokens of the line, of the jobs due first, sorted by length. Were all to choose from, a job's
+        odd lengths would wait while later jobs fill the micro-batches, and deadlines could not be promised."""
+        near: list[Waiting] = []
+        for job in self.jobs:
+            if job.line is line:
+                near += job.waiting
+                num_tokens -= job.num_tokens
+                if num_tokens <= 0:
+                    break
+        near.sort()
+        return near
 
     def settle(self, micro: MicroBatch, outcome: list[Rows] | Exception, now: float) -> None:
         """Hands each sequence's rows to its job; a failed micro-batch fails its jobs only."""
@@ -193,24 +223,22 @@ class Queue:
         rates = ((item.num_tokens, item.tokens_per_s) for item in waiting)
         return sum(num_tokens / (rate * self.num_lanes) for num_tokens, rate in rates if rate)
 
-    def _window(self, line: Line, anchor: Waiting, budget: int) -> list[Waiting]:
-        """Cuts the micro-batch out of the line: from the anchor down, then up, while the budget holds."""
-        low = bisect_left(line.waiting, anchor)
-        high, room = low + 1, budget - anchor.length
-        while low > 0 and line.waiting[low - 1].length <= room:
-            low -= 1
-            room -= line.waiting[low].length
-        while high < len(line.waiting) and line.waiting[high].length <= room:
-            room -= line.waiting[high].length
-            high += 1
-        taken = line.waiting[low:high]
-        del line.waiting[low:high]
-        return taken
-
     def _sweep(self, now: float) -> None:
         """Drops the jobs whose deadline has passed, whose caller has gone, or that failed in part."""
         for job in [job for job in self.jobs if job.deadline <= now or job.future.done()]:
             job.fail(Expired(f"the deadline passed after {now - job.submitted:.2f} s in the queue"))
             self.jobs.remove(job)
-            job.line.waiting = [sequence for sequence in job.line.waiting if sequence.job is not job]
             self._count(job, -job.num_tokens)
+
+
+def _window(near: list[Waiting], anchor: Waiting, budget: int) -> list[Waiting]:
+    """The micro-batch: from the anchor down, then up, while the budget holds."""
+    low = bisect_left(near, anchor)
+    high, room = low + 1, budget - anchor.length
+    while low > 0 and near[low - 1].length <= room:
+        low -= 1
+        room -= near[low].length
+    while high < len(near) and near[high].length <= room:
+        room -= near[high].length
+        high += 1
+    return near[low:high]

@@ -70,6 +70,13 @@ class Scheduler:
             self._changed.notify(max(1, self._queue.num_tokens // WORTH_A_LANE))
         return job
 
+    def submit_first(self, line: Line, batch: Batch) -> Job:
+        """Takes the batch whatever waits, and runs it next."""
+        with self._changed:
+            job = self._queue.submit_first(line, batch, time.monotonic())
+            self._changed.notify()
+        return job
+
     def num_queued_tokens(self) -> int:
         with self._changed:
             return self._queue.num_tokens

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from service.batch import Batch, Floats, Ints, Rows
+from service.batch import Batch, Ints, Rows
 from service.bundle import Limits
 from service.engine import Engine
 
@@ -58,19 +58,19 @@ def unequal(engine: Engine, limits: Limits, paddings: Sequence[str], lengths: Se
 def make_canary(engine: Engine, limits: Limits) -> dict[str, Any]:
     """A short inference and its answer, to be recorded in the certificate."""
     sequence = sequences(limits, [8])[0]
-    return {"input_ids": sequence.tolist(), "activations": _sample(engine, sequence).tolist()}
+    rows = engine.run(Batch.of([sequence]))
+    return {"input_ids": sequence.tolist(), "activations": rows[0].activations[-1].tolist()}
 
 
-def canary_answers(engine: Engine, canary: dict[str, Any]) -> bool:
-    """Whether the engine still gives the canary's known answer."""
-    got = _sample(engine, np.array(canary["input_ids"], np.int64))
-    known = np.array(canary["activations"], np.float32)
+def canary_batch(canary: dict[str, Any]) -> Batch:
+    """The canary's question."""
+    return Batch.of([np.array(canary["input_ids"], np.int64)])
+
+
+def canary_known(canary: dict[str, Any], rows: list[Rows]) -> bool:
+    """Whether these rows are the canary's known answer."""
+    got, known = rows[0].activations[-1], np.array(canary["activations"], np.float32)
     return got.shape == known.shape and bool(np.abs(got - known).max() <= CANARY_RTOL * max(1.0, np.abs(known).max()))
-
-
-def _sample(engine: Engine, sequence: Ints) -> Floats:
-    last: Floats = engine.run(Batch.of([sequence]))[0].activations[-1]
-    return last
 
 
 def all_pad_is_zero(engine: Engine) -> bool:

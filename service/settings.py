@@ -42,6 +42,9 @@ class Settings(BaseSettings):
     timeout_s: float = Field(
         30.0, gt=0, description="Deadline of a request that sends no x-request-timeout-ms. Match it to your clients'."
     )
+    canary_timeout_s: float = Field(
+        2.0, gt=0, description="Longest canary of a ready server. Raise where one micro-batch takes longer than that."
+    )
     grace_s: float = Field(
         30.0, gt=0, description="Longest drain after SIGTERM. Keep it below the orchestrator's own kill delay."
     )

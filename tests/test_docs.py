@@ -3,6 +3,8 @@
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -52,6 +54,18 @@ def test_named_make_targets_and_files_exist() -> None:
             assert (ROOT / path).exists(), f"{name}: {path}"
         for setting in re.findall(r"ADDNORM_([A-Z_]+)", text):
             assert setting.lower() in Settings.model_fields, f"{name}: ADDNORM_{setting}"
+
+
+CLIENTS = (ROOT / "docs" / "clients.md").read_text()
+PROGRAMS = re.findall(r"```python\n(.+?)```", CLIENTS, re.DOTALL)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
+def test_the_programs_of_the_clients_page_run(url: str, program: str) -> None:
+    for package in re.findall(r"^from (\w+)", program, re.MULTILINE):
+        pytest.importorskip(package)  # kserve brings hundreds of megabytes along
+    program = program.replace("localhost:8000", url.removeprefix("http://"))
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()

@@ -61,7 +61,9 @@ def test_masks_of_every_datatype_mean_the_same(client: httpx.Client, datatype: s
 
 def test_nested_data_and_a_version_in_the_path_mean_the_same(client: httpx.Client) -> None:
     nested = [{**tensor("input_ids", IDS), "data": IDS}, {**tensor("attention_mask", MASK), "data": MASK}]
-    answer = post(client, {"id": "abc", "inputs": nested}, "/v2/models/notebook/versions/1/infer")
+    answer = post(
+        client, {"id": "abc", "model_name": "notebook", "inputs": nested}, "/v2/models/notebook/versions/1/infer"
+    )
     assert answer.json() == post(client, GOOD).json()
 
 
@@ -100,6 +102,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "no inputs": ({}, "inputs is missing"),
     "inputs empty": (changed(inputs=[]), "inputs lacks input_ids"),
     "unknown key": (changed(input=1), "input is unknown"),
+    "another model": (changed(model_name="gpt"), "model_name is 'gpt', the path says 'notebook'"),
     "unknown input": (changed(inputs=[tensor("ids", [[1]])]), "inputs has 'ids': input_ids and attention_mask"),
     "input twice": (changed(inputs=[tensor("input_ids", [[1]])] * 2), "inputs has 'input_ids' twice"),
     "mask alone": (changed(inputs=[tensor("attention_mask", [[1]])]), "inputs lacks input_ids"),

@@ -19,10 +19,12 @@ async def livez() -> dict[str, str]:
     return {"status": "alive"}
 
 
-@router.get("/readyz", summary="Models are loaded, checked and warm", responses={503: NOT_READY})
+@router.get("/readyz", summary="Every model gives its canary's known answer", responses={503: NOT_READY})
 async def readyz(request: Request) -> dict[str, str]:
     if request.state.draining:
         raise NotReady("the server is shutting down", retry_after_s=1)
+    inference: Inference = request.app.state.inference
+    await inference.ready()
     return {"status": "ready"}
 
 

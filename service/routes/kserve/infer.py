@@ -75,6 +75,7 @@ async def decode(ref: str, sent: Sent, inference: Inference) -> tuple[Query, Enc
     body, raw = tensors.split(sent)
     asked = validated(V2InferRequest, body)
     model = inference.models.find(ref)
+    _check_name(asked, model)
     _check_parameters(asked)
     grids = tensors.read(asked.inputs, raw)
     input_ids = grids["input_ids"].astype(np.int64, copy=False)
@@ -85,6 +86,11 @@ async def decode(ref: str, sent: Sent, inference: Inference) -> tuple[Query, Enc
         timeout_s=own.timeout / 1e6 or None, binary=all(output.binary for output in wanted),
     )  # fmt: skip
     return query, partial(encode, wanted, asked.id)
+
+
+def _check_name(asked: V2InferRequest, model: Model) -> None:
+    if asked.model_name not in (None, model.name):
+        raise InvalidInput(f"model_name is {asked.model_name!r:.200}, the path says {model.name!r}", param="model_name")
 
 
 def _check_parameters(asked: V2InferRequest) -> None:

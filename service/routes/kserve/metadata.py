@@ -39,11 +39,18 @@ async def live() -> Live:
     return Live(live=True)
 
 
-@router.get("/health/ready", summary="Models are loaded, checked and warm", responses={503: V2_ERRORS[503]})
+@router.get("/health/ready", summary="Every model gives its canary's known answer", responses={503: V2_ERRORS[503]})
 async def ready(request: Request) -> Ready:
+    await _check_ready(request)
+    return Ready(ready=True)
+
+
+async def _check_ready(request: Request, model: str | None = None) -> None:
+    """NotReady unless every model, or the one named, answers."""
     if request.state.draining:
         raise NotReady("the server is shutting down", retry_after_s=1)
-    return Ready(ready=True)
+    inference: Inference = request.app.state.inference
+    await inference.ready(model)
 
 
 @router.get("/models/{model}", summary="A model's inputs and outputs", responses=V2_ERRORS)
@@ -111,7 +118,7 @@ async def version_ready(request: Request, model: str, version: str) -> ModelRead
 
 async def _ready(request: Request, model: str, version: str | None = None) -> ModelReady:
     found(request, model, version)
-    await ready(request)
+    await _check_ready(request, model)
     return ModelReady(name=model, ready=True)
 
 

@@ -51,7 +51,7 @@ async def index(request: Request) -> list[ModelState]:
     inference = _admin(request)
     asked = await _asked(request, IndexRequest)
     return [
-        ModelState(name=name, version=version, state=state, reason=reason)
+        ModelState(name=name, version=str(version), state=state, reason=reason)
         for name, version, state, reason in inference.models.index()
         if state == "READY" or not asked.ready
     ]

@@ -64,6 +64,7 @@ class Parameters(_Open):
 
 class V2InferRequest(Strict):
     id: str | None = Field(None, description="Comes back in the answer.")
+    model_name: str | None = Field(None, description="KServe's client repeats the path's name here.")
     parameters: Parameters = Parameters(
         timeout=0, binary_data_output=False, pooling=None, normalize=False, precision=None
     )

@@ -1,0 +1,71 @@
+"""`python -m load.overload --bundle BUNDLE`: several times what the server can do, open loop, with a deadline.
+
+It must keep doing what it can, answer what it accepts in time, and refuse the rest at once, saying when to come back.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from load import servers
+from load.check import Reference, alone
+from load.run import Load, measure
+from load.stream import PROFILES, make
+from service import bundle as bundles
+from service.bundle import Bundle
+
+REFUSALS = {"status 429", "status 503", "status 504"}
+TIMES = 5.0  # the server's capacity
+DEADLINE_MS = 1000
+CONNECTIONS = 1024  # more than ever wait: the client must not be what limits
+MIN_GOODPUT = 0.9  # of capacity
+MAX_GROWTH = 1.05  # of resident memory
+
+
+def overload(bundle: Bundle, seconds: float, times: float = TIMES) -> tuple[dict[str, float], list[str]]:
+    """Figures, and in words what they miss."""
+    reference = Reference(alone(bundle, "fp32"))
+    stream = make(PROFILES["small"], bundle.manifest.limits, fields={"precision": "fp32"})
+    reference.learn(stream)
+    with servers.addnorm(bundle) as server:
+        capacity = measure(server, stream, reference, Load(32, min(10.0, seconds), warm_up_s=2.0), progress=False)
+        load = Load(
+            CONNECTIONS, seconds, times * capacity.requests_per_s, headers=(f"X-Request-Timeout-Ms: {DEADLINE_MS}",)
+        )
+        flood = measure(server, stream, reference, load, progress=False)
+    figures = {
+        "capacity, requests/s": capacity.requests_per_s,
+        "offered, requests/s": load.rate or 0.0,
+        "answered with 200": flood.num_answers - flood.num_errors,
+        **{f"refused with {status}": number for status, number in flood.errors.items()},
+        "goodput over capacity, tokens": flood.tokens_per_s / capacity.tokens_per_s,
+        "p99 of the accepted, ms": flood.p99_ms,
+        "deadline, ms": DEADLINE_MS,
+        "refusals without Retry-After": flood.num_without_when,
+        "memory over before": (flood.server_rss_mib or 0) / (capacity.server_rss_mib or 1),
+    }
+    missed = {
+        f"answers that are neither right nor a refusal: {flood.errors}": not set(flood.errors) <= REFUSALS,
+        f"goodput below {MIN_GOODPUT} of capacity": figures["goodput over capacity, tokens"] < MIN_GOODPUT,
+        "p99 of the accepted beyond the deadline": flood.p99_ms > DEADLINE_MS,
+        "refusals without Retry-After": flood.num_without_when > 0,
+        f"memory over {MAX_GROWTH} of before": figures["memory over before"] > MAX_GROWTH,
+    }
+    return figures, [words for words, is_missed in missed.items() if is_missed]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m load.overload", description=__doc__)
+    parser.add_argument("--bundle", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--times", type=float, default=TIMES, help="the server's own capacity")
+    arguments = parser.parse_args()
+    figures, missed = overload(bundles.read(arguments.bundle), arguments.seconds, arguments.times)
+    for name, value in figures.items():
+        print(f"{name:32s} {value:10,.2f}")
+    if missed:
+        sys.exit("; ".join(missed))
+
+
+if __name__ == "__main__":
+    main()
