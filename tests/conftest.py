@@ -58,10 +58,12 @@ def serving(inference: Inference) -> Iterator[str]:
     while not server.started:
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join()
-    inference.close()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:  # else a test that fails would never end
+        server.should_exit = True
+        thread.join()
+        inference.close()
 
 
 def inference_of(root: Path, **changed: Any) -> Inference:
