@@ -10,7 +10,7 @@ from torch.export import Dim
 
 from model.transformer import Transformer
 
-OPSET = 20  # the first with Gelu
+OPSET = 23  # the first with Attention
 BODY_INPUTS = ["input_ids", "attention_mask"]
 BODY_OUTPUTS = ["activations", "norm_mean", "norm_rstd"]
 

@@ -6,7 +6,7 @@ Written by hand because the client shares the cores with the server: per request
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -25,6 +25,7 @@ class Connection(asyncio.Protocol):
         self._end: int | None = None  # of the answer, once its headers are read
         self._answer: asyncio.Future[tuple[int, bytes]] | None = None
         self.is_open = True
+        self.says_when = False  # whether the last answer had Retry-After
 
     async def send(self, request: bytes) -> tuple[int, bytes]:
         """The answer's status and body. ConnectionError if it does not come whole."""
@@ -50,6 +51,7 @@ class Connection(asyncio.Protocol):
         first, *lines = bytes(self._received[:found]).lower().split(b"\r\n")
         headers = dict(line.split(b":", 1) for line in lines)
         self._status, self._start = int(first[9:12]), found + 4
+        self.says_when = b"retry-after" in headers
         self._end = self._start + int(headers[b"content-length"])
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -82,11 +84,12 @@ class Answers:
 class Client:
     """Connections to one server, opened as they are needed."""
 
-    def __init__(self, host: str, port: int, bodies: list[bytes], timeout_s: float = 60.0) -> None:
+    def __init__(self, host: str, port: int, bodies: list[bytes], timeout_s: float = 60.0, *headers: str) -> None:
         self._address = (host, port)
         self._timeout_s = timeout_s
-        self._requests = [_request(host, body) for body in bodies]
+        self._requests = [_request(host, body, headers) for body in bodies]
         self._idle: list[Connection] = []
+        self.num_without_when = 0  # refusals (429, 503) that lacked Retry-After
 
     async def ask(self, index: int) -> tuple[int, bytes]:
         """Status and body of the answer to one of the bodies; (REFUSED, why) if none comes."""
@@ -101,6 +104,7 @@ class Client:
             connection.close()
             return REFUSED, f"{type(error).__name__} {error}".encode()
         self._idle.append(connection)
+        self.num_without_when += answer[0] in (429, 503) and not connection.says_when
         return answer
 
     async def _connection(self) -> Connection:
@@ -115,12 +119,13 @@ class Client:
             connection.close()
 
 
-def _request(host: str, body: bytes) -> bytes:
+def _request(host: str, body: bytes, headers: Sequence[str]) -> bytes:
     lines = (
         "POST /v1/infer HTTP/1.1",
         f"Host: {host}",
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",
+        *headers,
     )
     return "\r\n".join((*lines, "", "")).encode() + body
 

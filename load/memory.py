@@ -27,7 +27,7 @@ def bodies(limits: Limits, precisions: list[str], num_requests: int) -> Iterator
     """Seeded requests: 1 to 6 sequences, mostly short, one in fifty of up to the model's own limit."""
     draws = np.random.default_rng(0)
     for _ in range(num_requests):
-        longest = limits.max_positions if draws.random() < 0.02 else 48
+        longest = limits.max_positions if draws.random() < 0.02 else min(48, limits.max_positions)
         lengths = draws.integers(1, longest + 1, draws.integers(1, 7))
         ids = np.where(np.arange(lengths.max()) < lengths[:, None], draws.integers(0, limits.vocab_size), 0)
         body = {

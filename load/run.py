@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -33,6 +33,7 @@ class Load:
     warm_up_s: float = 0.5
     num_answers: int | None = None  # closed loop: stop after so many
     seed: int = 0
+    headers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Result:
     server_cpu_s_per_1000_tokens: float | None
     server_rss_mib: float | None
     client_cpu_ms_per_request: float
+    num_without_when: int = 0  # refusals that lacked Retry-After
 
     @property
     def num_errors(self) -> int:
@@ -59,12 +61,16 @@ class Result:
 def measure(server: Server, stream: Stream, reference: Reference, load: Load, progress: bool = True) -> Result:
     """Loads the server, then checks every answer. `reference` must have learned the stream."""
     with runner() as loop:
-        answers, server_cpu_s, client_cpu_s = loop.run(_apply(server, stream, load, progress))
-    return _result(stream, reference, answers, server.rss_mib(), server_cpu_s, client_cpu_s)
+        answers, server_cpu_s, client_cpu_s, num_without_when = loop.run(_apply(server, stream, load, progress))
+    result = _result(stream, reference, answers, server.rss_mib(), server_cpu_s, client_cpu_s)
+    return replace(result, num_without_when=num_without_when)
 
 
-async def _apply(server: Server, stream: Stream, load: Load, progress: bool) -> tuple[Answers, float | None, float]:
-    client = Client(server.host, server.port, [request.body for request in stream.requests])
+async def _apply(
+    server: Server, stream: Stream, load: Load, progress: bool
+) -> tuple[Answers, float | None, float, int]:
+    bodies = [request.body for request in stream.requests]
+    client = Client(server.host, server.port, bodies, 60.0, *load.headers)
     order = stream.indices()
     if load.warm_up_s:
         await closed_loop(client, order, load.concurrency, load.warm_up_s)
@@ -77,7 +83,7 @@ async def _apply(server: Server, stream: Stream, load: Load, progress: bool) -> 
     client_cpu_s, server_after = time.process_time() - client_before, server.cpu_s()
     client.close()
     server_cpu_s = None if server_before is None or server_after is None else server_after - server_before
-    return answers, server_cpu_s, client_cpu_s
+    return answers, server_cpu_s, client_cpu_s, client.num_without_when
 
 
 @asynccontextmanager

@@ -52,14 +52,21 @@ class Server:
 @contextmanager
 def addnorm(bundle: Bundle) -> Iterator[Server]:
     """`python -m service` over this one bundle, with default settings."""
-    port = _free_port()
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as root:
         name, version = bundle.ref.split("/")
-        Path(folder, name).mkdir()
-        Path(folder, name, version).symlink_to(bundle.path.resolve())
-        settings = {"ADDNORM_PORT": str(port), "ADDNORM_LOG_LEVEL": "warning"}
-        with _process(["service", "--bundles", folder], port, settings) as server:
+        Path(root, name).mkdir()
+        Path(root, name, version).symlink_to(bundle.path.resolve())
+        with folder(Path(root)) as server:
             yield server
+
+
+@contextmanager
+def folder(bundles: Path, **settings: str) -> Iterator[Server]:
+    """`python -m service` over this folder, with these settings."""
+    port = _free_port()
+    quiet = {"ADDNORM_PORT": str(port), "ADDNORM_LOG_LEVEL": "warning"}
+    with _process(["service", "--bundles", str(bundles)], port, {**quiet, **settings}) as server:
+        yield server
 
 
 @contextmanager

@@ -5,7 +5,7 @@ once per forward pass from `attention_mask`; B is the batch, S the grid's width,
 Both are written with operations that export to standard ONNX ops (NonZero, CumSum, Gather, Where).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -23,16 +23,16 @@ class Layout(Protocol):
         """Caller's cells `[B, S]` -> rows `[N]`."""
         ...
 
-    def to_heads(self, qkv: Tensor) -> Tensor:
-        """Rows `[N, 3 * H * d_head]` of queries, keys, values -> attention's grid `[3, B, H, S, d_head]`."""
+    def to_grid(self, qkv: Tensor) -> Sequence[Tensor]:
+        """Rows `[N, 3 * d]` of queries, keys, values -> the three on attention's grid, each `[B, S, d]`."""
         ...
 
-    def from_heads(self, context: Tensor) -> Tensor:
-        """Attention's grid `[B, H, S, d_head]` -> rows `[N, H * d_head]`."""
+    def from_grid(self, context: Tensor) -> Tensor:
+        """Attention's grid `[B, S, d]` -> rows `[N, d]`."""
         ...
 
     def attention_bias(self, causal: bool) -> Tensor:
-        """What is added to the scores: 0 where a query may see a key, else MASKED; broadcasts to `[B, 1, S, S]`."""
+        """What is added to the scores: 0 where a query may see a key, else MASKED. `[B, 1, S, S]`"""
         ...
 
     def scatter(self, rows: Tensor) -> Tensor:
@@ -43,19 +43,19 @@ class Layout(Protocol):
 class Padded:
     """Every cell is a row: the plain graph that most exports make, kept as the reference."""
 
-    def __init__(self, attention_mask: Tensor, n_heads: int) -> None:
+    def __init__(self, attention_mask: Tensor) -> None:
         self.mask = attention_mask != 0  # [B, S]
-        self.shape, self.n_heads = attention_mask.shape, n_heads
+        self.shape = attention_mask.shape
         self.position_ids = _positions(self.mask).reshape(-1)
 
     def gather(self, cells: Tensor) -> Tensor:
         return cells.reshape(-1)
 
-    def to_heads(self, qkv: Tensor) -> Tensor:
-        return qkv.reshape(*self.shape, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)
+    def to_grid(self, qkv: Tensor) -> Sequence[Tensor]:
+        return qkv.reshape(*self.shape, -1).chunk(3, -1)
 
-    def from_heads(self, context: Tensor) -> Tensor:
-        return context.transpose(1, 2).reshape(-1, self.n_heads * context.shape[-1])
+    def from_grid(self, context: Tensor) -> Tensor:
+        return context.reshape(-1, context.shape[-1])
 
     def attention_bias(self, causal: bool) -> Tensor:
         return _bias(self.mask, causal)
@@ -70,13 +70,10 @@ class Packed:
     A real token's cell there is `row * S + position`, so wherever the caller put the pads, softmax adds the
     same numbers in the same order. Row 0 is a filler (a copy of the grid's first cell): it keeps N at least 1,
     and every pad of either grid reads from it.
-
-    Heads are gathered straight to where attention reads them: one gather a way, and no transposition per layer.
     """
 
-    def __init__(self, attention_mask: Tensor, n_heads: int) -> None:
-        batch, seq = attention_mask.shape
-        self.shape, self.n_heads = (batch, seq), n_heads
+    def __init__(self, attention_mask: Tensor) -> None:
+        batch, seq = self.shape = attention_mask.shape
         self.mask = attention_mask != 0  # [B, S]
         real = self.mask.to(torch.int64)
         lengths = real.sum(1, keepdim=True)  # [B, 1]
@@ -90,27 +87,20 @@ class Packed:
 
         positions = _positions(self.mask)  # [B, S]
         self.position_ids = self.gather(positions)
-        heads = torch.arange(n_heads, device=real.device)
-        # of a row's head in the grid [B, H, S]: (row * H + head) * S + position
-        first = torch.arange(batch, device=real.device)[:, None] * (n_heads * seq)
-        self.head_cells = (self.gather(first + positions)[:, None] + heads * seq).reshape(-1)  # [N * H]
-        # of a cell's head in the rows [N, 3, H]: row * 3 * H + part * H + head
+        first = torch.arange(batch, device=real.device)[:, None] * seq  # cell of each sequence's first token
+        self.grid_cells = self.gather(first + positions)  # [N] attention's cell of each row
         before = lengths.cumsum(0) - lengths  # [B, 1] real tokens in the sequences above
-        rows = torch.where(self.keys, before + columns + 1, 0)  # [B, S] 0 at pads
-        parts = torch.arange(3, device=real.device)[:, None, None, None] * n_heads
-        self.heads_of_cells = (rows[:, None, :] * (3 * n_heads) + heads[:, None] + parts).reshape(-1)  # [3 * B * H * S]
+        self.grid_rows = torch.where(self.keys, before + columns + 1, 0).reshape(-1)  # [B * S] 0 at pads
 
     def gather(self, cells: Tensor) -> Tensor:
         return cells.reshape(-1).index_select(0, self.cells)
 
-    def to_heads(self, qkv: Tensor) -> Tensor:
-        batch, seq = self.shape
-        width = qkv.shape[-1] // (3 * self.n_heads)
-        return qkv.reshape(-1, width).index_select(0, self.heads_of_cells).reshape(3, batch, self.n_heads, seq, width)
+    def to_grid(self, qkv: Tensor) -> Sequence[Tensor]:
+        parts = qkv.reshape(-1, qkv.shape[-1] // 3)  # [3 * N, d] gathered from as they lie: no copy before or after
+        return [parts.index_select(0, 3 * self.grid_rows + i).reshape(*self.shape, -1) for i in range(3)]
 
-    def from_heads(self, context: Tensor) -> Tensor:
-        width = context.shape[-1]
-        return context.reshape(-1, width).index_select(0, self.head_cells).reshape(-1, self.n_heads * width)
+    def from_grid(self, context: Tensor) -> Tensor:
+        return context.reshape(-1, context.shape[-1]).index_select(0, self.grid_cells)
 
     def attention_bias(self, causal: bool) -> Tensor:
         return _bias(self.keys, causal)
@@ -120,7 +110,7 @@ class Packed:
         return torch.where(self.mask[:, :, None], cells, 0.0)
 
 
-LAYOUTS: dict[str, Callable[[Tensor, int], Layout]] = {"packed": Packed, "padded": Padded}
+LAYOUTS: dict[str, Callable[[Tensor], Layout]] = {"packed": Packed, "padded": Padded}
 
 
 def _positions(mask: Tensor) -> Tensor:
@@ -129,9 +119,10 @@ def _positions(mask: Tensor) -> Tensor:
 
 
 def _bias(keys: Tensor, causal: bool) -> Tensor:
-    """keys: `[B, S]` bool, the cells that hold a real token. -> `[B, 1, 1, S]`, or `[B, 1, S, S]` if causal."""
-    visible = keys[:, None, None, :]
+    """keys: `[B, S]` bool, the cells that hold a real token. -> `[B, 1, S, S]`."""
+    batch, seq = keys.shape
+    visible = keys[:, None, None, :].expand(batch, 1, seq, seq)
     if causal:
-        columns = torch.arange(keys.shape[1], device=keys.device)
+        columns = torch.arange(seq, device=keys.device)
         visible = visible & (columns[None, :] <= columns[:, None])
     return torch.where(visible, 0.0, MASKED)

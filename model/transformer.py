@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.onnx.ops import attention
 
 from model.layout import LAYOUTS, Layout
 
@@ -74,20 +75,22 @@ class LayerNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Scaled dot-product attention with H heads (Vaswani et al., 2017, arXiv:1706.03762, section 3.2)."""
+    """Scaled dot-product attention with H heads (Vaswani et al., 2017, arXiv:1706.03762, section 3.2).
+
+    `attention` is ONNX's operator, which PyTorch computes here: softmax(q k^T / sqrt(d_head) + bias) v, head by head.
+    """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.d_head = config.d_model // config.n_heads
+        self.n_heads = config.n_heads
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=config.attention_bias)
         self.out = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
 
     def forward(self, x: Tensor, layout: Layout, bias: Tensor) -> Tensor:
         """x `[N, d]`, bias as of Layout.attention_bias -> `[N, d]`."""
-        q, k, v = layout.to_heads(self.qkv(x))  # each [B, H, S, d_head]
-        scores = q @ k.transpose(-1, -2) / math.sqrt(self.d_head) + bias  # [B, H, S, S]
-        context = scores.softmax(-1) @ v  # [B, H, S, d_head]
-        return self.out(layout.from_heads(context))  # type: ignore[no-any-return]
+        q, k, v = layout.to_grid(self.qkv(x))  # each [B, S, d]
+        context = attention(q, k, v, bias, q_num_heads=self.n_heads, kv_num_heads=self.n_heads)[0]  # [B, S, d]
+        return self.out(layout.from_grid(context))  # type: ignore[no-any-return]
 
 
 class FeedForward(nn.Module):
@@ -193,7 +196,7 @@ class Transformer(nn.Module):
         """input_ids, attention_mask `[B, S]` int64, non-zero mask = real token
         -> activations `[B, S, d]`, norm_mean `[B, S, n_norms]`, norm_rstd `[B, S, n_norms]`, zeros at pads.
         """
-        layout = self.layout(attention_mask, self.config.n_heads)
+        layout = self.layout(attention_mask)
         bias = layout.attention_bias(self.config.causal)
         stats = NormStats()
         x = self.embed(layout.gather(input_ids), layout.position_ids)  # [N, d]

@@ -1,24 +1,20 @@
 """`python -m service --bundles DIR` serves; `python -m service settings` lists the settings."""
 
 import argparse
-import ctypes
 import gc
 import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
 
-from service import logs
+from service import logs, memory
 from service.app import create_app
 from service.errors import StartupError
 from service.infer import Inference
 from service.lifecycle import Server
 from service.models import load_all
 from service.settings import Settings, describe, read_settings
-
-M_ARENA_MAX = -8  # malloc.h
 
 
 def main() -> None:
@@ -30,7 +26,7 @@ def main() -> None:
         print(describe())
         return
     logs.configure("info")
-    share_malloc_arenas()
+    memory.share_arenas()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # while bundles load; process 1 would not hear it else
     try:
         settings = read_settings()
@@ -38,12 +34,6 @@ def main() -> None:
         serve(arguments.bundles, settings)
     except StartupError as error:
         sys.exit(f"addnorm: {error}")
-
-
-def share_malloc_arenas() -> None:
-    """glibc gives each thread a heap of its own, and what one frees another cannot use: resident memory triples."""
-    with suppress(AttributeError, OSError):  # another C library
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
 
 
 def serve(bundles: Path, settings: Settings) -> None:

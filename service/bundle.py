@@ -97,16 +97,22 @@ class Bundle:
 
 def find(root: Path) -> Iterator[Path]:
     """The bundle folders below `root`, sorted. StartupError if there is none."""
-    found = sorted(
+    found = versions(root)
+    if not found:
+        raise StartupError(f"no bundle under {root}: make one with `python -m export --preset notebook --out {root}`")
+    yield from found
+
+
+def versions(root: Path) -> list[Path]:
+    """The folders `<name>/<version>` below `root`, sorted: older versions first."""
+    found = (
         version
         for model in (root.iterdir() if root.is_dir() else ())
         if model.is_dir() and NAME.fullmatch(model.name)
         for version in model.iterdir()
-        if version.is_dir() and version.name.isdigit()
+        if version.name.isascii() and version.name.isdigit() and version.is_dir()
     )
-    if not found:
-        raise StartupError(f"no bundle under {root}: make one with `python -m export --preset notebook --out {root}`")
-    yield from found
+    return sorted(found, key=lambda path: (path.parent.name, int(path.name)))
 
 
 def read(path: Path) -> Bundle:

@@ -52,6 +52,7 @@ def _session(graph: Path, provider: str) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1  # lanes run side by side; threads inside a run would fight over the cores
     options.inter_op_num_threads = 1
+    options.enable_mem_pattern = False  # one would be kept for each shape met; it costs memory and saves no time
     options.log_severity_level = 3  # errors; the rest is about fallbacks that are checked below
     if not _int8_is_exact():
         options.add_session_config_entry("session.x64quantprecision", "1")

@@ -45,6 +45,12 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
+class BundleRefused(ServiceError):
+    """Asked to load what cannot be trusted. What is served stays as it is."""
+
+    status, type, code = 400, "invalid_request_error", "bundle_refused"
+
+
 class ClientGone(ServiceError):
     """The caller left. Nobody reads the answer; the status is for the log (nginx's number)."""
 

@@ -17,8 +17,10 @@ from service.errors import ClientGone, Expired, InvalidInput, NotReady
 from service.metrics import Metrics
 from service.models import Model, Models
 from service.outputs import Positions
+from service.probe import Probe
 from service.queue import Job
 from service.readiness import Readiness
+from service.repository import Repository
 from service.scheduler import Scheduler
 from service.settings import Settings
 
@@ -66,20 +68,28 @@ class Inference:
 
     def __init__(self, models: Models, settings: Settings) -> None:
         self.models, self.settings, self.metrics = models, settings, Metrics()
-        self.scheduler = Scheduler(
-            settings.num_lanes, settings.max_queue_tokens, (self.metrics,), settings.lane_timeout_s
-        )
+        self._probe = Probe(settings.probe_share, lambda: self.scheduler.is_idle(), self.metrics.probed)
+        observers = (self.metrics, self._probe)
+        self.scheduler = Scheduler(settings.num_lanes, settings.max_queue_tokens, observers, settings.lane_timeout_s)
+        self._repository = Repository(models, settings)
         self._readiness = Readiness(models, self.scheduler, settings.canary_timeout_s)
         self.metrics.watch(self.scheduler, models, settings)
         # as many as lanes: what runs a head competes with them for the cores
         self._encoders = ThreadPoolExecutor(settings.num_lanes, thread_name_prefix="encode")
 
     async def answer(
-        self, query: Query, encode: Callable[[Answer], Encoded], left: Callable[[], Awaitable[None]] | None = None
+        self,
+        query: Query,
+        encode: Callable[[Answer], Encoded],
+        left: Callable[[], Awaitable[None]] | None = None,
+        arrived: float | None = None,
     ) -> tuple[Encoded, dict[str, float]]:
-        """The encoded answer and the seconds of each stage. `left` returns when the caller has gone."""
+        """The encoded answer and the seconds of each stage.
+
+        left: returns when the caller has gone. arrived: time.monotonic() from which the deadline counts, now if None.
+        """
         num_bytes = check(query, self.settings)
-        rows, stages_s = await self._rows(query, left)
+        rows, stages_s = await self._rows(query, left, time.monotonic() if arrived is None else arrived)
         started = time.monotonic()
         make = partial(_encoded, query, rows, encode)
         if "logits" not in query.wanted and num_bytes <= QUICK_BYTES:
@@ -93,38 +103,52 @@ class Inference:
         return await asyncio.get_running_loop().run_in_executor(self._encoders, work)
 
     async def _rows(
-        self, query: Query, left: Callable[[], Awaitable[None]] | None
+        self, query: Query, left: Callable[[], Awaitable[None]] | None, arrived: float
     ) -> tuple[list[Rows], dict[str, float]]:
         """Rows for each of the caller's rows, and the time they waited and ran."""
         empty = query.model.engine(query.precision).empty()
         if not len(query.batch):
             return query.cells.every_row([], empty), {"queue": 0.0, "infer": 0.0}
         timeout_s = query.timeout_s or self.settings.timeout_s
-        job = self.scheduler.submit(query.model.line(query.precision), query.batch, timeout_s)
-        rows = await _wait(job, timeout_s, left)
+        left_s = timeout_s - (time.monotonic() - arrived)
+        job = self.scheduler.submit(query.model.line(query.precision), query.batch, left_s)
+        try:
+            rows = await _wait(job, left_s, left)
+        except CancelledError:
+            raise Expired(f"no answer within {timeout_s:g} s") from None
         assert job.started is not None
         assert job.finished is not None
         stages_s = {"queue": job.started - job.submitted, "infer": job.finished - job.started}
         return query.cells.every_row(rows, empty), stages_s
-
-    async def load(self, name: str) -> None:
-        self.models.move(name, up=True)
-
-    async def unload(self, name: str) -> None:
-        self.models.move(name, up=False)
 
     async def ready(self, name: str | None = None) -> None:
         """NotReady says which models, of all or of this name, do not give their canary's known answer, and why."""
         if wrong := [what for model, what in await self._readiness.failures() if name in (None, model)]:
             raise NotReady("; ".join(wrong), retry_after_s=1)
 
+    async def load(self, ref: str) -> None:
+        """Loads all versions of `name`, or `name/version`, beside what runs, and switches to what is new or changed.
+
+        NotFound if there is none on disk; BundleRefused if one cannot be trusted, which leaves what runs as it is.
+        """
+        await asyncio.to_thread(self._repository.load, ref)
+
+    async def unload(self, ref: str) -> None:
+        """Serves `name`, or `name/version`, no more; returns when its memory is free. NotFound if it is not served."""
+        await asyncio.to_thread(self._repository.unload, ref)
+
     def close(self) -> None:
+        self._repository.close()
+        self._probe.close()
         self.scheduler.close()
         self._encoders.shutdown()
 
 
 async def _wait(job: Job, timeout_s: float, left: Callable[[], Awaitable[None]] | None) -> list[Rows]:
-    """Cancels the job when the deadline passes or the caller leaves: what no lane has taken is not computed."""
+    """Cancels the job when the time is up or the caller leaves: what no lane has taken is not computed.
+
+    concurrent.futures.CancelledError if the time was up.
+    """
     loop = asyncio.get_running_loop()
     settled = asyncio.Event()
     job.future.add_done_callback(lambda _: loop.call_soon_threadsafe(settled.set))
@@ -136,7 +160,7 @@ async def _wait(job: Job, timeout_s: float, left: Callable[[], Awaitable[None]] 
     except CancelledError:
         if watch and watch.seen:
             raise ClientGone("the caller left before the answer") from None
-        raise Expired(f"no answer within {timeout_s:g} s") from None
+        raise
     finally:
         deadline.cancel()
         job.future.cancel()

@@ -33,6 +33,7 @@ class Facts:
     """What becomes known of a request on its way; logged and counted at its end. Never its content."""
 
     request_id: str
+    started: float  # time.monotonic(): the deadline counts from here
     status: int = 500
     model: str = ""
     real_tokens: int = 0
@@ -53,16 +54,15 @@ class Edge:
             await self.app(scope, receive, send)
             return
         sent = Headers(scope=scope).get("x-request-id", "")
-        facts = Facts(sent if REQUEST_ID.fullmatch(sent) else f"{random.getrandbits(128):032x}")
-        scope.setdefault("state", {})["facts"] = facts
+        request_id = sent if REQUEST_ID.fullmatch(sent) else f"{random.getrandbits(128):032x}"
+        facts = scope.setdefault("state", {})["facts"] = Facts(request_id, time.monotonic())
         scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # uvicorn leaves the body away
-        started = time.monotonic()
         self.in_flight += 1
         try:
             await self._answer(scope, receive, self._marked(send, facts))
         finally:
             self.in_flight -= 1
-            self._record(scope, facts, time.monotonic() - started)
+            self._record(scope, facts, time.monotonic() - facts.started)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["state"]["draining"] = self.draining

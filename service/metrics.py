@@ -66,9 +66,20 @@ class Metrics(Observer):
         self.engine_failures = Counter(
             "addnorm_engine_failures", "Session runs that raised an error.", ["model"], registry=registry
         )
+        self.invariance_probes = Counter(
+            "addnorm_invariance_probes", "Served sequences computed again, alone.", ["model"], registry=registry
+        )
+        self.invariance_violations = Counter(
+            "addnorm_invariance_violations", "Those whose rows alone were others.", ["model"], registry=registry
+        )
+        self.invariance_max_difference = Gauge(
+            "addnorm_invariance_max_difference", "Largest difference of such rows so far.", ["model"], registry=registry
+        )
+        self.differences: dict[str, float] = {}  # largest of each model
         self.rejections = Counter(
             "addnorm_rejections", "Requests refused or expired, by reason.", ["reason"], registry=registry
         )
+        self._models, self._provider = Models([]), ""
         self.model_info = Gauge(
             "addnorm_model_info", "1 for each model, version and precision served.",
             ["model", "version", "precision", "layout", "provider_asked", "provider", "manifest_sha256"], registry=registry,
@@ -80,13 +91,7 @@ class Metrics(Observer):
         self.queue_tokens_limit.set(scheduler.max_queue_tokens)
         self.lanes_busy.set_function(lambda: scheduler.num_busy)
         self.lanes.set(scheduler.num_lanes)
-        for name, versions in models:
-            for version, model in versions.items():
-                for precision, engine in model.engines.items():
-                    self.model_info.labels(
-                        name, version, precision, model.bundle.manifest.layout, settings.provider, engine.provider,
-                        model.bundle.manifest_sha256,
-                    ).set(1)  # fmt: skip
+        self._models, self._provider = models, settings.provider
 
     def computed(self, micro: MicroBatch, rows: list[Rows]) -> None:
         model, lengths = micro.line.name, [sequence.length for sequence in micro.sequences]
@@ -99,6 +104,12 @@ class Metrics(Observer):
 
     def replaced(self) -> None:
         self.lanes_replaced.inc()
+
+    def probed(self, model: str, violated: bool, difference: float) -> None:
+        """A served sequence was computed again, alone."""
+        self.of(self.invariance_probes, model).inc()
+        self.of(self.invariance_violations, model).inc(violated)
+        self.differences[model] = max(difference, self.differences.get(model, 0.0))
 
     def inferred(self, model: str, real_tokens: int, pads: int, stages_s: dict[str, float]) -> None:
         """An inference was answered with success."""
@@ -125,4 +136,19 @@ class Metrics(Observer):
 
     def render(self) -> bytes:
         """The text exposition format, version 0.0.4."""
+        self._show_models()
         return generate_latest(self.registry)
+
+    def _show_models(self) -> None:
+        """Models come and go: what is shown is what is served now."""
+        self.model_info.clear()
+        self.invariance_max_difference.clear()
+        for model in self._models.all():
+            manifest = model.bundle.manifest
+            self.of(self.invariance_violations, manifest.name)  # shown before the first
+            self.invariance_max_difference.labels(manifest.name).set(self.differences.get(manifest.name, 0.0))
+            for precision, engine in model.engines.items():
+                self.model_info.labels(
+                    manifest.name, manifest.version, precision, manifest.layout, self._provider, engine.provider,
+                    model.bundle.manifest_sha256,
+                ).set(1)  # fmt: skip

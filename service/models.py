@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,7 @@ TYPICAL_LENGTH = 30  # tokens of the sequences that warm-up runs
 # What a layout promises of a grid handed to the bare graph. The server itself always pads on the right.
 PADDINGS = {"packed": ("right", "left", "holes"), "padded": ("right",)}
 CHECK_LENGTHS = (1, 3, 17, 40)
+State = Literal["READY", "LOADING", "UNAVAILABLE"]  # in KServe's words
 
 
 class Model:
@@ -39,7 +41,7 @@ class Model:
         name, budget = bundle.manifest.name, token_budget or BUDGETS[1]
         self.statistics = Statistics()
         self.lines = {
-            precision: Line(self.statistics.timed(engine.run), budget, name)
+            precision: Line(self.statistics.timed(engine.run), budget, name, exact=engine.provider == "cpu")
             for precision, engine in self.engines.items()
         }
 
@@ -73,13 +75,21 @@ class Model:
                 for failure in selfcheck.unequal(engine, manifest.limits, paddings, CHECK_LENGTHS):
                     raise StartupError(f"bundle {self.bundle.path}: {precision}: {failure} on this processor")
 
-    def warm_up(self) -> None:
-        """Runs growing micro-batches: the arena meets the largest, and each line gets its token budget unless set."""
+    def warm_up(self, before: "Model | None" = None) -> None:
+        """Runs growing micro-batches: the arena meets the largest, and each line gets its token budget unless set.
+
+        before: a version of the same shape, if it is one, lends its budgets: among its load nothing can be measured.
+        """
+        alike = before and before.bundle.manifest.config == self.bundle.manifest.config
+        known = before.lines if before and alike else {}
         for precision, engine in self.engines.items():
-            rates = _rates(engine, self.bundle.manifest.limits, WARM_UP_S / len(self.engines))
-            if not self.token_budget:
-                self.lines[precision].token_budget = _least_good(rates)
-                log.info("%s %s: %d tokens a micro-batch", self.bundle.ref, precision, _least_good(rates))
+            line, seconds = self.lines[precision], 0.0 if precision in known else WARM_UP_S / len(self.engines)
+            rates = _rates(engine, self.bundle.manifest.limits, seconds)
+            if precision in known:
+                line.token_budget = known[precision].token_budget
+            elif not self.token_budget:
+                line.token_budget = _least_good(rates)
+                log.info("%s %s: %d tokens a micro-batch", self.bundle.ref, precision, line.token_budget)
 
 
 def _rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, float]:
@@ -104,50 +114,89 @@ def _least_good(rates: dict[int, float]) -> int:
     return min(budget for budget, rate in rates.items() if rate >= GOOD_ENOUGH * max(rates.values()))
 
 
+class Entry(NamedTuple):
+    """A version on disk, served or not, and what is wrong with what lies there."""
+
+    name: str
+    version: int
+    state: State
+    reason: str
+
+
 class Models:
-    """All served models, found by `name` or `name/version`."""
+    """All served models, found by `name` or `name/version`. One thread may change them while others look.
 
-    def __init__(self, models: list[Model]) -> None:
-        self._versions: dict[str, dict[int, Model]] = {}
-        self._unloaded: dict[str, dict[int, Model]] = {}
+    Whoever looks sees one mapping, which is never changed, only replaced.
+    """
+
+    def __init__(self, models: list[Model], root: Path | None = None) -> None:
+        """root: the folder they came from."""
+        self.root = root
+        self._versions: Mapping[str, Mapping[int, Model]] = {}
+        self._notes: Mapping[str, tuple[State, str]] = {}  # of versions that are not served, or not well on disk
         for model in models:
-            manifest = model.bundle.manifest
-            self._versions.setdefault(manifest.name, {})[manifest.version] = model
+            self.add(model)
 
-    def __iter__(self) -> Iterator[tuple[str, dict[int, Model]]]:
+    def __iter__(self) -> Iterator[tuple[str, Mapping[int, Model]]]:
         """(name, {version: model}), names sorted."""
         return iter(sorted(self._versions.items()))
 
-    def index(self) -> list[tuple[str, str, str, str]]:
-        """(name, version, state, reason) of every model known."""
-        states = ((self._versions, "READY", ""), (self._unloaded, "UNAVAILABLE", "unloaded"))
-        return sorted(
-            (name, str(version), state, reason)
-            for models, state, reason in states
-            for name, versions in models.items()
-            for version in versions
-        )
+    def all(self) -> list[Model]:
+        """Every version of every model."""
+        return [model for _, versions in self for model in versions.values()]
 
-    def move(self, name: str, up: bool) -> None:
-        source, target = (self._unloaded, self._versions) if up else (self._versions, self._unloaded)
-        if name in source:
-            target[name] = source.pop(name)
-        elif name not in target:
-            raise ModelNotFound(f"model {name[:200]!r} is not known here", param="model")
+    def index(self) -> list[Entry]:
+        """Every version known, with its state."""
+        notes: dict[str, tuple[State, str]] = {**self._notes}
+        for model in self.all():
+            notes[model.bundle.ref] = ("READY", notes.get(model.bundle.ref, ("", ""))[1])
+        return sorted(Entry(ref.split("/")[0], int(ref.split("/")[1]), *note) for ref, note in notes.items())
+
+    def add(self, model: Model) -> None:
+        """From now on found, in place of the one with its name and version."""
+        manifest = model.bundle.manifest
+        versions = {**self._versions.get(manifest.name, {}), manifest.version: model}
+        self._versions = {**self._versions, manifest.name: versions}
+        self.note(model.bundle.ref, None)
+
+    def remove(self, ref: str) -> Model | None:
+        """From now on not found. The model that was, if any."""
+        name, version = ref.split("/")
+        left = {**self._versions.get(name, {})}
+        model = left.pop(int(version), None)
+        others = {known: versions for known, versions in self._versions.items() if known != name}
+        self._versions = {**others, name: left} if left else others
+        self.note(ref, None)
+        return model
+
+    def note(self, ref: str, state: State | None, reason: str = "") -> None:
+        """Remembers for the index why `name/version` is not served, or what is wrong on disk; None forgets it."""
+        others = {known: note for known, note in self._notes.items() if known != ref}
+        self._notes = {**others, ref: (state, reason)} if state else others
+
+    def get(self, ref: str) -> Model | None:
+        """The model of `name/version`, or the latest of `name`; None if there is none."""
+        try:
+            return self.find(ref)
+        except ModelNotFound:
+            return None
+
+    def versions(self, name: str) -> Mapping[int, Model]:
+        """All versions of one model."""
+        served = self._versions
+        if name not in served:
+            raise ModelNotFound(
+                f"model {name[:200]!r} is not served here: {', '.join(sorted(served)) or 'no model is'}", param="model"
+            )
+        return served[name]
 
     def find(self, ref: str | None) -> Model:
         """The model meant by `name`, `name/version`, or nothing where one model is served."""
         if ref is None:
-            if len(self._versions) > 1:
-                raise InvalidInput(f"model is missing; served here: {', '.join(sorted(self._versions))}", param="model")
-            ref = next(iter(self._versions))
-        name, _, version = ref.partition("/")
-        versions = self._versions.get(name)
-        if versions is None:
-            raise ModelNotFound(
-                f"model {ref[:200]!r} is not served here: {', '.join(sorted(self._versions))}", param="model"
-            )
-        if "/" not in ref:
+            ref = self._only()
+        name, slash, version = ref.partition("/")
+        versions = self.versions(name)
+        if not slash:
             return versions[max(versions)]
         number = int(version) if version.isascii() and version.isdigit() and len(version) < 18 else -1
         if number not in versions or str(number) != version:
@@ -155,20 +204,28 @@ class Models:
             raise ModelNotFound(f"model {name!r} has no version {version[:200]!r}: {known}", param="model")
         return versions[number]
 
+    def _only(self) -> str:
+        names = sorted(self._versions)
+        if len(names) > 1:
+            raise InvalidInput(f"model is missing; served here: {', '.join(names)}", param="model")
+        if not names:
+            raise ModelNotFound("no model is served here", param="model")
+        return names[0]
 
-def load(path: Path, settings: Settings) -> Model:
-    """Reads, checks and warms one bundle. StartupError if it cannot be trusted."""
+
+def load(path: Path, settings: Settings, before: Model | None = None) -> Model:
+    """Reads, checks and warms one bundle. StartupError if it cannot be trusted. `before`: a version that runs."""
     started = time.monotonic()
     model = Model(bundles.read(path), settings.provider, settings.token_budget)
     _in_place(model.bundle)
-    model.warm_up()
+    model.warm_up(before)
     model.check()
     log.info("serving %s, ready in %.1f s", model.bundle.ref, time.monotonic() - started)
     return model
 
 
 def load_all(root: Path, settings: Settings) -> Models:
-    return Models([load(path, settings) for path in bundles.find(root)])
+    return Models([load(path, settings) for path in bundles.find(root)], root)
 
 
 def _in_place(bundle: Bundle) -> None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from service.batch import Batch, Rows
 from service.errors import Expired, Overloaded
 
-MARGIN = 1.25  # on predicted times: rates are averages, and later jobs fill up micro-batches
+MARGIN = 1.1  # on predicted times: rates are averages
 CHOICE = 3  # micro-batches' worth of sequences that one is chosen from
 WORTH_A_LANE = 16  # real tokens: for fewer, waking a lane costs more than it gains
 Run = Callable[[Batch], list[Rows]]  # the one seam: a micro-batch in, each sequence's rows out
@@ -26,12 +26,17 @@ Run = Callable[[Batch], list[Rows]]  # the one seam: a micro-batch in, each sequ
 class Line:
     """How much waits for one engine, and how quickly that engine drains it."""
 
-    def __init__(self, run: Run, token_budget: int, name: str = "") -> None:
-        self.run = run
-        self.name = name
+    def __init__(self, run: Run, token_budget: int, name: str = "", exact: bool = True) -> None:
+        """name: of the model; exact: whether a sequence's bits must not depend on its company."""
+        self.run, self.name, self.exact = run, name, exact
         self.token_budget = token_budget
         self.num_tokens = 0  # that wait
         self.tokens_per_s: float | None = None  # of one lane, smoothed; None until measured
+
+    @property
+    def company(self) -> int:
+        """Most tokens that jobs due later can have in its micro-batches before all that waits now is taken."""
+        return min(self.num_tokens, CHOICE * self.token_budget)
 
     def drained(self, num_tokens: int, seconds: float) -> None:
         rate = num_tokens / max(seconds, 1e-6)
@@ -61,6 +66,11 @@ class Job:
     @property
     def tokens_per_s(self) -> float | None:
         return self.line.tokens_per_s
+
+    @property
+    def company(self) -> int:
+        """Most tokens of other jobs in its micro-batches: each of its sequences is in one."""
+        return max(0, min(self.line.num_tokens, len(self.waiting) * self.line.token_budget) - self.num_tokens)
 
     def fail(self, error: Exception) -> None:
         with suppress(InvalidStateError):  # the caller has gone in the meantime
@@ -144,18 +154,19 @@ class Queue:
 
     def _may_be_late(self, job: Job, now: float) -> bool:
         """False if everyone would be answered in time even as the last."""
-        last = now + MARGIN * (self.wait_s() + self._seconds([job]))
+        last = now + MARGIN * (self._seconds([*self._lines, job]) + self._company_s(self._lines))
         return last > min(map(attrgetter("deadline"), self.jobs), default=math.inf) or last > job.deadline
 
     def _late(self, job: Job, now: float) -> str | None:
         """Why the job cannot be admitted: it would be late, or make one late that was admitted before."""
         place, own_s = self._place(job), self._seconds([job])
-        finish_s = MARGIN * (self._seconds(self.jobs[:place]) + own_s)
-        if now + finish_s > job.deadline:
+        company_s = min(self._company_s(self._lines), self._company_s([*self.jobs[:place], job]))
+        computed_s = MARGIN * (self._seconds(self.jobs[:place]) + own_s)
+        if now + (finish_s := computed_s + MARGIN * company_s) > job.deadline:
             return f"the answer needs {finish_s:.2f} s, the deadline is in {job.deadline - now:.2f} s"
         for other in self.jobs[place:]:
-            before_s, finish_s = finish_s, finish_s + MARGIN * self._seconds([other])
-            if now + before_s <= other.deadline < now + finish_s:
+            computed_s += MARGIN * self._seconds([other])
+            if now + computed_s - MARGIN * own_s <= other.deadline < now + computed_s:
                 return f"the answer would take {own_s:.2f} s from one that is due in {other.deadline - now:.2f} s"
         return None
 
@@ -218,10 +229,13 @@ class Queue:
         for sequence, rows in zip(micro.sequences, outcome, strict=True):
             sequence.job.settle(sequence.at, rows, now)
 
-    def _seconds(self, waiting: Iterable[Job] | Iterable[Line]) -> float:
+    def _seconds(self, waiting: Iterable[Job | Line]) -> float:
         """Predicted time of what waits of these. A line that was not measured yet counts as instant."""
-        rates = ((item.num_tokens, item.tokens_per_s) for item in waiting)
-        return sum(num_tokens / (rate * self.num_lanes) for num_tokens, rate in rates if rate)
+        return sum(item.num_tokens / (rate * self.num_lanes) for item in waiting if (rate := item.tokens_per_s))
+
+    def _company_s(self, waiting: Iterable[Job | Line]) -> float:
+        """What jobs due later can take of the lanes before these are computed, as the company in micro-batches."""
+        return sum(item.company / (rate * self.num_lanes) for item in waiting if (rate := item.tokens_per_s))
 
     def _sweep(self, now: float) -> None:
         """Drops the jobs whose deadline has passed, whose caller has gone, or that failed in part."""

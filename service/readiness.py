@@ -29,7 +29,7 @@ class Readiness:
         return await asyncio.shield(self._flight)  # one caller's leaving must not end it for the others
 
     async def _ask_all(self) -> Failures:
-        models = [model for _, versions in self._models for model in versions.values()]
+        models = self._models.all()
         engines = [(model, precision) for model in models for precision in model.lines]
         try:
             wrong = await asyncio.gather(*(self._ask(model, precision) for model, precision in engines))

@@ -81,6 +81,11 @@ class Scheduler:
         with self._changed:
             return self._queue.num_tokens
 
+    def is_idle(self) -> bool:
+        """Whether nothing waits and a lane is free."""
+        with self._changed:
+            return not self._queue.jobs and self.num_busy < self.num_lanes
+
     def close(self) -> None:
         """Runs what is queued, then ends the lanes; does not wait for one that hangs."""
         with self._changed:

@@ -48,6 +48,13 @@ class Settings(BaseSettings):
     grace_s: float = Field(
         30.0, gt=0, description="Longest drain after SIGTERM. Keep it below the orchestrator's own kill delay."
     )
+    probe_share: float = Field(
+        0.001, ge=0, le=1,
+        description="Share of micro-batches computed again alone when idle, and compared. Raise on new hardware; 0: none.",
+    )  # fmt: skip
+    watch_s: float = Field(
+        0.0, ge=0, description="How often the bundle folder is looked at for versions to load or unload. 0: never."
+    )
     max_sequences: int = Field(1024, ge=1, description="Sequences in one request. Raise for bulk callers.")
     max_tokens: int = Field(65_536, ge=1, description="Real tokens in one request. Raise with max_queue_tokens.")
     max_cells: int = Field(262_144, ge=1, description="Cells, pads included, in one request. Raise for sparse grids.")

@@ -1,5 +1,6 @@
 """What V2 says of the server and its models: metadata, configuration, statistics, repository, and its documents."""
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from model.presets import PRESETS
 from service import VERSION
 from service.routes.kserve.schema import V2InferResponse
 from tests.conftest import inference_of, serving
@@ -93,14 +95,16 @@ def durations(stats: dict[str, Any]) -> set[int]:
 
 
 def test_statistics_count_requests_sequences_and_micro_batches(notebook: Path) -> None:
-    with serving(inference_of(notebook.parent.parent, lanes=1)) as url, httpx.Client(base_url=url) as client:
+    with (
+        serving(inference_of(notebook.parent.parent, lanes=1, probe_share=0)) as url,
+        httpx.Client(base_url=url) as client,
+    ):
         before = client.get("/v2/models/notebook/stats").json()["model_stats"][0]
         assert (before["last_inference"], before["inference_count"], before["execution_count"]) == (0, 0, 0)
         assert before["batch_stats"] == []
         started = time.time()
-        for _ in range(3):
-            assert client.post("/v2/models/notebook/infer", json=GOOD).status_code == 200
-        client.post("/v1/infer", json={"input_ids": [[1, 2, 3, 4, 5]]}).raise_for_status()
+        answers = [client.post("/v2/models/notebook/infer", json=GOOD) for _ in range(3)]
+        answers.append(client.post("/v1/infer", json={"input_ids": [[1, 2, 3, 4, 5]]}))
         client.post("/v2/models/notebook/infer", json={**GOOD, "inputs": []})
         elapsed_ns = (time.time() - started) * 1e9
         document = client.get("/v2/models/stats").json()
@@ -121,6 +125,11 @@ def test_statistics_count_requests_sequences_and_micro_batches(notebook: Path) -
     assert (parts["success"]["count"], parts["fail"]["count"]) == (4, 0)  # the fifth never reached a model
     assert 0 < sum(parts[part]["ns"] for part in list(parts)[2:6]) <= parts["success"]["ns"] + 4 < elapsed_ns
     assert sum(size["compute_infer"]["count"] for size in after["batch_stats"]) == after["execution_count"]
+    for part, stage in (("queue", "queue"), ("compute_input", "decode"), ("compute_infer", "infer")):
+        shown_ms = sum(
+            float(re.findall(rf"{stage};dur=([\d.]+)", answer.headers["server-timing"])[0]) for answer in answers
+        )
+        assert parts[part]["ns"] / 1e6 == pytest.approx(shown_ms, abs=0.005 * len(answers) + 1e-6)
     sequences = sum(size["batch_size"] * size["compute_infer"]["count"] for size in after["batch_stats"])
     assert sequences == after["inference_count"]
     assert 0 < sum(size["compute_infer"]["ns"] for size in after["batch_stats"]) <= parts["compute_infer"]["ns"]
@@ -128,7 +137,7 @@ def test_statistics_count_requests_sequences_and_micro_batches(notebook: Path) -
 
 def test_models_are_counted_apart(client: httpx.Client) -> None:
     document = client.get("/v2/models/stats").json()
-    assert [stats["name"] for stats in document["model_stats"]] == ["encoder", "gpt", "minilm", "notebook", "postnorm"]
+    assert [stats["name"] for stats in document["model_stats"]] == sorted(PRESETS)
     before = {stats["name"]: stats["inference_count"] for stats in document["model_stats"]}
     client.post("/v2/models/gpt/infer", json=GOOD).raise_for_status()
     after = {stats["name"]: stats["inference_count"] for stats in client.get("/v2/models/stats").json()["model_stats"]}
@@ -144,7 +153,8 @@ def admin(bundles: Path) -> Iterator[httpx.Client]:
 def test_what_the_operator_opened_loads_and_unloads(admin: httpx.Client) -> None:
     assert "model_repository" in admin.get("/v2").json()["extensions"]
     ready = {"name": "gpt", "version": "1", "state": "READY", "reason": ""}
-    assert ready in admin.post("/v2/repository/index").json()
+    before = admin.post("/v2/repository/index").json()
+    assert ready in before
     unload = admin.post("/v2/repository/models/gpt/unload", json={"parameters": {"unload_dependents": False}})
     assert (unload.status_code, unload.content) == (200, b"")
     assert admin.post("/v2/models/gpt/infer", json=GOOD).status_code in (404, 503)
@@ -152,7 +162,7 @@ def test_what_the_operator_opened_loads_and_unloads(admin: httpx.Client) -> None
     assert state["state"] == "UNAVAILABLE"
     assert state["reason"]
     only_ready = admin.post("/v2/repository/index", json={"ready": True}).json()
-    assert [entry["name"] for entry in only_ready] == ["encoder", "minilm", "notebook", "postnorm"]
+    assert only_ready == [entry for entry in before if entry["name"] != "gpt"]
     load = admin.post("/v2/repository/models/gpt/load")
     assert (load.status_code, load.content) == (200, b"")
     assert admin.post("/v2/models/gpt/infer", json=GOOD).status_code == 200
@@ -178,3 +188,13 @@ def test_bad_repository_requests_are_refused_in_words(
     assert answer.status_code == status
     assert list(answer.json()) == ["error"]
     assert words in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v2", "/v2/models/{model}/stats", "/v2/models/{model}/versions/{version}/config", "/v2/models/{model}/infer"],
+)
+def test_metrics_name_the_whole_path(client: httpx.Client, path: str) -> None:
+    asked = path.replace("{model}", "gpt").replace("{version}", "1")
+    (client.post(asked, json=GOOD) if path.endswith("infer") else client.get(asked)).raise_for_status()
+    assert f'addnorm_request_seconds_count{{route="{path}"}}' in client.get("/metrics").text

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -139,11 +140,54 @@ def test_a_deadline_that_cannot_be_met_is_refused_with_the_measured_wait() -> No
     queue.settle(micro, echo(micro.batch()), 2)  # 10 tokens in 2 s: 5 tokens/s
     submit(queue, line, of_lengths(10, 10, 10), now=2)
     assert queue.wait_s() == pytest.approx(6)
-    with pytest.raises(Overloaded, match=r"needs 14\.00 s, the deadline is in 13\.00 s") as refused:
-        submit(queue, line, of_lengths(10, 10, 10, 10), now=2, deadline=15)  # 6 s of others, 8 s of its own
+    with pytest.raises(Overloaded, match=r"needs 15\.40 s, the deadline is in 15\.00 s") as refused:
+        submit(queue, line, of_lengths(10, 10, 10, 10), now=2, deadline=17)  # 6 s of others, 8 s of its own, a margin
     assert refused.value.retry_after_s == pytest.approx(6)
-    submit(queue, line, of_lengths(10, 10, 10, 10), now=2, deadline=17)
-    submit(queue, line, of_lengths(1), now=2, deadline=3)  # due before the long ones
+    submit(queue, line, of_lengths(10, 10, 10, 10), now=2, deadline=18)
+    submit(queue, line, of_lengths(1), now=2, deadline=5)  # due before the long ones
+
+
+def test_nobody_is_admitted_at_the_cost_of_a_deadline_promised_before() -> None:
+    queue, line = Queue(1000), Line(echo, 10)
+    line.tokens_per_s = 10
+    promised = submit(queue, line, of_lengths(10, 10, 10), deadline=4)  # 3.3 s with the margin
+    for _ in range(3):
+        submit(queue, line, of_lengths(2), deadline=100)
+    with pytest.raises(Overloaded, match=r"would take 0\.20 s from one that is due in 4\.00 s"):
+        submit(queue, line, of_lengths(2), deadline=100)
+    submit(queue, line, of_lengths(40), deadline=100)  # due after it
+    for now in range(4):
+        micro = queue.take(now)
+        assert micro is not None
+        queue.settle(micro, echo(micro.batch()), now + 1)
+    assert promised.finished is not None
+    assert promised.finished <= 4
+
+
+def overloaded(times: float, deadline_s: float) -> tuple[float, int, int]:
+    """A queue with one lane of 1,000 tokens/s, offered `times` as much for 20 s -> share of the lane's tokens that went
+    into answers in time, jobs admitted, and of them not in time."""
+    draws = np.random.default_rng(0)
+    queue, line = Queue(10_000), Line(echo, 100)
+    line.tokens_per_s = 1000
+    now, free, jobs = 0.0, 0.0, list[Job]()
+    while now < 20:
+        now += draws.exponential(0.06 / times)
+        while free <= now and (micro := queue.take(free)) is not None:
+            free += sum(sequence.length for sequence in micro.sequences) / 1000
+            queue.settle(micro, echo(micro.batch()), free)
+        free = max(free, now) if not queue.jobs else free
+        with suppress(Overloaded):
+            jobs.append(submit(queue, line, of_lengths(*draws.integers(1, 40, 3)), now=now, deadline=now + deadline_s))
+    answered = [job for job in jobs if job.finished is not None and job.finished <= job.deadline]
+    waiting = len(queue.jobs)
+    return sum(job.batch.num_tokens for job in answered) / 20_000, len(jobs), len(jobs) - len(answered) - waiting
+
+
+def test_an_overloaded_queue_keeps_its_goodput_and_its_promises() -> None:
+    goodput, num_admitted, num_late = overloaded(times=5, deadline_s=2)
+    assert goodput > 0.9
+    assert num_late < 0.03 * num_admitted
 
 
 def test_expired_and_cancelled_jobs_are_dropped_before_they_are_computed() -> None:

@@ -145,7 +145,7 @@ async def respond(request: Request, decode: Decode) -> Response:
     facts.model, facts.real_tokens, facts.padded_tokens = query.model.name, query.batch.num_tokens, query.cells.num_pads
     statistics = query.model.statistics
     try:
-        payload, stages_s = await inference.answer(query, encode, partial(_left, request))
+        payload, stages_s = await inference.answer(query, encode, partial(_left, request), facts.started)
     except ServiceError:
         statistics.failed(time.monotonic() - started)
         raise

@@ -1,5 +1,6 @@
 """What is served: models, their versions and limits, and what was proved of them."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -45,8 +46,7 @@ async def list_models(request: Request) -> ModelList:
 
 @router.get("/{name}", summary="One model", responses=NAMED)
 async def show_model(request: Request, name: str) -> ModelEntry:
-    served = _served(request).find(name).name
-    return next(_entry(name, versions) for name, versions in _served(request) if name == served)
+    return _entry(name, _served(request).versions(name))
 
 
 @router.get("/{name}/certificate", summary="What was proved of the model's latest version", responses=NAMED)
@@ -65,7 +65,7 @@ def _served(request: Request) -> Models:
     return request.app.state.inference.models  # type: ignore[no-any-return]
 
 
-def _entry(name: str, versions: dict[int, Model]) -> ModelEntry:
+def _entry(name: str, versions: Mapping[int, Model]) -> ModelEntry:
     """The latest version's, and the numbers of all."""
     model = versions[max(versions)]
     manifest = model.bundle.manifest

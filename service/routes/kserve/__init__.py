@@ -9,4 +9,4 @@ from service.routes.kserve import infer, metadata, repository, statistics
 
 router = APIRouter()
 for part in (statistics, metadata, infer, repository):  # statistics first: in /models/stats, `stats` is no model
-    router.include_router(part.router, prefix="/v2")
+    router.include_router(part.router)

@@ -21,7 +21,7 @@ from service.routes.kserve.schema import EXAMPLES, V2_ERRORS, OutputTensor, V2In
 from service.routes.kserve.tensors import LENGTH_HEADER, STATS
 from service.routes.tensors import raw_bytes
 
-router = APIRouter()
+router = APIRouter(prefix="/v2")
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 REFUSED = {
     **dict.fromkeys(SEQUENCE, "every request stands alone"),

@@ -20,7 +20,7 @@ from service.routes.kserve.schema import (
     TensorMetadata,
 )
 
-router = APIRouter()
+router = APIRouter(prefix="/v2")
 PLATFORM, BACKEND = "onnxruntime_onnx", "onnxruntime"
 # Not schedule_policy: `timeout` is honoured, `priority` is not. Not classification: tensors are sent as they are.
 EXTENSIONS = ("binary_tensor_data", "parameters", "statistics", "model_configuration")
@@ -64,11 +64,11 @@ async def version_metadata(request: Request, model: str, version: str) -> ModelM
 
 
 def _metadata(request: Request, model: str, version: str | None = None) -> ModelMetadata:
+    inference: Inference = request.app.state.inference
     bundle = found(request, model, version).bundle
-    served = dict(request.app.state.inference.models)[model]
     return ModelMetadata(
         name=model,
-        versions=[str(number) for number in sorted(served)],
+        versions=[str(number) for number in sorted(inference.models.versions(model))],
         platform=PLATFORM,
         inputs=[TensorMetadata(name=name, datatype="INT64", shape=[-1, -1]) for name in tensors.INPUTS],
         outputs=[

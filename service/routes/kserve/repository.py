@@ -12,15 +12,15 @@ from service.routes.http import Body, read_body, validated
 from service.routes.kserve.metadata import ref
 from service.routes.kserve.schema import V2_ERRORS, V2Error
 
-router = APIRouter()
+router = APIRouter(prefix="/v2")
 ERRORS = {**V2_ERRORS, 403: {"model": V2Error, "description": "ADDNORM_ADMIN is not set."}}
 
 
 class ModelState(BaseModel):
     name: str
     version: str
-    state: str = Field(description="READY, LOADING, UNLOADING or UNAVAILABLE.")
-    reason: str
+    state: str = Field(description="READY, LOADING or UNAVAILABLE.")
+    reason: str = Field(description="Why it is not served, or what is wrong with what lies on disk.")
 
 
 class IndexRequest(BaseModel):

@@ -9,7 +9,7 @@ from service.routes.kserve.metadata import found
 from service.routes.kserve.schema import V2_ERRORS
 from service.statistics import Sum
 
-router = APIRouter()
+router = APIRouter(prefix="/v2")
 
 
 class Duration(BaseModel):
@@ -42,7 +42,7 @@ class ModelStatistics(BaseModel):
     version: str
     last_inference: int = Field(description="Milliseconds since 1970, 0 before the first.")
     inference_count: int = Field(description="Sequences of requests answered.")
-    execution_count: int = Field(description="Micro-batches computed.")
+    execution_count: int = Field(description="Micro-batches computed, those of canaries and probes among them.")
     inference_stats: InferenceStatistics
     batch_stats: list[BatchStatistics]
     memory_usage: list[int] = []
@@ -63,9 +63,9 @@ async def all_statistics(request: Request) -> AllStatistics:
 
 @router.get("/models/{model}/stats", summary="Counts and times of a model's versions", responses=V2_ERRORS)
 async def model_statistics(request: Request, model: str) -> AllStatistics:
-    found(request, model)
-    served = dict(request.app.state.inference.models)[model]
-    return AllStatistics(model_stats=[_of(version) for _, version in sorted(served.items())])
+    inference: Inference = request.app.state.inference
+    served = inference.models.versions(model)
+    return AllStatistics(model_stats=[_of(served[number]) for number in sorted(served)])
 
 
 @router.get("/models/{model}/versions/{version}/stats", summary="Counts and times of one version", responses=V2_ERRORS)

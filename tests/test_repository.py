@@ -1,0 +1,185 @@
+"""Versions come and go while the server runs: beside what runs, checked, switched between two requests, freed."""
+
+import asyncio
+import shutil
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from load.swaps import republish, swaps
+from service import bundle as bundles
+from service.batch import Batch, Rows
+from service.errors import BundleRefused, NotFound
+from service.infer import Inference
+from tests.conftest import inference_of, serving
+from tests.test_bundle import flip
+from tests.test_faults import eventually
+from tests.test_lifecycle import samples
+
+
+@pytest.fixture
+def root(notebook: Path, tmp_path: Path) -> Path:
+    republish(bundles.read(notebook), tmp_path / "bundles", 1)
+    return tmp_path / "bundles"
+
+
+@pytest.fixture
+def inference(root: Path) -> Iterator[Inference]:
+    inference = inference_of(root, token_budget=128)
+    yield inference
+    inference.close()
+
+
+def publish(root: Path, version: int) -> Path:
+    return republish(bundles.read(root / "notebook" / "1"), root, version)
+
+
+def load(inference: Inference, ref: str) -> None:
+    asyncio.run(inference.load(ref))
+
+
+def unload(inference: Inference, ref: str) -> None:
+    asyncio.run(inference.unload(ref))
+
+
+def states(inference: Inference) -> dict[int, str]:
+    return {entry.version: entry.state for entry in inference.models.index()}
+
+
+def test_a_new_version_answers_by_default_and_the_old_one_by_its_number(inference: Inference, root: Path) -> None:
+    publish(root, 2)
+    publish(root, 10)
+    load(inference, "notebook")
+    assert inference.models.find("notebook").bundle.ref == "notebook/10"
+    assert inference.models.find("notebook/1").bundle.ref == "notebook/1"
+    unload(inference, "notebook/10")
+    assert inference.models.find("notebook").bundle.ref == "notebook/2"
+    assert states(inference) == {1: "READY", 2: "READY", 10: "UNAVAILABLE"}
+    load(inference, "notebook/10")
+    assert states(inference)[10] == "READY"
+
+
+def test_a_broken_version_changes_nothing_and_the_index_says_why(inference: Inference, root: Path) -> None:
+    flip(publish(root, 2) / "model.onnx")
+    with pytest.raises(BundleRefused, match=r"model\.onnx does not match its sha256"):
+        load(inference, "notebook")
+    assert inference.models.find("notebook").bundle.ref == "notebook/1"
+    assert states(inference) == {1: "READY", 2: "UNAVAILABLE"}
+    assert "does not match its sha256" in inference.models.index()[1].reason
+
+
+def test_a_version_tampered_with_on_disk_runs_on_and_is_not_read_again(inference: Inference, root: Path) -> None:
+    running = inference.models.find("notebook")
+    flip(root / "notebook" / "1" / "model.onnx")
+    with pytest.raises(BundleRefused, match="does not match its sha256"):
+        load(inference, "notebook/1")
+    assert inference.models.find("notebook") is running
+    asyncio.run(inference.ready())
+    (entry,) = inference.models.index()
+    assert entry.state == "READY"
+    assert "does not match its sha256" in entry.reason
+
+
+def test_what_is_not_there_is_not_found(inference: Inference) -> None:
+    for ref in ("other", "notebook/7", "../notebook", "", "notebook/"):
+        with pytest.raises(NotFound):
+            load(inference, ref)
+        with pytest.raises(NotFound):
+            unload(inference, ref)
+
+
+def test_without_models_the_server_is_not_ready_and_says_so(inference: Inference) -> None:
+    unload(inference, "notebook")
+    with serving(inference) as url:
+        assert "no model is served" in httpx.get(f"{url}/readyz").text
+        assert httpx.get(f"{url}/v1/models").json()["data"] == []
+        for body in ({"input_ids": [[1]]}, {"input_ids": [[1]], "model": "notebook"}):
+            assert httpx.post(f"{url}/v1/infer", json=body).status_code == 404
+
+
+def test_a_request_under_way_ends_on_the_version_it_began_with_which_is_then_freed(
+    inference: Inference, root: Path
+) -> None:
+    entered, go = threading.Event(), threading.Event()
+    line = inference.models.find("notebook").line("fp32")
+    engine = weakref.ref(inference.models.find("notebook").engine("fp32"))
+
+    def slow(batch: Batch, run: Any = line.run) -> list[Rows]:
+        entered.set()
+        go.wait(5)
+        return run(batch)  # type: ignore[no-any-return]
+
+    line.run = slow
+    del line, slow  # which hold the engine
+    publish(root, 2)
+    with serving(inference) as url:
+        asked, answers = {"input_ids": [[1, 3, 4]]}, list[httpx.Response]()
+        old = threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/v1/infer", json=asked)))
+        old.start()
+        assert entered.wait(5)
+        load(inference, "notebook")
+        leaving = threading.Thread(target=unload, args=(inference, "notebook/1"))
+        leaving.start()
+        assert eventually(lambda: states(inference)[1] == "UNAVAILABLE")
+        assert httpx.post(f"{url}/v1/infer", json=asked).json()["version"] == "2"
+        assert leaving.is_alive()  # as long as somebody waits for the old version
+        go.set()
+        old.join()
+        leaving.join()
+        assert engine() is None
+        got, new = answers[0].json(), httpx.post(f"{url}/v1/infer", json=asked).json()
+        assert (got.pop("version"), new.pop("version")) == ("1", "2")
+        assert got == new
+        info = [
+            dict(labels) for name, labels in samples(httpx.get(f"{url}/metrics").text) if name == "addnorm_model_info"
+        ]
+        assert [labels["version"] for labels in info] == ["2"]
+
+
+def test_the_folder_is_followed_when_asked_to(root: Path) -> None:
+    inference = inference_of(root, token_budget=128, watch_s=0.05)
+    publish(root, 2)
+    assert eventually(lambda: states(inference) == {1: "READY", 2: "READY"})
+    shutil.rmtree(root / "notebook" / "1")
+    assert eventually(lambda: states(inference) == {2: "READY"})
+    unload(inference, "notebook/2")
+    time.sleep(0.2)
+    assert states(inference) == {2: "UNAVAILABLE"}  # what was unloaded by hand stays so
+    root.rename(root.with_name("away"))
+    time.sleep(0.2)
+    root.with_name("away").rename(root)
+    republish(bundles.read(root / "notebook" / "2"), root, 3)
+    assert eventually(lambda: states(inference) == {2: "UNAVAILABLE", 3: "READY"})
+    inference.close()
+
+
+def test_a_volume_that_is_away_for_a_moment_takes_no_model_along(root: Path) -> None:
+    inference = inference_of(root, token_budget=128, watch_s=0.02)
+    root.rename(root.with_name("away"))
+    time.sleep(0.2)
+    assert states(inference) == {1: "READY"}
+    inference.close()
+
+
+def test_a_version_copied_file_by_file_is_loaded_once_it_is_whole(root: Path, tmp_path: Path) -> None:
+    whole = republish(bundles.read(root / "notebook" / "1"), tmp_path / "elsewhere", 2)
+    inference = inference_of(root, token_budget=128, watch_s=0.02)
+    (target := root / "notebook" / "2").mkdir()
+    for file in sorted(whole.iterdir()):  # the certificate comes first
+        shutil.copy(file, target)
+        time.sleep(0.1)
+    assert eventually(lambda: states(inference) == {1: "READY", 2: "READY"})
+    inference.close()
+
+
+def test_versions_are_swapped_under_load_without_a_mistake(notebook: Path) -> None:
+    seen = swaps(bundles.read(notebook), num_swaps=5, concurrency=4, settle_s=0.5)
+    assert seen.mistakes == []
+    assert seen.newest == 6
+    assert seen.num_answers > 100
