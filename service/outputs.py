@@ -26,9 +26,13 @@ def pooled(rows: list[Rows], pooling: Pooling, normalize: bool) -> Floats:
     for vector, row in zip(vectors, rows, strict=True):
         if len(row.activations):
             POOLS[pooling](row.activations, vector)
-    if normalize:
-        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    return vectors
+    return unit(vectors) if normalize else vectors
+
+
+def unit(vectors: Floats) -> Floats:
+    """`[n, w]` scaled to length 1; zeros stay zeros."""
+    lengths: Floats = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12).astype(np.float32)
+    return vectors / lengths
 
 
 def _mean(activations: Floats, out: Floats) -> None:

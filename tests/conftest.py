@@ -17,6 +17,7 @@ from service.app import create_app
 from service.infer import Inference
 from service.models import load_all
 from service.settings import Settings
+from tests.texts import TEXT_MODEL, checkpoint
 
 GOLDEN = Path(__file__).parent / "golden"
 PRESETS = ("notebook", "postnorm", "gpt", "encoder", "minilm")
@@ -26,6 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--bundles", type=Path, help="every preset, exported before: spares a minute while only service/ changes"
     )
+    parser.addoption("--fuzz-s", type=int, default=15, help="seconds that requests are made up for")
 
 
 @pytest.fixture(scope="session")
@@ -56,10 +58,12 @@ def serving(inference: Inference) -> Iterator[str]:
     while not server.started:
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join()
-    inference.close()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:  # else a test that fails would never end
+        server.should_exit = True
+        thread.join()
+        inference.close()
 
 
 def inference_of(root: Path, **changed: Any) -> Inference:
@@ -76,6 +80,27 @@ def url(bundles: Path) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def client(url: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def text_bundles(notebook: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """notebook, and under the name that the examples use a BERT of a few words that takes texts."""
+    root = tmp_path_factory.mktemp("texts")
+    (root / "notebook").symlink_to(notebook.parent)
+    export(Source(checkpoint=checkpoint(tmp_path_factory.mktemp("checkpoint"))), root, TEXT_MODEL, None, Plan())
+    return root
+
+
+@pytest.fixture(scope="session")
+def text_url(text_bundles: Path) -> Iterator[str]:
+    with serving(inference_of(text_bundles)) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def text_client(text_url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=text_url, timeout=60) as client:
         yield client
 
 

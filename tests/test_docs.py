@@ -21,6 +21,13 @@ README = (ROOT / "README.md").read_text()
 CURLS = re.findall(r"```sh\n(curl .+)\n```\n```json\n(.+)\n```", README)
 
 
+def asked(command: str) -> tuple[str, str]:
+    """Path and body of a curl line."""
+    words = shlex.split(command)
+    path = next(word for word in words if word.startswith("localhost:8000")).removeprefix("localhost:8000")
+    return path, words[words.index("-d") + 1]
+
+
 def numbers(text: str) -> list[float]:
     return [float(number) for number in NUMBER.findall(text)]
 
@@ -28,9 +35,7 @@ def numbers(text: str) -> list[float]:
 @pytest.mark.parametrize(("command", "shown"), CURLS)
 def test_the_readmes_curl_lines_answer_what_it_shows(client: httpx.Client, command: str, shown: str) -> None:
     request, _, cut = command.partition(" | cut -c1-")
-    words = shlex.split(request)
-    body = words[words.index("-d") + 1]
-    path = next(word for word in words if word.startswith("localhost:8000")).removeprefix("localhost:8000")
+    path, body = asked(request)
     answer = client.post(path, content=body, headers={"content-type": "application/json"}).text
     expected = shown[: shown.rfind(",")] if cut else shown  # the last number may be cut in two
     got = answer[: len(expected)] if cut else answer
@@ -61,11 +66,17 @@ PROGRAMS = re.findall(r"```python\n(.+?)```", CLIENTS, re.DOTALL)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
-def test_the_programs_of_the_clients_page_run(url: str, program: str) -> None:
+def test_the_programs_of_the_clients_page_run(text_url: str, program: str) -> None:
     for package in re.findall(r"^from (\w+)", program, re.MULTILINE):
         pytest.importorskip(package)  # kserve brings hundreds of megabytes along
-    program = program.replace("localhost:8000", url.removeprefix("http://"))
+    program = program.replace("localhost:8000", text_url.removeprefix("http://"))
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("command", re.findall(r"^curl .+$", CLIENTS, re.MULTILINE))
+def test_the_curl_lines_of_the_clients_page_run(text_client: httpx.Client, command: str) -> None:
+    path, body = asked(command)
+    assert text_client.post(path, content=body, headers={"content-type": "application/json"}).status_code == 200
 
 
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()

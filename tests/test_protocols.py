@@ -1,6 +1,7 @@
 """One question through every protocol: the same float32 bits come back. A new protocol is one more line of the table."""
 
 import json
+from base64 import b64decode
 from collections.abc import Callable
 from typing import Any
 
@@ -74,9 +75,22 @@ def v2_binary(client: httpx.Client, model: str) -> Vectors:
     return np.frombuffer(answer.content[length:], "<f4").reshape(output["shape"])
 
 
+def openai_base64(client: httpx.Client, model: str) -> Vectors:
+    body = {"model": model, "input": SEQUENCES, "encoding_format": "base64"}
+    data = answered(client.post("/v1/embeddings", json=body)).json()["data"]
+    return np.stack([np.frombuffer(b64decode(entry["embedding"]), "<f4") for entry in data])
+
+
+def openai_float(client: httpx.Client, model: str) -> Vectors:
+    data = answered(client.post("/v1/embeddings", json={"model": model, "input": SEQUENCES})).json()["data"]
+    return np.array([entry["embedding"] for entry in data], np.float32)
+
+
 PROTOCOLS: dict[str, Callable[[httpx.Client, str], Vectors]] = {
     "native JSON": native_json,
     "safetensors": safetensors,
+    "OpenAI base64": openai_base64,
+    "OpenAI float": openai_float,
     "V2 JSON": v2_json,
     "V2 binary": v2_binary,
 }

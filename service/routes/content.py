@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from starlette.datastructures import Headers
 
-from service.errors import BodyTooLarge, InvalidInput, NotAcceptable
+from service.errors import BodyTooLarge, InvalidInput, NotAcceptable, UnsupportedMediaType
 
 JSON = "application/json"
 OCTETS = "application/octet-stream"
@@ -17,6 +17,12 @@ LEVEL = 1  # of compression: answers are floats, which higher levels hardly make
 def sent_type(headers: Headers) -> str:
     """The request's media type without its parameters; JSON where none is named."""
     return headers.get("content-type", JSON).partition(";")[0].strip().lower()[:60]
+
+
+def require_json(headers: Headers) -> None:
+    """For routes that take nothing else."""
+    if (media_type := sent_type(headers)) != JSON:
+        raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON}")
 
 
 def negotiated(headers: Headers, offered: Sequence[str]) -> str:

@@ -45,28 +45,6 @@ Encode = Callable[[Answer], Payload]
 Decode = Callable[[Sent, Inference], Awaitable[tuple[Query, Encode]]]
 
 
-class Error(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class ErrorBody(BaseModel):
-    error: Error
-
-
-ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorBody, "description": "The body can be mended: the message names field, limit and value."},
-    404: {"model": ErrorBody, "description": "No such model or version."},
-    413: {"model": ErrorBody, "description": "The body is over its limit."},
-    415: {"model": ErrorBody, "description": "The body is not JSON."},
-    429: {"model": ErrorBody, "description": "The queue is full, or the deadline cannot be met. See Retry-After."},
-    503: {"model": ErrorBody, "description": "Not ready, or draining. See Retry-After."},
-    504: {"model": ErrorBody, "description": "The deadline passed after the request was admitted."},
-}
-
-
 async def read_body(request: Request, max_bytes: int) -> bytes:
     """The body, decompressed, refused as soon as it is known to be over the limit."""
     coding = request.headers.get("content-encoding", "identity").strip().lower()

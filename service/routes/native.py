@@ -1,47 +1,39 @@
 """The native protocol under /v1: JSON or safetensors, in and out."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from service.batch import Batch, Cells, from_grid, from_lists, from_rows
-from service.bundle import Bundle, Pooling
+from service.bundle import Pooling
 from service.errors import InvalidInput, UnsupportedMediaType
 from service.infer import Answer, Inference, Query
-from service.models import Model, Models
+from service.models import Model
 from service.outputs import NO_TOKEN, Positions, TopK
 from service.routes import tensors
 from service.routes.content import JSON, negotiated, sent_type
-from service.routes.http import ERRORS, Encode, Payload, Sent, respond, validated
+from service.routes.http import Encode, Payload, Sent, respond, validated
+from service.routes.openapi import DEADLINE, ERRORS, Strict, by_name, examples, json_body
 from service.routes.tensors import SAFETENSORS, Arrays
+from service.routes.text import Texts, batch_of_texts
 
-router = APIRouter(prefix="/v1")
-RESERVED = ("texts", "truncate", "token_type_ids")
+router = APIRouter(prefix="/v1", generate_unique_id_function=by_name)
+RESERVED = ("token_type_ids",)
 Output = Literal["activations", "logits", "pooled", "norm_stats"]
 Row = Annotated[list[int], Field(fail_fast=True)]  # a bad body must not cost a million errors
 Integers = Annotated[list[Row], Field(fail_fast=True)]
-EXAMPLE: dict[str, Any] = {
-    "model": "notebook",
-    "input_ids": [[1, 3, 4, 5, 2], [1, 3, 2, 0, 0]],
-    "attention_mask": [[1] * 5, [1] * 3 + [0] * 2],
-}
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-class LogitsOptions(_Strict):
+class LogitsOptions(Strict):
     positions: Positions = Field("all", description="Logits of every token, or of each sequence's last.")
     top_k: int | None = Field(None, description="Only the k likeliest tokens, with their log-probabilities.")
 
 
-class Options(_Strict):
+class Options(Strict):
     """What is asked of the sequences, whatever they come in."""
 
     model: str | None = Field(None, description="`name` or `name/version`; the latest version by default.")
@@ -56,16 +48,23 @@ class Options(_Strict):
         "float32", description="Of activations, logits and pooled vectors in the answer; they are computed in float32."
     )
 
+    @property
+    def field(self) -> str:
+        """Where the sequences stand."""
+        return "input_ids"
+
 
 class InferRequest(Options):
-    """Token batches, rectangular with a mask or ragged without."""
+    """Token batches, rectangular with a mask or ragged without; or texts, where the model has a tokenizer."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [EXAMPLE, {**EXAMPLE, "outputs": ["pooled"], "pooling": "mean"}]}
-    )
-
-    input_ids: Integers = Field(description="Token ids, a list per sequence.")
+    input_ids: Integers | None = Field(None, description="Token ids, a list per sequence. Either these or `texts`.")
     attention_mask: Integers | None = Field(None, description="1 for a real token, 0 for a pad; shaped like input_ids.")
+    texts: Texts | None = Field(None, description="Tokenized as the model expects; answered like ragged input_ids.")
+    truncate: bool = Field(False, description="Whether texts that are too long are cut instead of refused.")
+
+    @property
+    def field(self) -> str:
+        return "input_ids" if self.texts is None else "texts"
 
 
 class TopTokens(BaseModel):
@@ -97,25 +96,37 @@ class InferResponse(BaseModel):
     usage: Usage
 
 
-BODY = {
-    "required": True,
-    "content": {
-        JSON: {"schema": InferRequest.model_json_schema()},
-        SAFETENSORS: {"schema": {"type": "string", "format": "binary", "description": tensors.__doc__}},
+GRID = {
+    "model": "notebook",
+    "input_ids": [[0, 1, 0, 3, 4]],
+    "attention_mask": [[0, 1, 0, 1, 1]],
+    "outputs": ["logits", "norm_stats"],
+    "logits": {"positions": "last", "top_k": 2},
+}
+EXAMPLES: dict[str, Any] = {
+    "a padded grid": GRID,
+    "pooled vectors of ragged rows": {"model": "notebook", "input_ids": [[1, 3, 4], [5]], "outputs": ["pooled"]},
+    "texts": {"model": "all-minilm-l6-v2", "texts": ["Pads are dropped."], "outputs": ["pooled"], "normalize": True},
+}
+ANSWER: dict[str, Any] = {
+    "model": "notebook",
+    "version": "1",
+    "logits": {"token_ids": [[4, 0]], "logprobs": [[-1.5515498, -1.562566]]},
+    "norm_stats": {
+        "mean": [[[0.0], [0.05210143], [0.0], [0.04436306], [0.04160607]]],
+        "rstd": [[[0.0], [9.178609], [0.0], [9.080391], [8.880019]]],
     },
+    "usage": {"real_tokens": 3, "padded_tokens": 2},
 }
-ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}}},
-    **ERRORS,
-}
+BINARY = {SAFETENSORS: {"schema": {"type": "string", "format": "binary", "description": tensors.__doc__}}}
 
 
 @router.post(
     "/infer",
     summary="Normalized activations, logits, pooled vectors and LayerNorm statistics of token batches",
     response_model=InferResponse,
-    responses=ANSWERS,
-    openapi_extra={"requestBody": BODY},
+    responses={200: {"content": {JSON: {"examples": examples({"a padded grid": ANSWER})}, **BINARY}}, **ERRORS},
+    openapi_extra=json_body(InferRequest, EXAMPLES, **BINARY) | DEADLINE,
 )
 async def infer(request: Request) -> Response:
     return await respond(request, decode)
@@ -124,27 +135,41 @@ async def infer(request: Request) -> Response:
 async def decode(sent: Sent, inference: Inference) -> tuple[Query, Encode]:
     """Body -> Query, and how to encode its answer. InvalidInput names the field."""
     answer_type = negotiated(sent.headers, (JSON, SAFETENSORS))
-    options, batch, cells = _read(sent)
-    model = inference.models.find(options.model)
+    options, model, batch, cells = await _read(sent, inference)
     logits = options.logits or LogitsOptions(positions="all", top_k=None)
     query = Query(
         model, batch, cells, None if options.outputs is None else tuple(options.outputs), logits.positions, logits.top_k,
         options.pooling, options.normalize, options.precision, half=options.dtype == "float16",
-        binary=answer_type == SAFETENSORS,
+        binary=answer_type == SAFETENSORS, field=options.field,
     )  # fmt: skip
     _no_idle_options(options, query)
     return query, encode if answer_type == JSON else encode_tensors
 
 
-def _read(sent: Sent) -> tuple[Options, Batch, Cells]:
+async def _read(sent: Sent, inference: Inference) -> tuple[Options, Model, Batch, Cells]:
+    """What is asked, of which model, and the sequences."""
     media_type = sent_type(sent.headers)
     if media_type == SAFETENSORS:
         found = tensors.read(sent.body)
-        return (validated(Options, found.request, RESERVED), *_from_arrays(found.arrays))
+        options = validated(Options, found.request, RESERVED)
+        return (options, inference.models.find(options.model), *_from_arrays(found.arrays))
     if media_type != JSON:
         raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON} or {SAFETENSORS}")
     asked = validated(InferRequest, sent.body, RESERVED)
-    return (asked, *from_lists(asked.input_ids, asked.attention_mask))
+    model = inference.models.find(asked.model)
+    if asked.texts is None:
+        return (asked, model, *_from_lists(asked))
+    if asked.input_ids is not None or asked.attention_mask is not None:
+        raise InvalidInput("texts stand alone: send either them or input_ids with attention_mask", param="texts")
+    return (asked, model, *await batch_of_texts("texts", asked.texts, asked.truncate, model, inference))
+
+
+def _from_lists(asked: InferRequest) -> tuple[Batch, Cells]:
+    if asked.input_ids is None:
+        raise InvalidInput("input_ids is missing: send token ids, or texts", param="input_ids")
+    if asked.truncate:
+        raise InvalidInput("truncate is set, but it cuts texts only: cut input_ids yourself", param="truncate")
+    return from_lists(asked.input_ids, asked.attention_mask)
 
 
 def _from_arrays(arrays: Arrays) -> tuple[Batch, Cells]:
@@ -221,50 +246,3 @@ def encode_tensors(answer: Answer) -> Payload:
 
 def _joined(values: Any) -> NDArray[Any]:
     return np.concatenate(values) if isinstance(values, list) else values
-
-
-@router.get("/models", summary="The models served here, in OpenAI's list shape", responses=ERRORS)
-async def list_models(request: Request) -> dict[str, Any]:
-    models: Models = request.app.state.inference.models
-    return {"object": "list", "data": [_entry(name, versions) for name, versions in models]}
-
-
-@router.get("/models/{name}", summary="One model", responses=ERRORS)
-async def show_model(request: Request, name: str) -> dict[str, Any]:
-    models: Models = request.app.state.inference.models
-    return _entry(name, models.versions(name))
-
-
-@router.get("/models/{name}/certificate", summary="What was proved of the model's latest version", responses=ERRORS)
-async def show_certificate(request: Request, name: str) -> dict[str, Any]:
-    models: Models = request.app.state.inference.models
-    certificate = models.find(name).bundle.certificate
-    assert certificate
-    return certificate
-
-
-@router.get("/models/{name}/{version}/certificate", summary="What was proved of one version", responses=ERRORS)
-async def show_version_certificate(request: Request, name: str, version: str) -> dict[str, Any]:
-    return await show_certificate(request, f"{name}/{version}")
-
-
-def _entry(name: str, versions: Mapping[int, Model]) -> dict[str, Any]:
-    bundle: Bundle = versions[max(versions)].bundle
-    manifest = bundle.manifest
-    created = min(int(version.bundle.created_s) for version in versions.values())
-    return {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "addnorm",
-        "versions": [str(version) for version in sorted(versions)],
-        "config": manifest.config,
-        "inputs": ["input_ids", "attention_mask"],
-        "outputs": list(bundle.outputs),
-        "limits": manifest.limits.model_dump(),
-        "precisions": list(manifest.precisions),
-        "pooling": manifest.pooling,
-        "layout": manifest.layout,
-        "source": manifest.source,
-        "files": {name: file.sha256 for name, file in manifest.files.items()},
-    }

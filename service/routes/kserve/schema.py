@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.bundle import Pooling
-from service.routes.http import ERRORS
+from service.routes.openapi import ERRORS, Strict
 
 EXAMPLE: dict[str, Any] = {
     "id": "1",
@@ -27,10 +27,6 @@ EXAMPLES: dict[str, Any] = {
 }
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
 class _Open(BaseModel):
     """The caller's own keys are let through and mean nothing here."""
 
@@ -41,7 +37,7 @@ class InputParameters(_Open):
     binary_data_size: int | None = Field(None, ge=0, description="Bytes of this tensor after the JSON.")
 
 
-class InputTensor(_Strict):
+class InputTensor(Strict):
     name: str
     shape: list[Annotated[int, Field(ge=1, le=2**31)]] = Field(min_length=2, max_length=2, description="[batch, seq]")
     datatype: str = Field(description="input_ids: INT64, INT32. attention_mask: INT64, INT32, UINT8, BOOL, FP32.")
@@ -53,7 +49,7 @@ class OutputParameters(_Open):
     binary_data: bool | None = Field(None, description="Whether this output goes out as bytes after the JSON.")
 
 
-class OutputTensor(_Strict):
+class OutputTensor(Strict):
     name: str
     parameters: OutputParameters = OutputParameters(binary_data=None)
 
@@ -66,7 +62,7 @@ class Parameters(_Open):
     precision: str | None = Field(None, description="fp32 or int8, as the model has; by default as the bundle says.")
 
 
-class V2InferRequest(_Strict):
+class V2InferRequest(Strict):
     id: str | None = Field(None, description="Comes back in the answer.")
     model_name: str | None = Field(None, description="KServe's client repeats the path's name here.")
     parameters: Parameters = Parameters(

@@ -1,0 +1,182 @@
+"""OpenAI's embeddings under /v1: pooled vectors of token arrays, and of texts where the bundle has a tokenizer.
+
+Source: OpenAI's API reference and its Python SDK, which asks for base64 unless told otherwise.
+"""
+
+import base64
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field, PlainValidator, TypeAdapter
+from pydantic_core import PydanticCustomError
+
+from service.batch import Batch, Cells, Floats, from_lists
+from service.errors import InvalidInput
+from service.infer import Answer, Inference, Query
+from service.models import Model
+from service.outputs import unit
+from service.routes.content import JSON, negotiated, require_json
+from service.routes.http import Encode, Payload, Sent, respond, validated
+from service.routes.native import Integers, Row
+from service.routes.openapi import DEADLINE, ERRORS, Strict, by_name, examples, json_body
+from service.routes.text import Texts, batch_of_texts
+
+router = APIRouter(prefix="/v1", generate_unique_id_function=by_name)
+Sequences = list[str] | list[list[int]]
+ONE_ROW, ROWS, TEXTS = TypeAdapter(Row), TypeAdapter(Integers), TypeAdapter(Texts)
+
+
+def _sequences(value: Any) -> Sequences:
+    """One text or one sequence becomes a list of one. What the first element is, all must be."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise PydanticCustomError("input_kind", "Input should be a text, a list of texts, token ids, or a list of such")
+    first = value[0] if value else []
+    if isinstance(first, str):
+        return TEXTS.validate_python(value, strict=True)
+    if isinstance(first, list):
+        return ROWS.validate_python(value, strict=True)
+    return [ONE_ROW.validate_python(value, strict=True)]
+
+
+class EmbeddingsRequest(Strict):
+    """OpenAI's fields; `truncate` and `precision` are ours."""
+
+    input: Annotated[Sequences, PlainValidator(_sequences, str | list[str] | list[int] | list[list[int]])] = Field(
+        description="A text, token ids of the model's own vocabulary with its special tokens, or a list of such."
+    )
+    model: str | None = Field(None, description="`name` or `name/version`; the latest version by default.")
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="Numbers, which is the default, or base64 of little-endian float32, which is quicker."
+    )
+    dimensions: int | None = Field(
+        None, description="Only the first so many, scaled to length 1 where the model's vectors are. Means something only of models trained for it."
+    )  # fmt: skip
+    user: str | None = Field(None, description="Read by nobody here.")
+    truncate: bool | None = Field(None, description="Whether texts that are too long are cut instead of refused.")
+    precision: Literal["fp32", "int8"] | None = Field(None, description="One the model has; by default as it says.")
+
+
+class Embedding(BaseModel):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str = Field(description="Numbers, or base64.")
+
+
+class EmbeddingsUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsResponse(BaseModel):
+    """A vector for each sequence, in the order sent."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingsUsage
+
+
+TOKENS = {"model": "notebook", "input": [[1, 3, 4], [5]], "dimensions": 3}
+EXAMPLES: dict[str, Any] = {
+    "token ids": TOKENS,
+    "the same as base64": {**TOKENS, "encoding_format": "base64"},
+    "texts": {"model": "all-minilm-l6-v2", "input": ["Pads are dropped.", "Padding costs nothing."]},
+}
+VECTORS: list[list[Any]] = [
+    [[-0.19203134, -1.1683925, -0.3459274], [-0.010264101, -1.3403147, -0.35457665]],
+    ["3aNEvuONlb9lHbG+", "wyoovG+Pq78Si7W+"],
+]
+ANSWERS = {
+    name: {
+        "object": "list",
+        "data": [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)],
+        "model": "notebook",
+        "usage": {"prompt_tokens": 4, "total_tokens": 4},
+    }
+    for name, vectors in zip(EXAMPLES, VECTORS, strict=False)
+}
+
+
+@router.post(
+    "/embeddings",
+    summary="Embeddings, as OpenAI's clients ask for them",
+    response_model=EmbeddingsResponse,
+    responses={200: {"content": {JSON: {"examples": examples(ANSWERS)}}}, **ERRORS},
+    openapi_extra=json_body(EmbeddingsRequest, EXAMPLES) | DEADLINE,
+)
+async def embeddings(request: Request) -> Response:
+    return await respond(request, decode)
+
+
+async def decode(sent: Sent, inference: Inference) -> tuple[Query, Encode]:
+    """JSON -> Query, and how to encode its answer. InvalidInput names the field."""
+    require_json(sent.headers)
+    negotiated(sent.headers, (JSON,))
+    asked = validated(EmbeddingsRequest, sent.body)
+    model = inference.models.find(asked.model)
+    manifest = model.bundle.manifest
+    if asked.dimensions is not None and not 1 <= asked.dimensions <= manifest.d_model:
+        raise InvalidInput(
+            f"dimensions is {asked.dimensions}: 1 to {manifest.d_model} for {model.bundle.ref}", param="dimensions"
+        )
+    as_base64 = asked.encoding_format == "base64"
+    query = Query(
+        model, *await _batch(asked, model, inference), ("pooled",), normalize=manifest.normalize and asked.dimensions is None,
+        precision=asked.precision, binary=as_base64, field="input",
+    )  # fmt: skip
+    return query, partial(encode, asked.dimensions, as_base64)
+
+
+async def _batch(asked: EmbeddingsRequest, model: Model, inference: Inference) -> tuple[Batch, Cells]:
+    if not asked.input:
+        raise InvalidInput("input is empty: send at least one text or sequence", param="input")
+    for index, sequence in enumerate(asked.input):
+        if not sequence:
+            raise InvalidInput(f"input[{index}] is empty: leave it out", param="input")
+    if isinstance(asked.input[0], str):
+        return await batch_of_texts("input", asked.input, bool(asked.truncate), model, inference)
+    if asked.truncate:
+        raise InvalidInput("truncate is set, but it cuts texts only: cut the token ids yourself", param="truncate")
+    batch, cells = from_lists(asked.input, None)
+    _check_vocabulary(batch, model)
+    return batch, cells
+
+
+def _check_vocabulary(batch: Batch, model: Model) -> None:
+    """LangChain sends texts as ids of OpenAI's own vocabulary unless told not to."""
+    vocab_size = model.bundle.manifest.limits.vocab_size
+    outside = (batch.tokens < 0) | (batch.tokens >= vocab_size)
+    if outside.any():
+        raise InvalidInput(
+            f"input has the token id {batch.tokens[outside.argmax()]}: ids of {model.bundle.ref} are 0 to {vocab_size - 1}."
+            " Ids of another vocabulary, such as tiktoken's, mean nothing to it: in LangChain's OpenAIEmbeddings"
+            " set check_embedding_ctx_length=False, which sends texts",
+            param="input",
+        )
+
+
+def encode(dimensions: int | None, as_base64: bool, answer: Answer) -> Payload:
+    """Answer -> JSON, the vectors as base64 or with the fewest digits that give the same float back."""
+    query = answer.query
+    vectors: Floats = answer.outputs["pooled"][:, :dimensions]
+    if dimensions is not None and query.model.bundle.manifest.normalize:
+        vectors = unit(vectors)
+    values = [_base64(vector) for vector in vectors] if as_base64 else np.ascontiguousarray(vectors)
+    num_tokens = query.batch.num_tokens
+    body = {
+        "object": "list",
+        "data": [{"object": "embedding", "index": index, "embedding": value} for index, value in enumerate(values)],
+        "model": query.model.name,
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+    }
+    return Payload([orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)])
+
+
+def _base64(vector: Floats) -> str:
+    """Little-endian float32, whatever this machine's order."""
+    return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
