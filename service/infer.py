@@ -62,7 +62,7 @@ class Inference:
     """Checks a query, waits for its rows, makes its outputs. Shared by all protocols."""
 
     def __init__(self, models: Models, settings: Settings) -> None:
-        self.models, self.settings, self.metrics = models, settings, Metrics()
+        self.models, self.settings, self.metrics = models, settings, Metrics(settings.workers)
         self.scheduler = Scheduler(
             settings.num_lanes, settings.max_queue_tokens, (self.metrics,), settings.lane_timeout_s
         )
