@@ -44,7 +44,7 @@ class Fleet(Process):
         return list(filter(alive, self.started()))
 
     def infer(self) -> int:
-        return httpx.post(f"{self.url}/v1/infer", json=SHORT, timeout=30).status_code
+        return httpx.post(f"{self.url}/v1/infer", json=SHORT, timeout=10).status_code
 
     def metric(self, name: str, **labels: str) -> float:
         return samples(httpx.get(f"{self.url}/metrics").text).get((name, tuple(sorted(labels.items()))), 0)
@@ -153,6 +153,8 @@ def test_sigterm_under_load_loses_nothing_and_exits_0(fleet: Fleet) -> None:
         time.sleep(0.3)
         fleet.process.send_signal(signal.SIGTERM)
         assert all(own[:-1] == [200] * (len(own) - 1) and own[-1] == 503 for own in answers)
+    time.sleep(0.5)
+    assert fleet.infer() == 503  # for as long as something is in flight
     assert [request.finish() for request in accepted] == ["200"] * 6
     assert fleet.wait() == 0
     assert refused(fleet.port)
