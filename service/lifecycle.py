@@ -129,6 +129,7 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         logs.flush()
+        self.edge.metrics.refresh()
         if self.edge.draining and (self.edge.in_flight == 0 or time.monotonic() > self.drain_until):
             self.should_exit = True
         return await super().on_tick(counter)

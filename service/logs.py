@@ -2,10 +2,13 @@
 
 import logging
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TextIO
 
 import orjson
+
+PIPE_BYTES = 4096  # PIPE_BUF of Linux: what a pipe takes in one piece, however many write to it
 
 
 class JsonFormatter(logging.Formatter):
@@ -43,9 +46,23 @@ class BufferedHandler(logging.Handler):
         self.acquire()
         lines, self.lines = self.lines, []
         self.release()
-        if lines:
-            self.stream.write("".join(lines))
+        for together in _whole_lines(lines):
+            self.stream.write(together)
             self.stream.flush()
+
+
+def _whole_lines(lines: list[str]) -> Iterator[str]:
+    """The lines, as many at a time as fit one piece: several workers write to the same pipe."""
+    together, room = list[str](), PIPE_BYTES
+    for line in lines:
+        num_bytes = len(line.encode())
+        if together and num_bytes > room:
+            yield "".join(together)
+            together, room = [], PIPE_BYTES
+        together.append(line)
+        room -= num_bytes
+    if together:
+        yield "".join(together)
 
 
 def configure(level: str) -> None:

@@ -1,5 +1,7 @@
 """What Prometheus scrapes: counters of what was served, gauges of what waits. Knows numbers only."""
 
+from collections.abc import Iterator
+from functools import partial
 from typing import TypeVar
 
 from prometheus_client import (
@@ -7,31 +9,59 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    Metric,
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
 
+from service import shared
 from service.batch import Rows
 from service.models import Models
 from service.queue import Line, MicroBatch
 from service.scheduler import Observer, Scheduler
 from service.settings import Settings
 
-Metric = TypeVar("Metric", bound=MetricWrapperBase)
+Labelled = TypeVar("Labelled", bound=MetricWrapperBase)
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 TOKENS = (1, 4, 16, 64, 128, 192, 256, 384, 512, 1024)
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 RATIO = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
+class Served(Collector):
+    """What is served, looked at when scraped."""
+
+    def __init__(self, models: Models, provider: str) -> None:
+        self._models, self._provider = models, provider
+
+    def collect(self) -> Iterator[Metric]:
+        info = GaugeMetricFamily(
+            "addnorm_model_info", "1 for each model, version and precision served.",
+            labels=["model", "version", "precision", "layout", "provider_asked", "provider", "manifest_sha256"],
+        )  # fmt: skip
+        for name, versions in self._models:
+            for version, model in versions.items():
+                for precision, engine in model.engines.items():
+                    bundle = model.bundle
+                    labels = (name, version, precision, bundle.manifest.layout, self._provider, engine.provider)
+                    info.add_metric([*map(str, labels), bundle.manifest_sha256], 1)
+        yield info
+
+
 class Metrics(Observer):
     """One registry of its own, so that two servers in one process do not meet."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_workers: int = 1) -> None:
+        """num_workers: what is scraped from one of several is of all of them."""
         disable_created_metrics()  # a second time series beside each, of no use here
-        registry = self.registry = CollectorRegistry()
+        registry = CollectorRegistry()
+        self.registry = shared.registry() if num_workers > 1 else registry
+        self._scheduler: Scheduler | None = None
+        self._models = Models([])
         ProcessCollector(registry=registry)
         self._children: dict[tuple[MetricWrapperBase, tuple[str | int, ...]], MetricWrapperBase] = {}
         self.requests = Counter(
@@ -58,10 +88,12 @@ class Metrics(Observer):
         self.micro_batch_fill = Histogram(
             "addnorm_micro_batch_fill_ratio", "Real tokens of a micro-batch over the cells of its grid.", ["model"], buckets=RATIO, registry=registry
         )  # fmt: skip
-        self.queue_tokens = Gauge("addnorm_queue_tokens", "Real tokens that wait.", registry=registry)
-        self.queue_tokens_limit = Gauge("addnorm_queue_tokens_limit", "Real tokens that may wait.", registry=registry)
-        self.lanes = Gauge("addnorm_lanes", "Session runs that may go on at once.", registry=registry)
-        self.lanes_busy = Gauge("addnorm_lanes_busy", "Session runs going on.", registry=registry)
+        live_sum = partial(Gauge, registry=registry, multiprocess_mode="livesum")
+        self.workers = live_sum("addnorm_workers", "Processes that serve.")
+        self.queue_tokens = live_sum("addnorm_queue_tokens", "Real tokens that wait.")
+        self.queue_tokens_limit = live_sum("addnorm_queue_tokens_limit", "Real tokens that may wait.")
+        self.lanes = live_sum("addnorm_lanes", "Session runs that may go on at once.")
+        self.lanes_busy = live_sum("addnorm_lanes_busy", "Session runs going on.")
         self.lanes_replaced = Counter("addnorm_lanes_replaced", "Lanes given up because they hung.", registry=registry)
         self.engine_failures = Counter(
             "addnorm_engine_failures", "Session runs that raised an error.", ["model"], registry=registry
@@ -73,25 +105,31 @@ class Metrics(Observer):
             "addnorm_invariance_violations", "Those whose rows alone were others.", ["model"], registry=registry
         )
         self.invariance_max_difference = Gauge(
-            "addnorm_invariance_max_difference", "Largest difference of such rows so far.", ["model"], registry=registry
+            "addnorm_invariance_max_difference",
+            "Largest difference of such rows so far.",
+            ["model"],
+            multiprocess_mode="max",
+            registry=registry,
         )
         self.differences: dict[str, float] = {}  # largest of each model
         self.rejections = Counter(
             "addnorm_rejections", "Requests refused or expired, by reason.", ["reason"], registry=registry
         )
-        self._models, self._provider = Models([]), ""
-        self.model_info = Gauge(
-            "addnorm_model_info", "1 for each model, version and precision served.",
-            ["model", "version", "precision", "layout", "provider_asked", "provider", "manifest_sha256"], registry=registry,
-        )  # fmt: skip
 
     def watch(self, scheduler: Scheduler, models: Models, settings: Settings) -> None:
-        """Gauges that are read when scraped, and what is served."""
-        self.queue_tokens.set_function(scheduler.num_queued_tokens)
+        """What is served, and by how many; `refresh` looks at the scheduler from now on."""
+        self._scheduler = scheduler
+        self.workers.set(1)
         self.queue_tokens_limit.set(scheduler.max_queue_tokens)
-        self.lanes_busy.set_function(lambda: scheduler.num_busy)
         self.lanes.set(scheduler.num_lanes)
-        self._models, self._provider = models, settings.provider
+        self._models = models
+        self.registry.register(Served(models, settings.provider))
+
+    def refresh(self) -> None:
+        """Gauges of the moment. Done by each worker now and then: who is scraped cannot ask the others."""
+        if self._scheduler:
+            self.queue_tokens.set(self._scheduler.num_queued_tokens())
+            self.lanes_busy.set(self._scheduler.num_busy)
 
     def computed(self, micro: MicroBatch, rows: list[Rows]) -> None:
         model, lengths = micro.line.name, [sequence.length for sequence in micro.sequences]
@@ -110,6 +148,7 @@ class Metrics(Observer):
         self.of(self.invariance_probes, model).inc()
         self.of(self.invariance_violations, model).inc(violated)
         self.differences[model] = max(difference, self.differences.get(model, 0.0))
+        self.of(self.invariance_max_difference, model).set(self.differences[model])
 
     def inferred(self, model: str, real_tokens: int, pads: int, stages_s: dict[str, float]) -> None:
         """An inference was answered with success."""
@@ -126,7 +165,7 @@ class Metrics(Observer):
     def rejected(self, reason: str) -> None:
         self.of(self.rejections, reason).inc()
 
-    def of(self, metric: Metric, *labels: str | int) -> Metric:
+    def of(self, metric: Labelled, *labels: str | int) -> Labelled:
         """metric.labels(...), which costs ten times this look-up."""
         key = (metric, labels)
         child = self._children.get(key)
@@ -136,19 +175,8 @@ class Metrics(Observer):
 
     def render(self) -> bytes:
         """The text exposition format, version 0.0.4."""
-        self._show_models()
-        return generate_latest(self.registry)
-
-    def _show_models(self) -> None:
-        """Models come and go: what is shown is what is served now."""
-        self.model_info.clear()
-        self.invariance_max_difference.clear()
+        self.refresh()
         for model in self._models.all():
-            manifest = model.bundle.manifest
-            self.of(self.invariance_violations, manifest.name)  # shown before the first
-            self.invariance_max_difference.labels(manifest.name).set(self.differences.get(manifest.name, 0.0))
-            for precision, engine in model.engines.items():
-                self.model_info.labels(
-                    manifest.name, manifest.version, precision, manifest.layout, self._provider, engine.provider,
-                    model.bundle.manifest_sha256,
-                ).set(1)  # fmt: skip
+            self.of(self.invariance_violations, model.name)  # shown before the first
+            self.of(self.invariance_max_difference, model.name)
+        return generate_latest(self.registry)

@@ -30,8 +30,11 @@ class Settings(BaseSettings):
     provider: Literal["cpu", "cuda", "auto"] = Field(
         "cpu", description="Where sessions run. cuda refuses to start without a GPU; auto takes one if it is there."
     )
+    workers: int = Field(
+        1, ge=1, description="Processes behind the one port, each with its own models. More where Python is the limit."
+    )
     lanes: int = Field(
-        0, ge=0, description="Concurrent session runs. 0: one per core of the cgroup quota. Fewer to leave cores free."
+        0, ge=0, description="A worker's concurrent session runs. 0: its share of the cgroup quota's cores, at least 1."
     )
     lane_timeout_s: float = Field(
         20.0, gt=0, description="Longest session run; a lane that takes longer is replaced. Raise for huge sequences."
@@ -86,18 +89,21 @@ class Settings(BaseSettings):
 
     @property
     def num_lanes(self) -> int:
-        return self.lanes or usable_cores()
+        return self.lanes or max(1, usable_cores() // self.workers)
 
 
-def read_settings() -> Settings:
-    """Settings of this process's environment. StartupError names the variable that does not fit."""
+def read_settings(workers: int | None = None) -> Settings:
+    """Settings of this process's environment. StartupError names the variable that does not fit.
+
+    workers: from the command line, where it was given.
+    """
     for name in sorted(os.environ):
         if name.startswith(PREFIX) and not _is_known(name):
             close = get_close_matches(name.removeprefix(PREFIX), map(str.upper, Settings.model_fields), 1)
             hint = f"did you mean {PREFIX}{close[0]}?" if close else "`python -m service settings` lists them all"
             log.warning("%s is no setting: %s", name, hint)
     try:
-        return Settings()
+        return Settings() if workers is None else Settings(workers=workers)
     except ValidationError as error:
         first = error.errors()[0]
         raise StartupError(

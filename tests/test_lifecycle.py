@@ -1,5 +1,6 @@
 """The life of the process: what is accepted is answered, what comes while draining is refused, exit code 0."""
 
+import io
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from service.logs import PIPE_BYTES, BufferedHandler
 from tests.conftest import inference_of, serving
 
 LONG = {"model": "gpt", "input_ids": [[7] * 500] * 60, "outputs": ["pooled"]}
@@ -26,10 +28,10 @@ SHORT = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["poole
 class Process:
     """`python -m service` on a free port, its log read line by line."""
 
-    def __init__(self, bundles: Path, **environment: str) -> None:
+    def __init__(self, bundles: Path, *arguments: str, **environment: str) -> None:
         self.lines: list[dict[str, Any]] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "service", "--bundles", str(bundles)],
+            [sys.executable, "-m", "service", "--bundles", str(bundles), *arguments],
             env={**os.environ, "ADDNORM_PORT": "0", **environment},
             stderr=subprocess.PIPE,
             text=True,
@@ -130,6 +132,19 @@ def test_logs_are_json_with_ids_and_timings_and_never_the_content(process: Proce
     bad = process.wait_for(lambda line: line.get("request_id") == "seen-2")
     assert bad["status"] == 400
     assert not any(content in json.dumps(process.lines) for content in ("314", "99999"))
+
+
+def test_lines_are_written_whole_and_in_pieces_that_a_pipe_takes_at_once() -> None:
+    class Pieces(io.StringIO):
+        def write(self, text: str) -> int:
+            assert text.endswith("\n")
+            assert len(text.encode()) <= PIPE_BYTES or text.count("\n") == 1
+            return super().write(text)
+
+    handler = BufferedHandler(Pieces())
+    handler.lines = lines = [f"{'é' * length}\n" for length in (10, 1500, 600, 2047, 5000, 1, 2)]
+    handler.flush()
+    assert handler.stream.getvalue() == "".join(lines)  # type: ignore[attr-defined]
 
 
 def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

@@ -1,0 +1,37 @@
+"""One process that serves: loads, listens, drains. Alone, or as one of several workers."""
+
+import gc
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from service import logs, memory
+from service.app import create_app
+from service.infer import Inference
+from service.lifecycle import Server
+from service.models import load_all
+from service.settings import Settings
+
+
+def serve(
+    bundles: Path,
+    settings: Settings,
+    sockets: list[socket.socket] | None = None,
+    loaded: Callable[[uvicorn.Server], None] = lambda _: None,
+) -> None:
+    """Loads every bundle, then listens until told to stop. StartupError if a bundle cannot be trusted.
+
+    sockets: those a worker shares with others; loaded: told of the server before it listens.
+    """
+    logs.configure(settings.log_level)
+    memory.share_arenas()
+    inference = Inference(load_all(bundles, settings), settings)
+    edge = create_app(inference)
+    gc.freeze()  # what is loaded stays: the collector need not walk it again
+    config = uvicorn.Config(edge, host=settings.host, port=settings.port, log_config=None, access_log=False)
+    server = Server(edge, config, settings.grace_s)
+    loaded(server)
+    server.run(sockets)
+    inference.close()
