@@ -51,7 +51,7 @@ RUN pip uninstall --yes huggingface-hub hf-xet \
  && find . -type d -name tests -prune -exec rm -r {} +
 COPY service service
 RUN python -X pycache_prefix=/opt/pycache -c "import service.__main__, tokenizers, urllib.request; \
-import uvicorn.lifespan.on, uvicorn.loops.uvloop, uvicorn.protocols.http.httptools_impl, uvicorn.protocols.websockets.auto"
+import uvicorn.lifespan.on, uvicorn.loops.uvloop, uvicorn.protocols.http.httptools_impl"
 
 # ---- serve ----
 FROM python:3.11-slim AS serve

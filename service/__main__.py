@@ -3,12 +3,12 @@
 import argparse
 import ctypes
 import gc
+import logging
+import resource
 import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
-
-import uvicorn
 
 from service import logs
 from service.app import create_app
@@ -19,6 +19,8 @@ from service.models import load_all
 from service.settings import Settings, describe, read_settings
 
 M_ARENA_MAX = -8  # malloc.h
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+log = logging.getLogger("addnorm")
 
 
 def main() -> None:
@@ -31,6 +33,7 @@ def main() -> None:
         return
     logs.configure("info")
     share_malloc_arenas()
+    open_all_files()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # while bundles load; process 1 would not hear it else
     try:
         settings = read_settings()
@@ -46,13 +49,21 @@ def share_malloc_arenas() -> None:
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
 
 
+def open_all_files() -> None:
+    """Shells allow 1024 at once unless a program asks for what the system would give; every connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def serve(bundles: Path, settings: Settings) -> None:
     """Loads every bundle, then listens until told to stop. StartupError if a bundle cannot be trusted."""
     inference = Inference(load_all(bundles, settings), settings)
     edge = create_app(inference)
+    if not edge.keys and settings.host not in LOOPBACK:
+        log.warning("no API keys: whoever reaches %s may ask; see ADDNORM_API_KEYS_FILE", settings.host)
+    server = Server(edge, settings)
     gc.freeze()  # what is loaded stays: the collector need not walk it again
-    config = uvicorn.Config(edge, host=settings.host, port=settings.port, log_config=None, access_log=False)
-    Server(edge, config, settings.grace_s).run()
+    server.run()
     inference.close()
 
 

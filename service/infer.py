@@ -18,6 +18,7 @@ from service.metrics import Metrics
 from service.models import Model, Models
 from service.outputs import Positions
 from service.queue import Job
+from service.room import Room
 from service.scheduler import Scheduler
 from service.settings import Settings
 
@@ -67,6 +68,9 @@ class Inference:
             settings.num_lanes, settings.max_queue_tokens, (self.metrics,), settings.lane_timeout_s
         )
         self.metrics.watch(self.scheduler, models, settings)
+        self.answers = Room("answers", settings.max_pending_answer_bytes)
+        self.bodies = Room("bodies", settings.max_pending_body_bytes)
+        self.metrics.watch_room(self.answers, self.bodies)
         # as many as lanes: what runs a head competes with them for the cores
         self._encoders = ThreadPoolExecutor(settings.num_lanes, thread_name_prefix="encode")
 
@@ -75,13 +79,14 @@ class Inference:
     ) -> tuple[Encoded, dict[str, float]]:
         """The encoded answer and the seconds of each stage. `left` returns when the caller has gone."""
         num_bytes = check(query, self.settings)
-        rows, stages_s = await self._rows(query, left)
-        started = time.monotonic()
-        make = partial(_encoded, query, rows, encode)
-        if "logits" not in query.wanted and num_bytes <= QUICK_BYTES:
-            encoded = make()  # a change of threads would cost more
-        else:
-            encoded = await asyncio.get_running_loop().run_in_executor(self._encoders, make)
+        with self.answers.held(num_bytes):
+            rows, stages_s = await self._rows(query, left)
+            started = time.monotonic()
+            make = partial(_encoded, query, rows, encode)
+            if "logits" not in query.wanted and num_bytes <= QUICK_BYTES:
+                encoded = make()  # a change of threads would cost more
+            else:
+                encoded = await asyncio.get_running_loop().run_in_executor(self._encoders, make)
         return encoded, {**stages_s, "encode": time.monotonic() - started}
 
     async def _rows(

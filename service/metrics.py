@@ -1,5 +1,6 @@
 """What Prometheus scrapes: counters of what was served, gauges of what waits. Knows numbers only."""
 
+from functools import partial
 from typing import TypeVar
 
 from prometheus_client import (
@@ -16,6 +17,7 @@ from prometheus_client.process_collector import ProcessCollector
 from service.batch import Rows
 from service.models import Models
 from service.queue import Line, MicroBatch
+from service.room import Room
 from service.scheduler import Observer, Scheduler
 from service.settings import Settings
 
@@ -60,6 +62,9 @@ class Metrics(Observer):
         )  # fmt: skip
         self.queue_tokens = Gauge("addnorm_queue_tokens", "Real tokens that wait.", registry=registry)
         self.queue_tokens_limit = Gauge("addnorm_queue_tokens_limit", "Real tokens that may wait.", registry=registry)
+        self.pending_bytes = Gauge(
+            "addnorm_pending_bytes", "Bytes of answers being made or sent, and of bodies half received.", ["what"], registry=registry
+        )  # fmt: skip
         self.lanes = Gauge("addnorm_lanes", "Session runs that may go on at once.", registry=registry)
         self.lanes_busy = Gauge("addnorm_lanes_busy", "Session runs going on.", registry=registry)
         self.lanes_replaced = Counter("addnorm_lanes_replaced", "Lanes given up because they hung.", registry=registry)
@@ -87,6 +92,10 @@ class Metrics(Observer):
                         name, version, precision, model.bundle.manifest.layout, settings.provider, engine.provider,
                         model.bundle.manifest_sha256,
                     ).set(1)  # fmt: skip
+
+    def watch_room(self, *rooms: Room) -> None:
+        for room in rooms:
+            self.pending_bytes.labels(room.what).set_function(partial(getattr, room, "num_bytes"))
 
     def computed(self, micro: MicroBatch, rows: list[Rows]) -> None:
         model, lengths = micro.line.name, [sequence.length for sequence in micro.sequences]

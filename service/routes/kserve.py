@@ -77,8 +77,10 @@ class InferRequest(_Strict):
 
     id: str | None = None
     parameters: Parameters = Parameters(timeout=None, pooling=None, normalize=False, binary_data_output=False)
-    inputs: list[InputTensor]
-    outputs: list[OutputTensor] | None = Field(None, description="All outputs by default.")
+    inputs: Annotated[list[InputTensor], Field(fail_fast=True)]
+    outputs: Annotated[list[OutputTensor], Field(fail_fast=True)] | None = Field(
+        None, description="All outputs by default."
+    )
 
 
 @router.get("", summary="The server's name, version and extensions")
