@@ -108,10 +108,13 @@ class Connection(HttpToolsProtocol):
         limit_s = self.settings.body_timeout_s
         if self.flow.read_paused:
             self._since = now  # it is we who do not read
-        elif self._in_head and seconds > limit_s:
-            self._refuse(RequestTimeout(f"the head did not arrive within {limit_s:g} s"))
         elif seconds > limit_s + BODY_GRACE_S:
             self.transport.abort()
+        elif seconds > limit_s and self._in_head:
+            self._refuse(RequestTimeout(f"the head did not arrive within {limit_s:g} s"))
+        elif seconds > limit_s and self.cycle is not None:
+            self.scope["state"]["late"] = RequestTimeout(f"the body did not arrive within {limit_s:g} s")
+            self.cycle.message_event.set()  # wakes who waits for the body
 
 
 def limited(settings: Settings) -> type[Connection]:

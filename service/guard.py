@@ -1,6 +1,7 @@
 """The door: which path needs which scope, and who has a key for it. Knows no bodies."""
 
-from starlette.datastructures import Headers
+from contextlib import nullcontext
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import OutOfScope, ServiceError
@@ -9,6 +10,7 @@ from service.metrics import Metrics
 from service.routes.http import error_response
 
 OPEN = ("/livez", "/readyz", "/docs", "/openapi.json", "/")  # orchestrators carry no keys; the page tells nothing
+NOTHING = nullcontext()
 OPEN_BELOW = ("/v2/health/", "/swagger/")
 
 
@@ -40,12 +42,12 @@ class Guard:
             if wanted is None:
                 await self.app(scope, receive, send)
                 return
-            key = self.keys.find(Headers(scope=scope).get("authorization"))
+            key = self.keys.find(next((value for name, value in scope["headers"] if name == b"authorization"), b""))
             scope["state"]["facts"].key = key.name
             if wanted not in key.scopes:
                 allowed = ", ".join(sorted(key.scopes))
                 raise OutOfScope(f"the API key {key.name!r} is for {allowed}; this needs {wanted}")
-            with self.keys.counted(key):
+            with self.keys.counted(key) if key.max_at_once else NOTHING:
                 await self.app(scope, receive, send)
         except ServiceError as error:  # of this class: the application answers its own
             self.metrics.rejected(error.code)

@@ -19,7 +19,7 @@ class Key(NamedTuple):
     name: str  # for the log
     digest: bytes  # sha256 of the key
     scopes: frozenset[str]
-    max_at_once: int | None
+    max_at_once: int  # requests; 0: any number
 
 
 class Keys:
@@ -35,12 +35,12 @@ class Keys:
         """Whether there are any. Without, all is open."""
         return bool(self._known)
 
-    def find(self, authorization: str | None) -> Key:
+    def find(self, authorization: bytes) -> Key:
         """The key in `Bearer KEY`. Unauthenticated unless it is known."""
-        kind, _, sent = (authorization or "").partition(" ")
-        if kind.lower() != "bearer" or not sent:
+        kind, _, sent = authorization.partition(b" ")
+        if kind.lower() != b"bearer" or not sent:
             raise Unauthenticated("no API key was sent: add the header `Authorization: Bearer KEY`")
-        digest = hashlib.sha256(sent.strip().encode()).digest()
+        digest = hashlib.sha256(sent.strip()).digest()
         key = self._known.get(digest)  # how long this takes tells of digests, from which no key follows
         if key is None or not hmac.compare_digest(key.digest, digest):
             raise Unauthenticated("the API key that was sent is not known here")
@@ -50,7 +50,7 @@ class Keys:
     def counted(self, key: Key) -> Iterator[None]:
         """While a request is answered. TooManyAtOnce over the key's own limit."""
         now = self._at_once.get(key.name, 0)
-        if key.max_at_once is not None and now >= key.max_at_once:
+        if key.max_at_once and now >= key.max_at_once:
             raise TooManyAtOnce(
                 f"the API key {key.name!r} has {now} requests under way, its limit is {key.max_at_once}",
                 retry_after_s=1,
@@ -124,4 +124,4 @@ def _key(where: str, line: str) -> Key:
         raise StartupError(f"{where}: the key has {len(secret)} characters, at least {LEAST_CHARACTERS} are needed")
     else:
         digest = hashlib.sha256(secret.encode()).digest()
-    return Key(name, digest, wanted, int(limit) if limit else None)
+    return Key(name, digest, wanted, int(limit or 0))

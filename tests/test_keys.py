@@ -142,7 +142,7 @@ def test_a_keys_own_limit_of_requests_at_once(closed: httpx.Client) -> None:
 
 def test_the_limit_is_given_back_when_a_request_fails() -> None:
     keys = keys_of(f"one infer {ASK} 1")
-    key = keys.find(f"Bearer {ASK}")
+    key = keys.find(b"Bearer " + ASK.encode())
     for _ in range(3):
         with pytest.raises(ValueError, match="ours"), keys.counted(key):
             raise ValueError("ours")
@@ -187,19 +187,19 @@ def test_a_file_that_changes_is_read_again_and_a_broken_one_is_not_taken(
     keys = Keys(Settings(api_keys_file=file))
     file.write_text(f"new infer {RUN}\nsecond infer {SCRAPE}\n")
     keys.refresh()
-    assert keys.find(f"Bearer {RUN}").name == "new"
+    assert keys.find(b"Bearer " + RUN.encode()).name == "new"
     with pytest.raises(Unauthenticated):
-        keys.find(f"Bearer {ASK}")
+        keys.find(b"Bearer " + ASK.encode())
     for broken in ("nonsense\n", "# none\n"):
         file.write_text(broken)
         with caplog.at_level(logging.ERROR):
             keys.refresh()
         assert "the API keys stay as they were" in caplog.text
-        assert keys.find(f"Bearer {RUN}").name == "new"
+        assert keys.find(b"Bearer " + RUN.encode()).name == "new"
         caplog.clear()
     file.unlink()
     keys.refresh()
-    assert keys.find(f"Bearer {RUN}").name == "new"
+    assert keys.find(b"Bearer " + RUN.encode()).name == "new"
 
 
 def test_a_missing_file_stops_the_start(tmp_path: Path) -> None:

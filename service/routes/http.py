@@ -1,6 +1,5 @@
 """What all protocols need of HTTP: bounded bodies, deadlines, and one envelope for errors."""
 
-import asyncio
 import json
 import math
 import time
@@ -15,11 +14,10 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
-from service.errors import BodyTooLarge, ClientGone, InvalidInput, RequestTimeout, ServiceError, UnsupportedMediaType
+from service.errors import BodyTooLarge, ClientGone, InvalidInput, ServiceError, UnsupportedMediaType
 from service.infer import Answer, Inference, Query
 from service.room import Room
 from service.routes.content import JSON, WINDOWS, compressed, decompressed, wanted_coding
@@ -82,28 +80,34 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     declared = request.headers.get("content-length", "0")
     if int(declared) > max_bytes:  # the HTTP parser has refused all but digits
         raise BodyTooLarge(f"the body has {declared} bytes, the limit is {max_bytes}")
-    try:
-        async with asyncio.timeout(inference.settings.body_timeout_s):
-            body = await _whole(request, max_bytes, inference.bodies)
-    except TimeoutError:
-        raise RequestTimeout(f"the body did not arrive within {inference.settings.body_timeout_s:g} s") from None
+    body = await _whole(request, max_bytes, inference.bodies)
     return body if coding == "identity" else decompressed(body, coding, max_bytes)
 
 
 async def _whole(request: Request, max_bytes: int, bodies: Room) -> bytes:
-    chunks: list[bytes] = []
-    num_bytes = 0
-    with bodies.held(0) as held:
-        try:
-            async for chunk in request.stream():
-                chunks.append(chunk)
-                num_bytes += len(chunk)
-                if num_bytes > max_bytes:
-                    raise BodyTooLarge(f"the body has more than {max_bytes} bytes, the limit")
-                held.grow(len(chunk))
-        except ClientDisconnect:
-            raise ClientGone(f"the caller left after {num_bytes} bytes of the body") from None
-    return b"".join(chunks)  # one chunk is not copied
+    body, more = await _piece(request, 0)
+    if not more and len(body) <= max_bytes:
+        return body  # as most come
+    pieces, num_bytes = [body], len(body)
+    with bodies.held(num_bytes) as held:
+        while more and num_bytes <= max_bytes:
+            body, more = await _piece(request, num_bytes)
+            held.grow(len(body))
+            pieces.append(body)
+            num_bytes += len(body)
+    if num_bytes > max_bytes:
+        raise BodyTooLarge(f"the body has more than {max_bytes} bytes, the limit")
+    return b"".join(pieces)
+
+
+async def _piece(request: Request, num_before: int) -> tuple[bytes, bool]:
+    """What has come of the body since, and whether there is more."""
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone(f"the caller left after {num_before} bytes of the body")
+    if late := request.scope["state"].get("late"):  # the connection has kept the time
+        raise late
+    return message.get("body", b""), message.get("more_body", False)
 
 
 async def _left(request: Request) -> None:
@@ -224,14 +228,20 @@ class PayloadResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        parts = list(self.payload.parts)
-        # after more than it buffers, the server takes a last part only once the caller has taken the others
-        last = b"" if self.num_bytes > HIGH_WATER_LIMIT else parts.pop()
+        if self.num_bytes <= HIGH_WATER_LIMIT:
+            await _send(send, *self.payload.parts)
+            return
         with self.answers.held(0) as held:
             held.keep(self.num_bytes)
-            for part in parts:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-            await send({"type": "http.response.body", "body": last})
+            # the server takes the last part only once the caller has taken the others
+            await _send(send, *self.payload.parts, b"")
+
+
+async def _send(send: Send, *parts: bytes | memoryview) -> None:
+    *others, last = parts
+    for part in others:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": last})
 
 
 def error_response(path: str, error: ServiceError) -> JSONResponse:
