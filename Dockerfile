@@ -70,5 +70,5 @@ USER 10001:10001
 EXPOSE 8000
 # Loading, checking and warming many bundles takes a while: failures count from the third minute on. Past any proxy.
 HEALTHCHECK --interval=5s --timeout=4s --start-period=120s --retries=3 \
-    CMD ["python", "-S", "-c", "import os, urllib.request as u; u.build_opener(u.ProxyHandler({})).open('http://127.0.0.1:%s/readyz' % os.environ.get('ADDNORM_PORT', 8000), timeout=3)"]
+    CMD ["python", "-S", "-c", "import os, ssl, urllib.request as u; u.build_opener(u.ProxyHandler({}), u.HTTPSHandler(context=ssl._create_unverified_context())).open('http%s://127.0.0.1:%s/readyz' % ('s' * ('ADDNORM_TLS_CERT' in os.environ), os.environ.get('ADDNORM_PORT', 8000)), timeout=3)"]
 CMD ["python", "-m", "service", "--bundles", "/bundles"]

@@ -29,6 +29,7 @@ def create_app(inference: Inference) -> Edge:
         description="Padded token batches with masks in, normalized activations and logits out. "
         "The same sequence gives the same bits, whatever the padding, whoever shares the batch.",
         version=VERSION,
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # to wherever the caller's Host header says
     )
@@ -36,6 +37,7 @@ def create_app(inference: Inference) -> Edge:
     app.include_router(native.router, tags=["inference"])
     app.include_router(kserve.router, tags=["KServe V2"])
     app.include_router(ops.router, tags=["operations"])
+    app.mount("/swagger", ops.swagger)
     app.add_exception_handler(ServiceError, _service_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(Exception, _unexpected)

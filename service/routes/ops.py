@@ -1,7 +1,13 @@
 """What operators and orchestrators ask: alive, ready, how much."""
 
+import re
+from base64 import b64encode
+from hashlib import sha256
+
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import PlainTextResponse, RedirectResponse
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
+from fastapi.staticfiles import StaticFiles
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from service.errors import NotReady
@@ -9,6 +15,7 @@ from service.infer import Inference
 from service.routes.http import ERRORS
 
 router = APIRouter()
+swagger = StaticFiles(packages=[("fastapi_swagger", "resources")])
 
 
 @router.get("/livez", summary="The process answers")
@@ -27,6 +34,40 @@ async def readyz(request: Request) -> dict[str, str]:
 async def metrics(request: Request) -> Response:
     inference: Inference = request.app.state.inference
     return Response(inference.metrics.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+@router.get("/docs", include_in_schema=False)
+async def docs() -> HTMLResponse:
+    """Addresses are relative, so that the page works below any prefix, and in a network of its own."""
+    page = get_swagger_ui_html(
+        openapi_url="openapi.json",
+        title="Addnorm",
+        swagger_js_url="swagger/swagger-ui-bundle.js",
+        swagger_css_url="swagger/swagger-ui.css",
+        swagger_favicon_url="swagger/favicon-32x32.png",
+    )
+    page.headers.update(page_headers(bytes(page.body)))
+    return page
+
+
+def page_headers(page: bytes) -> dict[str, str]:
+    """The page may run its own scripts and this server's, ask this server alone, and be framed by nobody."""
+    inline = re.findall(rb"<script>(.*?)</script>", page, re.DOTALL)
+    hashes = [f"'sha256-{b64encode(sha256(script).digest()).decode()}'" for script in inline]
+    policy = {
+        "default-src": "'none'",
+        "script-src": " ".join(["'self'", *hashes]),
+        "style-src": "'self' 'unsafe-inline'",  # Swagger UI sets styles of its own
+        "img-src": "'self' data:",
+        "connect-src": "'self'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+    }
+    return {
+        "content-security-policy": "; ".join(f"{name} {value}" for name, value in policy.items()),
+        "referrer-policy": "no-referrer",
+    }
 
 
 @router.get("/", include_in_schema=False)
