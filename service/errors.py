@@ -7,6 +7,7 @@ class ServiceError(Exception):
     status = 500
     type = "server_error"
     code = "internal_error"
+    ends_connection = False
 
     def __init__(
         self,
@@ -35,6 +36,18 @@ class Forbidden(ServiceError):
     status, type, code = 403, "invalid_request_error", "forbidden"
 
 
+class Unauthenticated(ServiceError):
+    """No API key, or none that is known."""
+
+    status, type, code = 401, "authentication_error", "invalid_api_key"
+
+
+class OutOfScope(ServiceError):
+    """The API key is not for this."""
+
+    status, type, code = 403, "permission_error", "insufficient_permissions"
+
+
 class NotFound(ServiceError):
     status, type, code = 404, "invalid_request_error", "not_found"
 
@@ -61,6 +74,13 @@ class NotAcceptable(ServiceError):
     status, type, code = 406, "invalid_request_error", "not_acceptable"
 
 
+class RequestTimeout(ServiceError):
+    """The request did not arrive in time."""
+
+    status, type, code = 408, "invalid_request_error", "request_timeout"
+    ends_connection = True
+
+
 class BodyTooLarge(ServiceError):
     status, type, code = 413, "invalid_request_error", "body_too_large"
 
@@ -75,8 +95,24 @@ class Overloaded(ServiceError):
     status, type, code = 429, "rate_limit_error", "overloaded"
 
 
+class TooManyAtOnce(ServiceError):
+    """One API key's requests under way."""
+
+    status, type, code = 429, "rate_limit_error", "too_many_concurrent_requests"
+
+
+class HeadTooLarge(ServiceError):
+    status, type, code = 431, "invalid_request_error", "head_too_large"
+    ends_connection = True
+
+
 class NotReady(ServiceError):
     status, type, code = 503, "server_error", "not_ready"
+
+
+class TooManyConnections(ServiceError):
+    status, type, code = 503, "server_error", "too_many_connections"
+    ends_connection = True
 
 
 class LaneStuck(ServiceError):

@@ -21,6 +21,7 @@ from service.probe import Probe
 from service.queue import Job
 from service.readiness import Readiness
 from service.repository import Repository
+from service.room import Room
 from service.scheduler import Scheduler
 from service.settings import Settings
 
@@ -73,7 +74,9 @@ class Inference:
         self.scheduler = Scheduler(settings.num_lanes, settings.max_queue_tokens, observers, settings.lane_timeout_s)
         self._repository = Repository(models, settings)
         self._readiness = Readiness(models, self.scheduler, settings.canary_timeout_s)
-        self.metrics.watch(self.scheduler, models, settings)
+        self.answers = Room("answers", settings.max_pending_answer_bytes)
+        self.bodies = Room("bodies", settings.max_pending_body_bytes)
+        self.metrics.watch(self.scheduler, models, settings, (self.answers, self.bodies))
         # as many as lanes: what runs a head competes with them for the cores
         self._encoders = ThreadPoolExecutor(settings.num_lanes, thread_name_prefix="encode")
 
@@ -89,13 +92,15 @@ class Inference:
         left: returns when the caller has gone. arrived: time.monotonic() from which the deadline counts, now if None.
         """
         num_bytes = check(query, self.settings)
-        rows, stages_s = await self._rows(query, left, time.monotonic() if arrived is None else arrived)
-        started = time.monotonic()
-        make = partial(_encoded, query, rows, encode)
-        if "logits" not in query.wanted and num_bytes <= QUICK_BYTES:
-            encoded = make()  # a change of threads would cost more
-        else:
-            encoded = await self.in_thread(make)
+        arrived = time.monotonic() if arrived is None else arrived
+        with self.answers.held(num_bytes):
+            rows, stages_s = await self._rows(query, left, arrived)
+            started = time.monotonic()
+            make = partial(_encoded, query, rows, encode)
+            if "logits" not in query.wanted and num_bytes <= QUICK_BYTES:
+                encoded = make()  # a change of threads would cost more
+            else:
+                encoded = await self.in_thread(make)
         return encoded, {**stages_s, "encode": time.monotonic() - started}
 
     async def in_thread(self, work: Callable[[], Done]) -> Done:

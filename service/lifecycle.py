@@ -13,17 +13,22 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import cast
 
 import uvicorn
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import logs
-from service.errors import NotReady
+from service.connection import Connection, limited
+from service.errors import NotReady, StartupError
+from service.keys import Keys
 from service.metrics import Metrics
 from service.routes.http import error_response
+from service.settings import Settings
 
 log = logging.getLogger("addnorm.access")
+TICKS_PER_S = 10  # uvicorn's
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 ALWAYS_ANSWERED = ("/livez", "/readyz", "/metrics", "/v2/health/")  # while draining too
 
@@ -36,6 +41,7 @@ class Facts:
     started: float  # time.monotonic(): the deadline counts from here
     status: int = 500
     model: str = ""
+    key: str = ""  # the name of the API key
     real_tokens: int = 0
     padded_tokens: int = 0
     stages_s: dict[str, float] = field(default_factory=dict)
@@ -44,8 +50,8 @@ class Facts:
 class Edge:
     """Outermost ASGI application."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app, self.metrics = app, metrics
+    def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics) -> None:
+        self.app, self.keys, self.metrics = app, keys, metrics
         self.draining = False
         self.in_flight = 0
 
@@ -91,6 +97,7 @@ class Edge:
         self.metrics.answered(route, facts.model, facts.status, seconds)
         if not log.isEnabledFor(logging.INFO):
             return
+        named = {"key": facts.key} if facts.key else {}
         stages = {f"{stage}_ms": round(s * 1000, 3) for stage, s in facts.stages_s.items()}
         log.info(
             "request",
@@ -98,7 +105,7 @@ class Edge:
                 "facts": {
                     "request_id": facts.request_id, "method": scope["method"], "route": route, "status": facts.status,
                     "ms": round(seconds * 1000, 3), "model": facts.model, "real_tokens": facts.real_tokens,
-                    "padded_tokens": facts.padded_tokens, **stages,
+                    "padded_tokens": facts.padded_tokens, **named, **stages,
                 }
             },
         )  # fmt: skip
@@ -112,12 +119,30 @@ async def _read_away(receive: Receive) -> None:
                 pass
 
 
-class Server(uvicorn.Server):
-    """uvicorn, but a signal drains first, and the process then ends with exit code 0."""
+def configured(edge: Edge, settings: Settings) -> uvicorn.Config:
+    """uvicorn's options. StartupError if the certificate and its key do not fit."""
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise StartupError("one of ADDNORM_TLS_CERT and ADDNORM_TLS_KEY is set: set both, or none")
+    config = uvicorn.Config(
+        edge, host=settings.host, port=settings.port, http=limited(settings), ws="none",
+        log_config=None, access_log=False, server_header=False, headers=[("x-content-type-options", "nosniff")],
+        proxy_headers=False, ssl_certfile=settings.tls_cert, ssl_keyfile=settings.tls_key,
+    )  # fmt: skip
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError too
+        raise StartupError(
+            f"ADDNORM_TLS_CERT={settings.tls_cert}, ADDNORM_TLS_KEY={settings.tls_key}: {error}"
+        ) from None
+    return config
 
-    def __init__(self, edge: Edge, config: uvicorn.Config, grace_s: float) -> None:
-        super().__init__(config)
-        self.edge, self.grace_s = edge, grace_s
+
+class Server(uvicorn.Server):
+    """uvicorn, but a signal drains first, the process then ends with exit code 0, and slow callers are swept out."""
+
+    def __init__(self, edge: Edge, settings: Settings) -> None:
+        super().__init__(configured(edge, settings))
+        self.edge, self.grace_s = edge, settings.grace_s
         self.drain_until = float("inf")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -130,6 +155,11 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         logs.flush()
         self.edge.metrics.refresh()
+        if counter % TICKS_PER_S == 0:
+            self.edge.keys.refresh()
+            now = asyncio.get_running_loop().time()
+            for connection in list(self.server_state.connections):
+                cast(Connection, connection).sweep(now)
         if self.edge.draining and (self.edge.in_flight == 0 or time.monotonic() > self.drain_until):
             self.should_exit = True
         return await super().on_tick(counter)

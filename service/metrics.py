@@ -1,6 +1,6 @@
 """What Prometheus scrapes: counters of what was served, gauges of what waits. Knows numbers only."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from service import shared
 from service.batch import Rows
 from service.models import Models
 from service.queue import Line, MicroBatch
+from service.room import Room
 from service.scheduler import Observer, Scheduler
 from service.settings import Settings
 
@@ -62,63 +63,39 @@ class Metrics(Observer):
         self.registry = shared.registry() if num_workers > 1 else registry
         self._scheduler: Scheduler | None = None
         self._models = Models([])
+        self._rooms: Sequence[Room] = ()
         ProcessCollector(registry=registry)
         self._children: dict[tuple[MetricWrapperBase, tuple[str | int, ...]], MetricWrapperBase] = {}
-        self.requests = Counter(
-            "addnorm_requests", "Requests answered.", ["route", "model", "status"], registry=registry
-        )
-        self.request_seconds = Histogram(
-            "addnorm_request_seconds", "From the request's head to its answer's end.", ["route"], buckets=SECONDS, registry=registry
-        )  # fmt: skip
-        self.stage_seconds = Histogram(
-            "addnorm_stage_seconds", "Time in decode, queue, infer and encode.", ["model", "stage"], buckets=SECONDS, registry=registry
-        )  # fmt: skip
-        self.real_tokens = Counter(
-            "addnorm_real_tokens", "Real tokens of requests answered with 200.", ["model"], registry=registry
-        )
-        self.pad_cells_saved = Counter(
-            "addnorm_pad_cells_saved", "Pad cells that were sent and not computed.", ["model"], registry=registry
-        )
-        self.micro_batch_tokens = Histogram(
-            "addnorm_micro_batch_tokens", "Real tokens of a micro-batch.", ["model"], buckets=TOKENS, registry=registry
-        )
-        self.micro_batch_sequences = Histogram(
-            "addnorm_micro_batch_sequences", "Sequences of a micro-batch.", ["model"], buckets=SEQUENCES, registry=registry
-        )  # fmt: skip
-        self.micro_batch_fill = Histogram(
-            "addnorm_micro_batch_fill_ratio", "Real tokens of a micro-batch over the cells of its grid.", ["model"], buckets=RATIO, registry=registry
-        )  # fmt: skip
-        live_sum = partial(Gauge, registry=registry, multiprocess_mode="livesum")
-        self.workers = live_sum("addnorm_workers", "Processes that serve.")
-        self.queue_tokens = live_sum("addnorm_queue_tokens", "Real tokens that wait.")
-        self.queue_tokens_limit = live_sum("addnorm_queue_tokens_limit", "Real tokens that may wait.")
-        self.lanes = live_sum("addnorm_lanes", "Session runs that may go on at once.")
-        self.lanes_busy = live_sum("addnorm_lanes_busy", "Session runs going on.")
-        self.lanes_replaced = Counter("addnorm_lanes_replaced", "Lanes given up because they hung.", registry=registry)
-        self.engine_failures = Counter(
-            "addnorm_engine_failures", "Session runs that raised an error.", ["model"], registry=registry
-        )
-        self.invariance_probes = Counter(
-            "addnorm_invariance_probes", "Served sequences computed again, alone.", ["model"], registry=registry
-        )
-        self.invariance_violations = Counter(
-            "addnorm_invariance_violations", "Those whose rows alone were others.", ["model"], registry=registry
-        )
-        self.invariance_max_difference = Gauge(
-            "addnorm_invariance_max_difference",
-            "Largest difference of such rows so far.",
-            ["model"],
-            multiprocess_mode="max",
-            registry=registry,
-        )
+        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        gauge = partial(Gauge, registry=registry, multiprocess_mode="livesum")
+        model = ["model"]
+        # fmt: off
+        self.requests = counter("addnorm_requests", "Requests answered.", ["route", "model", "status"])
+        self.request_seconds = histogram("addnorm_request_seconds", "From the request's head to its answer's end.", ["route"], buckets=SECONDS)
+        self.stage_seconds = histogram("addnorm_stage_seconds", "Time in decode, queue, infer and encode.", ["model", "stage"], buckets=SECONDS)
+        self.real_tokens = counter("addnorm_real_tokens", "Real tokens of requests answered with 200.", model)
+        self.pad_cells_saved = counter("addnorm_pad_cells_saved", "Pad cells that were sent and not computed.", model)
+        self.micro_batch_tokens = histogram("addnorm_micro_batch_tokens", "Real tokens of a micro-batch.", model, buckets=TOKENS)
+        self.micro_batch_sequences = histogram("addnorm_micro_batch_sequences", "Sequences of a micro-batch.", model, buckets=SEQUENCES)
+        self.micro_batch_fill = histogram("addnorm_micro_batch_fill_ratio", "Real tokens of a micro-batch over the cells of its grid.", model, buckets=RATIO)
+        self.workers = gauge("addnorm_workers", "Processes that serve.")
+        self.queue_tokens = gauge("addnorm_queue_tokens", "Real tokens that wait.")
+        self.queue_tokens_limit = gauge("addnorm_queue_tokens_limit", "Real tokens that may wait.")
+        self.pending_bytes = gauge("addnorm_pending_bytes", "Bytes of answers being made or sent, and of bodies half received.", ["what"])
+        self.lanes = gauge("addnorm_lanes", "Session runs that may go on at once.")
+        self.lanes_busy = gauge("addnorm_lanes_busy", "Session runs going on.")
+        self.lanes_replaced = counter("addnorm_lanes_replaced", "Lanes given up because they hung.")
+        self.engine_failures = counter("addnorm_engine_failures", "Session runs that raised an error.", model)
+        self.invariance_probes = counter("addnorm_invariance_probes", "Served sequences computed again, alone.", model)
+        self.invariance_violations = counter("addnorm_invariance_violations", "Those whose rows alone were others.", model)
+        self.invariance_max_difference = Gauge("addnorm_invariance_max_difference", "Largest difference of such rows so far.", model, multiprocess_mode="max", registry=registry)
+        self.rejections = counter("addnorm_rejections", "Requests refused or expired, by reason.", ["reason"])
+        # fmt: on
         self.differences: dict[str, float] = {}  # largest of each model
-        self.rejections = Counter(
-            "addnorm_rejections", "Requests refused or expired, by reason.", ["reason"], registry=registry
-        )
 
-    def watch(self, scheduler: Scheduler, models: Models, settings: Settings) -> None:
-        """What is served, and by how many; `refresh` looks at the scheduler from now on."""
-        self._scheduler = scheduler
+    def watch(self, scheduler: Scheduler, models: Models, settings: Settings, rooms: Sequence[Room]) -> None:
+        """What is served, and by how many; `refresh` looks at the scheduler and the rooms from now on."""
+        self._scheduler, self._rooms = scheduler, rooms
         self.workers.set(1)
         self.queue_tokens_limit.set(scheduler.max_queue_tokens)
         self.lanes.set(scheduler.num_lanes)
@@ -130,6 +107,8 @@ class Metrics(Observer):
         if self._scheduler:
             self.queue_tokens.set(self._scheduler.num_queued_tokens())
             self.lanes_busy.set(self._scheduler.num_busy)
+        for room in self._rooms:
+            self.of(self.pending_bytes, room.what).set(room.num_bytes)
 
     def computed(self, micro: MicroBatch, rows: list[Rows]) -> None:
         model, lengths = micro.line.name, [sequence.length for sequence in micro.sequences]

@@ -1,6 +1,7 @@
 """One process that serves: loads, listens, drains. Alone, or as one of several workers."""
 
 import gc
+import logging
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,9 @@ from service.infer import Inference
 from service.lifecycle import Server
 from service.models import load_all
 from service.settings import Settings
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+log = logging.getLogger("addnorm")
 
 
 def serve(
@@ -29,9 +33,10 @@ def serve(
     memory.share_arenas()
     inference = Inference(load_all(bundles, settings), settings)
     edge = create_app(inference)
+    if not edge.keys and settings.host not in LOOPBACK:
+        log.warning("no API keys: whoever reaches %s may ask; see ADDNORM_API_KEYS_FILE", settings.host)
+    server = Server(edge, settings)
     gc.freeze()  # what is loaded stays: the collector need not walk it again
-    config = uvicorn.Config(edge, host=settings.host, port=settings.port, log_config=None, access_log=False)
-    server = Server(edge, config, settings.grace_s)
     loaded(server)
     server.run(sockets)
     inference.close()

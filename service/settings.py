@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.errors import StartupError
@@ -68,6 +68,38 @@ class Settings(BaseSettings):
     max_queue_tokens: int = Field(
         65_536, ge=1, description="Real tokens that may wait. Lower for quick refusals, raise for bursts."
     )
+    max_pending_answer_bytes: int = Field(
+        512 * MIB, ge=1, description="Bytes of all answers being made or sent. Lower where memory is short."
+    )
+    max_pending_body_bytes: int = Field(
+        256 * MIB, ge=1, description="Bytes of all bodies half received. Lower where memory is short."
+    )
+    max_header_bytes: int = Field(
+        32_768, ge=1024, description="Bytes of a request's head. Raise for a proxy's long ones."
+    )
+    max_connections: int = Field(
+        1024, ge=1, description="Connections answered; more get 503. Raise it, and `ulimit -n`, for many callers."
+    )
+    body_timeout_s: float = Field(
+        30.0, gt=0, description="Longest a request's head and body may take to arrive. Raise for slow networks."
+    )
+    send_timeout_s: float = Field(
+        60.0, gt=0, description="Longest a caller may take to read an answer. Raise for slow networks."
+    )
+    api_keys_file: Path | None = Field(
+        None,
+        description="File of API keys, a line each: `name scopes key [limit]`. Set it wherever callers are not all trusted.",
+    )
+    api_keys: SecretStr | None = Field(
+        None, description="The same in place of a file, `;` between keys. For where only variables can be set."
+    )
+    cors_origins: str | None = Field(
+        None, description="Origins whose pages may call from a browser, commas between. Set it for a web page of yours."
+    )
+    tls_cert: Path | None = Field(
+        None, description="Certificate chain, PEM. With tls_key, serves HTTPS where no proxy does."
+    )
+    tls_key: Path | None = Field(None, description="Private key of tls_cert, PEM, without a passphrase.")
 
     admin: bool = Field(
         False, description="Whether /v2/repository may load and unload models. Only where callers are trusted."

@@ -4,18 +4,18 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from export.__main__ import Plan, Source, export
 from service.app import create_app
 from service.infer import Inference
-from service.models import load_all
+from service.lifecycle import Server
+from service.models import Models, load_all
 from service.settings import Settings
 from tests.texts import TEXT_MODEL, checkpoint
 
@@ -52,14 +52,15 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def serving(inference: Inference) -> Iterator[str]:
     """Serves on a free port; yields the base URL."""
-    server = uvicorn.Server(uvicorn.Config(create_app(inference), port=0, log_config=None))
+    server = Server(create_app(inference), inference.settings)
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
+    scheme = "https" if inference.settings.tls_cert else "http"
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield f"{scheme}://127.0.0.1:{port}"
     finally:  # else a test that fails would never end
         server.should_exit = True
         thread.join()
@@ -67,8 +68,35 @@ def serving(inference: Inference) -> Iterator[str]:
 
 
 def inference_of(root: Path, **changed: Any) -> Inference:
-    settings = Settings(**{"lanes": 2, **changed})
+    settings = Settings(**{"lanes": 2, "port": 0, **changed})
     return Inference(load_all(root, settings), settings)
+
+
+@pytest.fixture(scope="session")
+def small(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The two smallest presets only, so that a server of one's own starts soon."""
+    root = tmp_path_factory.mktemp("small")
+    for name in ("notebook", "gpt"):
+        (root / name).symlink_to((bundles / name).resolve())
+    return root
+
+
+@pytest.fixture(scope="session")
+def few(small: Path) -> Models:
+    return load_all(small, Settings(lanes=2))
+
+
+Serve = Callable[..., AbstractContextManager[str]]
+
+
+@pytest.fixture(scope="session")
+def serve(few: Models) -> Serve:
+    """Serves the two smallest presets with the settings given; yields the base URL."""
+
+    def serve(**changed: Any) -> AbstractContextManager[str]:
+        return serving(Inference(few, Settings(**{"lanes": 2, "port": 0, **changed})))
+
+    return serve
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,10 @@
 """What all protocols need of HTTP: bounded bodies, deadlines, and one envelope for errors."""
 
+import json
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -12,14 +14,16 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from service.errors import BodyTooLarge, ClientGone, InvalidInput, ServiceError, UnsupportedMediaType
 from service.infer import Answer, Inference, Query
+from service.room import Room
 from service.routes.content import JSON, WINDOWS, compressed, decompressed, wanted_coding
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
+MAX_KEYS = 1000  # of all objects of a body
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -47,24 +51,41 @@ Decode = Callable[[Sent, Inference], Awaitable[tuple[Query, Encode]]]
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
     """The body, decompressed, refused as soon as it is known to be over the limit."""
+    inference: Inference = request.app.state.inference
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("identity", *WINDOWS):
         raise UnsupportedMediaType(f"Content-Encoding is {coding[:60]!r}: send {', '.join(WINDOWS)} or identity")
     declared = request.headers.get("content-length", "0")
     if int(declared) > max_bytes:  # the HTTP parser has refused all but digits
         raise BodyTooLarge(f"the body has {declared} bytes, the limit is {max_bytes}")
-    chunks: list[bytes] = []
-    num_bytes = 0
-    try:
-        async for chunk in request.stream():
-            chunks.append(chunk)
-            num_bytes += len(chunk)
-            if num_bytes > max_bytes:
-                raise BodyTooLarge(f"the body has more than {max_bytes} bytes, the limit")
-    except ClientDisconnect:
-        raise ClientGone(f"the caller left after {num_bytes} bytes of the body") from None
-    body = b"".join(chunks)  # one chunk is not copied
+    body = await _whole(request, max_bytes, inference.bodies)
     return body if coding == "identity" else decompressed(body, coding, max_bytes)
+
+
+async def _whole(request: Request, max_bytes: int, bodies: Room) -> bytes:
+    body, more = await _piece(request, 0)
+    if not more and len(body) <= max_bytes:
+        return body  # as most come
+    pieces, num_bytes = [body], len(body)
+    with bodies.held(num_bytes) as held:
+        while more and num_bytes <= max_bytes:
+            body, more = await _piece(request, num_bytes)
+            held.grow(len(body))
+            pieces.append(body)
+            num_bytes += len(body)
+    if num_bytes > max_bytes:
+        raise BodyTooLarge(f"the body has more than {max_bytes} bytes, the limit")
+    return b"".join(pieces)
+
+
+async def _piece(request: Request, num_before: int) -> tuple[bytes, bool]:
+    """What has come of the body since, and whether there is more."""
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone(f"the caller left after {num_before} bytes of the body")
+    if late := request.scope["state"].get("late"):  # the connection has kept the time
+        raise late
+    return message.get("body", b""), message.get("more_body", False)
 
 
 async def _left(request: Request) -> None:
@@ -88,10 +109,26 @@ def timeout_s(request: Request) -> float | None:
 
 def validated(model: type[Body], body: bytes, reserved: Sequence[str] = ()) -> Body:
     """JSON -> the model. InvalidInput says in our words what does not fit."""
+    if body.count(b":") > MAX_KEYS:
+        _count_keys(body)
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
         raise _validation_error(error, model, reserved) from None
+
+
+def _count_keys(body: bytes) -> None:
+    """pydantic makes an error of each unknown key: a million would hold the server for seconds."""
+    num_keys = 0
+
+    def count(pairs: list[tuple[str, Any]]) -> None:
+        nonlocal num_keys
+        num_keys += len(pairs)
+        if num_keys > MAX_KEYS:
+            raise InvalidInput(f"the body has more than {MAX_KEYS} keys, the limit")
+
+    with suppress(ValueError, RecursionError):  # no JSON: pydantic says so in better words
+        json.loads(body, object_pairs_hook=count, parse_int=len)
 
 
 def _validation_error(error: ValidationError, model: type[BaseModel], reserved: Sequence[str] = ()) -> InvalidInput:
@@ -153,7 +190,7 @@ async def respond(request: Request, decode: Decode) -> Response:
     statistics.answered(len(query.cells.lengths), facts.stages_s)
     inference.metrics.inferred(facts.model, facts.real_tokens, facts.padded_tokens, facts.stages_s)
     timing = ", ".join(f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in facts.stages_s.items())
-    return PayloadResponse(payload, timing)
+    return PayloadResponse(payload, timing, inference.answers)
 
 
 def _compressing(encode: Encode, coding: str, answer: Answer) -> Payload:
@@ -163,22 +200,32 @@ def _compressing(encode: Encode, coding: str, answer: Answer) -> Payload:
 
 
 class PayloadResponse(Response):
-    """Sends a payload part by part."""
+    """Sends a payload part by part. A large one counts among the pending answers until its caller has taken it."""
 
-    def __init__(self, payload: Payload, server_timing: str) -> None:
-        self.payload = payload
+    def __init__(self, payload: Payload, server_timing: str, answers: Room) -> None:
+        self.payload, self.answers = payload, answers
         self.background, self.status_code = None, 200
-        num_bytes = sum(map(len, payload.parts))
+        self.num_bytes = num_bytes = sum(map(len, payload.parts))
         headers = {**payload.headers, "content-type": payload.media_type, "content-length": str(num_bytes)}
         headers["server-timing"] = server_timing
         self.raw_headers = [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        *parts, last = self.payload.parts
-        for part in parts:
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-        await send({"type": "http.response.body", "body": last})
+        if self.num_bytes <= HIGH_WATER_LIMIT:
+            await _send(send, *self.payload.parts)
+            return
+        with self.answers.held(0) as held:
+            held.keep(self.num_bytes)
+            # the server takes the last part only once the caller has taken the others
+            await _send(send, *self.payload.parts, b"")
+
+
+async def _send(send: Send, *parts: bytes | memoryview) -> None:
+    *others, last = parts
+    for part in others:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": last})
 
 
 def error_response(path: str, error: ServiceError) -> JSONResponse:
@@ -189,4 +236,8 @@ def error_response(path: str, error: ServiceError) -> JSONResponse:
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if error.ends_connection:
+        headers["connection"] = "close"
     return JSONResponse({"error": body}, error.status, headers)

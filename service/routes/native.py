@@ -37,7 +37,9 @@ class Options(Strict):
     """What is asked of the sequences, whatever they come in."""
 
     model: str | None = Field(None, description="`name` or `name/version`; the latest version by default.")
-    outputs: list[Output] | None = Field(None, description="By default activations, and logits if there is a head.")
+    outputs: Annotated[list[Output], Field(fail_fast=True)] | None = Field(
+        None, description="By default activations, and logits if there is a head."
+    )
     logits: LogitsOptions | None = None
     pooling: Pooling | None = Field(None, description="How `pooled` is made; by default as the bundle says.")
     normalize: bool = Field(False, description="Whether `pooled` vectors are scaled to length 1.")

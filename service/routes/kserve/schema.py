@@ -68,8 +68,10 @@ class V2InferRequest(Strict):
     parameters: Parameters = Parameters(
         timeout=0, binary_data_output=False, pooling=None, normalize=False, precision=None
     )
-    inputs: list[InputTensor]
-    outputs: list[OutputTensor] | None = Field(None, description="All outputs by default, answered in this order.")
+    inputs: Annotated[list[InputTensor], Field(fail_fast=True)]
+    outputs: Annotated[list[OutputTensor], Field(fail_fast=True)] | None = Field(
+        None, description="All outputs by default, answered in this order."
+    )
 
 
 class BinarySize(BaseModel):

@@ -1,0 +1,320 @@
+"""What callers can do to a connection: slow heads, slow bodies, unread answers, heads of any size, no HTTP at all."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import Serve
+from tests.test_lifecycle import samples
+
+GOOD = json.dumps({"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}).encode()
+LARGE = json.dumps({"model": "gpt", "input_ids": [[7] * 500] * 12, "outputs": ["logits"]}).encode()  # 78 MB of answer
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+def call(url: str) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port_of(url)), timeout=20)
+
+
+def head(length: int, *lines: str, path: str = "/v1/infer") -> bytes:
+    first = (f"POST {path} HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {length}")
+    return "\r\n".join((*first, *lines, "", "")).encode()
+
+
+def answer_of(caller: socket.socket) -> tuple[int, Any]:
+    """Status and JSON of the one answer; the server must then close."""
+    received = b"".join(iter(lambda: caller.recv(65536), b""))
+    assert received, "closed without an answer"
+    first, _, body = received.partition(b"\r\n\r\n")
+    return int(first.split()[1]), json.loads(body)
+
+
+def is_closed(caller: socket.socket) -> bool:
+    """Once what was under way is read."""
+    try:
+        while caller.recv(65536):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def good(url: str) -> bool:
+    return httpx.post(f"{url}/v1/infer", content=GOOD, timeout=30).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def quick(serve: Serve) -> Iterator[str]:
+    """A server of little patience."""
+    with serve(body_timeout_s=0.5, send_timeout_s=1.0, max_header_bytes=2048) as url:
+        yield url
+
+
+def trickle(caller: socket.socket, data: bytes, seconds: float) -> None:
+    """A byte at a time, until the server closes."""
+    ends = time.monotonic() + seconds
+    for byte in data:
+        try:
+            caller.sendall(bytes([byte]))
+        except OSError:
+            return
+        time.sleep(0.05)
+        if time.monotonic() > ends:
+            return
+
+
+@pytest.mark.parametrize("start", [b"", GOOD and head(len(GOOD)) + GOOD], ids=["first request", "second request"])
+def test_a_head_that_does_not_arrive_is_refused_with_408(quick: str, start: bytes) -> None:
+    with closing(call(quick)) as caller:
+        if start:
+            caller.sendall(start)
+            assert caller.recv(65536).startswith(b"HTTP/1.1 200")
+        started = time.monotonic()
+        trickle(caller, b"GET /livez HTTP/1.1\r\n" + b"x: y\r\n" * 100, 5)
+        status, body = answer_of(caller)
+        assert time.monotonic() - started < 4
+    assert status == 408
+    assert body["error"]["message"] == "the head did not arrive within 0.5 s"
+    assert body["error"]["code"] == "request_timeout"
+
+
+@pytest.mark.parametrize(("path", "key"), [("/v1/infer", "message"), ("/v2/models/notebook/infer", None)])
+def test_a_body_that_does_not_arrive_is_refused_with_408(quick: str, path: str, key: str | None) -> None:
+    with closing(call(quick)) as caller:
+        caller.sendall(head(1000, path=path) + b"{")
+        status, body = answer_of(caller)
+    assert status == 408
+    assert (body["error"][key] if key else body["error"]) == "the body did not arrive within 0.5 s"
+
+
+def test_a_body_that_nobody_waits_for_does_not_keep_its_connection(quick: str) -> None:
+    with closing(call(quick)) as caller:
+        caller.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
+        assert caller.recv(65536).startswith(b"HTTP/1.1 200")
+        started = time.monotonic()
+        trickle(caller, b" " * 1000, 15)
+        assert time.monotonic() - started < 8
+
+
+@pytest.mark.parametrize("sent", [b"", b"\r\n" * 1000], ids=["nothing", "empty lines"])
+def test_a_silent_connection_is_closed(quick: str, sent: bytes) -> None:
+    with closing(call(quick)) as caller:
+        started = time.monotonic()
+        trickle(caller, sent, 15)
+        assert caller.recv(100) == b""
+        assert time.monotonic() - started < 8
+
+
+def test_slow_callers_do_not_hold_up_quick_ones(serve: Serve) -> None:
+    with serve(body_timeout_s=30.0) as url:
+        slow = [call(url) for _ in range(100)]
+        for number, caller in enumerate(slow):
+            caller.sendall(head(1000) + b"{" if number % 2 else b"POST /v1/infer HTTP/1.1\r\nx: ")
+        started = time.monotonic()
+        assert all(good(url) for _ in range(10))
+        assert time.monotonic() - started < 5
+        for caller in slow:
+            caller.close()
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        ([f"x: {'y' * 3000}"], 431),
+        ([f"x{number}: y" for number in range(400)], 431),
+        ([f"x: {'y' * 1500}"], 200),
+    ],
+)
+def test_a_long_head_is_refused_with_431(quick: str, lines: list[str], status: int) -> None:
+    with closing(call(quick)) as caller:
+        caller.sendall(head(len(GOOD), *lines, "connection: close") + GOOD)
+        got, body = answer_of(caller)
+    assert got == status
+    assert status == 200 or "bytes, the limit is 2048" in body["error"]["message"]
+
+
+def test_a_head_without_end_is_refused_with_431_and_not_kept(quick: str) -> None:
+    with closing(call(quick)) as caller:
+        caller.sendall(b"GET /livez HTTP/1.1\r\nx: ")
+        for _ in range(5):
+            time.sleep(0.02)
+            caller.sendall(b"y" * 600)
+        status, body = answer_of(caller)
+    assert status == 431
+    assert body["error"]["code"] == "head_too_large"
+
+
+def test_large_bodies_in_pieces_are_no_long_heads(quick: str) -> None:
+    body = GOOD + b" " * 200_000
+    with closing(call(quick)) as caller:
+        for _ in range(3):
+            caller.sendall(head(len(body)) + body[:50_000])
+            time.sleep(0.05)
+            caller.sendall(body[50_000:])
+            assert caller.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_requests_sent_ahead_are_answered_in_order(quick: str) -> None:
+    """Pipelining: heads that come in the same piece as bodies before them."""
+    body = GOOD + b" " * 3000
+    one = head(len(body)) + body
+    with closing(call(quick)) as caller:
+        caller.sendall(one * 3 + one[:100])
+        time.sleep(0.1)
+        caller.sendall(one[100:-1].replace(b"host: x", b"host: y"))
+        caller.sendall(one[-1:])
+        received = b""
+        while received.count(b"HTTP/1.1 200") < 4:
+            piece = caller.recv(65536)
+            assert piece, received[-500:]
+            received += piece
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "words"),
+    [
+        (b"nonsense\r\n\r\n", 400, "this is no HTTP/1.1 request"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, "this is no HTTP/1.1 request"),
+        (b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n", 400, "this is no HTTP/1.1 request"),
+        (b"GET  HTTP/1.1\r\nhost: x\r\n\r\n", 400, "this is no HTTP/1.1 request"),
+        (b"GET /livez HTTP/1.1\r\nhost x\r\n\r\n", 400, "this is no HTTP/1.1 request"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "this is no HTTP/1.1 request"),
+        (head(5, "content-length: 6"), 400, "this is no HTTP/1.1 request"),
+        (head(5, "transfer-encoding: chunked"), 400, "this is no HTTP/1.1 request"),
+        (head(5).replace(b" 5", b" +5"), 400, "this is no HTTP/1.1 request"),
+        (head(5).replace(b" 5", b" -5"), 400, "this is no HTTP/1.1 request"),
+        (head(5).replace(b" 5", b" 5,5"), 400, "this is no HTTP/1.1 request"),
+        (head(5).replace(b" 5", b" " + b"9" * 40), 400, "this is no HTTP/1.1 request"),
+        (head(5).replace(b" 5", b" 99999999999"), 413, "the limit is 16777216"),
+        (head(5).replace(b"content-length: 5", b"transfer-encoding: chunked") + b"zz\r\n", 400, "this is no HTTP"),
+        (head(5, "content-type: text/plain"), 400, "the header content-type is sent twice"),
+        (head(5, "host: y"), 400, "the header host is sent twice"),
+        (head(5, "x-request-timeout-ms: 1", "X-Request-Timeout-Ms: 2"), 400, "x-request-timeout-ms is sent twice"),
+        (b"GET /nowhere HTTP/1.1\r\nconnection: close\r\nupgrade: websocket\r\n\r\n", 404, "GET /nowhere: Not Found"),
+        (b"CONNECT localhost:80 HTTP/1.1\r\nhost: x\r\n\r\n", 400, "this is no HTTP/1.1 request"),
+    ],
+)  # fmt: skip
+def test_what_is_no_http_is_refused_in_json(quick: str, sent: bytes, status: int, words: str) -> None:
+    with closing(call(quick)) as caller:
+        caller.sendall(sent)
+        caller.shutdown(socket.SHUT_WR)
+        got, body = answer_of(caller)
+    assert got == status, body
+    assert words in body["error"]["message"]
+    assert good(quick)
+
+
+def test_more_connections_than_the_limit_get_503_and_many_more_nothing(serve: Serve) -> None:
+    with serve(max_connections=20) as url:
+        open_ones = [call(url) for _ in range(20)]
+        time.sleep(0.2)
+        for path, is_v2 in (("/v1/infer", False), ("/v2/models/notebook/infer", True)):
+            with closing(call(url)) as caller:
+                caller.sendall(head(len(GOOD), path=path) + GOOD)
+                status, body = answer_of(caller)
+            assert status == 503
+            words = body["error"] if is_v2 else body["error"]["message"]
+            assert words == "20 connections are open, the limit: come back later"
+        open_ones += [call(url) for _ in range(20)]
+        time.sleep(0.2)
+        with closing(call(url)) as caller:
+            assert is_closed(caller)
+        for caller in open_ones:
+            caller.close()
+        time.sleep(0.2)
+        assert good(url)
+
+
+def held(client: httpx.Client, what: str) -> float:
+    return samples(client.get("/metrics").text)["addnorm_pending_bytes", (("what", what),)]
+
+
+def eventually_free(client: httpx.Client, what: str) -> bool:
+    ends = time.monotonic() + 10
+    while held(client, what) and time.monotonic() < ends:
+        time.sleep(0.1)
+    return held(client, what) == 0
+
+
+@contextmanager
+def not_reading(url: str) -> Iterator[socket.socket]:
+    with closing(socket.socket()) as caller:
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        caller.settimeout(20)
+        caller.connect(("127.0.0.1", port_of(url)))
+        caller.sendall(head(len(LARGE)) + LARGE)
+        yield caller
+
+
+def test_an_answer_that_nobody_takes_counts_until_it_is_dropped(serve: Serve) -> None:
+    with (
+        serve(send_timeout_s=1.5, max_pending_answer_bytes=100_000_000) as url,
+        httpx.Client(base_url=url, timeout=30) as client,
+    ):
+        with not_reading(url) as caller:
+            assert caller.recv(12) == b"HTTP/1.1 200"
+            assert 30_000_000 < held(client, "answers") < 100_000_000
+            refused = client.post("/v1/infer", content=LARGE)
+            assert refused.status_code == 429
+            assert refused.json()["error"]["code"] == "answers_full"
+            assert refused.headers["retry-after"] == "1"
+            assert good(url)
+            assert eventually_free(client, "answers")
+            assert is_closed(caller)
+        assert client.post("/v1/infer", content=LARGE).status_code == 200
+        assert held(client, "answers") == 0
+
+
+def test_bodies_half_received_count_until_they_are_whole_or_gone(serve: Serve) -> None:
+    with (
+        serve(body_timeout_s=2.0, max_pending_body_bytes=3_000_000) as url,
+        httpx.Client(base_url=url, timeout=30) as client,
+    ):
+        callers = [call(url) for _ in range(2)]
+        for caller in callers:
+            caller.sendall(head(9_000_000) + b" " * 1_400_000)
+        time.sleep(0.3)
+        assert held(client, "bodies") == 2_800_000
+        full = client.post("/v1/infer", content=b" " * 500_000)
+        assert full.status_code == 429
+        assert full.json()["error"]["code"] == "bodies_full"
+        assert good(url)
+        callers[0].close()
+        assert answer_of(callers[1])[0] == 408
+        callers[1].close()
+        assert held(client, "bodies") == 0
+        assert client.post("/v1/infer", content=GOOD + b" " * 2_000_000).status_code == 200
+
+
+def test_a_slow_but_steady_reader_gets_all_of_its_answer(serve: Serve) -> None:
+    with serve(send_timeout_s=10.0) as url, not_reading(url) as caller:
+        received = 0
+        while True:
+            piece = caller.recv(1 << 20)
+            received += len(piece)
+            if piece.endswith(b"}}") or not piece:
+                break
+        assert received > 30_000_000
+
+
+def test_all_headers_hide_the_server_and_forbid_sniffing(quick: str) -> None:
+    for answer in (httpx.get(f"{quick}/livez"), httpx.get(f"{quick}/docs"), httpx.post(f"{quick}/v1/infer")):
+        assert "server" not in answer.headers
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_many_callers_at_once_are_all_answered(quick: str) -> None:
+    with ThreadPoolExecutor(16) as callers:
+        assert all(callers.map(good, [quick] * 64))
