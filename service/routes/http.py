@@ -18,7 +18,8 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from service.errors import BodyTooLarge, ClientGone, InvalidInput, ServiceError, UnsupportedMediaType
-from service.infer import Answer, Inference, Query
+from service.infer import Inference
+from service.query import Answer, Query
 from service.room import Room
 from service.routes.content import JSON, WINDOWS, compressed, decompressed, wanted_coding
 

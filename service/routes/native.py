@@ -11,9 +11,10 @@ from pydantic import BaseModel, Field
 from service.batch import Batch, Cells, from_grid, from_lists, from_rows
 from service.bundle import Pooling
 from service.errors import InvalidInput, UnsupportedMediaType
-from service.infer import Answer, Inference, Query
+from service.infer import Inference
 from service.models import Model
 from service.outputs import NO_TOKEN, Positions, TopK
+from service.query import Answer, Query
 from service.routes import tensors
 from service.routes.content import JSON, negotiated, sent_type
 from service.routes.http import Encode, Payload, Sent, respond, validated

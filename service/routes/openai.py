@@ -15,9 +15,10 @@ from pydantic_core import PydanticCustomError
 
 from service.batch import Batch, Cells, Floats, from_lists
 from service.errors import InvalidInput
-from service.infer import Answer, Inference, Query
+from service.infer import Inference
 from service.models import Model
 from service.outputs import unit
+from service.query import Answer, Query
 from service.routes.content import JSON, negotiated, require_json
 from service.routes.http import Encode, Payload, Sent, respond, validated
 from service.routes.native import Integers, Row

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from service.batch import from_grid
 from service.bundle import Bundle
 from service.errors import InvalidInput
-from service.infer import Answer, Inference, Query
+from service.infer import Inference
 from service.models import Model
+from service.query import Answer, Query
 from service.routes.content import JSON, OCTETS
 from service.routes.http import Encode, Payload, Sent, respond, validated
 from service.routes.kserve import tensors
