@@ -50,15 +50,15 @@ class Server:
 
 
 @contextmanager
-def addnorm(bundle: Bundle) -> Iterator[Server]:
-    """`python -m service` over this one bundle, with default settings."""
+def addnorm(bundle: Bundle, **settings: str) -> Iterator[Server]:
+    """`python -m service` over this one bundle, with default settings but these."""
     port = _free_port()
     with TemporaryDirectory() as folder:
         name, version = bundle.ref.split("/")
         Path(folder, name).mkdir()
         Path(folder, name, version).symlink_to(bundle.path.resolve())
-        settings = {"ADDNORM_PORT": str(port), "ADDNORM_LOG_LEVEL": "warning"}
-        with _process(["service", "--bundles", folder], port, settings) as server:
+        quiet = {"ADDNORM_PORT": str(port), "ADDNORM_LOG_LEVEL": "warning"}
+        with _process(["service", "--bundles", folder], port, {**quiet, **settings}) as server:
             yield server
 
 
