@@ -14,7 +14,7 @@ from load.stream import PROFILES, make
 from service import bundle as bundles
 from service.bundle import Bundle
 
-REFUSALS = {"status 429", "status 503", "status 504"}
+REFUSALS = {"429", "503", "504"}
 TIMES = 5.0  # the server's capacity
 DEADLINE_MS = 1000
 CONNECTIONS = 1024  # more than ever wait: the client must not be what limits

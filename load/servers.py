@@ -50,13 +50,13 @@ class Server:
 
 
 @contextmanager
-def addnorm(bundle: Bundle) -> Iterator[Server]:
-    """`python -m service` over this one bundle, with default settings."""
+def addnorm(bundle: Bundle, **settings: str) -> Iterator[Server]:
+    """`python -m service` over this one bundle, with default settings but these."""
     with TemporaryDirectory() as root:
         name, version = bundle.ref.split("/")
         Path(root, name).mkdir()
         Path(root, name, version).symlink_to(bundle.path.resolve())
-        with folder(Path(root)) as server:
+        with folder(Path(root), **settings) as server:
             yield server
 
 
