@@ -6,7 +6,7 @@ batching window: the next micro-batch is what queued while the lanes were busy.
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from service.batch import Batch, Rows
 from service.errors import Expired, Overloaded
 
-MARGIN = 1.1  # on predicted times: rates are averages
+MARGIN = 1.2  # on predicted times: rates are averages, and past capacity refusals take their share of the cores
 CHOICE = 3  # micro-batches' worth of sequences that one is chosen from
 WORTH_A_LANE = 16  # real tokens: for fewer, waking a lane costs more than it gains
 Run = Callable[[Batch], list[Rows]]  # the one seam: a micro-batch in, each sequence's rows out
@@ -34,9 +34,9 @@ class Line:
         self.tokens_per_s: float | None = None  # of one lane, smoothed; None until measured
 
     @property
-    def company(self) -> int:
-        """Most tokens that jobs due later can have in its micro-batches before all that waits now is taken."""
-        return min(self.num_tokens, CHOICE * self.token_budget)
+    def s_per_token(self) -> float:
+        """Of one lane. A line that was not measured yet counts as instant."""
+        return 1 / self.tokens_per_s if self.tokens_per_s else 0.0
 
     def drained(self, num_tokens: int, seconds: float) -> None:
         """A run of half the budget or more shows how quick the line is when much waits; a smaller one only the least."""
@@ -66,15 +66,6 @@ class Job:
         self.num_tokens = self.batch.num_tokens  # that wait
         lengths = self.batch.lengths.tolist()
         self.waiting = sorted(Waiting(length, self.number, index, self) for index, length in enumerate(lengths))
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        return self.line.tokens_per_s
-
-    @property
-    def company(self) -> int:
-        """Most tokens of other jobs in its micro-batches: each of its sequences is in one."""
-        return max(0, min(self.line.num_tokens, len(self.waiting) * self.line.token_budget) - self.num_tokens)
 
     def fail(self, error: Exception) -> None:
         with suppress(InvalidStateError):  # the caller has gone in the meantime
@@ -131,48 +122,65 @@ class Queue:
 
     def wait_s(self) -> float:
         """Predicted time until what waits now is computed."""
-        return self._seconds(self._lines)
+        return sum(self._lanes_s(line, line.num_tokens) for line in self._lines)
 
     def submit(self, line: Line, batch: Batch, now: float, deadline: float) -> Job:
         """Admits the batch, or raises Overloaded at the door."""
         job = Job(self._num_served + batch.num_tokens, next(self._numbers), line, batch, now, deadline)
-        if self.num_tokens + job.num_tokens > self.max_tokens or self._may_be_late(job, now):
-            self._sweep(now)  # with the exact look below it walks all jobs: only what may be refused needs it
-            self._refuse(job, now)
+        if self.num_tokens + job.num_tokens > self.max_tokens:
+            self._sweep(now)
+            self._refuse_if_full(job)
+        if self._may_be_late(job, now) and (late := self._late(job, now)):
+            raise Overloaded(late, code="deadline_not_met", retry_after_s=self.wait_s())
         return self._insert(job)
 
     def submit_first(self, line: Line, batch: Batch, now: float) -> Job:
         """Past the door and before all others: for the server's own questions, which are small and few."""
         return self._insert(Job(0, next(self._numbers), line, batch, now, math.inf))
 
-    def _refuse(self, job: Job, now: float) -> None:
-        """Overloaded if there is no room for the job, or its turn would come too late."""
+    def _refuse_if_full(self, job: Job) -> None:
         if self.num_tokens + job.num_tokens > self.max_tokens:
             raise Overloaded(
                 f"the queue holds {self.num_tokens} tokens of {self.max_tokens}: no room for {job.num_tokens} more",
                 code="queue_full",
                 retry_after_s=self.wait_s(),
             )
-        if late := self._late(job, now):
-            raise Overloaded(late, code="deadline_not_met", retry_after_s=self.wait_s())
 
     def _may_be_late(self, job: Job, now: float) -> bool:
         """False if everyone would be answered in time even as the last."""
-        last = now + MARGIN * (self._seconds([*self._lines, job]) + self._company_s(self._lines))
-        return last > min(map(attrgetter("deadline"), self.jobs), default=math.inf) or last > job.deadline
+        waiting_s = self.wait_s() + self._lanes_s(job.line, job.num_tokens + self._most_company(job.line))
+        last = now + MARGIN * waiting_s
+        return last > job.deadline or last > min(map(attrgetter("deadline"), self.jobs), default=math.inf)
 
     def _late(self, job: Job, now: float) -> str | None:
         """Why the job cannot be admitted: it would be late, or make one late that was admitted before."""
-        place, own_s = self._place(job), self._seconds([job])
-        company_s = min(self._company_s(self._lines), self._company_s([*self.jobs[:place], job]))
-        computed_s = MARGIN * (self._seconds(self.jobs[:place]) + own_s)
-        if now + (finish_s := computed_s + MARGIN * company_s) > job.deadline:
+        place, own_s = self._place(job), self._lanes_s(job.line, job.num_tokens)
+        computed_s = own_s + sum(self._lanes_s(other.line, other.num_tokens) for other in self.jobs[:place])
+        company_s = self._lanes_s(job.line, self._company(job, self.jobs[:place]))
+        if now + (finish_s := MARGIN * (computed_s + company_s)) > job.deadline:
             return f"the answer needs {finish_s:.2f} s, the deadline is in {job.deadline - now:.2f} s"
         for other in self.jobs[place:]:
-            computed_s += MARGIN * self._seconds([other])
-            if now + computed_s - MARGIN * own_s <= other.deadline < now + computed_s:
+            computed_s += self._lanes_s(other.line, other.num_tokens)
+            if now + MARGIN * (computed_s - own_s) <= other.deadline < now + MARGIN * computed_s:
                 return f"the answer would take {own_s:.2f} s from one that is due in {other.deadline - now:.2f} s"
         return None
+
+    def _company(self, job: Job, ahead: list[Job]) -> int:
+        """Most tokens of jobs due later in the micro-batches that these anchor: each of their sequences is in one."""
+        line, most, company = job.line, self._most_company(job.line), 0
+        for other in (job, *ahead):
+            if other.line is line:
+                company += max(0, len(other.waiting) * line.token_budget - other.num_tokens)
+                if company >= most:
+                    return most
+        return company
+
+    def _most_company(self, line: Line) -> int:
+        return min(line.num_tokens, CHOICE * line.token_budget)
+
+    def _lanes_s(self, line: Line, num_tokens: int) -> float:
+        """Predicted time in which the lanes together compute so much of a line."""
+        return num_tokens * line.s_per_token / self.num_lanes
 
     def _place(self, job: Job) -> int:
         return bisect_right(self.jobs, job.due, key=attrgetter("due"))
@@ -232,14 +240,6 @@ class Queue:
         micro.line.drained(sum(sequence.length for sequence in micro.sequences), now - micro.taken)
         for sequence, rows in zip(micro.sequences, outcome, strict=True):
             sequence.job.settle(sequence.at, rows, now)
-
-    def _seconds(self, waiting: Iterable[Job | Line]) -> float:
-        """Predicted time of what waits of these. A line that was not measured yet counts as instant."""
-        return sum(item.num_tokens / (rate * self.num_lanes) for item in waiting if (rate := item.tokens_per_s))
-
-    def _company_s(self, waiting: Iterable[Job | Line]) -> float:
-        """What jobs due later can take of the lanes before these are computed, as the company in micro-batches."""
-        return sum(item.company / (rate * self.num_lanes) for item in waiting if (rate := item.tokens_per_s))
 
     def _sweep(self, now: float) -> None:
         """Drops the jobs whose deadline has passed, whose caller has gone, or that failed in part."""
