@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from opentelemetry.trace import Tracer
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route, Router
 from starlette.types import Receive, Scope, Send
@@ -20,7 +21,7 @@ Endpoint = Callable[..., Awaitable[Response]]
 log = logging.getLogger("addnorm")
 
 
-def create_app(inference: Inference) -> Edge:
+def create_app(inference: Inference, tracer: Tracer | None = None) -> Edge:
     app = FastAPI(
         title="Addnorm",
         description="Padded token batches with masks in, normalized activations and logits out. "
@@ -36,7 +37,7 @@ def create_app(inference: Inference) -> Edge:
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(Exception, _unexpected)
     direct = [Direct(path, endpoint, app) for path, endpoint in DIRECT.items()]
-    return Edge(Router(direct, redirect_slashes=False, default=app), inference.metrics)
+    return Edge(Router(direct, redirect_slashes=False, default=app), inference.metrics, tracer)
 
 
 DIRECT: dict[str, Endpoint] = {

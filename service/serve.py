@@ -15,6 +15,7 @@ from service.infer import Inference
 from service.lifecycle import Server
 from service.models import load_all
 from service.settings import Settings
+from service.tracing import tracer_of_environment
 
 M_ARENA_MAX = -8  # malloc.h
 
@@ -32,7 +33,7 @@ def serve(
     logs.configure(settings.log_level)
     share_malloc_arenas()
     inference = Inference(load_all(bundles, settings), settings)
-    edge = create_app(inference)
+    edge = create_app(inference, tracer_of_environment())
     gc.freeze()  # what is loaded stays: the collector need not walk it again
     config = uvicorn.Config(edge, host=settings.host, port=settings.port, log_config=None, access_log=False)
     server = Server(edge, config, settings.grace_s)

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from opentelemetry.trace import Tracer
 
 from export.__main__ import Plan, Source, export
 from service.app import create_app
@@ -48,9 +49,9 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def serving(inference: Inference) -> Iterator[str]:
+def serving(inference: Inference, tracer: Tracer | None = None) -> Iterator[str]:
     """Serves on a free port; yields the base URL."""
-    server = uvicorn.Server(uvicorn.Config(create_app(inference), port=0, log_config=None))
+    server = uvicorn.Server(uvicorn.Config(create_app(inference, tracer), port=0, log_config=None))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

@@ -166,7 +166,7 @@ async def respond(request: Request, decode: Decode) -> Response:
     facts = request.state.facts
     facts.model, facts.real_tokens, facts.padded_tokens = query.model.name, query.batch.num_tokens, query.cells.num_pads
     payload, stages_s = await inference.answer(query, encode, partial(_left, request))
-    facts.stages_s = {"decode": decode_s, **stages_s}
+    facts.decoded_from, facts.stages_s = started, {"decode": decode_s, **stages_s}
     inference.metrics.inferred(facts.model, facts.real_tokens, facts.padded_tokens, facts.stages_s)
     timing = ", ".join(f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in facts.stages_s.items())
     return PayloadResponse(payload, timing)
