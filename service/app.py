@@ -6,6 +6,7 @@ from functools import partial
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from opentelemetry.trace import Tracer
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match, Route, Router
@@ -24,7 +25,7 @@ Endpoint = Callable[..., Awaitable[Response]]
 log = logging.getLogger("addnorm")
 
 
-def create_app(inference: Inference) -> Edge:
+def create_app(inference: Inference, tracer: Tracer | None = None) -> Edge:
     app = FastAPI(
         title="Addnorm",
         description="Padded token batches with masks in, normalized activations and logits out. "
@@ -56,7 +57,7 @@ def create_app(inference: Inference) -> Edge:
             allow_headers=["authorization", "content-type", "x-request-id", "x-request-timeout-ms"],
             expose_headers=["retry-after", "server-timing", "x-request-id"],
         )
-    return Edge(guarded, keys, inference.metrics)
+    return Edge(guarded, keys, inference.metrics, tracer)
 
 
 DIRECT: dict[str, Endpoint] = {

@@ -12,14 +12,16 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from types import FrameType
 from typing import cast
 
 import uvicorn
+from opentelemetry.trace import Tracer
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service import logs
+from service import logs, tracing
 from service.connection import Connection, limited
 from service.errors import NotReady, StartupError
 from service.keys import Keys
@@ -45,13 +47,19 @@ class Facts:
     real_tokens: int = 0
     padded_tokens: int = 0
     stages_s: dict[str, float] = field(default_factory=dict)
+    decoded_from: float = 0.0  # on time.monotonic(); the stages follow each other from there
+
+    def spans(self) -> dict[str, tuple[float, float]]:
+        """Each stage's start and end."""
+        ends = list(accumulate(self.stages_s.values(), initial=self.decoded_from))
+        return dict(zip(self.stages_s, pairwise(ends), strict=True))
 
 
 class Edge:
     """Outermost ASGI application."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics) -> None:
-        self.app, self.keys, self.metrics = app, keys, metrics
+    def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics, tracer: Tracer | None = None) -> None:
+        self.app, self.keys, self.metrics, self.tracer = app, keys, metrics, tracer
         self.draining = False
         self.in_flight = 0
 
@@ -68,7 +76,7 @@ class Edge:
             await self._answer(scope, receive, self._marked(send, facts))
         finally:
             self.in_flight -= 1
-            self._record(scope, facts, time.monotonic() - facts.started)
+            self._record(scope, facts)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["state"]["draining"] = self.draining
@@ -92,9 +100,11 @@ class Edge:
 
         return marked
 
-    def _record(self, scope: Scope, facts: Facts, seconds: float) -> None:
+    def _record(self, scope: Scope, facts: Facts) -> None:
         route = getattr(scope.get("route"), "path", "unknown")  # the template: paths as they come have no bound
+        seconds = time.monotonic() - facts.started
         self.metrics.answered(route, facts.model, facts.status, seconds)
+        traced = self._traced(scope, route, facts)
         if not log.isEnabledFor(logging.INFO):
             return
         named = {"key": facts.key} if facts.key else {}
@@ -105,10 +115,20 @@ class Edge:
                 "facts": {
                     "request_id": facts.request_id, "method": scope["method"], "route": route, "status": facts.status,
                     "ms": round(seconds * 1000, 3), "model": facts.model, "real_tokens": facts.real_tokens,
-                    "padded_tokens": facts.padded_tokens, **named, **stages,
+                    "padded_tokens": facts.padded_tokens, **named, **stages, **traced,
                 }
             },
         )  # fmt: skip
+
+    def _traced(self, scope: Scope, route: str, facts: Facts) -> dict[str, str]:
+        """Exports the request's spans, but for probes'. What the log says of it."""
+        if not self.tracer or scope["path"].startswith(ALWAYS_ANSWERED):
+            return {}
+        own: dict[str, str | int] = {"addnorm.request_id": facts.request_id}
+        if facts.model:
+            own |= {"addnorm.model": facts.model, "addnorm.real_tokens": facts.real_tokens}
+            own |= {"addnorm.padded_tokens": facts.padded_tokens}
+        return {"trace_id": tracing.record(self.tracer, scope, route, facts.status, own, facts.started, facts.spans())}
 
 
 async def _read_away(receive: Receive) -> None:

@@ -14,6 +14,7 @@ from service.infer import Inference
 from service.lifecycle import Server
 from service.models import load_all
 from service.settings import Settings
+from service.tracing import tracer_of_environment
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 log = logging.getLogger("addnorm")
@@ -32,7 +33,7 @@ def serve(
     logs.configure(settings.log_level)
     memory.share_arenas()
     inference = Inference(load_all(bundles, settings), settings)
-    edge = create_app(inference)
+    edge = create_app(inference, tracer_of_environment())
     if not edge.keys and settings.host not in LOOPBACK:
         log.warning("no API keys: whoever reaches %s may ask; see ADDNORM_API_KEYS_FILE", settings.host)
     server = Server(edge, settings)

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.trace import Tracer
 
 from export.__main__ import Plan, Source, export
 from service.app import create_app
@@ -50,9 +51,9 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def serving(inference: Inference) -> Iterator[str]:
+def serving(inference: Inference, tracer: Tracer | None = None) -> Iterator[str]:
     """Serves on a free port; yields the base URL."""
-    server = Server(create_app(inference), inference.settings)
+    server = Server(create_app(inference, tracer), inference.settings)
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

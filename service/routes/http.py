@@ -187,7 +187,7 @@ async def respond(request: Request, decode: Decode) -> Response:
     except ServiceError:
         statistics.failed(time.monotonic() - started)
         raise
-    facts.stages_s = {"decode": decode_s, **stages_s}
+    facts.decoded_from, facts.stages_s = started, {"decode": decode_s, **stages_s}
     statistics.answered(len(query.cells.lengths), facts.stages_s)
     inference.metrics.inferred(facts.model, facts.real_tokens, facts.padded_tokens, facts.stages_s)
     timing = ", ".join(f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in facts.stages_s.items())
