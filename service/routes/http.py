@@ -129,7 +129,7 @@ def _count_keys(body: bytes) -> None:
             raise InvalidInput(f"the body has more than {MAX_KEYS} keys, the limit")
 
     with suppress(ValueError, RecursionError):  # no JSON: pydantic says so in better words
-        json.loads(body, object_pairs_hook=count, parse_int=len)
+        json.loads(body, object_pairs_hook=count)
 
 
 def _validation_error(error: ValidationError, model: type[BaseModel], reserved: Sequence[str] = ()) -> InvalidInput:
