@@ -1,5 +1,6 @@
 """What Prometheus scrapes: counters of what was served, gauges of what waits. Knows numbers only."""
 
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import TypeVar
@@ -87,12 +88,18 @@ class Metrics(Observer):
         self.micro_batch_fill = Histogram(
             "addnorm_micro_batch_fill_ratio", "Real tokens of a micro-batch over the cells of its grid.", ["model"], buckets=RATIO, registry=registry
         )  # fmt: skip
+        self.computed_cells = Counter(
+            "addnorm_computed_cells", "Cells of micro-batches' grids: real tokens, and pads up to the longest.", ["model"], registry=registry
+        )  # fmt: skip
         live_sum = partial(Gauge, registry=registry, multiprocess_mode="livesum")
         self.workers = live_sum("addnorm_workers", "Processes that serve.")
         self.queue_tokens = live_sum("addnorm_queue_tokens", "Real tokens that wait.")
         self.queue_tokens_limit = live_sum("addnorm_queue_tokens_limit", "Real tokens that may wait.")
         self.lanes = live_sum("addnorm_lanes", "Session runs that may go on at once.")
         self.lanes_busy = live_sum("addnorm_lanes_busy", "Session runs going on.")
+        self.lane_busy_seconds = Counter(
+            "addnorm_lane_busy_seconds", "Time of lanes from taking a micro-batch to its rows.", registry=registry
+        )
         self.lanes_replaced = Counter("addnorm_lanes_replaced", "Lanes given up because they hung.", registry=registry)
         self.engine_failures = Counter(
             "addnorm_engine_failures", "Session runs that raised an error.", ["model"], registry=registry
@@ -107,6 +114,8 @@ class Metrics(Observer):
         self.workers.set(1)
         self.queue_tokens_limit.set(scheduler.max_queue_tokens)
         self.lanes.set(scheduler.num_lanes)
+        for name, _ in models:
+            self.of(self.engine_failures, name)  # shown before the first: an increase needs what it rose from
         self.registry.register(Served(models, settings.provider))
 
     def refresh(self) -> None:
@@ -119,7 +128,10 @@ class Metrics(Observer):
         model, lengths = micro.line.name, [sequence.length for sequence in micro.sequences]
         self.of(self.micro_batch_tokens, model).observe(sum(lengths))
         self.of(self.micro_batch_sequences, model).observe(len(lengths))
-        self.of(self.micro_batch_fill, model).observe(sum(lengths) / (len(lengths) * max(lengths)))
+        num_cells = len(lengths) * max(lengths)
+        self.of(self.micro_batch_fill, model).observe(sum(lengths) / num_cells)
+        self.of(self.computed_cells, model).inc(num_cells)
+        self.lane_busy_seconds.inc(time.monotonic() - micro.taken)
 
     def failed(self, line: Line) -> None:
         self.of(self.engine_failures, line.name).inc()
