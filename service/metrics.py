@@ -1,5 +1,6 @@
 """What Prometheus scrapes: counters of what was served, gauges of what waits. Knows numbers only."""
 
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TypeVar
@@ -78,12 +79,14 @@ class Metrics(Observer):
         self.micro_batch_tokens = histogram("addnorm_micro_batch_tokens", "Real tokens of a micro-batch.", model, buckets=TOKENS)
         self.micro_batch_sequences = histogram("addnorm_micro_batch_sequences", "Sequences of a micro-batch.", model, buckets=SEQUENCES)
         self.micro_batch_fill = histogram("addnorm_micro_batch_fill_ratio", "Real tokens of a micro-batch over the cells of its grid.", model, buckets=RATIO)
+        self.computed_cells = counter("addnorm_computed_cells", "Cells of micro-batches' grids: real tokens, and pads up to the longest.", model)
         self.workers = gauge("addnorm_workers", "Processes that serve.")
         self.queue_tokens = gauge("addnorm_queue_tokens", "Real tokens that wait.")
         self.queue_tokens_limit = gauge("addnorm_queue_tokens_limit", "Real tokens that may wait.")
         self.pending_bytes = gauge("addnorm_pending_bytes", "Bytes of answers being made or sent, and of bodies half received.", ["what"])
         self.lanes = gauge("addnorm_lanes", "Session runs that may go on at once.")
         self.lanes_busy = gauge("addnorm_lanes_busy", "Session runs going on.")
+        self.lane_busy_seconds = counter("addnorm_lane_busy_seconds", "Time of lanes from taking a micro-batch to its rows.")
         self.lanes_replaced = counter("addnorm_lanes_replaced", "Lanes given up because they hung.")
         self.engine_failures = counter("addnorm_engine_failures", "Session runs that raised an error.", model)
         self.invariance_probes = counter("addnorm_invariance_probes", "Served sequences computed again, alone.", model)
@@ -114,7 +117,10 @@ class Metrics(Observer):
         model, lengths = micro.line.name, [sequence.length for sequence in micro.sequences]
         self.of(self.micro_batch_tokens, model).observe(sum(lengths))
         self.of(self.micro_batch_sequences, model).observe(len(lengths))
-        self.of(self.micro_batch_fill, model).observe(sum(lengths) / (len(lengths) * max(lengths)))
+        num_cells = len(lengths) * max(lengths)
+        self.of(self.micro_batch_fill, model).observe(sum(lengths) / num_cells)
+        self.of(self.computed_cells, model).inc(num_cells)
+        self.lane_busy_seconds.inc(time.monotonic() - micro.taken)
 
     def failed(self, line: Line) -> None:
         self.of(self.engine_failures, line.name).inc()
@@ -156,6 +162,7 @@ class Metrics(Observer):
         """The text exposition format, version 0.0.4."""
         self.refresh()
         for model in self._models.all():
-            self.of(self.invariance_violations, model.name)  # shown before the first
+            self.of(self.engine_failures, model.name)  # shown before the first: an increase needs what it rose from
+            self.of(self.invariance_violations, model.name)
             self.of(self.invariance_max_difference, model.name)
         return generate_latest(self.registry)
