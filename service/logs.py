@@ -1,8 +1,10 @@
 """Logs as JSON, one object a line on stderr."""
 
+import io
 import logging
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -46,9 +48,9 @@ class BufferedHandler(logging.Handler):
         self.acquire()
         lines, self.lines = self.lines, []
         self.release()
-        for together in _whole_lines(lines):
-            self.stream.write(together)
-            self.stream.flush()
+        with suppress(OSError):  # the disk is full, or the reader gone: that must cost log lines and nothing else
+            for together in _whole_lines(lines):
+                self.stream.write(together)
 
 
 def _whole_lines(lines: list[str]) -> Iterator[str]:
@@ -67,7 +69,9 @@ def _whole_lines(lines: list[str]) -> Iterator[str]:
 
 def configure(level: str) -> None:
     """All loggers of the process, uvicorn's too."""
-    handler = BufferedHandler(sys.stderr)
+    # unbuffered: what could not be written must not wait in the stream and fail again, even at exit
+    stderr = io.TextIOWrapper(io.FileIO(sys.stderr.fileno(), "w", closefd=False), "utf-8", write_through=True)
+    handler = BufferedHandler(stderr)
     handler.setFormatter(JsonFormatter())
     # what no line shows is not gathered (logging's "Optimization"): the caller's place alone costs a walk up the stack
     logging._srcfile = None

@@ -155,6 +155,27 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     }
 
 
+def test_a_full_disk_under_the_log_costs_log_lines_only(notebook: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "service", "--bundles", str(notebook.parents[1])],
+            env={**os.environ, "ADDNORM_PORT": str(port)},
+            stderr=full,
+        )
+    try:
+        with httpx.Client(transport=httpx.HTTPTransport(retries=8), base_url=f"http://127.0.0.1:{port}") as client:
+            for _ in range(3):
+                assert client.post("/v1/infer", json=SHORT).status_code == 200
+                time.sleep(0.15)  # past a flush
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+
+
 def test_counters_agree_with_a_counted_load_to_the_request_and_the_token(bundles: Path) -> None:
     with serving(inference_of(bundles)) as url, httpx.Client(base_url=url) as client:
         body = {**SHORT, "input_ids": [[1, 3, 0], [4, 5, 2]], "attention_mask": [[1, 1, 0], [1, 1, 1]]}
