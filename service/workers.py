@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from multiprocessing import Pipe
 from tempfile import TemporaryDirectory
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
 from prometheus_client.multiprocess import mark_process_dead
@@ -43,10 +43,11 @@ class Worker(multiprocess.Process):
     def target(self, sockets: list[socket.socket] | None = None) -> None:
         """The new process's life. Until it serves, a signal ends it as it ends any process."""
         assert sockets
+        own = [listener(sock.family, sock.getsockname()) for sock in sockets]
         threading.Thread(target=_end_with_parent, daemon=True).start()
         threading.Thread(target=self.always_pong, daemon=True).start()
         try:
-            self.config.app(sockets=sockets, loaded=self._loaded)  # type: ignore[call-arg, operator]
+            self.config.app(sockets=own, loaded=self._loaded)  # type: ignore[call-arg, operator]
         except StartupError as error:
             self._fail(str(error))
         except Exception as error:  # whatever it is, the next process would meet it as well
@@ -86,6 +87,18 @@ class Worker(multiprocess.Process):
         return self._failures.recv() if self._failures.poll() else "a worker cannot start: the log says why"
 
 
+def listener(family: int, address: Any) -> socket.socket:
+    """Bound beside others to the same port: the kernel spreads connections over those that listen.
+
+    From one socket that all share, whoever wakes first takes every connection of a burst.
+    """
+    sock = socket.socket(family)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    sock.bind(address)
+    return sock
+
+
 def _end_with_parent() -> None:
     """A worker without its parent would hold the port, and nobody would keep it alive."""
     parent = multiprocessing.parent_process()
@@ -109,9 +122,11 @@ def supervise(serve: Serve, settings: Settings) -> None:
         timeout_worker_healthcheck=HEALTH_CHECK_S,
     )  # fmt: skip
     multiprocess.Process = Worker  # type: ignore[misc]  # the supervisor has no argument for it
-    with _metrics_folder() as folder, config.bind_socket() as sock:
+    with config.bind_socket() as alone:  # fails where another server has the port, which sharing it would not
+        family, address = alone.family, alone.getsockname()
+    with _metrics_folder() as folder, listener(family, address) as held:  # the port, which it never listens on
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # workers inherit it; prometheus-client reads it at import
-        supervisor = Supervisor(config, [sock])
+        supervisor = Supervisor(config, [held])
         supervisor.run()
     for worker in supervisor.processes:
         assert isinstance(worker, Worker)

@@ -11,14 +11,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 import pytest
 
 from tests.test_lifecycle import SHORT, Process, refused, samples
 
+Caller = TypeVar("Caller")
 STARTED = re.compile(r"Started server process \[(\d+)\]")
 BODY = json.dumps(SHORT).encode()
 HEAD = (
@@ -42,6 +43,14 @@ class Fleet(Process):
         """Those that live, once they are two."""
         eventually(lambda: sum(map(alive, self.started())) == 2)
         return list(filter(alive, self.started()))
+
+    def by_both(self, connect: Callable[[], Caller]) -> list[Caller]:
+        """Connects until each worker has at least two of the connections."""
+        callers = [connect()]
+        while min(connections(pid, self.port) for pid in self.two_workers()) < 2:
+            assert len(callers) < 50
+            callers.append(connect())
+        return callers
 
     def infer(self) -> int:
         return httpx.post(f"{self.url}/v1/infer", json=SHORT, timeout=10).status_code
@@ -80,14 +89,12 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """It accepts nothing meanwhile: what is sent goes to the other worker."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
+def connections(pid: int, port: int) -> int:
+    """How many callers' connections the process has."""
+    links = (os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink())
+    inodes = {link[8:-1] for link in links if link.startswith("socket:")}
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[1].endswith(f":{port:04X}") and row[3] == "01" and row[9] in inodes for row in rows)
 
 
 @pytest.fixture
@@ -101,40 +108,58 @@ def fleet(notebook: Path) -> Iterator[Fleet]:
 
 
 def test_what_both_workers_served_is_counted_once_whoever_is_asked(fleet: Fleet) -> None:
-    workers = fleet.two_workers()
-    for num_requests, other in zip((3, 4), workers, strict=True):
-        with stopped(other):
-            assert [fleet.infer() for _ in range(num_requests)] == [200] * num_requests
+    def connect() -> httpx.Client:
+        client = httpx.Client(base_url=fleet.url)
+        assert client.post("/v1/infer", json=SHORT).status_code == 200
+        return client
+
     served = {"route": "/v1/infer", "model": "notebook", "status": "200"}
-    eventually(lambda: fleet.metric("addnorm_requests_total", **served) == 7)  # counted after they are answered
-    for other in workers:
-        with stopped(other):
-            assert fleet.metric("addnorm_requests_total", **served) == 7
-            assert fleet.metric("addnorm_request_seconds_count", route="/v1/infer") == 7
-            assert fleet.metric("addnorm_real_tokens_total", model="notebook") == 35
-            assert fleet.metric("addnorm_micro_batch_tokens_sum", model="notebook") == 35
-            assert fleet.metric("addnorm_workers") == 2
-            assert fleet.metric("addnorm_queue_tokens") == 0
-            assert fleet.metric("process_resident_memory_bytes") > 3 * 40e6  # the parent's, too
+    clients = fleet.by_both(connect)
+    num = len(clients)
+    eventually(lambda: fleet.metric("addnorm_requests_total", **served) == num)  # counted after they are answered
+    for client in clients:
+        got = samples(client.get("/metrics").text)
+        assert got["addnorm_requests_total", tuple(sorted(served.items()))] == num
+        assert got["addnorm_request_seconds_count", (("route", "/v1/infer"),)] == num
+        assert got["addnorm_real_tokens_total", (("model", "notebook"),)] == 5 * num
+        assert got["addnorm_micro_batch_tokens_sum", (("model", "notebook"),)] == 5 * num
+        assert got["addnorm_workers", ()] == 2
+        assert got["addnorm_queue_tokens", ()] == 0
+        assert got["process_resident_memory_bytes", ()] > 3 * 40e6  # the parent's, too
+        client.close()
+
+
+def test_a_burst_of_connections_goes_to_both_whoever_wakes_first(fleet: Fleet) -> None:
+    first, second = fleet.two_workers()
+    for pid in (first, second):
+        os.kill(pid, signal.SIGSTOP)
+    burst = [socket.create_connection(("127.0.0.1", fleet.port)) for _ in range(40)]
+    os.kill(first, signal.SIGCONT)
+    time.sleep(0.3)
+    os.kill(second, signal.SIGCONT)
+    eventually(lambda: sum(connections(pid, fleet.port) for pid in (first, second)) == 40)
+    assert min(connections(pid, fleet.port) for pid in (first, second)) >= 5
+    for connection in burst:
+        connection.close()
 
 
 def test_a_killed_worker_costs_its_own_requests_only_and_comes_back(fleet: Fleet) -> None:
-    victim, other = fleet.two_workers()
-    with stopped(other):
-        lost = [HalfSent(fleet.port) for _ in range(3)]
-        assert fleet.infer() == 200
-    with stopped(victim):
-        kept = [HalfSent(fleet.port) for _ in range(3)]
+    victim, _ = fleet.two_workers()
+    requests = fleet.by_both(lambda: HalfSent(fleet.port))
+    num_lost = connections(victim, fleet.port)
     os.kill(victim, signal.SIGKILL)
+    eventually(lambda: not alive(victim))
     assert [fleet.infer() for _ in range(20)] == [200] * 20
-    assert [request.finish() for request in lost] == ["closed"] * 3
-    assert [request.finish() for request in kept] == ["200"] * 3
+    assert (
+        sorted(request.finish() for request in requests) == ["200"] * (len(requests) - num_lost) + ["closed"] * num_lost
+    )
     eventually(lambda: len(fleet.started()) == 3)
     assert victim not in fleet.two_workers()
-    with stopped(other):
-        assert fleet.infer() == 200
-        assert fleet.metric("addnorm_workers") == 2
-        assert fleet.metric("addnorm_real_tokens_total", model="notebook") == 5 * (1 + 20 + 3 + 1)
+    again = fleet.by_both(lambda: HalfSent(fleet.port))
+    assert [request.finish() for request in again] == ["200"] * len(again)
+    assert fleet.metric("addnorm_workers") == 2
+    num_answered = len(requests) - num_lost + 20 + len(again)
+    assert fleet.metric("addnorm_real_tokens_total", model="notebook") == 5 * num_answered
 
 
 def test_sigterm_under_load_loses_nothing_and_exits_0(fleet: Fleet) -> None:
@@ -144,10 +169,7 @@ def test_sigterm_under_load_loses_nothing_and_exits_0(fleet: Fleet) -> None:
             answers.append(fleet.infer())
         return answers
 
-    accepted = []
-    for other in fleet.two_workers():
-        with stopped(other):
-            accepted += [HalfSent(fleet.port) for _ in range(3)]
+    accepted = fleet.by_both(lambda: HalfSent(fleet.port))
     with ThreadPoolExecutor(4) as callers:
         answers = callers.map(call_until_refused, range(4))
         time.sleep(0.3)
@@ -155,9 +177,18 @@ def test_sigterm_under_load_loses_nothing_and_exits_0(fleet: Fleet) -> None:
         assert all(own[:-1] == [200] * (len(own) - 1) and own[-1] == 503 for own in answers)
     time.sleep(0.5)
     assert fleet.infer() == 503  # for as long as something is in flight
-    assert [request.finish() for request in accepted] == ["200"] * 6
+    assert [request.finish() for request in accepted] == ["200"] * len(accepted)
     assert fleet.wait() == 0
     assert refused(fleet.port)
+
+
+def test_a_second_server_on_the_port_does_not_start(fleet: Fleet) -> None:
+    command = [sys.executable, "-m", "service", "--bundles", "nowhere", "--workers", "2"]
+    second = subprocess.run(
+        command, env={**os.environ, "ADDNORM_PORT": str(fleet.port)}, capture_output=True, timeout=60
+    )
+    assert second.returncode != 0
+    assert b"address already in use" in second.stderr.lower()
 
 
 def test_workers_end_with_their_parent(fleet: Fleet) -> None:
