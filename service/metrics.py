@@ -91,7 +91,7 @@ class Metrics(Observer):
         self.engine_failures = counter("addnorm_engine_failures", "Session runs that raised an error.", model)
         self.invariance_probes = counter("addnorm_invariance_probes", "Served sequences computed again, alone.", model)
         self.invariance_violations = counter("addnorm_invariance_violations", "Those whose rows alone were others.", model)
-        self.invariance_max_difference = Gauge("addnorm_invariance_max_difference", "Largest difference of such rows so far.", model, multiprocess_mode="max", registry=registry)
+        self.invariance_max_difference = Gauge("addnorm_invariance_max_difference", "Largest difference of such rows so far.", model, multiprocess_mode="livemax", registry=registry)
         self.rejections = counter("addnorm_rejections", "Requests refused or expired, by reason.", ["reason"])
         # fmt: on
         self.differences: dict[str, float] = {}  # largest of each model
