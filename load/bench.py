@@ -60,6 +60,7 @@ class Contender:
     reference: Reference
     bundle: Bundle
     precision: str | None = None
+    headers: tuple[str, ...] = ()
     streams: dict[str, Stream] = field(default_factory=dict)
 
     def stream(self, profile: str) -> Stream:
@@ -74,7 +75,7 @@ class Contender:
         return Side(line, self.name, lambda seconds: self.run(profile, Load(concurrency, seconds)), once)
 
     def run(self, profile: str, load: Load) -> Figures:
-        load = replace(load, warm_up_s=0.0)
+        load = replace(load, warm_up_s=0.0, headers=self.headers)
         return _figures(measure(self.server, self.stream(profile), self.reference, load, progress=False))
 
 
@@ -150,6 +151,13 @@ def typed_side(stack: ExitStack, naive: Contender, padded: Bundle) -> Side:
     return replace(naive, name="typed", server=server).side("hidden", "hidden", 8)
 
 
+def tensor_sides(contenders: list[Contender]) -> Iterator[Side]:
+    """Whole hidden states as safetensors, beside the same as JSON."""
+    for contender in contenders[1:]:
+        tensors = replace(contender, name=f"{contender.name}-tensors", headers=("Accept: application/vnd.safetensors",))
+        yield tensors.side("hidden", "hidden", 8)
+
+
 def tiny_sides(stack: ExitStack, bundle: Bundle) -> Iterator[Side]:
     """Addnorm over a model that costs next to nothing, and HTTP alone returning that very answer."""
     reference = Reference(alone(bundle, "fp32"))
@@ -216,7 +224,11 @@ def main() -> None:
         contenders = start(stack, bundle, padded)
         typed = typed_side(stack, contenders[0], padded)
         tiny = tiny_sides(stack, bundles.read(arguments.tiny)) if arguments.tiny else ()
-        sides = [side for side in (*closed_sides(contenders), typed, *tiny) if _is_wanted(side.line, arguments.only)]
+        sides = [
+            side
+            for side in (*closed_sides(contenders), typed, *tensor_sides(contenders), *tiny)
+            if _is_wanted(side.line, arguments.only)
+        ]
         figures = interleave(sides, 0.75 * clock.left_s(), clock)
         points: dict[str, list[Figures]] = {}
         if "small-32/addnorm" in figures and _is_wanted("open", arguments.only):

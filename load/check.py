@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import orjson
+from safetensors import SafetensorError
+from safetensors.numpy import load
 from tqdm import tqdm
 
 from load.client import REFUSED, Answers
@@ -73,9 +75,9 @@ class Reference:
         if status != 200:
             return str(status)
         try:
-            got = np.array(orjson.loads(body)[request.output], np.float32)
-        except (ValueError, KeyError, TypeError):
-            return "not the JSON asked for"
+            got = _output(body, request.output)
+        except (ValueError, KeyError, TypeError, SafetensorError):
+            return "not the answer asked for"
         return None if self._is_right(request, got) else WRONG
 
     def _is_right(self, request: Request, got: Floats) -> bool:
@@ -88,6 +90,11 @@ class Reference:
         if request.output == "activations":
             got = _on_grid([row[: len(rows)] for row, rows in zip(got, alone, strict=True)], request.width)
         return bool(np.allclose(got, known, rtol=self._tolerance, atol=self._tolerance))
+
+
+def _output(body: bytes, name: str) -> Floats:
+    """Of an answer in JSON, or else in safetensors."""
+    return np.array(orjson.loads(body)[name], np.float32) if body.startswith(b"{") else load(body)[name]
 
 
 def _on_grid(rows: Iterable[Floats], width: int) -> Floats:

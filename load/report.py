@@ -69,6 +69,7 @@ def _ratios() -> list[Ratio]:
             sides = [f"{line}/{who}", f"{line}/naive"]
             lines.append(Ratio(title, metric, *(sides if metric in RATES else reversed(sides))))
         lines.append(Ratio("`hidden`, over naive with declared types", "tokens_per_s", f"hidden/{who}", "hidden/typed"))
+        lines.append(Ratio("`hidden`, safetensors over JSON", "tokens_per_s", f"hidden/{who}-tensors", f"hidden/{who}"))
     longest, least = f"longest-{SWEEP_LONGEST[-1]}", f"longest-{SWEEP_LONGEST[0]}"
     for who in ("addnorm", "int8", "naive"):
         shares = f"{padding_share(SWEEP_LONGEST[-1]):.0%} padding over {padding_share(SWEEP_LONGEST[0]):.0%}"

@@ -142,7 +142,10 @@ def main() -> None:
     reference.learn(stream, arguments.profile)
     address = urlsplit(arguments.url)
     server = Server(address.hostname or "127.0.0.1", address.port or 80, arguments.pid)
-    load = Load(arguments.concurrency, arguments.seconds, arguments.rate, arguments.warm_up, None, arguments.seed)
+    headers = (f"Accept: {arguments.accept}",) if arguments.accept else ()
+    load = Load(
+        arguments.concurrency, arguments.seconds, arguments.rate, arguments.warm_up, None, arguments.seed, headers
+    )
     result = measure(server, stream, reference, load)
     print(table(result))
     if arguments.json:
@@ -173,6 +176,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--warm-up", type=float, default=1.0, metavar="SECONDS")
     parser.add_argument("--precision", help="sent in each body, and that of the reference")
     parser.add_argument("--model", help="sent in each body; needed where several models are served")
+    parser.add_argument("--accept", help="media type of the answers: application/vnd.safetensors, or JSON by default")
     parser.add_argument("--tolerance", type=float, help=f"instead of equal bits; {NAIVE_TOLERANCE:g} for other servers")
     parser.add_argument("--pid", type=int, help="the server's process, to read its CPU time and memory")
     parser.add_argument("--seed", type=int, default=0)
