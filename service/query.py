@@ -33,6 +33,7 @@ class Query(NamedTuple):
     half: bool = False  # activations, logits and pooled vectors go out as float16
     binary: bool = False  # the answer goes out as raw numbers, not as text
     field: str = "input_ids"  # where the caller put the sequences, for errors
+    hint: str = ""  # why an id of the caller's may be outside the vocabulary
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -84,7 +85,7 @@ def _check_tokens(query: Query) -> None:
         index = int(outside.argmax())
         row, column = _cell(query.cells, index)
         raise InvalidInput(
-            f"{query.field}[{row}][{column}] is {tokens[index]}: ids of {query.model.bundle.ref} are 0 to {limits.vocab_size - 1}",
+            f"{query.field}[{row}][{column}] is {tokens[index]}: ids of {query.model.bundle.ref} are 0 to {limits.vocab_size - 1}{query.hint}",
             param=query.field,
         )
 

@@ -27,6 +27,11 @@ from service.routes.text import Texts, batch_of_texts
 
 router = APIRouter(prefix="/v1", generate_unique_id_function=by_name)
 Sequences = list[str] | list[list[int]]
+# LangChain sends texts as ids of OpenAI's own vocabulary unless told not to
+OTHER_VOCABULARY = (
+    ". Ids of another vocabulary, such as tiktoken's, mean nothing to it: in LangChain's OpenAIEmbeddings"
+    " set check_embedding_ctx_length=False, which sends texts"
+)
 ONE_ROW, ROWS, TEXTS = TypeAdapter(Row), TypeAdapter(Integers), TypeAdapter(Texts)
 
 
@@ -128,7 +133,7 @@ async def decode(sent: Sent, inference: Inference) -> tuple[Query, Encode]:
     as_base64 = asked.encoding_format == "base64"
     query = Query(
         model, *await _batch(asked, model, inference), ("pooled",), normalize=manifest.normalize and asked.dimensions is None,
-        precision=asked.precision, binary=as_base64, field="input",
+        precision=asked.precision, binary=as_base64, field="input", hint=OTHER_VOCABULARY,
     )  # fmt: skip
     return query, partial(encode, asked.dimensions, as_base64)
 
@@ -143,22 +148,7 @@ async def _batch(asked: EmbeddingsRequest, model: Model, inference: Inference) -
         return await batch_of_texts("input", asked.input, bool(asked.truncate), model, inference)
     if asked.truncate:
         raise InvalidInput("truncate is set, but it cuts texts only: cut the token ids yourself", param="truncate")
-    batch, cells = from_lists(asked.input, None)
-    _check_vocabulary(batch, model)
-    return batch, cells
-
-
-def _check_vocabulary(batch: Batch, model: Model) -> None:
-    """LangChain sends texts as ids of OpenAI's own vocabulary unless told not to."""
-    vocab_size = model.bundle.manifest.limits.vocab_size
-    outside = (batch.tokens < 0) | (batch.tokens >= vocab_size)
-    if outside.any():
-        raise InvalidInput(
-            f"input has the token id {batch.tokens[outside.argmax()]}: ids of {model.bundle.ref} are 0 to {vocab_size - 1}."
-            " Ids of another vocabulary, such as tiktoken's, mean nothing to it: in LangChain's OpenAIEmbeddings"
-            " set check_embedding_ctx_length=False, which sends texts",
-            param="input",
-        )
+    return from_lists(asked.input, None)
 
 
 def encode(dimensions: int | None, as_base64: bool, answer: Answer) -> Payload:
