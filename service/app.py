@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
 from opentelemetry.trace import Tracer
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -94,16 +93,16 @@ class Direct(Route):
         await answer(scope, receive, send)
 
 
-async def _service_error(request: Request, error: Exception) -> JSONResponse:
+async def _service_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)
     if isinstance(error, Overloaded | Expired):
         request.app.state.inference.metrics.rejected(error.code)
     if error.status == 500:
         log.error("%s %s: %s", request.method, request.url.path, error.message, exc_info=error)
-    return error_response(request.url.path, error)
+    return error_response(request.scope["path"], error)  # request.url costs as much as all of this
 
 
-async def _http_exception(request: Request, error: Exception) -> JSONResponse:
+async def _http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own: unknown paths, wrong methods."""
     assert isinstance(error, HTTPException)
     known = ServiceError(f"{request.method} {request.url.path}: {error.detail}")
@@ -114,7 +113,7 @@ async def _http_exception(request: Request, error: Exception) -> JSONResponse:
     return answer
 
 
-async def _unexpected(request: Request, error: Exception) -> JSONResponse:
+async def _unexpected(request: Request, error: Exception) -> Response:
     answer = error_response(request.url.path, ServiceError(f"an error of ours: {type(error).__name__}"))
     answer.headers["connection"] = "close"  # the server drops it after an error it did not expect
     return answer

@@ -5,7 +5,7 @@ never becomes a request is answered here.
 """
 
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import orjson
 from uvicorn.config import Config
@@ -32,7 +32,7 @@ class Connection(HttpToolsProtocol):
         self._is_surplus = False
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        super().connection_made(cast(Any, Joined(transport, self)))
         self._since = self._all_sent = self.loop.time()  # _all_sent: when there was last nothing to send
         self._is_surplus = len(self.connections) > self.settings.max_connections
         if len(self.connections) > 2 * self.settings.max_connections:
@@ -61,6 +61,10 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._since = None
+
+    def on_response_complete(self) -> None:
+        cast(Joined, self.transport).flush()
+        super().on_response_complete()
 
     def _wrong(self) -> ServiceError | None:
         """What is wrong with a whole head."""
@@ -115,6 +119,36 @@ class Connection(HttpToolsProtocol):
         elif seconds > limit_s and self.cycle is not None:
             self.scope["state"]["late"] = RequestTimeout(f"the body did not arrive within {limit_s:g} s")
             self.cycle.message_event.set()  # wakes who waits for the body
+
+
+class Joined:
+    """A transport that sends the head of an answer with the first of its body: uvicorn would send two packets."""
+
+    def __init__(self, transport: Any, connection: Connection) -> None:
+        self._transport, self._connection = transport, connection
+        self._head: bytes | None = None
+        self._answered: Any = None  # the request whose answer was begun last
+
+    def write(self, data: Any) -> None:
+        cycle = self._connection.cycle
+        if self._head is not None:
+            head, self._head = self._head, None
+            self._transport.writelines((head, data))
+        elif cycle is not None and cycle.response_started and cycle is not self._answered:
+            self._head, self._answered = data, cycle
+        else:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        if self._head is not None:  # without a body: to HEAD, or the application broke off
+            self.write(b"")
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 def limited(settings: Settings) -> type[Connection]:

@@ -6,11 +6,11 @@ batching window: the next micro-batch is what queued while the lanes were busy.
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from service.batch import Batch, Rows
 from service.errors import Expired, Overloaded
 
 MARGIN = 1.2  # on predicted times: rates are averages, and past capacity refusals take their share of the cores
+HARDLY_MORE = 1.05  # times the time of one that was refused: who has no more than that is refused too
 CHOICE = 3  # micro-batches' worth of sequences that one is chosen from
 WORTH_A_LANE = 16  # real tokens: for fewer, waking a lane costs more than it gains
 Run = Callable[[Batch], list[Rows]]  # the one seam: a micro-batch in, each sequence's rows out
@@ -119,61 +120,78 @@ class Queue:
         self._lines: set[Line] = set()  # those with sequences that wait
         self._num_served = 0  # tokens
         self._numbers = count()
+        self._shut_for_s = 0.0  # who has no more time is refused at the door,
+        self._shut_above = -1  # while more tokens wait than these
+        self._shut_code = ""
 
     def wait_s(self) -> float:
         """Predicted time until what waits now is computed."""
         return sum(self._lanes_s(line, line.num_tokens) for line in self._lines)
+
+    def admit(self, time_s: float) -> None:
+        """Overloaded if one with as much time was just refused: a refusal is cheapest before anything is read."""
+        if time_s <= self._shut_for_s:
+            raise Overloaded(
+                f"{self.num_tokens} tokens wait: one with as much time was just refused",
+                code=self._shut_code,
+                retry_after_s=self.wait_s(),
+            )
 
     def submit(self, line: Line, batch: Batch, now: float, deadline: float) -> Job:
         """Admits the batch, or raises Overloaded at the door."""
         job = Job(self._num_served + batch.num_tokens, next(self._numbers), line, batch, now, deadline)
         if self.num_tokens + job.num_tokens > self.max_tokens:
             self._sweep(now)
-            self._refuse_if_full(job)
+        if self.num_tokens + job.num_tokens > self.max_tokens:
+            full = f"the queue holds {self.num_tokens} tokens of {self.max_tokens}: no room for {job.num_tokens} more"
+            raise self._refusal(job, full, "queue_full", math.inf)
         if self._may_be_late(job, now) and (late := self._late(job, now)):
-            raise Overloaded(late, code="deadline_not_met", retry_after_s=self.wait_s())
+            raise self._refusal(job, late, "deadline_not_met", HARDLY_MORE * (deadline - now))
         return self._insert(job)
 
     def submit_first(self, line: Line, batch: Batch, now: float) -> Job:
         """Past the door and before all others: for the server's own questions, which are small and few."""
         return self._insert(Job(0, next(self._numbers), line, batch, now, math.inf))
 
-    def _refuse_if_full(self, job: Job) -> None:
-        if self.num_tokens + job.num_tokens > self.max_tokens:
-            raise Overloaded(
-                f"the queue holds {self.num_tokens} tokens of {self.max_tokens}: no room for {job.num_tokens} more",
-                code="queue_full",
-                retry_after_s=self.wait_s(),
-            )
+    def _refusal(self, job: Job, why: str, code: str, shut_for_s: float) -> Overloaded:
+        """Shuts the door, for all with no more time, until a micro-batch has been taken. Then who comes first is
+        admitted, whatever its size: were the door open for each gap, only the smallest would ever pass."""
+        if job.num_tokens <= job.line.token_budget < self.num_tokens:  # else it is refused for its own size
+            self._shut_code, self._shut_for_s = code, max(shut_for_s, self._shut_for_s)
+            self._shut_above = self.num_tokens - job.line.token_budget
+        return Overloaded(why, code=code, retry_after_s=self.wait_s())
 
     def _may_be_late(self, job: Job, now: float) -> bool:
         """False if everyone would be answered in time even as the last."""
-        waiting_s = self.wait_s() + self._lanes_s(job.line, job.num_tokens + self._most_company(job.line))
-        last = now + MARGIN * waiting_s
+        company = sum(self._lanes_s(line, self._most_company(line)) for line in self._lines)
+        last = now + MARGIN * (self.wait_s() + self._lanes_s(job.line, job.num_tokens) + company)
         return last > job.deadline or last > min(map(attrgetter("deadline"), self.jobs), default=math.inf)
 
     def _late(self, job: Job, now: float) -> str | None:
         """Why the job cannot be admitted: it would be late, or make one late that was admitted before."""
         place, own_s = self._place(job), self._lanes_s(job.line, job.num_tokens)
-        computed_s = own_s + sum(self._lanes_s(other.line, other.num_tokens) for other in self.jobs[:place])
-        company_s = self._lanes_s(job.line, self._company(job, self.jobs[:place]))
-        if now + (finish_s := MARGIN * (computed_s + company_s)) > job.deadline:
+        finishes = self._finishes_s([*self.jobs[:place], job, *self.jobs[place:]])
+        finish_s = MARGIN * next(islice(finishes, place, None))
+        if now + finish_s > job.deadline:
             return f"the answer needs {finish_s:.2f} s, the deadline is in {job.deadline - now:.2f} s"
-        for other in self.jobs[place:]:
-            computed_s += self._lanes_s(other.line, other.num_tokens)
-            if now + MARGIN * (computed_s - own_s) <= other.deadline < now + MARGIN * computed_s:
+        for other, with_s in zip(self.jobs[place:], finishes, strict=True):
+            # one that cannot make it anyway holds up nobody
+            if now + with_s - own_s <= other.deadline < now + MARGIN * with_s:
                 return f"the answer would take {own_s:.2f} s from one that is due in {other.deadline - now:.2f} s"
         return None
 
-    def _company(self, job: Job, ahead: list[Job]) -> int:
-        """Most tokens of jobs due later in the micro-batches that these anchor: each of their sequences is in one."""
-        line, most, company = job.line, self._most_company(job.line), 0
-        for other in (job, *ahead):
-            if other.line is line:
-                company += max(0, len(other.waiting) * line.token_budget - other.num_tokens)
-                if company >= most:
-                    return most
-        return company
+    def _finishes_s(self, jobs: list[Job]) -> Iterator[float]:
+        """When each would be computed, if they ran in this order: after those before it, and as many tokens of later
+        ones, now or then, as may share a micro-batch with any of them."""
+        finish_s, room = 0.0, {line: self._most_company(line) for line in self._lines}
+        for job in jobs:
+            line = job.line
+            finish_s += self._lanes_s(line, job.num_tokens)
+            if left := room.get(line):  # each of its sequences anchors a micro-batch at most
+                company = min(left, max(0, len(job.waiting) * line.token_budget - job.num_tokens))
+                room[line] = left - company
+                finish_s += self._lanes_s(line, company)
+            yield finish_s
 
     def _most_company(self, line: Line) -> int:
         return min(line.num_tokens, CHOICE * line.token_budget)
@@ -194,6 +212,8 @@ class Queue:
         self.num_tokens += num_tokens
         job.line.num_tokens += num_tokens
         (self._lines.add if job.line.num_tokens else self._lines.discard)(job.line)
+        if self.num_tokens <= self._shut_above:
+            self._shut_for_s, self._shut_above = 0.0, -1
 
     def take(self, now: float, num_idle: int = 1) -> MicroBatch | None:
         """The longest sequence of the job that is due, with those nearest to it in length from any job of its line.

@@ -62,6 +62,11 @@ class Scheduler:
         """Lanes with a micro-batch in hand."""
         return sum(bool(lane.todo) for lane in self._lanes)
 
+    def admit(self, timeout_s: float) -> None:
+        """Overloaded if a batch with so much time, of whatever size, is not worth reading."""
+        with self._changed:
+            self._queue.admit(timeout_s)
+
     def submit(self, line: Line, batch: Batch, timeout_s: float) -> Job:
         """Admits the batch or raises Overloaded. Cancelling the job's future takes it out again."""
         now = time.monotonic()

@@ -18,8 +18,11 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from service.batch import Batch, Rows
 from service.logs import PIPE_BYTES, BufferedHandler
+from service.queue import Line
 from tests.conftest import inference_of, serving
+from tests.test_scheduler import echo, of_lengths
 
 LONG = {"model": "gpt", "input_ids": [[7] * 500] * 60, "outputs": ["pooled"]}
 SHORT = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}
@@ -224,3 +227,29 @@ def test_a_full_queue_and_an_impossible_deadline_are_refused_with_retry_after(bu
             got = samples(client.get("/metrics").text)
         rejected = sum(v for (name, _), v in got.items() if name == "addnorm_rejections_total")
         assert rejected == 1 + sum(answer.status_code == 429 for answer in answers)
+
+
+def test_while_one_was_just_refused_nobody_with_as_little_time_is_read(small: Path) -> None:
+    go = threading.Event()
+
+    def waits(batch: Batch) -> list[Rows]:
+        go.wait()
+        return echo(batch)
+
+    inference = inference_of(small, lanes=1)
+    with serving(inference) as url, httpx.Client(base_url=url, headers={"x-request-timeout-ms": "500"}) as client:
+        line = Line(waits, 1000)
+        line.tokens_per_s = 10_000
+        jobs = [inference.scheduler.submit(line, of_lengths(1000), 60) for _ in range(30)]
+        refused = [client.post("/v1/infer", json={"model": "notebook", "input_ids": [[1]]}) for _ in range(2)]
+        unread = [client.post(path, content=b"{") for path in ("/v1/infer", "/v1/embeddings", "/v2/models/x/infer")]
+        assert [answer.status_code for answer in (*refused, *unread)] == [429] * 5
+        assert "the deadline is in" in refused[0].text
+        assert all("one with as much time was just refused" in answer.text for answer in (refused[1], *unread))
+        assert all(int(answer.headers["retry-after"]) in (2, 3) for answer in (*refused, *unread))
+        patient = client.post("/v1/infer", content=b"{", headers={"x-request-timeout-ms": "50000"})
+        assert patient.status_code == 400
+        go.set()
+        assert all(len(job.future.result(5)) == 1 for job in jobs)
+        answer = client.post("/v1/infer", json={"model": "notebook", "input_ids": [[1]]})
+        assert answer.status_code == 200

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 import orjson
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
@@ -171,11 +170,13 @@ def shown(value: Any) -> str:
 async def respond(request: Request, decode: Decode) -> Response:
     """What every inference route does between its own decode and encode."""
     inference: Inference = request.app.state.inference
+    own_s = timeout_s(request)
+    inference.scheduler.admit(own_s or inference.settings.timeout_s)
     body = await read_body(request, inference.settings.max_body_bytes)
     started = time.monotonic()
     query, encode = await decode(Sent(body, request.headers), inference)
-    if (own := timeout_s(request)) is not None:
-        query = query._replace(timeout_s=own)
+    if own_s is not None:
+        query = query._replace(timeout_s=own_s)
     if coding := wanted_coding(request.headers):
         encode = partial(_compressing, encode, coding)
     decode_s = time.monotonic() - started
@@ -229,7 +230,7 @@ async def _send(send: Send, *parts: bytes | memoryview) -> None:
     await send({"type": "http.response.body", "body": last})
 
 
-def error_response(path: str, error: ServiceError) -> JSONResponse:
+def error_response(path: str, error: ServiceError) -> Response:
     """The envelope of every answer that is not a success: V2's words under /v2, OpenAI's elsewhere."""
     body: Any = error.message
     if not path.startswith("/v2"):
@@ -241,4 +242,4 @@ def error_response(path: str, error: ServiceError) -> JSONResponse:
         headers["www-authenticate"] = "Bearer"
     if error.ends_connection:
         headers["connection"] = "close"
-    return JSONResponse({"error": body}, error.status, headers)
+    return Response(orjson.dumps({"error": body}), error.status, headers, JSON)
