@@ -25,6 +25,7 @@ from service.settings import Settings
 
 Encoded = TypeVar("Encoded")
 Done = TypeVar("Done")
+HOPELESS = 4  # session runs that hang, for each lane
 QUICK_BYTES = 64 * 1024  # JSON of this size takes about 0.1 ms
 
 
@@ -89,6 +90,11 @@ class Inference:
         assert job.finished is not None
         stages_s = {"queue": job.started - job.submitted, "infer": job.finished - job.started}
         return query.cells.every_row(rows, empty), stages_s
+
+    def alive(self) -> None:
+        """NotReady once so many session runs hang that only a new process helps."""
+        if (num_hung := self.scheduler.num_hung) >= HOPELESS * self.scheduler.num_lanes:
+            raise NotReady(f"{num_hung} session runs hang: end this process and start another", code="lanes_hang")
 
     async def ready(self, name: str | None = None) -> None:
         """NotReady says which models, of all or of this name, do not give their canary's known answer, and why."""

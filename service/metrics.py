@@ -88,6 +88,7 @@ class Metrics(Observer):
         self.lanes_busy = gauge("addnorm_lanes_busy", "Session runs going on.")
         self.lane_busy_seconds = counter("addnorm_lane_busy_seconds", "Time of lanes from taking a micro-batch to its rows.")
         self.lanes_replaced = counter("addnorm_lanes_replaced", "Lanes given up because they hung.")
+        self.lanes_hung = gauge("addnorm_lanes_hung", "Lanes given up whose session runs have not come back.")
         self.engine_failures = counter("addnorm_engine_failures", "Session runs that raised an error.", model)
         self.invariance_probes = counter("addnorm_invariance_probes", "Served sequences computed again, alone.", model)
         self.invariance_violations = counter("addnorm_invariance_violations", "Those whose rows alone were others.", model)
@@ -110,6 +111,7 @@ class Metrics(Observer):
         if self._scheduler:
             self.queue_tokens.set(self._scheduler.num_queued_tokens())
             self.lanes_busy.set(self._scheduler.num_busy)
+            self.lanes_hung.set(self._scheduler.num_hung)
         for room in self._rooms:
             self.of(self.pending_bytes, room.what).set(room.num_bytes)
 

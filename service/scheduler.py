@@ -53,6 +53,7 @@ class Scheduler:
         self._closing = False
         self._closed = threading.Event()
         self._lanes: list[Lane] = []  # those at work; one that ends or is given up leaves
+        self._given_up: list[Lane] = []  # whose session runs have not come back
         for _ in range(num_lanes):
             self._start_lane()
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
@@ -81,6 +82,13 @@ class Scheduler:
             job = self._queue.submit_first(line, batch, time.monotonic())
             self._changed.notify()
         return job
+
+    @property
+    def num_hung(self) -> int:
+        """Lanes given up whose session runs have not come back: each holds a thread and its memory."""
+        with self._changed:
+            self._given_up = [lane for lane in self._given_up if lane.thread.is_alive()]
+            return len(self._given_up)
 
     def num_queued_tokens(self) -> int:
         with self._changed:
@@ -164,6 +172,7 @@ class Scheduler:
     def _replace(self, lane: Lane) -> None:
         """Fails the lane's jobs and starts another. What its session may still bring is ignored."""
         self._lanes.remove(lane)
+        self._given_up.append(lane)
         error = LaneStuck(f"the inference did not end within {self.lane_timeout_s:g} s and was given up")
         for micro in lane.todo:
             log.error("a lane hung in %s with %d sequences: replaced", micro.line.name, len(micro.sequences))

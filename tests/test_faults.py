@@ -3,8 +3,11 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
+import httpx
 import pytest
 
 from service.batch import Batch, Rows
@@ -12,6 +15,7 @@ from service.errors import LaneStuck, ServiceError
 from service.metrics import Metrics
 from service.queue import Line, MicroBatch
 from service.scheduler import Observer, Scheduler
+from tests.conftest import inference_of, serving
 from tests.test_scheduler import batch, echo, of_lengths, values
 
 POISON = 7
@@ -178,3 +182,35 @@ def test_gauges_return_to_zero_when_callers_leave_and_deadlines_pass() -> None:
         assert scheduler.num_queued_tokens() == line.num_tokens == 0
         assert late.future.exception(timeout=5)
         assert not ran
+
+
+def test_a_wall_clock_that_jumps_moves_no_deadline(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, ahead_s = time.time, 0.0
+    monkeypatch.setattr(time, "time", lambda: real() + ahead_s)
+    body = {"model": "notebook", "input_ids": [[1, 3, 4]], "outputs": ["pooled"]}
+    inference = inference_of(small, lanes=1)
+    slow = threading.Event()
+    with serving(inference) as url, httpx.Client(base_url=url) as client, ThreadPoolExecutor() as callers:
+        expected = client.post("/v1/infer", json=body).json()
+        line = inference.models.find("notebook").line("fp32")
+        run, taken = line.run, threading.Event()
+
+        def waits(batch: Batch) -> list[Rows]:
+            taken.set()
+            slow.wait(10)
+            return run(batch)
+
+        line.run = waits
+        for jump_s in (86_400.0, -86_400.0):
+            taken.clear()
+            slow.clear()
+            under_way = callers.submit(client.post, "/v1/infer", json=body)
+            assert taken.wait(5)
+            waiting = callers.submit(client.post, "/v1/infer", json=body)
+            assert eventually(lambda: inference.scheduler.num_queued_tokens() == 3)
+            ahead_s = jump_s
+            time.sleep(0.2)  # the loop ticks in the new time
+            slow.set()
+            answers = [under_way.result(10), waiting.result(10), client.post("/v1/infer", json=body)]
+            assert [answer.json() for answer in answers] == [expected] * 3
+            assert client.get("/readyz").status_code == 200

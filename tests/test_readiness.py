@@ -154,3 +154,32 @@ def test_the_routes_say_what_is_wrong_and_livez_stays_alive(bundles: Path) -> No
             assert "minilm" not in answer.text
         assert client.get("/v2/models/minilm/ready").status_code == 200
         assert client.get("/livez").status_code == client.get("/v2/health/live").status_code == 200
+
+
+def test_livez_fails_once_so_many_runs_hang_that_only_a_new_process_helps(notebooks: Path) -> None:
+    go = threading.Event()
+
+    def hangs(batch: Batch) -> list[Rows]:
+        go.wait()
+        return echo(batch)
+
+    with (
+        inferring(notebooks, lane_timeout_s=0.1) as inference,
+        serving(inference) as url,
+        httpx.Client(base_url=url) as c,
+    ):
+        line, num_lanes = Line(hangs, 1), inference.scheduler.num_lanes
+        for _ in range(4 * num_lanes - 1):
+            inference.scheduler.submit(line, of_lengths(1), 60)
+        assert eventually(lambda: inference.scheduler.num_hung == 4 * num_lanes - 1)
+        assert c.get("/livez").status_code == 200
+        inference.scheduler.submit(line, of_lengths(1), 60)
+        assert eventually(lambda: inference.scheduler.num_hung == 4 * num_lanes)
+        for path in ("/livez", "/v2/health/live"):
+            answer = c.get(path)
+            assert answer.status_code == 503
+            assert f"{4 * num_lanes} session runs hang" in answer.text
+        assert f"addnorm_lanes_hung {4 * num_lanes}.0" in c.get("/metrics").text
+        go.set()
+        assert eventually(lambda: inference.scheduler.num_hung == 0)
+        assert c.get("/livez").status_code == 200

@@ -18,8 +18,10 @@ router = APIRouter()
 swagger = StaticFiles(packages=[("fastapi_swagger", "resources")])
 
 
-@router.get("/livez", summary="The process answers")
-async def livez() -> dict[str, str]:
+@router.get("/livez", summary="The process answers, and can go on", responses={503: NOT_READY})
+async def livez(request: Request) -> dict[str, str]:
+    inference: Inference = request.app.state.inference
+    inference.alive()
     return {"status": "alive"}
 
 

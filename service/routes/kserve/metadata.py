@@ -34,8 +34,10 @@ async def server_metadata(request: Request) -> ServerMetadata:
     return ServerMetadata(name="addnorm", version=VERSION, extensions=list(extensions))
 
 
-@router.get("/health/live", summary="The process answers")
-async def live() -> Live:
+@router.get("/health/live", summary="The process answers, and can go on", responses={503: V2_ERRORS[503]})
+async def live(request: Request) -> Live:
+    inference: Inference = request.app.state.inference
+    inference.alive()
     return Live(live=True)
 
 
