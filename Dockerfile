@@ -6,14 +6,18 @@
 #   PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS   where pip looks; it ignores empty ones
 #   TORCH_INDEX_URL   asked besides for PyTorch. By default PyTorch brings gigabytes of CUDA, which an export does not
 #                     need: name the index of CPU builds that its installation page gives. What is served is the same.
+#   EXTRAS            of pyproject.toml, besides what serving needs: `trace` for OpenTelemetry's SDK
 
 # ---- requirements: pyproject's, as lists ----
 # The stages below see only these, so that neither sources nor the tools' settings install anything again.
 FROM python:3.11-slim AS requirements
+ARG EXTRAS
 COPY pyproject.toml .
-RUN python -c "import tomllib; \
+RUN python -c "import os, tomllib; \
 project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-lists = {'serve': project['dependencies'], 'export': project['optional-dependencies']['export']}; \
+extras = project['optional-dependencies']; \
+serve = [*project['dependencies'], *(package for name in os.environ.get('EXTRAS', '').split() for package in extras[name])]; \
+lists = {'serve': serve, 'export': extras['export']}; \
 [open(f'/{name}.txt', 'w').write('\n'.join(lines) + '\n') for name, lines in lists.items()]"
 
 # ---- packages: a virtual environment with what serving needs ----
