@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -22,6 +23,7 @@ from service import logs
 from service.errors import StartupError
 from service.settings import Settings
 
+SHARED_MEMORY = "/dev/shm"  # Linux's; in containers too, also read-only ones
 HEALTH_CHECK_S = 30  # a worker that answers no ping for so long is killed; loading answers them
 log = logging.getLogger("addnorm")
 
@@ -100,10 +102,11 @@ def listener(family: int, address: Any) -> socket.socket:
 
 
 def _end_with_parent() -> None:
-    """A worker without its parent would hold the port, and nobody would keep it alive."""
+    """A worker without its parent would hold the port, and nobody would keep it alive, or clear up."""
     parent = multiprocessing.parent_process()
     assert parent
     parent.join()
+    shutil.rmtree(os.environ["PROMETHEUS_MULTIPROC_DIR"], ignore_errors=True)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -135,7 +138,8 @@ def supervise(serve: Serve, settings: Settings) -> None:
 
 
 def _metrics_folder() -> TemporaryDirectory[str]:
+    """In memory where there is such a place: the files are mapped, and a full disk would kill whoever writes to them."""
     try:
-        return TemporaryDirectory(prefix="addnorm-")
+        return TemporaryDirectory(prefix="addnorm-", dir=SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None)
     except OSError as error:
         raise StartupError(f"workers share their metrics through a temporary folder: {error}; mount /tmp") from error

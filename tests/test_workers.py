@@ -97,13 +97,23 @@ def connections(pid: int, port: int) -> int:
     return sum(row[1].endswith(f":{port:04X}") and row[3] == "01" and row[9] in inodes for row in rows)
 
 
+def metrics_folder(worker: int) -> Path:
+    environment = dict(
+        entry.split("=", 1) for entry in Path(f"/proc/{worker}/environ").read_text().split("\0") if entry
+    )
+    return Path(environment["PROMETHEUS_MULTIPROC_DIR"])
+
+
 @pytest.fixture
 def fleet(notebook: Path) -> Iterator[Fleet]:
     fleet = Fleet(notebook.parent.parent)
     yield fleet
+    folders = {metrics_folder(pid) for pid in filter(alive, fleet.started())}
     fleet.process.kill()
     for pid in filter(alive, fleet.started()):
         os.kill(pid, signal.SIGKILL)
+    for folder in folders:  # killed like this, nobody clears up
+        shutil.rmtree(folder, ignore_errors=True)
     fleet.wait()
 
 
@@ -193,9 +203,17 @@ def test_a_second_server_on_the_port_does_not_start(fleet: Fleet) -> None:
 
 def test_workers_end_with_their_parent(fleet: Fleet) -> None:
     workers = fleet.two_workers()
+    folder = metrics_folder(workers[0])
+    assert list(folder.iterdir())
     fleet.process.kill()
     eventually(lambda: not any(map(alive, workers)))
     assert refused(fleet.port)
+    assert not folder.exists()
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no shared memory")
+def test_metrics_are_kept_where_a_full_disk_does_not_reach(fleet: Fleet) -> None:
+    assert metrics_folder(fleet.two_workers()[0]).parent == Path("/dev/shm")
 
 
 def test_sigterm_while_workers_load_ends_them(notebook: Path) -> None:
