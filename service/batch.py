@@ -85,16 +85,21 @@ class Cells:
         return grid
 
 
-def from_lists(input_ids: list[list[int]], attention_mask: list[list[int]] | None) -> tuple[Batch, Cells]:
-    """A body's lists -> the batch of real tokens, and where they stood. InvalidInput names what does not fit."""
+def from_lists(
+    input_ids: list[list[int]], attention_mask: list[list[int]] | None, field: str = "input_ids"
+) -> tuple[Batch, Cells]:
+    """A body's lists -> the batch of real tokens, and where they stood. InvalidInput names what does not fit.
+
+    field: where the caller put input_ids.
+    """
     if not input_ids:
-        raise InvalidInput("input_ids is empty: send at least one sequence", param="input_ids")
+        raise InvalidInput(f"{field} is empty: send at least one sequence", param=field)
     sizes = list(map(len, input_ids))
     if not all(sizes):
-        raise _invalid("input_ids", sizes.index(0), "is empty: a sequence has at least one cell")
+        raise _invalid(field, sizes.index(0), "is empty: a sequence has at least one cell")
     lengths = np.array(sizes)
     if attention_mask is None:
-        return Batch(_flat("input_ids", input_ids, lengths), _offsets(lengths)), Cells(lengths, None)
+        return Batch(_flat(field, input_ids, lengths), _offsets(lengths)), Cells(lengths, None)
     _same_shape(lengths, attention_mask)
     shape = (len(input_ids), int(lengths[0]))
     mask = _flat("attention_mask", attention_mask, lengths).reshape(shape)

@@ -4,6 +4,7 @@ uvicorn has none of these. What is wrong with a whole head goes to the applicati
 never becomes a request is answered here.
 """
 
+import re
 from itertools import chain
 from typing import Any, ClassVar, cast
 
@@ -15,6 +16,7 @@ from service.errors import HeadTooLarge, InvalidInput, RequestTimeout, ServiceEr
 from service.settings import Settings
 
 SINGLE = {b"authorization", b"content-encoding", b"content-type", b"host", b"x-request-id", b"x-request-timeout-ms"}
+UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 LINE_BYTES = len(": \r\n")
 BODY_GRACE_S = 2.0  # the application refuses a slow body first, in words
 
@@ -39,10 +41,11 @@ class Connection(HttpToolsProtocol):
             transport.abort()  # no longer worth an answer
 
     def data_received(self, data: bytes) -> None:
+        is_head = self.cycle is None or not self.cycle.more_body
         if self._since is None:
             self._since = self.loop.time()
         head = self.headers if self._in_head else None
-        super().data_received(data)
+        super().data_received(_without_upgrade(data) if is_head else data)
         if self._in_head and self.headers is head:
             self._head_bytes += len(data)
             if self._head_bytes > self.settings.max_header_bytes:
@@ -97,7 +100,10 @@ class Connection(HttpToolsProtocol):
             body = orjson.dumps({"error": known})
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[error.status] + head + body)
-        self.transport.close()
+        if is_idle or is_its_own:
+            self.transport.close()
+        else:
+            self.cycle.keep_alive = False  # what came before is answered, the last of it closes
 
     def sweep(self, now: float) -> None:
         """Ends what takes too long."""
@@ -119,6 +125,14 @@ class Connection(HttpToolsProtocol):
         elif seconds > limit_s and self.cycle is not None:
             self.scope["state"]["late"] = RequestTimeout(f"the body did not arrive within {limit_s:g} s")
             self.cycle.message_event.set()  # wakes who waits for the body
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Who asks for another protocol (HTTP/2, as Java's client does) may be left with this one, but the parser would take
+    the body for the other's. A name that is cut in two by the network is not found: then the body is missed, as a 400."""
+    end = data.find(b"\r\n\r\n")
+    head, rest = (data, b"") if end < 0 else (data[:end], data[end:])
+    return UPGRADE.sub(b"\r\nx-upgrade:", head) + rest if UPGRADE.search(head) else data
 
 
 class Joined:

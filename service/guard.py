@@ -4,13 +4,14 @@ from contextlib import nullcontext
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.errors import OutOfScope, ServiceError
+from service.errors import OutOfScope, ServiceError, TooManyConnections
 from service.keys import Keys
 from service.metrics import Metrics
 from service.routes.http import error_response
 
 OPEN = ("/livez", "/readyz", "/docs", "/openapi.json", "/")  # orchestrators carry no keys; the page tells nothing
 NOTHING = nullcontext()
+PROBES = ("/livez", "/readyz", "/metrics", "/v2/health/")  # answered while full, and while draining
 OPEN_BELOW = ("/v2/health/", "/swagger/")
 
 
@@ -36,7 +37,8 @@ class Guard:
             await self.app(scope, receive, send)
             return
         try:
-            if refusal := scope["state"].get("refusal"):
+            refusal = scope["state"].get("refusal")
+            if refusal and not (isinstance(refusal, TooManyConnections) and scope["path"].startswith(PROBES)):
                 raise refusal
             wanted = needed(scope["path"]) if self.keys else None
             if wanted is None:

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service import logs, tracing
 from service.connection import Connection, limited
 from service.errors import NotReady, StartupError
+from service.guard import PROBES
 from service.keys import Keys
 from service.metrics import Metrics
 from service.routes.http import error_response
@@ -32,7 +33,6 @@ from service.settings import Settings
 log = logging.getLogger("addnorm.access")
 TICKS_PER_S = 10  # uvicorn's
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-ALWAYS_ANSWERED = ("/livez", "/readyz", "/metrics", "/v2/health/")  # while draining too
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Edge:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["state"]["draining"] = self.draining
-        if self.draining and not scope["path"].startswith(ALWAYS_ANSWERED):
+        if self.draining and not scope["path"].startswith(PROBES):
             refusal = NotReady("the server is shutting down: send it to another", retry_after_s=1)
             self.metrics.rejected("draining")
             await _read_away(receive)
@@ -122,7 +122,7 @@ class Edge:
 
     def _traced(self, scope: Scope, route: str, facts: Facts) -> dict[str, str]:
         """Exports the request's spans, but for probes'. What the log says of it."""
-        if not self.tracer or scope["path"].startswith(ALWAYS_ANSWERED):
+        if not self.tracer or scope["path"].startswith(PROBES):
             return {}
         own: dict[str, str | int] = {"addnorm.request_id": facts.request_id}
         if facts.model:

@@ -93,7 +93,7 @@ class Metrics(Observer):
         self.invariance_probes = counter("addnorm_invariance_probes", "Served sequences computed again, alone.", model)
         self.invariance_violations = counter("addnorm_invariance_violations", "Those whose rows alone were others.", model)
         self.invariance_max_difference = Gauge("addnorm_invariance_max_difference", "Largest difference of such rows so far.", model, multiprocess_mode="livemax", registry=registry)
-        self.rejections = counter("addnorm_rejections", "Requests refused or expired, by reason.", ["reason"])
+        self.rejections = counter("addnorm_rejections", "Requests refused at the door or for want of room, or expired, by reason.", ["reason"])
         # fmt: on
         self.differences: dict[str, float] = {}  # largest of each model
 
@@ -165,6 +165,7 @@ class Metrics(Observer):
         self.refresh()
         for model in self._models.all():
             self.of(self.engine_failures, model.name)  # shown before the first: an increase needs what it rose from
+            self.of(self.invariance_probes, model.name)
             self.of(self.invariance_violations, model.name)
             self.of(self.invariance_max_difference, model.name)
         return generate_latest(self.registry)

@@ -202,7 +202,7 @@ class Models:
         number = int(version) if version.isascii() and version.isdigit() and len(version) < 18 else -1
         if number not in versions or str(number) != version:
             known = ", ".join(map(str, sorted(versions)))
-            raise ModelNotFound(f"model {name!r} has no version {version[:200]!r}: {known}", param="model")
+            raise ModelNotFound(f"model {name!r} has no version {version[:200]!r}: it has {known}", param="model")
         return versions[number]
 
     def _only(self) -> str:

@@ -139,6 +139,8 @@ class Queue:
 
     def submit(self, line: Line, batch: Batch, now: float, deadline: float) -> Job:
         """Admits the batch, or raises Overloaded at the door."""
+        if deadline <= now:
+            raise Expired("the deadline passed before the request was read")
         job = Job(self._num_served + batch.num_tokens, next(self._numbers), line, batch, now, deadline)
         if self.num_tokens + job.num_tokens > self.max_tokens:
             self._sweep(now)
@@ -146,7 +148,9 @@ class Queue:
             full = f"the queue holds {self.num_tokens} tokens of {self.max_tokens}: no room for {job.num_tokens} more"
             raise self._refusal(job, full, "queue_full", math.inf)
         if self._may_be_late(job, now) and (late := self._late(job, now)):
-            raise self._refusal(job, late, "deadline_not_met", HARDLY_MORE * (deadline - now))
+            job.due = max(job.due, self.jobs[-1].due if self.jobs else 0)  # it may have the time to come last
+            if self._late(job, now):
+                raise self._refusal(job, late, "deadline_not_met", HARDLY_MORE * (deadline - now))
         return self._insert(job)
 
     def submit_first(self, line: Line, batch: Batch, now: float) -> Job:
@@ -173,11 +177,11 @@ class Queue:
         finishes = self._finishes_s([*self.jobs[:place], job, *self.jobs[place:]])
         finish_s = MARGIN * next(islice(finishes, place, None))
         if now + finish_s > job.deadline:
-            return f"the answer needs {finish_s:.2f} s, the deadline is in {job.deadline - now:.2f} s"
+            return f"the answer needs {finish_s:.3g} s, the deadline is in {job.deadline - now:.3g} s"
         for other, with_s in zip(self.jobs[place:], finishes, strict=True):
             # one that cannot make it anyway holds up nobody
             if now + with_s - own_s <= other.deadline < now + MARGIN * with_s:
-                return f"the answer would take {own_s:.2f} s from one that is due in {other.deadline - now:.2f} s"
+                return f"the answer would take {own_s:.3g} s from one that is due in {other.deadline - now:.3g} s"
         return None
 
     def _finishes_s(self, jobs: list[Job]) -> Iterator[float]:

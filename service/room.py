@@ -29,7 +29,8 @@ class Held:
         room, others = self._room, self._room.num_bytes - self._num_bytes
         if others and room.num_bytes + num_bytes > room.max_bytes:
             raise Overloaded(
-                f"{room.what} under way have {room.num_bytes} bytes, the limit is {room.max_bytes}: come back later",
+                f"{room.what} under way have {room.num_bytes} bytes, this one {num_bytes} more, the limit is"
+                f" {room.max_bytes}: come back later",
                 code=f"{room.what}_full",
                 retry_after_s=1,
             )

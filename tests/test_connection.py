@@ -235,6 +235,33 @@ def test_what_is_no_http_is_refused_in_json(quick: str, sent: bytes, status: int
     assert good(quick)
 
 
+def test_what_came_whole_is_answered_before_what_follows_ends_the_connection(quick: str) -> None:
+    request = head(len(GOOD)) + GOOD
+    with closing(call(quick)) as caller:
+        caller.sendall(request + request + b"no http\r\n\r\n")
+        received = b"".join(iter(lambda: caller.recv(65536), b""))
+    assert received.count(b"HTTP/1.1 200 OK") == 2
+    with closing(call(quick)) as caller:
+        caller.sendall(head(len(GOOD)) + GOOD + b"}")  # longer than it says
+        assert answer_of(caller)[0] == 200
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket", "TLS/1.0"])
+def test_who_asks_for_another_protocol_is_answered_in_this_one(quick: str, protocol: str) -> None:
+    asks = (f"Upgrade: {protocol}", "Connection: Upgrade, HTTP2-Settings", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA")
+    for body_apart in (False, True):
+        with closing(call(quick)) as caller:
+            for _ in range(2):
+                first, second = head(len(GOOD), *asks), GOOD
+                if body_apart:
+                    caller.sendall(first)
+                    time.sleep(0.05)
+                    caller.sendall(second)
+                else:
+                    caller.sendall(first + second)
+                assert status_of(caller) == 200
+
+
 def test_more_connections_than_the_limit_get_503_and_many_more_nothing(serve: Serve) -> None:
     with serve(max_connections=20) as url:
         open_ones = [call(url) for _ in range(20)]
@@ -246,6 +273,8 @@ def test_more_connections_than_the_limit_get_503_and_many_more_nothing(serve: Se
             assert status == 503
             words = body["error"] if is_v2 else body["error"]["message"]
             assert words == "20 connections are open, the limit: come back later"
+        for path in ("/livez", "/readyz", "/metrics", "/v2/health/ready"):  # or an orchestrator would end it
+            assert httpx.get(f"{url}{path}").status_code == 200
         open_ones += [call(url) for _ in range(20)]
         time.sleep(0.2)
         with closing(call(url)) as caller:

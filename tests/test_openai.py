@@ -108,6 +108,7 @@ BAD: dict[str, tuple[dict[str, Any], type[openai.APIStatusError], str, str]] = {
     "too many ids": ({"input": [[1] * 17]}, openai.BadRequestError, "invalid_input", "input[0] has 17 real tokens, the limit"),
     "another vocabulary": ({"input": [[1], [50256]]}, openai.BadRequestError, "invalid_input", "set check_embedding_ctx_length=False"),
     "an id below 0": ({"input": [-1]}, openai.BadRequestError, "invalid_input", "input[0][0] is -1: ids of"),
+    "an id over 64 bits": ({"input": [[1, 2**64]]}, openai.BadRequestError, "invalid_input", "input[0][1] is"),
     "nothing": ({"input": []}, openai.BadRequestError, "invalid_input", "input is empty"),
     "an empty text": ({"input": ["a", ""]}, openai.BadRequestError, "invalid_input", "input[1] is empty"),
     "an empty sequence": ({"input": [[1], []]}, openai.BadRequestError, "invalid_input", "input[1] is empty"),

@@ -141,7 +141,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_with_the_measured_wait() -> No
     queue.settle(micro, echo(micro.batch()), 2)  # 10 tokens in 2 s: 5 tokens/s
     submit(queue, line, of_lengths(10, 10, 10), now=2)
     assert queue.wait_s() == pytest.approx(6)
-    with pytest.raises(Overloaded, match=r"needs 16\.80 s, the deadline is in 16\.00 s") as refused:
+    with pytest.raises(Overloaded, match=r"needs 16\.8 s, the deadline is in 16 s") as refused:
         submit(queue, line, of_lengths(10, 10, 10, 10), now=2, deadline=18)  # 6 s of others, 8 s of its own, a margin
     assert refused.value.retry_after_s == pytest.approx(6)
     submit(queue, line, of_lengths(10, 10, 10, 10), now=2, deadline=22)
@@ -153,8 +153,10 @@ def test_nobody_is_admitted_at_the_cost_of_a_deadline_promised_before() -> None:
     line.tokens_per_s = 10
     promised = submit(queue, line, of_lengths(10, 10, 10), deadline=5)  # 3.6 s with the margin
     submit(queue, line, of_lengths(2), deadline=100)  # its micro-batch has room for 8 tokens of others
-    with pytest.raises(Overloaded, match=r"would take 0\.20 s from one that is due in 5\.00 s"):
-        submit(queue, line, of_lengths(2), deadline=100)
+    with pytest.raises(Overloaded, match=r"would take 0\.2 s from one that is due in 5 s"):
+        submit(queue, line, of_lengths(2), deadline=4)
+    patient = submit(queue, line, of_lengths(2), deadline=100)
+    assert queue.jobs[-1] is patient  # it has the time to come last
     submit(queue, line, of_lengths(40), deadline=100)  # due after it
     for now in range(5):
         micro = queue.take(now)
@@ -162,6 +164,11 @@ def test_nobody_is_admitted_at_the_cost_of_a_deadline_promised_before() -> None:
         queue.settle(micro, echo(micro.batch()), now + 1)
     assert promised.finished is not None
     assert promised.finished <= 5
+
+
+def test_a_deadline_that_has_passed_is_not_refused_but_expired() -> None:
+    with pytest.raises(Expired, match="passed before the request was read"):
+        submit(Queue(1000), Line(echo, 10), of_lengths(1), now=2, deadline=2)
 
 
 def test_one_that_cannot_make_it_anyway_holds_up_nobody() -> None:

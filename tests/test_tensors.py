@@ -131,6 +131,18 @@ def test_bodies_that_lie_are_refused(client: httpx.Client, body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
+    "shape", [[2**60, 0], [0, 2**60], [2**63, 0], [2**60, 0, 0], [2**31, 2**31, 0], [2**31, 0], [0]]
+)
+@pytest.mark.parametrize("name", ["input_ids", "attention_mask", "lengths"])
+def test_an_axis_beside_one_of_none_may_not_be_endless(client: httpx.Client, name: str, shape: list[int]) -> None:
+    tensors = {"input_ids": {"dtype": "I64", "shape": [1, 0], "data_offsets": [0, 0]}}
+    tensors[name] = {"dtype": "I64", "shape": shape, "data_offsets": [0, 0]}
+    header = json.dumps({"__metadata__": {"request": '{"model": "notebook"}'}, **tensors}).encode()
+    body = len(header).to_bytes(8, "little") + header
+    assert client.post("/v1/infer", content=body, headers={"content-type": SAFETENSORS}).status_code == 400
+
+
+@pytest.mark.parametrize(
     ("accept", "chosen"),
     [
         ("", JSON),

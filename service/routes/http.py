@@ -1,17 +1,14 @@
 """What all protocols need of HTTP: bounded bodies, deadlines, and one envelope for errors."""
 
-import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple
 
 import orjson
 from fastapi import Request, Response
-from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -23,11 +20,7 @@ from service.room import Room
 from service.routes.content import JSON, WINDOWS, compressed, decompressed, wanted_coding
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
-MAX_KEYS = 1000  # of all objects of a body
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
-
-
-Body = TypeVar("Body", bound=BaseModel)
 
 
 class Sent(NamedTuple):
@@ -105,66 +98,6 @@ def timeout_s(request: Request) -> float | None:
             f"{TIMEOUT_HEADER} is {sent[:60]!r}: a whole number of milliseconds, 1 to 999999999", param=TIMEOUT_HEADER
         )
     return int(digits) / 1000
-
-
-def validated(model: type[Body], body: bytes, reserved: Sequence[str] = ()) -> Body:
-    """JSON -> the model. InvalidInput says in our words what does not fit."""
-    if body.count(b":") > MAX_KEYS:
-        _count_keys(body)
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        raise _validation_error(error, model, reserved) from None
-
-
-def _count_keys(body: bytes) -> None:
-    """pydantic makes an error of each unknown key: a million would hold the server for seconds."""
-    num_keys = 0
-
-    def count(pairs: list[tuple[str, Any]]) -> None:
-        nonlocal num_keys
-        num_keys += len(pairs)
-        if num_keys > MAX_KEYS:
-            raise InvalidInput(f"the body has more than {MAX_KEYS} keys, the limit")
-
-    with suppress(ValueError, RecursionError):  # no JSON: pydantic says so in better words
-        json.loads(body, object_pairs_hook=count)
-
-
-def _validation_error(error: ValidationError, model: type[BaseModel], reserved: Sequence[str] = ()) -> InvalidInput:
-    """pydantic's first complaint in our words: field, what is wrong, value."""
-    first = error.errors(include_url=False)[0]
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")[:200]
-    if not field:
-        return InvalidInput(f"the body is not a JSON object: {first['msg']}")
-    param = field.split("[")[0]
-    if field in reserved:
-        return InvalidInput(f"{field} is reserved for a later version: leave it out", param=param)
-    words = {
-        "extra_forbidden": f"{field} is unknown; known are {', '.join(_known(model, first['loc']))}",
-        "missing": f"{field} is missing",
-    }
-    return InvalidInput(words.get(first["type"], f"{field}: {first['msg']}, got {shown(first['input'])}"), param=param)
-
-
-def _known(model: type[BaseModel], loc: tuple[int | str, ...]) -> Iterable[str]:
-    """The keys that stand where `loc` ends."""
-    for part in loc[:-1]:
-        inner = model.model_fields[part].annotation if isinstance(part, str) else None
-        nested = [kind for kind in (*get_args(inner), inner) if isinstance(kind, type) and issubclass(kind, BaseModel)]
-        model = nested[0] if nested else model
-    return model.model_fields
-
-
-def shown(value: Any) -> str:
-    """A value as its sender wrote it, cut short."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"an integer of {value.bit_length()} bits"
-    try:
-        text = orjson.dumps(value).decode()
-    except orjson.JSONEncodeError:  # nested or integers over 64 bits
-        text = "a value too deep or too large to show"
-    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 async def respond(request: Request, decode: Decode) -> Response:

@@ -17,10 +17,11 @@ from service.outputs import NO_TOKEN, Positions, TopK
 from service.query import Answer, Query
 from service.routes import tensors
 from service.routes.content import JSON, negotiated, sent_type
-from service.routes.http import Encode, Payload, Sent, respond, validated
+from service.routes.http import Encode, Payload, Sent, respond
 from service.routes.openapi import DEADLINE, ERRORS, Strict, by_name, examples, json_body
 from service.routes.tensors import SAFETENSORS, Arrays
 from service.routes.text import Texts, batch_of_texts
+from service.routes.validation import validated
 
 router = APIRouter(prefix="/v1", generate_unique_id_function=by_name)
 RESERVED = ("token_type_ids",)
@@ -154,11 +155,11 @@ async def _read(sent: Sent, inference: Inference) -> tuple[Options, Model, Batch
     media_type = sent_type(sent.headers)
     if media_type == SAFETENSORS:
         found = tensors.read(sent.body)
-        options = validated(Options, found.request, RESERVED)
+        options = validated(Options, found.request, inference.settings, RESERVED)
         return (options, inference.models.find(options.model), *_from_arrays(found.arrays))
     if media_type != JSON:
         raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON} or {SAFETENSORS}")
-    asked = validated(InferRequest, sent.body, RESERVED)
+    asked = validated(InferRequest, sent.body, inference.settings, RESERVED)
     model = inference.models.find(asked.model)
     if asked.texts is None:
         return (asked, model, *_from_lists(asked))

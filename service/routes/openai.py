@@ -20,10 +20,11 @@ from service.models import Model
 from service.outputs import unit
 from service.query import Answer, Query
 from service.routes.content import JSON, negotiated, require_json
-from service.routes.http import Encode, Payload, Sent, respond, validated
+from service.routes.http import Encode, Payload, Sent, respond
 from service.routes.native import Integers, Row
 from service.routes.openapi import DEADLINE, ERRORS, Strict, by_name, examples, json_body
 from service.routes.text import Texts, batch_of_texts
+from service.routes.validation import validated
 
 router = APIRouter(prefix="/v1", generate_unique_id_function=by_name)
 Sequences = list[str] | list[list[int]]
@@ -123,7 +124,7 @@ async def decode(sent: Sent, inference: Inference) -> tuple[Query, Encode]:
     """JSON -> Query, and how to encode its answer. InvalidInput names the field."""
     require_json(sent.headers)
     negotiated(sent.headers, (JSON,))
-    asked = validated(EmbeddingsRequest, sent.body)
+    asked = validated(EmbeddingsRequest, sent.body, inference.settings)
     model = inference.models.find(asked.model)
     manifest = model.bundle.manifest
     if asked.dimensions is not None and not 1 <= asked.dimensions <= manifest.d_model:
@@ -148,7 +149,7 @@ async def _batch(asked: EmbeddingsRequest, model: Model, inference: Inference) -
         return await batch_of_texts("input", asked.input, bool(asked.truncate), model, inference)
     if asked.truncate:
         raise InvalidInput("truncate is set, but it cuts texts only: cut the token ids yourself", param="truncate")
-    return from_lists(asked.input, None)
+    return from_lists(asked.input, None, "input")
 
 
 def encode(dimensions: int | None, as_base64: bool, answer: Answer) -> Payload:

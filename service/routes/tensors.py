@@ -15,6 +15,7 @@ from safetensors import SafetensorError, deserialize
 from service.errors import InvalidInput
 
 SAFETENSORS = "application/vnd.safetensors"
+HEADER_BYTES = 64 * 1024
 KINDS = {"I64": np.int64, "I32": np.int32, "U8": np.uint8, "BOOL": np.bool_, "F32": np.float32}
 NAMES = {"int64": "I64", "float32": "F32", "float16": "F16"}
 INTEGERS = ("I64", "I32")
@@ -29,6 +30,11 @@ class Found(NamedTuple):
 
 def read(body: bytes) -> Found:
     """The tensors and the request beside them. InvalidInput says what is wrong with the body."""
+    num_bytes = int.from_bytes(body[:8], "little")
+    if num_bytes > HEADER_BYTES:  # thousands of tensors would hold up every other request
+        raise InvalidInput(
+            f"the body is not safetensors as known here: its header has {num_bytes} bytes, the limit is {HEADER_BYTES}"
+        )
     try:
         tensors = deserialize(body)  # type: ignore[no-untyped-call]
     except SafetensorError as error:
@@ -36,7 +42,7 @@ def read(body: bytes) -> Found:
     arrays = {name: _array(name, tensor) for name, tensor in tensors}
     if "input_ids" not in arrays:
         raise InvalidInput("the body lacks the tensor input_ids", param="input_ids")
-    header = orjson.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
+    header = orjson.loads(body[8 : 8 + num_bytes])
     return Found(header.get("__metadata__", {}).get("request", "{}").encode(), arrays)
 
 
@@ -45,7 +51,10 @@ def _array(name: str, tensor: dict[str, Any]) -> NDArray[Any]:
         raise InvalidInput(f"tensor {name[:60]!r} is unknown; known are {', '.join(KNOWN)}", param=name[:60])
     if tensor["dtype"] not in KNOWN[name]:
         raise InvalidInput(f"{name} is {tensor['dtype']}: send {', '.join(KNOWN[name])}", param=name)
-    array = np.frombuffer(tensor["data"], KINDS[tensor["dtype"]]).reshape(tensor["shape"])
+    try:
+        array = np.frombuffer(tensor["data"], KINDS[tensor["dtype"]]).reshape(tensor["shape"])
+    except ValueError:  # no bytes fit any axes beside one of 0, but numpy has not every such shape
+        raise InvalidInput(f"{name} has shape {tensor['shape']}: no array can be so large", param=name) from None
     return array.astype(np.int64, copy=False) if tensor["dtype"] in INTEGERS else array
 
 

@@ -14,8 +14,9 @@ from service.errors import InvalidInput
 from service.infer import Inference
 from service.models import Model
 from service.routes.content import JSON, negotiated, require_json
-from service.routes.http import read_body, validated
+from service.routes.http import read_body
 from service.routes.openapi import ERRORS, Strict, by_name, examples, json_body
+from service.routes.validation import validated
 from service.text import Tokenizer
 
 router = APIRouter(prefix="/v1", generate_unique_id_function=by_name)
@@ -135,7 +136,7 @@ async def tokenize(request: Request) -> Response:
     body = await read_body(request, inference.settings.max_body_bytes)
     require_json(request.headers)
     negotiated(request.headers, (JSON,))
-    asked = validated(TokenizeRequest, body)
+    asked = validated(TokenizeRequest, body, inference.settings)
     model = inference.models.find(asked.model)
     request.state.facts.model = model.name
     encodings = await _encoded("texts", asked.texts, asked.truncate, model, inference)

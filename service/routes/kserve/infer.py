@@ -15,12 +15,13 @@ from service.infer import Inference
 from service.models import Model
 from service.query import Answer, Query
 from service.routes.content import JSON, OCTETS
-from service.routes.http import Encode, Payload, Sent, respond, validated
+from service.routes.http import Encode, Payload, Sent, respond
 from service.routes.kserve import tensors
 from service.routes.kserve.metadata import ref
 from service.routes.kserve.schema import EXAMPLES, V2_ERRORS, OutputTensor, V2InferRequest, V2InferResponse
 from service.routes.kserve.tensors import LENGTH_HEADER, STATS
 from service.routes.tensors import raw_bytes
+from service.routes.validation import validated
 
 router = APIRouter(prefix="/v2")
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
@@ -74,7 +75,7 @@ async def infer_version(request: Request, model: str, version: str) -> Response:
 async def decode(ref: str, sent: Sent, inference: Inference) -> tuple[Query, Encode]:
     """Body -> Query, and how to encode its answer. InvalidInput names the field."""
     body, raw = tensors.split(sent)
-    asked = validated(V2InferRequest, body)
+    asked = validated(V2InferRequest, body, inference.settings)
     model = inference.models.find(ref)
     _check_name(asked, model)
     _check_parameters(asked)

@@ -8,9 +8,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.errors import Forbidden, InvalidInput
 from service.infer import Inference
 from service.routes.content import JSON
-from service.routes.http import Body, read_body, validated
+from service.routes.http import read_body
 from service.routes.kserve.metadata import ref
 from service.routes.kserve.schema import V2_ERRORS, V2Error
+from service.routes.validation import Body, validated
 
 router = APIRouter(prefix="/v2")
 ERRORS = {**V2_ERRORS, 403: {"model": V2Error, "description": "ADDNORM_ADMIN is not set."}}
@@ -107,4 +108,5 @@ def _alone(request: Request) -> Inference:
 async def _asked(request: Request, model: type[Body]) -> Body:
     """The body, which may be empty."""
     inference: Inference = request.app.state.inference
-    return validated(model, await read_body(request, inference.settings.max_body_bytes) or b"{}")
+    body = await read_body(request, inference.settings.max_body_bytes)
+    return validated(model, body or b"{}", inference.settings)

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from service.bundle import Bundle
 from service.errors import InvalidInput
-from service.routes.http import Sent, shown
+from service.routes.http import Sent
 from service.routes.kserve.schema import InputTensor
+from service.routes.validation import shown
 
 LENGTH_HEADER = "inference-header-content-length"  # of the JSON in front of the bytes, in bytes
 
