@@ -171,3 +171,11 @@ def test_what_nobody_offers_is_not_acceptable() -> None:
 )
 def test_one_coding_named_alone_is_a_wish(sent: str, coding: str | None) -> None:
     assert wanted_coding(Headers({"accept-encoding": sent} if sent else {})) == coding
+
+
+def test_a_header_of_very_many_tensors_is_refused_unread(client: httpx.Client) -> None:
+    header = json.dumps({f"t{n}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for n in range(2000)}).encode()
+    body = len(header).to_bytes(8, "little") + header
+    answer = client.post("/v1/infer", content=body, headers={"content-type": SAFETENSORS})
+    assert answer.status_code == 400
+    assert f"its header has {len(header)} bytes, the limit is 65536" in answer.json()["error"]["message"]
