@@ -162,7 +162,10 @@ def refused(call: Callable[[], Any]) -> tuple[str | None, str]:
 
 def test_it_shows_our_messages(triton: Call) -> None:
     assert refused(lambda: triton("get_model_metadata", "bert"))[1].startswith("model 'bert' is not served here: ")
-    assert refused(lambda: triton("get_model_metadata", "gpt", "7")) == ("404", "model 'gpt' has no version '7': it has 1")
+    assert refused(lambda: triton("get_model_metadata", "gpt", "7")) == (
+        "404",
+        "model 'gpt' has no version '7': it has 1",
+    )
     far = InferInput("input_ids", [1, 2], "INT64")
     far.set_data_from_numpy(np.array([[1, 1000]]))
     status, words = refused(lambda: triton("infer", "gpt", [far]))
