@@ -88,7 +88,7 @@ class Direct(Route):
         except ServiceError as error:
             answer = await _service_error(request, error)
         except Exception as error:  # ours, whatever it is: the one broad catch of these routes
-            log.exception("%s %s", request.method, request.url.path)
+            log.exception("%s", _named(request))
             answer = await _unexpected(request, error)
         await answer(scope, receive, send)
 
@@ -98,8 +98,13 @@ async def _service_error(request: Request, error: Exception) -> Response:
     if isinstance(error, Overloaded | Expired):
         request.app.state.inference.metrics.rejected(error.code)
     if error.status == 500:
-        log.error("%s %s: %s", request.method, request.url.path, error.message, exc_info=error)
+        log.error("%s: %s", _named(request), error.message, exc_info=error)
     return error_response(request.scope["path"], error)  # request.url costs as much as all of this
+
+
+def _named(request: Request) -> str:
+    """As the request's own log line names it."""
+    return f"{request.method} {request.url.path}, request {request.state.facts.request_id}"
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:

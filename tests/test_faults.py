@@ -214,3 +214,14 @@ def test_a_wall_clock_that_jumps_moves_no_deadline(small: Path, monkeypatch: pyt
             answers = [under_way.result(10), waiting.result(10), client.post("/v1/infer", json=body)]
             assert [answer.json() for answer in answers] == [expected] * 3
             assert client.get("/readyz").status_code == 200
+
+
+def test_the_traceback_of_an_error_of_ours_names_its_request(small: Path, caplog: pytest.LogCaptureFixture) -> None:
+    inference = inference_of(small)
+    with serving(inference) as url, httpx.Client(base_url=url, headers={"x-request-id": "the-one"}) as client:
+        models, inference.models = inference.models, None  # type: ignore[assignment]
+        answer = client.post("/v1/infer", json={"input_ids": [[1]]})
+        inference.models = models
+    assert answer.status_code == 500
+    assert "an error of ours: AttributeError" in answer.text
+    assert "POST /v1/infer, request the-one" in caplog.text
