@@ -238,10 +238,10 @@ def test_while_one_was_just_refused_nobody_with_as_little_time_is_read(small: Pa
 
     inference = inference_of(small, lanes=1)
     with serving(inference) as url, httpx.Client(base_url=url, headers={"x-request-timeout-ms": "500"}) as client:
-        line = Line(waits, 1000)
-        line.tokens_per_s = 10_000
-        jobs = [inference.scheduler.submit(line, of_lengths(1000), 60) for _ in range(30)]
-        refused = [client.post("/v1/infer", json={"model": "notebook", "input_ids": [[1]]}) for _ in range(2)]
+        line = Line(waits, 10)
+        line.tokens_per_s = 1000
+        jobs = [inference.scheduler.submit(line, of_lengths(1), 60) for _ in range(3000)]  # all due before two tokens
+        refused = [client.post("/v1/infer", json={"model": "notebook", "input_ids": [[1, 2]]}) for _ in range(2)]
         unread = [client.post(path, content=b"{") for path in ("/v1/infer", "/v1/embeddings", "/v2/models/x/infer")]
         assert [answer.status_code for answer in (*refused, *unread)] == [429] * 5
         assert "the deadline is in" in refused[0].text
