@@ -138,7 +138,7 @@ class Queue:
             )
 
     def submit(self, line: Line, batch: Batch, now: float, deadline: float) -> Job:
-        """Admits the batch, or raises Overloaded at the door."""
+        """Admits the batch, last if that is what its time allows. Overloaded at the door; Expired if its time is over."""
         if deadline <= now:
             raise Expired("the deadline passed before the request was read")
         job = Job(self._num_served + batch.num_tokens, next(self._numbers), line, batch, now, deadline)
