@@ -3,12 +3,12 @@
 import logging
 import math
 import os
+from collections.abc import Collection
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from service.errors import StartupError
 
@@ -17,10 +17,10 @@ log = logging.getLogger("addnorm")
 MIB = 2**20
 
 
-class Settings(BaseSettings):
-    """Each description says what the setting is and when to change it."""
+class Settings(BaseModel):
+    """Each description says what the setting is and when to change it. Only `read_settings` reads the environment."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str = Field("127.0.0.1", description="Address to listen on. 0.0.0.0 to be reached from other machines.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on. 0 takes a free one.")
@@ -124,30 +124,33 @@ class Settings(BaseSettings):
         return self.lanes or max(1, usable_cores() // self.workers)
 
 
-def read_settings(workers: int | None = None) -> Settings:
-    """Settings of this process's environment. StartupError names the variable that does not fit.
+def read_settings(**options: Any) -> Settings:
+    """Settings of this process: options win over the environment, the environment over defaults.
 
-    workers: from the command line, where it was given.
+    options: from the command line; None where not given. StartupError names the variable or option that does not fit.
     """
-    for name in sorted(os.environ):
-        if name.startswith(PREFIX) and not _is_known(name):
-            close = get_close_matches(name.removeprefix(PREFIX), map(str.upper, Settings.model_fields), 1)
-            hint = f"did you mean {PREFIX}{close[0]}?" if close else "`python -m service settings` lists them all"
-            log.warning("%s is no setting: %s", name, hint)
+    given = {name: value for name, value in options.items() if value is not None}
     try:
-        return Settings() if workers is None else Settings(workers=workers)
+        return Settings.model_validate(_environment() | given)
     except ValidationError as error:
         first = error.errors()[0]
-        raise StartupError(
-            f"{PREFIX}{str(first['loc'][0]).upper()}={first['input']}: {first['msg']}; correct or unset it"
-        ) from None
+        name = str(first["loc"][0])
+        where = f"--{name}" if name in given else f"{PREFIX}{name.upper()}"
+        raise StartupError(f"{where}={first['input']}: {first['msg']}; correct or unset it") from None
 
 
-def _is_known(name: str) -> bool:
-    field = name.removeprefix(PREFIX).lower()
-    # what Kubernetes injects beside ADDNORM_PORT for a service called addnorm
-    service_link = field.startswith(("port_", "service_"))
-    return field in Settings.model_fields or service_link
+def _environment() -> dict[str, str]:
+    """The settings among the variables. A variable that only looks like one gets a warning."""
+    found = {}
+    for variable in sorted(name for name in os.environ if name.startswith(PREFIX)):
+        name = variable.removeprefix(PREFIX).lower()
+        if name in Settings.model_fields:
+            found[name] = os.environ[variable]
+        elif not name.startswith(("port_", "service_")):  # Kubernetes' own, for a service called addnorm
+            close = get_close_matches(name.upper(), map(str.upper, Settings.model_fields), 1)
+            hint = f"did you mean {PREFIX}{close[0]}?" if close else "`python -m service settings` lists them all"
+            log.warning("%s is no setting: %s", variable, hint)
+    return found
 
 
 def usable_cores() -> int:
@@ -162,9 +165,15 @@ def usable_cores() -> int:
     return max(1, cores)
 
 
-def describe() -> str:
-    """One block per setting: its variable, its default, its meaning."""
+def describe(settings: Settings, options: Collection[str] = ()) -> str:
+    """One block per setting: its variable, its value in force, where that comes from, its meaning.
+
+    options: names of those that the command line set.
+    """
     lines = []
     for name, field in Settings.model_fields.items():
-        lines.append(f"{PREFIX}{name.upper()}={field.default}\n    {field.description}")
+        source = "default"
+        if name in settings.model_fields_set:
+            source = f"{'command line' if name in options else 'environment'}; default {field.default}"
+        lines.append(f"{PREFIX}{name.upper()}={getattr(settings, name)}  ({source})\n    {field.description}")
     return "\n".join(lines)

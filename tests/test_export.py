@@ -177,3 +177,10 @@ def test_the_notebook_preset_is_seeded(notebook: Path) -> None:
     one, other = build("gpt", seed=1), build("gpt", seed=2)
     assert not torch.equal(one.tokens.weight, other.tokens.weight)
     assert torch.equal(build("gpt", seed=1).tokens.weight, one.tokens.weight)
+
+
+def test_the_environment_of_a_server_does_not_reach_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADDNORM_MAX_SEQUENCES", "1")
+    monkeypatch.setenv("ADDNORM_PORT", "none")
+    main(["--preset", "notebook", "--out", str(tmp_path)])
+    assert bundles.read(tmp_path / "notebook" / "1").certificate

@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+from pydantic import ValidationError
 
 from service.errors import StartupError
 from service.settings import Settings, describe, read_settings
@@ -45,8 +46,23 @@ def test_a_value_that_does_not_fit_names_its_variable(monkeypatch: pytest.Monkey
         read_settings()
 
 
-def test_every_setting_is_described_with_its_default() -> None:
-    text = describe()
+def test_every_setting_is_described_with_its_value_and_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADDNORM_LANES", "3")
+    monkeypatch.setenv("ADDNORM_API_KEYS", "a infer 0123456789abcdef")
+    text = describe(read_settings(workers=2), ["workers"])
+    assert "ADDNORM_LANES=3  (environment; default 0)\n" in text
+    assert "ADDNORM_WORKERS=2  (command line; default 1)\n" in text
+    assert "ADDNORM_PORT=8000  (default)\n" in text
+    assert "0123456789abcdef" not in text
     for name, field in Settings.model_fields.items():
-        assert f"ADDNORM_{name.upper()}={field.default}\n" in text
+        assert f"ADDNORM_{name.upper()}=" in text
         assert field.description
+        assert field.description in text
+
+
+def test_only_the_loader_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADDNORM_MAX_SEQUENCES", "1")
+    assert read_settings().max_sequences == 1
+    assert Settings().max_sequences == 1024
+    with pytest.raises(ValidationError, match="no_such"):
+        Settings(no_such=1)
