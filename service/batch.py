@@ -21,6 +21,13 @@ class Rows(NamedTuple):
     norm_mean: Floats  # [n, n_norms]
     norm_rstd: Floats  # [n, n_norms]
 
+    def not_finite(self) -> str | None:
+        """The first output that holds NaN or infinity."""
+        mean, rstd = np.isfinite(self.norm_mean).all(), np.isfinite(self.norm_rstd).all()
+        if mean and rstd and np.isfinite(self.activations).all():
+            return None
+        return next(name for name, part in zip(self._fields, self, strict=True) if not np.isfinite(part).all())
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:

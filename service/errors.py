@@ -121,6 +121,16 @@ class LaneStuck(ServiceError):
     code = "lane_stuck"
 
 
+class NotFinite(ServiceError):
+    """The model's numbers overflowed for these tokens. Nobody else's rows are affected."""
+
+    code = "not_finite"
+
+    def __init__(self, output: str, sequence: int) -> None:
+        super().__init__(f"{output} of sequence {sequence} are not finite: the model's numbers overflow for its tokens")
+        self.output, self.sequence = output, sequence
+
+
 class Expired(ServiceError):
     """Admitted, but its deadline passed before it was computed."""
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from service import outputs
 from service.batch import Rows
-from service.errors import ClientGone, Expired, NotReady
+from service.errors import ClientGone, Expired, NotFinite, NotReady
 from service.metrics import Metrics
 from service.models import Models
 from service.probe import Probe
@@ -86,6 +86,9 @@ class Inference:
             rows = await _wait(job, left_s, left)
         except CancelledError:
             raise Expired(f"no answer within {timeout_s:g} s") from None
+        except NotFinite as error:  # the batch has no empty rows, the caller's layout may
+            row = int(np.flatnonzero(query.cells.lengths)[error.sequence])
+            raise NotFinite(error.output, row) from error
         assert job.started is not None
         assert job.finished is not None
         stages_s = {"queue": job.started - job.submitted, "infer": job.finished - job.started}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from service.batch import Batch, Rows
-from service.errors import LaneStuck, ServiceError
+from service.errors import LaneStuck, NotFinite, ServiceError
 from service.queue import WORTH_A_LANE, Job, Line, MicroBatch, Queue
 
 log = logging.getLogger("addnorm")
@@ -192,6 +192,9 @@ def _run(micro: MicroBatch) -> list[Rows] | Exception:
     try:
         rows = micro.line.run(micro.batch())
         assert [len(row.activations) for row in rows] == [sequence.length for sequence in micro.sequences]
+        for sequence, own in zip(micro.sequences, rows, strict=True):
+            if output := own.not_finite():
+                raise NotFinite(output, sequence.at)
     except Exception as error:  # whatever a session throws must cost these jobs only, never the lane
         return error if isinstance(error, ServiceError) else _internal(error)
     return rows

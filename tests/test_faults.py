@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 from service.batch import Batch, Rows
-from service.errors import LaneStuck, ServiceError
+from service.errors import LaneStuck, NotFinite, ServiceError
 from service.metrics import Metrics
 from service.queue import Line, MicroBatch
 from service.scheduler import Observer, Scheduler
@@ -84,6 +85,57 @@ def test_only_the_poisoned_job_fails_and_its_mates_are_answered() -> None:
         assert value(metrics, "addnorm_engine_failures_total", model="model") == 2  # together, then its own share
         assert eventually(lambda: scheduler.num_busy == 0)
         assert scheduler.num_queued_tokens() == 0
+
+
+def overflowing(batch: Batch) -> list[Rows]:
+    """As an engine in which one sequence's numbers overflow, and reach the others in its micro-batch."""
+    rows = echo(batch)
+    if POISON not in batch.tokens:
+        return rows
+    return [Rows(*(np.full_like(part, np.nan) for part in own)) for own in rows]
+
+
+def test_only_the_job_whose_rows_are_not_finite_fails() -> None:
+    with scheduling(1) as scheduler:
+        line = Line(overflowing, 100, "model")
+        with held(scheduler):
+            mates = [scheduler.submit(line, batch([i, i]), 30) for i in (1, 2)]
+            bad = scheduler.submit(line, batch([3, 3], [POISON, 3]), 30)
+        assert [values(job.future) for job in mates] == [[[i, i]] for i in (1, 2)]
+        with pytest.raises(NotFinite, match=r"^activations of sequence 0 are not finite"):
+            bad.future.result(timeout=5)
+
+
+@pytest.mark.parametrize("output", Rows._fields)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_one_value_that_is_not_finite_is_found_in_any_output(output: str, value: float) -> None:
+    def broken(batch: Batch) -> list[Rows]:
+        rows = [Rows(*(part.copy() for part in own)) for own in echo(batch)]
+        getattr(rows[1], output)[-1, -1] = value
+        return rows
+
+    with scheduling(1) as scheduler:
+        job = scheduler.submit(Line(broken, 100), batch([1, 2], [3, 4]), 30)
+        with pytest.raises(NotFinite, match=f"^{output} of sequence 1 are not finite") as failed:
+            job.future.result(timeout=5)
+    assert (failed.value.status, failed.value.code) == (500, "not_finite")
+
+
+def test_a_caller_is_told_which_of_its_sequences_overflowed(small: Path) -> None:
+    inference = inference_of(small)
+    line = inference.models.find("gpt").line(None)
+
+    def overflow_last(batch: Batch) -> list[Rows]:
+        rows = echo(batch)
+        return [*rows[:-1], Rows(*(np.full_like(part, np.inf) for part in rows[-1]))]
+
+    line.run = overflow_last
+    ids, mask = [[1, 2, 0], [0, 0, 0], [4, 5, 6]], [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
+    with serving(inference) as url:
+        answer = httpx.post(f"{url}/v1/infer", json={"model": "gpt", "input_ids": ids, "attention_mask": mask})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "not_finite"
+    assert "activations of sequence 2 are" in answer.json()["error"]["message"]
 
 
 def test_rows_that_do_not_fit_their_sequences_fail_the_job_and_not_the_lane() -> None:
