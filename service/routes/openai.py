@@ -92,7 +92,7 @@ TOKENS = {"model": "notebook", "input": [[1, 3, 4], [5]], "dimensions": 3}
 EXAMPLES: dict[str, Any] = {
     "token ids": TOKENS,
     "the same as base64": {**TOKENS, "encoding_format": "base64"},
-    "texts": {"model": "all-minilm-l6-v2", "input": ["Pads are dropped.", "Padding costs nothing."]},
+    "texts": {"model": "all-minilm-l6-v2", "input": ["Pads are dropped.", "Pads are never computed."]},
 }
 VECTORS: list[list[Any]] = [
     [[-0.19203134, -1.1683925, -0.3459274], [-0.010264101, -1.3403147, -0.35457665]],
