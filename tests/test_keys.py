@@ -164,7 +164,10 @@ def test_without_keys_all_is_open() -> None:
         ("name infer", "entry 1: an API key is `name infer,admin,metrics KEY"),
         (f"name infer {ASK} 1 more", "entry 1: an API key is"),
         (f"name infer {ASK} -1", "entry 1: an API key is"),
-        (f"name infer {ASK} 0", "entry 1: the limit is 0 requests at once, which would let none in: from 1, or none for no"),
+        (
+            f"name infer {ASK} 0",
+            "entry 1: the limit is 0 requests at once, which would let none in: from 1, or none for no",
+        ),
         (f"name infer {ASK} 00", "entry 1: the limit is 0"),
         (f"name infer {ASK} 2#3", "entry 1: an API key is"),
         ("name infer 0123456789#45", "entry 1: the key has 13 characters, at least 16"),

@@ -1,13 +1,19 @@
 """Versions come and go while the server runs: beside what runs, checked, switched between two requests, freed."""
 
 import asyncio
+import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
+from errno import EACCES
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -168,6 +174,108 @@ def test_a_volume_that_is_away_for_a_moment_takes_no_model_along(root: Path) -> 
     time.sleep(0.2)
     assert states(inference) == {1: "READY"}
     inference.close()
+
+
+@contextmanager
+def unreadable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whoever runs the tests: root reads whatever the permissions."""
+    listed = Path.iterdir
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        if path == folder:
+            raise PermissionError(EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", iterdir)
+        yield
+
+
+@pytest.mark.parametrize("which", ["private", "private/1"])
+def test_a_folder_that_cannot_be_read_is_named_once_and_stops_no_swap(
+    root: Path, which: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    inference = inference_of(root, token_budget=128, watch_s=0.05)
+    (root / "private" / "1").mkdir(parents=True)
+    with unreadable(root / which, monkeypatch):
+        publish(root, 2)
+        assert eventually(lambda: states(inference) == {1: "READY", 2: "READY"})
+        shutil.rmtree(root / "notebook" / "2")
+        assert eventually(lambda: states(inference) == {1: "READY"})
+        with pytest.raises(BundleRefused, match="cannot be read by user"):
+            load(inference, "private")
+        load(inference, "notebook")
+    inference.close()
+    (line,) = (record.message for record in caplog.records if "cannot be read" in record.message)
+    assert line.startswith(f"{root / which} cannot be read by user {os.geteuid()}: Permission denied")
+    assert line.endswith(f"chmod -R a+rX {root / which}`")
+    assert not any(record.exc_info for record in caplog.records)
+
+
+@pytest.mark.parametrize("which", ["", "notebook", "notebook/1"])
+def test_what_cannot_be_read_for_a_while_is_served_on(root: Path, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inference = inference_of(root, token_budget=128, watch_s=0.02)
+    running = inference.models.find("notebook")
+    with unreadable(root / which, monkeypatch):
+        time.sleep(0.3)
+        assert states(inference) == {1: "READY"}
+    publish(root, 2)
+    assert eventually(lambda: states(inference) == {1: "READY", 2: "READY"})
+    assert inference.models.find("notebook/1") is running
+    inference.close()
+
+
+AS_NOBODY = "import os, sys; from service.__main__ import main; os.setegid(65534); os.seteuid(65534); main()"
+
+
+@contextmanager
+def started_as_nobody(root: Path) -> Iterator[tuple[subprocess.Popen[str], Iterator[str]]]:
+    """The server, by a user that owns none of it, and its log."""
+    code = AS_NOBODY if os.geteuid() == 0 else "from service.__main__ import main; main()"
+    command = [sys.executable, "-c", code, "--bundles", str(root)]
+    process = subprocess.Popen(command, env={**os.environ, "ADDNORM_PORT": "0"}, stderr=subprocess.PIPE, text=True)
+    assert process.stderr
+    try:
+        yield process, process.stderr
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def shared(root: Path) -> Iterator[Path]:
+    """A copy that others may enter."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        for name in ("notebook", "private"):
+            shutil.copytree(root / "notebook", Path(folder) / name)
+        yield Path(folder)
+
+
+def test_the_start_names_a_folder_that_it_cannot_read_and_goes_on(shared: Path) -> None:
+    (shared / "private").chmod(0)
+    with started_as_nobody(shared) as (_, lines):
+        seen = []
+        for line in lines:
+            seen.append(json.loads(line))
+            if "running on" in line:
+                break
+        messages = [line["message"] for line in seen]
+        (named,) = (message for message in messages if "cannot be read" in message)
+        assert named.startswith(f"{shared / 'private'} cannot be read by user")
+        assert any("serving notebook/1" in message for message in messages)
+
+
+@pytest.mark.parametrize("which", ["", "notebook", "notebook/1", "notebook/1/model.onnx", "notebook/1/manifest.json"])
+def test_a_start_without_a_bundle_that_it_can_read_ends_in_one_line(shared: Path, which: str) -> None:
+    shutil.rmtree(shared / "private")
+    (shared / which).chmod(0)
+    with started_as_nobody(shared) as (process, _):
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert len(error.splitlines()) == 1, error
+    assert f"{shared / which} cannot be read by user" in error
+    assert "chmod -R a+rX" in error
 
 
 def test_a_version_copied_file_by_file_is_loaded_once_it_is_whole(
