@@ -50,7 +50,12 @@ class Repository:
                 raise NotFound(f"no bundle {ref[:200]!r} in the folder this server loads from", param="model")
             problems += [problem for path in paths if (problem := self._load(path))]
         if problems:
-            raise BundleRefused("; ".join(problems), param="model")
+            raise BundleRefused(f"{'; '.join(problems)}; {self._serving(ref.partition('/')[0])}", param="model")
+
+    def _serving(self, name: str) -> str:
+        """What of a model is served now, some of which may just have been loaded."""
+        refs = [model.bundle.ref for model in self._models.all() if model.name == name]
+        return f"serving now: {', '.join(refs)}" if refs else f"no version of {name[:200]} is served"
 
     def unload(self, ref: str) -> None:
         """Serves no version of `name`, or not `name/version`, and frees its memory. NotFound if none is served."""
@@ -62,6 +67,7 @@ class Repository:
             engines = [engine for gone in refs for engine in self._drop(gone)]
             for gone in refs:
                 self._models.note(gone, "UNAVAILABLE", "unloaded")
+                log.info("unloaded %s: asked to", gone)
             _free(engines)
 
     def rescan(self) -> None:
@@ -81,6 +87,7 @@ class Repository:
                 if path not in hidden:  # whether that has vanished cannot be known
                     del self._tried[path]
                     _free(self._drop(_ref(path)))
+                    log.info("unloaded %s: %s is gone", _ref(path), path)
             self._seen = found
 
     def _tell(self, unreadable: dict[Path, str]) -> None:
@@ -116,6 +123,7 @@ class Repository:
         try:
             if running and bundles.read(path).manifest_sha256 == running.bundle.manifest_sha256:
                 self._models.note(ref, "READY")
+                log.info("serving %s as before: it has not changed", ref)
                 return None
             model = load(path, self._settings, running or self._models.get(path.parent.name))
         except Exception as error:  # there is no end to how a bundle can break; what runs must not notice

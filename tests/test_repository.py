@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -81,6 +82,40 @@ def test_a_broken_version_changes_nothing_and_the_index_says_why(inference: Infe
     assert inference.models.find("notebook").bundle.ref == "notebook/1"
     assert states(inference) == {1: "READY", 2: "UNAVAILABLE"}
     assert "does not match its sha256" in inference.models.index()[1].reason
+
+
+def test_a_load_that_fails_in_part_says_what_is_served_now(
+    inference: Inference, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(root, 2)
+    flip(publish(root, 3) / "model.onnx")
+    with pytest.raises(BundleRefused, match=r"does not match its sha256.*; serving now: notebook/1, notebook/2$"):
+        load(inference, "notebook")
+    with pytest.raises(BundleRefused, match=r"; serving now: notebook/1, notebook/2$"):
+        load(inference, "notebook/3")
+    unload(inference, "notebook")
+    with pytest.raises(BundleRefused, match=r"; no version of notebook is served$"):
+        load(inference, "notebook/3")
+
+
+def test_loads_and_unloads_are_logged(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "addnorm")
+    inference = inference_of(root, token_budget=128)
+    publish(root, 2)
+    caplog.clear()
+    load(inference, "notebook")
+    unload(inference, "notebook/1")
+    shutil.rmtree(root / "notebook" / "2")
+    for _ in range(2):
+        inference._repository.rescan()
+    inference.close()
+    said = [record.message.split(", ready")[0] for record in caplog.records]
+    assert said == [
+        "serving notebook/1 as before: it has not changed",
+        "serving notebook/2",
+        "unloaded notebook/1: asked to",
+        f"unloaded notebook/2: {root / 'notebook' / '2'} is gone",
+    ]
 
 
 def test_a_version_tampered_with_on_disk_runs_on_and_is_not_read_again(inference: Inference, root: Path) -> None:
@@ -217,7 +252,7 @@ def test_what_cannot_be_read_for_a_while_is_served_on(root: Path, which: str, mo
     inference = inference_of(root, token_budget=128, watch_s=0.02)
     running = inference.models.find("notebook")
     with unreadable(root / which, monkeypatch):
-        time.sleep(0.3)
+        time.sleep(0.6)
         assert states(inference) == {1: "READY"}
     publish(root, 2)
     assert eventually(lambda: states(inference) == {1: "READY", 2: "READY"})
@@ -225,7 +260,8 @@ def test_what_cannot_be_read_for_a_while_is_served_on(root: Path, which: str, mo
     inference.close()
 
 
-AS_NOBODY = "import os, sys; from service.__main__ import main; os.setegid(65534); os.seteuid(65534); main()"
+# what is imported late must be there before: that user may not read this Python either
+AS_NOBODY = "import encodings.idna, os; from service.__main__ import main; os.setegid(65534); os.seteuid(65534); main()"
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import orjson
 from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize
 
-from service.errors import InvalidInput
+from service.errors import InvalidInput, UnknownField
 
 SAFETENSORS = "application/vnd.safetensors"
 HEADER_BYTES = 64 * 1024
@@ -54,13 +54,13 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise InvalidInput(f"the body is not safetensors: its header has {name[:60]!r} twice", param=name[:60])
+        raise UnknownField(f"the body is not safetensors: its header has {name[:60]!r} twice", param=name[:60])
     return found
 
 
 def _array(name: str, tensor: dict[str, Any]) -> NDArray[Any]:
     if name not in KNOWN:
-        raise InvalidInput(f"tensor {name[:60]!r} is unknown; known are {', '.join(KNOWN)}", param=name[:60])
+        raise UnknownField(f"tensor {name[:60]!r} is unknown; known are {', '.join(KNOWN)}", param=name[:60])
     if tensor["dtype"] not in KNOWN[name]:
         raise InvalidInput(f"{name} is {tensor['dtype']}: send {', '.join(KNOWN[name])}", param=name)
     try:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar, get_args
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from service.errors import InvalidInput
+from service.errors import InvalidInput, UnknownField
 from service.settings import Settings
 
 MAX_KEYS = 1000  # of all objects of a body
@@ -81,11 +81,11 @@ def _validation_error(error: ValidationError, model: type[BaseModel], reserved: 
     param = field.split("[")[0]
     if field in reserved:
         return InvalidInput(f"{field} is reserved for a later version: leave it out", param=param)
-    words = {
-        "extra_forbidden": f"{field} is unknown; known are {', '.join(_known(model, first['loc']))}",
-        "missing": f"{field} is missing",
-    }
-    return InvalidInput(words.get(first["type"], f"{field}: {first['msg']}, got {shown(first['input'])}"), param=param)
+    if first["type"] == "extra_forbidden":
+        return UnknownField(f"{field} is unknown; known are {', '.join(_known(model, first['loc']))}", param=param)
+    if first["type"] == "missing":
+        return InvalidInput(f"{field} is missing", param=param)
+    return InvalidInput(f"{field}: {first['msg']}, got {shown(first['input'])}", param=param)
 
 
 def _known(model: type[BaseModel], loc: tuple[int | str, ...]) -> Iterable[str]:
