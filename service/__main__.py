@@ -10,7 +10,7 @@ from typing import Any
 
 from service import logs, workers
 from service.errors import StartupError
-from service.serve import serve
+from service.serve import check_address, serve
 from service.settings import describe, read_settings
 
 
@@ -33,6 +33,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # while bundles load; process 1 would not hear it else
     try:
         settings = read_settings(**options)
+        check_address(settings)
         if settings.workers > 1:
             logs.configure(settings.log_level)
             workers.supervise(partial(serve, arguments.bundles, settings), settings)

@@ -7,12 +7,13 @@ The manifest names every other file but the certificate with its sha256; the cer
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from errno import EACCES
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -95,32 +96,65 @@ class Bundle:
         return self.path / self.manifest.precisions[precision]
 
 
-def find(root: Path) -> Iterator[Path]:
-    """The bundle folders below `root`, sorted. StartupError if there is none."""
-    found = versions(root)
-    if not found:
+class Listing(NamedTuple):
+    """What lies in a folder of bundles."""
+
+    paths: list[Path]  # folders `<name>/<version>`, older versions first
+    unreadable: dict[Path, str]  # folders that cannot be looked into -> why, and what to do
+
+
+def listing(root: Path) -> Listing:
+    """A folder that cannot be read hides nothing but what is in it."""
+    found, unreadable = list[Path](), dict[Path, str]()
+    for model in _folders(root, unreadable) if root.is_dir() else ():
+        if NAME.fullmatch(model.name):
+            found += [path for path in _folders(model, unreadable) if path.name.isascii() and path.name.isdigit()]
+    for path in found:
+        _folders(path, unreadable)
+    readable = (path for path in found if path not in unreadable)
+    return Listing(sorted(readable, key=lambda path: (path.parent.name, int(path.name))), unreadable)
+
+
+def _folders(path: Path, unreadable: dict[Path, str]) -> list[Path]:
+    """Those in a folder; none if it cannot be read."""
+    try:
+        return [entry for entry in path.iterdir() if entry.is_dir()]
+    except FileNotFoundError:  # it vanishes just now
+        return []
+    except OSError as error:
+        unreadable[path] = _unreadable(path, error)
+        return []
+
+
+def _unreadable(path: Path, error: OSError) -> str:
+    """For instance, written under umask 077 and read by another user."""
+    how = f"let this user read it, with `chmod -R a+rX {path}`" if error.errno == EACCES else "repair or remove it"
+    return f"{error.filename or path} cannot be read by user {os.geteuid()}: {error.strerror}; {how}"
+
+
+def find(root: Path) -> Listing:
+    """The bundle folders below `root`. StartupError if there is none that can be read."""
+    found = listing(root)
+    if not found.paths and found.unreadable:
+        raise StartupError(f"no bundle under {root} can be read: {'; '.join(found.unreadable.values())}")
+    if not found.paths:
         raise StartupError(f"no bundle under {root}: make one with `python -m export --preset notebook --out {root}`")
-    yield from found
-
-
-def versions(root: Path) -> list[Path]:
-    """The folders `<name>/<version>` below `root`, sorted: older versions first."""
-    found = (
-        version
-        for model in (root.iterdir() if root.is_dir() else ())
-        if model.is_dir() and NAME.fullmatch(model.name)
-        for version in model.iterdir()
-        if version.name.isascii() and version.name.isdigit() and version.is_dir()
-    )
-    return sorted(found, key=lambda path: (path.parent.name, int(path.name)))
+    return found
 
 
 def read(path: Path) -> Bundle:
     """A certified bundle, every file checked against its sha256. StartupError says what does not match."""
+    try:
+        return _read(path)
+    except OSError as error:
+        raise StartupError(f"bundle {path}: {_unreadable(path, error)}") from None
+
+
+def _read(path: Path) -> Bundle:
     bundle = read_uncertified(path)
     try:
         certificate = json.loads((path / CERTIFICATE).read_bytes())
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         raise _refused(path, f"{CERTIFICATE} is missing or broken", "verify") from None
     if certificate.get("manifest_sha256") != sha256(path / MANIFEST):
         raise _refused(path, f"{CERTIFICATE} is of another {MANIFEST}", "verify")
@@ -133,7 +167,7 @@ def read_uncertified(path: Path) -> Bundle:
     """A bundle whose files match its manifest, certified or not yet."""
     try:
         manifest = Manifest.model_validate_json((path / MANIFEST).read_bytes())
-    except OSError:
+    except FileNotFoundError:
         raise _refused(path, f"{MANIFEST} is missing", "export") from None
     except ValidationError as error:
         first = error.errors()[0]

@@ -4,66 +4,119 @@ uvicorn has none of these. What is wrong with a whole head goes to the applicati
 never becomes a request is answered here.
 """
 
-import re
+import socket
+from asyncio import BufferedProtocol
 from itertools import chain
 from typing import Any, ClassVar, cast
 
 import orjson
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.errors import HeadTooLarge, InvalidInput, RequestTimeout, ServiceError, TooManyConnections
 from service.settings import Settings
 
 SINGLE = {b"authorization", b"content-encoding", b"content-type", b"host", b"x-request-id", b"x-request-timeout-ms"}
-UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 LINE_BYTES = len(": \r\n")
 BODY_GRACE_S = 2.0  # the application refuses a slow body first, in words
+READ_BYTES = 16 * 1024  # at once: what is parsed in one piece holds up every other connection
+ASK_AFTER_S = 0.05  # how long a caller that sends no more waits before it is asked whether it is still there
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Connection(HttpToolsProtocol):
+class Connection(HttpToolsProtocol, BufferedProtocol):
     """Swept once a second: timers for each request would cost more."""
 
     settings: ClassVar[Settings]  # of the server; see `limited`
+    received: ClassVar[bytearray]  # what was read last, on any connection: it is parsed at once
 
     def __init__(self, config: Config, *arguments: Any, **named: Any) -> None:
         super().__init__(config, *arguments, **named)
+        self.parser = cast(HttpRequestParser, Parser(self))
         self._since: float | None = None  # when what is being received began
-        self._in_head = False
-        self._head_bytes = 0  # of a head that comes in pieces, the first not counted
-        self._is_surplus = False
+        self._in_head = self._in_body = False
+        self._num_loose = 0  # bytes received since the last head or body ended, or began, or some of the body came
+        self._is_surplus = self._is_refused = self._has_ended = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(cast(Any, Joined(transport, self)))
+        self.flow = Flow(self)
         self._since = self._all_sent = self.loop.time()  # _all_sent: when there was last nothing to send
         self._is_surplus = len(self.connections) > self.settings.max_connections
         if len(self.connections) > 2 * self.settings.max_connections:
             transport.abort()  # no longer worth an answer
 
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self.received
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self.received[:nbytes]))
+
     def data_received(self, data: bytes) -> None:
-        is_head = self.cycle is None or not self.cycle.more_body
+        if self._is_refused:
+            return  # not parsed: the parser keeps a header until it is whole
         if self._since is None:
             self._since = self.loop.time()
-        head = self.headers if self._in_head else None
-        super().data_received(_without_upgrade(data) if is_head else data)
-        if self._in_head and self.headers is head:
-            self._head_bytes += len(data)
-            if self._head_bytes > self.settings.max_header_bytes:
-                self._refuse(self._too_large(self._head_bytes))
+        self._num_loose += len(data)
+        super().data_received(data)
+        if self._num_loose > self.settings.max_header_bytes and not self._is_refused:
+            self._refuse(self._too_large(self._num_loose))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
+        self._in_head, self._num_loose = True, 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # else a trailer, which comes too late to say anything of the request
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        if self.parser.should_upgrade():
+            return  # the head comes again, see Parser
+        self._in_head, self._in_body, self._num_loose = False, True, 0
         if refusal := self._wrong():
             self.scope["state"]["refusal"] = refusal
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._num_loose = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
+        if self._in_head:
+            return  # as above
         super().on_message_complete()
-        self._since = None
+        self._since, self._in_body, self._num_loose = None, False, 0
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own returns bool | None
+        """Whether to keep the connection: a caller that has sent all it wants may still read its answer.
+
+        One that has left looks the same, so it is asked. TLS has no such half: there, asyncio closes in any case.
+        """
+        self._has_ended = self.scheme == "http" and self._is_answering() and not self._in_body
+        if self._has_ended:
+            self.cycle.keep_alive = False  # the last answer closes
+            self.loop.call_later(ASK_AFTER_S, self._ask_whether_left)
+        return self._has_ended
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _ask_whether_left(self) -> None:
+        """A caller must take a 100 at any time before its answer (RFC 9110, 15.2); who has left resets the connection."""
+        is_free = self._is_answering() and not self.cycle.response_started and not self.pipeline
+        if is_free and not self.transport.is_closing() and self.scope["http_version"] == "1.1":
+            self.transport.write(CONTINUE)
+            self.loop.call_later(ASK_AFTER_S, self._end_if_left)
+
+    def _end_if_left(self) -> None:
+        """Nobody reads any more, so nobody else would notice."""
+        if self.transport.is_closing():
+            return
+        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
 
     def on_response_complete(self) -> None:
         cast(Joined, self.transport).flush()
@@ -74,6 +127,8 @@ class Connection(HttpToolsProtocol):
         if self._is_surplus:
             limit = self.settings.max_connections
             return TooManyConnections(f"{limit} connections are open, the limit: come back later", retry_after_s=1)
+        if refusal := self._wrong_coding():
+            return refusal
         num_bytes = len(self.url) + sum(map(len, chain.from_iterable(self.headers))) + LINE_BYTES * len(self.headers)
         if num_bytes > self.settings.max_header_bytes:
             return self._too_large(num_bytes)
@@ -84,8 +139,22 @@ class Connection(HttpToolsProtocol):
                     return InvalidInput(f"the header {name.decode()} is sent twice", param=name.decode())
         return None
 
+    def _wrong_coding(self) -> InvalidInput | None:
+        """Where a body ends must be beyond doubt."""
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings in ([], [b"chunked"]) and (not codings or self.parser.get_http_version() == "1.1"):
+            return None
+        sent = b", ".join(codings).decode("latin-1")[:60]
+        version = self.parser.get_http_version()
+        return InvalidInput(
+            f"transfer-encoding is {sent!r} in HTTP/{version}: send chunked alone, in HTTP/1.1; what is compressed"
+            " goes by content-encoding",
+            param="transfer-encoding",
+        )
+
     def _too_large(self, num_bytes: int) -> HeadTooLarge:
-        return HeadTooLarge(f"the head has {num_bytes} bytes, the limit is {self.settings.max_header_bytes}")
+        what = "the body's chunk sizes, extensions and trailers have" if self._in_body else "the head has"
+        return HeadTooLarge(f"{what} {num_bytes} bytes, the limit is {self.settings.max_header_bytes}")
 
     def send_400_response(self, msg: str) -> None:
         """What the parser does not take."""
@@ -93,20 +162,24 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, error: ServiceError) -> None:
         """Answers what never became a whole request, unless an earlier one is being answered, and closes."""
-        is_idle = self.cycle is None or self.cycle.response_complete
-        is_its_own = not is_idle and self.cycle.more_body and not self.cycle.response_started
-        if not self.transport.is_closing() and not self.pipeline and (is_idle or is_its_own):
+        self._is_refused = True
+        is_answering = self._is_answering()
+        is_its_own = is_answering and self.cycle.more_body and not self.cycle.response_started
+        is_answered = self._in_body and not is_answering
+        if is_answering and not is_its_own:
+            self.cycle.keep_alive = False  # what came before is answered, the last of it closes
+            return
+        if not self.transport.is_closing() and not self.pipeline and not is_answered:
             known = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
             body = orjson.dumps({"error": known})
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[error.status] + head + body)
-        if is_idle or is_its_own:
-            self.transport.close()
-        else:
-            self.cycle.keep_alive = False  # what came before is answered, the last of it closes
+        self.transport.close()
 
     def sweep(self, now: float) -> None:
         """Ends what takes too long."""
+        if self._has_ended:
+            self._end_if_left()
         if self._since is not None:
             self._sweep_received(now, now - self._since)
         if not self.transport.get_write_buffer_size():
@@ -127,12 +200,51 @@ class Connection(HttpToolsProtocol):
             self.cycle.message_event.set()  # wakes who waits for the body
 
 
-def _without_upgrade(data: bytes) -> bytes:
-    """Who asks for another protocol (HTTP/2, as Java's client does) may be left with this one, but the parser would take
-    the body for the other's. A name that is cut in two by the network is not found: then the body is missed, as a 400."""
-    end = data.find(b"\r\n\r\n")
-    head, rest = (data, b"") if end < 0 else (data[:end], data[end:])
-    return UPGRADE.sub(b"\r\nx-upgrade:", head) + rest if UPGRADE.search(head) else data
+class Parser:
+    """httptools', but one that goes on in HTTP/1.1 after a head that asks for another protocol (HTTP/2, as Java's client
+    does). Who asks may be left with this one (RFC 9110, 7.8), but httptools would take what follows for the other's."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._parser = self._new()
+
+    def _new(self) -> HttpRequestParser:
+        parser = HttpRequestParser(self._connection)
+        parser.set_dangerous_leniencies(
+            lenient_data_after_close=True
+        )  # as uvicorn does: so requests sent ahead are read
+        return parser
+
+    def feed_data(self, data: bytes) -> None:
+        while data:
+            try:
+                self._parser.feed_data(data)
+                return
+            except HttpParserUpgrade as asked:
+                data = self._head_without_upgrade() + data[asked.args[0] :]
+                self._parser = self._new()
+
+    def _head_without_upgrade(self) -> bytes:
+        method, version = self._parser.get_method(), self._parser.get_http_version().encode()
+        if method == b"CONNECT":
+            raise HttpParserError("CONNECT is for proxies")
+        lines = [b"%b: %b\r\n" % header for header in self._connection.headers if header[0] != b"upgrade"]
+        return b"".join((b"%b %b HTTP/%b\r\n" % (method, self._connection.url, version), *lines, b"\r\n"))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+
+class Flow(FlowControl):
+    """uvicorn's, but nothing is read while requests sent ahead wait: each would be kept until its turn."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection.transport)
+        self._pipeline = connection.pipeline
+
+    def resume_reading(self) -> None:
+        if not self._pipeline:
+            super().resume_reading()
 
 
 class Joined:
@@ -167,4 +279,4 @@ class Joined:
 
 def limited(settings: Settings) -> type[Connection]:
     """The class of one server's connections: uvicorn makes them, and hands nothing of ours on."""
-    return type("Connection", (Connection,), {"settings": settings})
+    return type("Connection", (Connection,), {"settings": settings, "received": bytearray(READ_BYTES)})

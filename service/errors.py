@@ -8,6 +8,7 @@ class ServiceError(Exception):
     type = "server_error"
     code = "internal_error"
     ends_connection = False
+    names_own_field = True  # param is a word of ours, so that the log may repeat it
 
     def __init__(
         self,
@@ -28,6 +29,12 @@ class InvalidInput(ServiceError):
     """The caller can mend it in the body. The message names field, limit and value."""
 
     status, type, code = 400, "invalid_request_error", "invalid_input"
+
+
+class UnknownField(InvalidInput):
+    """`param` is as the caller wrote it."""
+
+    names_own_field = False
 
 
 class Forbidden(ServiceError):

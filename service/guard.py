@@ -11,7 +11,8 @@ from service.routes.http import error_response
 
 OPEN = ("/livez", "/readyz", "/docs", "/openapi.json", "/")  # orchestrators carry no keys; the page tells nothing
 NOTHING = nullcontext()
-PROBES = ("/livez", "/readyz", "/metrics", "/v2/health/")  # answered while full, and while draining
+HEALTH = ("/livez", "/readyz", "/v2/health/")
+PROBES = (*HEALTH, "/metrics")  # answered while full, and while draining
 OPEN_BELOW = ("/v2/health/", "/swagger/")
 
 

@@ -7,8 +7,6 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-
 from service import outputs
 from service.batch import Rows
 from service.errors import ClientGone, Expired, NotFinite, NotReady
@@ -186,14 +184,7 @@ def _outputs(query: Query, rows: list[Rows]) -> dict[str, Any]:
         },
     }
     made = {name: make[name]() for name in query.wanted}
-    return {name: _halved(name, output) if query.half else output for name, output in made.items()}
-
-
-def _halved(name: str, output: Any) -> Any:
-    """As float16, but for what may be far above or below it: norm_stats, and the likeliest tokens' ids."""
-    if name == "norm_stats" or isinstance(output, outputs.TopK):
-        return output
-    return [row.astype(np.float16) for row in output] if isinstance(output, list) else output.astype(np.float16)
+    return {name: outputs.halved(name, output) if query.half else output for name, output in made.items()}
 
 
 def _logits(query: Query, rows: list[Rows]) -> Any:

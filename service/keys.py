@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from service.settings import Settings
 
 SCOPES = ("infer", "admin", "metrics")
 LEAST_CHARACTERS = 16  # of a key written out; one drawn at random has more
+COMMENT = re.compile(r"(?:^|\s)#.*")  # within a word, a # is part of it
 log = logging.getLogger("addnorm")
 
 
@@ -101,9 +103,9 @@ def _read(settings: Settings) -> dict[bytes, Key]:
 
 
 def _numbered(text: str) -> Iterator[tuple[int, str]]:
-    """Entries stand on lines of their own or between semicolons; a # begins a comment."""
+    """Entries stand on lines of their own or between semicolons; a # at their start or after white space begins a comment."""
     for number, line in enumerate(text.replace(";", "\n").splitlines(), 1):
-        if entry := line.partition("#")[0].strip():
+        if entry := COMMENT.sub("", line).strip():
             yield number, entry
 
 
@@ -124,4 +126,9 @@ def _key(where: str, line: str) -> Key:
         raise StartupError(f"{where}: the key has {len(secret)} characters, at least {LEAST_CHARACTERS} are needed")
     else:
         digest = hashlib.sha256(secret.encode()).digest()
+    if limit and not int(limit):
+        raise StartupError(
+            f"{where}: the limit is 0 requests at once, which would let none in: from 1, or none for no limit;"
+            " leave the line out to withdraw the key"
+        )
     return Key(name, digest, wanted, int(limit or 0))

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service import logs, tracing
 from service.connection import Connection, limited
 from service.errors import NotReady, StartupError
-from service.guard import PROBES
+from service.guard import HEALTH, PROBES
 from service.keys import Keys
 from service.metrics import Metrics
 from service.routes.http import error_response
@@ -44,6 +44,8 @@ class Facts:
     status: int = 500
     model: str = ""
     key: str = ""  # the name of the API key
+    code: str = ""  # of an error
+    param: str = ""  # the field that the error is about
     real_tokens: int = 0
     padded_tokens: int = 0
     stages_s: dict[str, float] = field(default_factory=dict)
@@ -105,11 +107,15 @@ class Edge:
         seconds = time.monotonic() - facts.started
         self.metrics.answered(route, facts.model, facts.status, seconds)
         traced = self._traced(scope, route, facts)
-        if not log.isEnabledFor(logging.INFO):
+        is_well = facts.status == 200 and scope["path"].startswith(HEALTH)  # asked every few seconds, by orchestrators
+        level = logging.DEBUG if is_well else logging.INFO
+        if not log.isEnabledFor(level):
             return
-        named = {"key": facts.key} if facts.key else {}
+        known = {"key": facts.key, "code": facts.code, "field": facts.param}
+        named = {name: value for name, value in known.items() if value}
         stages = {f"{stage}_ms": round(s * 1000, 3) for stage, s in facts.stages_s.items()}
-        log.info(
+        log.log(
+            level,
             "request",
             extra={
                 "facts": {

@@ -3,6 +3,7 @@
 import io
 import logging
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -77,6 +78,15 @@ def configure(level: str) -> None:
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # what Python would write beside them
+    logging.captureWarnings(True)
+    threading.excepthook = _log_thread_end
+
+
+def _log_thread_end(ended: threading.ExceptHookArgs) -> None:
+    name = ended.thread.name if ended.thread else "unknown"
+    known = (ended.exc_type, ended.exc_value or ended.exc_type(), ended.exc_traceback)
+    logging.getLogger("addnorm").error("the thread %s has ended", name, exc_info=known)
 
 
 def flush() -> None:

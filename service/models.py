@@ -226,7 +226,11 @@ def load(path: Path, settings: Settings, before: Model | None = None) -> Model:
 
 
 def load_all(root: Path, settings: Settings) -> Models:
-    return Models([load(path, settings) for path in bundles.find(root)], root)
+    """Every bundle below `root`. StartupError if one cannot be trusted; a folder that cannot be read is logged."""
+    found = bundles.find(root)
+    for problem in found.unreadable.values():
+        log.error("%s", problem)
+    return Models([load(path, settings) for path in found.paths], root)
 
 
 def _in_place(bundle: Bundle) -> None:

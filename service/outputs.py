@@ -8,6 +8,7 @@ import numpy as np
 from service.batch import Cells, Floats, Rows
 from service.bundle import Pooling
 from service.engine import HEAD_ROWS, Engine
+from service.errors import InvalidInput
 
 Positions = Literal["all", "last"]
 NO_TOKEN = -1
@@ -106,3 +107,26 @@ def _best(logits: Floats, k: int) -> tuple[np.ndarray, Floats]:
         candidates = np.flatnonzero(row >= least)  # in order of id; more than k only where values tie
         out[:] = candidates[np.argsort(-row[candidates], kind="stable")[:k]]
     return ids, np.take_along_axis(logits, ids, 1) - log_sum
+
+
+def halved(name: str, output: Any) -> Any:
+    """An output as float16. InvalidInput if it has a finite value that float16 does not hold.
+
+    norm_stats, whose values range widely, and the likeliest tokens stay as they are.
+    """
+    if name == "norm_stats" or isinstance(output, TopK):
+        return output
+    return [_half(name, row) for row in output] if isinstance(output, list) else _half(name, output)
+
+
+def _half(name: str, values: Floats) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        half = values.astype(np.float16)
+    beyond = np.isinf(half) & np.isfinite(values)
+    if beyond.any():
+        raise InvalidInput(
+            f"{name} has the value {values[beyond][0]}, float16 holds at most {np.finfo(np.float16).max:.0f}:"
+            ' ask for "dtype": "float32"',
+            param="dtype",
+        )
+    return half

@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 
 from service import bundle as bundles
@@ -31,6 +30,7 @@ class Repository:
         self._changing = threading.Lock()
         self._tried = {model.bundle.path: _signature(model.bundle.path) for model in models.all()}
         self._seen: dict[Path, Signature] = {}  # by the last rescan
+        self._unreadable = self._listing().unreadable  # then
         self._closed = threading.Event()
         if settings.watch_s:
             threading.Thread(target=self._watch, name="watch", daemon=True).start()
@@ -41,12 +41,21 @@ class Repository:
         NotFound if there is none on disk; BundleRefused if one cannot be trusted, which leaves what runs as it is.
         """
         with self._changing:
-            paths = [path for path in self._paths() if ref in (path.parent.name, _ref(path))]
-            if not paths:
+            found = self._listing()
+            paths = [path for path in found.paths if ref in (path.parent.name, _ref(path))]
+            problems = [
+                why for path, why in found.unreadable.items() if ref in (path.name, path.parent.name, _ref(path))
+            ]
+            if not paths and not problems:
                 raise NotFound(f"no bundle {ref[:200]!r} in the folder this server loads from", param="model")
-            problems = [problem for path in paths if (problem := self._load(path))]
+            problems += [problem for path in paths if (problem := self._load(path))]
         if problems:
-            raise BundleRefused("; ".join(problems), param="model")
+            raise BundleRefused(f"{'; '.join(problems)}; {self._serving(ref.partition('/')[0])}", param="model")
+
+    def _serving(self, name: str) -> str:
+        """What of a model is served now, some of which may just have been loaded."""
+        refs = [model.bundle.ref for model in self._models.all() if model.name == name]
+        return f"serving now: {', '.join(refs)}" if refs else f"no version of {name[:200]} is served"
 
     def unload(self, ref: str) -> None:
         """Serves no version of `name`, or not `name/version`, and frees its memory. NotFound if none is served."""
@@ -58,6 +67,7 @@ class Repository:
             engines = [engine for gone in refs for engine in self._drop(gone)]
             for gone in refs:
                 self._models.note(gone, "UNAVAILABLE", "unloaded")
+                log.info("unloaded %s: asked to", gone)
             _free(engines)
 
     def rescan(self) -> None:
@@ -65,15 +75,27 @@ class Repository:
         if not self._models.root or not self._models.root.is_dir():
             return  # a volume that is away for a moment takes no model along
         with self._changing:
-            found = {path: _signature(path) for path in self._paths()}
+            listing = self._listing()
+            self._tell(listing.unreadable)
+            found = {path: _signature(path) for path in listing.paths}
             for path, signature in found.items():
                 if signature == self._seen.get(path) and signature != self._tried.get(path):
                     self._load(path)
+            hidden = {path for path in self._tried if not listing.unreadable.keys().isdisjoint((path, *path.parents))}
             vanished = [path for path in self._tried if path not in found and path not in self._seen]
             for path in vanished:
-                del self._tried[path]
-                _free(self._drop(_ref(path)))
+                if path not in hidden:  # whether that has vanished cannot be known
+                    del self._tried[path]
+                    _free(self._drop(_ref(path)))
+                    log.info("unloaded %s: %s is gone", _ref(path), path)
             self._seen = found
+
+    def _tell(self, unreadable: dict[Path, str]) -> None:
+        """Logs what was not so at the last look."""
+        for path, problem in unreadable.items():
+            if path not in self._unreadable:
+                log.error("%s", problem)
+        self._unreadable = unreadable
 
     def close(self) -> None:
         self._closed.set()
@@ -85,11 +107,12 @@ class Repository:
             except Exception:  # whatever the folder holds, the next look may go well
                 log.exception("cannot follow %s", self._models.root)
 
-    def _paths(self) -> Iterator[Path]:
+    def _listing(self) -> bundles.Listing:
         """Version folders that are complete: the certificate is written last."""
-        for path in bundles.versions(self._models.root) if self._models.root else ():
-            if (path / bundles.CERTIFICATE).is_file():
-                yield path
+        if not self._models.root:
+            return bundles.Listing([], {})
+        found = bundles.listing(self._models.root)
+        return found._replace(paths=[path for path in found.paths if (path / bundles.CERTIFICATE).is_file()])
 
     def _load(self, path: Path) -> str | None:
         """Loads what lies there beside what runs, then switches. What is wrong, if anything; then nothing has changed."""
@@ -100,6 +123,7 @@ class Repository:
         try:
             if running and bundles.read(path).manifest_sha256 == running.bundle.manifest_sha256:
                 self._models.note(ref, "READY")
+                log.info("serving %s as before: it has not changed", ref)
                 return None
             model = load(path, self._settings, running or self._models.get(path.parent.name))
         except Exception as error:  # there is no end to how a bundle can break; what runs must not notice

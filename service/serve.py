@@ -4,12 +4,15 @@ import gc
 import logging
 import socket
 from collections.abc import Callable
+from errno import EADDRINUSE
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
 from service import logs, memory
 from service.app import create_app
+from service.errors import StartupError
 from service.infer import Inference
 from service.lifecycle import Server
 from service.models import load_all
@@ -41,3 +44,25 @@ def serve(
     loaded(server)
     server.run(sockets)
     inference.close()
+
+
+def check_address(settings: Settings) -> None:
+    """StartupError if nobody could listen there: better known before models load than after."""
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, *_, address in found:
+            _check_bind(family, address)
+    except (OSError, UnicodeError) as error:  # the latter of a host that is no name
+        is_used = isinstance(error, OSError) and error.errno == EADDRINUSE
+        how = "end what listens there, or set ADDNORM_PORT" if is_used else "set ADDNORM_HOST and ADDNORM_PORT"
+        where = f"ADDNORM_HOST={settings.host} ADDNORM_PORT={settings.port}"
+        raise StartupError(f"{where}: cannot listen there: {getattr(error, 'strerror', error)}; {how}") from None
+
+
+def _check_bind(family: int, address: Any) -> None:
+    """As the event loop will bind it."""
+    with socket.socket(family) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)

@@ -56,7 +56,7 @@ BREAK: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_a_broken_bundle_is_refused_with_what_is_wrong_and_what_to_do(copy: Path, case: str) -> None:
     change, words = BREAK[case]
     change(copy)
-    path = next(bundles.find(copy.parent.parent))
+    path = bundles.find(copy.parent.parent).paths[0]
     with pytest.raises(StartupError) as refused:
         load(path, Settings())
     assert words in str(refused.value)
@@ -83,4 +83,4 @@ def test_the_command_ends_with_one_line_and_not_zero(copy: Path, environment: di
 
 def test_no_bundle_at_all(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="make one with `python -m export"):
-        list(bundles.find(tmp_path / "nowhere"))
+        bundles.find(tmp_path / "nowhere")

@@ -2,19 +2,27 @@
 
 import http.client
 import json
+import os
 import socket
+import struct
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
+from service.batch import Batch, Rows
 from service.connection import Joined
-from tests.conftest import Serve
+from service.infer import Inference
+from tests.conftest import Serve, inference_of, serving
+from tests.test_faults import eventually
 from tests.test_lifecycle import samples
 
 GOOD = json.dumps({"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}).encode()
@@ -235,6 +243,202 @@ def test_what_is_no_http_is_refused_in_json(quick: str, sent: bytes, status: int
     assert good(quick)
 
 
+CHUNKED = head(0).replace(b"content-length: 0", b"transfer-encoding: chunked")
+TRAILERS = (
+    b"x-request-timeout-ms: 1\r\nx-request-timeout-ms: 2\r\ncontent-encoding: gzip\r\ncontent-type: text/plain\r\n"
+    b"x-request-id: from-a-trailer\r\n"
+)
+
+
+def chunked(body: bytes, trailers: bytes = b"") -> bytes:
+    return b"%x\r\n%b\r\n0\r\n%b\r\n" % (len(body), body, trailers)
+
+
+def test_trailers_count_as_no_headers(quick: str) -> None:
+    with closing(call(quick)) as caller:
+        for _ in range(2):  # the connection can be used again
+            caller.sendall(CHUNKED + chunked(GOOD, TRAILERS))
+            with closing(http.client.HTTPResponse(caller)) as answer:
+                answer.begin()
+                assert answer.status == 200, answer.read()
+                assert answer.headers["x-request-id"] != "from-a-trailer"
+                answer.read()
+
+
+def test_a_key_in_a_trailer_opens_nothing(serve: Serve) -> None:
+    key = "trailing-0123456789abcdef"
+    with serve(api_keys=SecretStr(f"one infer {key}")) as url, closing(call(url)) as caller:
+        # the body is long in coming: its trailers are there before anybody looks at the headers
+        caller.sendall(CHUNKED + chunked(GOOD, f"authorization: Bearer {key}\r\n".encode()))
+        assert status_of(caller) == 401
+
+
+ENDLESS = {
+    "trailers": (b"0\r\n", b"x: y\r\n" * 100),
+    "a trailer's value": (b"0\r\nx: ", b"y" * 600),
+    "a trailer's name": (b"0\r\n", b"y" * 600),
+    "a chunk's extension": (b"1;", b"y" * 600),
+    "a chunk's size": (b"", b"0" * 600),
+    "extensions of empty value": (b"1", b";a=b" * 150),
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/infer", "/livez"], ids=["awaited", "answered before"])
+@pytest.mark.parametrize("case", ENDLESS)
+def test_what_frames_a_body_has_an_end(quick: str, case: str, path: str) -> None:
+    first, more = ENDLESS[case]
+    sent = 0
+    with closing(call(quick)) as caller:
+        caller.sendall(CHUNKED.replace(b"/v1/infer", path.encode()) + first)
+        if path == "/livez":
+            caller.settimeout(0.1)
+            while sent < 20_000 and not is_closed(caller):
+                with suppress(OSError):
+                    sent += len(more)
+                    caller.sendall(more)
+            assert sent <= 10_000
+            return
+        for _ in range(4):
+            time.sleep(0.02)
+            caller.sendall(more)
+        status, body = answer_of(caller)
+    assert status == 431
+    assert "sizes, extensions and trailers" in body["error"]["message"]
+    assert "the limit is 2048" in body["error"]["message"]
+
+
+def test_empty_lines_before_a_request_have_an_end(quick: str) -> None:
+    with closing(call(quick)) as caller:
+        for _ in range(4):
+            caller.sendall(b"\r\n" * 300)
+            time.sleep(0.02)
+        assert answer_of(caller)[0] == 431
+
+
+def rss_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+FLOODS = {
+    "trailers": (CHUNKED + b"0\r\n", b"".join(b"k%05d: %b\r\n" % (n, b"v" * 100) for n in range(1000))),
+    "a trailer's value": (CHUNKED + b"0\r\nx: ", b"y" * 100_000),
+    "requests sent ahead": (b"", b"GET /nowhere HTTP/1.1\r\n\r\n" * 4000),
+}
+
+
+@pytest.mark.parametrize("case", FLOODS)
+def test_a_flood_on_one_connection_leaves_memory_and_others_alone(serve: Serve, case: str) -> None:
+    first, more = FLOODS[case]
+    with serve() as url, closing(call(url)) as caller, httpx.Client(base_url=url) as other:
+        assert other.get("/livez").status_code == 200
+        before, ends, longest_s = rss_mib(), time.monotonic() + 2, 0.0
+        caller.settimeout(0.05)
+        with suppress(ConnectionError):
+            caller.sendall(first)
+            while time.monotonic() < ends:
+                with suppress(TimeoutError):
+                    caller.sendall(more)
+                asked = time.monotonic()
+                assert other.get("/livez").status_code == 200
+                longest_s = max(longest_s, time.monotonic() - asked)
+        assert rss_mib() - before < 20
+        assert longest_s < 0.5
+
+
+@contextmanager
+def held_up(small: Path) -> Iterator[tuple[str, Inference, threading.Event]]:
+    """A server whose runs of notebook wait: its URL, itself, and what lets them go."""
+    inference, go = inference_of(small, lanes=1), threading.Event()
+    line = inference.models.find("notebook").line("fp32")
+
+    def waits(batch: Batch, run: Any = line.run) -> list[Rows]:
+        go.wait(20)
+        return run(batch)  # type: ignore[no-any-return]
+
+    line.run = waits
+    with serving(inference) as url:
+        yield url, inference, go
+        go.set()
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("waits_s", [0.0, 0.5, 1.5], ids=["quick", "slow", "swept"])
+def test_a_caller_that_sends_no_more_gets_its_answer(small: Path, version: str, waits_s: float) -> None:
+    with held_up(small) as (url, _, go), closing(call(url)) as caller:
+        caller.sendall(head(len(GOOD)).replace(b"1.1", version.encode()) + GOOD)
+        caller.shutdown(socket.SHUT_WR)
+        threading.Timer(waits_s, go.set).start()
+        assert status_of(caller) == 200
+        assert is_closed(caller)
+
+
+def test_all_that_was_sent_ahead_is_answered_to_a_caller_that_sends_no_more(small: Path) -> None:
+    with held_up(small) as (url, _, go), closing(call(url)) as caller:
+        caller.sendall((head(len(GOOD)) + GOOD) * 3)
+        caller.shutdown(socket.SHUT_WR)
+        threading.Timer(0.5, go.set).start()
+        received = b"".join(iter(lambda: caller.recv(65536), b""))
+        assert received.count(b"HTTP/1.1 200 OK") == 3
+
+
+@pytest.mark.parametrize("linger", [False, True], ids=["closed", "reset"])
+def test_who_has_left_is_noticed_though_it_looks_as_if_it_sent_no_more(small: Path, linger: bool) -> None:
+    with held_up(small) as (url, inference, go):
+        callers = [call(url) for _ in range(3)]
+        for caller in callers:
+            caller.sendall(head(len(GOOD)) + GOOD)
+        assert eventually(lambda: inference.scheduler.num_queued_tokens() == 10)  # the lane has the first
+        for caller in callers:
+            if linger:
+                caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            caller.close()
+        assert eventually(lambda: num_left(url) == 3)
+        go.set()
+        assert eventually(lambda: inference.scheduler.num_queued_tokens() == inference.scheduler.num_busy == 0)
+        computed = ("addnorm_micro_batch_tokens_sum", (("model", "notebook"),))
+        assert samples(httpx.get(f"{url}/metrics").text)[computed] == 5
+
+
+def num_left(url: str) -> float:
+    got = samples(httpx.get(f"{url}/metrics").text)
+    return sum(
+        v for (name, labels), v in got.items() if name == "addnorm_requests_total" and ("status", "499") in labels
+    )
+
+
+def test_a_body_that_its_caller_cannot_end_any_more_is_not_waited_for(serve: Serve) -> None:
+    with serve() as url, closing(call(url)) as caller:
+        caller.sendall(head(1000) + b"{")
+        started = time.monotonic()
+        caller.shutdown(socket.SHUT_WR)
+        assert is_closed(caller)
+        assert time.monotonic() - started < 2
+
+
+def test_very_many_tiny_chunks_are_one_body(quick: str) -> None:
+    body = GOOD + b" " * 20_000
+    with closing(call(quick)) as caller:
+        caller.sendall(CHUNKED + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
+        assert status_of(caller) == 200
+
+
+@pytest.mark.parametrize("coding", ["gzip, chunked", "gzip\r\ntransfer-encoding: chunked", "deflate, chunked"])
+def test_transfer_codings_but_chunked_are_refused(quick: str, coding: str) -> None:
+    with closing(call(quick)) as caller:
+        caller.sendall(CHUNKED.replace(b"chunked", coding.encode()) + chunked(GOOD))
+        status, body = answer_of(caller)
+    assert status == 400
+    assert body["error"]["param"] == "transfer-encoding"
+    assert "send chunked alone" in body["error"]["message"]
+
+
+def test_chunks_are_not_known_to_http_1_0(quick: str) -> None:
+    with closing(call(quick)) as caller:
+        caller.sendall(CHUNKED.replace(b"HTTP/1.1", b"HTTP/1.0") + chunked(GOOD))
+        status, body = answer_of(caller)
+    assert (status, body["error"]["param"]) == (400, "transfer-encoding")
+
+
 def test_what_came_whole_is_answered_before_what_follows_ends_the_connection(quick: str) -> None:
     request = head(len(GOOD)) + GOOD
     with closing(call(quick)) as caller:
@@ -260,6 +464,29 @@ def test_who_asks_for_another_protocol_is_answered_in_this_one(quick: str, proto
                 else:
                     caller.sendall(first + second)
                 assert status_of(caller) == 200
+
+
+def test_requests_sent_ahead_are_answered_after_one_that_asks_for_another_protocol(quick: str) -> None:
+    asks = ("Upgrade: h2c", "Connection: Upgrade, HTTP2-Settings", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA")
+    plain, other = head(len(GOOD)) + GOOD, head(len(GOOD), *asks) + GOOD
+    for sent in (other + plain + plain, plain + other + plain, plain + other + other, other * 3):
+        with closing(call(quick)) as caller:
+            caller.sendall(sent)
+            received = b""
+            while received.count(b"HTTP/1.1 200") < 3:
+                piece = caller.recv(65536)
+                assert piece, received[-300:]
+                received += piece
+
+
+def test_a_request_for_another_protocol_may_be_cut_anywhere(quick: str) -> None:
+    request = head(len(GOOD), "x-upgrade: no", "Upgrade: h2c", "Connection: Upgrade") + GOOD
+    with closing(call(quick)) as caller:
+        for cut in range(1, len(request), 3):
+            caller.sendall(request[:cut])
+            time.sleep(0.002)
+            caller.sendall(request[cut:])
+            assert status_of(caller) == 200, request[:cut]
 
 
 def test_more_connections_than_the_limit_get_503_and_many_more_nothing(serve: Serve) -> None:

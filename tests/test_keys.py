@@ -164,6 +164,15 @@ def test_without_keys_all_is_open() -> None:
         ("name infer", "entry 1: an API key is `name infer,admin,metrics KEY"),
         (f"name infer {ASK} 1 more", "entry 1: an API key is"),
         (f"name infer {ASK} -1", "entry 1: an API key is"),
+        (
+            f"name infer {ASK} 0",
+            "entry 1: the limit is 0 requests at once, which would let none in: from 1, or none for no",
+        ),
+        (f"name infer {ASK} 00", "entry 1: the limit is 0"),
+        (f"name infer {ASK} 2#3", "entry 1: an API key is"),
+        ("name infer 0123456789#45", "entry 1: the key has 13 characters, at least 16"),
+        (f"name infer sha256:{'0' * 64}#0", "entry 1: sha256: must be followed by 64"),
+        (f"#\n # comment\nname all {ASK}", "entry 3: an API key is"),
         (f"# comment\nname all {ASK}", "entry 2: an API key is"),
         ("name infer short-secret", "entry 1: the key has 12 characters, at least 16"),
         ("name infer sha256:abc", "entry 1: sha256: must be followed by 64"),
@@ -177,6 +186,15 @@ def test_a_line_that_is_no_key_stops_the_start_and_is_not_shown(lines: str, word
     with pytest.raises(StartupError, match=words) as caught:
         keys_of(lines)
     assert not {"short-secret", ASK} & set(str(caught.value).split())
+
+
+@pytest.mark.parametrize("rest", ["", " # comment", "\t#comment # more", " 3 # comment", "  "])
+def test_only_a_number_sign_after_white_space_begins_a_comment(rest: str) -> None:
+    keys = keys_of(f"#all\n # these\none infer {ASK}#{RUN}{rest}")
+    assert keys.find(f"Bearer {ASK}#{RUN}".encode()).name == "one"
+    for shorter in (ASK, f"{ASK}#", RUN):
+        with pytest.raises(Unauthenticated):
+            keys.find(f"Bearer {shorter}".encode())
 
 
 def test_a_file_that_changes_is_read_again_and_a_broken_one_is_not_taken(

@@ -137,6 +137,101 @@ def test_logs_are_json_with_ids_and_timings_and_never_the_content(process: Proce
     assert not any(content in json.dumps(process.lines) for content in ("314", "99999"))
 
 
+REFUSED: list[tuple[str, Any, dict[str, Any]]] = [
+    ("/v1/infer", {"model": "gpt", "input_ids": [[31415926]]}, {"status": 400, "model": "gpt", "code": "invalid_input", "field": "input_ids"}),
+    ("/v1/infer", {"model": "gpt", "input_ids": [[1], [2]], "attention_mask": [[31415926], [1]]}, {"model": "gpt", "field": "attention_mask"}),
+    ("/v1/infer", {"model": "gpt", "input_ids": [[1]], "pooling": "s31415926"}, {"code": "invalid_input", "field": "pooling"}),
+    ("/v1/infer", {"model": "gpt", "input_ids": [[1]], "s31415926": 1}, {"code": "invalid_input", "field": None}),
+    ("/v1/infer", {"model": "s31415926", "input_ids": [[1]]}, {"status": 404, "code": "model_not_found", "field": "model"}),
+    ("/v1/embeddings", {"model": "gpt", "input": ["s31415926"]}, {"model": "gpt", "code": "invalid_input", "field": "input"}),
+    ("/v1/tokenize", {"model": "gpt", "texts": ["s31415926"]}, {"model": "gpt", "code": "invalid_input", "field": "texts"}),
+    ("/v2/models/gpt/infer", {"inputs": [], "parameters": {"triton_s31415926": 1}}, {"model": "gpt", "code": "invalid_input", "field": None}),
+    ("/v2/models/gpt/infer", {"inputs": [{"name": "s31415926", "shape": [1, 1], "datatype": "INT64"}]}, {"model": "gpt", "field": "inputs"}),
+    ("/v2/repository/models/gpt/load", {"parameters": {"s31415926": "x"}}, {"status": 400, "code": "invalid_input", "field": None}),
+    ("/v2/repository/models/s31415926/load", {}, {"status": 404, "code": "not_found", "field": "model"}),
+    ("/v1/s31415926", {}, {"status": 404, "route": "unknown", "code": "not_found"}),
+    ("/livez", {}, {"status": 405, "code": "method_not_allowed"}),
+]  # fmt: skip
+
+
+def test_lines_of_refused_requests_say_why_and_never_show_content(small: Path) -> None:
+    process = Process(small, ADDNORM_ADMIN="true", ADDNORM_LOG_LEVEL="debug")
+    try:
+        tensors = b'{"s31415926": {"dtype": "I64", "shape": [1, 1], "data_offsets": [0, 8]}}'
+        body = len(tensors).to_bytes(8, "little") + tensors + b"\0" * 8
+        headers = {"content-type": "application/vnd.safetensors", "x-request-id": "tensors"}
+        httpx.post(f"{process.url}/v1/infer", content=body, headers=headers)
+        line = process.wait_for(lambda line: line.get("request_id") == "tensors")
+        assert (line["status"], line["code"], line.get("field")) == (400, "invalid_input", None)
+        for number, (path, sent, expected) in enumerate(REFUSED):
+            httpx.post(f"{process.url}{path}", json=sent, headers={"x-request-id": f"refused-{number}"})
+            line = process.wait_for(lambda line, number=number: line.get("request_id") == f"refused-{number}")
+            assert {name: line.get(name) for name in expected} == expected, sent
+    finally:
+        process.terminate()
+    assert "31415926" not in json.dumps(process.lines)
+
+
+def test_health_that_is_well_is_logged_at_debug_only(small: Path) -> None:
+    def routes(level: str) -> list[str]:
+        process = Process(small, ADDNORM_LOG_LEVEL=level)
+        for path in ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/v1/models"):
+            assert httpx.get(f"{process.url}{path}").status_code == 200
+        process.terminate()
+        return [line["route"] for line in process.lines if line["message"] == "request"]
+
+    assert routes("info") == ["/v1/models"]
+    assert routes("debug") == ["/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/v1/models"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--workers", "2"]], ids=["alone", "two workers"])
+def test_a_port_in_use_is_found_before_models_load(tmp_path: Path, arguments: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        ended = subprocess.run(
+            [sys.executable, "-m", "service", "--bundles", str(tmp_path), *arguments],
+            env={**os.environ, "ADDNORM_PORT": port}, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()  # nothing of bundles: the folder has none
+    assert f"ADDNORM_PORT={port}: cannot listen there: Address already in use; end what listens there" in line
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no such host", "a..b"])
+def test_an_address_that_nobody_has_ends_the_start_in_one_line(tmp_path: Path, host: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "service", "--bundles", str(tmp_path)],
+        env={**os.environ, "ADDNORM_HOST": host}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert f"ADDNORM_HOST={host}" in line
+
+
+LOUD = """
+import sys, threading, warnings
+from service import logs
+logs.configure("info")
+warnings.warn("of a library", RuntimeWarning)
+import numpy
+numpy.float32([7e4]).astype(numpy.float16)
+thread = threading.Thread(target=lambda: 1 / 0, name="worker")
+thread.start()
+thread.join()
+logs.flush()
+"""
+
+
+def test_warnings_and_threads_that_end_break_no_line_of_the_log() -> None:
+    loud = subprocess.run([sys.executable, "-c", LOUD], capture_output=True, text=True, timeout=60)
+    lines = [json.loads(line) for line in loud.stderr.splitlines()]
+    assert [line["level"] for line in lines] == ["warning", "warning", "error"]
+    assert "of a library" in lines[0]["message"]
+    assert "overflow encountered in cast" in lines[1]["message"]
+    assert lines[2]["message"] == "the thread worker has ended"
+    assert "ZeroDivisionError" in lines[2]["exception"]
+
+
 def test_lines_are_written_whole_and_in_pieces_that_a_pipe_takes_at_once() -> None:
     class Pieces(io.StringIO):
         def write(self, text: str) -> int:

@@ -1,13 +1,20 @@
 """Versions come and go while the server runs: beside what runs, checked, switched between two requests, freed."""
 
 import asyncio
+import json
+import logging
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
+from errno import EACCES
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -75,6 +82,40 @@ def test_a_broken_version_changes_nothing_and_the_index_says_why(inference: Infe
     assert inference.models.find("notebook").bundle.ref == "notebook/1"
     assert states(inference) == {1: "READY", 2: "UNAVAILABLE"}
     assert "does not match its sha256" in inference.models.index()[1].reason
+
+
+def test_a_load_that_fails_in_part_says_what_is_served_now(
+    inference: Inference, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(root, 2)
+    flip(publish(root, 3) / "model.onnx")
+    with pytest.raises(BundleRefused, match=r"does not match its sha256.*; serving now: notebook/1, notebook/2$"):
+        load(inference, "notebook")
+    with pytest.raises(BundleRefused, match=r"; serving now: notebook/1, notebook/2$"):
+        load(inference, "notebook/3")
+    unload(inference, "notebook")
+    with pytest.raises(BundleRefused, match=r"; no version of notebook is served$"):
+        load(inference, "notebook/3")
+
+
+def test_loads_and_unloads_are_logged(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "addnorm")
+    inference = inference_of(root, token_budget=128)
+    publish(root, 2)
+    caplog.clear()
+    load(inference, "notebook")
+    unload(inference, "notebook/1")
+    shutil.rmtree(root / "notebook" / "2")
+    for _ in range(2):
+        inference._repository.rescan()
+    inference.close()
+    said = [record.message.split(", ready")[0] for record in caplog.records]
+    assert said == [
+        "serving notebook/1 as before: it has not changed",
+        "serving notebook/2",
+        "unloaded notebook/1: asked to",
+        f"unloaded notebook/2: {root / 'notebook' / '2'} is gone",
+    ]
 
 
 def test_a_version_tampered_with_on_disk_runs_on_and_is_not_read_again(inference: Inference, root: Path) -> None:
@@ -168,6 +209,108 @@ def test_a_volume_that_is_away_for_a_moment_takes_no_model_along(root: Path) -> 
     time.sleep(0.2)
     assert states(inference) == {1: "READY"}
     inference.close()
+
+
+@contextmanager
+def unreadable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whoever runs the tests: root reads whatever the permissions."""
+    listed = Path.iterdir
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        if path == folder:
+            raise PermissionError(EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", iterdir)
+        yield
+
+
+@pytest.mark.parametrize("which", ["private", "private/1"])
+def test_a_folder_that_cannot_be_read_is_named_once_and_stops_no_swap(
+    root: Path, which: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    inference = inference_of(root, token_budget=128, watch_s=0.05)
+    (root / "private" / "1").mkdir(parents=True)
+    with unreadable(root / which, monkeypatch):
+        publish(root, 2)
+        assert eventually(lambda: states(inference) == {1: "READY", 2: "READY"})
+        shutil.rmtree(root / "notebook" / "2")
+        assert eventually(lambda: states(inference) == {1: "READY"})
+        with pytest.raises(BundleRefused, match="cannot be read by user"):
+            load(inference, "private")
+        load(inference, "notebook")
+    inference.close()
+    (line,) = (record.message for record in caplog.records if "cannot be read" in record.message)
+    assert line.startswith(f"{root / which} cannot be read by user {os.geteuid()}: Permission denied")
+    assert line.endswith(f"chmod -R a+rX {root / which}`")
+    assert not any(record.exc_info for record in caplog.records)
+
+
+@pytest.mark.parametrize("which", ["", "notebook", "notebook/1"])
+def test_what_cannot_be_read_for_a_while_is_served_on(root: Path, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inference = inference_of(root, token_budget=128, watch_s=0.02)
+    running = inference.models.find("notebook")
+    with unreadable(root / which, monkeypatch):
+        time.sleep(0.6)
+        assert states(inference) == {1: "READY"}
+    publish(root, 2)
+    assert eventually(lambda: states(inference) == {1: "READY", 2: "READY"})
+    assert inference.models.find("notebook/1") is running
+    inference.close()
+
+
+# what is imported late must be there before: that user may not read this Python either
+AS_NOBODY = "import encodings.idna, os; from service.__main__ import main; os.setegid(65534); os.seteuid(65534); main()"
+
+
+@contextmanager
+def started_as_nobody(root: Path) -> Iterator[tuple[subprocess.Popen[str], Iterator[str]]]:
+    """The server, by a user that owns none of it, and its log."""
+    code = AS_NOBODY if os.geteuid() == 0 else "from service.__main__ import main; main()"
+    command = [sys.executable, "-c", code, "--bundles", str(root)]
+    process = subprocess.Popen(command, env={**os.environ, "ADDNORM_PORT": "0"}, stderr=subprocess.PIPE, text=True)
+    assert process.stderr
+    try:
+        yield process, process.stderr
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def shared(root: Path) -> Iterator[Path]:
+    """A copy that others may enter."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        for name in ("notebook", "private"):
+            shutil.copytree(root / "notebook", Path(folder) / name)
+        yield Path(folder)
+
+
+def test_the_start_names_a_folder_that_it_cannot_read_and_goes_on(shared: Path) -> None:
+    (shared / "private").chmod(0)
+    with started_as_nobody(shared) as (_, lines):
+        seen = []
+        for line in lines:
+            seen.append(json.loads(line)["message"])
+            if "serving notebook/1" in line:
+                break
+        (named,) = (message for message in seen if "cannot be read" in message)
+        assert named.startswith(f"{shared / 'private'} cannot be read by user")
+        assert "serving notebook/1" in seen[-1]
+
+
+@pytest.mark.parametrize("which", ["", "notebook", "notebook/1", "notebook/1/model.onnx", "notebook/1/manifest.json"])
+def test_a_start_without_a_bundle_that_it_can_read_ends_in_one_line(shared: Path, which: str) -> None:
+    shutil.rmtree(shared / "private")
+    (shared / which).chmod(0)
+    with started_as_nobody(shared) as (process, _):
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert len(error.splitlines()) == 1, error
+    assert f"{shared / which} cannot be read by user" in error
+    assert "chmod -R a+rX" in error
 
 
 def test_a_version_copied_file_by_file_is_loaded_once_it_is_whole(

@@ -1,6 +1,9 @@
 """Safetensors over HTTP: the numbers of the JSON answer, bit for bit; bodies that lie are refused in words."""
 
 import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,10 +12,12 @@ import pytest
 from safetensors.numpy import load, save
 from starlette.datastructures import Headers
 
-from service.errors import NotAcceptable
+from service.batch import Batch, Rows
+from service.errors import InvalidInput, NotAcceptable
+from service.outputs import halved
 from service.routes.content import JSON, negotiated, wanted_coding
 from service.routes.tensors import SAFETENSORS
-from tests.conftest import Ask
+from tests.conftest import Ask, inference_of, serving
 
 IDS = np.array([[1, 3, 4, 0], [0, 5, 0, 2]])
 MASK = np.array([[1, 1, 1, 0], [0, 1, 0, 1]])
@@ -74,6 +79,57 @@ def test_float16_is_the_rounded_float32(client: httpx.Client, ask: Ask) -> None:
     np.testing.assert_array_equal(half["pooled"], np.array(as_json, np.float16))
 
 
+@pytest.fixture(scope="module")
+def huge(small: Path) -> Iterator[httpx.Client]:
+    """A server whose activations are far above what a trained model's are."""
+    inference = inference_of(small)
+    line = inference.models.find("gpt").line("fp32")
+
+    def enlarged(batch: Batch, run: Any = line.run) -> list[Rows]:
+        return [rows._replace(activations=rows.activations * np.float32(1e6)) for rows in run(batch)]
+
+    line.run = enlarged
+    with serving(inference) as url, httpx.Client(base_url=url, timeout=30) as client:
+        yield client
+
+
+@pytest.mark.parametrize("accept", [JSON, SAFETENSORS])
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"outputs": ["activations"]},
+        {"outputs": ["pooled"]},
+        {"outputs": ["logits"]},
+        {"outputs": ["logits"], "logits": {"positions": "last"}},
+    ],
+)
+def test_what_float16_cannot_hold_is_refused_by_name(
+    huge: httpx.Client, wanted: dict[str, Any], ragged: bool, accept: str
+) -> None:
+    rows = (
+        {"input_ids": [[1, 3, 4], [5, 2]]} if ragged else {"input_ids": IDS.tolist(), "attention_mask": MASK.tolist()}
+    )
+    body = {"model": "gpt", **rows, **wanted}
+    (output,) = wanted["outputs"]
+    answer = huge.post("/v1/infer", json={**body, "dtype": "float16"}, headers={"accept": accept})
+    assert answer.status_code == 400, answer.content[:200]
+    error = answer.json()["error"]
+    assert error["param"] == "dtype"
+    found = re.fullmatch(
+        rf'{output} has the value (\S+), float16 holds at most 65504: ask for "dtype": "float32"', error["message"]
+    )
+    assert found, error["message"]
+    assert abs(float(found[1])) > 65504
+    assert huge.post("/v1/infer", json=body, headers={"accept": accept}).status_code == 200
+
+
+def test_float16_keeps_what_rounds_to_its_largest_value() -> None:
+    assert halved("pooled", np.array([[65504, -65519.9]], np.float32)).tolist() == [[65504, -65504]]
+    with pytest.raises(InvalidInput, match=r"the value -65520\.0"):
+        halved("pooled", np.array([[1, -65520]], np.float32))
+
+
 def test_metadata_says_what_a_json_answer_says_beside_the_numbers(client: httpx.Client) -> None:
     content = post(client, {"input_ids": IDS, "attention_mask": MASK}, {"model": "gpt"}).content
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -128,6 +184,46 @@ def test_bodies_that_lie_are_refused(client: httpx.Client, body: bytes) -> None:
     answer = client.post("/v1/infer", content=body, headers={"content-type": SAFETENSORS})
     assert answer.status_code == 400
     assert "not safetensors" in answer.json()["error"]["message"]
+
+
+TENSOR = '{"dtype": "I64", "shape": [1, 1], "data_offsets": [0, 8]}'
+OTHER = TENSOR.replace("[1, 1]", "[1, 1, 1]")
+
+
+def with_header(header: str) -> bytes:
+    return len(header.encode()).to_bytes(8, "little") + header.encode() + (3).to_bytes(8, "little")
+
+
+def test_no_metadata_is_no_request(client: httpx.Client) -> None:
+    headers = {"content-type": SAFETENSORS}
+    for header in (f'{{"__metadata__": null, "input_ids": {TENSOR}}}', f'{{"input_ids": {TENSOR}}}'):
+        answer = client.post("/v1/infer", content=with_header(header), headers=headers)
+        assert "model is missing" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (f'{{"input_ids": {OTHER}, "input_ids": {TENSOR}}}', "its header has 'input_ids' twice"),
+        (f'{{"input_ids": {OTHER}, "\\u0069nput_ids": {TENSOR}}}', "its header has 'input_ids' twice"),
+        (f'{{"__metadata__": {{"request": "1", "request": "{{}}"}}, "input_ids": {TENSOR}}}', "has 'request' twice"),
+        (f'{{"__metadata__": {{}}, "__metadata__": {{}}, "input_ids": {TENSOR}}}', "duplicate field `__metadata__`"),
+        (f'{{"__metadata__": [], "input_ids": {TENSOR}}}', "expected a map"),
+        (f'{{"__metadata__": {{"request": null}}, "input_ids": {TENSOR}}}', "expected a string"),
+        (f'{{"__metadata__": {{"request": {{}}}}, "input_ids": {TENSOR}}}', "expected a string"),
+        (f'{{"__metadata__": {{"request": "no json"}}, "input_ids": {TENSOR}}}', "the body is not a JSON object"),
+        (f'{{"__metadata__": {{"request": "[]"}}, "input_ids": {TENSOR}}}', "the body is not a JSON object"),
+        (f'{{"__metadata__": {{"request": "null"}}, "input_ids": {TENSOR}}}', "the body is not a JSON object"),
+        (f'{{"__metadata__": {{"request": ""}}, "input_ids": {TENSOR}}}', "the body is not a JSON object"),
+        ('{"input_ids": 5}', "the body is not safetensors"),
+        ("[]", "the body is not safetensors"),
+        ("null", "the body is not safetensors"),
+    ],
+)
+def test_odd_headers_are_refused_in_words(client: httpx.Client, header: str, words: str) -> None:
+    answer = client.post("/v1/infer", content=with_header(header), headers={"content-type": SAFETENSORS})
+    assert answer.status_code == 400, answer.text
+    assert words in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

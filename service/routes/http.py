@@ -15,6 +15,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from service.errors import BodyTooLarge, ClientGone, InvalidInput, ServiceError, UnsupportedMediaType
 from service.infer import Inference
+from service.models import Model
 from service.query import Answer, Query
 from service.room import Room
 from service.routes.content import JSON, WINDOWS, compressed, decompressed, wanted_coding
@@ -28,6 +29,14 @@ class Sent(NamedTuple):
 
     body: bytes  # decompressed
     headers: Headers
+    facts: Any = None  # what becomes known of it, for the log
+
+    def model(self, inference: Inference, ref: str | None) -> Model:
+        """The model meant, from now on the log's too, whatever is wrong with the rest."""
+        model = inference.models.find(ref)
+        if self.facts:
+            self.facts.model = model.name
+        return model
 
 
 class Payload(NamedTuple):
@@ -107,14 +116,14 @@ async def respond(request: Request, decode: Decode) -> Response:
     inference.scheduler.admit(own_s or inference.settings.timeout_s)
     body = await read_body(request, inference.settings.max_body_bytes)
     started = time.monotonic()
-    query, encode = await decode(Sent(body, request.headers), inference)
+    facts = request.state.facts
+    query, encode = await decode(Sent(body, request.headers, facts), inference)
     if own_s is not None:
         query = query._replace(timeout_s=own_s)
     if coding := wanted_coding(request.headers):
         encode = partial(_compressing, encode, coding)
     decode_s = time.monotonic() - started
-    facts = request.state.facts
-    facts.model, facts.real_tokens, facts.padded_tokens = query.model.name, query.batch.num_tokens, query.cells.num_pads
+    facts.real_tokens, facts.padded_tokens = query.batch.num_tokens, query.cells.num_pads
     statistics = query.model.statistics
     try:
         payload, stages_s = await inference.answer(query, encode, partial(_left, request), facts.started)
@@ -175,4 +184,18 @@ def error_response(path: str, error: ServiceError) -> Response:
         headers["www-authenticate"] = "Bearer"
     if error.ends_connection:
         headers["connection"] = "close"
-    return Response(orjson.dumps({"error": body}), error.status, headers, JSON)
+    return ErrorResponse(error, orjson.dumps({"error": body}), headers)
+
+
+class ErrorResponse(Response):
+    """Says to the log, too, what was wrong; a field only where its name is ours."""
+
+    def __init__(self, error: ServiceError, body: bytes, headers: dict[str, str]) -> None:
+        super().__init__(body, error.status, headers, JSON)
+        self.code = error.code
+        self.param = (error.param or "") if error.names_own_field else ""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        facts = scope["state"]["facts"]
+        facts.code, facts.param = self.code, self.param
+        await super().__call__(scope, receive, send)

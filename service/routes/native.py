@@ -156,11 +156,11 @@ async def _read(sent: Sent, inference: Inference) -> tuple[Options, Model, Batch
     if media_type == SAFETENSORS:
         found = tensors.read(sent.body)
         options = validated(Options, found.request, inference.settings, RESERVED)
-        return (options, inference.models.find(options.model), *_from_arrays(found.arrays))
+        return (options, sent.model(inference, options.model), *_from_arrays(found.arrays))
     if media_type != JSON:
         raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON} or {SAFETENSORS}")
     asked = validated(InferRequest, sent.body, inference.settings, RESERVED)
-    model = inference.models.find(asked.model)
+    model = sent.model(inference, asked.model)
     if asked.texts is None:
         return (asked, model, *_from_lists(asked))
     if asked.input_ids is not None or asked.attention_mask is not None:

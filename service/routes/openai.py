@@ -125,7 +125,7 @@ async def decode(sent: Sent, inference: Inference) -> tuple[Query, Encode]:
     require_json(sent.headers)
     negotiated(sent.headers, (JSON,))
     asked = validated(EmbeddingsRequest, sent.body, inference.settings)
-    model = inference.models.find(asked.model)
+    model = sent.model(inference, asked.model)
     manifest = model.bundle.manifest
     if asked.dimensions is not None and not 1 <= asked.dimensions <= manifest.d_model:
         raise InvalidInput(

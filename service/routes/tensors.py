@@ -5,6 +5,8 @@ Every other field of a JSON body stands in the metadata, as one JSON object unde
 Out: a tensor an output, in the same layout; what has parts has a tensor for each, as in `norm_stats.mean`.
 """
 
+import json
+from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +14,7 @@ import orjson
 from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize
 
-from service.errors import InvalidInput
+from service.errors import InvalidInput, UnknownField
 
 SAFETENSORS = "application/vnd.safetensors"
 HEADER_BYTES = 64 * 1024
@@ -39,16 +41,26 @@ def read(body: bytes) -> Found:
         tensors = deserialize(body)  # type: ignore[no-untyped-call]
     except SafetensorError as error:
         raise InvalidInput(f"the body is not safetensors: {error}") from None
+    header = json.loads(body[8 : 8 + num_bytes], object_pairs_hook=_each_once)
     arrays = {name: _array(name, tensor) for name, tensor in tensors}
     if "input_ids" not in arrays:
         raise InvalidInput("the body lacks the tensor input_ids", param="input_ids")
-    header = orjson.loads(body[8 : 8 + num_bytes])
-    return Found(header.get("__metadata__", {}).get("request", "{}").encode(), arrays)
+    metadata: dict[str, str] = header.get("__metadata__") or {}
+    return Found(metadata.get("request", "{}").encode(), arrays)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two tensors of one name the library takes the last, other readers the first."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise UnknownField(f"the body is not safetensors: its header has {name[:60]!r} twice", param=name[:60])
+    return found
 
 
 def _array(name: str, tensor: dict[str, Any]) -> NDArray[Any]:
     if name not in KNOWN:
-        raise InvalidInput(f"tensor {name[:60]!r} is unknown; known are {', '.join(KNOWN)}", param=name[:60])
+        raise UnknownField(f"tensor {name[:60]!r} is unknown; known are {', '.join(KNOWN)}", param=name[:60])
     if tensor["dtype"] not in KNOWN[name]:
         raise InvalidInput(f"{name} is {tensor['dtype']}: send {', '.join(KNOWN[name])}", param=name)
     try:

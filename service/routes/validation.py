@@ -6,7 +6,7 @@ from typing import Any, TypeVar, get_args
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from service.errors import InvalidInput
+from service.errors import InvalidInput, UnknownField
 from service.settings import Settings
 
 MAX_KEYS = 1000  # of all objects of a body
@@ -18,9 +18,37 @@ def validated(model: type[Body], body: bytes, settings: Settings, reserved: Sequ
     """JSON -> the model. InvalidInput says in our words what does not fit."""
     _check_counts(body, settings)
     try:
-        return model.model_validate_json(body)
+        parsed = model.model_validate_json(body)
     except ValidationError as error:
         raise _validation_error(error, model, reserved) from None
+    _check_each_key_once(body, parsed)
+    return parsed
+
+
+def _check_each_key_once(body: bytes, parsed: BaseModel) -> None:
+    """Of two values of one key the parser takes the last, others the first: what was checked elsewhere is not what is done."""
+    num_keys = _num_keys(parsed)
+    if body.count(b":") == num_keys:
+        return  # as nearly always
+    if (num_sent := _outside_strings(body).count(b":")) > num_keys:
+        raise InvalidInput(f"the body has {num_sent} keys, of which {num_keys} differ: send each key once")
+
+
+def _num_keys(value: Any) -> int:
+    """Of all objects in it. Lists of numbers or texts are not walked."""
+    if isinstance(value, BaseModel):
+        return sum(1 + _num_keys(getattr(value, name)) for name in value.model_fields_set)
+    if isinstance(value, dict):
+        return sum(1 + _num_keys(inner) for inner in value.values())
+    if isinstance(value, list) and value and isinstance(value[0], BaseModel | dict | list):
+        return sum(map(_num_keys, value))
+    return 0
+
+
+def _outside_strings(body: bytes) -> bytes:
+    """The body without what its strings hold, which may be any character."""
+    quotes_left = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return b"".join(quotes_left.split(b'"')[::2])
 
 
 def _check_counts(body: bytes, settings: Settings) -> None:
@@ -53,11 +81,11 @@ def _validation_error(error: ValidationError, model: type[BaseModel], reserved: 
     param = field.split("[")[0]
     if field in reserved:
         return InvalidInput(f"{field} is reserved for a later version: leave it out", param=param)
-    words = {
-        "extra_forbidden": f"{field} is unknown; known are {', '.join(_known(model, first['loc']))}",
-        "missing": f"{field} is missing",
-    }
-    return InvalidInput(words.get(first["type"], f"{field}: {first['msg']}, got {shown(first['input'])}"), param=param)
+    if first["type"] == "extra_forbidden":
+        return UnknownField(f"{field} is unknown; known are {', '.join(_known(model, first['loc']))}", param=param)
+    if first["type"] == "missing":
+        return InvalidInput(f"{field} is missing", param=param)
+    return InvalidInput(f"{field}: {first['msg']}, got {shown(first['input'])}", param=param)
 
 
 def _known(model: type[BaseModel], loc: tuple[int | str, ...]) -> Iterable[str]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from service.batch import from_grid
 from service.bundle import Bundle
-from service.errors import InvalidInput
+from service.errors import InvalidInput, UnknownField
 from service.infer import Inference
 from service.models import Model
 from service.query import Answer, Query
@@ -76,7 +76,7 @@ async def decode(ref: str, sent: Sent, inference: Inference) -> tuple[Query, Enc
     """Body -> Query, and how to encode its answer. InvalidInput names the field."""
     body, raw = tensors.split(sent)
     asked = validated(V2InferRequest, body, inference.settings)
-    model = inference.models.find(ref)
+    model = sent.model(inference, ref)
     _check_name(asked, model)
     _check_parameters(asked)
     grids = tensors.read(asked.inputs, raw)
@@ -100,7 +100,7 @@ def _check_parameters(asked: V2InferRequest) -> None:
     for name in asked.parameters.model_extra or {}:
         if name in REFUSED or name.startswith("triton_"):
             reason = REFUSED.get(name, "names in triton_ are Triton's own")
-            raise InvalidInput(f"parameters.{name[:60]} is not supported: {reason}", param=name[:60])
+            raise UnknownField(f"parameters.{name[:60]} is not supported: {reason}", param=name[:60])
 
 
 def _wanted(asked: V2InferRequest, model: Model) -> list[Wanted]:

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.errors import Forbidden, InvalidInput
+from service.errors import Forbidden, UnknownField
 from service.infer import Inference
 from service.routes.content import JSON
 from service.routes.http import read_body
@@ -67,7 +67,7 @@ async def index(request: Request) -> list[ModelState]:
 async def load(request: Request, model: str) -> Response:
     inference = _alone(request)
     for name in (await _asked(request, LoadRequest)).parameters:
-        raise InvalidInput(
+        raise UnknownField(
             f"parameters.{name[:60]} is not supported: a model is loaded from the server's folder of bundles, as it is",
             param=name[:60],
         )
