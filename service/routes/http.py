@@ -28,6 +28,8 @@ class Sent(NamedTuple):
 
     body: bytes  # decompressed
     headers: Headers
+    deadline: float | None = None  # on time.monotonic()
+    left: Callable[[], Awaitable[None]] | None = None  # returns when the caller has gone
 
 
 class Payload(NamedTuple):
@@ -107,7 +109,7 @@ async def respond(request: Request, decode: Decode) -> Response:
     inference.scheduler.admit(own_s or inference.settings.timeout_s)
     body = await read_body(request, inference.settings.max_body_bytes)
     started = time.monotonic()
-    query, encode = await decode(Sent(body, request.headers), inference)
+    query, encode = await decode(sent_of(request, body, own_s), inference)
     if own_s is not None:
         query = query._replace(timeout_s=own_s)
     if coding := wanted_coding(request.headers):
@@ -126,6 +128,12 @@ async def respond(request: Request, decode: Decode) -> Response:
     inference.metrics.inferred(facts.model, facts.real_tokens, facts.padded_tokens, facts.stages_s)
     timing = ", ".join(f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in facts.stages_s.items())
     return PayloadResponse(payload, timing, inference.answers)
+
+
+def sent_of(request: Request, body: bytes, own_s: float | None) -> Sent:
+    """own_s: the caller's own deadline, if it sets one."""
+    timeout = own_s or request.app.state.inference.settings.timeout_s
+    return Sent(body, request.headers, request.state.facts.started + timeout, partial(_left, request))
 
 
 def _compressing(encode: Encode, coding: str, answer: Answer) -> Payload:

@@ -23,7 +23,7 @@ from service.routes.content import JSON, negotiated, require_json
 from service.routes.http import Encode, Payload, Sent, respond
 from service.routes.native import Integers, Row
 from service.routes.openapi import DEADLINE, ERRORS, Strict, by_name, examples, json_body
-from service.routes.text import Texts, batch_of_texts
+from service.routes.text import Asked, Texts, batch_of_texts
 from service.routes.validation import validated
 
 router = APIRouter(prefix="/v1", generate_unique_id_function=by_name)
@@ -133,20 +133,20 @@ async def decode(sent: Sent, inference: Inference) -> tuple[Query, Encode]:
         )
     as_base64 = asked.encoding_format == "base64"
     query = Query(
-        model, *await _batch(asked, model, inference), ("pooled",), normalize=manifest.normalize and asked.dimensions is None,
+        model, *await _batch(asked, model, inference, sent), ("pooled",), normalize=manifest.normalize and asked.dimensions is None,
         precision=asked.precision, binary=as_base64, field="input", hint=OTHER_VOCABULARY,
     )  # fmt: skip
     return query, partial(encode, asked.dimensions, as_base64)
 
 
-async def _batch(asked: EmbeddingsRequest, model: Model, inference: Inference) -> tuple[Batch, Cells]:
+async def _batch(asked: EmbeddingsRequest, model: Model, inference: Inference, sent: Sent) -> tuple[Batch, Cells]:
     if not asked.input:
         raise InvalidInput("input is empty: send at least one text or sequence", param="input")
+    if isinstance(asked.input[0], str):
+        return await batch_of_texts(Asked("input", asked.input, bool(asked.truncate), model), inference, sent)
     for index, sequence in enumerate(asked.input):
         if not sequence:
             raise InvalidInput(f"input[{index}] is empty: leave it out", param="input")
-    if isinstance(asked.input[0], str):
-        return await batch_of_texts("input", asked.input, bool(asked.truncate), model, inference)
     if asked.truncate:
         raise InvalidInput("truncate is set, but it cuts texts only: cut the token ids yourself", param="truncate")
     return from_lists(asked.input, None, "input")
