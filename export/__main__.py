@@ -58,7 +58,8 @@ class Source:
         if self.preset:
             source: dict[str, Any] = {"preset": self.preset, "seed": self.seed}
             return build(self.preset, layout, self.seed), {"source": source, "pooling": "mean", "normalize": False}
-        loaded = load_checkpoint(self._folder(), layout)
+        assert self.checkpoint
+        loaded = load_checkpoint(self.checkpoint, layout)
         weights = bundles.sha256(self._folder() / "model.safetensors")
         source = {"checkpoint": self._folder().name, "sha256": weights, "unused": loaded.unused}
         if self.max_length is not None:
