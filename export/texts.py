@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 from export import nearness
 from model.transformer import Transformer
 from service.bundle import TOKENIZER, Bundle
+from service.errors import ServiceError
 from service.infer import Inference
 from service.routes.http import Sent
 from service.routes.native import decode
@@ -142,18 +143,27 @@ Compare = Callable[[str], Iterable[nearness.Result]]
 
 def checks(inference: Inference, bundle: Bundle, reference: Transformer, folder: Path) -> list[tuple[str, Compare]]:
     """The certificate's cases from text to vector, each to be called with a precision."""
-    limits, made = bundle.manifest.limits, _Authors(bundle, reference, folder)
-    long = " ".join(SENTENCES) + " "
+    limit, authors = bundle.manifest.limits.max_text_tokens, _Authors(bundle, reference, folder)
+    words = _words(bundle.path / TOKENIZER, limit)
     cases = {
-        "texts": list(SENTENCES),
-        f"texts cut to {limits.max_text_tokens}": [
-            long * limits.max_text_tokens,
-            long * (limits.max_text_tokens // 16),
-        ],
+        "texts": [*SENTENCES, *words],
+        f"texts cut to {limit}": [" ".join(words) * 3, (" ".join(SENTENCES) + " ") * limit],
     }
-    if made.ids(""):
+    if authors.ids(""):
         cases["an empty text"] = [""]
-    return [(name, partial(_against_authors, inference, bundle, made, texts)) for name, texts in cases.items()]
+    same_file = (bundle.path / TOKENIZER).read_bytes() == read(folder, bundle.manifest.limits.max_positions).tokenizer
+    return [
+        (TOKENIZER, lambda _: [("unlike the folder's", 0 if same_file else 1, 0)]),
+        *((name, partial(_against_authors, inference, bundle, authors, texts)) for name, texts in cases.items()),
+    ]
+
+
+def _words(tokenizer: Path, limit: int) -> list[str]:
+    """Seeded texts of the vocabulary's own words, every second one in capitals."""
+    vocabulary = sorted(Tokenizer.from_file(str(tokenizer)).get_vocab())
+    drawn = np.random.default_rng(0).choice(vocabulary, (8, max(1, limit // 4)))
+    words = [[word.removeprefix("##") for word in text] for text in drawn]
+    return [" ".join(word.upper() if i % 2 else word for i, word in enumerate(text)) for text in words]
 
 
 class _Authors:
@@ -183,7 +193,11 @@ def _against_authors(
 ) -> Iterator[nearness.Result]:
     """The server's token ids and vectors of these texts."""
     body = {"texts": texts, "truncate": True, "normalize": bundle.manifest.normalize, "precision": precision}
-    ids, vectors = asyncio.run(_served(inference, orjson.dumps(body)))
+    try:
+        ids, vectors = asyncio.run(_served(inference, orjson.dumps(body)))
+    except ServiceError as error:
+        yield f"refused: {error.message}", 1, 0
+        return
     num_other = sum(got != authors.ids(text) for got, text in zip(ids, texts, strict=True))
     yield "texts with other token ids", num_other, 0
     if not num_other:  # theirs may be ids that the model has not
