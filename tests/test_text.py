@@ -240,7 +240,7 @@ def test_the_deadline_is_kept_while_texts_are_tokenized(text_bundles: Path, rout
         time.sleep(0.5)
         assert len(watch.calls) == num_calls
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
-    assert 0.4 < seconds < 1.0  # 30 pieces would take 3 s
+    assert 0.4 < seconds < 2.0  # 30 pieces would take 3 s
     assert num_calls < 10
 
 

@@ -69,7 +69,9 @@ class InferRequest(Options):
     input_ids: Integers | None = Field(None, description="Token ids, a list per sequence. Either these or `texts`.")
     attention_mask: Integers | None = Field(None, description="1 for a real token, 0 for a pad; shaped like input_ids.")
     texts: Texts | None = Field(None, description="Tokenized as the model expects; answered like ragged input_ids.")
-    truncate: bool = Field(False, description="Whether texts that are too long are cut instead of refused.")
+    truncate: bool = Field(
+        False, description="Whether texts that are too long are cut, as the model's authors do it, instead of refused."
+    )
 
     @property
     def field(self) -> str:

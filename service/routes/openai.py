@@ -55,6 +55,7 @@ class EmbeddingsRequest(Strict):
 
     input: Annotated[Sequences, PlainValidator(_sequences, str | list[str] | list[int] | list[list[int]])] = Field(
         description="A text, token ids of the model's own vocabulary with its special tokens, or a list of such."
+        " An empty text is its special tokens alone."
     )
     model: str | None = Field(None, description="`name` or `name/version`; the latest version by default.")
     encoding_format: Literal["float", "base64"] | None = Field(
@@ -64,7 +65,9 @@ class EmbeddingsRequest(Strict):
         None, description="Only the first so many, scaled to length 1 where the model's vectors are. Means something only of models trained for it."
     )  # fmt: skip
     user: str | None = Field(None, description="Read by nobody here.")
-    truncate: bool | None = Field(None, description="Whether texts that are too long are cut instead of refused.")
+    truncate: bool | None = Field(
+        None, description="Whether texts that are too long are cut, as the model's authors do it, instead of refused."
+    )
     precision: Literal["fp32", "int8"] | None = Field(None, description="One the model has; by default as it says.")
 
 

@@ -184,7 +184,9 @@ class TokenizeResponse(BaseModel):
     offsets: list[list[list[int]]] = Field(
         description="First and one past the last character of each token in its text; 0, 0 for special tokens."
     )
-    num_tokens: list[int] = Field(description="Of each text: more than `limit` is refused by the other routes.")
+    num_tokens: list[int] = Field(
+        description="Of each text: the other routes refuse, or cut, one with more than `limit`."
+    )
     limit: int = Field(description="Tokens of a text that the model takes, special tokens included.")
 
 
