@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from typing import Any
 import onnxruntime
 import torch
 
+from export import texts
 from export.graph import OPSET, export_body, export_head
 from export.parity import CertificationError, certify
 from export.quantize import QuantizationError, quantize
 from model.checkpoint import CheckpointError, load_checkpoint
 from model.presets import PRESETS, build
-from model.transformer import Transformer
+from model.transformer import Config, Transformer
 from service import bundle as bundles
 from service import text
 from service.bundle import Bundle, Limits
@@ -37,11 +38,12 @@ class UsageError(Exception):
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model comes from: a preset and its seed, or a checkpoint folder."""
+    """Where a model comes from: a preset and its seed, or a checkpoint folder and how long its texts may be."""
 
     preset: str | None = None
     checkpoint: Path | None = None
     seed: int = SEED
+    max_length: int | None = None  # tokens of a text, instead of the authors' limit
 
     @property
     def name(self) -> str:
@@ -56,14 +58,27 @@ class Source:
         if self.preset:
             source: dict[str, Any] = {"preset": self.preset, "seed": self.seed}
             return build(self.preset, layout, self.seed), {"source": source, "pooling": "mean", "normalize": False}
-        loaded = load_checkpoint(self._folder(), layout)
+        assert self.checkpoint
+        loaded = load_checkpoint(self.checkpoint, layout)
         weights = bundles.sha256(self._folder() / "model.safetensors")
         source = {"checkpoint": self._folder().name, "sha256": weights, "unused": loaded.unused}
+        if self.max_length is not None:
+            source["max_length"] = self.max_length
         return loaded.model, {"source": source, "pooling": loaded.pooling, "normalize": loaded.normalize}
 
-    def copy_tokenizer(self, folder: Path) -> None:
-        if self.checkpoint and (tokenizer := self._folder() / bundles.TOKENIZER).is_file():
-            shutil.copyfile(tokenizer, folder / bundles.TOKENIZER)
+    def texts(self, max_positions: int) -> texts.Texts:
+        """NoTexts says why the model takes none. UsageError if max_length is none that it can have."""
+        if not self.checkpoint:
+            raise texts.NoTexts(f"preset {self.preset} has no tokenizer")
+        found = texts.read(self._folder(), max_positions)
+        if self.max_length is None:
+            return found
+        if not found.num_special < self.max_length <= max_positions:
+            raise UsageError(
+                f"--max-length {self.max_length}: {found.num_special + 1} to {max_positions} for this model, whose"
+                f" texts have {found.num_special} special tokens"
+            )
+        return replace(found, max_tokens=self.max_length, limited_by="--max-length")
 
 
 @dataclass(frozen=True)
@@ -84,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             verify(options.bundle, options.checkpoint)
         else:
             options = _export_parser().parse_args(arguments)
-            source, name = Source(options.preset, options.checkpoint), options.name
+            source, name = Source(options.preset, options.checkpoint, max_length=options.max_length), options.name
             plan = Plan(options.layout, *_precisions(options.precision, options.default_precision))
             export(source, options.out, name or source.name, options.version, plan)
     except (CertificationError, CheckpointError, QuantizationError, StartupError, UsageError) as error:
@@ -104,6 +119,12 @@ def _export_parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, metavar="BUNDLES", help="where to write <name>/<version>/")
     parser.add_argument("--name", help="the preset's or the folder's name by default")
     parser.add_argument("--version", type=int, help="the next free whole number by default")
+    parser.add_argument(
+        "--max-length",
+        type=int,
+        metavar="N",
+        help="tokens that a text may have; what its authors cut texts to by default",
+    )
     parser.add_argument("--layout", choices=["packed", "padded"], default="packed", help="packed computes no pads")
     parser.add_argument(
         "--precision", default="fp32", metavar="P[,P]", help="fp32, int8 or fp32,int8; int8 is row-wise"
@@ -140,7 +161,7 @@ def export(source: Source, out: Path, name: str, version: int | None, plan: Plan
     partial.mkdir(parents=True)
     try:
         bundle = _write(source, partial, name, version, plan)
-        bundles.write_certificate(bundle, certify(bundle, source.model("padded")[0]))
+        bundles.write_certificate(bundle, certify(bundle, source.model("padded")[0], source.checkpoint))
         partial.rename(place)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -165,11 +186,10 @@ def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) ->
     """The graphs and the manifest, not yet certified."""
     model, facts = source.model(plan.layout)
     print(f"exporting {name}/{version}: {model.config.n_layers} layers, d_model {model.config.d_model}", flush=True)
-    limits = Limits(max_positions=model.config.max_positions, vocab_size=model.config.vocab_size)
+    limits = _limits(source, model.config, folder)
     _write_body(model, folder, plan.precisions, limits)
     if model.head:
         export_head(model.head, model.config.d_model, folder / bundles.HEAD)
-    source.copy_tokenizer(folder)
     config = model.config
     manifest = {
         "name": name,
@@ -191,6 +211,21 @@ def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) ->
     return bundle
 
 
+def _limits(source: Source, config: Config, folder: Path) -> Limits:
+    """The model's own, and that of its texts, whose tokenizer is written to `folder` where there is one."""
+    limits = {"max_positions": config.max_positions, "vocab_size": config.vocab_size}
+    try:
+        found = source.texts(config.max_positions)
+    except texts.NoTexts as why:
+        if source.max_length is not None:
+            raise UsageError(f"--max-length {source.max_length} is of texts, and it takes none: {why}") from None
+        print(f"texts: no, because {why}", flush=True)
+        return Limits(**limits)
+    print(f"texts: {found}", flush=True)
+    (folder / bundles.TOKENIZER).write_bytes(found.tokenizer)
+    return Limits(**limits, max_text_tokens=found.max_tokens)
+
+
 def _write_body(model: Transformer, folder: Path, precisions: Sequence[str], limits: Limits) -> None:
     """A graph for each precision. int8 is made from fp32, which is not kept unless asked for."""
     fp32 = folder / GRAPHS["fp32"]
@@ -210,12 +245,24 @@ def verify(path: Path, checkpoint: Path | None) -> None:
     elif checkpoint is None:
         raise UsageError(f"{bundle.ref} was made from {recorded['checkpoint']}: name that folder with --checkpoint DIR")
     else:
-        source = Source(checkpoint=checkpoint)
+        source = Source(checkpoint=checkpoint, max_length=recorded.get("max_length"))
     reference, facts = source.model("padded")
     if facts["source"] != recorded:
         raise UsageError(f"{bundle.ref} was made from {recorded}, this is {facts['source']}")
-    bundles.write_certificate(bundle, certify(bundle, reference))
+    _check_text_limit(bundle, source)
+    bundles.write_certificate(bundle, certify(bundle, reference, source.checkpoint))
     print(f"verified {path}")
+
+
+def _check_text_limit(bundle: Bundle, source: Source) -> None:
+    """UsageError if texts would be cut otherwise than the bundle's source says."""
+    limits = bundle.manifest.limits
+    if bundles.TOKENIZER in bundle.manifest.files and limits.max_text_tokens != (
+        limit := source.texts(limits.max_positions).max_tokens
+    ):
+        raise UsageError(
+            f"{bundle.ref} takes texts of {limits.max_text_tokens} tokens, its authors cut them to {limit}: export it again"
+        )
 
 
 if __name__ == "__main__":

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from starlette.datastructures import Headers
 from tqdm import tqdm
 
-from export import nearness
+from export import nearness, texts
 from export.quantize import read_parts
 from model.transformer import Transformer
 from service import selfcheck
-from service.bundle import Bundle
+from service.bundle import TOKENIZER, Bundle
 from service.infer import Inference
 from service.models import PADDINGS, Model, Models
 from service.routes.http import Sent
@@ -72,13 +72,21 @@ class Case:
         return ids, np.array(mask, np.int64)
 
 
-def certify(bundle: Bundle, reference: Transformer) -> dict[str, Any]:
-    """The certificate of `bundle` against `reference` (layout padded). CertificationError names what failed."""
+def certify(bundle: Bundle, reference: Transformer, checkpoint: Path | None = None) -> dict[str, Any]:
+    """The certificate of `bundle` against `reference` (layout padded). CertificationError names what failed.
+
+    checkpoint: the folder it was made of; a bundle with a tokenizer must have one.
+    """
     model = Model(bundle, "cpu")
     checks: list[Check] = []
     with _path(model) as path:
         precisions = bundle.manifest.precisions
-        work = [(precision, check) for precision in precisions for check in _checks(path, reference, precision)]
+        of_texts = _text_checks(path, reference, checkpoint)
+        work = [
+            (precision, check)
+            for precision in precisions
+            for check in [*_checks(path, reference, precision), *of_texts]
+        ]
         for precision, (case, compare) in tqdm(work, desc=f"certify {bundle.ref}", unit="case", disable=None):
             found = [Check(case, output, precision, *result) for output, *result in compare(precision)]
             checks.extend(found)
@@ -152,6 +160,15 @@ def _checks(path: _Path, reference: Transformer, precision: str) -> list[tuple[s
         ("in company like alone", partial(_unequal_company, path)),
         ("bare graph, its bits", partial(_bare_bits, path)),
     ]
+
+
+def _text_checks(path: _Path, reference: Transformer, checkpoint: Path | None) -> list[tuple[str, Compare]]:
+    bundle = path.model.bundle
+    if TOKENIZER not in bundle.manifest.files:
+        return []
+    if checkpoint is None:
+        raise CertificationError(f"{bundle.ref} has a tokenizer: the folder it came from is needed to certify it")
+    return texts.checks(path.inference, bundle, reference, checkpoint)
 
 
 def cases(bundle: Bundle) -> list[Case]:

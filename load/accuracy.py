@@ -48,10 +48,10 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def tokenize(bundle: Bundle, texts: list[str]) -> list[Ints]:
-    """Token ids of each distinct text, at the model's own limit, not at the one the tokenizer's file sets."""
+    """Token ids of each distinct text, cut as the server cuts them, not as the tokenizer's file says."""
     tokenizer = Tokenizer.from_file(str(bundle.path / "tokenizer.json"))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(bundle.manifest.limits.max_positions)
+    tokenizer.enable_truncation(bundle.manifest.limits.max_text_tokens)
     return [np.array(item.ids, np.int64) for item in tokenizer.encode_batch(list(dict.fromkeys(texts)))]
 
 

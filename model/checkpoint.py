@@ -10,10 +10,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from model.folder import problem, unserved_head
 from model.transformer import Attention, Block, Config, Head, LayerNorm, Transformer
 
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
-POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first", "pooling_mode_lasttoken": "last"}
+POOLINGS = {
+    "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first", "pooling_mode_lasttoken": "last",
+    "mean": "mean", "cls": "first", "lasttoken": "last",  # as newer releases write it
+}  # fmt: skip
 # Known parts of BERT checkpoints that the forward does not use: named in the manifest, not refused
 UNUSED = re.compile(r"pooler\..*|.*\.position_ids|cls\.seq_relationship\..*")
 
@@ -32,9 +36,13 @@ class Checkpoint:
 
 def load_checkpoint(folder: Path, layout: str = "packed") -> Checkpoint:
     """The folder's model in evaluation mode. CheckpointError if anything is missing, unexpected or misshaped."""
+    if wrong := problem(folder):
+        raise CheckpointError(wrong)
     weights, unused = _read_weights(folder / "model.safetensors")
     with_head = any(key.startswith("cls.predictions.") for key in weights)
     config = read_config(_read_json(folder / "config.json"), with_head)
+    if head := unserved_head(folder, weights):
+        raise CheckpointError(head)
     model = Transformer(config, layout)
     reader = _Reader(weights)
     with torch.no_grad():
@@ -186,6 +194,8 @@ def _sentence_transformers(folder: Path) -> tuple[str, bool]:
         raise CheckpointError(f"modules.json: {', '.join(sorted(unknown))} is not supported")
     modes = _read_json(folder / "1_Pooling" / "config.json") if "Pooling" in kinds else {}
     wanted = [name for name, on in modes.items() if name.startswith("pooling_mode_") and on is True]
+    if mode := modes.get("pooling_mode"):
+        wanted = [mode] if isinstance(mode, str) else mode
     if len(wanted) > 1 or set(wanted) - set(POOLINGS):
         raise CheckpointError(f"1_Pooling/config.json: {', '.join(wanted)} is not supported")
     return POOLINGS[wanted[0]] if wanted else "mean", "Normalize" in kinds

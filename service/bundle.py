@@ -15,7 +15,7 @@ from errno import EACCES
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service.errors import StartupError
 
@@ -35,8 +35,13 @@ class File(_Part):
 
 
 class Limits(_Part):
-    max_positions: int  # real tokens in a sequence
-    vocab_size: int  # ids are below it
+    max_positions: int = Field(description="Real tokens in a sequence.")
+    vocab_size: int = Field(description="Token ids are below it.")
+    # manifests of before this limit lack it: their texts were cut to as many tokens as the model has positions
+    max_text_tokens: int = Field(
+        default_factory=lambda given: given["max_positions"],
+        description="Tokens of a text, special tokens included: what the model's authors cut texts to.",
+    )
 
 
 class Manifest(_Part):

@@ -83,7 +83,7 @@ class Metrics(Observer):
         self.workers = gauge("addnorm_workers", "Processes that serve.")
         self.queue_tokens = gauge("addnorm_queue_tokens", "Real tokens that wait.")
         self.queue_tokens_limit = gauge("addnorm_queue_tokens_limit", "Real tokens that may wait.")
-        self.pending_bytes = gauge("addnorm_pending_bytes", "Bytes of answers being made or sent, and of bodies half received.", ["what"])
+        self.pending_bytes = gauge("addnorm_pending_bytes", "Bytes of answers being made or sent, of bodies half received, and of texts being tokenized.", ["what"])
         self.lanes = gauge("addnorm_lanes", "Session runs that may go on at once.")
         self.lanes_busy = gauge("addnorm_lanes_busy", "Session runs going on.")
         self.lane_busy_seconds = counter("addnorm_lane_busy_seconds", "Time of lanes from taking a micro-batch to its rows.")

@@ -113,11 +113,17 @@ def client(url: str) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="session")
-def text_bundles(notebook: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def text_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that `text_bundles` exports. Copy it before changing it."""
+    return checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="session")
+def text_bundles(notebook: Path, text_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """notebook, and under the name that the examples use a BERT of a few words that takes texts."""
     root = tmp_path_factory.mktemp("texts")
     (root / "notebook").symlink_to(notebook.parent)
-    export(Source(checkpoint=checkpoint(tmp_path_factory.mktemp("checkpoint"))), root, TEXT_MODEL, None, Plan())
+    export(Source(checkpoint=text_checkpoint), root, TEXT_MODEL, None, Plan())
     return root
 
 

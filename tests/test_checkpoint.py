@@ -1,12 +1,23 @@
 """Hugging Face folders, against transformers' own BertModel."""
 
 import json
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForMaskedLM, BertModel
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertModel,
+    PreTrainedModel,
+)
 
 from model.checkpoint import CheckpointError, load_checkpoint
 
@@ -119,6 +130,98 @@ def test_broken_and_absent_files_are_named(folder: Path) -> None:
         load_checkpoint(folder)
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        load_checkpoint(folder)
+
+
+def command(message: str) -> list[str]:
+    """The one that a message says will help, run with this Python."""
+    found = re.search(r"`(python -c .+)`", message)
+    assert found, message
+    return [sys.executable, *shlex.split(found[1])[1:]]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nowhere", "there is no folder nowhere"),
+        ("/no/where", "there is no folder /no/where"),
+        (
+            "BAAI/bge-small-en-v1.5",
+            "there is no folder BAAI/bge-small-en-v1.5; if it is a model of the Hugging Face hub, download it first:"
+            " `hf download BAAI/bge-small-en-v1.5 --local-dir bge-small-en-v1.5`",
+        ),
+        (__file__, "test_checkpoint.py is a file: name the folder that it lies in"),
+    ],
+)
+def test_what_is_no_folder_is_said_to_be_none(name: str, words: str) -> None:
+    with pytest.raises(CheckpointError) as failed:
+        load_checkpoint(Path(name))
+    assert words in str(failed.value)
+
+
+def test_a_folder_that_lacks_a_file_is_told_which(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"there is no model\.safetensors in "):
+        load_checkpoint(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"there is no config\.json in "):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("kind", ["pytorch_model.bin", "shards of it", "safetensors shards"])
+def test_other_weights_come_with_a_command_that_converts_them(folder: Path, kind: str) -> None:
+    expected, weights = load_checkpoint(folder).model(IDS, MASK)[0], load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    halves = dict(list(weights.items())[::2]), dict(list(weights.items())[1::2])
+    for index, half in enumerate(halves, 1):
+        if kind == "shards of it":
+            torch.save(half, folder / f"pytorch_model-0000{index}-of-00002.bin")
+        elif kind == "safetensors shards":
+            save_file(half, folder / f"model-0000{index}-of-00002.safetensors")
+    if kind == "pytorch_model.bin":
+        torch.save(weights, folder / kind)
+    with pytest.raises(CheckpointError, match="convert") as failed:
+        load_checkpoint(folder)
+    assert str(failed.value).startswith(f"{folder} has its weights in ")
+    subprocess.run(command(str(failed.value)), check=True)
+    assert torch.equal(load_checkpoint(folder).model(IDS, MASK)[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (BertForSequenceClassification, "has a classification head (classifier.bias, classifier.weight)"),
+        (BertForQuestionAnswering, "has a question answering head (qa_outputs.bias, qa_outputs.weight)"),
+    ],
+)
+def test_a_head_that_is_not_served_is_named_and_the_body_can_be_exported(
+    tmp_path: Path, kind: type[PreTrainedModel], words: str
+) -> None:
+    torch.manual_seed(0)
+    theirs = kind(CONFIG).eval()
+    theirs.save_pretrained(tmp_path / "m")
+    with pytest.raises(CheckpointError, match="not served yet") as failed:
+        load_checkpoint(tmp_path / "m")
+    assert words in str(failed.value)
+    subprocess.run(command(str(failed.value)), check=True)
+    with torch.no_grad():
+        expected = theirs.base_model(input_ids=IDS, attention_mask=MASK).last_hidden_state
+        got = load_checkpoint(tmp_path / "m-body").model(IDS, MASK)[0]
+    torch.testing.assert_close(got[MASK == 1], expected[MASK == 1], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("mode", "pooling"), [("cls", "first"), ("mean", "mean"), (["lasttoken"], "last")])
+def test_pooling_is_read_as_newer_releases_of_sentence_transformers_write_it(
+    folder: Path, mode: str | list[str], pooling: str
+) -> None:
+    kinds = ["base.modules.transformer.Transformer", "sentence_transformer.modules.pooling.Pooling"]
+    (folder / "modules.json").write_text(json.dumps([{"type": f"sentence_transformers.{kind}"} for kind in kinds]))
+    (folder / "1_Pooling").mkdir()
+    config = folder / "1_Pooling" / "config.json"
+    config.write_text(json.dumps({"embedding_dimension": 32, "pooling_mode": mode, "include_prompt": True}))
+    assert load_checkpoint(folder).pooling == pooling
+    config.write_text(json.dumps({"pooling_mode": ["cls", "mean"]}))
+    with pytest.raises(CheckpointError, match="cls, mean is not supported"):
         load_checkpoint(folder)
 
 

@@ -163,7 +163,7 @@ def test_verify_finds_a_bundle_that_its_hashes_hide(notebook: Path, tmp_path: Pa
         (["--preset", "notebook", "--name", "../x"], "name '../x'"),
         (["--preset", "notebook", "--version", "1"], "version 1 of notebook: is there already"),
         (["--preset", "notebook", "--version", "0"], "version 0 of notebook: 1 or more"),
-        (["--checkpoint", "nowhere"], "nowhere/model.safetensors"),
+        (["--checkpoint", "nowhere"], "there is no folder nowhere"),
     ],
 )
 def test_wrong_arguments_end_with_one_line(notebook: Path, arguments: list[str], words: str) -> None:

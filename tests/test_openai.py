@@ -18,7 +18,7 @@ from openai import AsyncOpenAI, OpenAI
 from service.app import create_app
 from tests.conftest import inference_of, serving
 from tests.test_text import LONG, ids_of
-from tests.texts import D_MODEL, TEXT_MODEL
+from tests.texts import D_MODEL, MAX_TEXT_TOKENS, TEXT_MODEL
 
 TEXTS = ["Pads are dropped.", "a b c"]
 IDS = ids_of(TEXTS)
@@ -92,7 +92,17 @@ def test_vectors_are_normalized_only_where_the_bundle_says_so(sdk: OpenAI, text_
 def test_what_is_ours_travels_in_extra_body_and_a_user_is_read_by_nobody(sdk: OpenAI) -> None:
     options: dict[str, Any] = {"user": "someone", "extra_body": {"truncate": True, "precision": "fp32"}}
     answer = sdk.embeddings.create(model=TEXT_MODEL, input=LONG, **options)
-    assert answer.usage.prompt_tokens == 16
+    assert answer.usage.prompt_tokens == MAX_TEXT_TOKENS
+
+
+@pytest.mark.parametrize("sent", ["", ["a", ""]])
+def test_an_empty_text_is_its_special_tokens(sdk: OpenAI, text_client: httpx.Client, sent: Any) -> None:
+    answer = sdk.embeddings.create(model=TEXT_MODEL, input=sent)
+    ids = ids_of([sent] if isinstance(sent, str) else sent)
+    body = {"model": TEXT_MODEL, "input_ids": ids, "outputs": ["pooled"], "normalize": True}
+    expected = np.array(text_client.post("/v1/infer", json=body).json()["pooled"], np.float32)
+    np.testing.assert_array_equal(vectors(answer), expected)
+    assert len(ids[-1]) == 2
 
 
 def test_models_are_listed_and_retrieved(sdk: OpenAI) -> None:
@@ -104,13 +114,12 @@ def test_models_are_listed_and_retrieved(sdk: OpenAI) -> None:
 
 BAD: dict[str, tuple[dict[str, Any], type[openai.APIStatusError], str, str]] = {
     "unknown model": ({"model": "gpt-5"}, openai.NotFoundError, "model_not_found", "'gpt-5' is not served here"),
-    "too long": ({"input": ["a", LONG]}, openai.BadRequestError, "invalid_input", "input[1] has 42 tokens, 26 more than"),
+    "too long": ({"input": ["a", LONG]}, openai.BadRequestError, "invalid_input", "input[1] has 42 tokens, 30 more than"),
     "too many ids": ({"input": [[1] * 17]}, openai.BadRequestError, "invalid_input", "input[0] has 17 real tokens, the limit"),
     "another vocabulary": ({"input": [[1], [50256]]}, openai.BadRequestError, "invalid_input", "set check_embedding_ctx_length=False"),
     "an id below 0": ({"input": [-1]}, openai.BadRequestError, "invalid_input", "input[0][0] is -1: ids of"),
     "an id over 64 bits": ({"input": [[1, 2**64]]}, openai.BadRequestError, "invalid_input", "input[0][1] is"),
     "nothing": ({"input": []}, openai.BadRequestError, "invalid_input", "input is empty"),
-    "an empty text": ({"input": ["a", ""]}, openai.BadRequestError, "invalid_input", "input[1] is empty"),
     "an empty sequence": ({"input": [[1], []]}, openai.BadRequestError, "invalid_input", "input[1] is empty"),
     "texts and ids": ({"input": ["a", 1]}, openai.BadRequestError, "invalid_input", "input[1]: Input should be a valid string, got 1"),
     "ids and texts": ({"input": [[1], "a"]}, openai.BadRequestError, "invalid_input", 'input[1]: Input should be a valid array, got "a"'),

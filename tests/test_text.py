@@ -1,9 +1,13 @@
 """Texts: the library's own token ids, the bits of these ids, and words for what does not fit."""
 
 import json
+import re
+import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +17,19 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer as Library
-from transformers import BertModel
+from transformers import AutoTokenizer, BertModel
 
 from service import bundle as bundles
 from service.errors import StartupError
-from service.routes.text import CHUNK_CHARACTERS
+from service.routes.text import PIECE_CHARACTERS
 from service.text import Tokenizer
 from tests.conftest import inference_of, serving
-from tests.texts import MAX_POSITIONS, TEXT_MODEL, tokenizer
+from tests.texts import MAX_POSITIONS, MAX_TEXT_TOKENS, TEXT_MODEL, tokenizer
 
 ROOT = Path(__file__).parent.parent
 TEXTS = ["Pads are dropped.", "a", "Padding costs nothing, tokenize the same text", "", "unheard of"]
 LONG = "a " * 40  # 42 tokens
+MANY_LENGTHS = ["", "a b c", "a " * 9, "a " * 10, "the same " * 6, LONG, "padding costs nothing, " * 400]
 
 
 def library(max_length: int | None = None) -> Library:
@@ -61,21 +66,70 @@ def test_tokenize_shows_ids_tokens_and_offsets_and_what_the_limit_is(text_client
     assert answer["tokens"] == [encoding.tokens for encoding in expected]
     assert answer["offsets"] == [[list(pair) for pair in encoding.offsets] for encoding in expected]
     assert answer["num_tokens"] == list(map(len, expected))
-    assert (answer["model"], answer["version"], answer["limit"]) == (TEXT_MODEL, "1", MAX_POSITIONS)
+    assert (answer["model"], answer["version"], answer["limit"]) == (TEXT_MODEL, "1", MAX_TEXT_TOKENS)
 
 
 def test_truncate_cuts_like_the_library_and_keeps_the_special_tokens(text_client: httpx.Client) -> None:
     texts = [LONG, "a", " the same text" * 1000]
     cut = post(text_client, "/v1/tokenize", texts=texts, truncate=True).json()["input_ids"]
-    assert cut == ids_of(texts, MAX_POSITIONS)
-    assert cut[0][0], cut[0][-1] == (2, 3)
-    assert len(cut[0]) == MAX_POSITIONS
+    assert cut == ids_of(texts, MAX_TEXT_TOKENS)
+    assert (cut[0][0], cut[0][-1]) == (2, 3)
+    assert len(cut[0]) == MAX_TEXT_TOKENS
     answer = post(text_client, texts=texts, truncate=True, outputs=["pooled"])
     assert answer.json() == post(text_client, input_ids=cut, outputs=["pooled"]).json()
 
 
+def authors(folder: Path, texts: Sequence[str], max_length: int = MAX_TEXT_TOKENS) -> Any:
+    """Vectors as sentence-transformers makes them of this folder: transformers' tokenizer and model, mean, length 1."""
+    tokenize, model = AutoTokenizer.from_pretrained(folder), BertModel.from_pretrained(folder).eval()
+    ids = [tokenize(text, truncation=True, max_length=max_length)["input_ids"] for text in texts]
+    with torch.no_grad():
+        means = [model(input_ids=torch.tensor([row])).last_hidden_state[0].mean(0).numpy() for row in ids]
+    return np.array([mean / np.linalg.norm(mean) for mean in means])
+
+
+@pytest.mark.parametrize("route", ["/v1/infer", "/v1/embeddings"])
+def test_texts_give_the_authors_vectors_also_where_they_are_cut(
+    text_client: httpx.Client, text_checkpoint: Path, route: str
+) -> None:
+    if route == "/v1/infer":
+        answer = post(text_client, route, texts=MANY_LENGTHS, truncate=True, outputs=["pooled"], normalize=True)
+        got = answer.json()["pooled"]
+    else:
+        answer = post(text_client, route, input=MANY_LENGTHS, truncate=True)
+        got = [entry["embedding"] for entry in answer.json()["data"]]
+    np.testing.assert_allclose(got, authors(text_checkpoint, MANY_LENGTHS), atol=1e-5)
+
+
+def test_token_ids_may_be_as_many_as_the_model_takes(text_client: httpx.Client) -> None:
+    answer = post(text_client, input_ids=[[4] * MAX_POSITIONS], outputs=["pooled"])
+    assert answer.json()["usage"]["real_tokens"] == MAX_POSITIONS
+    limits = text_client.get(f"/v1/models/{TEXT_MODEL}").json()["limits"]
+    assert (limits["max_positions"], limits["max_text_tokens"]) == (MAX_POSITIONS, MAX_TEXT_TOKENS)
+
+
+def test_texts_give_pooled_vectors_unless_other_outputs_are_asked_for(text_client: httpx.Client) -> None:
+    answer = post(text_client, texts=["a", ""]).json()
+    assert list(answer) == ["model", "version", "pooled", "usage"]
+    assert answer == post(text_client, input_ids=ids_of(["a", ""]), outputs=["pooled"]).json()
+    assert "pooled" not in post(text_client, texts=["a"], outputs=["activations"]).json()
+    assert "activations" in post(text_client, input_ids=ids_of(["a"])).json()
+
+
+UNCUTTABLE = [" " * 600 + "the same text", "\u200b" * 600 + "a b", "x" * 600, f"{'x' * 600} the same text"]
+
+
+@pytest.mark.parametrize("text", UNCUTTABLE)
+def test_a_text_is_cut_where_the_library_cuts_it_or_refused(text_client: httpx.Client, text: str) -> None:
+    """Its first 512 characters do not hold the tokens that it would be cut to."""
+    answer = post(text_client, "/v1/tokenize", texts=["a", text], truncate=True)
+    assert answer.status_code == 400
+    assert "texts[1] has" in answer.json()["error"]["message"]
+    assert "its first 512 do not hold the 12 tokens to cut it to" in answer.json()["error"]["message"]
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "too long": ({"texts": ["a", LONG]}, f"texts[1] has 42 tokens, 26 more than {TEXT_MODEL}/1 takes (16): shorten it, or send"),
+    "too long": ({"texts": ["a", LONG]}, f"texts[1] has 42 tokens, 30 more than {TEXT_MODEL}/1 takes (12): shorten it, or send"),
     "far too long": ({"texts": ["a" * 600]}, f"texts[0] has 600 characters, 88 more than {TEXT_MODEL}/1 takes (512)"),
     "none": ({"texts": []}, "texts is empty: send at least one text"),
     "too many": ({"texts": ["a"] * 1025}, "texts has 1025 texts, the limit is 1024"),
@@ -83,7 +137,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a number": ({"texts": ["a", 1]}, "texts[1]: Input should be a valid string, got 1"),
     "bytes that are no text": ({"texts": ["\ud800"]}, "the body is not a JSON object"),
     "a mask": ({"texts": ["a"], "attention_mask": [[1]]}, "texts stand alone"),
-    "too many tokens": ({"texts": ["a " * 14] * 1024, "truncate": False}, "texts has more than 500 tokens, the limit"),
+    "too many tokens": ({"texts": ["a " * 10] * 1024, "truncate": False}, "texts has more than 500 tokens, the limit"),
 }  # fmt: skip
 
 
@@ -117,33 +171,117 @@ def test_many_callers_at_once_each_get_their_own_cut_or_uncut_ids(text_client: h
 
     with ThreadPoolExecutor(8) as callers:
         for (texts, truncate), got in zip(cases, callers.map(tokenized, cases), strict=True):
-            assert got == ids_of(texts, MAX_POSITIONS if truncate else None)
+            assert got == ids_of(texts, MAX_TEXT_TOKENS if truncate else None)
 
 
 class Watched:
-    """A tokenizer that remembers who called it with how much."""
+    """A tokenizer that remembers who called it with which texts, and takes `pause_s` for each call."""
 
-    def __init__(self, real: Tokenizer) -> None:
-        self.real, self.max_characters = real, real.max_characters
-        self.calls: list[tuple[str, int]] = []
+    def __init__(self, real: Tokenizer, pause_s: float = 0.0) -> None:
+        self.real, self.pause_s = real, pause_s
+        self.calls: list[tuple[str, list[str]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def ids(self, texts: Sequence[str], truncate: bool) -> Any:
+        return self._watched(self.real.ids, texts, truncate)
 
     def encode(self, texts: Sequence[str], truncate: bool) -> Any:
-        self.calls.append((threading.current_thread().name, len(texts)))
-        return self.real.encode(texts, truncate)
+        return self._watched(self.real.encode, texts, truncate)
+
+    def _watched(self, method: Callable[..., Any], texts: Sequence[str], truncate: bool) -> Any:
+        self.calls.append((threading.current_thread().name, list(texts)))
+        time.sleep(self.pause_s)
+        return method(texts, truncate)
 
 
-def test_long_work_is_done_in_chunks_off_the_event_loop_and_no_further_than_the_limit(text_bundles: Path) -> None:
-    inference = inference_of(text_bundles, max_tokens=2000)
+@contextmanager
+def watched(root: Path, pause_s: float = 0.0, **settings: Any) -> Iterator[tuple[httpx.Client, Watched]]:
+    """A server of its own whose tokenizer is watched."""
+    inference = inference_of(root, **settings)
     model = inference.models.find(TEXT_MODEL)
     assert model.tokenizer
-    model.tokenizer = watched = Watched(model.tokenizer)  # type: ignore[assignment]
-    with serving(inference) as url, httpx.Client(base_url=url) as client:
+    watch = model.tokenizer = Watched(model.tokenizer, pause_s)  # type: ignore[assignment]
+    with serving(inference) as url, httpx.Client(base_url=url, timeout=30) as client:
+        yield client, watch  # type: ignore[misc]
+
+
+MANY_PIECES = ["the same text " * 35] * 480  # 30 pieces of 16 texts
+
+
+def test_long_work_is_done_in_pieces_off_the_event_loop_and_no_further_than_the_limit(text_bundles: Path) -> None:
+    with watched(text_bundles, max_tokens=2000) as (client, watch):
         assert post(client, texts=["a"], outputs=["pooled"]).status_code == 200
-        assert not watched.calls.pop()[0].startswith("encode")  # quicker than a change of threads
-        assert post(client, texts=["a " * 300] * 1000, truncate=True).status_code == 400
-    each = CHUNK_CHARACTERS // 512  # characters are cut first
-    assert [size for _, size in watched.calls] == [each]  # 128 texts of 16 tokens are too many: the rest is left
-    assert all(name.startswith("encode") for name, _ in watched.calls)
+        assert not watch.calls.pop()[0].startswith("encode")  # quicker than a change of threads
+        assert post(client, texts=["a " * 250] * 1000, truncate=True).status_code == 400
+    each = PIECE_CHARACTERS // 500
+    assert {len(texts) for _, texts in watch.calls} == {each}
+    assert len(watch.calls) == -(-2001 // (each * MAX_TEXT_TOKENS))  # then there are too many: the rest is left
+    assert all(name.startswith("encode") for name, _ in watch.calls)
+
+
+def test_the_first_text_that_is_too_long_ends_the_work(text_bundles: Path) -> None:
+    with watched(text_bundles) as (client, watch):
+        assert post(client, texts=["a " * 250] * 1000).status_code == 400
+    assert len(watch.calls) == 1
+
+
+@pytest.mark.parametrize("route", ["/v1/infer", "/v1/embeddings", "/v1/tokenize"])
+def test_the_deadline_is_kept_while_texts_are_tokenized(text_bundles: Path, route: str) -> None:
+    """And what is left of the work is not done."""
+    body: dict[str, Any] = {"model": TEXT_MODEL, "truncate": True}
+    body["input" if route == "/v1/embeddings" else "texts"] = MANY_PIECES
+    with watched(text_bundles, pause_s=0.1) as (client, watch):
+        started = time.monotonic()
+        answer = client.post(route, json=body, headers={"x-request-timeout-ms": "450"})
+        seconds = time.monotonic() - started
+        num_calls = len(watch.calls)
+        time.sleep(0.5)
+        assert len(watch.calls) == num_calls
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert 0.4 < seconds < 2.0  # 30 pieces would take 3 s
+    assert num_calls < 10
+
+
+@pytest.mark.parametrize("route", ["/v1/infer", "/v1/tokenize"])
+def test_tokenizing_stops_when_the_caller_leaves(text_bundles: Path, route: str) -> None:
+    with watched(text_bundles, pause_s=0.1) as (client, watch):
+        with pytest.raises(httpx.ReadTimeout):
+            client.post(route, json={"model": TEXT_MODEL, "truncate": True, "texts": MANY_PIECES}, timeout=0.5)
+        time.sleep(0.3)
+        num_calls = len(watch.calls)
+        time.sleep(0.5)
+        assert len(watch.calls) == num_calls < 12
+        assert post(client, texts=["a"]).status_code == 200
+
+
+def test_texts_count_as_bodies_while_they_are_tokenized(text_bundles: Path) -> None:
+    num_bytes = sum(map(sys.getsizeof, MANY_PIECES))
+    body = {"texts": MANY_PIECES, "truncate": True}
+    with watched(text_bundles, pause_s=0.05, max_pending_body_bytes=2 * num_bytes - 1) as (client, _):
+        with ThreadPoolExecutor(1) as other:
+            first = other.submit(post, client, **body)
+            time.sleep(0.5)
+            held = re.search(r'^addnorm_pending_bytes{what="bodies"} (\S+)$', client.get("/metrics").text, re.MULTILINE)
+            second = post(client, **body)
+            assert first.result().status_code == 200
+        assert held
+        assert float(held[1]) == num_bytes
+        assert (second.status_code, second.json()["error"]["code"]) == (429, "bodies_full")
+        assert post(client, **body).status_code == 200
+
+
+def test_others_have_their_turn_between_the_pieces_of_one_caller(text_bundles: Path) -> None:
+    """With one thread for all: two callers of 30 pieces each delay a third's one piece by two or three pieces."""
+    with watched(text_bundles, pause_s=0.05, lanes=1) as (client, watch), ThreadPoolExecutor(2) as others:
+        slow = [others.submit(post, client, texts=MANY_PIECES, truncate=True) for _ in range(2)]
+        time.sleep(0.5)
+        before = len(watch.calls)
+        assert post(client, texts=["a b c " * 100], truncate=True).status_code == 200
+        behind = [texts[0][:5] for _, texts in watch.calls[before:]].index("a b c")
+        assert behind <= 3
+        assert [answer.result().status_code for answer in slow] == [200, 200]
 
 
 def test_a_tokenizer_that_is_broken_or_of_another_model_stops_the_start(text_bundles: Path, tmp_path: Path) -> None:
@@ -154,7 +292,7 @@ def test_a_tokenizer_that_is_broken_or_of_another_model_stops_the_start(text_bun
     other = tokenizer()
     other.add_tokens(["another"])
     other.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(StartupError, match="has ids up to 22, the model's are below 22"):
+    with pytest.raises(StartupError, match="has ids up to 23, the model's are below 23"):
         Tokenizer(bundle)
 
 

@@ -35,8 +35,9 @@ WORDS = [
     "the",
     "same",
     "text",
+    "[MASK]",
 ]
-MAX_POSITIONS, D_MODEL = 16, 32
+MAX_POSITIONS, MAX_TEXT_TOKENS, D_MODEL = 16, 12, 32
 TEXT_MODEL = "all-minilm-l6-v2"  # whose place it takes in the examples
 KINDS = ("Transformer", "Pooling", "Normalize")
 
@@ -47,13 +48,17 @@ def tokenizer() -> Tokenizer:
     made.normalizer, made.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
     around = [(word, WORDS.index(word)) for word in ("[CLS]", "[SEP]")]
     made.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=around)
+    made.add_special_tokens([word for word in WORDS if word.startswith("[")])
     made.enable_padding(length=128)
     made.enable_truncation(8)
     return made
 
 
 def checkpoint(folder: Path) -> Path:
-    """A Hugging Face folder as sentence-transformers writes it: mean pooling, vectors of length 1."""
+    """A Hugging Face folder as sentence-transformers writes it: mean pooling, vectors of length 1.
+
+    Its authors cut texts to MAX_TEXT_TOKENS, fewer than the model has positions.
+    """
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=len(WORDS), hidden_size=D_MODEL, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
@@ -62,6 +67,7 @@ def checkpoint(folder: Path) -> Path:
     disable_progress_bar()
     BertModel(config).save_pretrained(folder)
     tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": MAX_TEXT_TOKENS}))
     (folder / "modules.json").write_text(
         json.dumps([{"type": f"sentence_transformers.models.{kind}"} for kind in KINDS])
     )

@@ -30,6 +30,8 @@ class Sent(NamedTuple):
     body: bytes  # decompressed
     headers: Headers
     facts: Any = None  # what becomes known of it, for the log
+    deadline: float | None = None  # on time.monotonic()
+    left: Callable[[], Awaitable[None]] | None = None  # returns when the caller has gone
 
     def model(self, inference: Inference, ref: str | None) -> Model:
         """The model meant, from now on the log's too, whatever is wrong with the rest."""
@@ -117,7 +119,7 @@ async def respond(request: Request, decode: Decode) -> Response:
     body = await read_body(request, inference.settings.max_body_bytes)
     started = time.monotonic()
     facts = request.state.facts
-    query, encode = await decode(Sent(body, request.headers, facts), inference)
+    query, encode = await decode(sent_of(request, body, own_s), inference)
     if own_s is not None:
         query = query._replace(timeout_s=own_s)
     if coding := wanted_coding(request.headers):
@@ -135,6 +137,13 @@ async def respond(request: Request, decode: Decode) -> Response:
     inference.metrics.inferred(facts.model, facts.real_tokens, facts.padded_tokens, facts.stages_s)
     timing = ", ".join(f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in facts.stages_s.items())
     return PayloadResponse(payload, timing, inference.answers)
+
+
+def sent_of(request: Request, body: bytes, own_s: float | None) -> Sent:
+    """own_s: the caller's own deadline, if it sets one."""
+    timeout = own_s or request.app.state.inference.settings.timeout_s
+    facts = request.state.facts
+    return Sent(body, request.headers, facts, facts.started + timeout, partial(_left, request))
 
 
 def _compressing(encode: Encode, coding: str, answer: Answer) -> Payload:

@@ -20,7 +20,7 @@ from service.routes.content import JSON, negotiated, sent_type
 from service.routes.http import Encode, Payload, Sent, respond
 from service.routes.openapi import DEADLINE, ERRORS, Strict, by_name, examples, json_body
 from service.routes.tensors import SAFETENSORS, Arrays
-from service.routes.text import Texts, batch_of_texts
+from service.routes.text import Asked, Texts, batch_of_texts
 from service.routes.validation import validated
 
 router = APIRouter(prefix="/v1", generate_unique_id_function=by_name)
@@ -40,7 +40,7 @@ class Options(Strict):
 
     model: str | None = Field(None, description="`name` or `name/version`; the latest version by default.")
     outputs: Annotated[list[Output], Field(fail_fast=True)] | None = Field(
-        None, description="By default activations, and logits if there is a head."
+        None, description="By default activations, and logits if there is a head; of texts `pooled` alone."
     )
     logits: LogitsOptions | None = None
     pooling: Pooling | None = Field(None, description="How `pooled` is made; by default as the bundle says.")
@@ -57,6 +57,11 @@ class Options(Strict):
         """Where the sequences stand."""
         return "input_ids"
 
+    @property
+    def wanted(self) -> tuple[str, ...] | None:
+        """The outputs asked for; None: those of the bundle's default."""
+        return None if self.outputs is None else tuple(self.outputs)
+
 
 class InferRequest(Options):
     """Token batches, rectangular with a mask or ragged without; or texts, where the model has a tokenizer."""
@@ -64,11 +69,18 @@ class InferRequest(Options):
     input_ids: Integers | None = Field(None, description="Token ids, a list per sequence. Either these or `texts`.")
     attention_mask: Integers | None = Field(None, description="1 for a real token, 0 for a pad; shaped like input_ids.")
     texts: Texts | None = Field(None, description="Tokenized as the model expects; answered like ragged input_ids.")
-    truncate: bool = Field(False, description="Whether texts that are too long are cut instead of refused.")
+    truncate: bool = Field(
+        False, description="Whether texts that are too long are cut, as the model's authors do it, instead of refused."
+    )
 
     @property
     def field(self) -> str:
         return "input_ids" if self.texts is None else "texts"
+
+    @property
+    def wanted(self) -> tuple[str, ...] | None:
+        """Who sends a text wants its vector: the logits of its tokens may be megabytes."""
+        return ("pooled",) if self.texts is not None and self.outputs is None else super().wanted
 
 
 class TopTokens(BaseModel):
@@ -142,7 +154,7 @@ async def decode(sent: Sent, inference: Inference) -> tuple[Query, Encode]:
     options, model, batch, cells = await _read(sent, inference)
     logits = options.logits or LogitsOptions(positions="all", top_k=None)
     query = Query(
-        model, batch, cells, None if options.outputs is None else tuple(options.outputs), logits.positions, logits.top_k,
+        model, batch, cells, options.wanted, logits.positions, logits.top_k,
         options.pooling, options.normalize, options.precision, half=options.dtype == "float16",
         binary=answer_type == SAFETENSORS, field=options.field,
     )  # fmt: skip
@@ -165,7 +177,8 @@ async def _read(sent: Sent, inference: Inference) -> tuple[Options, Model, Batch
         return (asked, model, *_from_lists(asked))
     if asked.input_ids is not None or asked.attention_mask is not None:
         raise InvalidInput("texts stand alone: send either them or input_ids with attention_mask", param="texts")
-    return (asked, model, *await batch_of_texts("texts", asked.texts, asked.truncate, model, inference))
+    texts = Asked("texts", asked.texts, asked.truncate, model)
+    return (asked, model, *await batch_of_texts(texts, inference, sent))
 
 
 def _from_lists(asked: InferRequest) -> tuple[Batch, Cells]:

@@ -23,7 +23,7 @@ from service.routes.content import JSON, negotiated, require_json
 from service.routes.http import Encode, Payload, Sent, respond
 from service.routes.native import Integers, Row
 from service.routes.openapi import DEADLINE, ERRORS, Strict, by_name, examples, json_body
-from service.routes.text import Texts, batch_of_texts
+from service.routes.text import Asked, Texts, batch_of_texts
 from service.routes.validation import validated
 
 router = APIRouter(prefix="/v1", generate_unique_id_function=by_name)
@@ -55,6 +55,7 @@ class EmbeddingsRequest(Strict):
 
     input: Annotated[Sequences, PlainValidator(_sequences, str | list[str] | list[int] | list[list[int]])] = Field(
         description="A text, token ids of the model's own vocabulary with its special tokens, or a list of such."
+        " An empty text is its special tokens alone."
     )
     model: str | None = Field(None, description="`name` or `name/version`; the latest version by default.")
     encoding_format: Literal["float", "base64"] | None = Field(
@@ -64,7 +65,9 @@ class EmbeddingsRequest(Strict):
         None, description="Only the first so many, scaled to length 1 where the model's vectors are. Means something only of models trained for it."
     )  # fmt: skip
     user: str | None = Field(None, description="Read by nobody here.")
-    truncate: bool | None = Field(None, description="Whether texts that are too long are cut instead of refused.")
+    truncate: bool | None = Field(
+        None, description="Whether texts that are too long are cut, as the model's authors do it, instead of refused."
+    )
     precision: Literal["fp32", "int8"] | None = Field(None, description="One the model has; by default as it says.")
 
 
@@ -133,20 +136,20 @@ async def decode(sent: Sent, inference: Inference) -> tuple[Query, Encode]:
         )
     as_base64 = asked.encoding_format == "base64"
     query = Query(
-        model, *await _batch(asked, model, inference), ("pooled",), normalize=manifest.normalize and asked.dimensions is None,
+        model, *await _batch(asked, model, inference, sent), ("pooled",), normalize=manifest.normalize and asked.dimensions is None,
         precision=asked.precision, binary=as_base64, field="input", hint=OTHER_VOCABULARY,
     )  # fmt: skip
     return query, partial(encode, asked.dimensions, as_base64)
 
 
-async def _batch(asked: EmbeddingsRequest, model: Model, inference: Inference) -> tuple[Batch, Cells]:
+async def _batch(asked: EmbeddingsRequest, model: Model, inference: Inference, sent: Sent) -> tuple[Batch, Cells]:
     if not asked.input:
         raise InvalidInput("input is empty: send at least one text or sequence", param="input")
+    if isinstance(asked.input[0], str):
+        return await batch_of_texts(Asked("input", asked.input, bool(asked.truncate), model), inference, sent)
     for index, sequence in enumerate(asked.input):
         if not sequence:
             raise InvalidInput(f"input[{index}] is empty: leave it out", param="input")
-    if isinstance(asked.input[0], str):
-        return await batch_of_texts("input", asked.input, bool(asked.truncate), model, inference)
     if asked.truncate:
         raise InvalidInput("truncate is set, but it cuts texts only: cut the token ids yourself", param="truncate")
     return from_lists(asked.input, None, "input")

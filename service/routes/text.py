@@ -1,8 +1,12 @@
 """Texts as callers send them: bounded, tokenized off the event loop; and POST /v1/tokenize, which shows the tokens."""
 
-from collections.abc import Iterator, Sequence
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence, Sized
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, NamedTuple, TypeVar
 
 import orjson
 from fastapi import APIRouter, Request, Response
@@ -10,82 +14,157 @@ from pydantic import BaseModel, Field
 from tokenizers import Encoding
 
 from service.batch import Batch, Cells, from_lists
-from service.errors import InvalidInput
-from service.infer import Inference
+from service.errors import ClientGone, Expired, InvalidInput
+from service.infer import Inference, Watch
 from service.models import Model
 from service.routes.content import JSON, negotiated, require_json
-from service.routes.http import read_body
-from service.routes.openapi import ERRORS, Strict, by_name, examples, json_body
+from service.routes.http import Sent, read_body, sent_of, timeout_s
+from service.routes.openapi import DEADLINE, ERRORS, Strict, by_name, examples, json_body
 from service.routes.validation import validated
-from service.text import Tokenizer
+from service.text import CannotCut, Tokenizer
 
 router = APIRouter(prefix="/v1", generate_unique_id_function=by_name)
-QUICK_CHARACTERS = 512  # take about 0.1 ms, as long as a change of threads
-CHUNK_CHARACTERS = 65_536  # tokenized in one go: bounds memory, and lets other requests between
+QUICK_CHARACTERS = 256  # take about 0.1 ms, as long as a change of threads, and 2 ms at worst
+PIECE_CHARACTERS = 8192  # tokenized in one go: takes about 5 ms, 70 ms at worst; then others have their turn
 Texts = Annotated[list[str], Field(fail_fast=True)]
+Done = TypeVar("Done")
+Tokens = TypeVar("Tokens", bound=Sized)  # of one text
 
 
-async def batch_of_texts(
-    field: str, texts: Sequence[str], truncate: bool, model: Model, inference: Inference
-) -> tuple[Batch, Cells]:
+class Asked(NamedTuple):
+    """Texts to be tokenized."""
+
+    field: str  # where they stand
+    texts: Sequence[str]
+    truncate: bool
+    model: Model
+
+
+async def batch_of_texts(asked: Asked, inference: Inference, sent: Sent) -> tuple[Batch, Cells]:
     """Texts -> ragged sequences with their special tokens. InvalidInput for what the model has no room for."""
-    encodings = await _encoded(field, texts, truncate, model, inference)
-    limit = model.bundle.manifest.limits.max_positions
-    for index, encoding in enumerate(encodings):
-        if len(encoding) > limit:
-            raise _too_long(f"{field}[{index}]", len(encoding), "tokens", limit, model)
-        if not len(encoding):
-            raise InvalidInput(f"{field}[{index}] has no tokens: send a text that is not empty", param=field)
-    return from_lists([encoding.ids for encoding in encodings], None)
+    tokenizer = _tokenizer(asked, inference)
+
+    def check(index: int, ids: Sized) -> None:
+        if len(ids) > tokenizer.max_tokens:
+            raise _too_long(asked, index, len(ids), "tokens", tokenizer.max_tokens)
+        if not len(ids):
+            raise InvalidInput(
+                f"{asked.field}[{index}] has no tokens: send a text that is not empty", param=asked.field
+            )
+
+    work = partial(tokenizer.ids, truncate=asked.truncate)
+    return from_lists(await _tokenized(asked, work, check, inference, sent), None)
 
 
-async def _encoded(
-    field: str, texts: Sequence[str], truncate: bool, model: Model, inference: Inference
-) -> list[Encoding]:
-    """The work is bounded: so many texts, so many characters of each, and no more once there are too many tokens."""
-    tokenizer = _tokenizer(field, texts, truncate, model, inference)
-    encodings: list[Encoding] = []
+async def _tokenized(
+    asked: Asked,
+    work: Callable[[Sequence[str]], list[Tokens]],
+    check: Callable[[int, Tokens], None],
+    inference: Inference,
+    sent: Sent,
+) -> list[Tokens]:
+    """What `work` makes of each text, by its deadline and while its caller is there. The texts count as bodies."""
+    with inference.bodies.held(sum(map(sys.getsizeof, asked.texts))):
+        return await _in_time(lambda: _in_pieces(asked, work, check, inference), sent)
+
+
+async def _in_time(work: Callable[[], Awaitable[Done]], sent: Sent) -> Done:
+    """Expired at the deadline, ClientGone when the caller leaves; what has not begun is not done then."""
+    left_s = None if sent.deadline is None else sent.deadline - time.monotonic()
+    late = Expired("the deadline passed before the texts were tokenized: send less at once, or allow more time")
+    if left_s is not None and left_s <= 0:
+        raise late
+    watch = None
+    try:
+        async with asyncio.timeout(left_s) as limit:
+            if sent.left:
+                watch = Watch(sent.left, partial(_end, limit))
+            return await work()
+    except TimeoutError:
+        if watch and watch.seen:
+            raise ClientGone("the caller left before its texts were tokenized") from None
+        raise late from None
+    finally:
+        if watch:
+            watch.end()
+
+
+def _end(limit: asyncio.Timeout) -> None:
+    if not limit.expired():
+        limit.reschedule(0)
+
+
+async def _in_pieces(
+    asked: Asked,
+    work: Callable[[Sequence[str]], list[Tokens]],
+    check: Callable[[int, Tokens], None],
+    inference: Inference,
+) -> list[Tokens]:
+    """The work is bounded: so many texts, so many characters of each, and no more once there are too many tokens.
+
+    Each piece takes its place behind those that other callers wait for.
+    """
+    done: list[Tokens] = []
     num_tokens, limit = 0, inference.settings.max_tokens
-    for chunk in _chunks(texts, tokenizer.max_characters):
-        work = partial(tokenizer.encode, chunk, truncate)
-        quick = sum(map(len, chunk)) <= QUICK_CHARACTERS
-        encodings += work() if quick else await inference.in_thread(work)
-        num_tokens += sum(map(len, encodings[-len(chunk) :]))
+    for piece in _pieces(asked.texts):
+        try:
+            quick = sum(map(len, piece)) <= QUICK_CHARACTERS
+            made = work(piece) if quick else await inference.in_thread(partial(work, piece))
+        except CannotCut as error:
+            raise _cannot_cut(asked, len(done) + error.index) from None
+        for index, tokens in enumerate(made, len(done)):
+            check(index, tokens)
+        done += made
+        num_tokens += sum(map(len, made))
         if num_tokens > limit:
-            raise InvalidInput(f"{field} has more than {limit} tokens, the limit: send less at once", param=field)
-    return encodings
+            raise InvalidInput(
+                f"{asked.field} has more than {limit} tokens, the limit: send less at once", param=asked.field
+            )
+    return done
 
 
-def _tokenizer(field: str, texts: Sequence[str], truncate: bool, model: Model, inference: Inference) -> Tokenizer:
+def _tokenizer(asked: Asked, inference: Inference) -> Tokenizer:
     """The model's, when what it is to work on is within bounds."""
-    tokenizer, limit = model.tokenizer, inference.settings.max_sequences
+    field, texts, tokenizer = asked.field, asked.texts, asked.model.tokenizer
+    limit = inference.settings.max_sequences
     if tokenizer is None:
-        raise InvalidInput(f"{model.bundle.ref} has no tokenizer: send token ids instead of texts", param=field)
+        raise InvalidInput(f"{asked.model.bundle.ref} has no tokenizer: send token ids instead of texts", param=field)
     if not texts:
         raise InvalidInput(f"{field} is empty: send at least one text", param=field)
     if len(texts) > limit:
         raise InvalidInput(f"{field} has {len(texts)} texts, the limit is {limit}: send less at once", param=field)
     longest = max(range(len(texts)), key=lambda index: len(texts[index]))
-    if len(texts[longest]) > tokenizer.max_characters and not truncate:
-        raise _too_long(f"{field}[{longest}]", len(texts[longest]), "characters", tokenizer.max_characters, model)
+    if len(texts[longest]) > tokenizer.max_characters and not asked.truncate:
+        raise _too_long(asked, longest, len(texts[longest]), "characters", tokenizer.max_characters)
     return tokenizer
 
 
-def _too_long(what: str, size: int, unit: str, limit: int, model: Model) -> InvalidInput:
+def _too_long(asked: Asked, index: int, size: int, unit: str, limit: int) -> InvalidInput:
     return InvalidInput(
-        f'{what} has {size} {unit}, {size - limit} more than {model.bundle.ref} takes ({limit}): shorten it, or send "truncate": true',
-        param=what.partition("[")[0],
+        f"{asked.field}[{index}] has {size} {unit}, {size - limit} more than {asked.model.bundle.ref} takes ({limit}):"
+        ' shorten it, or send "truncate": true',
+        param=asked.field,
     )
 
 
-def _chunks(texts: Sequence[str], max_characters: int) -> Iterator[Sequence[str]]:
-    """Consecutive texts, together of about CHUNK_CHARACTERS."""
+def _cannot_cut(asked: Asked, index: int) -> InvalidInput:
+    tokenizer = asked.model.tokenizer
+    assert tokenizer
+    return InvalidInput(
+        f"{asked.field}[{index}] has {len(asked.texts[index])} characters, and its first {tokenizer.max_characters} do"
+        f" not hold the {tokenizer.max_tokens} tokens to cut it to: shorten it",
+        param=asked.field,
+    )
+
+
+def _pieces(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Consecutive texts, together of at most PIECE_CHARACTERS; a longer text alone."""
     start = characters = 0
     for end, text in enumerate(texts):
-        if characters and characters + min(len(text), max_characters) > CHUNK_CHARACTERS:
+        if characters and characters + len(text) > PIECE_CHARACTERS:
             yield texts[start:end]
             start, characters = end, 0
-        characters += min(len(text), max_characters)
+        characters += len(text)
     yield texts[start:]
 
 
@@ -105,8 +184,10 @@ class TokenizeResponse(BaseModel):
     offsets: list[list[list[int]]] = Field(
         description="First and one past the last character of each token in its text; 0, 0 for special tokens."
     )
-    num_tokens: list[int] = Field(description="Of each text: more than `limit` is refused by the other routes.")
-    limit: int = Field(description="Tokens that the model takes, special tokens included.")
+    num_tokens: list[int] = Field(
+        description="Of each text: the other routes refuse, or cut, one with more than `limit`."
+    )
+    limit: int = Field(description="Tokens of a text that the model takes, special tokens included.")
 
 
 EXAMPLES = {"two texts": {"model": "all-minilm-l6-v2", "texts": ["Pads are dropped.", "Tokenize"]}}
@@ -117,7 +198,7 @@ ANSWER = {
     "tokens": [["[CLS]", "pads", "are", "dropped", ".", "[SEP]"], ["[CLS]", "token", "##ize", "[SEP]"]],
     "offsets": [[[0, 0], [0, 4], [5, 8], [9, 16], [16, 17], [0, 0]], [[0, 0], [0, 5], [5, 8], [0, 0]]],
     "num_tokens": [6, 4],
-    "limit": 512,
+    "limit": 256,
 }
 
 
@@ -125,34 +206,60 @@ ANSWER = {
     "/tokenize",
     summary="The token ids of texts, as the other routes would compute them",
     response_model=TokenizeResponse,
-    responses={
-        200: {"content": {JSON: {"examples": examples({"two texts": ANSWER})}}},
-        **{status: ERRORS[status] for status in (400, 404, 406, 413, 415, 503)},
-    },
-    openapi_extra=json_body(TokenizeRequest, EXAMPLES),
+    responses={200: {"content": {JSON: {"examples": examples({"two texts": ANSWER})}}}, **ERRORS},
+    openapi_extra=json_body(TokenizeRequest, EXAMPLES) | DEADLINE,
 )
 async def tokenize(request: Request) -> Response:
     inference: Inference = request.app.state.inference
+    own_s = timeout_s(request)
     body = await read_body(request, inference.settings.max_body_bytes)
-    require_json(request.headers)
-    negotiated(request.headers, (JSON,))
-    asked = validated(TokenizeRequest, body, inference.settings)
+    sent = sent_of(request, body, own_s)
+    require_json(sent.headers)
+    negotiated(sent.headers, (JSON,))
+    asked = validated(TokenizeRequest, sent.body, inference.settings)
     model = inference.models.find(asked.model)
     request.state.facts.model = model.name
-    encodings = await _encoded("texts", asked.texts, asked.truncate, model, inference)
-    return Response(await inference.in_thread(partial(_shown, model, encodings)), media_type=JSON)
+    texts = Asked("texts", asked.texts, asked.truncate, model)
+    tokenizer = _tokenizer(texts, inference)
+    shown = await _tokenized(texts, partial(_shown, tokenizer, asked.truncate), _any_length, inference, sent)
+    return Response(_answer(model, tokenizer, shown), media_type=JSON)
 
 
-def _shown(model: Model, encodings: list[Encoding]) -> bytes:
-    manifest = model.bundle.manifest
+@dataclass(frozen=True)
+class Shown:
+    """One text's tokens, written as JSON where they were made: of a thousand texts that takes a while."""
+
+    num_tokens: int
+    input_ids: orjson.Fragment
+    tokens: orjson.Fragment
+    offsets: orjson.Fragment
+
+    def __len__(self) -> int:
+        return self.num_tokens
+
+
+def _shown(tokenizer: Tokenizer, truncate: bool, piece: Sequence[str]) -> list[Shown]:
+    return [_written(encoding) for encoding in tokenizer.encode(piece, truncate)]
+
+
+def _written(encoding: Encoding) -> Shown:
+    parts = (encoding.ids, encoding.tokens, encoding.offsets)
+    return Shown(len(encoding), *(orjson.Fragment(orjson.dumps(part)) for part in parts))
+
+
+def _any_length(index: int, tokens: Shown) -> None:
+    """Texts that are too long are shown too, so that callers see by how much."""
+
+
+def _answer(model: Model, tokenizer: Tokenizer, shown: list[Shown]) -> bytes:
     return orjson.dumps(
         {
             "model": model.name,
-            "version": str(manifest.version),
-            "input_ids": [encoding.ids for encoding in encodings],
-            "tokens": [encoding.tokens for encoding in encodings],
-            "offsets": [encoding.offsets for encoding in encodings],
-            "num_tokens": [len(encoding) for encoding in encodings],
-            "limit": manifest.limits.max_positions,
+            "version": str(model.bundle.manifest.version),
+            "input_ids": [text.input_ids for text in shown],
+            "tokens": [text.tokens for text in shown],
+            "offsets": [text.offsets for text in shown],
+            "num_tokens": [text.num_tokens for text in shown],
+            "limit": tokenizer.max_tokens,
         }
     )

@@ -1,0 +1,212 @@
+"""A checkpoint folder's texts: its tokenizer, how many tokens its authors cut texts to, and the proof of both.
+
+The reference is what sentence-transformers does: transformers' own tokenizer of the folder, the model in PyTorch,
+pooling and scaling. It shares no code with the server's path from text to vector.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import torch
+from numpy.typing import NDArray
+from starlette.datastructures import Headers
+from tokenizers import Tokenizer
+
+from export import nearness
+from model.transformer import Transformer
+from service.bundle import TOKENIZER, Bundle
+from service.errors import ServiceError
+from service.infer import Inference
+from service.routes.http import Sent
+from service.routes.native import decode
+
+# settings of transformers' BERT tokenizer, and what they override in the file's normalizer
+BERT = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+POOLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "mean": lambda rows: rows.mean(0),
+    "first": lambda rows: rows[0],
+    "last": lambda rows: rows[-1],
+}
+SENTENCES = (
+    "LayerNorm normalizes each token across its features.",
+    "Ünïcode, 中文 and [MASK]: 3.14 \u200bwords\tin  ODD places!",
+)
+
+
+class NoTexts(Exception):
+    """The model takes token ids alone. The message says why."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """How a folder's authors make token ids of texts."""
+
+    tokenizer: bytes  # tokenizer.json
+    max_tokens: int
+    limited_by: str  # what says so
+    num_special: int  # tokens around each text
+
+    def __str__(self) -> str:
+        return f"yes, up to {self.max_tokens} tokens ({self.limited_by})"
+
+
+def read(folder: Path, max_positions: int) -> Texts:
+    """NoTexts where the folder has no tokenizer, or where its authors do with texts what the server does not."""
+    file = folder / TOKENIZER
+    if not file.is_file():
+        raise NoTexts(f"there is no {TOKENIZER} in {folder}{_how_to_make_one(folder)}")
+    content = _as_transformers_reads_it(file, _json(folder / "tokenizer_config.json"))
+    _refuse_what_is_not_done(folder, json.loads(content))
+    limit, limited_by = _authors_limit(folder, json.loads(content)) or (max_positions, "the model's positions")
+    num_special = Tokenizer.from_str(content.decode()).num_special_tokens_to_add(is_pair=False)
+    if limit <= num_special:
+        raise NoTexts(f"{limited_by} cuts them to {limit} tokens, and {num_special} are special tokens")
+    return Texts(content, min(limit, max_positions), limited_by, num_special)
+
+
+def _how_to_make_one(folder: Path) -> str:
+    if not (folder / "vocab.txt").is_file():
+        return ""
+    return (
+        ': make it of vocab.txt with `python -c "from transformers import AutoTokenizer as T;'
+        f" T.from_pretrained('{folder}').save_pretrained('{folder}')\"`"
+    )
+
+
+def _as_transformers_reads_it(file: Path, config: dict[str, Any]) -> bytes:
+    """The file's own bytes, unless transformers' settings beside it change the normalizer."""
+    raw = _json(file)
+    normalizer = raw.get("normalizer") or {}
+    settings = {name: config[setting] for setting, name in BERT.items() if setting in config}
+    if normalizer.get("type") != "BertNormalizer" or {**normalizer, **settings} == normalizer:
+        return file.read_bytes()
+    return json.dumps({**raw, "normalizer": {**normalizer, **settings}}).encode()
+
+
+def _refuse_what_is_not_done(folder: Path, tokenizer: dict[str, Any]) -> None:
+    """NoTexts where the vectors would be others than the authors'."""
+    prompts = _json(folder / "config_sentence_transformers.json")
+    if prompt := (prompts.get("prompts") or {}).get(prompts.get("default_prompt_name")):
+        raise NoTexts(f"its authors put {prompt!r} before each, which is not supported yet")
+    if _json(folder / "tokenizer_config.json").get("truncation_side", "right") != "right":
+        raise NoTexts("tokenizer_config.json cuts them on the left, which is not supported")
+    normalizer = tokenizer.get("normalizer") or {}
+    lowers = normalizer.get("lowercase") or '"Lowercase"' in json.dumps(normalizer)
+    if _sentence_transformers(folder).get("do_lower_case") and not lowers:
+        raise NoTexts(f"sentence_bert_config.json has do_lower_case, but {TOKENIZER} keeps capitals: not supported")
+
+
+def _authors_limit(folder: Path, tokenizer: dict[str, Any]) -> tuple[int, str] | None:
+    """As sentence-transformers finds it; where it is not used, tokenizer.json's own truncation counts too."""
+    own, name = _sentence_transformers(folder), "sentence_bert_config.json"
+    arguments = own.get("processor_kwargs") or own.get("tokenizer_args") or {}
+    for limit, where in (
+        (arguments.get("model_max_length"), name),
+        (own.get("max_seq_length"), name),
+        (_json(folder / "tokenizer_config.json").get("model_max_length"), "tokenizer_config.json"),
+    ):
+        if limit is not None:
+            return int(limit), where
+    if not (folder / "modules.json").exists() and tokenizer.get("truncation"):
+        return int(tokenizer["truncation"]["max_length"]), TOKENIZER
+    return None
+
+
+def _sentence_transformers(folder: Path) -> dict[str, Any]:
+    """Its settings of the transformer, whatever family the file is named after."""
+    return next((_json(path) for path in sorted(folder.glob("sentence_*_config.json"))), {})
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """{} where there is no such file. NoTexts if it is broken."""
+    try:
+        found = json.loads(path.read_bytes()) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise NoTexts(f"{path.name} is broken: {error}") from None
+    return found if isinstance(found, dict) else {}
+
+
+Array = NDArray[Any]
+Compare = Callable[[str], Iterable[nearness.Result]]
+
+
+def checks(inference: Inference, bundle: Bundle, reference: Transformer, folder: Path) -> list[tuple[str, Compare]]:
+    """The certificate's cases from text to vector, each to be called with a precision."""
+    limit, authors = bundle.manifest.limits.max_text_tokens, _Authors(bundle, reference, folder)
+    words = _words(bundle.path / TOKENIZER, limit)
+    cases = {
+        "texts": [*SENTENCES, *words],
+        f"texts cut to {limit}": [" ".join(words) * 3, (" ".join(SENTENCES) + " ") * limit],
+    }
+    if authors.ids(""):
+        cases["an empty text"] = [""]
+    same_file = (bundle.path / TOKENIZER).read_bytes() == read(folder, bundle.manifest.limits.max_positions).tokenizer
+    return [
+        (TOKENIZER, lambda _: [("unlike the folder's", 0 if same_file else 1, 0)]),
+        *((name, partial(_against_authors, inference, bundle, authors, texts)) for name, texts in cases.items()),
+    ]
+
+
+def _words(tokenizer: Path, limit: int) -> list[str]:
+    """Seeded texts of the vocabulary's own words, every second one in capitals."""
+    vocabulary = sorted(Tokenizer.from_file(str(tokenizer)).get_vocab())
+    drawn = np.random.default_rng(0).choice(vocabulary, (8, max(1, limit // 4)))
+    words = [[word.removeprefix("##") for word in text] for text in drawn]
+    return [" ".join(word.upper() if i % 2 else word for i, word in enumerate(text)) for text in words]
+
+
+class _Authors:
+    """Token ids by transformers, vectors by PyTorch, as sentence-transformers makes them."""
+
+    def __init__(self, bundle: Bundle, reference: Transformer, folder: Path) -> None:
+        from transformers import AutoTokenizer  # takes seconds, and only folders with a tokenizer need it
+
+        self.manifest, self.reference = bundle.manifest, reference
+        self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+    def ids(self, text: str) -> list[int]:
+        cut = self.tokenizer(text, truncation=True, max_length=self.manifest.limits.max_text_tokens)
+        return list(cut["input_ids"])
+
+    def vector(self, ids: list[int]) -> Array:
+        grid = torch.tensor([ids])
+        with torch.no_grad():
+            vector = POOLS[self.manifest.pooling](self.reference(grid, torch.ones_like(grid))[0][0])
+            if self.manifest.normalize:
+                vector = torch.nn.functional.normalize(vector, dim=0)
+        return vector.numpy()
+
+
+def _against_authors(
+    inference: Inference, bundle: Bundle, authors: _Authors, texts: list[str], precision: str
+) -> Iterator[nearness.Result]:
+    """The server's token ids and vectors of these texts."""
+    body = {"texts": texts, "truncate": True, "normalize": bundle.manifest.normalize, "precision": precision}
+    try:
+        ids, vectors = asyncio.run(_served(inference, orjson.dumps(body)))
+    except ServiceError as error:
+        yield f"refused: {error.message}", 1, 0
+        return
+    num_other = sum(got != authors.ids(text) for got, text in zip(ids, texts, strict=True))
+    yield "texts with other token ids", num_other, 0
+    if not num_other:  # theirs may be ids that the model has not
+        yield from nearness.vectors("pooled", vectors, np.array([authors.vector(row) for row in ids]), precision)
+
+
+async def _served(inference: Inference, body: bytes) -> tuple[list[list[int]], Array]:
+    query, encode = await decode(Sent(body, Headers()), inference)
+    payload, _ = await inference.answer(query, encode)
+    ends = np.cumsum(query.cells.lengths)[:-1]
+    ids = [row.tolist() for row in np.split(query.batch.tokens, ends)]
+    return ids, np.array(orjson.loads(b"".join(payload.parts))["pooled"])
