@@ -7,6 +7,8 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
+
 from service import outputs
 from service.batch import Rows
 from service.errors import ClientGone, Expired, NotFinite, NotReady
