@@ -20,6 +20,7 @@ from starlette.datastructures import Headers
 from tokenizers import Tokenizer
 
 from export import nearness
+from model.checkpoint import CheckpointError
 from model.transformer import Transformer
 from service.bundle import TOKENIZER, Bundle
 from service.errors import ServiceError
@@ -62,17 +63,27 @@ class Texts:
 
 
 def read(folder: Path, max_positions: int) -> Texts:
-    """NoTexts where the folder has no tokenizer, or where its authors do with texts what the server does not."""
+    """NoTexts where the folder has no tokenizer, or where its authors do with texts what the server does not.
+
+    CheckpointError if one of its files is broken.
+    """
     file = folder / TOKENIZER
     if not file.is_file():
         raise NoTexts(f"there is no {TOKENIZER} in {folder}{_how_to_make_one(folder)}")
     content = _as_transformers_reads_it(file, _json(folder / "tokenizer_config.json"))
     _refuse_what_is_not_done(folder, json.loads(content))
     limit, limited_by = _authors_limit(folder, json.loads(content)) or (max_positions, "the model's positions")
-    num_special = Tokenizer.from_str(content.decode()).num_special_tokens_to_add(is_pair=False)
+    num_special = _num_special(file, content)
     if limit <= num_special:
         raise NoTexts(f"{limited_by} cuts them to {limit} tokens, and {num_special} are special tokens")
     return Texts(content, min(limit, max_positions), limited_by, num_special)
+
+
+def _num_special(file: Path, content: bytes) -> int:
+    try:
+        return Tokenizer.from_str(content.decode()).num_special_tokens_to_add(is_pair=False)
+    except Exception as error:  # tokenizers has no class of its own
+        raise CheckpointError(f"{file} is broken: {error}") from None
 
 
 def _how_to_make_one(folder: Path) -> str:
@@ -129,11 +140,11 @@ def _sentence_transformers(folder: Path) -> dict[str, Any]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """{} where there is no such file. NoTexts if it is broken."""
+    """{} where there is no such file. CheckpointError if it is broken."""
     try:
         found = json.loads(path.read_bytes()) if path.exists() else {}
     except (OSError, ValueError) as error:
-        raise NoTexts(f"{path.name} is broken: {error}") from None
+        raise CheckpointError(f"{path} is broken: {error}") from None
     return found if isinstance(found, dict) else {}
 
 

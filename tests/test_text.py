@@ -259,7 +259,7 @@ def test_tokenizing_stops_when_the_caller_leaves(text_bundles: Path, route: str)
 def test_texts_count_as_bodies_while_they_are_tokenized(text_bundles: Path) -> None:
     num_bytes = sum(map(sys.getsizeof, MANY_PIECES))
     body = {"texts": MANY_PIECES, "truncate": True}
-    with watched(text_bundles, pause_s=0.05, max_pending_body_bytes=2 * num_bytes - 1) as (client, _):
+    with watched(text_bundles, pause_s=0.1, max_pending_body_bytes=2 * num_bytes - 1) as (client, _):
         with ThreadPoolExecutor(1) as other:
             first = other.submit(post, client, **body)
             time.sleep(0.5)

@@ -63,7 +63,6 @@ WITHOUT: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: change(folder / "tokenizer_config.json", truncation_side="left"),
         "tokenizer_config.json cuts them on the left",
     ),
-    "a broken file": (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer.json is broken"),
     "no room": (
         lambda folder: change(folder / "sentence_bert_config.json", max_seq_length=2),
         "sentence_bert_config.json cuts them to 2 tokens, and 2 are special tokens",
@@ -83,6 +82,21 @@ def test_an_export_says_why_a_model_takes_no_texts(
     assert bundles.TOKENIZER not in bundle.manifest.files
     with pytest.raises(SystemExit, match="--max-length 9 is of texts, and it takes none: "):
         main(["--checkpoint", str(folder), "--out", str(tmp_path / "out"), "--max-length", "9"])
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", '{"model": 3}'),
+        ("tokenizer_config.json", "{"),
+        ("modules.json", "{"),
+    ],
+)
+def test_a_broken_file_ends_the_export_with_its_name(folder: Path, tmp_path: Path, file: str, content: str) -> None:
+    (folder / file).write_text(content)
+    with pytest.raises(SystemExit, match=re.escape(f"{folder / file}")):
+        main(["--checkpoint", str(folder), "--out", str(tmp_path / "out")])
 
 
 def test_vocab_txt_alone_comes_with_a_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
