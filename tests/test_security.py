@@ -74,8 +74,9 @@ def test_https_ends_with_a_caller_that_sends_no_more(
             plain = socket.create_connection(("localhost", int(url.rpartition(":")[2])), timeout=10)
             with trusted.wrap_socket(plain, server_hostname="localhost") as caller:
                 caller.sendall(sent)
-                if sent == head:
-                    assert caller.recv(12) == b"HTTP/1.1 200"
+                received = b""
+                while sent == head and not received.endswith(b"}"):
+                    received += caller.recv(65536)
                 caller.unwrap().close()
         assert httpx.get(f"{url}/livez", verify=trusted).status_code == 200
     assert "eof_received" not in caplog.text
