@@ -77,7 +77,9 @@ class Settings(BaseModel):
         description="Bytes of all bodies half received and texts being tokenized. Lower where memory is short.",
     )
     max_header_bytes: int = Field(
-        32_768, ge=1024, description="Bytes of a request's head. Raise for a proxy's long ones."
+        32_768,
+        ge=1024,
+        description="Bytes of a request's head, and of what frames its body. Raise for a proxy's long heads.",
     )
     max_connections: int = Field(
         1024, ge=1, description="Connections answered; more get 503. Raise it, and `ulimit -n`, for many callers."

@@ -383,17 +383,20 @@ def test_all_that_was_sent_ahead_is_answered_to_a_caller_that_sends_no_more(smal
 
 @pytest.mark.parametrize("linger", [False, True], ids=["closed", "reset"])
 def test_who_has_left_is_noticed_though_it_looks_as_if_it_sent_no_more(small: Path, linger: bool) -> None:
-    with held_up(small) as (url, inference, go):
+    with held_up(small) as (url, inference, go), closing(call(url)) as first:
+        first.sendall(head(len(GOOD)) + GOOD)
+        assert eventually(lambda: inference.scheduler.num_busy == 1)
         callers = [call(url) for _ in range(3)]
         for caller in callers:
             caller.sendall(head(len(GOOD)) + GOOD)
-        assert eventually(lambda: inference.scheduler.num_queued_tokens() == 10)  # the lane has the first
+        assert eventually(lambda: inference.scheduler.num_queued_tokens() == 15)
         for caller in callers:
             if linger:
                 caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             caller.close()
         assert eventually(lambda: num_left(url) == 3)
         go.set()
+        assert status_of(first) == 200
         assert eventually(lambda: inference.scheduler.num_queued_tokens() == inference.scheduler.num_busy == 0)
         computed = ("addnorm_micro_batch_tokens_sum", (("model", "notebook"),))
         assert samples(httpx.get(f"{url}/metrics").text)[computed] == 5

@@ -7,6 +7,7 @@ import importlib
 import json
 import pkgutil
 import re
+import socket
 import ssl
 import subprocess
 import sys
@@ -60,6 +61,25 @@ def test_https_with_a_certificate_of_ones_own(serve: Serve, certificate: tuple[P
         assert httpx.get(f"{url}/livez", verify=old).status_code == 200
         with pytest.raises(httpx.TransportError):
             httpx.get(url.replace("https", "http"))
+
+
+def test_https_ends_with_a_caller_that_sends_no_more(
+    serve: Serve, certificate: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    cert, key = certificate
+    head = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+    with serve(tls_cert=cert, tls_key=key) as url:
+        trusted = ssl.create_default_context(cafile=str(cert))
+        for sent in (b"", head, head[:10]):
+            plain = socket.create_connection(("localhost", int(url.rpartition(":")[2])), timeout=10)
+            with trusted.wrap_socket(plain, server_hostname="localhost") as caller:
+                caller.sendall(sent)
+                received = b""
+                while sent == head and not received.endswith(b"}"):
+                    received += caller.recv(65536)
+                caller.unwrap().close()
+        assert httpx.get(f"{url}/livez", verify=trusted).status_code == 200
+    assert "eof_received" not in caplog.text
 
 
 @pytest.mark.parametrize("which", ["only the certificate", "no such file", "no certificate"])
