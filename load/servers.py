@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import IO
 
 from service.bundle import Bundle
 
@@ -61,11 +62,17 @@ def addnorm(bundle: Bundle, **settings: str) -> Iterator[Server]:
 
 
 @contextmanager
-def folder(bundles: Path, **settings: str) -> Iterator[Server]:
-    """`python -m service` over this folder, with these settings."""
+def folder(
+    bundles: Path, worktree: Path | None = None, log: IO[bytes] | None = None, /, **settings: str
+) -> Iterator[Server]:
+    """`python -m service` over this folder, with these settings.
+
+    worktree: the folder whose code serves, if it is not this one's. log: takes stderr.
+    """
     port = _free_port()
     quiet = {"ADDNORM_PORT": str(port), "ADDNORM_LOG_LEVEL": "warning"}
-    with _process(["service", "--bundles", str(bundles)], port, {**quiet, **settings}) as server:
+    command = ["service", "--bundles", str(bundles.resolve())]
+    with _process(command, port, {**quiet, **settings}, worktree, log) as server:
         yield server
 
 
@@ -88,9 +95,16 @@ def ready_made(answer: bytes) -> Iterator[Server]:
 
 
 @contextmanager
-def _process(module: Sequence[str], port: int, settings: dict[str, str] | None = None) -> Iterator[Server]:
+def _process(
+    module: Sequence[str],
+    port: int,
+    settings: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    stderr: IO[bytes] | None = None,
+) -> Iterator[Server]:
     """`python -m module`, from when it answers HTTP until the block is left."""
-    process = subprocess.Popen([sys.executable, "-m", *module], env={**os.environ, **(settings or {})})
+    command, environment = [sys.executable, "-m", *module], {**os.environ, **(settings or {})}
+    process = subprocess.Popen(command, env=environment, cwd=cwd, stderr=stderr)
     try:
         _await(process, port)
         yield Server("127.0.0.1", port, process.pid)
