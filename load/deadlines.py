@@ -280,6 +280,7 @@ def main() -> None:
     parser.add_argument("--worktree", type=Path, help="the folder whose code serves, if it is not this one's")
     parser.add_argument("--out", type=Path, default=OUT, help=f"the JSON; the table goes beside it ({OUT})")
     arguments = parser.parse_args()
+    servers.end_on_sigterm()
     bundle = bundles.read(arguments.bundle)
     found = deadlines(bundle, arguments.requests, arguments.callers, arguments.seed, arguments.worktree)
     print(found.write(arguments.out), end="")

@@ -1,6 +1,7 @@
 """Servers as processes: started on a free port, awaited, read through /proc, stopped."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -92,6 +93,11 @@ def ready_made(answer: bytes) -> Iterator[Server]:
         file.write_bytes(answer)
         with _process(["load.ready", "--answer", str(file), "--port", str(port)], port) as server:
             yield server
+
+
+def end_on_sigterm() -> None:
+    """SIGTERM leaves all blocks, so that no server outlives this process."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
 
 
 @contextmanager

@@ -262,6 +262,7 @@ def _fits(case: Case, bundle: Bundle) -> bool:
 
 
 def main() -> None:
+    servers.end_on_sigterm()
     arguments = _parser().parse_args()
     wanted = [case for case in CASES if any(part in f"{case.route}: {case.name}" for part in arguments.only)]
     if not wanted:
