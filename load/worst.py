@@ -123,8 +123,16 @@ CASES = [
         "50,000 tokens of activations", INFER, lambda m: ragged(m, ["activations"], 50_000, 49, precision=precision(m))
     ),
     case("activations of 174,000 pads", INFER, lambda m: cells(m, ["activations"], pads(m.d_model))),
-    case("the same, gzip", INFER, lambda m: cells(m, ["activations"], pads(m.d_model)).having(accept_encoding="gzip")),
-    case("the same, float16", INFER, lambda m: cells(m, ["activations"], pads(m.d_model), dtype="float16")),
+    case(
+        "activations of 174,000 pads, gzip",
+        INFER,
+        lambda m: cells(m, ["activations"], pads(m.d_model)).having(accept_encoding="gzip"),
+    ),
+    case(
+        "activations of 174,000 pads, float16",
+        INFER,
+        lambda m: cells(m, ["activations"], pads(m.d_model), dtype="float16"),
+    ),
     case("600 tokens of logits", INFER, logits),
     case("600 tokens of logits, gzip", INFER, lambda m: logits(m).having(accept_encoding="gzip")),
     case("logits of 2,200 pads", INFER, lambda m: cells(m, ["logits"], pads(width(m)))),
