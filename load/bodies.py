@@ -9,7 +9,7 @@ import orjson
 from numpy.typing import NDArray
 
 from load import texts
-from load.caller import Request
+from load.caller import JSON, Request
 from service.bundle import Manifest
 from service.query import BINARY_BYTES, JSON_BYTES_PER_FLOAT, JSON_BYTES_PER_PAD
 from service.routes.tensors import SAFETENSORS
@@ -73,7 +73,7 @@ def packed(request: Request) -> Request:
 
 
 def raw(path: str, body: bytes, **headers: str) -> Request:
-    return Request(path, body, {"content-type": "application/json"}).having(**headers)
+    return Request(path, body, JSON).having(**headers)
 
 
 # /v1/infer
@@ -99,9 +99,10 @@ def ragged(manifest: Manifest, outputs: Sequence[str], num_tokens: int, longest:
     return infer(manifest, {"input_ids": rows(manifest, num_tokens, longest), "outputs": outputs, **more})
 
 
-def precision(manifest: Manifest) -> str:
-    """The quicker one."""
-    return "int8" if "int8" in manifest.precisions else "fp32"
+def quick(manifest: Manifest, output: str, num_tokens: int, longest: int) -> Request:
+    """In the quicker precision: what is to be seen is the answer's making."""
+    precision = "int8" if "int8" in manifest.precisions else "fp32"
+    return ragged(manifest, [output], num_tokens, longest, precision=precision)
 
 
 def logits(manifest: Manifest, **more: Any) -> Request:
@@ -143,10 +144,10 @@ def nested(path: str, field: str, manifest: Manifest) -> Request:
     return raw(path, b'{"%s":%s1%s}' % (field.encode(), b"[" * 2000, b"]" * 2000))
 
 
-def names(path: str, field: str, value: str, manifest: Manifest) -> Request:
+def names(path: str, field: str, value: str, manifest: Manifest, rest: bytes = b"") -> Request:
     """As many strings as there may be commas."""
     values = b",".join([b'"%s"' % value.encode()] * (2 * LIMITS.max_cells))
-    return packed(raw(path, b'{"%s":[%s]}' % (field.encode(), values)))
+    return packed(raw(path, b'{%s"%s":[%s]}' % (rest, field.encode(), values)))
 
 
 def spaces(manifest: Manifest) -> Request:

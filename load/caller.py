@@ -14,6 +14,7 @@ import orjson
 from load.client import REFUSED
 
 READ_BYTES = 1 << 20
+JSON = {"content-type": "application/json"}
 
 
 @dataclass(frozen=True)
@@ -26,21 +27,17 @@ class Request:
 
     @classmethod
     def json(cls, path: str, body: Any, **headers: str) -> Self:
-        """A body that is not yet JSON. In the names of headers, `_` stands for `-`."""
-        return cls(path, orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY), named(headers))
+        """A body that is not yet JSON, and headers as `having` takes them."""
+        return cls(path, orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY), JSON).having(**headers)
 
     @property
     def method(self) -> str:
         return "GET" if self.body is None else "POST"
 
     def having(self, **headers: str) -> Self:
-        """The same with more headers."""
-        return replace(self, headers={**self.headers, **named(headers)})
-
-
-def named(headers: Mapping[str, str]) -> dict[str, str]:
-    """JSON, unless they say otherwise."""
-    return {"content-type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
+        """The same with more headers, or others. In their names, `_` stands for `-`."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return replace(self, headers={**self.headers, **named})
 
 
 class Seen(NamedTuple):

@@ -32,7 +32,7 @@ from service import bundle as bundles
 from service.bundle import Bundle, Manifest
 
 ALONE_S = 1.0
-GRACE_S = 10.0  # for the last answer; then its caller leaves
+GRACE_S = 25.0  # for the last answer; then its caller leaves
 SETTLE_S = 90.0
 IDLE_CORES = 0.1
 MAX_OVER_MS = 50.0

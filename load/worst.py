@@ -32,7 +32,7 @@ from load.bodies import (
     of_texts,
     packed,
     pads,
-    precision,
+    quick,
     ragged,
     random_letters,
     raw,
@@ -80,7 +80,10 @@ def texts_of(path: str) -> list[Case]:
         "texts of accents": lambda manifest: longest(manifest, texts.accents),
         "65,000 tokens of one letter": lambda manifest: ["q " * 60] * 1024,
     }
-    return [case(name, path, partial(of_texts, path, make), has_texts=True) for name, make in kinds.items()]
+    # one connection: a second one's tokens would not fit the queue
+    return [
+        case(name, path, partial(of_texts, path, make), has_texts=True, connections=1) for name, make in kinds.items()
+    ]
 
 
 def get(path: str, **headers: str) -> Callable[[Manifest], Request]:
@@ -116,12 +119,12 @@ CASES = [
     case("16 MiB of random letters, gzip", INFER, random_letters),
     case("990 unknown keys of 16 kB", INFER, partial(unknown_keys, INFER)),
     case("lists 2,000 deep", INFER, partial(nested, INFER, "input_ids")),
-    case("524,288 names of outputs, gzip", INFER, partial(names, INFER, "outputs", "pooled")),
+    case(
+        "524,288 names of outputs, gzip", INFER, partial(names, INFER, "outputs", "pooled", rest=b'"input_ids":[[1]],')
+    ),
     case("524,288 texts of a letter, gzip", INFER, partial(names, INFER, "texts", "q")),
     case("a million chunks of a byte", INFER, small_chunks),
-    case(
-        "50,000 tokens of activations", INFER, lambda m: ragged(m, ["activations"], 50_000, 49, precision=precision(m))
-    ),
+    case("50,000 tokens of activations", INFER, lambda m: quick(m, "activations", 50_000, 49), connections=1),
     case("activations of 174,000 pads", INFER, lambda m: cells(m, ["activations"], pads(m.d_model))),
     case(
         "activations of 174,000 pads, gzip",
@@ -139,7 +142,7 @@ CASES = [
     case("top_k of the whole vocabulary", INFER, all_likeliest),
     case("top_k 1 of 262,144 pads", INFER, likeliest_of_pads),
     case("norm_stats of 262,144 pads", INFER, lambda m: cells(m, ["norm_stats"])),
-    case("norm_stats of 32,768 tokens", INFER, lambda m: ragged(m, ["norm_stats"], 32_768, 64, precision=precision(m))),
+    case("norm_stats of 32,768 tokens", INFER, lambda m: quick(m, "norm_stats", 32_768, 64), connections=1),
     *texts_of(INFER),
     case("safetensors: a header of 1,100 tensors", INFER, many_tensors),
     case("safetensors: 3,300,000 cells, a wrong mask", INFER, wrong_mask),
