@@ -82,6 +82,7 @@ def asker(host: str, port: int) -> Iterator[Asker]:
     process = context.Process(target=_ask, args=(theirs, host, port), daemon=True)
     process.start()
     try:
+        ours.recv()  # it has started, which takes a while
         yield Asker(ours)
     finally:
         ours.send(None)
@@ -92,6 +93,7 @@ def asker(host: str, port: int) -> Iterator[Asker]:
 def _ask(pipe: Connection, host: str, port: int) -> None:
     with suppress(OSError):  # where we may: what is measured is the server's delay, not this process's turn at a core
         os.nice(-10)
+    pipe.send("ready")
     while pipe.recv():
         try:
             seen: object = delays(host, port, pipe.poll)
