@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
@@ -234,27 +234,27 @@ def stalls(
     url: str | None = None,
     worktree: Path | None = None,
 ) -> Findings:
-    """All cases that the bundles can show; those of a hundred models need a tiny one."""
+    """All cases that the bundles can show; those of a hundred models need a tiny one, or a server that has them."""
     machine = report.machine()
     alone: list[float] = []
     rows: list[Row] = []
-    with tqdm(total=len(cases), unit="case") as bar:
+    shown = [case for case in cases if (tiny or url or not case.many) and _fits(case, bundle)]
+    with tqdm(total=len(shown), unit="case") as bar:
         for many in (False, True):
-            if not (asked := [case for case in cases if case.many == many and _fits(case, bundle)]):
-                continue
-            with ExitStack() as stack:
-                if url:
-                    target = stack.enter_context(_elsewhere(url, bundle.manifest))
-                elif not many:
-                    target = stack.enter_context(_one(bundle, worktree))
-                elif tiny:
-                    target = stack.enter_context(_many(tiny, worktree))
-                else:
-                    continue
-                seen, measured = measure(target, asked, seconds, bar)
-            alone += seen
-            rows += measured
+            if asked := [case for case in shown if case.many == many]:
+                with _target(bundle, tiny if many else None, url, worktree) as target:
+                    seen, measured = measure(target, asked, seconds, bar)
+                alone += seen
+                rows += measured
     return Findings(machine, Delays.of(alone), rows)
+
+
+def _target(
+    bundle: Bundle, tiny: Bundle | None, url: str | None, worktree: Path | None
+) -> AbstractContextManager[Target]:
+    if url:
+        return _elsewhere(url, bundle.manifest)
+    return _many(tiny, worktree) if tiny else _one(bundle, worktree)
 
 
 def _fits(case: Case, bundle: Bundle) -> bool:
