@@ -162,7 +162,7 @@ def _same_shape(lengths: Ints, attention_mask: list[list[int]]) -> None:
 
 
 def _flat(field: str, rows: list[list[int]], lengths: Ints, mask: Ints | None = None) -> Ints:
-    """Rows end to end as int64. Where `mask` is 0 a value may be any integer, of any size."""
+    """Rows end to end as int64. Where `mask` is 0 a value may be any integer."""
     try:
         return np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
     except OverflowError:
@@ -170,9 +170,5 @@ def _flat(field: str, rows: list[list[int]], lengths: Ints, mask: Ints | None = 
     for row, values in enumerate(small):
         for column, value in enumerate(values):
             if value is None and (mask is None or mask[row * len(values) + column]):
-                raise _invalid(field, row, f"[{column}] is {_short(rows[row][column])}: outside 64-bit integers")
+                raise _invalid(field, row, f"[{column}] is {rows[row][column]}: outside 64-bit integers")
     return _flat(field, [[value or 0 for value in row] for row in small], lengths)
-
-
-def _short(value: int) -> str:
-    return str(value) if value.bit_length() < 128 else f"an integer of {value.bit_length()} bits"

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import logs, tracing
 from service.connection import Connection, limited
+from service.deadline import Deadline
 from service.errors import NotReady, StartupError
 from service.guard import PROBES
 from service.keys import Keys
@@ -46,8 +47,19 @@ class Facts:
     key: str = ""  # the name of the API key
     real_tokens: int = 0
     padded_tokens: int = 0
+    deadline: Deadline | None = None  # where the request has one
+    first_byte_s: float | None = None  # after it came; when the first bytes of the answer's body had been written
     stages_s: dict[str, float] = field(default_factory=dict)
     decoded_from: float = 0.0  # on time.monotonic(); the stages follow each other from there
+
+    def times_ms(self) -> dict[str, float]:
+        """Of the stages, and the deadline and the first byte, where they are known."""
+        seconds = dict(self.stages_s)
+        if self.first_byte_s is not None:
+            seconds["first_byte"] = self.first_byte_s
+        if self.deadline:
+            seconds["timeout"] = self.deadline.timeout_s
+        return {f"{name}_ms": round(value * 1000, 3) for name, value in seconds.items()}
 
     def spans(self) -> dict[str, tuple[float, float]]:
         """Each stage's start and end."""
@@ -97,6 +109,8 @@ class Edge:
                     added.append((b"connection", b"close"))
                 message["headers"] = [*message["headers"], *added]
             await send(message)
+            if facts.first_byte_s is None and message["type"] == "http.response.body":
+                facts.first_byte_s = time.monotonic() - facts.started
 
         return marked
 
@@ -108,14 +122,13 @@ class Edge:
         if not log.isEnabledFor(logging.INFO):
             return
         named = {"key": facts.key} if facts.key else {}
-        stages = {f"{stage}_ms": round(s * 1000, 3) for stage, s in facts.stages_s.items()}
         log.info(
             "request",
             extra={
                 "facts": {
                     "request_id": facts.request_id, "method": scope["method"], "route": route, "status": facts.status,
                     "ms": round(seconds * 1000, 3), "model": facts.model, "real_tokens": facts.real_tokens,
-                    "padded_tokens": facts.padded_tokens, **named, **stages, **traced,
+                    "padded_tokens": facts.padded_tokens, **named, **facts.times_ms(), **traced,
                 }
             },
         )  # fmt: skip

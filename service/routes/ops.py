@@ -37,7 +37,7 @@ async def readyz(request: Request) -> dict[str, str]:
 @router.get("/metrics", summary="Counters and gauges for Prometheus", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     inference: Inference = request.app.state.inference
-    return Response(inference.metrics.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    return Response(await inference.aside(inference.metrics.render), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 @router.get("/docs", include_in_schema=False)

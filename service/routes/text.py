@@ -136,7 +136,7 @@ async def tokenize(request: Request) -> Response:
     body = await read_body(request, inference.settings.max_body_bytes)
     require_json(request.headers)
     negotiated(request.headers, (JSON,))
-    asked = validated(TokenizeRequest, body, inference.settings)
+    asked = await inference.read(len(body), partial(validated, TokenizeRequest, body, inference.settings))
     model = inference.models.find(asked.model)
     request.state.facts.model = model.name
     encodings = await _encoded("texts", asked.texts, asked.truncate, model, inference)

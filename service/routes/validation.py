@@ -1,30 +1,46 @@
 """JSON bodies into models, in bounded time, and what does not fit in our words. Knows no HTTP."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, TypeVar, get_args
 
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from service.errors import InvalidInput
+from service.errors import BodyTooLarge, InvalidInput
 from service.settings import Settings
 
 MAX_KEYS = 1000  # of all objects of a body
+BLOCK_BYTES = 1024 * 1024
 
 Body = TypeVar("Body", bound=BaseModel)
 
 
 def validated(model: type[Body], body: bytes, settings: Settings, reserved: Sequence[str] = ()) -> Body:
-    """JSON -> the model. InvalidInput says in our words what does not fit."""
+    """JSON -> the model. InvalidInput says in our words what does not fit.
+
+    Each step holds the interpreter's lock to its end, so each is bounded.
+    """
+    if len(body) > settings.max_json_bytes:
+        raise BodyTooLarge(
+            f"the body has {len(body)} bytes of JSON, the limit is {settings.max_json_bytes}: send tensors as bytes,"
+            " or less at once"
+        )
     _check_counts(body, settings)
     try:
-        return model.model_validate_json(body)
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidInput(f"the body is not a JSON object: {error}"[:200]) from None
+    if not isinstance(value, dict):
+        raise InvalidInput(f"the body is not a JSON object: got {shown(value)}")
+    try:
+        return model.model_validate(value)
     except ValidationError as error:
         raise _validation_error(error, model, reserved) from None
 
 
 def _check_counts(body: bytes, settings: Settings) -> None:
-    """Some bodies that fit the limit take seconds to parse, and hold up every other request. They are known by counting."""
+    """Some bodies that fit the limit take long to parse, and hold up every other request. They are known by counting."""
     num_lists = 2 * settings.max_sequences + 100  # of ids and masks
     most = {
         b":": ("keys", MAX_KEYS),
@@ -34,20 +50,35 @@ def _check_counts(body: bytes, settings: Settings) -> None:
     }
     if all(body.count(character) <= limit for character, (_, limit) in most.items()):
         return
-    quotes_left = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # around strings, which may hold any character
-    num_strings = settings.max_sequences + 2 * MAX_KEYS
-    if quotes_left.count(b'"') > 2 * num_strings:
-        raise InvalidInput(f"the body has more than {num_strings} strings, the limit")
-    outside = b"".join(quotes_left.split(b'"')[::2])
-    for character, (what, limit) in most.items():
-        if (number := outside.count(character)) > limit:
-            raise InvalidInput(f"the body has {number} {what}, the limit is {limit}")
+    numbers = dict.fromkeys(most, 0)
+    for outside in _outside_strings(body, settings.max_sequences + 2 * MAX_KEYS):
+        for character, (what, limit) in most.items():
+            numbers[character] += outside.count(character)
+            if numbers[character] > limit:
+                raise InvalidInput(f"the body has more than {limit} {what}, the limit")
+
+
+def _outside_strings(body: bytes, max_strings: int) -> Iterator[bytes]:
+    """What is not in strings, which may hold any character, block by block."""
+    start = num_quotes = 0
+    while start < len(body):
+        block = body[start : start + BLOCK_BYTES]
+        start += len(block)
+        if (len(block) - len(block.rstrip(b"\\"))) % 2:  # the last of them escapes what comes next
+            block += body[start : start + 1]
+            start += 1
+        block = block.replace(b"\\\\", b"").replace(b'\\"', b"")
+        is_inside, num_quotes = num_quotes % 2, num_quotes + block.count(b'"')
+        if num_quotes > 2 * max_strings:
+            raise InvalidInput(f"the body has more than {max_strings} strings, the limit")
+        yield b"".join(block.split(b'"')[is_inside::2])
 
 
 def _validation_error(error: ValidationError, model: type[BaseModel], reserved: Sequence[str] = ()) -> InvalidInput:
     """pydantic's first complaint in our words: field, what is wrong, value."""
     first = error.errors(include_url=False)[0]
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")[:200]
+    loc = [part if isinstance(part, int) else part[:200] for part in first["loc"]]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")[:200]
     if not field:
         return InvalidInput(f"the body is not a JSON object: {first['msg']}")
     param = field.split("[")[0]
@@ -71,10 +102,20 @@ def _known(model: type[BaseModel], loc: tuple[int | str, ...]) -> Iterable[str]:
 
 def shown(value: Any) -> str:
     """A value as its sender wrote it, cut short."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"an integer of {value.bit_length()} bits"
-    try:
-        text = orjson.dumps(value).decode()
-    except orjson.JSONEncodeError:  # nested or integers over 64 bits
-        text = "a value too deep or too large to show"
+    text = orjson.dumps(_cut(value)).decode()
+    if isinstance(value, float) and abs(value) >= 2**63:
+        return f"{text}: more than 64 bits hold"
     return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _cut(value: Any, depth: int = 3) -> Any:
+    """No more of the value than is shown."""
+    if isinstance(value, str):
+        return value[:61]
+    if isinstance(value, list | dict) and not depth:
+        return "..."
+    if isinstance(value, list):
+        return [_cut(item, depth - 1) for item in value[:30]]
+    if isinstance(value, dict):
+        return {name[:61]: _cut(item, depth - 1) for name, item in islice(value.items(), 10)}
+    return value
