@@ -32,10 +32,12 @@ minilm: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## a real checkpoint,
 bench: .venv/ready $(BUNDLES)/minilm $(BUNDLES)/minilm-padded $(BUNDLES)/notebook  ## measure against the naive server
 	$(PYTHON) -m load.bench --bundle $(BUNDLES)/minilm/1 --padded $(BUNDLES)/minilm-padded/1 --tiny $(BUNDLES)/notebook/1
 
-chaos: .venv/ready $(BUNDLES)/notebook $(BUNDLES)/minilm  ## storms of bad bodies and callers, overload, 100 versions
+chaos: .venv/ready $(BUNDLES)/notebook $(BUNDLES)/minilm  ## storms of bad bodies and callers, overload, 100 versions, stalls, deadlines
 	$(PYTHON) -m load.chaos all --bundle $(BUNDLES)/notebook/1
 	$(PYTHON) -m load.overload --bundle $(BUNDLES)/minilm/1
 	$(PYTHON) -m load.swaps --bundle $(BUNDLES)/minilm/1
+	$(PYTHON) -m load.deadlines --bundle $(BUNDLES)/minilm/1
+	$(PYTHON) -m load.stall --bundle $(BUNDLES)/minilm/1 --tiny $(BUNDLES)/notebook/1
 
 container-test:  ## build and run the image and the compose file with a real Docker engine (root needed)
 	SERVICE=addnorm HEALTH_PATH=/readyz INNER_PORT=8000 PORT_VAR=ADDNORM_PORT STOP_LOG='' $(SMOKE) .

@@ -1,5 +1,6 @@
-"""The two pictures of the report."""
+"""The pictures of the reports."""
 
+import math
 from pathlib import Path
 
 from matplotlib.figure import Figure  # not pyplot: no screen, no global state
@@ -28,6 +29,19 @@ def padding(path: Path, shares: dict[str, list[tuple[float, float]]]) -> None:
         percent, rates = [100 * share for share, _ in measured], [rate for _, rate in measured]
         axes.plot(percent, rates, "-o", color=COLOURS[who], label=who)
     axes.set(xlabel="pads in a request, % of its cells", ylabel="useful tokens per second", ylim=(0, None))
+    _save(figure, path)
+
+
+def stalls(path: Path, runs: dict[str, dict[str, float]]) -> None:
+    """What others wait beside each case, p99 in ms, a colour for each run."""
+    cases = list(dict.fromkeys(case for run in runs.values() for case in run))
+    figure = Figure(figsize=(10, 1.5 + 0.2 * len(cases)))
+    axes = figure.subplots()
+    for name, run in runs.items():
+        axes.plot([run.get(case, math.nan) for case in cases], cases, "o", label=name)
+    axes.axvline(50, color="grey", linestyle="--")
+    axes.invert_yaxis()
+    axes.set(xlabel="p99 of GET /livez, ms", xscale="log")
     _save(figure, path)
 
 

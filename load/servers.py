@@ -1,6 +1,7 @@
 """Servers as processes: started on a free port, awaited, read through /proc, stopped."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import IO
 
 from service.bundle import Bundle
 
-PORTS = range(8100, 8200)
 START_S = 60.0  # a server that needs longer is taken for dead
 
 
@@ -61,11 +62,17 @@ def addnorm(bundle: Bundle, **settings: str) -> Iterator[Server]:
 
 
 @contextmanager
-def folder(bundles: Path, **settings: str) -> Iterator[Server]:
-    """`python -m service` over this folder, with these settings."""
+def folder(
+    bundles: Path, worktree: Path | None = None, log: IO[bytes] | None = None, /, **settings: str
+) -> Iterator[Server]:
+    """`python -m service` over this folder, with these settings.
+
+    worktree: the folder whose code serves, if it is not this one's. log: takes stderr.
+    """
     port = _free_port()
     quiet = {"ADDNORM_PORT": str(port), "ADDNORM_LOG_LEVEL": "warning"}
-    with _process(["service", "--bundles", str(bundles)], port, {**quiet, **settings}) as server:
+    command = ["service", "--bundles", str(bundles.resolve())]
+    with _process(command, port, {**quiet, **settings}, worktree, log) as server:
         yield server
 
 
@@ -87,10 +94,22 @@ def ready_made(answer: bytes) -> Iterator[Server]:
             yield server
 
 
+def end_on_sigterm() -> None:
+    """SIGTERM leaves all blocks, so that no server outlives this process."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+
+
 @contextmanager
-def _process(module: Sequence[str], port: int, settings: dict[str, str] | None = None) -> Iterator[Server]:
+def _process(
+    module: Sequence[str],
+    port: int,
+    settings: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    stderr: IO[bytes] | None = None,
+) -> Iterator[Server]:
     """`python -m module`, from when it answers HTTP until the block is left."""
-    process = subprocess.Popen([sys.executable, "-m", *module], env={**os.environ, **(settings or {})})
+    command, environment = [sys.executable, "-m", *module], {**os.environ, **(settings or {})}
+    process = subprocess.Popen(command, env=environment, cwd=cwd, stderr=stderr)
     try:
         _await(process, port)
         yield Server("127.0.0.1", port, process.pid)
@@ -122,12 +141,7 @@ def _await(process: subprocess.Popen[bytes], port: int) -> None:
 
 
 def _free_port() -> int:
-    for port in PORTS:
-        with socket.socket() as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError(f"no free port in {PORTS.start}-{PORTS.stop - 1}")
+    """One that the system hands out: of a fixed range, two programs that start at once would take the same."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -9,7 +9,7 @@ import asyncio
 import shutil
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -31,15 +31,22 @@ SWITCH_S = 60.0  # a version that takes longer to appear is taken for lost
 GROWTH = 1.05  # allowed of resident memory
 
 
-def republish(bundle: Bundle, root: Path, version: int) -> Path:
-    """The same weights as `root/<name>/<version>`, certified as that; there at once and whole."""
-    manifest = bundle.manifest
-    place, partial = (root / manifest.name / name for name in (str(version), f".{version}.partial"))
+def republish(
+    bundle: Bundle, root: Path, version: int, name: str | None = None, added: Mapping[str, bytes] | None = None
+) -> Path:
+    """The same weights as `root/<name>/<version>`, certified as that; there at once and whole.
+
+    name: if it is another. added: files that the bundle lacks.
+    """
+    manifest, name = bundle.manifest, name or bundle.manifest.name
+    place, partial = (root / name / folder for folder in (str(version), f".{version}.partial"))
     partial.mkdir(parents=True)
-    for name in manifest.files:
-        shutil.copyfile(bundle.path / name, partial / name)
-    fields = {name: value for name, value in manifest if name not in ("format", "files", "version")}
-    copy = bundles.write_manifest(partial, {**fields, "version": version})
+    for file in manifest.files:
+        shutil.copyfile(bundle.path / file, partial / file)
+    for file, content in (added or {}).items():
+        (partial / file).write_bytes(content)
+    fields = {key: value for key, value in manifest if key not in ("format", "files", "version", "name")}
+    copy = bundles.write_manifest(partial, {**fields, "version": version, "name": name})
     assert bundle.certificate
     known = {name: value for name, value in bundle.certificate.items() if name not in ("bundle", "manifest_sha256")}
     bundles.write_certificate(copy, known)

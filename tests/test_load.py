@@ -1,12 +1,15 @@
 """The load tool itself: streams as stated, stalls seen, wrong answers counted; and the one ratio that CI holds."""
 
+import gzip
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import orjson
@@ -14,12 +17,20 @@ import pytest
 
 from export.__main__ import Plan, Source, export
 from load import servers
+from load.caller import Request, Seen
 from load.check import NAIVE_TOLERANCE, Reference, alone
+from load.deadlines import Findings as Deadlines
+from load.deadlines import Sent, deadlines, joined, late, mixed
+from load.livez import delays
 from load.run import Load, Result, measure
 from load.servers import Server
+from load.stall import stalls
 from load.stream import PROFILES, SWEEP_LONGEST, make
+from load.worst import CASES, Case
+from service import bundle as bundle_format
 from service.batch import Floats, Ints
-from service.bundle import Bundle, Limits
+from service.bundle import Bundle, Limits, Manifest
+from service.settings import Settings
 
 LIMITS = Limits(max_positions=512, vocab_size=1000)
 MIN_RATIO = 1.5  # of useful tokens/s over naive on `big`; the full bench on an idle machine says how much it is
@@ -66,7 +77,12 @@ def fake_server(answer: Answer, stall_s: float = 0.0) -> Iterator[Server]:
         disable_nagle_algorithm = True
 
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
+            self.give(self.rfile.read(int(self.headers["content-length"])))
+
+        def do_GET(self) -> None:
+            self.give(b"")
+
+        def give(self, body: bytes) -> None:
             with turn:
                 time.sleep(next(stalls, 0.0))
             status, content = answer(body)
@@ -180,20 +196,105 @@ def test_open_loop_latency_counts_from_the_intended_time() -> None:
     assert closed.p95_ms < 300  # a closed loop hides it: one request of a hundred was slow
 
 
+def test_a_late_answer_counts_for_every_ask_that_it_held_up() -> None:
+    """A stall of 0.5 s delays a hundred asks that were due every 5 ms: the last of them hardly, the first all of it."""
+    with fake_server(lambda _: (200, b"{}"), stall_s=0.5) as server:
+        end = time.monotonic() + 1.0
+        seen = delays(server.host, server.port, lambda: time.monotonic() > end)
+    held_up = sorted(delay for delay in seen if delay > 0.1)
+    assert 70 <= len(held_up) <= 90
+    assert max(held_up) == pytest.approx(0.5, abs=0.1)
+    assert median(held_up) == pytest.approx(0.3, abs=0.1)
+
+
+def test_a_server_that_says_it_is_dead_is_no_delay() -> None:
+    with fake_server(lambda _: (503, b"{}")) as server, pytest.raises(ConnectionError, match="503"):
+        delays(server.host, server.port, lambda: False)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.route}: {case.name}")
+def test_the_worst_bodies_are_within_the_limit(case: Case, minilm: Manifest) -> None:
+    """Decompressed. What is larger is refused unread, and shows nothing."""
+    for request in case.make(minilm):
+        body = request.body or b""
+        if request.headers.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
+        if request.headers.get("transfer-encoding") == "chunked":
+            body = b"".join(body.split(b"\r\n")[1:-2:2])
+        assert len(body) <= Settings.model_construct().max_body_bytes
+
+
 @pytest.fixture(scope="module")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+def minilm(bundles: Path) -> Manifest:
+    return bundle_format.read(bundles / "minilm" / "1").manifest
+
+
+def test_stalls_are_measured_beside_the_requests_of_a_case(bundles: Path) -> None:
+    """Alone and beside, each answer counted; a row says what it costs others."""
+    wanted = [case for case in CASES if case.route == "/v1/infer" and ("plain" in case.name or "4,299" in case.name)]
+    found = stalls(bundle_format.read(bundles / "gpt" / "1"), None, wanted, seconds=0.3)
+    assert [row.name for row in found.rows] == [case.name for case in wanted]
+    assert all(sum(row.answers.values()) >= 2 and "0" not in row.answers for row in found.rows)
+    assert found.rows[0].answers.keys() == {"200"}
+    assert found.alone.num > 100
+    assert all(
+        0 < delays.p50 <= delays.p99 <= delays.longest for delays in (found.alone, *(r.beside for r in found.rows))
+    )
+    assert found.over(found.rows[1]) == found.rows[1].beside.p99 - found.alone.p99
+
+
+def test_answers_later_than_their_deadline_are_found_in_the_log() -> None:
+    """By the first byte where the log tells it, else by the last; only those with 200, and only beyond the margin."""
+    sent = [Sent(number, "small", 100, Request("")) for number in range(5)]
+    seen = [Seen(200, 0.09, 1), Seen(200, 0.3, 1), Seen(200, 0.3, 1), Seen(504, 0.3, 1), Seen(200, 0.09, 1)]
+    lines: list[dict[str, Any]] = [
+        {"ms": 500.0, "first_byte_ms": 149.0, "timeout_ms": 100},
+        {"ms": 500.0, "first_byte_ms": 151.0, "timeout_ms": 100},
+        {"ms": 151.0},
+        {"ms": 500.0, "first_byte_ms": 500.0, "timeout_ms": 100},
+    ]
+    answers = joined(list(zip(sent, seen, strict=True)), {f"deadline-{n}": line for n, line in enumerate(lines)})
+    assert late(answers) == answers[1:3]
+    assert late(answers, "client_late_ms") == answers[1:3]
+    assert Deadlines({}, "first_byte_ms", 1.0, answers).wrong() == {
+        "answers with 200 later than 50 ms past their deadline": 2,
+        "requests that the log lacks": 1,
+    }
+
+
+def test_mixed_requests_are_the_same_for_the_same_seed(minilm: Manifest) -> None:
+    first, again, other = ([mixed(minilm, number, seed) for number in range(30)] for seed in (0, 0, 1))
+    assert first == again != other
+    assert all(50 <= sent.timeout_ms <= 2000 for sent in first)
+
+
+def test_every_request_under_a_deadline_is_answered_and_logged(bundles: Path) -> None:
+    found = deadlines(
+        bundle_format.read(bundles / "gpt" / "1"), 60, callers=8, seed=23
+    )  # 15 kinds, none that takes minutes
+    assert len(found.answers) == 60
+    assert {answer.status for answer in found.answers} <= {200, 429, 504}
+    assert set(found.wrong()) <= {
+        "answers with 200 later than 50 ms past their deadline"
+    }  # says nothing of this machine
+    assert all(answer.server_late_ms is not None for answer in found.answers)
+    assert "| all | " in found.table()
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     """The preset of the standard load, in both layouts."""
     out = tmp_path_factory.mktemp("bundles")
     return {layout: export(Source("postnorm"), out, layout, None, Plan(layout)) for layout in ("packed", "padded")}
 
 
-def test_addnorm_outruns_naive_on_padded_batches(bundles: dict[str, Bundle]) -> None:
+def test_addnorm_outruns_naive_on_padded_batches(layouts: dict[str, Bundle]) -> None:
     """On 70 % padding, by real processes over HTTP, each answer checked; in turn, so that noise meets both."""
-    stream = make(PROFILES["big"], bundles["packed"].manifest.limits)
-    bits = Reference(alone(bundles["packed"], "fp32"))
+    stream = make(PROFILES["big"], layouts["packed"].manifest.limits)
+    bits = Reference(alone(layouts["packed"], "fp32"))
     bits.learn(stream)
     load, ratios = Load(8, 0.6, warm_up_s=0.2), []
-    with servers.addnorm(bundles["packed"]) as addnorm, servers.naive(bundles["padded"]) as naive:
+    with servers.addnorm(layouts["packed"]) as addnorm, servers.naive(layouts["padded"]) as naive:
         for _ in range(3):
             ours = measure(addnorm, stream, bits, load, progress=False)
             theirs = measure(naive, stream, bits.near(NAIVE_TOLERANCE), load, progress=False)
