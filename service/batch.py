@@ -1,6 +1,6 @@
 """Batch: sequences end to end, the one type from the HTTP edge to the session. Cells: the caller's layout of it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple, Self
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from service.errors import InvalidInput
 
+BLOCK = 65_536
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
@@ -161,10 +162,19 @@ def _same_shape(lengths: Ints, attention_mask: list[list[int]]) -> None:
             raise _invalid("attention_mask", row, f"has {len(cells)} cells, input_ids[{row}] has {lengths[0]}")
 
 
+def _from_values(values: Iterator[int], num: int) -> Ints:
+    """In blocks: one call for all of them would hold the interpreter's lock to its end."""
+    flat = np.empty(num, np.int64)
+    for start in range(0, num, BLOCK):
+        end = min(num, start + BLOCK)
+        flat[start:end] = np.fromiter(values, np.int64, end - start)
+    return flat
+
+
 def _flat(field: str, rows: list[list[int]], lengths: Ints, mask: Ints | None = None) -> Ints:
     """Rows end to end as int64. Where `mask` is 0 a value may be any integer."""
     try:
-        return np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
+        return _from_values(chain.from_iterable(rows), int(lengths.sum()))
     except OverflowError:
         small = [[value if -(2**63) <= value < 2**63 else None for value in row] for row in rows]
     for row, values in enumerate(small):

@@ -17,7 +17,7 @@ from service.deadline import Deadline
 from service.errors import Expired, NotReady, Overloaded
 from service.metrics import Metrics
 from service.models import Models
-from service.pieces import Done, Pieces, TurnTaker, at_once, timed
+from service.pieces import Done, Pieces, TurnTaker, at_once, rested, timed
 from service.probe import Probe
 from service.query import Answer, Query, check
 from service.queue import Job
@@ -75,8 +75,8 @@ class Inference:
         return await asyncio.get_running_loop().run_in_executor(self._encoders.executor, work)
 
     async def aside(self, work: Callable[[], Done]) -> Done:
-        """The same for what is read, not computed: one at a time, each step of it within some milliseconds."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+        """The same for what is read, not computed: one at a time, as each step of it holds the interpreter's lock."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, rested, work)
 
     async def read(self, num_bytes: int, work: Callable[[], Done]) -> Done:
         """Work on so many bytes of a body: where they are few at once, as a change of threads would cost more."""

@@ -48,10 +48,12 @@ def _check_counts(body: bytes, settings: Settings) -> None:
         b"[": ("lists", num_lists),
         b",": ("values", 2 * settings.max_cells + num_lists + MAX_KEYS),
     }
-    if all(body.count(character) <= limit for character, (_, limit) in most.items()):
+    max_strings = settings.max_sequences + 2 * MAX_KEYS
+    is_small = all(body.count(character) <= limit for character, (_, limit) in most.items())
+    if is_small and body.count(b'"') <= 2 * max_strings:
         return
     numbers = dict.fromkeys(most, 0)
-    for outside in _outside_strings(body, settings.max_sequences + 2 * MAX_KEYS):
+    for outside in _outside_strings(body, max_strings):
         for character, (what, limit) in most.items():
             numbers[character] += outside.count(character)
             if numbers[character] > limit:
