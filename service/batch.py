@@ -111,8 +111,8 @@ def from_rows(tokens: Ints, lengths: Ints) -> tuple[Batch, Cells]:
     """Sequences end to end, none empty -> the batch as it is. InvalidInput unless lengths add up."""
     if not len(lengths) or (lengths < 1).any():
         raise InvalidInput("lengths has an empty sequence, or none at all: each has at least one cell", param="lengths")
-    # summed as Python's integers: they have no largest
-    if (total := sum(lengths.tolist())) != len(tokens):
+    # in two halves: the sum of all may be more than 64 bits hold
+    if (total := (int((lengths >> 32).sum()) << 32) + int((lengths & 0xFFFFFFFF).sum())) != len(tokens):
         raise InvalidInput(f"lengths sum to {total}, input_ids has {len(tokens)} cells", param="lengths")
     return Batch(tokens, _offsets(lengths)), Cells(lengths, None)
 

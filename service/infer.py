@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from service.deadline import Deadline
 from service.errors import Expired, NotReady, Overloaded
 from service.metrics import Metrics
 from service.models import Models
-from service.pieces import Done, Pieces, TurnTaker, at_once, rested, timed
+from service.pieces import Done, Pieces, TurnTaker, at_once, timed
 from service.probe import Probe
 from service.query import Answer, Query, check
 from service.queue import Job
@@ -47,8 +47,8 @@ class Inference:
         self.metrics.watch(self.scheduler, models, settings, (self.answers, self.bodies))
         # as many as lanes: what runs a head competes with them for the cores
         self._encoders = TurnTaker(settings.num_lanes, "encode")
-        # one: readers of bodies hold the interpreter's lock, and two of them would take turns with each other
-        self._readers = ThreadPoolExecutor(1, thread_name_prefix="read")
+        # one: readers of bodies hold the interpreter's lock, and two of them would keep it from the event loop
+        self._readers = TurnTaker(1, "read", rests=True)
         self.cost = Cost()
         self._promised_s = 0.0  # of making and writing the answers of requests under way, predicted
 
@@ -75,12 +75,12 @@ class Inference:
         return await asyncio.get_running_loop().run_in_executor(self._encoders.executor, work)
 
     async def aside(self, work: Callable[[], Done]) -> Done:
-        """The same for what is read, not computed: one at a time, as each step of it holds the interpreter's lock."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, rested, work)
+        """The same for what is read or told, not computed: one at a time, as it holds the interpreter's lock."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers.executor, work)
 
-    async def read(self, num_bytes: int, work: Callable[[], Done]) -> Done:
+    async def read(self, num_bytes: int, work: Pieces[Done], deadline: Deadline) -> Done:
         """Work on so many bytes of a body: where they are few at once, as a change of threads would cost more."""
-        return work() if num_bytes <= QUICK_BYTES else await self.aside(work)
+        return at_once(work) if num_bytes <= QUICK_BYTES else await self._readers.finish(work, deadline)
 
     @contextmanager
     def _promised(self, query: Query, num_bytes: int, deadline: Deadline) -> Iterator[float]:
@@ -161,7 +161,7 @@ class Inference:
         self._probe.close()
         self.scheduler.close()
         self._encoders.close()
-        self._readers.shutdown()
+        self._readers.close()
 
 
 async def _wait(job: Job, deadline: Deadline) -> list[Rows]:

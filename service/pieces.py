@@ -49,27 +49,29 @@ def timed(work: Pieces[Done], tell: Callable[[float, bool], None]) -> Pieces[Don
         tell(seconds, is_done)
 
 
-def rested(work: Callable[[], Done]) -> Done:
-    """The work, and a rest after it: an event loop that has waited for the interpreter's lock gets all it had to do done,
-    where a next piece at once would take the lock again at its first system call."""
-    started = time.monotonic()
-    done = work()
-    time.sleep(min(REST_S, time.monotonic() - started))
-    return done
+def one_piece(work: Callable[[], Done]) -> Pieces[Done]:
+    """Work that cannot be interrupted."""
+    made = work()
+    yield
+    return made
 
 
 class TurnTaker:
     """Threads that requests share: each has a turn of SLICE_S, then the next has its own."""
 
-    def __init__(self, num_threads: int, name: str) -> None:
-        self.num_threads = num_threads
+    def __init__(self, num_threads: int, name: str, rests: bool = False) -> None:
+        """rests: whether to pause after each piece, as is fit for those that hold the interpreter's lock to their end.
+
+        In the pause the event loop does all it has to do, where it would else wait for the lock at each system call.
+        """
+        self.num_threads, self._rest_s = num_threads, REST_S if rests else 0.0
         self.executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
 
     async def finish(self, work: Pieces[Done], deadline: Deadline) -> Done:
         """What the work makes. Expired or ClientGone between two pieces, once nobody waits for it."""
         loop = asyncio.get_running_loop()
         while True:
-            outcome = await loop.run_in_executor(self.executor, _turn, work, deadline)
+            outcome = await loop.run_in_executor(self.executor, _turn, work, deadline, self._rest_s)
             if outcome.is_done:
                 return outcome.made  # type: ignore[return-value]
 
@@ -77,14 +79,17 @@ class TurnTaker:
         self.executor.shutdown()
 
 
-def _turn(work: Pieces[Done], deadline: Deadline) -> Outcome[Done]:
-    until = time.monotonic() + SLICE_S
+def _turn(work: Pieces[Done], deadline: Deadline, rest_s: float) -> Outcome[Done]:
+    now = time.monotonic()
+    until = now + SLICE_S
     try:
-        while True:
+        while now < until:
             deadline.check()
             next(work)
-            if time.monotonic() >= until:
-                return Outcome(None, False)
+            started, now = now, time.monotonic()
+            if rest_s:
+                time.sleep(min(rest_s, now - started))
+        return Outcome(None, False)
     except StopIteration as end:
         return Outcome(end.value, True)
     except ServiceError:

@@ -14,7 +14,7 @@ from service.errors import InvalidInput, UnsupportedMediaType
 from service.infer import Inference
 from service.models import Model
 from service.outputs import NO_TOKEN, Positions, TopK
-from service.pieces import Pieces
+from service.pieces import Pieces, at_once, one_piece
 from service.query import Answer, Query
 from service.routes import tensors
 from service.routes.content import JSON, negotiated, sent_type, written
@@ -155,16 +155,17 @@ async def _read(sent: Sent, inference: Inference) -> tuple[Options, Model, Batch
     """What is asked, of which model, and the sequences."""
     media_type, num_bytes = sent_type(sent.headers), len(sent.body)
     if media_type == SAFETENSORS:
-        found = await inference.read(num_bytes, partial(tensors.read, sent.body))
-        options = validated(Options, found.request, inference.settings, RESERVED)
-        model = inference.models.find(options.model)
-        return (options, model, *await inference.read(num_bytes, partial(_from_arrays, found.arrays)))
+        found = await inference.read(num_bytes, one_piece(partial(tensors.read, sent.body)), sent.deadline)
+        options = at_once(validated(Options, found.request, inference.settings, RESERVED))
+        model, work = inference.models.find(options.model), one_piece(partial(_from_arrays, found.arrays))
+        return (options, model, *await inference.read(num_bytes, work, sent.deadline))
     if media_type != JSON:
         raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON} or {SAFETENSORS}")
-    asked = await inference.read(num_bytes, partial(validated, InferRequest, sent.body, inference.settings, RESERVED))
+    read = validated(InferRequest, sent.body, inference.settings, RESERVED)
+    asked = await inference.read(num_bytes, read, sent.deadline)
     model = inference.models.find(asked.model)
     if asked.texts is None:
-        return (asked, model, *await inference.read(num_bytes, partial(_from_lists, asked)))
+        return (asked, model, *await inference.read(num_bytes, one_piece(partial(_from_lists, asked)), sent.deadline))
     if asked.input_ids is not None or asked.attention_mask is not None:
         raise InvalidInput("texts stand alone: send either them or input_ids with attention_mask", param="texts")
     return (asked, model, *await batch_of_texts("texts", asked.texts, asked.truncate, model, inference))

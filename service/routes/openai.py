@@ -17,7 +17,7 @@ from service.errors import InvalidInput
 from service.infer import Inference
 from service.models import Model
 from service.outputs import unit
-from service.pieces import Pieces
+from service.pieces import Pieces, one_piece
 from service.query import Answer, Query
 from service.routes.content import JSON, negotiated, require_json, written
 from service.routes.http import Encode, Payload, Sent, respond
@@ -124,8 +124,8 @@ async def decode(sent: Sent, inference: Inference) -> tuple[Query, Encode]:
     """JSON -> Query, and how to encode its answer. InvalidInput names the field."""
     require_json(sent.headers)
     negotiated(sent.headers, (JSON,))
-    read = partial(validated, EmbeddingsRequest, sent.body, inference.settings)
-    asked = await inference.read(len(sent.body), read)
+    read = validated(EmbeddingsRequest, sent.body, inference.settings)
+    asked = await inference.read(len(sent.body), read, sent.deadline)
     model = inference.models.find(asked.model)
     manifest = model.bundle.manifest
     if asked.dimensions is not None and not 1 <= asked.dimensions <= manifest.d_model:
@@ -134,13 +134,13 @@ async def decode(sent: Sent, inference: Inference) -> tuple[Query, Encode]:
         )
     as_base64 = asked.encoding_format == "base64"
     query = Query(
-        model, *await _batch(asked, len(sent.body), model, inference), ("pooled",), normalize=manifest.normalize and asked.dimensions is None,
+        model, *await _batch(asked, sent, model, inference), ("pooled",), normalize=manifest.normalize and asked.dimensions is None,
         precision=asked.precision, binary=as_base64, field="input", hint=OTHER_VOCABULARY,
     )  # fmt: skip
     return query, partial(encode, asked.dimensions, as_base64)
 
 
-async def _batch(asked: EmbeddingsRequest, num_bytes: int, model: Model, inference: Inference) -> tuple[Batch, Cells]:
+async def _batch(asked: EmbeddingsRequest, sent: Sent, model: Model, inference: Inference) -> tuple[Batch, Cells]:
     if not asked.input:
         raise InvalidInput("input is empty: send at least one text or sequence", param="input")
     for index, sequence in enumerate(asked.input):
@@ -150,7 +150,9 @@ async def _batch(asked: EmbeddingsRequest, num_bytes: int, model: Model, inferen
         return await batch_of_texts("input", asked.input, bool(asked.truncate), model, inference)
     if asked.truncate:
         raise InvalidInput("truncate is set, but it cuts texts only: cut the token ids yourself", param="truncate")
-    return await inference.read(num_bytes, partial(from_lists, asked.input, None, "input"))
+    return await inference.read(
+        len(sent.body), one_piece(partial(from_lists, asked.input, None, "input")), sent.deadline
+    )
 
 
 def encode(dimensions: int | None, as_base64: bool, answer: Answer) -> Pieces[Payload]:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from tokenizers import Encoding
 
 from service.batch import Batch, Cells, from_lists
+from service.deadline import Deadline
 from service.errors import InvalidInput
 from service.infer import Inference
 from service.models import Model
@@ -136,7 +137,8 @@ async def tokenize(request: Request) -> Response:
     body = await read_body(request, inference.settings.max_body_bytes)
     require_json(request.headers)
     negotiated(request.headers, (JSON,))
-    asked = await inference.read(len(body), partial(validated, TokenizeRequest, body, inference.settings))
+    read, deadline = validated(TokenizeRequest, body, inference.settings), Deadline(inference.settings.timeout_s)
+    asked = await inference.read(len(body), read, deadline)
     model = inference.models.find(asked.model)
     request.state.facts.model = model.name
     encodings = await _encoded("texts", asked.texts, asked.truncate, model, inference)

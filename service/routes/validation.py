@@ -8,6 +8,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from service.errors import BodyTooLarge, InvalidInput
+from service.pieces import Pieces
 from service.settings import Settings
 
 MAX_KEYS = 1000  # of all objects of a body
@@ -16,21 +17,22 @@ BLOCK_BYTES = 1024 * 1024
 Body = TypeVar("Body", bound=BaseModel)
 
 
-def validated(model: type[Body], body: bytes, settings: Settings, reserved: Sequence[str] = ()) -> Body:
+def validated(model: type[Body], body: bytes, settings: Settings, reserved: Sequence[str] = ()) -> Pieces[Body]:
     """JSON -> the model. InvalidInput says in our words what does not fit.
 
-    Each step holds the interpreter's lock to its end, so each is bounded.
+    Each step holds the interpreter's lock to its end, so each is bounded by what is looked at before.
     """
     if len(body) > settings.max_json_bytes:
         raise BodyTooLarge(
             f"the body has {len(body)} bytes of JSON, the limit is {settings.max_json_bytes}: send tensors as bytes,"
             " or less at once"
         )
-    _check_counts(body, settings)
+    yield from _check_counts(body, settings)
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidInput(f"the body is not a JSON object: {error}"[:200]) from None
+    yield
     if not isinstance(value, dict):
         raise InvalidInput(f"the body is not a JSON object: got {shown(value)}")
     try:
@@ -39,7 +41,7 @@ def validated(model: type[Body], body: bytes, settings: Settings, reserved: Sequ
         raise _validation_error(error, model, reserved) from None
 
 
-def _check_counts(body: bytes, settings: Settings) -> None:
+def _check_counts(body: bytes, settings: Settings) -> Pieces[None]:
     """Some bodies that fit the limit take long to parse, and hold up every other request. They are known by counting."""
     num_lists = 2 * settings.max_sequences + 100  # of ids and masks
     most = {
@@ -49,8 +51,11 @@ def _check_counts(body: bytes, settings: Settings) -> None:
         b",": ("values", 2 * settings.max_cells + num_lists + MAX_KEYS),
     }
     max_strings = settings.max_sequences + 2 * MAX_KEYS
-    is_small = all(body.count(character) <= limit for character, (_, limit) in most.items())
-    if is_small and body.count(b'"') <= 2 * max_strings:
+    for character, limit in (*((character, limit) for character, (_, limit) in most.items()), (b'"', 2 * max_strings)):
+        if body.count(character) > limit:
+            break
+        yield
+    else:
         return
     numbers = dict.fromkeys(most, 0)
     for outside in _outside_strings(body, max_strings):
@@ -58,6 +63,7 @@ def _check_counts(body: bytes, settings: Settings) -> None:
             numbers[character] += outside.count(character)
             if numbers[character] > limit:
                 raise InvalidInput(f"the body has more than {limit} {what}, the limit")
+        yield
 
 
 def _outside_strings(body: bytes, max_strings: int) -> Iterator[bytes]:

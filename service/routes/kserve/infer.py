@@ -12,7 +12,7 @@ from service.bundle import Bundle
 from service.errors import InvalidInput
 from service.infer import Inference
 from service.models import Model
-from service.pieces import Pieces
+from service.pieces import Pieces, one_piece
 from service.query import Answer, Query
 from service.routes.content import JSON, OCTETS, written
 from service.routes.http import Encode, Payload, Sent, respond
@@ -75,11 +75,11 @@ async def infer_version(request: Request, model: str, version: str) -> Response:
 async def decode(ref: str, sent: Sent, inference: Inference) -> tuple[Query, Encode]:
     """Body -> Query, and how to encode its answer. InvalidInput names the field."""
     body, raw = tensors.split(sent)
-    asked = await inference.read(len(body), partial(validated, V2InferRequest, body, inference.settings))
+    asked = await inference.read(len(body), validated(V2InferRequest, body, inference.settings), sent.deadline)
     model = inference.models.find(ref)
     _check_name(asked, model)
     _check_parameters(asked)
-    batch, cells = await inference.read(len(sent.body), partial(_from_tensors, asked, raw))
+    batch, cells = await inference.read(len(sent.body), one_piece(partial(_from_tensors, asked, raw)), sent.deadline)
     wanted, own = _wanted(asked, model), asked.parameters
     query = Query(
         model, batch, cells, _native(wanted), pooling=own.pooling, normalize=own.normalize, precision=own.precision,
