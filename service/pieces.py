@@ -68,12 +68,25 @@ class TurnTaker:
         self.executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
 
     async def finish(self, work: Pieces[Done], deadline: Deadline) -> Done:
-        """What the work makes. Expired or ClientGone between two pieces, once nobody waits for it."""
-        loop = asyncio.get_running_loop()
+        """What the work makes. Expired or ClientGone as soon as nobody waits for it: it ends with the piece under way."""
         while True:
-            outcome = await loop.run_in_executor(self.executor, _turn, work, deadline, self._rest_s)
+            outcome = await self._turn(work, deadline)
             if outcome.is_done:
                 return outcome.made  # type: ignore[return-value]
+
+    async def _turn(self, work: Pieces[Done], deadline: Deadline) -> Outcome[Done]:
+        loop = asyncio.get_running_loop()
+        turn = loop.run_in_executor(self.executor, _turn, work, deadline, self._rest_s)
+        timer = loop.call_later(deadline.left_s(), turn.cancel)
+        deadline.stop = turn.cancel
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            deadline.check()
+            raise
+        finally:
+            timer.cancel()
+            deadline.stop = None
 
     def close(self) -> None:
         self.executor.shutdown()
