@@ -23,6 +23,7 @@ from export import nearness
 from model.checkpoint import CheckpointError
 from model.transformer import Transformer
 from service.bundle import TOKENIZER, Bundle
+from service.deadline import Deadline
 from service.errors import ServiceError
 from service.infer import Inference
 from service.routes.http import Sent
@@ -216,7 +217,7 @@ def _against_authors(
 
 
 async def _served(inference: Inference, body: bytes) -> tuple[list[list[int]], Array]:
-    query, encode = await decode(Sent(body, Headers()), inference)
+    query, encode = await decode(Sent(body, Headers(), Deadline(inference.settings.timeout_s)), inference)
     payload, _ = await inference.answer(query, encode)
     ends = np.cumsum(query.cells.lengths)[:-1]
     ids = [row.tolist() for row in np.split(query.batch.tokens, ends)]

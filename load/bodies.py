@@ -18,6 +18,7 @@ from service.text import CHARACTERS_PER_TOKEN
 
 LIMITS = Settings.model_construct()  # the defaults, whatever the environment says
 BODY_BYTES = LIMITS.max_body_bytes - 1024  # but for what stands around it
+JSON_BYTES = LIMITS.max_json_bytes - 1024
 DIGITS = 4299  # Python turns no longer integers into text
 INFER, EMBEDDINGS, TOKENIZE = "/v1/infer", "/v1/embeddings", "/v1/tokenize"
 V2 = "/v2/models/{model}/infer"
@@ -58,12 +59,12 @@ def zeros(num: int) -> bytes:
 
 def integers(digits: int, most: int = LIMITS.max_cells) -> tuple[bytes, int]:
     """As many integers of so many digits as a body holds, commas between."""
-    num = min(most, BODY_BYTES // (digits + 3))  # a mask has room beside them
+    num = min(most, JSON_BYTES // (digits + 3))  # a mask has room beside them
     return b",".join([b"9" * digits] * num), num
 
 
 def floats(digits: int) -> tuple[bytes, int]:
-    num = min(LIMITS.max_cells, BODY_BYTES // (digits + 6))
+    num = min(LIMITS.max_cells, JSON_BYTES // (digits + 6))
     return b",".join([b"0." + b"7" * digits] * num), num
 
 
@@ -122,22 +123,22 @@ def likeliest_of_pads(manifest: Manifest) -> Request:
 
 def string(field: str, content: bytes, path: str = INFER, rest: bytes = b'"input_ids":[[1]]') -> Request:
     """A body of one huge string, written as it is given."""
-    times = BODY_BYTES // len(content)
+    times = JSON_BYTES // len(content)
     return packed(raw(path, b'{%s,"%s":"%s"}' % (rest, field.encode(), content * times)))
 
 
 def slow_count(manifest: Manifest) -> Request:
     """Colons in a string, so that what is counted is only what stands outside; backslashes, so that this takes long."""
-    return string("x", b":" * 2000 + b"\\\\" * (BODY_BYTES // 4))
+    return string("x", b":" * 2000 + b"\\\\" * (JSON_BYTES // 4))
 
 
 def random_letters(manifest: Manifest) -> Request:
-    letters = np.random.default_rng(0).integers(ord("0"), ord("z"), BODY_BYTES, np.uint8).tobytes()
+    letters = np.random.default_rng(0).integers(ord("0"), ord("z"), JSON_BYTES, np.uint8).tobytes()
     return packed(raw(INFER, b'{"input_ids":[[1]],"x":"%s"}' % letters.replace(b"\\", b"_")))
 
 
 def unknown_keys(path: str, manifest: Manifest) -> Request:
-    return Request.json(path, {f"key{n}": "v" * 16_000 for n in range(990)})
+    return Request.json(path, {f"key{n}": "v" * 8_000 for n in range(990)})
 
 
 def nested(path: str, field: str, manifest: Manifest) -> Request:
@@ -151,7 +152,7 @@ def names(path: str, field: str, value: str, manifest: Manifest, rest: bytes = b
 
 
 def spaces(manifest: Manifest) -> Request:
-    return packed(raw(INFER, b" " * BODY_BYTES + b'{"input_ids":[[1]]}'))
+    return packed(raw(INFER, b" " * JSON_BYTES + b'{"input_ids":[[1]]}'))
 
 
 def small_chunks(manifest: Manifest) -> Request:
@@ -268,7 +269,7 @@ def hopeless(num_texts: int) -> list[str]:
 def longest(manifest: Manifest, make: Callable[[int], str]) -> list[str]:
     """As many texts as a body holds, each as long as it may be."""
     text = make(CHARACTERS_PER_TOKEN * manifest.limits.max_positions)
-    return [text] * min(LIMITS.max_sequences, BODY_BYTES // (len(text.encode()) + 3))
+    return [text] * min(LIMITS.max_sequences, JSON_BYTES // (len(text.encode()) + 3))
 
 
 def of_texts(path: str, make: Callable[[Manifest], list[str]], manifest: Manifest) -> Request:

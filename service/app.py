@@ -30,6 +30,7 @@ def create_app(inference: Inference, tracer: Tracer | None = None) -> Edge:
         description="Padded token batches with masks in, normalized activations and logits out. "
         "The same sequence gives the same bits, whatever the padding, whoever shares the batch.",
         version=VERSION,
+        openapi_url=None,  # ops.py has a route that makes the document off the event loop
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # to wherever the caller's Host header says

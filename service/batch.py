@@ -1,6 +1,6 @@
 """Batch: sequences end to end, the one type from the HTTP edge to the session. Cells: the caller's layout of it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple, Self
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from service.errors import InvalidInput
 
+BLOCK = 65_536
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
@@ -117,8 +118,8 @@ def from_rows(tokens: Ints, lengths: Ints) -> tuple[Batch, Cells]:
     """Sequences end to end, none empty -> the batch as it is. InvalidInput unless lengths add up."""
     if not len(lengths) or (lengths < 1).any():
         raise InvalidInput("lengths has an empty sequence, or none at all: each has at least one cell", param="lengths")
-    # summed as Python's integers: they have no largest
-    if (total := sum(lengths.tolist())) != len(tokens):
+    # in two halves: the sum of all may be more than 64 bits hold
+    if (total := (int((lengths >> 32).sum()) << 32) + int((lengths & 0xFFFFFFFF).sum())) != len(tokens):
         raise InvalidInput(f"lengths sum to {total}, input_ids has {len(tokens)} cells", param="lengths")
     return Batch(tokens, _offsets(lengths)), Cells(lengths, None)
 
@@ -168,18 +169,23 @@ def _same_shape(lengths: Ints, attention_mask: list[list[int]]) -> None:
             raise _invalid("attention_mask", row, f"has {len(cells)} cells, input_ids[{row}] has {lengths[0]}")
 
 
+def _from_values(values: Iterator[int], num: int) -> Ints:
+    """In blocks: one call for all of them would hold the interpreter's lock to its end."""
+    flat = np.empty(num, np.int64)
+    for start in range(0, num, BLOCK):
+        end = min(num, start + BLOCK)
+        flat[start:end] = np.fromiter(values, np.int64, end - start)
+    return flat
+
+
 def _flat(field: str, rows: list[list[int]], lengths: Ints, mask: Ints | None = None) -> Ints:
-    """Rows end to end as int64. Where `mask` is 0 a value may be any integer, of any size."""
+    """Rows end to end as int64. Where `mask` is 0 a value may be any integer."""
     try:
-        return np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
+        return _from_values(chain.from_iterable(rows), int(lengths.sum()))
     except OverflowError:
         small = [[value if -(2**63) <= value < 2**63 else None for value in row] for row in rows]
     for row, values in enumerate(small):
         for column, value in enumerate(values):
             if value is None and (mask is None or mask[row * len(values) + column]):
-                raise _invalid(field, row, f"[{column}] is {_short(rows[row][column])}: outside 64-bit integers")
+                raise _invalid(field, row, f"[{column}] is {rows[row][column]}: outside 64-bit integers")
     return _flat(field, [[value or 0 for value in row] for row in small], lengths)
-
-
-def _short(value: int) -> str:
-    return str(value) if value.bit_length() < 128 else f"an integer of {value.bit_length()} bits"

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -11,9 +12,12 @@ import numpy as np
 
 from service import outputs
 from service.batch import Rows
-from service.errors import ClientGone, Expired, NotFinite, NotReady
+from service.cost import Cost, num_head_rows
+from service.deadline import Deadline
+from service.errors import Expired, NotFinite, NotReady, Overloaded
 from service.metrics import Metrics
 from service.models import Models
+from service.pieces import Done, Pieces, TurnTaker, at_once, timed
 from service.probe import Probe
 from service.query import Answer, Query, check
 from service.queue import Job
@@ -24,7 +28,6 @@ from service.scheduler import Scheduler
 from service.settings import Settings
 
 Encoded = TypeVar("Encoded")
-Done = TypeVar("Done")
 HOPELESS = 4  # session runs that hang, for each lane
 QUICK_BYTES = 64 * 1024  # JSON of this size takes about 0.1 ms
 
@@ -43,49 +46,95 @@ class Inference:
         self.bodies = Room("bodies", settings.max_pending_body_bytes)
         self.metrics.watch(self.scheduler, models, settings, (self.answers, self.bodies))
         # as many as lanes: what runs a head competes with them for the cores
-        self._encoders = ThreadPoolExecutor(settings.num_lanes, thread_name_prefix="encode")
+        self._encoders = TurnTaker(settings.num_lanes, "encode")
+        # one: readers of bodies hold the interpreter's lock, and two of them would keep it from the event loop
+        self._readers = TurnTaker(1, "read", rests=True)
+        self.cost = Cost()
+        self._promised_s = 0.0  # of making and writing the answers of requests under way, predicted
 
     async def answer(
-        self,
-        query: Query,
-        encode: Callable[[Answer], Encoded],
-        left: Callable[[], Awaitable[None]] | None = None,
-        arrived: float | None = None,
+        self, query: Query, encode: Callable[[Answer], Pieces[Encoded]], deadline: Deadline | None = None
     ) -> tuple[Encoded, dict[str, float]]:
-        """The encoded answer and the seconds of each stage.
-
-        left: returns when the caller has gone. arrived: time.monotonic() from which the deadline counts, now if None.
-        """
+        """The encoded answer and the seconds of each stage. deadline: the server's own, from now, if None."""
+        deadline = deadline or Deadline(self.settings.timeout_s)
         num_bytes = check(query, self.settings)
-        arrived = time.monotonic() if arrived is None else arrived
-        with self.answers.held(num_bytes):
-            rows, stages_s = await self._rows(query, left, arrived)
+        deadline.check()
+        is_quick = "logits" not in query.wanted and num_bytes <= QUICK_BYTES
+        with self.answers.held(num_bytes), self._promised(query, 0 if is_quick else num_bytes, deadline) as encode_s:
+            rows, stages_s = await self._rows(query, deadline, encode_s)
             started = time.monotonic()
-            make = partial(_encoded, query, rows, encode)
-            if "logits" not in query.wanted and num_bytes <= QUICK_BYTES:
-                encoded = make()  # a change of threads would cost more
+            if is_quick:
+                encoded = at_once(encode(Answer(query, at_once(_outputs(query, rows)), num_bytes)))
             else:
-                encoded = await self.in_thread(make)
+                encoded = await self._encoders.finish(self._encoded(query, rows, encode, num_bytes), deadline)
+        deadline.check()
         return encoded, {**stages_s, "encode": time.monotonic() - started}
 
     async def in_thread(self, work: Callable[[], Done]) -> Done:
         """Work that would hold up every other request if the event loop did it."""
-        return await asyncio.get_running_loop().run_in_executor(self._encoders, work)
+        return await asyncio.get_running_loop().run_in_executor(self._encoders.executor, work)
 
-    async def _rows(
-        self, query: Query, left: Callable[[], Awaitable[None]] | None, arrived: float
-    ) -> tuple[list[Rows], dict[str, float]]:
-        """Rows for each of the caller's rows, and the time they waited and ran."""
+    async def aside(self, work: Callable[[], Done]) -> Done:
+        """The same for what is read or told, not computed: one at a time, as it holds the interpreter's lock."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers.executor, work)
+
+    async def tokenize(self, work: Pieces[Done], deadline: Deadline) -> Done:
+        """Work on texts. It leaves the interpreter's lock to others, and takes turns with what makes answers."""
+        return await self._encoders.finish(work, deadline)
+
+    async def read(self, num_bytes: int, work: Pieces[Done], deadline: Deadline) -> Done:
+        """Work on so many bytes of a body: where they are few at once, as a change of threads would cost more."""
+        return at_once(work) if num_bytes <= QUICK_BYTES else await self._readers.finish(work, deadline)
+
+    @contextmanager
+    def _promised(self, query: Query, num_bytes: int, deadline: Deadline) -> Iterator[float]:
+        """Counts the time that making and writing the answer will take, which is yielded, among what is under way.
+
+        Expired if that alone is more than the request has; Overloaded if with the others' it is.
+        """
+        encode_s = self.cost.predicted_s(query, num_bytes) if num_bytes else 0.0
+        left_s, others_s = deadline.left_s(), self._promised_s / self._encoders.num_threads
+        if encode_s > left_s:
+            self.cost.hope(query)
+            raise Expired(
+                f"making and writing the answer takes about {encode_s:.3g} s, the deadline is in {left_s:.3g} s:"
+                " ask for less at once, or allow more time"
+            )
+        if encode_s and encode_s + others_s > left_s:
+            raise Overloaded(
+                f"answers being made and written take {others_s:.3g} s, this one about {encode_s:.3g} s more,"
+                f" the deadline is in {left_s:.3g} s: come back later",
+                code="deadline_not_met",
+                retry_after_s=others_s,
+            )
+        self._promised_s += encode_s
+        try:
+            yield encode_s
+        finally:
+            self._promised_s -= encode_s
+
+    def _encoded(
+        self, query: Query, rows: list[Rows], encode: Callable[[Answer], Pieces[Encoded]], num_bytes: int
+    ) -> Pieces[Encoded]:
+        """Makes the outputs and writes them; how long it took is what later predictions are made from."""
+        making, writing = self.cost.making(query), self.cost.writing(query)
+        made = _outputs(query, rows)
+        if num_rows := num_head_rows(query):
+            made = timed(made, partial(making.add, num_rows))
+        answer = Answer(query, (yield from made), num_bytes)
+        return (yield from timed(encode(answer), partial(writing.add, num_bytes)))
+
+    async def _rows(self, query: Query, deadline: Deadline, encode_s: float) -> tuple[list[Rows], dict[str, float]]:
+        """Rows for each of the caller's rows, and the time they waited and ran.
+
+        encode_s: the time that must be left once they are there.
+        """
         empty = query.model.engine(query.precision).empty()
         if not len(query.batch):
             return query.cells.every_row([], empty), {"queue": 0.0, "infer": 0.0}
-        timeout_s = query.timeout_s or self.settings.timeout_s
-        left_s = timeout_s - (time.monotonic() - arrived)
-        job = self.scheduler.submit(query.model.line(query.precision), query.batch, left_s)
+        job = self.scheduler.submit(query.model.line(query.precision), query.batch, deadline.left_s() - encode_s)
         try:
-            rows = await _wait(job, left_s, left)
-        except CancelledError:
-            raise Expired(f"no answer within {timeout_s:g} s") from None
+            rows = await _wait(job, deadline)
         except NotFinite as error:  # the batch has no empty rows, the caller's layout may
             row = int(np.flatnonzero(query.cells.lengths)[error.sequence])
             raise NotFinite(error.output, row) from error
@@ -119,81 +168,51 @@ class Inference:
         self._repository.close()
         self._probe.close()
         self.scheduler.close()
-        self._encoders.shutdown()
+        self._encoders.close()
+        self._readers.close()
 
 
-async def _wait(job: Job, timeout_s: float, left: Callable[[], Awaitable[None]] | None) -> list[Rows]:
-    """Cancels the job when the time is up or the caller leaves: what no lane has taken is not computed.
-
-    concurrent.futures.CancelledError if the time was up.
-    """
+async def _wait(job: Job, deadline: Deadline) -> list[Rows]:
+    """Cancels the job when the time is up or the caller leaves: what no lane has taken is not computed."""
     loop = asyncio.get_running_loop()
     settled = asyncio.Event()
     job.future.add_done_callback(lambda _: loop.call_soon_threadsafe(settled.set))
-    deadline = loop.call_later(timeout_s, job.future.cancel)
-    watch = Watch(left, job.future.cancel) if left else None
+    timer = loop.call_later(deadline.left_s(), job.future.cancel)
+    deadline.stop = job.future.cancel
     try:
         await settled.wait()
         return job.future.result()
     except CancelledError:
-        if watch and watch.seen:
-            raise ClientGone("the caller left before the answer") from None
-        raise
+        deadline.check()
+        raise deadline.expired() from None
     finally:
-        deadline.cancel()
+        timer.cancel()
         job.future.cancel()
-        if watch:
-            watch.end()
+        deadline.stop = None
 
 
-class Watch:
-    """Calls `then` when the caller leaves. Begins after a while: quick requests never pay for it."""
-
-    AFTER_S = 0.05
-
-    def __init__(self, left: Callable[[], Awaitable[None]], then: Callable[[], object]) -> None:
-        self._left, self._then = left, then
-        self.seen = False
-        self._task: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(self.AFTER_S, self._begin)
-
-    def _begin(self) -> None:
-        self._task = asyncio.create_task(self._wait())
-
-    async def _wait(self) -> None:
-        await self._left()
-        self.seen = True
-        self._then()
-
-    def end(self) -> None:
-        self._timer.cancel()
-        if self._task:
-            self._task.cancel()
-
-
-def _encoded(query: Query, rows: list[Rows], encode: Callable[[Answer], Encoded]) -> Encoded:
-    return encode(Answer(query, _outputs(query, rows)))
-
-
-def _outputs(query: Query, rows: list[Rows]) -> dict[str, Any]:
+def _outputs(query: Query, rows: list[Rows]) -> Pieces[dict[str, Any]]:
     make: dict[str, Callable[[], Any]] = {
         "activations": lambda: query.cells.spread([row.activations for row in rows]),
-        "logits": lambda: _logits(query, rows),
         "pooled": lambda: outputs.pooled(rows, query.pooling or query.model.bundle.manifest.pooling, query.normalize),
         "norm_stats": lambda: {
             "mean": query.cells.spread([row.norm_mean for row in rows]),
             "rstd": query.cells.spread([row.norm_rstd for row in rows]),
         },
     }
-    made = {name: make[name]() for name in query.wanted}
-    return {name: outputs.halved(name, output) if query.half else output for name, output in made.items()}
+    made: dict[str, Any] = {}
+    for name in query.wanted:
+        output = (yield from _logits(query, rows)) if name == "logits" else make[name]()
+        made[name] = outputs.halved(name, output) if query.half else output
+        yield
+    return made
 
 
-def _logits(query: Query, rows: list[Rows]) -> Any:
+def _logits(query: Query, rows: list[Rows]) -> Pieces[Any]:
     engine = query.model.engine(query.precision)
     if query.top_k:
-        return outputs.top_k(engine, rows, query.cells, query.positions, query.top_k)
+        return (yield from outputs.top_k(engine, rows, query.cells, query.positions, query.top_k))
     vocab_size = query.model.bundle.manifest.limits.vocab_size
     if query.positions == "last":
-        return outputs.last_logits(engine, rows, vocab_size)
-    return query.cells.spread(outputs.logits(engine, rows, "all", vocab_size))
+        return (yield from outputs.last_logits(engine, rows, vocab_size))
+    return query.cells.spread((yield from outputs.logits(engine, rows, "all", vocab_size)))

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import logs, tracing
 from service.connection import Connection, limited
+from service.deadline import Deadline
 from service.errors import NotReady, StartupError
 from service.guard import HEALTH, PROBES
 from service.keys import Keys
@@ -48,8 +49,19 @@ class Facts:
     param: str = ""  # the field that the error is about
     real_tokens: int = 0
     padded_tokens: int = 0
+    deadline: Deadline | None = None  # where the request has one
+    first_byte_s: float | None = None  # after it came; when the first bytes of the answer's body had been written
     stages_s: dict[str, float] = field(default_factory=dict)
     decoded_from: float = 0.0  # on time.monotonic(); the stages follow each other from there
+
+    def times_ms(self) -> dict[str, float]:
+        """Of the stages, and the deadline and the first byte, where they are known."""
+        seconds = dict(self.stages_s)
+        if self.first_byte_s is not None:
+            seconds["first_byte"] = self.first_byte_s
+        if self.deadline:
+            seconds["timeout"] = self.deadline.timeout_s
+        return {f"{name}_ms": round(value * 1000, 3) for name, value in seconds.items()}
 
     def spans(self) -> dict[str, tuple[float, float]]:
         """Each stage's start and end."""
@@ -99,6 +111,8 @@ class Edge:
                     added.append((b"connection", b"close"))
                 message["headers"] = [*message["headers"], *added]
             await send(message)
+            if facts.first_byte_s is None and message["type"] == "http.response.body":
+                facts.first_byte_s = time.monotonic() - facts.started
 
         return marked
 
@@ -113,7 +127,6 @@ class Edge:
             return
         known = {"key": facts.key, "code": facts.code, "field": facts.param}
         named = {name: value for name, value in known.items() if value}
-        stages = {f"{stage}_ms": round(s * 1000, 3) for stage, s in facts.stages_s.items()}
         log.log(
             level,
             "request",
@@ -121,7 +134,7 @@ class Edge:
                 "facts": {
                     "request_id": facts.request_id, "method": scope["method"], "route": route, "status": facts.status,
                     "ms": round(seconds * 1000, 3), "model": facts.model, "real_tokens": facts.real_tokens,
-                    "padded_tokens": facts.padded_tokens, **named, **stages, **traced,
+                    "padded_tokens": facts.padded_tokens, **named, **facts.times_ms(), **traced,
                 }
             },
         )  # fmt: skip

@@ -1,4 +1,7 @@
-"""Rows -> what the caller asked for, on the caller's cells. Heads run here, on the rows asked for and no others."""
+"""Rows -> what the caller asked for, on the caller's cells. Heads run here, on the rows asked for and no others.
+
+What runs a head is done piece by piece (`pieces.py`).
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
@@ -9,6 +12,7 @@ from service.batch import Cells, Floats, Rows
 from service.bundle import Pooling
 from service.engine import HEAD_ROWS, Engine
 from service.errors import InvalidInput
+from service.pieces import Pieces
 
 Positions = Literal["all", "last"]
 NO_TOKEN = -1
@@ -48,32 +52,34 @@ POOLS: dict[Pooling, Callable[[Floats, Floats], object]] = {
 }
 
 
-def logits(engine: Engine, rows: list[Rows], positions: Positions, vocab_size: int) -> list[Floats]:
+def logits(engine: Engine, rows: list[Rows], positions: Positions, vocab_size: int) -> Pieces[list[Floats]]:
     """Logits of each row's tokens `[n, V]`; for "last" of its last token `[1, V]`. Of an empty row `[0, V]`."""
     wanted = _wanted(rows, positions)
     flat = np.concatenate(wanted)
     out = np.empty((len(flat), vocab_size), np.float32)
     for start, chunk in _chunks(engine, flat):
         out[start : start + len(chunk)] = chunk
+        yield
     return np.split(out, np.cumsum([len(row) for row in wanted])[:-1])
 
 
-def last_logits(engine: Engine, rows: list[Rows], vocab_size: int) -> Floats:
+def last_logits(engine: Engine, rows: list[Rows], vocab_size: int) -> Pieces[Floats]:
     """Logits of each row's last token `[num_rows, V]`, zeros where it has none."""
+    last = yield from logits(engine, rows, "last", vocab_size)
     out = np.zeros((len(rows), vocab_size), np.float32)
-    for vector, row in zip(out, logits(engine, rows, "last", vocab_size), strict=True):
+    for vector, row in zip(out, last, strict=True):
         vector[:] = row[0] if len(row) else 0.0
     return out
 
 
-def top_k(engine: Engine, rows: list[Rows], cells: Cells, positions: Positions, k: int) -> TopK:
+def top_k(engine: Engine, rows: list[Rows], cells: Cells, positions: Positions, k: int) -> Pieces[TopK]:
     """The k likeliest tokens over the caller's cells, without ever holding all logits."""
     flat = np.concatenate(_wanted(rows, positions))
     token_ids = np.empty((len(flat), k), np.int64)
     logprobs = np.empty((len(flat), k), np.float32)
     for start, chunk in _chunks(engine, flat):
         span = slice(start, start + len(chunk))
-        token_ids[span], logprobs[span] = _best(chunk, k)
+        token_ids[span], logprobs[span] = yield from _best(chunk, k)
     if positions == "last":
         real = np.array([len(row.activations) > 0 for row in rows])
         return TopK(_spread(real, token_ids, NO_TOKEN), _spread(real, logprobs, 0.0))
@@ -97,7 +103,7 @@ def _chunks(engine: Engine, flat: Floats) -> Iterator[tuple[int, Floats]]:
         yield start, engine.logits(flat[start : start + HEAD_ROWS])
 
 
-def _best(logits: Floats, k: int) -> tuple[np.ndarray, Floats]:
+def _best(logits: Floats, k: int) -> Pieces[tuple[np.ndarray, Floats]]:
     """logits `[n, V]` -> ids and log-probabilities `[n, k]`, likeliest first, ties by the lower id."""
     largest = logits.max(1, keepdims=True)
     log_sum = np.log(np.exp(logits - largest).sum(1, keepdims=True)) + largest
@@ -106,6 +112,7 @@ def _best(logits: Floats, k: int) -> tuple[np.ndarray, Floats]:
         least = np.partition(row, -k)[-k]
         candidates = np.flatnonzero(row >= least)  # in order of id; more than k only where values tie
         out[:] = candidates[np.argsort(-row[candidates], kind="stable")[:k]]
+        yield
     return ids, np.take_along_axis(logits, ids, 1) - log_sum
 
 

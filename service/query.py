@@ -29,7 +29,8 @@ class Query(NamedTuple):
     pooling: Pooling | None = None
     normalize: bool = False
     precision: str | None = None
-    timeout_s: float | None = None
+    timeout_s: float | None = None  # as the body says; the header goes before it
+    coding: str | None = None  # of the answer, if it goes out compressed
     half: bool = False  # activations, logits and pooled vectors go out as float16
     binary: bool = False  # the answer goes out as raw numbers, not as text
     field: str = "input_ids"  # where the caller put the sequences, for errors
@@ -43,10 +44,14 @@ class Query(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """outputs: name -> arrays in the caller's layout, `[rows, seq, w]` or `[rows, w]`; a list of `[n, w]` if ragged."""
+    """outputs: name -> arrays in the caller's layout, `[rows, seq, w]` or `[rows, w]`; a list of `[n, w]` if ragged.
+
+    num_bytes: what writing them is estimated to make.
+    """
 
     query: Query
     outputs: dict[str, Any]
+    num_bytes: int
 
 
 def check(query: Query, settings: Settings) -> int:

@@ -62,6 +62,9 @@ class Settings(BaseModel):
     max_tokens: int = Field(65_536, ge=1, description="Real tokens in one request. Raise with max_queue_tokens.")
     max_cells: int = Field(262_144, ge=1, description="Cells, pads included, in one request. Raise for sparse grids.")
     max_body_bytes: int = Field(16 * MIB, ge=1, description="Bytes of a request body. Raise for very wide grids.")
+    max_json_bytes: int = Field(
+        8 * MIB, ge=1, description="Bytes of JSON in a body; parsing holds up other requests. Raise for indented grids."
+    )
     max_answer_bytes: int = Field(
         256 * MIB, ge=1, description="Bytes of an answer, estimated before any work. Raise where memory allows."
     )

@@ -57,7 +57,7 @@ def test_ragged_rows_come_back_ragged(ask: Ask) -> None:
 
 def test_ids_under_mask_0_are_not_looked_at(ask: Ask) -> None:
     plain = ask("notebook", [[1, 2]])
-    for junk in (-1, 6, 2**63, -(2**80)):
+    for junk in (-1, 6, 2**64 - 1, -(2**63)):
         padded = ask("notebook", [[1, junk, 2]], [[1, 0, 1]])
         assert [padded["activations"][0][i] for i in (0, 2)] == plain["activations"][0]
 
@@ -149,7 +149,7 @@ BAD: dict[str, tuple[Any, int, str]] = {
     "model of bytes": (changed(model="notebook\x00"), 404, "is not served here"),
     "no ids": ({"model": "notebook"}, 400, "input_ids is missing"),
     "ids null": (changed(input_ids=None), 400, "input_ids is missing: send token ids, or texts"),
-    "ids flat": (changed(input_ids=[1, 2]), 400, "input_ids[0]: Input should be a valid array, got 1"),
+    "ids flat": (changed(input_ids=[1, 2]), 400, "input_ids[0]: Input should be a valid list, got 1"),
     "ids too deep": (changed(input_ids=[[[1]]]), 400, "input_ids[0][0]: Input should be a valid integer, got [1]"),
     "empty batch": (changed(input_ids=[]), 400, "input_ids is empty"),
     "empty row": (changed(input_ids=[[1], []]), 400, "input_ids[1] is empty"),
@@ -157,12 +157,13 @@ BAD: dict[str, tuple[Any, int, str]] = {
     "boolean": (changed(input_ids=[[1, True]]), 400, "input_ids[0][1]: Input should be a valid integer, got true"),
     "numeric string": (changed(input_ids=[["1"]]), 400, 'input_ids[0][0]: Input should be a valid integer, got "1"'),
     "float": (changed(input_ids=[[1.0]]), 400, "input_ids[0][0]: Input should be a valid integer, got 1.0"),
-    "NaN": (b'{"model": "notebook", "input_ids": [[NaN]]}', 400, "input_ids[0][0]"),
-    "infinity": (b'{"model": "notebook", "input_ids": [[1e999]]}', 400, "input_ids[0][0]"),
+    "NaN": (b'{"model": "notebook", "input_ids": [[NaN]]}', 400, "the body is not a JSON object: unexpected character"),
+    "infinity": (b'{"model": "notebook", "input_ids": [[1e999]]}', 400, "the body is not a JSON object: number is infinity"),
     "id too high": (changed(input_ids=[[1], [1, 6]]), 400, "input_ids[1][1] is 6: ids of notebook/1 are 0 to 5"),
     "id negative": (changed(input_ids=[[-1]]), 400, "input_ids[0][0] is -1"),
-    "id over 64 bits": (changed(input_ids=[[2**64]]), 400, "input_ids[0][0] is 18446744073709551616: outside 64-bit"),
-    "id of 4000 bits": (changed(input_ids=[[2**4000]]), 400, "input_ids[0][0] is an integer of 4001 bits"),
+    "id over 63 bits": (changed(input_ids=[[2**63]]), 400, "input_ids[0][0] is 9223372036854775808: outside 64-bit"),
+    "id over 64 bits": (changed(input_ids=[[2**64]]), 400, "integer, got 1.8446744073709552e+19: more than 64 bits hold"),
+    "id of 4000 bits": (changed(input_ids=[[2**4000]]), 400, "the body is not a JSON object: number is infinity"),
     "id too high under a mask": (changed(input_ids=[[6, 9]], attention_mask=[[0, 1]]), 400, "input_ids[0][1] is 9"),
     "too long": (changed(input_ids=[[1] * 6]), 400, "input_ids[0] has 6 real tokens, the limit of notebook/1 is 5"),
     "ragged under a mask": (changed(input_ids=[[1], [1, 2]], attention_mask=[[1], [1, 1]]), 400, "input_ids[1] has 2 cells"),
@@ -171,7 +172,7 @@ BAD: dict[str, tuple[Any, int, str]] = {
     "mask value 2": (changed(attention_mask=[[1, 1, 2, 1, 1]]), 400, "attention_mask[0][2] is 2"),
     "mask value -1": (changed(attention_mask=[[1, 1, -1, 1, 1]]), 400, "attention_mask[0][2] is -1"),
     "mask of booleans": (changed(attention_mask=[[True] * 5]), 400, "attention_mask[0][0]: Input should be a valid integer, got true"),
-    "mask over 64 bits": (changed(attention_mask=[[1, 1, 2**70, 1, 1]]), 400, "attention_mask[0][2] is 1180591620717411303424"),
+    "mask over 64 bits": (changed(attention_mask=[[1, 1, 2**63, 1, 1]]), 400, "attention_mask[0][2] is 9223372036854775808"),
     "too many sequences": (changed(input_ids=[[1]] * 1025), 400, "1025 sequences, the limit is 1024"),
     "too many cells": (changed(input_ids=[[1] * 262_145], attention_mask=[[0] * 262_145]), 400, "262145 cells, the limit is 262144"),
     "too many tokens": (changed(model="gpt", input_ids=[[1] * 100] * 700), 400, "70000 real tokens, the limit is 65536"),
@@ -179,7 +180,7 @@ BAD: dict[str, tuple[Any, int, str]] = {
     "outputs empty": (changed(outputs=[]), 400, "outputs is empty: ask for some of activations, logits"),
     "outputs twice": (changed(outputs=["pooled", "pooled"]), 400, "outputs has 'pooled' twice"),
     "outputs unknown": (changed(outputs=["hidden"]), 400, 'outputs[0]: Input should be'),
-    "outputs a string": (changed(outputs="pooled"), 400, "outputs: Input should be a valid array"),
+    "outputs a string": (changed(outputs="pooled"), 400, "outputs: Input should be a valid list"),
     "top_k 0": (changed(logits={"top_k": 0}), 400, "logits.top_k is 0: 1 to 6"),
     "top_k over the vocabulary": (changed(logits={"top_k": 7}), 400, "logits.top_k is 7: 1 to 6"),
     "key of logits unknown": (changed(logits={"position": "last"}), 400, "logits.position is unknown; known are positions, top_k"),
@@ -191,10 +192,10 @@ BAD: dict[str, tuple[Any, int, str]] = {
     "precision unknown": (changed(precision="fp16"), 400, "precision"),
     "answer too large": (changed(model="minilm", input_ids=[[1] * 500] * 8), 400, '"outputs": ["activations"], or "logits": {"top_k": 5}'),
     "body empty": (b"", 400, "the body is not a JSON object"),
-    "body broken": (b'{"input_ids": [[1]', 400, "the body is not a JSON object: Invalid JSON"),
+    "body broken": (b'{"input_ids": [[1]', 400, "the body is not a JSON object: unexpected end of data"),
     "body an array": (b"[1]", 400, "the body is not a JSON object"),
     "body not UTF-8": (b'{"model": "\xff\xfe"}', 400, "the body is not a JSON object"),
-    "nested too deep": (b'{"input_ids": ' + b"[" * 1000 + b"]" * 1000 + b"}", 400, "the body is not a JSON object"),
+    "nested too deep": (b'{"input_ids": ' + b"[" * 2000 + b"]" * 2000 + b"}", 400, "the body is not a JSON object"),
     "body over its limit": (b" " * (16 * 2**20 + 1), 413, "the limit is 16777216"),
     "types of tokens": (changed(token_type_ids=[[0]]), 400, "token_type_ids is reserved for a later version"),
     "ids to be cut": (changed(truncate=True), 400, "truncate is set, but it cuts texts only"),

@@ -1,9 +1,12 @@
 """What all protocols need of HTTP: bounded bodies, deadlines, and one envelope for errors."""
 
+import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -13,14 +16,17 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
+from service.deadline import Deadline
 from service.errors import BodyTooLarge, ClientGone, InvalidInput, ServiceError, UnsupportedMediaType
-from service.infer import Inference
+from service.infer import QUICK_BYTES, Inference
 from service.models import Model
+from service.pieces import Pieces
 from service.query import Answer, Query
 from service.room import Room
-from service.routes.content import JSON, WINDOWS, compressed, decompressed, wanted_coding
+from service.routes.content import JSON, WINDOWS, compressed, decompressed, sliced, wanted_coding
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
+SENT_BYTES = 1024 * 1024  # of an answer, handed to the socket in one go
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -29,9 +35,8 @@ class Sent(NamedTuple):
 
     body: bytes  # decompressed
     headers: Headers
+    deadline: Deadline
     facts: Any = None  # what becomes known of it, for the log
-    deadline: float | None = None  # on time.monotonic()
-    left: Callable[[], Awaitable[None]] | None = None  # returns when the caller has gone
 
     def model(self, inference: Inference, ref: str | None) -> Model:
         """The model meant, from now on the log's too, whatever is wrong with the rest."""
@@ -49,7 +54,7 @@ class Payload(NamedTuple):
     headers: Mapping[str, str] = NO_HEADERS
 
 
-Encode = Callable[[Answer], Payload]
+Encode = Callable[[Answer], Pieces[Payload]]
 Decode = Callable[[Sent, Inference], Awaitable[tuple[Query, Encode]]]
 
 
@@ -63,7 +68,14 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     if int(declared) > max_bytes:  # the HTTP parser has refused all but digits
         raise BodyTooLarge(f"the body has {declared} bytes, the limit is {max_bytes}")
     body = await _whole(request, max_bytes, inference.bodies)
-    return body if coding == "identity" else decompressed(body, coding, max_bytes)
+    return body if coding == "identity" else await _decompressed(body, coding, max_bytes, inference)
+
+
+async def _decompressed(body: bytes, coding: str, max_bytes: int, inference: Inference) -> bytes:
+    """A few bytes may stand for many: how many is known only on the way."""
+    work = partial(decompressed, body, coding, max_bytes)
+    plain = decompressed(body, coding, max_bytes, most=QUICK_BYTES)
+    return await inference.aside(work) if plain is None else plain
 
 
 async def _whole(request: Request, max_bytes: int, bodies: Room) -> bytes:
@@ -112,44 +124,87 @@ def timeout_s(request: Request) -> float | None:
 
 
 async def respond(request: Request, decode: Decode) -> Response:
-    """What every inference route does between its own decode and encode."""
+    """What every inference route does between its own decode and encode. Expired or ClientGone between any two stages."""
     inference: Inference = request.app.state.inference
-    own_s = timeout_s(request)
-    inference.scheduler.admit(own_s or inference.settings.timeout_s)
+    facts, deadline = request.state.facts, begun(request)
+    inference.scheduler.admit(deadline.timeout_s)
     body = await read_body(request, inference.settings.max_body_bytes)
-    started = time.monotonic()
+    deadline.check()
+    with watched(request, deadline):
+        started = time.monotonic()
+        with inference.bodies.held(len(body) if len(body) > QUICK_BYTES else 0):
+            query, encode = await decode(Sent(body, request.headers, deadline, facts), inference)
+        del body
+        if query.timeout_s is not None and TIMEOUT_HEADER not in request.headers:
+            deadline.timeout_s = query.timeout_s
+        if coding := wanted_coding(request.headers):
+            query, encode = query._replace(coding=coding), partial(_compressing, encode, coding)
+        facts.decoded_from, facts.stages_s = started, {"decode": time.monotonic() - started}
+        return await _answered(query, encode, inference, facts)
+
+
+def begun(request: Request) -> Deadline:
+    """The request's deadline: its own, or the server's."""
+    inference: Inference = request.app.state.inference
     facts = request.state.facts
-    query, encode = await decode(sent_of(request, body, own_s), inference)
-    if own_s is not None:
-        query = query._replace(timeout_s=own_s)
-    if coding := wanted_coding(request.headers):
-        encode = partial(_compressing, encode, coding)
-    decode_s = time.monotonic() - started
+    facts.deadline = Deadline(timeout_s(request) or inference.settings.timeout_s, facts.started)
+    return facts.deadline  # type: ignore[no-any-return]
+
+
+@contextmanager
+def watched(request: Request, deadline: Deadline) -> Iterator[None]:
+    """Tells the deadline when the caller leaves. The body must have been read."""
+    watch = Watch(partial(_left, request), deadline.leave)
+    try:
+        yield
+    finally:
+        watch.end()
+
+
+async def _answered(query: Query, encode: Encode, inference: Inference, facts: Any) -> Response:
+    """The answer, and what is counted and told of it."""
     facts.real_tokens, facts.padded_tokens = query.batch.num_tokens, query.cells.num_pads
     statistics = query.model.statistics
     try:
-        payload, stages_s = await inference.answer(query, encode, partial(_left, request), facts.started)
+        payload, stages_s = await inference.answer(query, encode, facts.deadline)
     except ServiceError:
-        statistics.failed(time.monotonic() - started)
+        statistics.failed(time.monotonic() - facts.decoded_from)
         raise
-    facts.decoded_from, facts.stages_s = started, {"decode": decode_s, **stages_s}
+    facts.stages_s |= stages_s
     statistics.answered(len(query.cells.lengths), facts.stages_s)
     inference.metrics.inferred(facts.model, facts.real_tokens, facts.padded_tokens, facts.stages_s)
     timing = ", ".join(f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in facts.stages_s.items())
     return PayloadResponse(payload, timing, inference.answers)
 
 
-def sent_of(request: Request, body: bytes, own_s: float | None) -> Sent:
-    """own_s: the caller's own deadline, if it sets one."""
-    timeout = own_s or request.app.state.inference.settings.timeout_s
-    facts = request.state.facts
-    return Sent(body, request.headers, facts, facts.started + timeout, partial(_left, request))
+class Watch:
+    """Calls `then` when the caller leaves. Begins after a while: quick requests never pay for it."""
+
+    AFTER_S = 0.05
+
+    def __init__(self, left: Callable[[], Awaitable[None]], then: Callable[[], object]) -> None:
+        """left: returns when the caller has gone."""
+        self._left, self._then = left, then
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(self.AFTER_S, self._begin)
+
+    def _begin(self) -> None:
+        self._task = asyncio.create_task(self._wait())
+
+    async def _wait(self) -> None:
+        await self._left()
+        self._then()
+
+    def end(self) -> None:
+        self._timer.cancel()
+        if self._task:
+            self._task.cancel()
 
 
-def _compressing(encode: Encode, coding: str, answer: Answer) -> Payload:
-    plain = encode(answer)
-    body = compressed(b"".join(plain.parts), coding)
-    return Payload([body], plain.media_type, {**plain.headers, "content-encoding": coding})
+def _compressing(encode: Encode, coding: str, answer: Answer) -> Pieces[Payload]:
+    plain = yield from encode(answer)
+    parts = yield from compressed(plain.parts, coding)
+    return Payload(parts, plain.media_type, {**plain.headers, "content-encoding": coding})
 
 
 class PayloadResponse(Response):
@@ -175,7 +230,7 @@ class PayloadResponse(Response):
 
 
 async def _send(send: Send, *parts: bytes | memoryview) -> None:
-    *others, last = parts
+    *others, last = chain.from_iterable(sliced(part, SENT_BYTES) for part in parts)
     for part in others:
         await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body", "body": last})

@@ -1,9 +1,9 @@
 """The native protocol under /v1: JSON or safetensors, in and out."""
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import orjson
 from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
@@ -14,9 +14,10 @@ from service.errors import InvalidInput, UnsupportedMediaType
 from service.infer import Inference
 from service.models import Model
 from service.outputs import NO_TOKEN, Positions, TopK
+from service.pieces import Pieces, at_once, one_piece
 from service.query import Answer, Query
 from service.routes import tensors
-from service.routes.content import JSON, negotiated, sent_type
+from service.routes.content import JSON, negotiated, sent_type, written
 from service.routes.http import Encode, Payload, Sent, respond
 from service.routes.openapi import DEADLINE, ERRORS, Strict, by_name, examples, json_body
 from service.routes.tensors import SAFETENSORS, Arrays
@@ -164,21 +165,23 @@ async def decode(sent: Sent, inference: Inference) -> tuple[Query, Encode]:
 
 async def _read(sent: Sent, inference: Inference) -> tuple[Options, Model, Batch, Cells]:
     """What is asked, of which model, and the sequences."""
-    media_type = sent_type(sent.headers)
+    media_type, num_bytes = sent_type(sent.headers), len(sent.body)
     if media_type == SAFETENSORS:
-        found = tensors.read(sent.body)
-        options = validated(Options, found.request, inference.settings, RESERVED)
-        return (options, sent.model(inference, options.model), *_from_arrays(found.arrays))
+        found = await inference.read(num_bytes, one_piece(partial(tensors.read, sent.body)), sent.deadline)
+        options = at_once(validated(Options, found.request, inference.settings, RESERVED))
+        model, work = sent.model(inference, options.model), one_piece(partial(_from_arrays, found.arrays))
+        return (options, model, *await inference.read(num_bytes, work, sent.deadline))
     if media_type != JSON:
         raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON} or {SAFETENSORS}")
-    asked = validated(InferRequest, sent.body, inference.settings, RESERVED)
+    read = validated(InferRequest, sent.body, inference.settings, RESERVED)
+    asked = await inference.read(num_bytes, read, sent.deadline)
     model = sent.model(inference, asked.model)
     if asked.texts is None:
-        return (asked, model, *_from_lists(asked))
+        return (asked, model, *await inference.read(num_bytes, one_piece(partial(_from_lists, asked)), sent.deadline))
     if asked.input_ids is not None or asked.attention_mask is not None:
         raise InvalidInput("texts stand alone: send either them or input_ids with attention_mask", param="texts")
     texts = Asked("texts", asked.texts, asked.truncate, model)
-    return (asked, model, *await batch_of_texts(texts, inference, sent))
+    return (asked, model, *await batch_of_texts(texts, inference, sent.deadline))
 
 
 def _from_lists(asked: InferRequest) -> tuple[Batch, Cells]:
@@ -217,7 +220,7 @@ def _no_idle_options(asked: Options, query: Query) -> None:
             raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
 
 
-def encode(answer: Answer) -> Payload:
+def encode(answer: Answer) -> Pieces[Payload]:
     """Answer -> JSON, floats with the fewest digits that give the same float back."""
     query = answer.query
     usage = {"real_tokens": query.batch.num_tokens, "padded_tokens": query.cells.num_pads}
@@ -225,7 +228,7 @@ def encode(answer: Answer) -> Payload:
         name: _top_tokens(output) if isinstance(output, TopK) else output for name, output in answer.outputs.items()
     }
     body = {"model": query.model.name, "version": str(query.model.bundle.manifest.version), **outputs, "usage": usage}
-    return Payload([orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)])
+    return Payload((yield from written(body, answer.num_bytes)))
 
 
 def _top_tokens(top: TopK) -> dict[str, Any]:
@@ -234,14 +237,18 @@ def _top_tokens(top: TopK) -> dict[str, Any]:
 
 
 def _or_null(token_ids: Any, values: Any) -> Any:
-    """values `[..., k]` as lists, null where token_ids has none."""
-    if token_ids[0].ndim == 0:  # one token's k
-        return None if token_ids[0] == NO_TOKEN else values
-    return [_or_null(ids, value) for ids, value in zip(token_ids, values, strict=True)]
+    """values `[..., k]`, null in place of those k where token_ids has none."""
+    if isinstance(token_ids, list) or token_ids.ndim > 2:
+        return [_or_null(ids, value) for ids, value in zip(token_ids, values, strict=True)]
+    is_real = token_ids[:, 0] != NO_TOKEN
+    if is_real.all():
+        return values
+    return [value if real else None for value, real in zip(values, is_real.tolist(), strict=True)]
 
 
-def encode_tensors(answer: Answer) -> Payload:
+def encode_tensors(answer: Answer) -> Pieces[Payload]:
     """Answer -> safetensors: ragged rows end to end, with their lengths."""
+    yield
     query = answer.query
     arrays: Arrays = {}
     for name, output in answer.outputs.items():
@@ -250,6 +257,7 @@ def encode_tensors(answer: Answer) -> Payload:
             arrays |= {f"{name}.{part}": _joined(values) for part, values in parts.items()}
         else:
             arrays[name] = _joined(parts)
+        yield
     if query.cells.mask is None:
         arrays["lengths"] = query.cells.lengths
     metadata = {

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, PlainValidator, TypeAdapter
 from pydantic_core import PydanticCustomError
@@ -18,8 +17,9 @@ from service.errors import InvalidInput
 from service.infer import Inference
 from service.models import Model
 from service.outputs import unit
+from service.pieces import Pieces, one_piece
 from service.query import Answer, Query
-from service.routes.content import JSON, negotiated, require_json
+from service.routes.content import JSON, negotiated, require_json, written
 from service.routes.http import Encode, Payload, Sent, respond
 from service.routes.native import Integers, Row
 from service.routes.openapi import DEADLINE, ERRORS, Strict, by_name, examples, json_body
@@ -127,7 +127,8 @@ async def decode(sent: Sent, inference: Inference) -> tuple[Query, Encode]:
     """JSON -> Query, and how to encode its answer. InvalidInput names the field."""
     require_json(sent.headers)
     negotiated(sent.headers, (JSON,))
-    asked = validated(EmbeddingsRequest, sent.body, inference.settings)
+    read = validated(EmbeddingsRequest, sent.body, inference.settings)
+    asked = await inference.read(len(sent.body), read, sent.deadline)
     model = sent.model(inference, asked.model)
     manifest = model.bundle.manifest
     if asked.dimensions is not None and not 1 <= asked.dimensions <= manifest.d_model:
@@ -136,26 +137,28 @@ async def decode(sent: Sent, inference: Inference) -> tuple[Query, Encode]:
         )
     as_base64 = asked.encoding_format == "base64"
     query = Query(
-        model, *await _batch(asked, model, inference, sent), ("pooled",), normalize=manifest.normalize and asked.dimensions is None,
+        model, *await _batch(asked, sent, model, inference), ("pooled",), normalize=manifest.normalize and asked.dimensions is None,
         precision=asked.precision, binary=as_base64, field="input", hint=OTHER_VOCABULARY,
     )  # fmt: skip
     return query, partial(encode, asked.dimensions, as_base64)
 
 
-async def _batch(asked: EmbeddingsRequest, model: Model, inference: Inference, sent: Sent) -> tuple[Batch, Cells]:
+async def _batch(asked: EmbeddingsRequest, sent: Sent, model: Model, inference: Inference) -> tuple[Batch, Cells]:
     if not asked.input:
         raise InvalidInput("input is empty: send at least one text or sequence", param="input")
     if isinstance(asked.input[0], str):
-        return await batch_of_texts(Asked("input", asked.input, bool(asked.truncate), model), inference, sent)
+        return await batch_of_texts(Asked("input", asked.input, bool(asked.truncate), model), inference, sent.deadline)
     for index, sequence in enumerate(asked.input):
         if not sequence:
             raise InvalidInput(f"input[{index}] is empty: leave it out", param="input")
     if asked.truncate:
         raise InvalidInput("truncate is set, but it cuts texts only: cut the token ids yourself", param="truncate")
-    return from_lists(asked.input, None, "input")
+    return await inference.read(
+        len(sent.body), one_piece(partial(from_lists, asked.input, None, "input")), sent.deadline
+    )
 
 
-def encode(dimensions: int | None, as_base64: bool, answer: Answer) -> Payload:
+def encode(dimensions: int | None, as_base64: bool, answer: Answer) -> Pieces[Payload]:
     """Answer -> JSON, the vectors as base64 or with the fewest digits that give the same float back."""
     query = answer.query
     vectors: Floats = answer.outputs["pooled"][:, :dimensions]
@@ -169,7 +172,7 @@ def encode(dimensions: int | None, as_base64: bool, answer: Answer) -> Payload:
         "model": query.model.name,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
-    return Payload([orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)])
+    return Payload((yield from written(body, answer.num_bytes)))
 
 
 def _base64(vector: Floats) -> str:

@@ -4,6 +4,7 @@ import re
 from base64 import b64encode
 from hashlib import sha256
 
+import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
@@ -12,6 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from service.errors import NotReady
 from service.infer import Inference
+from service.routes.content import JSON
 from service.routes.openapi import NOT_READY
 
 router = APIRouter()
@@ -37,7 +39,14 @@ async def readyz(request: Request) -> dict[str, str]:
 @router.get("/metrics", summary="Counters and gauges for Prometheus", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     inference: Inference = request.app.state.inference
-    return Response(inference.metrics.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    return Response(await inference.aside(inference.metrics.render), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+@router.get("/openapi.json", include_in_schema=False)
+async def document(request: Request) -> Response:
+    """Made when first asked for, off the event loop: it takes a while."""
+    inference: Inference = request.app.state.inference
+    return Response(await inference.aside(lambda: orjson.dumps(request.app.openapi())), media_type=JSON)
 
 
 @router.get("/docs", include_in_schema=False)

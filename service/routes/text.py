@@ -1,9 +1,7 @@
 """Texts as callers send them: bounded, tokenized off the event loop; and POST /v1/tokenize, which shows the tokens."""
 
-import asyncio
 import sys
-import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, NamedTuple, TypeVar
@@ -14,11 +12,13 @@ from pydantic import BaseModel, Field
 from tokenizers import Encoding
 
 from service.batch import Batch, Cells, from_lists
-from service.errors import ClientGone, Expired, InvalidInput
-from service.infer import Inference, Watch
+from service.deadline import Deadline
+from service.errors import InvalidInput
+from service.infer import Inference
 from service.models import Model
+from service.pieces import Pieces, at_once
 from service.routes.content import JSON, negotiated, require_json
-from service.routes.http import Sent, read_body, sent_of, timeout_s
+from service.routes.http import begun, read_body, watched
 from service.routes.openapi import DEADLINE, ERRORS, Strict, by_name, examples, json_body
 from service.routes.validation import validated
 from service.text import CannotCut, Tokenizer
@@ -27,7 +27,6 @@ router = APIRouter(prefix="/v1", generate_unique_id_function=by_name)
 QUICK_CHARACTERS = 256  # take about 0.1 ms, as long as a change of threads, and 2 ms at worst
 PIECE_CHARACTERS = 8192  # tokenized in one go: takes about 5 ms, 70 ms at worst; then others have their turn
 Texts = Annotated[list[str], Field(fail_fast=True)]
-Done = TypeVar("Done")
 Tokens = TypeVar("Tokens", bound=Sized)  # of one text
 
 
@@ -40,7 +39,7 @@ class Asked(NamedTuple):
     model: Model
 
 
-async def batch_of_texts(asked: Asked, inference: Inference, sent: Sent) -> tuple[Batch, Cells]:
+async def batch_of_texts(asked: Asked, inference: Inference, deadline: Deadline) -> tuple[Batch, Cells]:
     """Texts -> ragged sequences with their special tokens. InvalidInput for what the model has no room for."""
     tokenizer = _tokenizer(asked, inference)
 
@@ -53,7 +52,7 @@ async def batch_of_texts(asked: Asked, inference: Inference, sent: Sent) -> tupl
             )
 
     work = partial(tokenizer.ids, truncate=asked.truncate)
-    return from_lists(await _tokenized(asked, work, check, inference, sent), None)
+    return from_lists(await _tokenized(asked, work, check, inference, deadline), None)
 
 
 async def _tokenized(
@@ -61,55 +60,25 @@ async def _tokenized(
     work: Callable[[Sequence[str]], list[Tokens]],
     check: Callable[[int, Tokens], None],
     inference: Inference,
-    sent: Sent,
+    deadline: Deadline,
 ) -> list[Tokens]:
     """What `work` makes of each text, by its deadline and while its caller is there. The texts count as bodies."""
+    pieces = _in_pieces(asked, work, check, inference.settings.max_tokens)
     with inference.bodies.held(sum(map(sys.getsizeof, asked.texts))):
-        return await _in_time(lambda: _in_pieces(asked, work, check, inference), sent)
+        if sum(map(len, asked.texts)) <= QUICK_CHARACTERS:
+            return at_once(pieces)
+        return await inference.tokenize(pieces, deadline)
 
 
-async def _in_time(work: Callable[[], Awaitable[Done]], sent: Sent) -> Done:
-    """Expired at the deadline, ClientGone when the caller leaves; what has not begun is not done then."""
-    left_s = None if sent.deadline is None else sent.deadline - time.monotonic()
-    late = Expired("the deadline passed before the texts were tokenized: send less at once, or allow more time")
-    if left_s is not None and left_s <= 0:
-        raise late
-    watch = None
-    try:
-        async with asyncio.timeout(left_s) as limit:
-            if sent.left:
-                watch = Watch(sent.left, partial(_end, limit))
-            return await work()
-    except TimeoutError:
-        if watch and watch.seen:
-            raise ClientGone("the caller left before its texts were tokenized") from None
-        raise late from None
-    finally:
-        if watch:
-            watch.end()
-
-
-def _end(limit: asyncio.Timeout) -> None:
-    if not limit.expired():
-        limit.reschedule(0)
-
-
-async def _in_pieces(
-    asked: Asked,
-    work: Callable[[Sequence[str]], list[Tokens]],
-    check: Callable[[int, Tokens], None],
-    inference: Inference,
-) -> list[Tokens]:
-    """The work is bounded: so many texts, so many characters of each, and no more once there are too many tokens.
-
-    Each piece takes its place behind those that other callers wait for.
-    """
+def _in_pieces(
+    asked: Asked, work: Callable[[Sequence[str]], list[Tokens]], check: Callable[[int, Tokens], None], limit: int
+) -> Pieces[list[Tokens]]:
+    """The work is bounded: so many texts, so many characters of each, and no more once there are more than `limit` tokens."""
     done: list[Tokens] = []
-    num_tokens, limit = 0, inference.settings.max_tokens
+    num_tokens = 0
     for piece in _pieces(asked.texts):
         try:
-            quick = sum(map(len, piece)) <= QUICK_CHARACTERS
-            made = work(piece) if quick else await inference.in_thread(partial(work, piece))
+            made = work(piece)
         except CannotCut as error:
             raise _cannot_cut(asked, len(done) + error.index) from None
         for index, tokens in enumerate(made, len(done)):
@@ -120,6 +89,7 @@ async def _in_pieces(
             raise InvalidInput(
                 f"{asked.field} has more than {limit} tokens, the limit: send less at once", param=asked.field
             )
+        yield
     return done
 
 
@@ -211,17 +181,18 @@ ANSWER = {
 )
 async def tokenize(request: Request) -> Response:
     inference: Inference = request.app.state.inference
-    own_s = timeout_s(request)
+    deadline = begun(request)
     body = await read_body(request, inference.settings.max_body_bytes)
-    sent = sent_of(request, body, own_s)
-    require_json(sent.headers)
-    negotiated(sent.headers, (JSON,))
-    asked = validated(TokenizeRequest, sent.body, inference.settings)
-    model = inference.models.find(asked.model)
-    request.state.facts.model = model.name
-    texts = Asked("texts", asked.texts, asked.truncate, model)
-    tokenizer = _tokenizer(texts, inference)
-    shown = await _tokenized(texts, partial(_shown, tokenizer, asked.truncate), _any_length, inference, sent)
+    deadline.check()
+    with watched(request, deadline):
+        require_json(request.headers)
+        negotiated(request.headers, (JSON,))
+        asked = await inference.read(len(body), validated(TokenizeRequest, body, inference.settings), deadline)
+        model = inference.models.find(asked.model)
+        request.state.facts.model = model.name
+        texts = Asked("texts", asked.texts, asked.truncate, model)
+        tokenizer = _tokenizer(texts, inference)
+        shown = await _tokenized(texts, partial(_shown, tokenizer, asked.truncate), _any_length, inference, deadline)
     return Response(_answer(model, tokenizer, shown), media_type=JSON)
 
 

@@ -1,58 +1,73 @@
 """JSON bodies into models, in bounded time, and what does not fit in our words. Knows no HTTP."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, TypeVar, get_args
 
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from service.errors import InvalidInput, UnknownField
+from service.errors import BodyTooLarge, InvalidInput, UnknownField
+from service.pieces import Pieces
 from service.settings import Settings
 
 MAX_KEYS = 1000  # of all objects of a body
+BLOCK_BYTES = 1024 * 1024
 
 Body = TypeVar("Body", bound=BaseModel)
 
 
-def validated(model: type[Body], body: bytes, settings: Settings, reserved: Sequence[str] = ()) -> Body:
-    """JSON -> the model. InvalidInput says in our words what does not fit."""
-    _check_counts(body, settings)
+def validated(model: type[Body], body: bytes, settings: Settings, reserved: Sequence[str] = ()) -> Pieces[Body]:
+    """JSON -> the model. InvalidInput says in our words what does not fit.
+
+    Each step holds the interpreter's lock to its end, so each is bounded by what is looked at before.
+    """
+    if len(body) > settings.max_json_bytes:
+        raise BodyTooLarge(
+            f"the body has {len(body)} bytes of JSON, the limit is {settings.max_json_bytes}: send tensors as bytes,"
+            " or less at once"
+        )
+    yield from _check_counts(body, settings)
     try:
-        parsed = model.model_validate_json(body)
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidInput(f"the body is not a JSON object: {error}"[:200]) from None
+    yield
+    if not isinstance(value, dict):
+        raise InvalidInput(f"the body is not a JSON object: got {shown(value)}")
+    _check_each_key_once(body, value, settings)
+    yield
+    try:
+        return model.model_validate(value)
     except ValidationError as error:
         raise _validation_error(error, model, reserved) from None
-    _check_each_key_once(body, parsed)
-    return parsed
 
 
-def _check_each_key_once(body: bytes, parsed: BaseModel) -> None:
+def _check_each_key_once(body: bytes, value: Any, settings: Settings) -> None:
     """Of two values of one key the parser takes the last, others the first: what was checked elsewhere is not what is done."""
-    num_keys = _num_keys(parsed)
+    num_keys = _num_keys(value)
     if body.count(b":") == num_keys:
         return  # as nearly always
-    if (num_sent := _outside_strings(body).count(b":")) > num_keys:
+    num_sent = sum(outside.count(b":") for outside in _outside_strings(body, _max_strings(settings)))
+    if num_sent > num_keys:
         raise InvalidInput(f"the body has {num_sent} keys, of which {num_keys} differ: send each key once")
 
 
 def _num_keys(value: Any) -> int:
     """Of all objects in it. Lists of numbers or texts are not walked."""
-    if isinstance(value, BaseModel):
-        return sum(1 + _num_keys(getattr(value, name)) for name in value.model_fields_set)
     if isinstance(value, dict):
         return sum(1 + _num_keys(inner) for inner in value.values())
-    if isinstance(value, list) and value and isinstance(value[0], BaseModel | dict | list):
+    if isinstance(value, list) and value and isinstance(value[0], dict | list):
         return sum(map(_num_keys, value))
     return 0
 
 
-def _outside_strings(body: bytes) -> bytes:
-    """The body without what its strings hold, which may be any character."""
-    quotes_left = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    return b"".join(quotes_left.split(b'"')[::2])
+def _max_strings(settings: Settings) -> int:
+    return settings.max_sequences + 2 * MAX_KEYS
 
 
-def _check_counts(body: bytes, settings: Settings) -> None:
-    """Some bodies that fit the limit take seconds to parse, and hold up every other request. They are known by counting."""
+def _check_counts(body: bytes, settings: Settings) -> Pieces[None]:
+    """Some bodies that fit the limit take long to parse, and hold up every other request. They are known by counting."""
     num_lists = 2 * settings.max_sequences + 100  # of ids and masks
     most = {
         b":": ("keys", MAX_KEYS),
@@ -60,22 +75,43 @@ def _check_counts(body: bytes, settings: Settings) -> None:
         b"[": ("lists", num_lists),
         b",": ("values", 2 * settings.max_cells + num_lists + MAX_KEYS),
     }
-    if all(body.count(character) <= limit for character, (_, limit) in most.items()):
+    max_strings = _max_strings(settings)
+    for character, limit in (*((character, limit) for character, (_, limit) in most.items()), (b'"', 2 * max_strings)):
+        if body.count(character) > limit:
+            break
+        yield
+    else:
         return
-    quotes_left = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # around strings, which may hold any character
-    num_strings = settings.max_sequences + 2 * MAX_KEYS
-    if quotes_left.count(b'"') > 2 * num_strings:
-        raise InvalidInput(f"the body has more than {num_strings} strings, the limit")
-    outside = b"".join(quotes_left.split(b'"')[::2])
-    for character, (what, limit) in most.items():
-        if (number := outside.count(character)) > limit:
-            raise InvalidInput(f"the body has {number} {what}, the limit is {limit}")
+    numbers = dict.fromkeys(most, 0)
+    for outside in _outside_strings(body, max_strings):
+        for character, (what, limit) in most.items():
+            numbers[character] += outside.count(character)
+            if numbers[character] > limit:
+                raise InvalidInput(f"the body has more than {limit} {what}, the limit")
+        yield
+
+
+def _outside_strings(body: bytes, max_strings: int) -> Iterator[bytes]:
+    """What is not in strings, which may hold any character, block by block."""
+    start = num_quotes = 0
+    while start < len(body):
+        block = body[start : start + BLOCK_BYTES]
+        start += len(block)
+        if (len(block) - len(block.rstrip(b"\\"))) % 2:  # the last of them escapes what comes next
+            block += body[start : start + 1]
+            start += 1
+        block = block.replace(b"\\\\", b"").replace(b'\\"', b"")
+        is_inside, num_quotes = num_quotes % 2, num_quotes + block.count(b'"')
+        if num_quotes > 2 * max_strings:
+            raise InvalidInput(f"the body has more than {max_strings} strings, the limit")
+        yield b"".join(block.split(b'"')[is_inside::2])
 
 
 def _validation_error(error: ValidationError, model: type[BaseModel], reserved: Sequence[str] = ()) -> InvalidInput:
     """pydantic's first complaint in our words: field, what is wrong, value."""
     first = error.errors(include_url=False)[0]
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")[:200]
+    loc = [part if isinstance(part, int) else part[:200] for part in first["loc"]]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")[:200]
     if not field:
         return InvalidInput(f"the body is not a JSON object: {first['msg']}")
     param = field.split("[")[0]
@@ -99,10 +135,20 @@ def _known(model: type[BaseModel], loc: tuple[int | str, ...]) -> Iterable[str]:
 
 def shown(value: Any) -> str:
     """A value as its sender wrote it, cut short."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"an integer of {value.bit_length()} bits"
-    try:
-        text = orjson.dumps(value).decode()
-    except orjson.JSONEncodeError:  # nested or integers over 64 bits
-        text = "a value too deep or too large to show"
+    text = orjson.dumps(_cut(value)).decode()
+    if isinstance(value, float) and abs(value) >= 2**63:
+        return f"{text}: more than 64 bits hold"
     return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _cut(value: Any, depth: int = 3) -> Any:
+    """No more of the value than is shown."""
+    if isinstance(value, str):
+        return value[:61]
+    if isinstance(value, list | dict) and not depth:
+        return "..."
+    if isinstance(value, list):
+        return [_cut(item, depth - 1) for item in value[:30]]
+    if isinstance(value, dict):
+        return {name[:61]: _cut(item, depth - 1) for name, item in islice(value.items(), 10)}
+    return value

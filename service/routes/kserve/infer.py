@@ -4,17 +4,17 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 
-from service.batch import from_grid
+from service.batch import Batch, Cells, from_grid
 from service.bundle import Bundle
 from service.errors import InvalidInput, UnknownField
 from service.infer import Inference
 from service.models import Model
+from service.pieces import Pieces, one_piece
 from service.query import Answer, Query
-from service.routes.content import JSON, OCTETS
+from service.routes.content import JSON, OCTETS, written
 from service.routes.http import Encode, Payload, Sent, respond
 from service.routes.kserve import tensors
 from service.routes.kserve.metadata import ref
@@ -75,19 +75,23 @@ async def infer_version(request: Request, model: str, version: str) -> Response:
 async def decode(ref: str, sent: Sent, inference: Inference) -> tuple[Query, Encode]:
     """Body -> Query, and how to encode its answer. InvalidInput names the field."""
     body, raw = tensors.split(sent)
-    asked = validated(V2InferRequest, body, inference.settings)
+    asked = await inference.read(len(body), validated(V2InferRequest, body, inference.settings), sent.deadline)
     model = sent.model(inference, ref)
     _check_name(asked, model)
     _check_parameters(asked)
-    grids = tensors.read(asked.inputs, raw)
-    input_ids = grids["input_ids"].astype(np.int64, copy=False)
-    batch, cells = from_grid(input_ids, grids.get("attention_mask", np.ones_like(input_ids)))
+    batch, cells = await inference.read(len(sent.body), one_piece(partial(_from_tensors, asked, raw)), sent.deadline)
     wanted, own = _wanted(asked, model), asked.parameters
     query = Query(
         model, batch, cells, _native(wanted), pooling=own.pooling, normalize=own.normalize, precision=own.precision,
         timeout_s=own.timeout / 1e6 or None, binary=all(output.binary for output in wanted),
     )  # fmt: skip
     return query, partial(encode, wanted, asked.id)
+
+
+def _from_tensors(asked: V2InferRequest, raw: memoryview) -> tuple[Batch, Cells]:
+    grids = tensors.read(asked.inputs, raw)
+    input_ids = grids["input_ids"].astype(np.int64, copy=False)
+    return from_grid(input_ids, grids.get("attention_mask", np.ones_like(input_ids)))
 
 
 def _check_name(asked: V2InferRequest, model: Model) -> None:
@@ -135,16 +139,16 @@ def _native(wanted: list[Wanted]) -> tuple[str, ...]:
     return tuple(dict.fromkeys("norm_stats" if name in STATS else name for name, _ in wanted))
 
 
-def encode(wanted: list[Wanted], request_id: str | None, answer: Answer) -> Payload:
+def encode(wanted: list[Wanted], request_id: str | None, answer: Answer) -> Pieces[Payload]:
     """Answer -> JSON, and the bytes of the outputs that go out so, not copied."""
     manifest = answer.query.model.bundle.manifest
     described: list[dict[str, Any]] = []
-    parts: list[bytes | memoryview] = []
+    raw: list[bytes | memoryview] = []
     for name, binary in wanted:
         tensor = _tensor(answer, name)
         about = {"name": name, "datatype": "FP32", "shape": tensor.shape}
         if binary:
-            parts.append(raw_bytes(tensor))
+            raw.append(raw_bytes(tensor))
             described.append({**about, "parameters": {"binary_data_size": tensor.nbytes}})
         else:
             described.append({**about, "data": tensor.reshape(-1)})
@@ -154,8 +158,8 @@ def encode(wanted: list[Wanted], request_id: str | None, answer: Answer) -> Payl
         "model_version": str(manifest.version),
         "outputs": described,
     }
-    head = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-    return Payload([head, *parts], OCTETS, {LENGTH_HEADER: str(len(head))}) if parts else Payload([head])
+    head = yield from written(body, answer.num_bytes)
+    return Payload([*head, *raw], OCTETS, {LENGTH_HEADER: str(sum(map(len, head)))}) if raw else Payload(head)
 
 
 def _tensor(answer: Answer, name: str) -> NDArray[Any]:

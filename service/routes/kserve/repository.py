@@ -5,6 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.deadline import Deadline
 from service.errors import Forbidden, UnknownField
 from service.infer import Inference
 from service.routes.content import JSON
@@ -109,4 +110,5 @@ async def _asked(request: Request, model: type[Body]) -> Body:
     """The body, which may be empty."""
     inference: Inference = request.app.state.inference
     body = await read_body(request, inference.settings.max_body_bytes)
-    return validated(model, body or b"{}", inference.settings)
+    read, deadline = validated(model, body or b"{}", inference.settings), Deadline(inference.settings.timeout_s)
+    return await inference.read(len(body), read, deadline)

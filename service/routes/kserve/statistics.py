@@ -1,10 +1,14 @@
 """Triton's statistics extension: every field it names, since its clients read them all."""
 
-from fastapi import APIRouter, Request
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from service.infer import Inference
 from service.models import Model
+from service.routes.content import JSON
 from service.routes.kserve.metadata import found
 from service.routes.kserve.schema import V2_ERRORS
 from service.statistics import Sum
@@ -53,24 +57,34 @@ class AllStatistics(BaseModel):
     model_stats: list[ModelStatistics]
 
 
-@router.get("/models/stats", summary="Counts and times of every model", responses=V2_ERRORS)
-async def all_statistics(request: Request) -> AllStatistics:
+documented: dict[str, Any] = {"response_model": AllStatistics, "responses": V2_ERRORS}
+
+
+@router.get("/models/stats", summary="Counts and times of every model", **documented)
+async def all_statistics(request: Request) -> Response:
     inference: Inference = request.app.state.inference
-    return AllStatistics(
-        model_stats=[_of(model) for _, versions in inference.models for _, model in sorted(versions.items())]
-    )
+    return await _told(inference, [model for _, versions in inference.models for _, model in sorted(versions.items())])
 
 
-@router.get("/models/{model}/stats", summary="Counts and times of a model's versions", responses=V2_ERRORS)
-async def model_statistics(request: Request, model: str) -> AllStatistics:
+@router.get("/models/{model}/stats", summary="Counts and times of a model's versions", **documented)
+async def model_statistics(request: Request, model: str) -> Response:
     inference: Inference = request.app.state.inference
     served = inference.models.versions(model)
-    return AllStatistics(model_stats=[_of(served[number]) for number in sorted(served)])
+    return await _told(inference, [served[number] for number in sorted(served)])
 
 
-@router.get("/models/{model}/versions/{version}/stats", summary="Counts and times of one version", responses=V2_ERRORS)
-async def version_statistics(request: Request, model: str, version: str) -> AllStatistics:
-    return AllStatistics(model_stats=[_of(found(request, model, version))])
+@router.get("/models/{model}/versions/{version}/stats", summary="Counts and times of one version", **documented)
+async def version_statistics(request: Request, model: str, version: str) -> Response:
+    return await _told(request.app.state.inference, [found(request, model, version)])
+
+
+async def _told(inference: Inference, models: list[Model]) -> Response:
+    """Off the event loop: there may be many models, and many sizes of micro-batches of each."""
+    return Response(await inference.aside(partial(_encoded, models)), media_type=JSON)
+
+
+def _encoded(models: list[Model]) -> bytes:
+    return AllStatistics(model_stats=[_of(model) for model in models]).model_dump_json().encode()
 
 
 def _of(model: Model) -> ModelStatistics:
