@@ -40,6 +40,7 @@ POOLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "first": lambda rows: rows[0],
     "last": lambda rows: rows[-1],
 }
+PATIENCE_S = 3600.0  # for one case: a slow machine is no fault of the tokenizer
 SENTENCES = (
     "LayerNorm normalizes each token across its features.",
     "Ünïcode, 中文 and [MASK]: 3.14 \u200bwords\tin  ODD places!",
@@ -217,7 +218,7 @@ def _against_authors(
 
 
 async def _served(inference: Inference, body: bytes) -> tuple[list[list[int]], Array]:
-    query, encode = await decode(Sent(body, Headers(), Deadline(inference.settings.timeout_s)), inference)
+    query, encode = await decode(Sent(body, Headers(), Deadline(PATIENCE_S)), inference)
     payload, _ = await inference.answer(query, encode)
     ends = np.cumsum(query.cells.lengths)[:-1]
     ids = [row.tolist() for row in np.split(query.batch.tokens, ends)]
