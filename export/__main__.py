@@ -78,7 +78,7 @@ class Plan:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
-    _quiet_exporter()
+    quiet_exporter()
     try:
         if arguments[:1] == ["verify"]:
             options = _verify_parser().parse_args(arguments[1:])
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"export: {error}")
 
 
-def _quiet_exporter() -> None:
+def quiet_exporter() -> None:
     """The exporter warns of torchvision's absence, four lines a graph."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
 

@@ -23,7 +23,7 @@ import onnxscript
 import torch
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, numpy_helper
 from safetensors.numpy import load_file
 from torch import nn
 
@@ -94,35 +94,30 @@ def versions() -> dict[str, str]:
     }
 
 
-Findings = dict[tuple[str, str], list[str]]  # (precision, comparison) -> what differs, in words
+Finding = tuple[tuple[str, str], list[str]]  # (precision, comparison), and what differs, in words
 
 
-def compare(files: Files, expected: Expected, manifest: Manifest) -> Findings:
-    """Every comparison that was made, with an empty list where nothing differs."""
-    reference, config = expected.reference, expected.reference.config
-    found = {("fp32", "manifest"): _manifest(manifest, config)}
-    if files.head or reference.head:
-        found |= _head(files.head, expected)
+def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Finding]:
+    """Every comparison, the cheapest first, with an empty list where nothing differs."""
+    config = expected.reference.config
+    yield ("fp32", "manifest"), _manifest(manifest, config)
+    yield from _head(files.head, expected)
     for precision, body in files.bodies.items():
-        found |= {
-            (precision, "weights"): _weights(body, reference, leaving="head."),
-            (precision, "attributes"): [*_body_attributes(body, config)],
-        }
+        yield (precision, "weights"), _weights(body, expected.reference, leaving="head.")
+        yield (precision, "attributes"), [*_body_attributes(body, config)]
         if precision == "int8":
-            found["int8", "ranges"] = [*_ranges(files.ranges, expected.ranges)]
-        found[precision, "graph"] = [*_graph(precision, body, files.ranges, expected)]
-    return found
+            yield (precision, "ranges"), [*_ranges(files.ranges, expected.ranges)]
+        yield (precision, "graph"), [*_graph(precision, body, files.ranges, expected)]
 
 
-def _head(head: ModelProto | None, expected: Expected) -> Findings:
+def _head(head: ModelProto | None, expected: Expected) -> Iterator[Finding]:
     module, config = expected.reference.head, expected.reference.config
-    if not (head and module and expected.head):
-        return {("fp32", "head"): ["a head on one side only"]}
-    return {
-        ("fp32", "head, weights"): _weights(head, module),
-        ("fp32", "head, attributes"): [*_head_attributes(head, config)],
-        ("fp32", "head, graph"): [*structure.differences(head, expected.head)],
-    }
+    if head and module and expected.head:
+        yield ("fp32", "head, weights"), _weights(head, module)
+        yield ("fp32", "head, attributes"), [*_head_attributes(head, config)]
+        yield ("fp32", "head, graph"), [*structure.differences(head, expected.head)]
+    elif head or module:
+        yield ("fp32", "head"), ["only one of bundle and reference has a head"]
 
 
 def _graph(precision: str, body: ModelProto, ranges: dict[str, Floats], expected: Expected) -> Iterator[str]:
@@ -235,19 +230,15 @@ def _each(model: ModelProto, operator: str, attributes: dict[str, Any], count: i
     if len(nodes) != count:
         yield f"{operator} occurs {len(nodes)} times, {count} expected"
     for node in nodes:
-        if (got := _read(node)) != attributes:
+        if (got := structure.attributes(node)) != attributes:
             yield f"{node.name} ({operator}) has {got}, {attributes} expected"
 
 
 def _products(model: ModelProto) -> Iterator[str]:
     plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
     for node in model.graph.node:
-        if node.op_type == "Gemm" and {**plain, **(got := _read(node))} != {**got, **plain}:
+        if node.op_type == "Gemm" and {**plain, **(got := structure.attributes(node))} != {**got, **plain}:
             yield f"{node.name} (Gemm) has {got}, {plain} expected"
-
-
-def _read(node: NodeProto) -> dict[str, Any]:
-    return {item.name: helper.get_attribute_value(item) for item in node.attribute}
 
 
 def _std_norms(model: ModelProto, config: Config, count: int) -> Iterator[str]:

@@ -95,16 +95,15 @@ def certify(bundle: Bundle, reference: Transformer) -> dict[str, Any]:
 
 def same(bundle: Bundle, files: exact.Files, expected: exact.Expected) -> list[Check]:
     """What must be exactly as in the reference. Runs first: it takes milliseconds, and no session sees a wrong graph."""
-    findings = exact.compare(files, expected, bundle.manifest)
-    for (precision, comparison), words in findings.items():
+    checks = []
+    for (precision, comparison), words in exact.compare(files, expected, bundle.manifest):
         if words:
             more = f"; and {len(words) - 3} more" if len(words) > 3 else ""
             raise CertificationError(
                 f"{comparison} ({precision}): {'; '.join(words[:3])}{more}{_other_versions(bundle)}"
             )
-    checks = [Check(comparison, "differences", precision, 0, 0) for precision, comparison in findings]
-    for check in checks:
-        tqdm.write(_table_row([check]))
+        checks.append(Check(comparison, "differences", precision, 0, 0))
+        tqdm.write(_table_row(checks[-1:]))
     return checks
 
 

@@ -120,7 +120,7 @@ def _words(node: NodeProto, ours: _Keys, model: ModelProto, theirs: _Keys) -> st
         return f"{what} is not expected"
     if twin.op_type != node.op_type:
         return f"{what} is expected to be {twin.op_type}"
-    one, other = _attributes(node), _attributes(twin)
+    one, other = attributes(node), attributes(twin)
     for name in sorted(one.keys() | other.keys()):
         if one.get(name) != other.get(name):
             return f"{what}: {name} is {one.get(name)!r}, {other.get(name)!r} expected"
@@ -128,7 +128,7 @@ def _words(node: NodeProto, ours: _Keys, model: ModelProto, theirs: _Keys) -> st
     return f"{what}: its outputs or its header are others" if inputs else f"{what}: reads another value"
 
 
-def _attributes(node: NodeProto) -> dict[str, Any]:
+def attributes(node: NodeProto) -> dict[str, Any]:
     return {item.name: _attribute(item) for item in node.attribute}
 
 
