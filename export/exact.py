@@ -148,7 +148,7 @@ def _weights(model: ModelProto, reference: nn.Module, leaving: str = " ") -> lis
     tensors = {name: tensor for name, tensor in reference.state_dict().items() if not name.startswith(leaving)}
     try:
         return [*_weights_of(model, {name: tensor.numpy() for name, tensor in tensors.items()})]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, onnx.checker.ValidationError) as error:
         return [f"its constants cannot be read: {error}"]
 
 
