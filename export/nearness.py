@@ -4,8 +4,9 @@ Every function yields (output, difference, limit); a check passes where the diff
 
 fp32 must be equal up to rounding. int8 must be near in direction: its noise is some 3 % of a row's length and grows
 with depth. Over the presets and a real six-layer checkpoint the lowest and the mean cosine seen in any case were
-0.9978 and 0.9991 (the checkpoint, 512 random token ids; on real sentences it does better). Two to four times that
-gap is allowed: what fails is broken, not unlucky. What is smaller, one wrong column scale say, `weights` finds.
+0.998 and 0.9991 (the checkpoint, 512 random token ids; on real sentences it does better). Two to four times that
+gap is allowed: what fails is broken, not unlucky. A cosine does not see scale, so lengths are compared too. What is
+smaller, one wrong column scale say, `exact.py` finds.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ Result = tuple[str, float, float]
 ABSOLUTE, COSINE, NORM_MEAN, NORM_RSTD = 1e-4, 0.99999, 1e-4, 1e-3  # fp32
 INT8_LOWEST, INT8_MEAN = 0.99, 0.998  # cosine over a case's rows
 INT8_NORM, INT8_NORM_WORST = 0.02, 0.25  # seen: 0.017 as the worst case's average, 0.17 as its largest
-INT8_LENGTH, INT8_LENGTH_MEAN = 0.25, 0.02  # seen: 0.11 for one row of 512 random ids, MEANSEEN for all
+INT8_LENGTH, INT8_LENGTH_MEAN = 0.25, 0.03  # seen: 0.11 of one row among 512 random ids, 0.012 of their average
 
 
 def vectors(output: str, got: Array, expected: Array, precision: str) -> Iterator[Result]:
