@@ -1,7 +1,10 @@
 """Row-wise int8: near to fp32, bit for bit indifferent to company, and caught by the certificate when it is broken."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -164,6 +167,26 @@ def test_product_is_near(offset: float) -> None:
     error = np.abs(run_product(weight, bias, np.abs(x).max(0), x) - expected).max(1)
     narrow = np.delete(x, [5, 50], axis=1)
     assert (error < 0.2 * np.abs(narrow).max(1)).all()
+
+
+def test_parts_are_the_same_on_every_processor() -> None:
+    """numpy's power has other bits with narrower vectors; the parts of a weight must not, or none could be checked."""
+    program = """
+import hashlib, numpy as np
+from export.quantize import Parts, split
+draws = np.random.default_rng(0)
+weight, bias, ranges = (draws.normal(size=shape).astype(np.float32) for shape in ((999, 64), 64, 999))
+parts = split(weight, bias, np.abs(ranges) * 10)
+print(hashlib.sha256(b"".join(getattr(parts, name).tobytes() for name in Parts.__dataclass_fields__)).hexdigest())
+"""
+    narrow = "X86_V3 X86_V4 AVX2 FMA3 AVX512F AVX512_SKX AVX512_ICL AVX512_SPR"  # names of several numpy versions
+    found = {
+        subprocess.check_output(
+            [sys.executable, "-W", "ignore", "-c", program], env={**os.environ, "NPY_DISABLE_CPU_FEATURES": disabled}
+        )
+        for disabled in ("", narrow)
+    }
+    assert len(found) == 1
 
 
 def test_zero_rows_and_dead_weights() -> None:
