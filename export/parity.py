@@ -1,4 +1,5 @@
-"""The certificate: the served path against PyTorch, case by case, and its bits against themselves.
+"""The certificate: the graphs are exactly the reference's (`exact.py`), what is served is near to it, case by case,
+and its bits are equal to themselves.
 
 Cases go through the server's own decode, scheduler, engine and encode; a few through the bare graph. The
 reference is always the plain `Padded` model in PyTorch, so that packing is proved too.
@@ -14,15 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import orjson
 import torch
 from numpy.typing import NDArray
 from starlette.datastructures import Headers
 from tqdm import tqdm
 
-from export import nearness, texts
-from export.quantize import read_parts
+from export import exact, nearness, texts
 from model.transformer import Transformer
 from service import selfcheck
 from service.bundle import TOKENIZER, Bundle
@@ -79,8 +78,60 @@ def certify(bundle: Bundle, reference: Transformer, checkpoint: Path | None = No
 
     checkpoint: the folder it was made of; a bundle with a tokenizer must have one.
     """
+    checks = same(bundle, reference)
     model = Model(bundle, "cpu")
-    checks: list[Check] = []
+    checks += near(model, reference, checkpoint)
+    return {
+        "passed": True,
+        "processor": processor(),
+        "versions": exact.versions(),
+        "provider": "cpu",
+        "reference": "PyTorch, layout padded",
+        "checks": [asdict(check) for check in checks],
+        "canary": {
+            name: selfcheck.make_canary(engine, bundle.manifest.limits) for name, engine in model.engines.items()
+        },
+    }
+
+
+def same(bundle: Bundle, reference: Transformer) -> list[Check]:
+    """What must be exactly as in the reference. Comes first, so that no session sees a wrong graph."""
+    try:
+        files = exact.Files.read(bundle)
+    except ValueError as error:
+        raise CertificationError(str(error)) from None
+    return compare(bundle, files, exact.Expected.of(reference, bundle.manifest))
+
+
+def compare(bundle: Bundle, files: exact.Files, expected: exact.Expected) -> list[Check]:
+    """Ends with CertificationError at the first comparison that finds a difference."""
+    checks = []
+    for (precision, comparison), words in exact.compare(files, expected, bundle.manifest):
+        if words:
+            more = f"; and {len(words) - 3} more" if len(words) > 3 else ""
+            raise CertificationError(
+                f"{comparison} ({precision}): {'; '.join(words[:3])}{more}{_other_versions(bundle)}"
+            )
+        checks.append(Check(comparison, "differences", precision, 0, 0))
+        tqdm.write(_table_row(checks[-1:]))
+    return checks
+
+
+def _other_versions(bundle: Bundle) -> str:
+    """Which versions the bundle was exported with, where they are not those that it is compared with."""
+    then, now = bundle.manifest.versions, exact.versions()
+    others = [f"{name} {then.get(name, 'unknown')} (here {now[name]})" for name in now if then.get(name) != now[name]]
+    return (
+        f". It was exported with {', '.join(others)}, and other versions may write other nodes: verify it with those,"
+        " or export it again"
+        if others
+        else ""
+    )
+
+
+def near(model: Model, reference: Transformer, checkpoint: Path | None = None) -> list[Check]:
+    """What is served against PyTorch, case by case, and its bits against themselves. checkpoint: as in `certify`."""
+    bundle, checks = model.bundle, list[Check]()
     with _path(model) as path:
         precisions = bundle.manifest.precisions
         of_texts = _text_checks(path, reference, checkpoint)
@@ -99,24 +150,17 @@ def certify(bundle: Bundle, reference: Transformer, checkpoint: Path | None = No
             f"{len(failed)} of {len(checks)} checks failed; {first.case}: {first.output} ({first.precision}):"
             f" {first.difference:.3g}, the limit is {first.limit:.3g}"
         )
-    return {
-        "passed": True,
-        "processor": processor(),
-        "versions": {"onnxruntime": onnxruntime.__version__, "torch": torch.__version__},
-        "provider": "cpu",
-        "reference": "PyTorch, layout padded",
-        "checks": [asdict(check) for check in checks],
-        "canary": {
-            name: selfcheck.make_canary(engine, bundle.manifest.limits) for name, engine in model.engines.items()
-        },
-    }
+    return checks
 
 
 def _table_row(checks: list[Check]) -> str:
-    """The case's output that comes nearest to its limit; the certificate has them all."""
+    """The case's measure that comes nearest to its limit; the certificate has them all."""
     worst = max(checks, key=lambda check: (not check.passed, check.difference / (check.limit or 1)))
     verdict = "ok" if worst.passed else "FAILED"
-    return f"{worst.precision}  {worst.case:24s} {worst.output:28s} {worst.difference:9.2g} of {worst.limit:7.1g}  {verdict}"
+    return (
+        f"{worst.precision}  {worst.case:22s} {worst.output:28s} {worst.difference:9.2g} of {worst.limit:7.1g}"
+        f"  {verdict}, worst of {len(checks)} measures"
+    )
 
 
 class _Path:
@@ -154,9 +198,7 @@ def _checks(path: _Path, reference: Transformer, precision: str) -> list[tuple[s
     """Every case by name, as a function to be called with the precision."""
     bundle = path.model.bundle
     against_torch = [(case.name, partial(_against_torch, path, case, reference)) for case in cases(bundle)]
-    weights = [("weights", partial(_weights, path, reference))] if precision == "int8" else []
     return [
-        *weights,
         *against_torch,
         ("bare graph, pads holes", partial(_bare_graph, path, reference)),
         ("padded like alone", partial(_unequal_paddings, path)),
@@ -211,14 +253,6 @@ def _against_torch(path: _Path, case: Case, reference: Transformer, precision: s
     yield from nearness.norms(served, (mean[real], rstd[real]), precision)
     if reference.head:
         yield from nearness.vectors("logits", *_logits(path, case, reference, precision, activations, real), precision)
-
-
-def _weights(path: _Path, reference: Transformer, precision: str) -> Iterator[nearness.Result]:
-    """Every int8 weight against PyTorch's: one wrong column scale is within the noise of the outputs, not of this."""
-    floats = {name: tensor.numpy() for name, tensor in reference.state_dict().items()}
-    parts = read_parts(path.model.bundle.graph(precision))
-    biases = {name: floats.get(name.removesuffix("weight") + "bias", 0.0) for name in parts}
-    yield from nearness.weights(part.deviation(floats[name].T, biases[name]) for name, part in parts.items())
 
 
 def _logits(

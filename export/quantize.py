@@ -18,16 +18,15 @@ Cast, Mul(Mul(s, w)), Add(b) is fused by onnxruntime 1.31 into a kernel that los
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 from numpy.typing import NDArray
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from service.batch import Batch, Floats
 from service.bundle import Limits
@@ -36,7 +35,7 @@ from service.selfcheck import sequences
 Array = NDArray[Any]
 MIN_ENTRIES = 2**15  # smaller weights cost more to quantize rows for than int8 saves (128 x 128: 0.95 of fp32's speed)
 FLOAT_COLUMNS = 4  # 8 gain nothing more; each costs a 1 / K of the product in fp32
-SMOOTHING = 0.15  # exponent of range(x) / range(W); of 0 .. 0.5 the most accurate
+ROOTS = (3, 5)  # square roots whose product is range(W) / range(x) to the power of 1/8 + 1/32; see `_power`
 CALIBRATION_LENGTHS = (1, 5, 10, 20, 40, 60, 100, 128, 128)
 TINY = np.array(1e-30, np.float32)  # keeps a scale from being zero
 CONSTANTS: dict[str, Array] = {
@@ -52,23 +51,29 @@ class QuantizationError(ValueError):
     """int8 makes no sense for the graph."""
 
 
-def quantize(source: Path, target: Path, limits: Limits) -> None:
-    """Writes `source` with its Gemms in row-wise int8 to `target`. QuantizationError if none is large enough to pay."""
-    model = onnx.load(source)
-    graph = model.graph
+def quantize(model: ModelProto, ranges: Mapping[str, Floats]) -> ModelProto:
+    """fp32 model -> the same with its large Gemms in row-wise int8. ranges: of each of their weights, from `measure`."""
+    quantized = ModelProto()
+    quantized.CopyFrom(model)
+    graph = quantized.graph
     constants = {item.name: item for item in graph.initializer}
-    gemms = [node for node in graph.node if node.op_type == "Gemm" and _pays(constants[node.input[1]])]
-    if not gemms:
-        raise QuantizationError(f"int8 does not pay: no weight of the body has {MIN_ENTRIES} entries or more")
-    ranges = _ranges(model, [gemm.input[0] for gemm in gemms], limits)
     tensors, new = dict(CONSTANTS), {}  # new: a Gemm's output -> the nodes that replace it
-    for gemm in gemms:
+    for gemm in large_gemms(model):
         x, name = gemm.input[0], gemm.input[1]
-        tensors |= _tensors(name, split(*_operands(gemm, constants), ranges[x]))
+        tensors |= _tensors(name, split(*_operands(gemm, constants), ranges[name]))
         new[gemm.output[0]] = _nodes(name, x, gemm.output[0])
     _replace(graph, [part for node in graph.node for part in new.get(node.output[0], [node])], tensors)
-    onnx.checker.check_model(model)
-    onnx.save(model, target)
+    onnx.checker.check_model(quantized)
+    return quantized
+
+
+def large_gemms(model: ModelProto) -> list[NodeProto]:
+    """The Gemms that int8 pays for. QuantizationError if there is none."""
+    constants = {item.name: item for item in model.graph.initializer}
+    gemms = [node for node in model.graph.node if node.op_type == "Gemm" and _pays(constants[node.input[1]])]
+    if not gemms:
+        raise QuantizationError(f"int8 does not pay: no weight of the body has {MIN_ENTRIES} entries or more")
+    return gemms
 
 
 def _pays(weight: TensorProto) -> bool:
@@ -86,18 +91,21 @@ def _operands(gemm: NodeProto, constants: dict[str, TensorProto]) -> tuple[Float
     return weight, numpy_helper.to_array(constants[gemm.input[2]])
 
 
-def _ranges(model: onnx.ModelProto, names: Iterable[str], limits: Limits) -> dict[str, Floats]:
-    """Largest |x| of each column of the named tensors `[N, K]` over seeded random token ids."""
-    probe = onnx.ModelProto()
+def measure(model: ModelProto, limits: Limits) -> dict[str, Floats]:
+    """By the name of each weight `[M, K]` that `quantize` replaces: the largest |x| of each column of what it is
+    multiplied with, `[K]`, over seeded random token ids."""
+    inputs = {gemm.input[1]: gemm.input[0] for gemm in large_gemms(model)}
+    probe = ModelProto()
     probe.CopyFrom(model)
-    wanted = list(dict.fromkeys(names))
+    wanted = list(dict.fromkeys(inputs.values()))
     probe.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in wanted)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
     input_ids, mask = Batch.of(sequences(limits, CALIBRATION_LENGTHS)).grid()
     found = session.run(wanted, {"input_ids": input_ids, "attention_mask": mask})
-    return {name: np.abs(x).max(0) for name, x in zip(wanted, found, strict=True)}
+    columns = {name: np.abs(x).max(0) for name, x in zip(wanted, found, strict=True)}
+    return {name: columns[x] for name, x in inputs.items()}
 
 
 @dataclass(frozen=True)
@@ -123,12 +131,21 @@ def split(weight: Floats, bias: Floats, ranges: Floats) -> Parts:
     """weight `[K, M]`, bias `[M]`, ranges `[K]` (the largest |x| of each column seen)."""
     columns = np.sort(np.argsort(-ranges, kind="stable")[:FLOAT_COLUMNS])
     seen = np.maximum(ranges, ranges.mean())  # what was narrow here, as a ReLU that was never on, may be wide elsewhere
-    shrink = (np.maximum(np.abs(weight).max(1), TINY) / np.maximum(seen, TINY)) ** np.float32(SMOOTHING)
+    shrink = _power(np.maximum(np.abs(weight).max(1), TINY) / np.maximum(seen, TINY))
     shrink[columns] = 0
     inner = np.divide(weight, shrink[:, None], out=np.zeros_like(weight), where=shrink[:, None] > 0)
     scale = np.maximum(np.abs(inner).max(0) / np.float32(127), TINY)
     quantized = np.rint(inner / scale).astype(np.int8)
     return Parts(columns, shrink, quantized, scale, _rest(weight, bias, columns, quantized, scale))
+
+
+def _power(ratio: Floats) -> Floats:
+    """ratio to the power of 5/32 (of 0 .. 0.5 about 0.15 is the most accurate). By square roots, which every processor
+    rounds alike: a bundle's int8 weights can be made again anywhere, bit for bit."""
+    roots = [ratio]
+    for _ in range(max(ROOTS)):
+        roots.append(np.sqrt(roots[-1]))
+    return roots[ROOTS[0]] * roots[ROOTS[1]]
 
 
 def _rest(weight: Floats, bias: Floats | float, columns: Array, quantized: Array, scale: Floats) -> Floats:
@@ -140,9 +157,9 @@ def _tensors(name: str, parts: Parts) -> dict[str, Array]:
     return {f"{name}.{part}": getattr(parts, part) for part in Parts.__dataclass_fields__}
 
 
-def read_parts(graph: Path) -> dict[str, Parts]:
-    """The parts of each quantized weight of a file, by the weight's name."""
-    constants = {item.name: numpy_helper.to_array(item) for item in onnx.load(graph).graph.initializer}
+def read_parts(model: ModelProto) -> dict[str, Parts]:
+    """The parts of each quantized weight, by the weight's name."""
+    constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
     names = [name.removesuffix(".shrink") for name in constants if name.endswith(".shrink")]
     return {name: Parts(*(constants[f"{name}.{part}"] for part in Parts.__dataclass_fields__)) for name in names}
 

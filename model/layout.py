@@ -68,8 +68,10 @@ class Packed:
     """Only real tokens are rows; attention runs on a grid of its own, left-aligned.
 
     A real token's cell there is `row * S + position`, so wherever the caller put the pads, softmax adds the
-    same numbers in the same order. Row 0 is a filler (a copy of the grid's first cell): it keeps N at least 1,
-    and every pad of either grid reads from it.
+    same numbers in the same order. The pads of that grid hold their own sequence's first token: what is not finite
+    (NaN + MASKED is NaN, 0 * inf too) stays within the sequence, which would be lost anyway. Row 0 is a filler, a copy
+    of the grid's first cell: it keeps N at least 2 where there is a token (a product of one row has other bits) and
+    at least 1 where there is none. No sequence with a token reads it; the caller's pads do, and are overwritten.
     """
 
     def __init__(self, attention_mask: Tensor) -> None:
@@ -90,7 +92,8 @@ class Packed:
         first = torch.arange(batch, device=real.device)[:, None] * seq  # cell of each sequence's first token
         self.grid_cells = self.gather(first + positions)  # [N] attention's cell of each row
         before = lengths.cumsum(0) - lengths  # [B, 1] real tokens in the sequences above
-        self.grid_rows = torch.where(self.keys, before + columns + 1, 0).reshape(-1)  # [B * S] 0 at pads
+        own_first = torch.where(lengths > 0, before + 1, 0)  # [B, 1] row of each sequence's first token
+        self.grid_rows = torch.where(self.keys, before + columns + 1, own_first).reshape(-1)  # [B * S]
 
     def gather(self, cells: Tensor) -> Tensor:
         return cells.reshape(-1).index_select(0, self.cells)

@@ -1,6 +1,6 @@
 """The bundle format: reader and writer. A bundle is a folder `<name>/<version>/`:
 
-manifest.json  model.onnx  head.onnx?  tokenizer.json?  certificate.json
+manifest.json  model.onnx  model.int8.onnx?  its ranges?  head.onnx?  tokenizer.json?  certificate.json
 
 The manifest names every other file but the certificate with its sha256; the certificate names the manifest's.
 """
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service.errors import StartupError
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST, CERTIFICATE, HEAD, TOKENIZER = "manifest.json", "certificate.json", "head.onnx", "tokenizer.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 Pooling = Literal["mean", "first", "last"]

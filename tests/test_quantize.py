@@ -1,7 +1,10 @@
 """Row-wise int8: near to fp32, bit for bit indifferent to company, and caught by the certificate when it is broken."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,12 +14,15 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 
+from export import parity
 from export import quantize as quantizing
 from export.__main__ import Plan, Source, export, main
-from export.parity import CertificationError, certify
+from export.exact import Expected, Files
+from export.parity import CertificationError
 from model.presets import build
 from service import bundle as bundles
 from service.bundle import Bundle
+from service.models import Model
 
 INT8 = "model.int8.onnx"
 WEIGHT = "blocks.1.ffn.down.weight"
@@ -29,13 +35,14 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 def tampered(bundle: Bundle, folder: Path, change: Callable[[ModelProto], None]) -> Bundle:
-    """A copy whose int8 graph is changed, and whose manifest says so."""
+    """A copy with the int8 graph alone, which is changed, and a manifest that says so."""
     place = folder / "tampered"
     shutil.copytree(bundle.path, place)
     graph = onnx.load(place / INT8)
     change(graph)
     onnx.save(graph, place / INT8)
     manifest = json.loads((place / bundles.MANIFEST).read_text())
+    manifest["precisions"] = {"int8": INT8}
     return bundles.write_manifest(place, {k: v for k, v in manifest.items() if k not in ("format", "files")})
 
 
@@ -44,9 +51,18 @@ def set_constant(graph: ModelProto, name: str, change: Callable[[np.ndarray], np
     item.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(item).copy()), name))
 
 
-def refused(bundle: Bundle, message: str) -> None:
-    with pytest.raises(CertificationError, match=message):
-        certify(bundle, build(bundle.manifest.source["preset"], "padded"))
+@pytest.fixture(scope="module")
+def expected(bundle: Bundle) -> Expected:
+    return Expected.of(build("gpt", "padded"), bundle.manifest)
+
+
+def refused(bundle: Bundle, expected: Expected, exactly: str, in_numbers: str = "") -> None:
+    """By the exact comparisons, and by what the graph answers had they been left out."""
+    with pytest.raises(CertificationError, match=exactly):
+        parity.compare(bundle, Files.read(bundle), expected)
+    if in_numbers:
+        with pytest.raises(CertificationError, match=in_numbers):
+            parity.near(Model(bundle, "cpu"), expected.reference)
 
 
 def test_bundle_names_both_precisions(bundle: Bundle) -> None:
@@ -62,7 +78,9 @@ def test_certificate_covers_int8(bundle: Bundle) -> None:
         precision: {check["case"] for check in bundle.certificate["checks"] if check["precision"] == precision}
         for precision in ("fp32", "int8")
     }
-    assert cases["int8"] == cases["fp32"] | {"weights"}
+    of_the_model = {"manifest", "head, weights", "head, attributes", "head, graph"}
+    assert cases["int8"] == cases["fp32"] - of_the_model | {"ranges"}
+    assert {"weights", "attributes", "graph"} <= cases["int8"]
     unequal = [c["difference"] for c in bundle.certificate["checks"] if "unequal" in c["output"]]
     assert unequal == [0] * 6
     assert set(bundle.certificate["canary"]) == {"fp32", "int8"}
@@ -74,38 +92,37 @@ def test_graph_is_standard(bundle: Bundle) -> None:
     assert {node.domain for node in graph.node} <= {"", "ai.onnx"}
     fp32 = onnx.load(bundle.graph("fp32")).graph
     large = [item.name for item in fp32.initializer if item.name.startswith("blocks.") and np.prod(item.dims) >= 2**15]
-    assert sorted(quantizing.read_parts(bundle.graph("int8"))) == sorted(large)
+    assert sorted(quantizing.read_parts(onnx.load(bundle.graph("int8")))) == sorted(large)
 
 
-def test_wrong_column_scale_is_caught(bundle: Bundle, tmp_path: Path) -> None:
+def test_wrong_column_scale_is_caught(bundle: Bundle, expected: Expected, tmp_path: Path) -> None:
     """One scale of one column, 2 % too large: far below int8's own noise in the outputs."""
 
     def one_column(scale: np.ndarray) -> np.ndarray:
         scale[3] *= 1.02
         return scale
 
-    refused(
-        tampered(bundle, tmp_path, lambda graph: set_constant(graph, f"{WEIGHT}.scale", one_column)), "int8 entries"
-    )
+    broken = tampered(bundle, tmp_path, lambda graph: set_constant(graph, f"{WEIGHT}.scale", one_column))
+    refused(broken, expected, "int8 entries")
 
 
-def test_wrong_float_row_is_caught(bundle: Bundle, tmp_path: Path) -> None:
+def test_wrong_float_row_is_caught(bundle: Bundle, expected: Expected, tmp_path: Path) -> None:
     """Column sums of the wrong sign."""
     broken = tampered(bundle, tmp_path, lambda graph: set_constant(graph, f"{WEIGHT}.rest", np.negative))
-    refused(broken, "float rows")
+    refused(broken, expected, "float rows", "cosine|norm")
 
 
-def test_coarse_rows_are_caught(bundle: Bundle, tmp_path: Path) -> None:
+def test_coarse_rows_are_caught(bundle: Bundle, expected: Expected, tmp_path: Path) -> None:
     """Rows cut into 15 levels in place of 255: nothing is wrong with the weights, the outputs are too far off."""
     coarse = tampered(
         bundle, tmp_path, lambda graph: set_constant(graph, "int8.levels", lambda levels: levels * 15 / 255)
     )
-    refused(coarse, "cosine|norm")
+    refused(coarse, expected, "graph", "cosine|norm")
 
 
-def test_scale_per_tensor_is_caught(bundle: Bundle, tmp_path: Path) -> None:
+def test_scale_per_tensor_is_caught(bundle: Bundle, expected: Expected, tmp_path: Path) -> None:
     """One scale for all rows of a run, as `quantize_dynamic` has it: a neighbour changes the answer."""
-    refused(tampered(bundle, tmp_path, scale_per_tensor), "unequal")
+    refused(tampered(bundle, tmp_path, scale_per_tensor), expected, "graph", "unequal")
 
 
 def scale_per_tensor(model: ModelProto) -> None:
@@ -150,6 +167,26 @@ def test_product_is_near(offset: float) -> None:
     error = np.abs(run_product(weight, bias, np.abs(x).max(0), x) - expected).max(1)
     narrow = np.delete(x, [5, 50], axis=1)
     assert (error < 0.2 * np.abs(narrow).max(1)).all()
+
+
+def test_parts_are_the_same_on_every_processor() -> None:
+    """numpy's power has other bits with narrower vectors; the parts of a weight must not, or none could be checked."""
+    program = """
+import hashlib, numpy as np
+from export.quantize import Parts, split
+draws = np.random.default_rng(0)
+weight, bias, ranges = (draws.normal(size=shape).astype(np.float32) for shape in ((999, 64), 64, 999))
+parts = split(weight, bias, np.abs(ranges) * 10)
+print(hashlib.sha256(b"".join(getattr(parts, name).tobytes() for name in Parts.__dataclass_fields__)).hexdigest())
+"""
+    narrow = "X86_V3 X86_V4 AVX2 FMA3 AVX512F AVX512_SKX AVX512_ICL AVX512_SPR"  # names of several numpy versions
+    found = {
+        subprocess.check_output(
+            [sys.executable, "-W", "ignore", "-c", program], env={**os.environ, "NPY_DISABLE_CPU_FEATURES": disabled}
+        )
+        for disabled in ("", narrow)
+    }
+    assert len(found) == 1
 
 
 def test_zero_rows_and_dead_weights() -> None:

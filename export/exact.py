@@ -1,0 +1,268 @@
+"""What a bundle's graphs must be exactly: every weight, attribute and node of the reference. Asks no graph for numbers.
+
+    manifest    shape and limits, with the reference's Config
+    weights     every float constant with the reference's state_dict, bit for bit; int8 weights within rounding
+    attributes  of norms, activations, attention and products, with the reference's Config
+    ranges      those that int8 was made with, with new ones: equal up to rounding
+    graph       node by node, with a fresh export of the reference, and for int8 with `quantize` of that
+
+The first three know nothing of the exporter: its own mistakes would show there, or in what the graphs answer.
+"""
+
+import copy
+import json
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import onnxscript
+import torch
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, numpy_helper
+from safetensors.numpy import load_file
+from torch import nn
+
+from export import quantize, structure
+from export.graph import OPSET, export_body, export_head
+from model.layout import LAYOUTS
+from model.transformer import Config, Transformer
+from service.batch import Floats
+from service.bundle import HEAD, Bundle, Manifest
+
+Array = NDArray[Any]
+RANGES = "model.int8.ranges.safetensors"
+INT8_STEPS, FLOAT_ROWS = 0.501, 1e-5  # rounding is half a step
+RANGES_RTOL = 1e-4  # of the column's range or the mean of all, whichever is larger; processors differ by some 1e-6
+ONE_ELEMENT = 1  # what of float constants no state_dict holds: numbers that stand in the model's code
+
+
+@dataclass(frozen=True)
+class Files:
+    """The graphs of a bundle as they lie on disk, and the ranges that int8 was made with."""
+
+    bodies: dict[str, ModelProto]  # by precision
+    head: ModelProto | None
+    ranges: dict[str, Floats]
+
+    @classmethod
+    def read(cls, bundle: Bundle) -> "Files":
+        """ValueError for what is no graph."""
+        bodies = {precision: _load(bundle.graph(precision)) for precision in bundle.manifest.precisions}
+        head = _load(bundle.path / HEAD) if bundle.has_head else None
+        ranges = load_file(bundle.path / RANGES) if RANGES in bundle.manifest.files else {}
+        return cls(bodies, head, ranges)
+
+
+def _load(path: Path) -> ModelProto:
+    try:
+        return onnx.load(path, load_external_data=False)
+    except DecodeError:
+        raise ValueError(f"{path.name} is no ONNX file") from None
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What those files must be: made from the reference, by the exporter that is installed here."""
+
+    reference: Transformer
+    body: ModelProto  # fp32
+    head: ModelProto | None
+    ranges: dict[str, Floats]  # measured here; empty without int8
+
+    @classmethod
+    def of(cls, reference: Transformer, manifest: Manifest) -> "Expected":
+        twin = copy.copy(reference)  # the same weights
+        twin.layout = LAYOUTS[manifest.layout]
+        body = export_body(twin)
+        head = export_head(twin.head, twin.config.d_model) if twin.head else None
+        ranges = quantize.measure(body, manifest.limits) if "int8" in manifest.precisions else {}
+        return cls(reference, body, head, ranges)
+
+
+def versions() -> dict[str, str]:
+    """Of all that decides what a graph looks like."""
+    return {
+        "torch": torch.__version__,
+        "onnx": onnx.__version__,
+        "onnxscript": onnxscript.__version__,
+        "onnxruntime": onnxruntime.__version__,
+    }
+
+
+Finding = tuple[tuple[str, str], list[str]]  # (precision, comparison), and what differs, in words
+
+
+def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Finding]:
+    """Every comparison, the cheapest first, with an empty list where nothing differs."""
+    config = expected.reference.config
+    yield ("fp32", "manifest"), _manifest(manifest, config)
+    yield from _head(files.head, expected)
+    for precision, body in files.bodies.items():
+        yield (precision, "weights"), _weights(body, expected.reference, leaving="head.")
+        yield (precision, "attributes"), [*_body_attributes(body, config)]
+        if precision == "int8":
+            yield (precision, "ranges"), [*_ranges(files.ranges, expected.ranges)]
+        yield (precision, "graph"), [*_graph(precision, body, files.ranges, expected)]
+
+
+def _head(head: ModelProto | None, expected: Expected) -> Iterator[Finding]:
+    module, config = expected.reference.head, expected.reference.config
+    if head and module and expected.head:
+        yield ("fp32", "head, weights"), _weights(head, module)
+        yield ("fp32", "head, attributes"), [*_head_attributes(head, config)]
+        yield ("fp32", "head, graph"), [*structure.differences(head, expected.head)]
+    elif head or module:
+        yield ("fp32", "head"), ["only one of bundle and reference has a head"]
+
+
+def _graph(precision: str, body: ModelProto, ranges: dict[str, Floats], expected: Expected) -> Iterator[str]:
+    if precision == "fp32":
+        yield from structure.differences(body, expected.body)
+    elif ranges.keys() != expected.ranges.keys():
+        yield "cannot be made again without its ranges"
+    else:
+        yield from structure.differences(body, quantize.quantize(expected.body, ranges))
+
+
+def _manifest(manifest: Manifest, config: Config) -> list[str]:
+    """What of the manifest the model decides."""
+    said = {**manifest.model_dump(include={"config", "d_model", "n_norms", "opset"}), **dict(manifest.limits)}
+    meant = {
+        "config": json.loads(json.dumps(asdict(config))),
+        "d_model": config.d_model,
+        "n_norms": config.n_norms,
+        "opset": OPSET,
+        "max_positions": config.max_positions,
+        "vocab_size": config.vocab_size,
+    }
+    return [f"{name} is {said[name]}, {value} expected" for name, value in meant.items() if said[name] != value]
+
+
+def _weights(model: ModelProto, reference: nn.Module, leaving: str = " ") -> list[str]:
+    """leaving: what the names begin with that belong to another graph."""
+    tensors = {name: tensor for name, tensor in reference.state_dict().items() if not name.startswith(leaving)}
+    try:
+        return [*_weights_of(model, {name: tensor.numpy() for name, tensor in tensors.items()})]
+    except (KeyError, TypeError, ValueError, onnx.checker.ValidationError) as error:
+        return [f"its constants cannot be read: {error}"]
+
+
+def _weights_of(model: ModelProto, state: Mapping[str, Array]) -> Iterator[str]:
+    """Every tensor of the state_dict, and every float constant that is more than one number.
+
+    The exporter leaves out a bias of zeros, and keeps one of several equal tensors.
+    """
+    constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+    parts = quantize.read_parts(model)
+    for name, tensor in state.items():
+        if name in parts:
+            yield from _int8(name, parts[name], tensor, state)
+        elif name in constants:
+            if not _same(constants[name], tensor):
+                yield f"{name} differs from the reference{_where(constants[name], tensor)}"
+        elif not _is_left_out(name, tensor, state, constants, parts):
+            yield f"{name} is missing"
+    known = {*state, *(f"{name}.{part}" for name in parts for part in quantize.Parts.__dataclass_fields__)}
+    for name, value in constants.items():
+        if name not in known and value.dtype.kind == "f" and value.size > ONE_ELEMENT:
+            yield f"{name} is not of the reference"
+
+
+def _is_left_out(
+    name: str, tensor: Array, state: Mapping[str, Array], constants: Mapping[str, Array], parts: Container[str]
+) -> bool:
+    weight = name.removesuffix("bias") + "weight"
+    no_bias = name.endswith(".bias") and (not tensor.any() or weight in parts)  # parts hold the bias too
+    return no_bias or any(_same(state[other], tensor) for other in state.keys() & constants.keys())
+
+
+def _int8(name: str, parts: quantize.Parts, weight: Array, state: Mapping[str, Array]) -> Iterator[str]:
+    """One wrong column scale is within the noise of the outputs, not of this."""
+    steps, rows = parts.deviation(weight.T, state.get(name.removesuffix("weight") + "bias", 0.0))
+    if not steps <= INT8_STEPS:
+        yield f"{name}: int8 entries are up to {steps:.3g} steps from the reference, {INT8_STEPS} allowed"
+    if not rows <= FLOAT_ROWS:
+        yield f"{name}: float rows are up to {rows:.3g} from the reference, {FLOAT_ROWS} allowed"
+
+
+def _ranges(stored: Mapping[str, Floats], measured: Mapping[str, Floats]) -> Iterator[str]:
+    """As `quantize.split` reads them: what is below the mean counts as the mean."""
+    if stored.keys() != measured.keys():
+        yield f"there are ranges of {len(stored)} weights, {len(measured)} expected"
+        return
+    for name, expected in measured.items():
+        got = stored[name]
+        if got.dtype != expected.dtype or got.shape != expected.shape:
+            yield f"{name} has ranges {got.dtype}{list(got.shape)}, {expected.dtype}{list(expected.shape)} expected"
+        elif not (np.abs(got - expected) <= RANGES_RTOL * np.maximum(expected, expected.mean())).all():
+            yield f"the ranges of {name} are not those measured here{_where(got, expected)}"
+
+
+def _body_attributes(body: ModelProto, config: Config) -> Iterator[str]:
+    yield from _attributes(body, config, norms=config.n_norms, activations=config.n_layers, attentions=config.n_layers)
+
+
+def _head_attributes(head: ModelProto, config: Config) -> Iterator[str]:
+    once = int(config.head == "transform")
+    yield from _attributes(head, config, norms=once, activations=once, attentions=0)
+
+
+def _attributes(model: ModelProto, config: Config, norms: int, activations: int, attentions: int) -> Iterator[str]:
+    """What the operators must say that have a meaning in the model's Config, and how often each occurs."""
+    norm = {"epsilon": float(np.float32(config.eps)), "axis": -1, "stash_type": 1}
+    gelu = {"approximate": b"tanh" if config.activation == "gelu_tanh" else b"none"}
+    heads = {"q_num_heads": config.n_heads, "kv_num_heads": config.n_heads}
+    yield from _each(model, "LayerNormalization", norm, norms * (config.norm == "layer"))
+    yield from _each(model, "Gelu", gelu, activations * (config.activation != "relu"))
+    yield from _each(model, "Relu", {}, activations * (config.activation == "relu"))
+    yield from _each(model, "Attention", heads, attentions)
+    yield from _std_norms(model, config, norms * (config.norm == "std"))
+    yield from _products(model)
+
+
+def _each(model: ModelProto, operator: str, attributes: dict[str, Any], count: int) -> Iterator[str]:
+    nodes = [node for node in model.graph.node if node.op_type == operator]
+    if len(nodes) != count:
+        yield f"{operator} occurs {len(nodes)} times, {count} expected"
+    for node in nodes:
+        if (got := structure.attributes(node)) != attributes:
+            yield f"{node.name} ({operator}) has {got}, {attributes} expected"
+
+
+def _products(model: ModelProto) -> Iterator[str]:
+    plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
+    for node in model.graph.node:
+        if node.op_type == "Gemm" and {**plain, **(got := structure.attributes(node))} != {**got, **plain}:
+            yield f"{node.name} (Gemm) has {got}, {plain} expected"
+
+
+def _std_norms(model: ModelProto, config: Config, count: int) -> Iterator[str]:
+    """Each such norm adds eps to a square root."""
+    roots = {node.output[0] for node in model.graph.node if node.op_type == "Sqrt"}
+    constants = {item.name: item for item in model.graph.initializer}
+    added = [_added(node, constants) for node in model.graph.node if node.op_type == "Add" and roots & {*node.input}]
+    expected = [float(np.float32(config.eps))] * count
+    if added != expected:
+        yield f"the norms add {added} to the deviation, {expected} expected"
+
+
+def _added(node: NodeProto, constants: Mapping[str, onnx.TensorProto]) -> float | None:
+    values = [numpy_helper.to_array(constants[name]) for name in node.input if name in constants]
+    return float(values[0]) if len(values) == 1 and values[0].size == 1 else None
+
+
+def _same(one: Array, other: Array) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def _where(got: Array, expected: Array) -> str:
+    """The first entry that differs."""
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return f": {got.dtype}{list(got.shape)}, {expected.dtype}{list(expected.shape)} expected"
+    index = tuple(np.argwhere(~(got == expected))[:1].flatten().tolist())
+    return f" at {list(index)}: {got[index]}, {expected[index]} expected" if index else " in the sign of a zero"

@@ -1,0 +1,155 @@
+"""Two ONNX models compared node by node, whatever their values and nodes are called. Knows ONNX alone, runs nothing.
+
+A value's key is a digest of all that leads to it: operator, attributes, the inputs' keys, the constants' bytes. Two
+models with equal keys compute the same. The order of nodes, which means nothing, may differ. Nothing else may: an
+attribute that states its default, swapped inputs of an addition and a node that nothing reads are differences.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import Message
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+TENSOR_DATA = (
+    "name", "raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data",
+)  # fmt: skip
+SAID_ELSEWHERE = {"node", "initializer", "value_info", "name", "graph", "producer_name", "producer_version"}
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """The keys of one model. `undefined`: names that a node reads before anything gives them, or that are given twice."""
+
+    values: dict[str, str]  # value's name -> key
+    nodes: dict[str, NodeProto]  # key -> the first such node, in order
+    counts: Counter[str]  # of nodes, constants and shapes noted, by key
+    undefined: list[str]
+
+
+def differences(found: ModelProto, expected: ModelProto) -> Iterator[str]:
+    """What of `found` is not as in `expected`, in words; nothing if both are the same."""
+    ours, theirs = _keys(found), _keys(expected)
+    yield from (f"{name} is undefined, or defined twice" for name in ours.undefined)
+    yield from _header(found, expected)
+    for key, node in ours.nodes.items():
+        if key not in theirs.nodes:
+            yield _words(node, ours, expected, theirs)
+    for key, node in theirs.nodes.items():
+        if key not in ours.nodes:
+            yield f"node {node.name} ({node.op_type}) is missing"
+    for output in expected.graph.output:
+        if ours.values.get(output.name) != theirs.values[output.name]:
+            yield f"output {output.name} is another value"
+    if ours.counts != theirs.counts:
+        yield "nodes, constants or noted shapes are more, fewer or others"
+
+
+def _keys(model: ModelProto) -> _Keys:
+    values, nodes, counts, undefined = {"": ""}, dict[str, NodeProto](), Counter[str](), list[str]()
+
+    def define(name: str, key: str) -> None:
+        if name and name in values:
+            undefined.append(name)
+        values[name] = key if name else ""
+
+    for value in model.graph.input:
+        define(value.name, f"input {value.name}")
+    for item in model.graph.initializer:
+        define(item.name, _constant(item))
+        counts[values[item.name]] += 1
+    for node in model.graph.node:
+        undefined.extend(name for name in node.input if name not in values)
+        key = _digest(_node(node), *(values.get(name, "undefined") for name in node.input))
+        nodes.setdefault(key, node)
+        counts[key] += 1
+        for index, name in enumerate(node.output):
+            define(name, f"{key} {index}")
+    counts.update(_digest(values.get(item.name, ""), _without(item, "name")) for item in model.graph.value_info)
+    return _Keys(values, nodes, counts, undefined)
+
+
+def _constant(item: TensorProto) -> str:
+    """Type, shape and bytes. Bytes in another file are not read: the field that names it makes the difference."""
+    try:
+        data = b"" if item.data_location else numpy_helper.to_array(item).tobytes()
+    except (ValueError, TypeError) as error:
+        return f"unreadable: {error}"
+    return _digest(_without(item, *TENSOR_DATA), data)
+
+
+def _node(node: NodeProto) -> bytes:
+    """All that a node says but names: of its outputs, which are there."""
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    for name in ("name", "input", "output", "attribute"):
+        copy.ClearField(name)
+    copy.domain = "" if copy.domain == "ai.onnx" else copy.domain
+    copy.attribute.extend(sorted(node.attribute, key=lambda item: item.name))
+    copy.output.extend("given" if name else "" for name in node.output)
+    return copy.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+
+
+def _header(found: ModelProto, expected: ModelProto) -> Iterator[str]:
+    """Versions, inputs, outputs, and every other field that a model may have."""
+    for ours, theirs in ((found, expected), (found.graph, expected.graph)):
+        one, other = _fields(ours), _fields(theirs)
+        yield from (
+            f"{name} is another" for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)
+        )
+
+
+def _fields(message: Message) -> dict[str, Any]:
+    return {field.name: _plain(value) for field, value in message.ListFields() if field.name not in SAID_ELSEWHERE}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Message):
+        return value.SerializeToString(deterministic=True)
+    return value if isinstance(value, str | bytes | int | float) else [_plain(item) for item in value]
+
+
+def _words(node: NodeProto, ours: _Keys, model: ModelProto, theirs: _Keys) -> str:
+    """What of a node that the expected model lacks is another there, if it has one of that name."""
+    twin = next((other for other in model.graph.node if other.name == node.name), None)
+    what = f"node {node.name} ({node.op_type})"
+    if twin is None:
+        return f"{what} is not expected"
+    if twin.op_type != node.op_type:
+        return f"{what} is expected to be {twin.op_type}"
+    one, other = attributes(node), attributes(twin)
+    for name in sorted(one.keys() | other.keys()):
+        if one.get(name) != other.get(name):
+            return f"{what}: {name} is {one.get(name)!r}, {other.get(name)!r} expected"
+    inputs = [ours.values.get(name) for name in node.input] == [theirs.values[name] for name in twin.input]
+    return f"{what}: its outputs or its header are others" if inputs else f"{what}: reads another value"
+
+
+def attributes(node: NodeProto) -> dict[str, Any]:
+    return {item.name: _attribute(item) for item in node.attribute}
+
+
+def _attribute(item: AttributeProto) -> Any:
+    try:
+        return helper.get_attribute_value(item)
+    except ValueError:
+        return item.SerializeToString(deterministic=True)
+
+
+def _without(message: Message, *names: str) -> bytes:
+    copy = type(message)()
+    copy.CopyFrom(message)
+    for name in names:
+        copy.ClearField(name)
+    return copy.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+
+
+def _digest(*parts: bytes | str) -> str:
+    found = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        found.update(len(data).to_bytes(8, "little") + data)
+    return found.hexdigest()
