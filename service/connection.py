@@ -5,7 +5,8 @@ never becomes a request is answered here.
 """
 
 import socket
-from asyncio import BufferedProtocol
+from asyncio import BaseTransport, BufferedProtocol
+from collections.abc import Callable
 from itertools import chain
 from typing import Any, ClassVar, cast
 
@@ -26,11 +27,10 @@ ASK_AFTER_S = 0.05  # how long a caller that sends no more waits before it is as
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Connection(HttpToolsProtocol, BufferedProtocol):
+class Connection(HttpToolsProtocol):
     """Swept once a second: timers for each request would cost more."""
 
     settings: ClassVar[Settings]  # of the server; see `limited`
-    received: ClassVar[bytearray]  # what was read last, on any connection: it is parsed at once
 
     def __init__(self, config: Config, *arguments: Any, **named: Any) -> None:
         super().__init__(config, *arguments, **named)
@@ -47,12 +47,6 @@ class Connection(HttpToolsProtocol, BufferedProtocol):
         self._is_surplus = len(self.connections) > self.settings.max_connections
         if len(self.connections) > 2 * self.settings.max_connections:
             transport.abort()  # no longer worth an answer
-
-    def get_buffer(self, sizehint: int) -> bytearray:
-        return self.received
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(bytes(self.received[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -277,6 +271,36 @@ class Joined:
         return getattr(self._transport, name)
 
 
-def limited(settings: Settings) -> type[Connection]:
-    """The class of one server's connections: uvicorn makes them, and hands nothing of ours on."""
-    return type("Connection", (Connection,), {"settings": settings, "received": bytearray(READ_BYTES)})
+class Pieces(BufferedProtocol):
+    """Reads for a connection, little at a time: event loops hand a Protocol up to 256 KiB, which may be 10,000 requests."""
+
+    def __init__(self, connection: Connection, buffer: bytearray) -> None:
+        """buffer: may be shared, for what is read is parsed at once."""
+        self._connection, self._buffer = connection, buffer
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._connection.data_received(bytes(self._buffer[:nbytes]))
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        self._connection.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
+
+    def eof_received(self) -> bool:
+        return self._connection.eof_received()
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
+
+
+def limited(settings: Settings) -> Callable[..., Pieces]:
+    """Makes one server's connections: uvicorn calls it, and hands nothing of ours on."""
+    kind, buffer = type("Connection", (Connection,), {"settings": settings}), bytearray(READ_BYTES)
+    return lambda **named: Pieces(kind(**named), buffer)

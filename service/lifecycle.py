@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from types import FrameType
-from typing import cast
+from typing import Any, cast
 
 import uvicorn
 from opentelemetry.trace import Tracer
@@ -163,7 +163,7 @@ def configured(edge: Edge, settings: Settings) -> uvicorn.Config:
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise StartupError("one of ADDNORM_TLS_CERT and ADDNORM_TLS_KEY is set: set both, or none")
     config = uvicorn.Config(
-        edge, host=settings.host, port=settings.port, http=limited(settings), ws="none",
+        edge, host=settings.host, port=settings.port, http=cast(Any, limited(settings)), ws="none",
         log_config=None, access_log=False, server_header=False, headers=[("x-content-type-options", "nosniff")],
         proxy_headers=False, ssl_certfile=settings.tls_cert, ssl_keyfile=settings.tls_key,
     )  # fmt: skip

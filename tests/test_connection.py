@@ -19,7 +19,7 @@ import pytest
 from pydantic import SecretStr
 
 from service.batch import Batch, Rows
-from service.connection import Joined
+from service.connection import READ_BYTES, Connection, Joined
 from service.infer import Inference
 from tests.conftest import Serve, inference_of, serving
 from tests.test_faults import eventually
@@ -416,6 +416,23 @@ def test_a_body_that_its_caller_cannot_end_any_more_is_not_waited_for(serve: Ser
         caller.shutdown(socket.SHUT_WR)
         assert is_closed(caller)
         assert time.monotonic() - started < 2
+
+
+def test_what_comes_at_once_is_parsed_in_small_pieces(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No event loop may pass them by: each has its own way to tell who reads into a buffer."""
+    sizes, received = list[int](), Connection.data_received
+
+    def note(connection: Connection, data: bytes) -> None:
+        sizes.append(len(data))
+        received(connection, data)
+
+    monkeypatch.setattr(Connection, "data_received", note)
+    body = GOOD + b" " * 1_000_000
+    with serve() as url, closing(call(url)) as caller:
+        caller.sendall(head(len(body)) + body)
+        assert status_of(caller) == 200
+    assert sum(sizes) > 1_000_000
+    assert max(sizes) == READ_BYTES
 
 
 def test_very_many_tiny_chunks_are_one_body(quick: str) -> None:
