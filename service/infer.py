@@ -22,6 +22,7 @@ from service.repository import Repository
 from service.room import Room
 from service.scheduler import Scheduler
 from service.settings import Settings
+from service.turns import Turns
 
 Encoded = TypeVar("Encoded")
 Done = TypeVar("Done")
@@ -43,6 +44,7 @@ class Inference:
         self.bodies = Room("bodies", settings.max_pending_body_bytes)
         self.metrics.watch(self.scheduler, models, settings, (self.answers, self.bodies))
         # as many as lanes: what runs a head competes with them for the cores
+        self.text_turns = Turns(settings.num_lanes)
         self._encoders = ThreadPoolExecutor(settings.num_lanes, thread_name_prefix="encode")
 
     async def answer(

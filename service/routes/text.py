@@ -102,14 +102,13 @@ async def _in_pieces(
 ) -> list[Tokens]:
     """The work is bounded: so many texts, so many characters of each, and no more once there are too many tokens.
 
-    Each piece takes its place behind those that other callers wait for.
+    Each piece waits for its turn among those of other callers.
     """
     done: list[Tokens] = []
     num_tokens, limit = 0, inference.settings.max_tokens
     for piece in _pieces(asked.texts):
         try:
-            quick = sum(map(len, piece)) <= QUICK_CHARACTERS
-            made = work(piece) if quick else await inference.in_thread(partial(work, piece))
+            made = await _made(partial(work, piece), sum(map(len, piece)), inference)
         except CannotCut as error:
             raise _cannot_cut(asked, len(done) + error.index) from None
         for index, tokens in enumerate(made, len(done)):
@@ -121,6 +120,14 @@ async def _in_pieces(
                 f"{asked.field} has more than {limit} tokens, the limit: send less at once", param=asked.field
             )
     return done
+
+
+async def _made(work: Callable[[], Done], num_characters: int, inference: Inference) -> Done:
+    if num_characters <= QUICK_CHARACTERS:
+        return work()
+    # of a long text that is cut only a beginning is looked at
+    async with inference.text_turns.turn(min(num_characters, 2 * PIECE_CHARACTERS)):
+        return await inference.in_thread(work)
 
 
 def _tokenizer(asked: Asked, inference: Inference) -> Tokenizer:
