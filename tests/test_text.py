@@ -129,6 +129,13 @@ def test_a_text_is_cut_where_the_library_cuts_it_or_refused(text_client: httpx.C
     assert "its first 512 do not hold the 12 tokens to cut it to" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("gap", ["\u200b" * 90, "\u200b" * 300, "\u0301" * 90])
+def test_a_word_that_goes_on_behind_what_is_looked_at_is_cut_as_a_whole(text_bundles: Path, gap: str) -> None:
+    """The gap is dropped before words are told apart."""
+    mine, text = Tokenizer(bundles.read(text_bundles / TEXT_MODEL / "1")), f"{'a ' * 9}b{gap}c"
+    assert mine.ids([text], truncate=True) == ids_of([text], MAX_TEXT_TOKENS)
+
+
 def test_a_cut_is_the_librarys_of_the_whole_text_or_there_is_none(text_bundles: Path) -> None:
     """Texts of any length whose words, gaps and added tokens lie across the ends of what is looked at."""
     mine, theirs = Tokenizer(bundles.read(text_bundles / TEXT_MODEL / "1")), library(MAX_TEXT_TOKENS)
