@@ -48,13 +48,13 @@ def _other_weights(folder: Path) -> str:
     if any(folder.glob(SHARDS)):
         return _conversion(folder, SHARDS, "load_file(f)")
     if any(folder.glob(PICKLES)):
-        return _conversion(folder, PICKLES, "torch.load(f, weights_only=True, map_location='cpu')")
+        return _conversion(folder, PICKLES, "load(f, weights_only=True, map_location='cpu')")
     return f"there is no {WEIGHTS} in {folder}"
 
 
 def _conversion(folder: Path, files: str, load: str) -> str:
     return (
-        f'{folder} has its weights in {files}, and only {WEIGHTS} is read: convert them with `python -c "import torch;'
+        f'{folder} has its weights in {files}, and only {WEIGHTS} is read: convert them with `python -c "from torch import load;'
         " from glob import glob; from safetensors.torch import load_file, save_file; save_file({k:"
         f" v.contiguous().clone() for f in glob('{folder / files}') for k, v in {load}.items()}},"
         f" '{folder / WEIGHTS}')\"`"

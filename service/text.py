@@ -9,7 +9,7 @@ from service.bundle import TOKENIZER, Bundle
 from service.errors import StartupError
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else each call starts threads, which compete with the lanes
-CHARACTERS_PER_TOKEN = 32  # languages have 2 to 5; a text with more for each position is refused before any work
+CHARACTERS_PER_TOKEN = 16  # languages have 2 to 5; a text with more for each position is refused before any work
 LIKELY_CHARACTERS = 8  # for each token: so long a beginning of a text is mostly enough to cut it
 EDGE_CHARACTERS = 64  # at the end of a beginning, where what follows may still change the tokens
 
