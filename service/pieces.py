@@ -82,8 +82,11 @@ class TurnTaker:
         try:
             return await turn
         except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task and task.cancelling():  # not the turn: the server ends
+                raise
             deadline.check()
-            raise
+            raise deadline.expired() from None  # timers may be some milliseconds early
         finally:
             timer.cancel()
             deadline.stop = None
