@@ -75,7 +75,7 @@ class Settings(BaseSettings):
         512 * MIB, ge=1, description="Bytes of all answers being made or sent. Lower where memory is short."
     )
     max_pending_body_bytes: int = Field(
-        256 * MIB, ge=1, description="Bytes of all bodies half received. Lower where memory is short."
+        256 * MIB, ge=1, description="Bytes of all bodies being received or read. Lower where memory is short."
     )
     max_header_bytes: int = Field(
         32_768, ge=1024, description="Bytes of a request's head. Raise for a proxy's long ones."
