@@ -47,9 +47,9 @@ def wide_v2(timeout_us: int) -> dict[str, Any]:
     return {"inputs": inputs, "outputs": [{"name": "activations"}], "parameters": {"timeout": timeout_us}}
 
 
-@pytest.mark.parametrize("coding", ["identity", "gzip", "deflate"])
-def test_an_answer_that_takes_too_long_to_write_is_given_up(server: httpx.Client, coding: str) -> None:
-    headers = {"x-request-timeout-ms": "400", "accept-encoding": coding}
+@pytest.mark.parametrize(("coding", "timeout_ms"), [("identity", 120), ("gzip", 350), ("deflate", 350)])
+def test_an_answer_that_takes_too_long_to_write_is_given_up(server: httpx.Client, coding: str, timeout_ms: int) -> None:
+    headers = {"x-request-timeout-ms": str(timeout_ms), "accept-encoding": coding}
     answer = server.post("/v1/infer", json=WIDE, headers=headers)
     assert answer.status_code == 504, len(answer.content)
     assert answer.json()["error"]["code"] == "deadline_exceeded"
@@ -57,7 +57,7 @@ def test_an_answer_that_takes_too_long_to_write_is_given_up(server: httpx.Client
 
 
 def test_a_deadline_in_the_body_counts_to_the_first_byte(server: httpx.Client) -> None:
-    answer = server.post("/v2/models/gpt/infer", json=wide_v2(400_000))
+    answer = server.post("/v2/models/gpt/infer", json=wide_v2(120_000))
     assert answer.status_code == 504, len(answer.content)
 
 
@@ -80,7 +80,7 @@ def test_a_caller_that_leaves_ends_the_writing(server: httpx.Client) -> None:
     with socket.create_connection((url.hostname, url.port)) as gone:
         head = f"POST /v1/infer HTTP/1.1\r\nhost: x\r\naccept-encoding: gzip\r\ncontent-length: {len(body)}\r\n\r\n"
         gone.sendall(head.encode() + body)
-        time.sleep(0.5)
+        time.sleep(0.2)
     end = time.monotonic() + 10
     while 'route="/v1/infer",status="499"' not in server.get("/metrics").text and time.monotonic() < end:
         time.sleep(0.02)
