@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from service.query import Query
 
 WINDOW_S = 2.0  # of work: what took place before counts less
-HOPE = 0.97  # times a prediction for which a request was refused: else one bad measurement could refuse for ever
+HOPE_S = 10.0  # refusals let predictions fade at this pace: else one bad measurement could refuse for ever
 
 
 class Rate:
@@ -14,6 +14,7 @@ class Rate:
 
     def __init__(self) -> None:
         self._seconds = self._units = 0.0
+        self._hoped = math.inf  # when a prediction was last let fade
 
     @property
     def s_per_unit(self) -> float:
@@ -26,8 +27,10 @@ class Rate:
             self._seconds = kept * self._seconds + seconds
             self._units = kept * self._units + units
 
-    def hope(self) -> None:
-        self._seconds *= HOPE
+    def hope(self, now: float) -> None:
+        """A request was refused for what it was predicted to take."""
+        self._seconds *= math.exp(-min(1.0, max(0.0, now - self._hoped) / HOPE_S))
+        self._hoped = now
 
 
 class Cost:
@@ -49,10 +52,10 @@ class Cost:
         """For each byte of the answer."""
         return self._rate(query.binary, query.coding)
 
-    def hope(self, query: Query) -> None:
+    def hope(self, query: Query, now: float) -> None:
         """A request was refused for what it was predicted to take."""
-        self.making(query).hope()
-        self.writing(query).hope()
+        self.making(query).hope(now)
+        self.writing(query).hope(now)
 
     def _rate(self, *kind: Hashable) -> Rate:
         return self._rates.setdefault(kind, Rate())

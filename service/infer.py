@@ -95,7 +95,7 @@ class Inference:
         encode_s = self.cost.predicted_s(query, num_bytes) if num_bytes else 0.0
         left_s, others_s = deadline.left_s(), self._promised_s / self._encoders.num_threads
         if encode_s > left_s:
-            self.cost.hope(query)
+            self.cost.hope(query, time.monotonic())
             raise Expired(
                 f"making and writing the answer takes about {encode_s:.3g} s, the deadline is in {left_s:.3g} s:"
                 " ask for less at once, or allow more time"

@@ -77,22 +77,16 @@ class TurnTaker:
     async def _turn(self, work: Pieces[Done], deadline: Deadline) -> Outcome[Done]:
         loop = asyncio.get_running_loop()
         turn = loop.run_in_executor(self.executor, _turn, work, deadline, self._rest_s)
-        is_late = False
-
-        def expire() -> None:
-            nonlocal is_late
-            is_late = True
-            turn.cancel()
-
-        timer = loop.call_later(deadline.left_s(), expire)
+        timer = loop.call_later(deadline.left_s(), turn.cancel)
         deadline.stop = turn.cancel
         try:
             return await turn
         except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task and task.cancelling():  # not the turn: the server ends
+                raise
             deadline.check()
-            if is_late:  # the event loop's clock may be a little ahead of the deadline's
-                raise deadline.expired() from None
-            raise
+            raise deadline.expired() from None  # timers may be some milliseconds early
         finally:
             timer.cancel()
             deadline.stop = None

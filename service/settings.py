@@ -77,7 +77,7 @@ class Settings(BaseModel):
     max_pending_body_bytes: int = Field(
         256 * MIB,
         ge=1,
-        description="Bytes of all bodies half received and texts being tokenized. Lower where memory is short.",
+        description="Bytes of all bodies being received or read, and of texts being tokenized. Lower where memory is short.",
     )
     max_header_bytes: int = Field(
         32_768,

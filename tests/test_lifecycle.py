@@ -118,7 +118,7 @@ def test_an_idle_server_exits_0_at_once(process: Process) -> None:
 
 def test_logs_are_json_with_ids_and_timings_and_never_the_content(process: Process) -> None:
     body = {"model": "gpt", "input_ids": [[314, 159, 265]], "attention_mask": [[1, 1, 0]], "outputs": ["pooled"]}
-    httpx.post(f"{process.url}/v1/infer", json=body, headers={"x-request-id": "seen-1"})
+    httpx.post(f"{process.url}/v1/infer", json=body, headers={"x-request-id": "seen-1", "x-request-timeout-ms": "5000"})
     httpx.post(
         f"{process.url}/v1/infer", json={**body, "input_ids": [[314, 99_999, 1]]}, headers={"x-request-id": "seen-2"}
     )
@@ -131,7 +131,10 @@ def test_logs_are_json_with_ids_and_timings_and_never_the_content(process: Proce
         "level": "info", "message": "request", "method": "POST", "route": "/v1/infer", "status": 200, "model": "gpt",
         "real_tokens": 2, "padded_tokens": 1,
     }  # fmt: skip
-    assert all(line[f"{stage}_ms"] >= 0 for stage in ("decode", "queue", "infer", "encode"))
+    stages = [line[f"{stage}_ms"] for stage in ("decode", "queue", "infer", "encode")]
+    assert all(ms >= 0 for ms in stages)
+    assert sum(stages) <= line["first_byte_ms"] <= line["ms"]
+    assert line["timeout_ms"] == 5000
     bad = process.wait_for(lambda line: line.get("request_id") == "seen-2")
     assert bad["status"] == 400
     assert not any(content in json.dumps(process.lines) for content in ("314", "99999"))

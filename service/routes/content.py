@@ -138,7 +138,7 @@ def written(value: Any, num_bytes: int) -> Pieces[list[bytes | memoryview]]:
 
 def _parts(value: Any) -> Iterator[bytes]:
     """Joined they are the value's JSON."""
-    if isinstance(value, dict):
+    if isinstance(value, dict) and value:
         joint = b"{"
         for name, item in value.items():
             yield joint + _dumped(name) + b":"

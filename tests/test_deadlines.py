@@ -1,0 +1,247 @@
+"""Deadlines: looked at between all stages, and what the making and writing of an answer will take is counted on."""
+
+import asyncio
+import gzip
+import re
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import orjson
+import pytest
+
+from service.batch import from_lists
+from service.cost import HOPE_S, Cost, Rate
+from service.deadline import Deadline
+from service.errors import ClientGone, Expired, Overloaded
+from service.infer import Inference
+from service.models import Models
+from service.pieces import Pieces, TurnTaker, at_once, timed
+from service.query import Answer, Query
+from service.settings import Settings
+from tests.conftest import Serve
+
+# one token, and as many pads as an answer has room for: hardly anything to compute, 100 MB and more to write
+NUM_ROWS, WIDTH = 256, 1024
+WIDE: dict[str, Any] = {
+    "model": "gpt",
+    "input_ids": [[1] * WIDTH] * NUM_ROWS,
+    "attention_mask": [[1] + [0] * (WIDTH - 1)] + [[0] * WIDTH] * (NUM_ROWS - 1),
+    "outputs": ["activations"],
+}
+
+
+@pytest.fixture
+def server(serve: Serve) -> Iterator[httpx.Client]:
+    """One that has measured nothing yet."""
+    with serve() as url, httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+def wide_v2(timeout_us: int) -> dict[str, Any]:
+    names = ("input_ids", "attention_mask")
+    inputs = [{"name": name, "shape": [NUM_ROWS, WIDTH], "datatype": "INT64", "data": WIDE[name]} for name in names]
+    return {"inputs": inputs, "outputs": [{"name": "activations"}], "parameters": {"timeout": timeout_us}}
+
+
+@pytest.mark.parametrize(("coding", "timeout_ms"), [("identity", 120), ("gzip", 350), ("deflate", 350)])
+def test_an_answer_that_takes_too_long_to_write_is_given_up(server: httpx.Client, coding: str, timeout_ms: int) -> None:
+    headers = {"x-request-timeout-ms": str(timeout_ms), "accept-encoding": coding}
+    answer = server.post("/v1/infer", json=WIDE, headers=headers)
+    assert answer.status_code == 504, len(answer.content)
+    assert answer.json()["error"]["code"] == "deadline_exceeded"
+    assert float(server.get("/metrics").text.partition('addnorm_pending_bytes{what="answers"} ')[2].split()[0]) == 0
+
+
+def test_a_deadline_in_the_body_counts_to_the_first_byte(server: httpx.Client) -> None:
+    answer = server.post("/v2/models/gpt/infer", json=wide_v2(120_000))
+    assert answer.status_code == 504, len(answer.content)
+
+
+def test_what_was_measured_is_refused_before_any_work(server: httpx.Client) -> None:
+    known = server.post("/v1/infer", json=WIDE, headers={"x-request-timeout-ms": "60000", "accept-encoding": "gzip"})
+    assert known.status_code == 200
+    ms = {stage: float(ms) for stage, ms in re.findall(r"(\w+);dur=([\d.]+)", known.headers["server-timing"])}
+    timeout_ms = ms["decode"] + 0.7 * ms["encode"]
+    headers = {"x-request-timeout-ms": f"{timeout_ms:.0f}", "accept-encoding": "gzip"}
+    answer = server.post("/v1/infer", json=WIDE, headers=headers)
+    assert answer.status_code == 504
+    assert "making and writing the answer takes about" in answer.json()["error"]["message"]
+    small = {**WIDE, "outputs": ["pooled"]}
+    assert server.post("/v1/infer", json=small, headers={"x-request-timeout-ms": "5000"}).status_code == 200
+
+
+def test_a_caller_that_leaves_ends_the_writing(server: httpx.Client) -> None:
+    body = orjson.dumps(WIDE)
+    url = urlsplit(str(server.base_url))
+    with socket.create_connection((url.hostname, url.port)) as gone:
+        head = f"POST /v1/infer HTTP/1.1\r\nhost: x\r\naccept-encoding: gzip\r\ncontent-length: {len(body)}\r\n\r\n"
+        gone.sendall(head.encode() + body)
+        time.sleep(0.2)
+    end = time.monotonic() + 10
+    while 'route="/v1/infer",status="499"' not in server.get("/metrics").text and time.monotonic() < end:
+        time.sleep(0.02)
+    assert 'status="499"' in server.get("/metrics").text
+
+
+# without HTTP
+
+
+def one(models: Models, **changed: Any) -> Query:
+    batch, cells = from_lists([[1, 2, 3]], None)
+    fields = {"outputs": ("logits",), **changed}
+    return Query(models.find("gpt"), batch, cells, **fields)
+
+
+def slowly(num_pieces: int, done: list[int]) -> Pieces[str]:
+    for number in range(num_pieces):
+        time.sleep(0.005)
+        done.append(number)
+        yield
+    return "made"
+
+
+def test_work_ends_with_the_piece_in_which_the_deadline_passes() -> None:
+    threads, done = TurnTaker(1, "test"), list[int]()
+    with pytest.raises(Expired):
+        asyncio.run(threads.finish(slowly(2000, done), Deadline(0.1)))
+    threads.close()
+    assert 1 < len(done) < 100
+
+
+def test_work_ends_when_the_caller_leaves() -> None:
+    async def left() -> None:
+        deadline = Deadline(60)
+        asyncio.get_running_loop().call_later(0.05, deadline.leave)
+        await threads.finish(slowly(2000, done), deadline)
+
+    threads, done = TurnTaker(1, "test"), list[int]()
+    with pytest.raises(ClientGone):
+        asyncio.run(left())
+    threads.close()
+    assert len(done) < 1000
+
+
+def test_one_who_waits_for_a_thread_hears_of_the_deadline_in_time() -> None:
+    async def waits() -> float:
+        busy = asyncio.create_task(threads.finish(blocks(), Deadline(60)))
+        await asyncio.sleep(0.05)
+        started = time.monotonic()
+        with pytest.raises(Expired):
+            await threads.finish(slowly(1, []), Deadline(0.1))
+        waited_s = time.monotonic() - started
+        await busy
+        return waited_s
+
+    def blocks() -> Pieces[None]:
+        time.sleep(2.0)
+        yield
+
+    threads = TurnTaker(1, "test")
+    assert asyncio.run(waits()) < 1.0
+    threads.close()
+
+
+def test_threads_are_shared_by_turns() -> None:
+    """Who comes later with little is done before who came first with much."""
+
+    async def both() -> list[str]:
+        order: list[str] = []
+
+        async def finish(name: str, num_pieces: int) -> None:
+            await threads.finish(slowly(num_pieces, []), Deadline(60))
+            order.append(name)
+
+        await asyncio.gather(finish("much", 100), finish("little", 3))
+        return order
+
+    threads = TurnTaker(1, "test")
+    assert asyncio.run(both()) == ["little", "much"]
+    threads.close()
+
+
+@pytest.mark.parametrize("stage", ["before", "in the queue", "while writing"])
+def test_the_deadline_is_looked_at_in_every_stage(few: Models, stage: str) -> None:
+    def encode(answer: Answer) -> Pieces[str]:
+        return (yield from slowly(1 if stage == "in the queue" else 1000, []))
+
+    inference = Inference(few, Settings(lanes=1))
+    timeout_s, arrived = {
+        "before": (1.0, time.monotonic() - 2), "in the queue": (1e-4, None), "while writing": (0.2, None)
+    }[stage]  # fmt: skip
+    with pytest.raises(Expired):
+        asyncio.run(inference.answer(one(few), encode, Deadline(timeout_s, arrived)))
+    inference.close()
+
+
+def test_answers_under_way_are_counted_on(few: Models) -> None:
+    """What others' answers take is a reason to come back later; what one's own takes is not."""
+    inference = Inference(few, Settings(lanes=1))
+    query = one(few)
+    inference.cost.making(query).add(3, 0.6, is_done=True)
+    inference.cost.writing(query).add(1000, 0.0, is_done=True)
+
+    async def ask(timeout_s: float) -> str:
+        made, _ = await inference.answer(query, lambda _: slowly(60, []), Deadline(timeout_s))
+        return made
+
+    async def three() -> list[Any]:
+        return await asyncio.gather(ask(60), ask(0.5), ask(1.0), return_exceptions=True)
+
+    first, own, others = asyncio.run(three())
+    inference.close()
+    assert first == "made"
+    assert isinstance(own, Expired)
+    assert isinstance(others, Overloaded)
+    assert others.code == "deadline_not_met"
+    assert others.retry_after_s == pytest.approx(0.6, rel=0.2)
+
+
+def test_rates_follow_what_was_measured_and_fade_while_they_refuse() -> None:
+    rate = Rate()
+    assert rate.s_per_unit == 0.0
+    rate.add(100, 1.0, is_done=True)
+    assert rate.s_per_unit == pytest.approx(0.01)
+    rate.add(100, 0.2, is_done=False)  # given up: it took longer than that, which was known
+    assert rate.s_per_unit == pytest.approx(0.01)
+    rate.add(10, 1.0, is_done=False)  # at least ten times as long
+    assert rate.s_per_unit > 0.015
+    for _ in range(20):
+        rate.add(100, 1.0, is_done=True)
+    assert rate.s_per_unit == pytest.approx(0.01, rel=0.01)
+    rate.hope(now=5.0)
+    rate.hope(now=5.0)
+    assert rate.s_per_unit == pytest.approx(0.01, rel=0.01)  # however many are refused at once
+    rate.hope(now=5.0 + HOPE_S)
+    assert rate.s_per_unit == pytest.approx(0.01 / 2.718, rel=0.01)
+
+
+def test_a_small_answer_is_predicted_to_take_what_its_rows_and_bytes_take(few: Models) -> None:
+    cost, all_rows, last_row = Cost(), one(few), one(few, positions="last")
+    assert cost.predicted_s(all_rows, 1000) == 0.0
+    cost.making(all_rows).add(30, 0.3, is_done=True)
+    cost.writing(all_rows).add(10_000, 0.1, is_done=True)
+    assert cost.predicted_s(all_rows, 1000) == pytest.approx(3 * 0.01 + 0.01)
+    assert cost.predicted_s(last_row, 1000) == pytest.approx(1 * 0.01 + 0.01)
+    assert cost.predicted_s(one(few, outputs=("activations",)), 1000) == pytest.approx(0.01)
+    assert cost.predicted_s(one(few, top_k=2), 0) == 0.0  # was never measured
+
+
+def test_time_that_others_take_is_not_counted_as_the_works() -> None:
+    told: list[tuple[float, bool]] = []
+    work = timed(slowly(3, []), lambda seconds, is_done: told.append((seconds, is_done)))
+    next(work)
+    time.sleep(0.3)
+    assert at_once(work) == "made"
+    ((seconds, is_done),) = told
+    assert is_done
+    assert 0.015 <= seconds < 0.25
+
+
+def test_a_compressed_body_is_read_within_its_deadline(server: httpx.Client) -> None:
+    body = gzip.compress(orjson.dumps(WIDE))
+    headers = {"content-type": "application/json", "content-encoding": "gzip", "x-request-timeout-ms": "1"}
+    assert server.post("/v1/infer", content=body, headers=headers).status_code in (429, 504)
