@@ -81,7 +81,7 @@ class Inference:
             return query.cells.every_row([], empty), {"queue": 0.0, "infer": 0.0}
         timeout_s = query.timeout_s or self.settings.timeout_s
         left_s = timeout_s - (time.monotonic() - arrived)
-        job = self.scheduler.submit(query.model.line(query.precision), query.batch, left_s)
+        job = self.scheduler.submit(query.model.line(query.precision), query.batch, left_s, query.key)
         try:
             rows = await _wait(job, left_s, left)
         except CancelledError:

@@ -30,6 +30,7 @@ class Query(NamedTuple):
     normalize: bool = False
     precision: str | None = None
     timeout_s: float | None = None
+    key: str = ""  # the name of the caller's API key: keys take turns
     half: bool = False  # activations, logits and pooled vectors go out as float16
     binary: bool = False  # the answer goes out as raw numbers, not as text
     field: str = "input_ids"  # where the caller put the sequences, for errors

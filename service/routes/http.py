@@ -104,16 +104,16 @@ async def respond(request: Request, decode: Decode) -> Response:
     """What every inference route does between its own decode and encode."""
     inference: Inference = request.app.state.inference
     own_s = timeout_s(request)
-    inference.scheduler.admit(own_s or inference.settings.timeout_s)
+    facts = request.state.facts
+    num_bytes, model = _num_bytes(request.headers), request.path_params.get("model")
+    inference.scheduler.admit(own_s or inference.settings.timeout_s, facts.key, num_bytes, model)
     body = await read_body(request, inference.settings.max_body_bytes)
     started = time.monotonic()
     query, encode = await decode(Sent(body, request.headers), inference)
-    if own_s is not None:
-        query = query._replace(timeout_s=own_s)
+    query = query._replace(timeout_s=own_s or query.timeout_s, key=facts.key)
     if coding := wanted_coding(request.headers):
         encode = partial(_compressing, encode, coding)
     decode_s = time.monotonic() - started
-    facts = request.state.facts
     facts.model, facts.real_tokens, facts.padded_tokens = query.model.name, query.batch.num_tokens, query.cells.num_pads
     statistics = query.model.statistics
     try:
@@ -126,6 +126,12 @@ async def respond(request: Request, decode: Decode) -> Response:
     inference.metrics.inferred(facts.model, facts.real_tokens, facts.padded_tokens, facts.stages_s)
     timing = ", ".join(f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in facts.stages_s.items())
     return PayloadResponse(payload, timing, inference.answers)
+
+
+def _num_bytes(headers: Headers) -> float:
+    """Of the body as it will be parsed, infinite where the head does not say."""
+    declared = headers.get("content-length")
+    return math.inf if declared is None or "content-encoding" in headers else int(declared)
 
 
 def _compressing(encode: Encode, coding: str, answer: Answer) -> Payload:
