@@ -56,16 +56,16 @@ def addnorm(bundle: Bundle, **settings: str) -> Iterator[Server]:
         name, version = bundle.ref.split("/")
         Path(root, name).mkdir()
         Path(root, name, version).symlink_to(bundle.path.resolve())
-        with folder(Path(root), **settings) as server:
+        with folder(Path(root), None, **settings) as server:
             yield server
 
 
 @contextmanager
-def folder(bundles: Path, **settings: str) -> Iterator[Server]:
-    """`python -m service` over this folder, with these settings."""
+def folder(bundles: Path, tree: Path | None = None, **settings: str) -> Iterator[Server]:
+    """`python -m service` over this folder, with these settings. tree: of another checkout."""
     port = _free_port()
     quiet = {"ADDNORM_PORT": str(port), "ADDNORM_LOG_LEVEL": "warning"}
-    with _process(["service", "--bundles", str(bundles)], port, {**quiet, **settings}) as server:
+    with _process(["service", "--bundles", str(bundles.resolve())], port, {**quiet, **settings}, tree) as server:
         yield server
 
 
@@ -88,9 +88,11 @@ def ready_made(answer: bytes) -> Iterator[Server]:
 
 
 @contextmanager
-def _process(module: Sequence[str], port: int, settings: dict[str, str] | None = None) -> Iterator[Server]:
+def _process(
+    module: Sequence[str], port: int, settings: dict[str, str] | None = None, tree: Path | None = None
+) -> Iterator[Server]:
     """`python -m module`, from when it answers HTTP until the block is left."""
-    process = subprocess.Popen([sys.executable, "-m", *module], env={**os.environ, **(settings or {})})
+    process = subprocess.Popen([sys.executable, "-m", *module], env={**os.environ, **(settings or {})}, cwd=tree)
     try:
         _await(process, port)
         yield Server("127.0.0.1", port, process.pid)
