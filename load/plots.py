@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from statistics import median
 
 from matplotlib.figure import Figure  # not pyplot: no screen, no global state
 
@@ -42,6 +43,26 @@ def stalls(path: Path, runs: dict[str, dict[str, float]]) -> None:
     axes.axvline(50, color="grey", linestyle="--")
     axes.invert_yaxis()
     axes.set(xlabel="p99 of GET /livez, ms", xscale="log")
+    _save(figure, path)
+
+
+def waits(path: Path, shown: dict[str, dict[str, list[float]]]) -> None:
+    """Run -> case -> seconds: each answer a dot, the median a bar. A case without dots was answered nothing in time."""
+    figure = Figure(figsize=(9, 6))
+    axes = figure.subplots()
+    cases = list(next(iter(shown.values())))
+    for offset, (label, run) in enumerate(shown.items()):
+        colour = f"C{offset}"
+        for row, case in enumerate(cases):
+            height, seconds = row + 0.25 * (offset - (len(shown) - 1) / 2), run.get(case, [])
+            axes.plot(seconds, [height] * len(seconds), ".", color=colour, alpha=0.3, markersize=4)
+            axes.plot(
+                [median(seconds)] if seconds else [], [height] if seconds else [], "|", color=colour, markersize=16
+            )
+        axes.plot([], [], "o", color=colour, label=label)
+    axes.set(xlabel="wait of one caller beside twelve that send 8 x 512 tokens, s", xscale="log")
+    axes.set_yticks(range(len(cases)), cases)
+    axes.invert_yaxis()
     _save(figure, path)
 
 

@@ -57,7 +57,7 @@ def addnorm(bundle: Bundle, **settings: str) -> Iterator[Server]:
         name, version = bundle.ref.split("/")
         Path(root, name).mkdir()
         Path(root, name, version).symlink_to(bundle.path.resolve())
-        with folder(Path(root), **settings) as server:
+        with folder(Path(root), None, **settings) as server:
             yield server
 
 

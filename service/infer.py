@@ -132,7 +132,8 @@ class Inference:
         empty = query.model.engine(query.precision).empty()
         if not len(query.batch):
             return query.cells.every_row([], empty), {"queue": 0.0, "infer": 0.0}
-        job = self.scheduler.submit(query.model.line(query.precision), query.batch, deadline.left_s() - encode_s)
+        left_s = deadline.left_s() - encode_s
+        job = self.scheduler.submit(query.model.line(query.precision), query.batch, left_s, query.key)
         try:
             rows = await _wait(job, deadline)
         except NotFinite as error:  # the batch has no empty rows, the caller's layout may

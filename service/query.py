@@ -31,6 +31,7 @@ class Query(NamedTuple):
     precision: str | None = None
     timeout_s: float | None = None  # as the body says; the header goes before it
     coding: str | None = None  # of the answer, if it goes out compressed
+    key: str = ""  # the name of the caller's API key: keys take turns
     half: bool = False  # activations, logits and pooled vectors go out as float16
     binary: bool = False  # the answer goes out as raw numbers, not as text
     field: str = "input_ids"  # where the caller put the sequences, for errors

@@ -4,6 +4,7 @@ Knows no tensors and no HTTP.
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -63,16 +64,19 @@ class Scheduler:
         """Lanes with a micro-batch in hand."""
         return sum(bool(lane.todo) for lane in self._lanes)
 
-    def admit(self, timeout_s: float) -> None:
-        """Overloaded if a batch with so much time, of whatever size, is not worth reading."""
+    def admit(self, timeout_s: float, key: str = "", num_bytes: float = math.inf, model: str | None = None) -> None:
+        """Overloaded if a body of so many bytes with so much time is not worth reading: see Queue.admit."""
         with self._changed:
-            self._queue.admit(timeout_s)
+            self._queue.admit(timeout_s, key, num_bytes, model)
 
-    def submit(self, line: Line, batch: Batch, timeout_s: float) -> Job:
-        """Admits the batch or raises Overloaded. Cancelling the job's future takes it out again."""
+    def submit(self, line: Line, batch: Batch, timeout_s: float, key: str = "") -> Job:
+        """Admits the batch or raises Overloaded. Cancelling the job's future takes it out again.
+
+        key: the name of the caller's API key; keys take turns.
+        """
         now = time.monotonic()
         with self._changed:
-            job = self._queue.submit(line, batch, now, now + timeout_s)
+            job = self._queue.submit(line, batch, now, now + timeout_s, key)
             self._changed.notify(max(1, self._queue.num_tokens // WORTH_A_LANE))
         return job
 

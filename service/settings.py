@@ -69,7 +69,9 @@ class Settings(BaseModel):
         256 * MIB, ge=1, description="Bytes of an answer, estimated before any work. Raise where memory allows."
     )
     max_queue_tokens: int = Field(
-        65_536, ge=1, description="Real tokens that may wait. Lower for quick refusals, raise for bursts."
+        65_536,
+        ge=1,
+        description="Real tokens that may wait; a 17th is kept for others than the largest. Raise for bursts.",
     )
     max_pending_answer_bytes: int = Field(
         512 * MIB, ge=1, description="Bytes of all answers being made or sent. Lower where memory is short."

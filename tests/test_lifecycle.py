@@ -20,7 +20,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.batch import Batch, Rows
 from service.logs import PIPE_BYTES, BufferedHandler
-from service.queue import Line
 from tests.conftest import inference_of, serving
 from tests.test_scheduler import echo, of_lengths
 
@@ -336,17 +335,23 @@ def test_while_one_was_just_refused_nobody_with_as_little_time_is_read(small: Pa
 
     inference = inference_of(small, lanes=1)
     with serving(inference) as url, httpx.Client(base_url=url, headers={"x-request-timeout-ms": "500"}) as client:
-        line = Line(waits, 10)
-        line.tokens_per_s = 1000
-        jobs = [inference.scheduler.submit(line, of_lengths(1), 60) for _ in range(3000)]  # all due before two tokens
+        line = inference.models.find("notebook").line("fp32")
+        right, line.run, line.tokens_per_s = line.run, waits, 1000
+        jobs = [inference.scheduler.submit(line, of_lengths(2), 60) for _ in range(1500)]
         refused = [client.post("/v1/infer", json={"model": "notebook", "input_ids": [[1, 2]]}) for _ in range(2)]
-        unread = [client.post(path, content=b"{") for path in ("/v1/infer", "/v1/embeddings", "/v2/models/x/infer")]
+        paths = ("/v1/infer", "/v1/embeddings", "/v2/models/notebook/infer")
+        unread = [client.post(path, content=b"{ ") for path in paths]
         assert [answer.status_code for answer in (*refused, *unread)] == [429] * 5
         assert "the deadline is in" in refused[0].text
         assert all("one with as much time was just refused" in answer.text for answer in (refused[1], *unread))
         assert all(int(answer.headers["retry-after"]) in (2, 3) for answer in (*refused, *unread))
+        read = [client.post("/v2/models/gpt/infer", content=b"{ "), client.post("/v1/infer", content=b"{")]
+        assert [answer.status_code for answer in read] == [
+            400
+        ] * 2  # another model; fewer bytes than the others' tokens
         patient = client.post("/v1/infer", content=b"{", headers={"x-request-timeout-ms": "50000"})
         assert patient.status_code == 400
+        line.run = right
         go.set()
         assert all(len(job.future.result(5)) == 1 for job in jobs)
         answer = client.post("/v1/infer", json={"model": "notebook", "input_ids": [[1]]})

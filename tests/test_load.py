@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from export.__main__ import Plan, Source, export
-from load import servers
+from load import fairness, plots, servers
 from load.caller import Request, Seen
 from load.check import NAIVE_TOLERANCE, Reference, alone
 from load.deadlines import Findings as Deadlines
@@ -301,3 +301,14 @@ def test_addnorm_outruns_naive_on_padded_batches(layouts: dict[str, Bundle]) -> 
             assert ours.errors == theirs.errors == {}
             ratios.append(ours.tokens_per_s / theirs.tokens_per_s)
     assert median(ratios) >= MIN_RATIO, ratios
+
+
+def test_fairness_in_the_simulation_is_a_table_and_a_plot(tmp_path: Path) -> None:
+    seen = {case.name: fairness.simulated(case, 3) for case in fairness.CASES}
+    assert all(f"| {case.name} |" in fairness.table(seen) for case in fairness.CASES)
+    beside, another = seen["3 tokens, other model, 1 s"], seen["8 x 512, another key"].figures()
+    assert beside.figures()["refused"] == 0
+    assert max(beside.waits_s) < 3 * 512 / fairness.SIMULATED_TOKENS_PER_S
+    assert another["p50_ms"] < another["the_twelve_p50_ms"] / 2
+    plots.waits(tmp_path / "waits.png", {"simulated": {name: some.waits_s for name, some in seen.items()}})
+    assert (tmp_path / "waits.png").stat().st_size > 10_000

@@ -105,11 +105,11 @@ def test_a_full_queue_is_ready(notebooks: Path) -> None:
 
     with inferring(notebooks, max_queue_tokens=1000) as inference:
         line, readiness = Line(slow, 10), readiness_of(inference)
-        jobs = [inference.scheduler.submit(line, of_lengths(10), 600) for _ in range(100)]
+        jobs = [inference.scheduler.submit(line, of_lengths(900), 600)]
         assert taken.wait(5)
-        jobs.append(inference.scheduler.submit(line, of_lengths(10), 600))
+        jobs += [inference.scheduler.submit(line, of_lengths(10), 600) for _ in range(94)]
         with pytest.raises(Overloaded):
-            inference.scheduler.submit(line_of(inference), of_lengths(1), 600)
+            inference.scheduler.submit(line_of(inference), of_lengths(60), 600)
         assert [wrong(readiness) for _ in range(3)] == [""] * 3
         assert inference.scheduler.num_queued_tokens() > 900
         for job in jobs:

@@ -127,7 +127,8 @@ async def respond(request: Request, decode: Decode) -> Response:
     """What every inference route does between its own decode and encode. Expired or ClientGone between any two stages."""
     inference: Inference = request.app.state.inference
     facts, deadline = request.state.facts, begun(request)
-    inference.scheduler.admit(deadline.timeout_s)
+    num_bytes, model = _num_bytes(request.headers), request.path_params.get("model")
+    inference.scheduler.admit(deadline.timeout_s, facts.key, num_bytes, model)
     body = await read_body(request, inference.settings.max_body_bytes)
     deadline.check()
     with watched(request, deadline):
@@ -135,6 +136,7 @@ async def respond(request: Request, decode: Decode) -> Response:
         with inference.bodies.held(len(body) if len(body) > QUICK_BYTES else 0):
             query, encode = await decode(Sent(body, request.headers, deadline, facts), inference)
         del body
+        query = query._replace(key=facts.key)
         if query.timeout_s is not None and TIMEOUT_HEADER not in request.headers:
             deadline.timeout_s = query.timeout_s
         if coding := wanted_coding(request.headers):
@@ -199,6 +201,12 @@ class Watch:
         self._timer.cancel()
         if self._task:
             self._task.cancel()
+
+
+def _num_bytes(headers: Headers) -> float:
+    """Of the body as it will be parsed, infinite where the head does not say."""
+    declared = headers.get("content-length")
+    return math.inf if declared is None or "content-encoding" in headers else int(declared)
 
 
 def _compressing(encode: Encode, coding: str, answer: Answer) -> Pieces[Payload]:
