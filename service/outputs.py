@@ -8,10 +8,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from service.batch import Cells, Floats, Rows
+from service.batch import Cells, Floats, Ints, Rows
 from service.bundle import Pooling
 from service.engine import HEAD_ROWS, Engine
-from service.errors import InvalidInput
+from service.errors import InvalidInput, NotFinite
 from service.pieces import Pieces
 
 Positions = Literal["all", "last"]
@@ -28,16 +28,25 @@ class TopK(NamedTuple):
 def pooled(rows: list[Rows], pooling: Pooling, normalize: bool) -> Floats:
     """One vector per row over its real tokens, zeros where it has none. `[num_rows, d_model]`."""
     vectors = np.zeros((len(rows), rows[0].activations.shape[1]), np.float32)
-    for vector, row in zip(vectors, rows, strict=True):
-        if len(row.activations):
-            POOLS[pooling](row.activations, vector)
-    return unit(vectors) if normalize else vectors
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
+        for vector, row in zip(vectors, rows, strict=True):
+            if len(row.activations):
+                POOLS[pooling](row.activations, vector)
+        vectors = unit(vectors) if normalize else vectors
+    _check_finite("pooled", vectors, np.arange(len(rows)))
+    return vectors
+
+
+def _check_finite(output: str, values: Floats, sequences: Ints) -> None:
+    """NotFinite names the first sequence that has a value `[n, w]` which is not; sequences: the sequence of each of n."""
+    if not np.isfinite(values).all():
+        raise NotFinite(output, int(sequences[~np.isfinite(values).all(1)][0]))
 
 
 def unit(vectors: Floats) -> Floats:
     """`[n, w]` scaled to length 1; zeros stay zeros."""
     lengths: Floats = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12).astype(np.float32)
-    return vectors / lengths
+    return np.where(np.isfinite(lengths), vectors / lengths, np.float32(np.nan))  # squares overflow first
 
 
 def _mean(activations: Floats, out: Floats) -> None:
@@ -55,9 +64,8 @@ POOLS: dict[Pooling, Callable[[Floats, Floats], object]] = {
 def logits(engine: Engine, rows: list[Rows], positions: Positions, vocab_size: int) -> Pieces[list[Floats]]:
     """Logits of each row's tokens `[n, V]`; for "last" of its last token `[1, V]`. Of an empty row `[0, V]`."""
     wanted = _wanted(rows, positions)
-    flat = np.concatenate(wanted)
-    out = np.empty((len(flat), vocab_size), np.float32)
-    for start, chunk in _chunks(engine, flat):
+    out = np.empty((sum(map(len, wanted)), vocab_size), np.float32)
+    for start, chunk in _chunks(engine, wanted):
         out[start : start + len(chunk)] = chunk
         yield
     return np.split(out, np.cumsum([len(row) for row in wanted])[:-1])
@@ -74,10 +82,10 @@ def last_logits(engine: Engine, rows: list[Rows], vocab_size: int) -> Pieces[Flo
 
 def top_k(engine: Engine, rows: list[Rows], cells: Cells, positions: Positions, k: int) -> Pieces[TopK]:
     """The k likeliest tokens over the caller's cells, without ever holding all logits."""
-    flat = np.concatenate(_wanted(rows, positions))
-    token_ids = np.empty((len(flat), k), np.int64)
-    logprobs = np.empty((len(flat), k), np.float32)
-    for start, chunk in _chunks(engine, flat):
+    wanted = _wanted(rows, positions)
+    token_ids = np.empty((sum(map(len, wanted)), k), np.int64)
+    logprobs = np.empty(token_ids.shape, np.float32)
+    for start, chunk in _chunks(engine, wanted):
         span = slice(start, start + len(chunk))
         token_ids[span], logprobs[span] = yield from _best(chunk, k)
     if positions == "last":
@@ -98,9 +106,13 @@ def _wanted(rows: list[Rows], positions: Positions) -> list[Floats]:
     return [row.activations[-1:] if positions == "last" else row.activations for row in rows]
 
 
-def _chunks(engine: Engine, flat: Floats) -> Iterator[tuple[int, Floats]]:
+def _chunks(engine: Engine, wanted: list[Floats]) -> Iterator[tuple[int, Floats]]:
+    """Logits of all rows end to end, HEAD_ROWS at a time, each after the index of its first. NotFinite if one is not."""
+    flat, sequences = np.concatenate(wanted), np.repeat(np.arange(len(wanted)), list(map(len, wanted)))
     for start in range(0, len(flat), HEAD_ROWS):
-        yield start, engine.logits(flat[start : start + HEAD_ROWS])
+        chunk = engine.logits(flat[start : start + HEAD_ROWS])
+        _check_finite("logits", chunk, sequences[start:])
+        yield start, chunk
 
 
 def _best(logits: Floats, k: int) -> Pieces[tuple[np.ndarray, Floats]]:

@@ -138,6 +138,47 @@ def test_a_caller_is_told_which_of_its_sequences_overflowed(small: Path) -> None
     assert "activations of sequence 2 are" in answer.json()["error"]["message"]
 
 
+LARGEST = float(np.finfo(np.float32).max)
+
+
+@pytest.mark.parametrize(
+    ("output", "value", "options"),
+    [
+        ("pooled", LARGEST, {}),  # their sum overflows
+        ("pooled", LARGEST / 100, {"normalize": True}),  # their squares do
+        ("logits", LARGEST, {}),
+        ("logits", LARGEST, {"logits": {"positions": "all", "top_k": 2}}),
+        ("logits", LARGEST, {"logits": {"positions": "last", "top_k": 2}}),
+    ],
+)
+def test_finite_rows_whose_output_overflows_fail_their_job_alone(
+    small: Path, output: str, value: float, options: dict[str, object]
+) -> None:
+    inference = inference_of(small)
+    line, run = inference.models.find("gpt").line(None), inference.models.find("gpt").engine(None).run
+
+    def huge(batch: Batch) -> list[Rows]:
+        rows = run(batch)
+        return [
+            Rows(np.full_like(own.activations, value), own.norm_mean, own.norm_rstd) if POISON in sequence else own
+            for own, sequence in zip(rows, np.split(batch.tokens, batch.offsets[1:-1]), strict=True)
+        ]
+
+    line.run = huge
+    with serving(inference) as url:
+        for ids, status in (([[1, 2], [3], [POISON, 4, 5]], 500), ([[1, 2], [3]], 200)):
+            answer = httpx.post(
+                f"{url}/v1/infer", json={"model": "gpt", "input_ids": ids, "outputs": [output], **options}
+            )
+            assert answer.status_code == status, answer.text
+            if status == 500:
+                error = answer.json()["error"]
+                assert (error["code"], error["message"][:28]) == (
+                    "not_finite",
+                    f"{output} of sequence 2 are not f"[:28],
+                )
+
+
 def test_rows_that_do_not_fit_their_sequences_fail_the_job_and_not_the_lane() -> None:
     engines: list[Callable[[Batch], list[Rows]]] = [
         lambda batch: echo(batch)[:-1],
