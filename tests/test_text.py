@@ -79,7 +79,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "far too long": ({"texts": ["a" * 600]}, f"texts[0] has 600 characters, 88 more than {TEXT_MODEL}/1 takes (512)"),
     "none": ({"texts": []}, "texts is empty: send at least one text"),
     "too many": ({"texts": ["a"] * 1025}, "texts has 1025 texts, the limit is 1024"),
-    "one text": ({"texts": "a"}, 'texts: Input should be a valid array, got "a"'),
+    "one text": ({"texts": "a"}, 'texts: Input should be a valid list, got "a"'),
     "a number": ({"texts": ["a", 1]}, "texts[1]: Input should be a valid string, got 1"),
     "bytes that are no text": ({"texts": ["\ud800"]}, "the body is not a JSON object"),
     "a mask": ({"texts": ["a"], "attention_mask": [[1]]}, "texts stand alone"),
