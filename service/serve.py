@@ -1,12 +1,8 @@
-"""One process that serves: loads, listens, drains. Alone, or as one of several workers."""
+"""Loads the bundles, listens, and drains."""
 
 import gc
 import logging
-import socket
-from collections.abc import Callable
 from pathlib import Path
-
-import uvicorn
 
 from service import logs, memory
 from service.app import create_app
@@ -20,16 +16,8 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 log = logging.getLogger("addnorm")
 
 
-def serve(
-    bundles: Path,
-    settings: Settings,
-    sockets: list[socket.socket] | None = None,
-    loaded: Callable[[uvicorn.Server], None] = lambda _: None,
-) -> None:
-    """Loads every bundle, then listens until told to stop. StartupError if a bundle cannot be trusted.
-
-    sockets: those a worker shares with others; loaded: told of the server before it listens.
-    """
+def serve(bundles: Path, settings: Settings) -> None:
+    """Loads every bundle, then listens until told to stop. StartupError if a bundle cannot be trusted."""
     logs.configure(settings.log_level)
     memory.share_arenas()
     inference = Inference(load_all(bundles, settings), settings)
@@ -38,6 +26,5 @@ def serve(
         log.warning("no API keys: whoever reaches %s may ask; see ADDNORM_API_KEYS_FILE", settings.host)
     server = Server(edge, settings)
     gc.freeze()  # what is loaded stays: the collector need not walk it again
-    loaded(server)
-    server.run(sockets)
+    server.run()
     inference.close()
