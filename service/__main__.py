@@ -4,14 +4,14 @@ import argparse
 import resource
 import signal
 import sys
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-from service import logs, workers
+from service import logs
 from service.errors import StartupError
-from service.serve import check_address, serve
-from service.settings import describe, read_settings
+from service.serve import serve
+from service.settings import Settings, describe, read_settings
+
+OPTIONS = [name for name in Settings.model_fields if name != "api_keys"]  # process lists show the command line
 
 
 def main() -> None:
@@ -20,11 +20,11 @@ def main() -> None:
         "command", nargs="?", choices=["settings"], help="settings: list what is in force, and where it comes from"
     )
     parser.add_argument("--bundles", type=Path, default=Path("bundles"), help="folder of <name>/<version>/ (bundles)")
-    parser.add_argument(
-        "--workers", type=int, metavar="N", help="processes behind the one port; before ADDNORM_WORKERS"
-    )
+    for name in OPTIONS:
+        field = Settings.model_fields[name]
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar="X", help=f"{field.description} ({field.default})")
     arguments = parser.parse_args()
-    options = {"workers": arguments.workers}
+    options = {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
     logs.configure("info")
     if arguments.command == "settings":
         show_settings(options)
@@ -32,20 +32,14 @@ def main() -> None:
     open_all_files()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # while bundles load; process 1 would not hear it else
     try:
-        settings = read_settings(**options)
-        check_address(settings)
-        if settings.workers > 1:
-            logs.configure(settings.log_level)
-            workers.supervise(partial(serve, arguments.bundles, settings), settings)
-        else:
-            serve(arguments.bundles, settings)
+        serve(arguments.bundles, read_settings(**options))
     except StartupError as error:
         sys.exit(f"addnorm: {error}")
 
 
-def show_settings(options: dict[str, Any]) -> None:
+def show_settings(options: dict[str, str]) -> None:
     try:
-        print(describe(read_settings(**options), [name for name, value in options.items() if value is not None]))
+        print(describe(read_settings(**options), options))
     except StartupError as error:
         sys.exit(f"addnorm: {error}")
 

@@ -36,7 +36,7 @@ class Inference:
     """Checks a query, waits for its rows, makes its outputs. Shared by all protocols."""
 
     def __init__(self, models: Models, settings: Settings) -> None:
-        self.models, self.settings, self.metrics = models, settings, Metrics(settings.workers)
+        self.models, self.settings, self.metrics = models, settings, Metrics()
         self._probe = Probe(settings.probe_share, lambda: self.scheduler.is_idle(), self.metrics.probed)
         observers = (self.metrics, self._probe)
         self.scheduler = Scheduler(settings.num_lanes, settings.max_queue_tokens, observers, settings.lane_timeout_s)

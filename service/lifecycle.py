@@ -193,7 +193,6 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         logs.flush()
-        self.edge.metrics.refresh()
         if counter % TICKS_PER_S == 0:
             self.edge.keys.refresh()
             now = asyncio.get_running_loop().time()

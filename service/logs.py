@@ -4,14 +4,11 @@ import io
 import logging
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TextIO
 
 import orjson
-
-PIPE_BYTES = 4096  # PIPE_BUF of Linux: what a pipe takes in one piece, however many write to it
 
 
 class JsonFormatter(logging.Formatter):
@@ -50,22 +47,7 @@ class BufferedHandler(logging.Handler):
         lines, self.lines = self.lines, []
         self.release()
         with suppress(OSError):  # the disk is full, or the reader gone: that must cost log lines and nothing else
-            for together in _whole_lines(lines):
-                self.stream.write(together)
-
-
-def _whole_lines(lines: list[str]) -> Iterator[str]:
-    """The lines, as many at a time as fit one piece: several workers write to the same pipe."""
-    together, room = list[str](), PIPE_BYTES
-    for line in lines:
-        num_bytes = len(line.encode())
-        if together and num_bytes > room:
-            yield "".join(together)
-            together, room = [], PIPE_BYTES
-        together.append(line)
-        room -= num_bytes
-    if together:
-        yield "".join(together)
+            self.stream.write("".join(lines))
 
 
 def configure(level: str) -> None:

@@ -19,7 +19,6 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from service import shared
 from service.batch import Rows
 from service.models import Models
 from service.queue import Line, MicroBatch
@@ -57,18 +56,16 @@ class Served(Collector):
 class Metrics(Observer):
     """One registry of its own, so that two servers in one process do not meet."""
 
-    def __init__(self, num_workers: int = 1) -> None:
-        """num_workers: what is scraped from one of several is of all of them."""
+    def __init__(self) -> None:
         disable_created_metrics()  # a second time series beside each, of no use here
-        registry = CollectorRegistry()
-        self.registry = shared.registry() if num_workers > 1 else registry
+        self.registry = registry = CollectorRegistry()
         self._scheduler: Scheduler | None = None
         self._models = Models([])
         self._rooms: Sequence[Room] = ()
         ProcessCollector(registry=registry)
         self._children: dict[tuple[MetricWrapperBase, tuple[str | int, ...]], MetricWrapperBase] = {}
         counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
-        gauge = partial(Gauge, registry=registry, multiprocess_mode="livesum")
+        gauge = partial(Gauge, registry=registry)
         model = ["model"]
         # fmt: off
         self.requests = counter("addnorm_requests", "Requests answered.", ["route", "model", "status"])
@@ -80,7 +77,6 @@ class Metrics(Observer):
         self.micro_batch_sequences = histogram("addnorm_micro_batch_sequences", "Sequences of a micro-batch.", model, buckets=SEQUENCES)
         self.micro_batch_fill = histogram("addnorm_micro_batch_fill_ratio", "Real tokens of a micro-batch over the cells of its grid.", model, buckets=RATIO)
         self.computed_cells = counter("addnorm_computed_cells", "Cells of micro-batches' grids: real tokens, and pads up to the longest.", model)
-        self.workers = gauge("addnorm_workers", "Processes that serve.")
         self.queue_tokens = gauge("addnorm_queue_tokens", "Real tokens that wait.")
         self.queue_tokens_limit = gauge("addnorm_queue_tokens_limit", "Real tokens that may wait.")
         self.pending_bytes = gauge("addnorm_pending_bytes", "Bytes of answers being made or sent, of bodies half received, and of texts being tokenized.", ["what"])
@@ -92,7 +88,7 @@ class Metrics(Observer):
         self.engine_failures = counter("addnorm_engine_failures", "Session runs that raised an error.", model)
         self.invariance_probes = counter("addnorm_invariance_probes", "Served sequences computed again, alone.", model)
         self.invariance_violations = counter("addnorm_invariance_violations", "Those whose rows alone were others.", model)
-        self.invariance_max_difference = Gauge("addnorm_invariance_max_difference", "Largest difference of such rows so far.", model, multiprocess_mode="livemax", registry=registry)
+        self.invariance_max_difference = gauge("addnorm_invariance_max_difference", "Largest difference of such rows so far.", model)
         self.rejections = counter("addnorm_rejections", "Requests refused at the door or for want of room, or expired, by reason.", ["reason"])
         # fmt: on
         self.differences: dict[str, float] = {}  # largest of each model
@@ -100,14 +96,13 @@ class Metrics(Observer):
     def watch(self, scheduler: Scheduler, models: Models, settings: Settings, rooms: Sequence[Room]) -> None:
         """What is served, and by how many; `refresh` looks at the scheduler and the rooms from now on."""
         self._scheduler, self._rooms = scheduler, rooms
-        self.workers.set(1)
         self.queue_tokens_limit.set(scheduler.max_queue_tokens)
         self.lanes.set(scheduler.num_lanes)
         self._models = models
         self.registry.register(Served(models, settings.provider))
 
     def refresh(self) -> None:
-        """Gauges of the moment. Done by each worker now and then: who is scraped cannot ask the others."""
+        """Gauges of the moment."""
         if self._scheduler:
             self.queue_tokens.set(self._scheduler.num_queued_tokens())
             self.lanes_busy.set(self._scheduler.num_busy)

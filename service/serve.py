@@ -1,14 +1,11 @@
-"""One process that serves: loads, listens, drains. Alone, or as one of several workers."""
+"""Loads the bundles, listens, and drains."""
 
 import gc
 import logging
 import socket
-from collections.abc import Callable
 from errno import EADDRINUSE
 from pathlib import Path
 from typing import Any
-
-import uvicorn
 
 from service import logs, memory
 from service.app import create_app
@@ -23,16 +20,9 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 log = logging.getLogger("addnorm")
 
 
-def serve(
-    bundles: Path,
-    settings: Settings,
-    sockets: list[socket.socket] | None = None,
-    loaded: Callable[[uvicorn.Server], None] = lambda _: None,
-) -> None:
-    """Loads every bundle, then listens until told to stop. StartupError if a bundle cannot be trusted.
-
-    sockets: those a worker shares with others; loaded: told of the server before it listens.
-    """
+def serve(bundles: Path, settings: Settings) -> None:
+    """Loads every bundle, then listens until told to stop. StartupError if a bundle cannot be trusted, or the port is in use."""
+    check_address(settings)
     logs.configure(settings.log_level)
     memory.share_arenas()
     inference = Inference(load_all(bundles, settings), settings)
@@ -41,8 +31,7 @@ def serve(
         log.warning("no API keys: whoever reaches %s may ask; see ADDNORM_API_KEYS_FILE", settings.host)
     server = Server(edge, settings)
     gc.freeze()  # what is loaded stays: the collector need not walk it again
-    loaded(server)
-    server.run(sockets)
+    server.run()
     inference.close()
 
 

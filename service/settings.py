@@ -30,11 +30,10 @@ class Settings(BaseModel):
     provider: Literal["cpu", "cuda", "auto"] = Field(
         "cpu", description="Where sessions run. cuda refuses to start without a GPU; auto takes one if it is there."
     )
-    workers: int = Field(
-        1, ge=1, description="Processes behind the one port, each with its own models. More where Python is the limit."
-    )
     lanes: int = Field(
-        0, ge=0, description="A worker's concurrent session runs. 0: its share of the cgroup quota's cores, at least 1."
+        0,
+        ge=0,
+        description="Concurrent session runs. 0: as many as the cores of the cgroup quota. Set it beside other busy processes.",
     )
     lane_timeout_s: float = Field(
         20.0, gt=0, description="Longest session run; a lane that takes longer is replaced. Raise for huge sequences."
@@ -130,21 +129,20 @@ class Settings(BaseModel):
 
     @property
     def num_lanes(self) -> int:
-        return self.lanes or max(1, usable_cores() // self.workers)
+        return self.lanes or usable_cores()
 
 
 def read_settings(**options: Any) -> Settings:
     """Settings of this process: options win over the environment, the environment over defaults.
 
-    options: from the command line; None where not given. StartupError names the variable or option that does not fit.
+    options: from the command line. StartupError names the variable or option that does not fit.
     """
-    given = {name: value for name, value in options.items() if value is not None}
     try:
-        return Settings.model_validate(_environment() | given)
+        return Settings.model_validate(_environment() | options)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        where = f"--{name}" if name in given else f"{PREFIX}{name.upper()}"
+        where = f"--{name.replace('_', '-')}" if name in options else f"{PREFIX}{name.upper()}"
         raise StartupError(f"{where}={first['input']}: {first['msg']}; correct or unset it") from None
 
 

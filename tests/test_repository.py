@@ -350,13 +350,3 @@ def test_versions_are_swapped_under_load_without_a_mistake(notebook: Path) -> No
     assert seen.mistakes == []
     assert seen.newest == 6
     assert seen.num_answers > 100
-
-
-def test_one_of_several_workers_does_not_change_what_it_serves(notebook: Path) -> None:
-    inference = inference_of(notebook.parents[1], admin=True)
-    inference.settings = inference.settings.model_copy(update={"workers": 2})
-    with serving(inference) as url:
-        for what in ("load", "unload"):
-            answer = httpx.post(f"{url}/v2/repository/models/notebook/{what}")
-            assert answer.status_code == 403
-            assert "ADDNORM_WATCH_S" in answer.json()["error"]

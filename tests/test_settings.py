@@ -46,13 +46,20 @@ def test_a_value_that_does_not_fit_names_its_variable(monkeypatch: pytest.Monkey
         read_settings()
 
 
+def test_an_option_wins_over_the_environment_and_is_named_when_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADDNORM_MAX_TOKENS", "5")
+    assert read_settings(max_tokens="7").max_tokens == 7
+    with pytest.raises(StartupError, match="--max-tokens=0: "):
+        read_settings(max_tokens="0")
+
+
 def test_every_setting_is_described_with_its_value_and_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ADDNORM_LANES", "3")
     monkeypatch.setenv("ADDNORM_API_KEYS", "a infer 0123456789abcdef")
-    text = describe(read_settings(workers=2), ["workers"])
+    text = describe(read_settings(port=9000), ["port"])
     assert "ADDNORM_LANES=3  (environment; default 0)\n" in text
-    assert "ADDNORM_WORKERS=2  (command line; default 1)\n" in text
-    assert "ADDNORM_PORT=8000  (default)\n" in text
+    assert "ADDNORM_PORT=9000  (command line; default 8000)\n" in text
+    assert "ADDNORM_TOKEN_BUDGET=0  (default)\n" in text
     assert "0123456789abcdef" not in text
     for name, field in Settings.model_fields.items():
         assert f"ADDNORM_{name.upper()}=" in text

@@ -66,7 +66,7 @@ async def index(request: Request) -> list[ModelState]:
     **_documented(LoadRequest),
 )
 async def load(request: Request, model: str) -> Response:
-    inference = _alone(request)
+    inference = _admin(request)
     for name in (await _asked(request, LoadRequest)).parameters:
         raise UnknownField(
             f"parameters.{name[:60]} is not supported: a model is loaded from the server's folder of bundles, as it is",
@@ -83,7 +83,7 @@ async def load(request: Request, model: str) -> Response:
     **_documented(UnloadRequest),
 )
 async def unload(request: Request, model: str) -> Response:
-    inference = _alone(request)
+    inference = _admin(request)
     await _asked(request, UnloadRequest)
     await inference.unload(ref(model))
     return Response()
@@ -93,16 +93,6 @@ def _admin(request: Request) -> Inference:
     inference: Inference = request.app.state.inference
     if not inference.settings.admin:
         raise Forbidden("the model repository is closed: start the server with ADDNORM_ADMIN=true to open it")
-    return inference
-
-
-def _alone(request: Request) -> Inference:
-    """One of several workers cannot change what the others serve."""
-    inference = _admin(request)
-    if inference.settings.workers > 1:
-        raise Forbidden(
-            "load and unload change one process, this server has several workers: set ADDNORM_WATCH_S instead"
-        )
     return inference
 
 
