@@ -17,7 +17,7 @@ from service.deadline import Deadline
 from service.errors import Expired, NotFinite, NotReady, Overloaded
 from service.metrics import Metrics
 from service.models import Models
-from service.pieces import Done, Pieces, TurnTaker, at_once, timed
+from service.pieces import SLICE_S, Done, Pieces, TurnTaker, at_once, timed
 from service.probe import Probe
 from service.query import Answer, Query, check
 from service.queue import Job
@@ -29,6 +29,7 @@ from service.settings import Settings
 
 Encoded = TypeVar("Encoded")
 HOPELESS = 4  # session runs that hang, for each lane
+S_PER_CHARACTER, S_PER_BYTE = 1e-6, 1e-8  # about, of tokenizing and of reading JSON
 QUICK_BYTES = 64 * 1024  # JSON of this size takes about 0.1 ms
 
 
@@ -66,7 +67,9 @@ class Inference:
             if is_quick:
                 encoded = at_once(encode(Answer(query, at_once(_outputs(query, rows)), num_bytes)))
             else:
-                encoded = await self._encoders.finish(self._encoded(query, rows, encode, num_bytes), deadline)
+                encoded = await self._encoders.finish(
+                    self._encoded(query, rows, encode, num_bytes), deadline, encode_s or SLICE_S
+                )
         deadline.check()
         return encoded, {**stages_s, "encode": time.monotonic() - started}
 
@@ -78,13 +81,17 @@ class Inference:
         """The same for what is read or told, not computed: one at a time, as it holds the interpreter's lock."""
         return await asyncio.get_running_loop().run_in_executor(self._readers.executor, work)
 
-    async def tokenize(self, work: Pieces[Done], deadline: Deadline) -> Done:
+    async def tokenize(self, num_characters: int, work: Pieces[Done], deadline: Deadline) -> Done:
         """Work on texts. It leaves the interpreter's lock to others, and takes turns with what makes answers."""
-        return await self._encoders.finish(work, deadline)
+        return await self._encoders.finish(work, deadline, num_characters * S_PER_CHARACTER)
 
     async def read(self, num_bytes: int, work: Pieces[Done], deadline: Deadline) -> Done:
         """Work on so many bytes of a body: where they are few at once, as a change of threads would cost more."""
-        return at_once(work) if num_bytes <= QUICK_BYTES else await self._readers.finish(work, deadline)
+        return (
+            at_once(work)
+            if num_bytes <= QUICK_BYTES
+            else await self._readers.finish(work, deadline, num_bytes * S_PER_BYTE)
+        )
 
     @contextmanager
     def _promised(self, query: Query, num_bytes: int, deadline: Deadline) -> Iterator[float]:

@@ -65,9 +65,9 @@ async def _tokenized(
     """What `work` makes of each text, by its deadline and while its caller is there. The texts count as bodies."""
     pieces = _in_pieces(asked, work, check, inference.settings.max_tokens)
     with inference.bodies.held(sum(map(sys.getsizeof, asked.texts))):
-        if sum(map(len, asked.texts)) <= QUICK_CHARACTERS:
+        if (num_characters := sum(map(len, asked.texts))) <= QUICK_CHARACTERS:
             return at_once(pieces)
-        return await inference.tokenize(pieces, deadline)
+        return await inference.tokenize(num_characters, pieces, deadline)
 
 
 def _in_pieces(
