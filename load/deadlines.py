@@ -154,6 +154,9 @@ class Answered:
     why: str = ""
 
 
+PAUSE_S = 0.05  # of a caller that was refused for load: without it most requests would only be refused
+
+
 def send(server: servers.Server, manifest: Manifest, num: int, callers: int, seed: int) -> list[tuple[Sent, Seen]]:
     """All of the mix, each caller the next when its last is answered."""
     numbers = iter(range(num))
@@ -163,8 +166,11 @@ def send(server: servers.Server, manifest: Manifest, num: int, callers: int, see
             connection, seen = Caller(server.host, server.port, TIMEOUT_S), []
             for number in numbers:
                 sent = mixed(manifest, number, seed)
-                seen.append((sent._replace(request=Request("")), connection.ask(sent.request)))
+                answer = connection.ask(sent.request)
+                seen.append((sent._replace(request=Request("")), answer))
                 bar.update()
+                if answer.status == 429:
+                    time.sleep(PAUSE_S)
             connection.close()
             return seen
 

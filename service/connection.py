@@ -5,6 +5,7 @@ never becomes a request is answered here.
 """
 
 import socket
+import time
 from asyncio import BaseTransport, BufferedProtocol
 from collections.abc import Callable
 from itertools import chain
@@ -23,6 +24,7 @@ SINGLE = {b"authorization", b"content-encoding", b"content-type", b"host", b"x-r
 LINE_BYTES = len(": \r\n")
 BODY_GRACE_S = 2.0  # the application refuses a slow body first, in words
 READ_BYTES = 16 * 1024  # at once: what is parsed in one piece holds up every other connection
+LONG_PIECE_S = 0.0005  # to parse; a piece of a plain body takes a twentieth
 ASK_AFTER_S = 0.05  # how long a caller that sends no more waits before it is asked whether it is still there
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -57,6 +59,16 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         if self._num_loose > self.settings.max_header_bytes and not self._is_refused:
             self._refuse(self._too_large(self._num_loose))
+
+    def let_others_go_first(self) -> None:
+        """Reads on in the event loop's next round: in one round it would read up to 32 pieces."""
+        if not self.transport.is_closing() and not self.flow.read_paused:
+            self.transport.pause_reading()
+            self.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self.transport.is_closing() and not self.flow.read_paused:
+            self.transport.resume_reading()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -282,7 +294,10 @@ class Pieces(BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._connection.data_received(bytes(self._buffer[:nbytes]))
+        started = time.monotonic()
+        self._connection.data_received(bytes(memoryview(self._buffer)[:nbytes]))
+        if time.monotonic() - started > LONG_PIECE_S:
+            self._connection.let_others_go_first()
 
     def connection_made(self, transport: BaseTransport) -> None:
         self._connection.connection_made(transport)

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from service.settings import Settings
 Encoded = TypeVar("Encoded")
 HOPELESS = 4  # session runs that hang, for each lane
 S_PER_CHARACTER, S_PER_BYTE = 1e-6, 1e-8  # about, of tokenizing and of reading JSON
+NOTHING = nullcontext(0.0)  # seconds: a quick answer takes no time worth counting
 QUICK_BYTES = 64 * 1024  # JSON of this size takes about 0.1 ms
 
 
@@ -61,7 +62,8 @@ class Inference:
         num_bytes = check(query, self.settings)
         deadline.check()
         is_quick = "logits" not in query.wanted and num_bytes <= QUICK_BYTES
-        with self.answers.held(num_bytes), self._promised(query, 0 if is_quick else num_bytes, deadline) as encode_s:
+        promised = NOTHING if is_quick else self._promised(query, num_bytes, deadline)
+        with self.answers.held(num_bytes), promised as encode_s:
             rows, stages_s = await self._rows(query, deadline, encode_s)
             started = time.monotonic()
             if is_quick:
@@ -73,12 +75,9 @@ class Inference:
         deadline.check()
         return encoded, {**stages_s, "encode": time.monotonic() - started}
 
-    async def in_thread(self, work: Callable[[], Done]) -> Done:
-        """Work that would hold up every other request if the event loop did it."""
-        return await asyncio.get_running_loop().run_in_executor(self._encoders.executor, work)
-
     async def aside(self, work: Callable[[], Done]) -> Done:
-        """The same for what is read or told, not computed: one at a time, as it holds the interpreter's lock."""
+        """Work that would hold up every other request if the event loop did it. One at a time, as it holds the
+        interpreter's lock."""
         return await asyncio.get_running_loop().run_in_executor(self._readers.executor, work)
 
     async def tokenize(self, num_characters: int, work: Pieces[Done], deadline: Deadline) -> Done:
@@ -99,7 +98,7 @@ class Inference:
 
         Expired if that alone is more than the request has; Overloaded if with the others' it is.
         """
-        encode_s = self.cost.predicted_s(query, num_bytes) if num_bytes else 0.0
+        encode_s = self.cost.predicted_s(query, num_bytes)
         left_s, others_s = deadline.left_s(), self._promised_s / self._encoders.num_threads
         if encode_s > left_s:
             self.cost.hope(query, time.monotonic())

@@ -33,14 +33,15 @@ def pooled(rows: list[Rows], pooling: Pooling, normalize: bool) -> Floats:
             if len(row.activations):
                 POOLS[pooling](row.activations, vector)
         vectors = unit(vectors) if normalize else vectors
-    _check_finite("pooled", vectors, np.arange(len(rows)))
+    _check_finite("pooled", vectors)
     return vectors
 
 
-def _check_finite(output: str, values: Floats, sequences: Ints) -> None:
-    """NotFinite names the first sequence that has a value `[n, w]` which is not; sequences: the sequence of each of n."""
+def _check_finite(output: str, values: Floats, sequences: Ints | None = None) -> None:
+    """NotFinite names the first sequence that has a value `[n, w]` which is not. sequences: of each of n; in order if None."""
     if not np.isfinite(values).all():
-        raise NotFinite(output, int(sequences[~np.isfinite(values).all(1)][0]))
+        index = int((~np.isfinite(values).all(1)).argmax())
+        raise NotFinite(output, index if sequences is None else int(sequences[index]))
 
 
 def unit(vectors: Floats) -> Floats:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,7 +20,7 @@ import pytest
 from pydantic import SecretStr
 
 from service.batch import Batch, Rows
-from service.connection import READ_BYTES, Connection, Joined
+from service.connection import LONG_PIECE_S, READ_BYTES, Connection, Joined
 from service.infer import Inference
 from tests.conftest import Serve, inference_of, serving
 from tests.test_faults import eventually
@@ -416,6 +417,24 @@ def test_a_body_that_its_caller_cannot_end_any_more_is_not_waited_for(serve: Ser
         caller.shutdown(socket.SHUT_WR)
         assert is_closed(caller)
         assert time.monotonic() - started < 2
+
+
+def test_others_have_their_turn_between_pieces_that_take_long_to_parse(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    parse = Connection.data_received
+
+    def slow(self: Connection, data: bytes) -> None:
+        seen.append("piece")
+        self.loop.call_soon(seen.append, "others")
+        time.sleep(2 * LONG_PIECE_S)
+        parse(self, data)
+
+    monkeypatch.setattr(Connection, "data_received", slow)
+    assert httpx.post(f"{url}/v1/infer", content=b" " * 2**20).status_code == 400
+    assert seen.count("piece") >= 2**20 / READ_BYTES
+    assert ("piece", "piece") not in pairwise(seen)
 
 
 def test_what_comes_at_once_is_parsed_in_small_pieces(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from service.room import Room
 from service.routes.content import JSON, WINDOWS, compressed, decompressed, sliced, wanted_coding
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
-SENT_BYTES = 1024 * 1024  # of an answer, handed to the socket in one go
+SENT_BYTES = 256 * 1024  # of an answer, handed to the socket in one go
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -241,6 +241,7 @@ async def _send(send: Send, *parts: bytes | memoryview) -> None:
     *others, last = chain.from_iterable(sliced(part, SENT_BYTES) for part in parts)
     for part in others:
         await send({"type": "http.response.body", "body": part, "more_body": True})
+        await asyncio.sleep(0)  # a caller that reads quickly must not keep the event loop from others
     await send({"type": "http.response.body", "body": last})
 
 

@@ -12,6 +12,7 @@ from service.pieces import Pieces
 from service.settings import Settings
 
 MAX_KEYS = 1000  # of all objects of a body
+CONTAINERS = (dict, list)
 BLOCK_BYTES = 1024 * 1024
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -27,7 +28,8 @@ def validated(model: type[Body], body: bytes, settings: Settings, reserved: Sequ
             f"the body has {len(body)} bytes of JSON, the limit is {settings.max_json_bytes}: send tensors as bytes,"
             " or less at once"
         )
-    yield from _check_counts(body, settings)
+    if len(body) > min(MAX_KEYS, _max_lists(settings)):  # fewer bytes cannot hold more than the least limit
+        yield from _check_counts(body, settings)
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -55,11 +57,15 @@ def _check_each_key_once(body: bytes, value: Any, settings: Settings) -> None:
 
 def _num_keys(value: Any) -> int:
     """Of all objects in it. Lists of numbers or texts are not walked."""
-    if isinstance(value, dict):
-        return sum(1 + _num_keys(inner) for inner in value.values())
-    if isinstance(value, list) and value and isinstance(value[0], dict | list):
+    if type(value) is dict:
+        return len(value) + sum(_num_keys(inner) for inner in value.values() if type(inner) in CONTAINERS)
+    if type(value) is list and value and type(value[0]) in CONTAINERS:
         return sum(map(_num_keys, value))
     return 0
+
+
+def _max_lists(settings: Settings) -> int:
+    return 2 * settings.max_sequences + 100  # of ids and masks
 
 
 def _max_strings(settings: Settings) -> int:
@@ -68,7 +74,7 @@ def _max_strings(settings: Settings) -> int:
 
 def _check_counts(body: bytes, settings: Settings) -> Pieces[None]:
     """Some bodies that fit the limit take long to parse, and hold up every other request. They are known by counting."""
-    num_lists = 2 * settings.max_sequences + 100  # of ids and masks
+    num_lists = _max_lists(settings)
     most = {
         b":": ("keys", MAX_KEYS),
         b"{": ("objects", MAX_KEYS),
