@@ -25,6 +25,8 @@ MARGIN = 1.2  # on a job's own predicted time: rates are averages
 OVERTAKEN = 2  # on the predicted wait: every other turn may be given to small jobs that come later
 TURNS = 2  # micro-batches before even the smallest job's: the one that runs, and one of larger jobs
 SHARE = 16  # a backlog may hold so many times as many tokens as stay free for others
+TRIAL = 3  # times the time that is left: with nothing else to do, a job predicted to take so long is tried
+HOPE = 1.05  # what a line's rate rises by with each job that is refused though nothing waits
 HARDLY_MORE = 1.05  # times the time of one that was refused: who has no more than that is refused too
 CHOICE = 3  # micro-batches' worth of sequences that one is chosen from
 WORTH_A_LANE = 16  # real tokens: for fewer, waking a lane costs more than it gains
@@ -45,6 +47,11 @@ class Line:
     def s_per_token(self) -> float:
         """Of one lane. A line that was not measured yet counts as instant."""
         return 1 / self.tokens_per_s if self.tokens_per_s else 0.0
+
+    def hope(self) -> None:
+        """A job was refused for this rate alone: the rate may be of a bad moment."""
+        if self.tokens_per_s:
+            self.tokens_per_s *= HOPE
 
     def drained(self, num_tokens: int, seconds: float) -> None:
         """A run of half the budget or more shows how quick the line is when much waits; a smaller one only the least."""
@@ -240,7 +247,10 @@ class Queue:
             raise self._refusal(job, backlog, full, "queue_full", math.inf)
         if backlog.shut and _refuses(backlog.shut, deadline - now, TINY * job.size):
             raise self._just_refused(backlog.shut)
-        if now + (finish_s := self._finish_s(job, backlog)) > deadline:
+        finish_s = self._finish_s(job, backlog)
+        if not self.num_tokens:
+            _try(job, finish_s, deadline - now)
+        elif now + finish_s > deadline:
             late = f"the answer needs {finish_s:.3g} s, the deadline is in {deadline - now:.3g} s"
             raise self._refusal(job, backlog, late, "deadline_not_met", HARDLY_MORE * (deadline - now))
         self._insert(job)
@@ -402,6 +412,17 @@ class Queue:
         while self._deadlines and (late := self._deadlines.first()).deadline <= now:
             late.fail(Expired(f"the deadline passed after {now - late.submitted:.2f} s in the queue"))
             self._remove(late)
+
+
+def _try(job: Job, finish_s: float, left_s: float) -> None:
+    """Expired for a job that cannot be in time though nothing waits before it. Where that is not sure it is tried: only
+    what runs corrects a rate, and one that was measured in a bad moment must not refuse for ever."""
+    if finish_s > TRIAL * left_s:
+        job.line.hope()
+        raise Expired(
+            f"computing takes about {1000 * finish_s:.0f} ms, {1000 * left_s:.0f} ms are left: allow more time, or send"
+            " less at once"
+        )
 
 
 def _refuses(shut: Shut, time_s: float, num_bytes: float) -> bool:

@@ -159,6 +159,20 @@ def test_a_tiny_job_is_promised_a_quick_turn_whatever_waits() -> None:
         submit(queue, line, of_lengths(10), deadline=7)  # not so tiny: it would have to come last
 
 
+def test_a_rate_of_a_bad_moment_does_not_refuse_for_ever() -> None:
+    """Nothing waits: what is not hopeless is tried, and what is refused makes the next more likely to be tried."""
+    queue, line = Queue(10_000), Line(echo, 100)
+    line.tokens_per_s = 10.0  # a hundredth of what it is
+    assert submit(queue, line, of_lengths(20), 0, 1.0)  # 2.4 s predicted
+    queue = Queue(10_000)
+    with pytest.raises(Expired, match="ms are left"):
+        submit(queue, line, of_lengths(90, 90), 0, 1.0)
+    for _ in range(60):
+        with suppress(Expired, Overloaded):
+            submit(queue, line, of_lengths(90, 90), 0, 1.0)
+    assert queue.num_tokens
+
+
 def test_a_deadline_that_has_passed_is_not_refused_but_expired() -> None:
     with pytest.raises(Expired, match="passed before the request was read"):
         submit(Queue(1000), Line(echo, 10), of_lengths(1), now=2, deadline=2)

@@ -184,6 +184,17 @@ def test_no_such_name_is_a_bundles(name: str) -> None:
     assert not bundle.NAME.fullmatch(name)
 
 
+@pytest.mark.parametrize("path", ["/v1/infer", "/v1/embeddings", "/v1/tokenize", "/v2/models/notebook/infer"])
+@pytest.mark.parametrize("depth", [21, 450, 1000, 100_000])
+@pytest.mark.parametrize("opening", ['{"a":', "[", '[{"a":'])
+def test_deep_nesting_is_refused_in_words(client: httpx.Client, path: str, depth: int, opening: str) -> None:
+    closing = opening.replace('"a":', "")[::-1].translate(str.maketrans("[{", "]}"))
+    body = '{"input_ids":' + opening * depth + "1" + closing * depth + "}"
+    answer = client.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400, answer.text[:300]
+    assert len(answer.text) < 1000
+
+
 def test_nothing_is_unpickled_run_or_taken_from_elsewhere() -> None:
     banned = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "subprocess", "yaml"}
     for path in (ROOT / "service").rglob("*.py"):

@@ -66,7 +66,9 @@ def _array(name: str, tensor: dict[str, Any]) -> NDArray[Any]:
     try:
         array = np.frombuffer(tensor["data"], KINDS[tensor["dtype"]]).reshape(tensor["shape"])
     except ValueError:  # no bytes fit any axes beside one of 0, but numpy has not every such shape
-        raise InvalidInput(f"{name} has shape {tensor['shape']}: no array can be so large", param=name) from None
+        raise InvalidInput(
+            f"{name} has shape {str(tensor['shape'])[:100]}: no array can be so large", param=name
+        ) from None
     return array.astype(np.int64, copy=False) if tensor["dtype"] in INTEGERS else array
 
 

@@ -12,6 +12,7 @@ from service.pieces import Pieces
 from service.settings import Settings
 
 MAX_KEYS = 1000  # of all objects of a body
+MAX_DEPTH = 20  # bodies have 5
 CONTAINERS = (dict, list)
 BLOCK_BYTES = 1024 * 1024
 
@@ -55,12 +56,14 @@ def _check_each_key_once(body: bytes, value: Any, settings: Settings) -> None:
         raise InvalidInput(f"the body has {num_sent} keys, of which {num_keys} differ: send each key once")
 
 
-def _num_keys(value: Any) -> int:
-    """Of all objects in it. Lists of numbers or texts are not walked."""
+def _num_keys(value: Any, depth: int = 1) -> int:
+    """Of all objects in it. Lists of numbers or texts are not walked. InvalidInput where it is nested too deep."""
+    if depth > MAX_DEPTH:
+        raise InvalidInput(f"the body is nested more than {MAX_DEPTH} deep, the limit")
     if type(value) is dict:
-        return len(value) + sum(_num_keys(inner) for inner in value.values() if type(inner) in CONTAINERS)
+        return len(value) + sum(_num_keys(inner, depth + 1) for inner in value.values() if type(inner) in CONTAINERS)
     if type(value) is list and value and type(value[0]) in CONTAINERS:
-        return sum(map(_num_keys, value))
+        return sum(_num_keys(inner, depth + 1) for inner in value)
     return 0
 
 
