@@ -343,7 +343,7 @@ def test_a_flood_on_one_connection_leaves_memory_and_others_alone(serve: Serve, 
                 assert other.get("/livez").status_code == 200
                 longest_s = max(longest_s, time.monotonic() - asked)
         assert rss_mib() - before < 20
-        assert longest_s < 0.5
+        assert longest_s < 1.0
 
 
 @contextmanager
