@@ -209,7 +209,7 @@ class Slow:
     ("engine", "tokens_per_s", "status", "words"),
     [
         (Slow(0, broken=True), None, 500, "inference failed: RuntimeError"),
-        (Slow(0), 0.1, 429, "the answer needs"),
+        (Slow(0), 0.1, 504, "computing takes about"),
         (Slow(0.3), None, 504, "no answer within 0.02 s"),
     ],
 )
