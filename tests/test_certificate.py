@@ -114,10 +114,11 @@ def test_int8_is_measured_in_length_too(postnorm: Subject, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("subject", ["notebook_subject", "postnorm"], indirect=True)
 def test_any_single_mutation_is_refused_or_changes_no_bit(subject: Subject) -> None:
-    """Some of those that `python -m tests.mutation` tries a thousand of: weights, attributes, nodes, constants, wires."""
+    """Some of those that `python -m tests.mutation` tries a thousand of: weights, attributes, nodes, constants, wires.
+    Whatever changes a bit is refused before anything runs."""
     found = [(mutant, verdict(mutant)) for mutant in mutants([subject], 10 * len(KINDS), seed=1)]
     assert {mutant.kind for mutant, _ in found} == set(KINDS)
-    assert [mutant.words for mutant, said in found if said == "SURVIVED"] == []
+    assert [mutant.words for mutant, said in found if said in ("SURVIVED", "served")] == []
     assert sum(said == "equal bits" for _, said in found) < len(found) / 10
 
 
