@@ -311,9 +311,9 @@ def test_texts_count_as_bodies_while_they_are_tokenized(text_bundles: Path) -> N
 
 
 def test_others_have_their_turn_between_the_pieces_of_one_caller(text_bundles: Path) -> None:
-    """With one thread for all: four callers of 30 pieces each delay a fifth's small piece by one of theirs."""
-    with watched(text_bundles, pause_s=0.04, lanes=1) as (client, watch), ThreadPoolExecutor(4) as others:
-        slow = [others.submit(post, client, texts=MANY_PIECES, truncate=True) for _ in range(4)]
+    """With one thread for all: four callers of 8 pieces each delay a fifth's small piece by one of theirs."""
+    with watched(text_bundles, pause_s=0.15, lanes=1) as (client, watch), ThreadPoolExecutor(4) as others:
+        slow = [others.submit(post, client, texts=MANY_PIECES[:128], truncate=True) for _ in range(4)]
         time.sleep(0.5)
         before = len(watch.calls)
         assert post(client, texts=["a b c " * 100], truncate=True).status_code == 200
