@@ -14,7 +14,7 @@ from itertools import count
 import numpy as np
 
 from service.batch import Batch, Rows
-from service.errors import Overloaded
+from service.errors import Expired, Overloaded
 from service.queue import Job, Line, MicroBatch, Queue
 
 EMPTY = np.empty((0, 0), np.float32)
@@ -116,7 +116,7 @@ class Simulation:
         outcome = self.outcomes[group.name]
         outcome.sent.append(sum(lengths))
         outcome.num_unread += 1
-        with suppress(Overloaded):
+        with suppress(Overloaded, Expired):
             self.queue.admit(group.time_s, group.key, BYTES_PER_TOKEN * sum(lengths))
             outcome.num_unread -= 1
             outcome.num_read += 1

@@ -37,7 +37,7 @@ class File(_Part):
 class Limits(_Part):
     max_positions: int = Field(description="Real tokens in a sequence.")
     vocab_size: int = Field(description="Token ids are below it.")
-    # manifests of before this limit lack it: their texts were cut to as many tokens as the model has positions
+    # the default serves bundles without a tokenizer: there are no texts to cut
     max_text_tokens: int = Field(
         default_factory=lambda given: given["max_positions"],
         description="Tokens of a text, special tokens included: what the model's authors cut texts to.",

@@ -32,9 +32,8 @@ def pooled(rows: list[Rows], pooling: Pooling, normalize: bool) -> Floats:
         for vector, row in zip(vectors, rows, strict=True):
             if len(row.activations):
                 POOLS[pooling](row.activations, vector)
-        vectors = unit(vectors) if normalize else vectors
     _check_finite("pooled", vectors)
-    return vectors
+    return unit(vectors) if normalize else vectors
 
 
 def _check_finite(output: str, values: Floats, sequences: Ints | None = None) -> None:
@@ -45,9 +44,19 @@ def _check_finite(output: str, values: Floats, sequences: Ints | None = None) ->
 
 
 def unit(vectors: Floats) -> Floats:
-    """`[n, w]` scaled to length 1; zeros stay zeros."""
-    lengths: Floats = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12).astype(np.float32)
-    return np.where(np.isfinite(lengths), vectors / lengths, np.float32(np.nan))  # squares overflow first
+    """Finite `[n, w]` scaled to length 1; zeros stay zeros."""
+    with np.errstate(over="ignore"):
+        lengths: Floats = np.linalg.norm(vectors, axis=1, keepdims=True)
+    if np.isfinite(lengths).all():
+        return vectors / np.maximum(lengths, np.float32(1e-12))
+    return np.stack([_unit_row(row, length) for row, length in zip(vectors, lengths, strict=True)])
+
+
+def _unit_row(row: Floats, length: Floats) -> Floats:
+    """As `unit`. The length of very large values is computed in float64, which holds their squares."""
+    if np.isfinite(length[0]):
+        return row / np.maximum(length, np.float32(1e-12))
+    return (row / np.linalg.norm(row.astype(np.float64))).astype(np.float32)
 
 
 def _mean(activations: Floats, out: Floats) -> None:

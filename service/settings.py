@@ -70,7 +70,7 @@ class Settings(BaseModel):
     max_queue_tokens: int = Field(
         65_536,
         ge=1,
-        description="Real tokens that may wait; a 17th is kept for others than the largest. Raise for bursts.",
+        description="Real tokens that may wait; one API key may hold 16/17 of them for one model. Raise for bursts.",
     )
     max_pending_answer_bytes: int = Field(
         512 * MIB, ge=1, description="Bytes of all answers being made or sent. Lower where memory is short."

@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
+from service import outputs
 from service.batch import Batch, Rows
 from service.errors import LaneStuck, NotFinite, ServiceError
 from service.metrics import Metrics
@@ -141,11 +142,18 @@ def test_a_caller_is_told_which_of_its_sequences_overflowed(small: Path) -> None
 LARGEST = float(np.finfo(np.float32).max)
 
 
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e18, LARGEST / 4])
+def test_vectors_of_any_finite_length_are_normalized(scale: float) -> None:
+    vectors = np.array([[3, -4], [0, 0], [0.5, 1]], np.float32) * np.float32(scale)
+    unit = outputs.unit(vectors)
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), [1, 0, 1], rtol=1e-6)
+    np.testing.assert_allclose(unit[0], [0.6, -0.8], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("output", "value", "options"),
     [
         ("pooled", LARGEST, {}),  # their sum overflows
-        ("pooled", LARGEST / 100, {"normalize": True}),  # their squares do
         ("logits", LARGEST, {}),
         ("logits", LARGEST, {"logits": {"positions": "all", "top_k": 2}}),
         ("logits", LARGEST, {"logits": {"positions": "last", "top_k": 2}}),
