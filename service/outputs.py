@@ -16,6 +16,7 @@ from service.pieces import Pieces
 
 Positions = Literal["all", "last"]
 NO_TOKEN = -1
+SHORTEST = np.float32(1e-12)  # what a vector's length is taken for at least, as torch's normalize does
 
 
 class TopK(NamedTuple):
@@ -46,17 +47,22 @@ def _check_finite(output: str, values: Floats, sequences: Ints | None = None) ->
 def unit(vectors: Floats) -> Floats:
     """Finite `[n, w]` scaled to length 1; zeros stay zeros."""
     with np.errstate(over="ignore"):
-        lengths: Floats = np.linalg.norm(vectors, axis=1, keepdims=True)
+        lengths: Floats = np.linalg.norm(vectors, axis=1, keepdims=True).astype(np.float32, copy=False)
     if np.isfinite(lengths).all():
-        return vectors / np.maximum(lengths, np.float32(1e-12))
-    return np.stack([_unit_row(row, length) for row, length in zip(vectors, lengths, strict=True)])
+        return _divided(vectors, np.maximum(lengths, SHORTEST))
+    return np.concatenate([_long_unit(row) for row in vectors[:, None]])
 
 
-def _unit_row(row: Floats, length: Floats) -> Floats:
-    """As `unit`. The length of very large values is computed in float64, which holds their squares."""
-    if np.isfinite(length[0]):
-        return row / np.maximum(length, np.float32(1e-12))
-    return (row / np.linalg.norm(row.astype(np.float64))).astype(np.float32)
+def _long_unit(row: Floats) -> Floats:
+    """As `unit`, of one row `[1, w]`. Where float32 does not hold its length, float64 does."""
+    with np.errstate(over="ignore"):
+        fits = bool(np.isfinite(np.linalg.norm(row)))
+    return unit(row) if fits else _divided(row, np.linalg.norm(row.astype(np.float64)))
+
+
+def _divided(vectors: Floats, lengths: Any) -> Floats:
+    divided: Floats = (vectors / lengths).astype(np.float32, copy=False)
+    return divided
 
 
 def _mean(activations: Floats, out: Floats) -> None:
