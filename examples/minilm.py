@@ -37,9 +37,12 @@ def main(checkpoint: Path, bundles: Path) -> None:
     input_ids = [encoding.ids for encoding in tokenizer.encode_batch(SENTENCES)]
     with served(bundles) as url:
         answer = httpx.post(
-            f"{url}/v1/infer", json={"model": MODEL, "input_ids": input_ids, "outputs": ["activations", "pooled"]}
+            f"{url}/v1/infer",
+            json={"model": MODEL, "input_ids": input_ids, "outputs": ["activations", "pooled"]},
         ).json()
-    print(f"{len(input_ids)} sentences of {', '.join(str(len(ids)) for ids in input_ids)} tokens, sent ragged")
+    print(
+        f"{len(input_ids)} sentences of {', '.join(str(len(ids)) for ids in input_ids)} tokens, sent ragged"
+    )
     worst = largest_difference(checkpoint, input_ids, answer["activations"])
     print(f"largest difference of a hidden state to transformers' BertModel: {worst:.1e}")
     show_neighbours(np.array(answer["pooled"]))
@@ -50,18 +53,22 @@ def main(checkpoint: Path, bundles: Path) -> None:
 @contextmanager
 def served(bundles: Path) -> Iterator[str]:
     """The service as its own process on a free port; yields the base URL."""
-    command = [sys.executable, "-m", "service", "--bundles", str(bundles)]
+    command = [sys.executable, "-m", "addnorm", "serve", "--bundles", str(bundles)]
     environment = {**os.environ, "ADDNORM_PORT": "0", "ADDNORM_LOG_LEVEL": "info"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr
-        yield next(found[0] for line in process.stderr if (found := re.search(r"http://\S+:\d+", line)))
+        yield next(
+            found[0] for line in process.stderr if (found := re.search(r"http://\S+:\d+", line))
+        )
     finally:
         process.terminate()
         process.wait()
 
 
-def largest_difference(checkpoint: Path, input_ids: list[list[int]], served: list[list[list[float]]]) -> float:
+def largest_difference(
+    checkpoint: Path, input_ids: list[list[int]], served: list[list[list[float]]]
+) -> float:
     """Over all hidden states, against transformers on the padded batch."""
     width = max(map(len, input_ids))
     ids = torch.tensor([row + [0] * (width - len(row)) for row in input_ids])
@@ -69,7 +76,9 @@ def largest_difference(checkpoint: Path, input_ids: list[list[int]], served: lis
     model = BertModel.from_pretrained(checkpoint).eval()
     with torch.no_grad():
         expected = model(input_ids=ids, attention_mask=mask).last_hidden_state.numpy()
-    return max(float(np.abs(np.array(row) - expected[i, : len(row)]).max()) for i, row in enumerate(served))
+    return max(
+        float(np.abs(np.array(row) - expected[i, : len(row)]).max()) for i, row in enumerate(served)
+    )
 
 
 def show_neighbours(vectors: np.ndarray) -> None:

@@ -27,18 +27,20 @@ from onnx import ModelProto, NodeProto, numpy_helper
 from safetensors.numpy import load_file
 from torch import nn
 
-from export import quantize, structure
-from export.graph import OPSET, export_body, export_head
-from model.layout import LAYOUTS
-from model.transformer import Config, Transformer
-from service.batch import Floats
-from service.bundle import HEAD, Bundle, Manifest
+from addnorm.export import quantize, structure
+from addnorm.export.graph import OPSET, export_body, export_head
+from addnorm.model.layout import LAYOUTS
+from addnorm.model.transformer import Config, Transformer
+from addnorm.service.runtime.batch import Floats
+from addnorm.service.runtime.bundle import HEAD, Bundle, Manifest
 
 Array = NDArray[Any]
 RANGES = "model.int8.ranges.safetensors"
 INT8_STEPS, FLOAT_ROWS = 0.501, 1e-5  # rounding is half a step
 RANGES_RTOL = 1e-4  # of the column's range or the mean of all, whichever is larger; processors differ by some 1e-6
-ONE_ELEMENT = 1  # what of float constants no state_dict holds: numbers that stand in the model's code
+ONE_ELEMENT = (
+    1  # what of float constants no state_dict holds: numbers that stand in the model's code
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,9 @@ class Files:
     @classmethod
     def read(cls, bundle: Bundle) -> "Files":
         """ValueError for what is no graph."""
-        bodies = {precision: _load(bundle.graph(precision)) for precision in bundle.manifest.precisions}
+        bodies = {
+            precision: _load(bundle.graph(precision)) for precision in bundle.manifest.precisions
+        }
         head = _load(bundle.path / HEAD) if bundle.has_head else None
         ranges = load_file(bundle.path / RANGES) if RANGES in bundle.manifest.files else {}
         return cls(bodies, head, ranges)
@@ -120,7 +124,9 @@ def _head(head: ModelProto | None, expected: Expected) -> Iterator[Finding]:
         yield ("fp32", "head"), ["only one of bundle and reference has a head"]
 
 
-def _graph(precision: str, body: ModelProto, ranges: dict[str, Floats], expected: Expected) -> Iterator[str]:
+def _graph(
+    precision: str, body: ModelProto, ranges: dict[str, Floats], expected: Expected
+) -> Iterator[str]:
     if precision == "fp32":
         yield from structure.differences(body, expected.body)
     elif ranges.keys() != expected.ranges.keys():
@@ -131,7 +137,10 @@ def _graph(precision: str, body: ModelProto, ranges: dict[str, Floats], expected
 
 def _manifest(manifest: Manifest, config: Config) -> list[str]:
     """What of the manifest the model decides."""
-    said = {**manifest.model_dump(include={"config", "d_model", "n_norms", "opset"}), **dict(manifest.limits)}
+    said = {
+        **manifest.model_dump(include={"config", "d_model", "n_norms", "opset"}),
+        **dict(manifest.limits),
+    }
     meant = {
         "config": json.loads(json.dumps(asdict(config))),
         "d_model": config.d_model,
@@ -140,12 +149,20 @@ def _manifest(manifest: Manifest, config: Config) -> list[str]:
         "max_positions": config.max_positions,
         "vocab_size": config.vocab_size,
     }
-    return [f"{name} is {said[name]}, {value} expected" for name, value in meant.items() if said[name] != value]
+    return [
+        f"{name} is {said[name]}, {value} expected"
+        for name, value in meant.items()
+        if said[name] != value
+    ]
 
 
 def _weights(model: ModelProto, reference: nn.Module, leaving: str = " ") -> list[str]:
     """leaving: what the names begin with that belong to another graph."""
-    tensors = {name: tensor for name, tensor in reference.state_dict().items() if not name.startswith(leaving)}
+    tensors = {
+        name: tensor
+        for name, tensor in reference.state_dict().items()
+        if not name.startswith(leaving)
+    }
     try:
         return [*_weights_of(model, {name: tensor.numpy() for name, tensor in tensors.items()})]
     except (KeyError, TypeError, ValueError, onnx.checker.ValidationError) as error:
@@ -167,21 +184,32 @@ def _weights_of(model: ModelProto, state: Mapping[str, Array]) -> Iterator[str]:
                 yield f"{name} differs from the reference{_where(constants[name], tensor)}"
         elif not _is_left_out(name, tensor, state, constants, parts):
             yield f"{name} is missing"
-    known = {*state, *(f"{name}.{part}" for name in parts for part in quantize.Parts.__dataclass_fields__)}
+    known = {
+        *state,
+        *(f"{name}.{part}" for name in parts for part in quantize.Parts.__dataclass_fields__),
+    }
     for name, value in constants.items():
         if name not in known and value.dtype.kind == "f" and value.size > ONE_ELEMENT:
             yield f"{name} is not of the reference"
 
 
 def _is_left_out(
-    name: str, tensor: Array, state: Mapping[str, Array], constants: Mapping[str, Array], parts: Container[str]
+    name: str,
+    tensor: Array,
+    state: Mapping[str, Array],
+    constants: Mapping[str, Array],
+    parts: Container[str],
 ) -> bool:
     weight = name.removesuffix("bias") + "weight"
-    no_bias = name.endswith(".bias") and (not tensor.any() or weight in parts)  # parts hold the bias too
+    no_bias = name.endswith(".bias") and (
+        not tensor.any() or weight in parts
+    )  # parts hold the bias too
     return no_bias or any(_same(state[other], tensor) for other in state.keys() & constants.keys())
 
 
-def _int8(name: str, parts: quantize.Parts, weight: Array, state: Mapping[str, Array]) -> Iterator[str]:
+def _int8(
+    name: str, parts: quantize.Parts, weight: Array, state: Mapping[str, Array]
+) -> Iterator[str]:
     """One wrong column scale is within the noise of the outputs, not of this."""
     steps, rows = parts.deviation(weight.T, state.get(name.removesuffix("weight") + "bias", 0.0))
     if not steps <= INT8_STEPS:
@@ -199,12 +227,16 @@ def _ranges(stored: Mapping[str, Floats], measured: Mapping[str, Floats]) -> Ite
         got = stored[name]
         if got.dtype != expected.dtype or got.shape != expected.shape:
             yield f"{name} has ranges {got.dtype}{list(got.shape)}, {expected.dtype}{list(expected.shape)} expected"
-        elif not (np.abs(got - expected) <= RANGES_RTOL * np.maximum(expected, expected.mean())).all():
+        elif not (
+            np.abs(got - expected) <= RANGES_RTOL * np.maximum(expected, expected.mean())
+        ).all():
             yield f"the ranges of {name} are not those measured here{_where(got, expected)}"
 
 
 def _body_attributes(body: ModelProto, config: Config) -> Iterator[str]:
-    yield from _attributes(body, config, norms=config.n_norms, activations=config.n_layers, attentions=config.n_layers)
+    yield from _attributes(
+        body, config, norms=config.n_norms, activations=config.n_layers, attentions=config.n_layers
+    )
 
 
 def _head_attributes(head: ModelProto, config: Config) -> Iterator[str]:
@@ -212,7 +244,9 @@ def _head_attributes(head: ModelProto, config: Config) -> Iterator[str]:
     yield from _attributes(head, config, norms=once, activations=once, attentions=0)
 
 
-def _attributes(model: ModelProto, config: Config, norms: int, activations: int, attentions: int) -> Iterator[str]:
+def _attributes(
+    model: ModelProto, config: Config, norms: int, activations: int, attentions: int
+) -> Iterator[str]:
     """What the operators must say that have a meaning in the model's Config, and how often each occurs."""
     norm = {"epsilon": float(np.float32(config.eps)), "axis": -1, "stash_type": 1}
     gelu = {"approximate": b"tanh" if config.activation == "gelu_tanh" else b"none"}
@@ -225,7 +259,9 @@ def _attributes(model: ModelProto, config: Config, norms: int, activations: int,
     yield from _products(model)
 
 
-def _each(model: ModelProto, operator: str, attributes: dict[str, Any], count: int) -> Iterator[str]:
+def _each(
+    model: ModelProto, operator: str, attributes: dict[str, Any], count: int
+) -> Iterator[str]:
     nodes = [node for node in model.graph.node if node.op_type == operator]
     if len(nodes) != count:
         yield f"{operator} occurs {len(nodes)} times, {count} expected"
@@ -237,7 +273,10 @@ def _each(model: ModelProto, operator: str, attributes: dict[str, Any], count: i
 def _products(model: ModelProto) -> Iterator[str]:
     plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
     for node in model.graph.node:
-        if node.op_type == "Gemm" and {**plain, **(got := structure.attributes(node))} != {**got, **plain}:
+        if node.op_type == "Gemm" and {**plain, **(got := structure.attributes(node))} != {
+            **got,
+            **plain,
+        }:
             yield f"{node.name} (Gemm) has {got}, {plain} expected"
 
 
@@ -245,7 +284,11 @@ def _std_norms(model: ModelProto, config: Config, count: int) -> Iterator[str]:
     """Each such norm adds eps to a square root."""
     roots = {node.output[0] for node in model.graph.node if node.op_type == "Sqrt"}
     constants = {item.name: item for item in model.graph.initializer}
-    added = [_added(node, constants) for node in model.graph.node if node.op_type == "Add" and roots & {*node.input}]
+    added = [
+        _added(node, constants)
+        for node in model.graph.node
+        if node.op_type == "Add" and roots & {*node.input}
+    ]
     expected = [float(np.float32(config.eps))] * count
     if added != expected:
         yield f"the norms add {added} to the deviation, {expected} expected"
@@ -257,7 +300,9 @@ def _added(node: NodeProto, constants: Mapping[str, onnx.TensorProto]) -> float 
 
 
 def _same(one: Array, other: Array) -> bool:
-    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    return (
+        one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    )
 
 
 def _where(got: Array, expected: Array) -> str:
@@ -265,4 +310,8 @@ def _where(got: Array, expected: Array) -> str:
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return f": {got.dtype}{list(got.shape)}, {expected.dtype}{list(expected.shape)} expected"
     index = tuple(np.argwhere(~(got == expected))[:1].flatten().tolist())
-    return f" at {list(index)}: {got[index]}, {expected[index]} expected" if index else " in the sign of a zero"
+    return (
+        f" at {list(index)}: {got[index]}, {expected[index]} expected"
+        if index
+        else " in the sign of a zero"
+    )

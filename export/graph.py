@@ -7,7 +7,7 @@ from onnx import ModelProto
 from torch import nn
 from torch.export import Dim
 
-from model.transformer import Transformer
+from addnorm.model.transformer import Transformer
 
 MAX_HEAD_DIMS = 128  # of one attention head
 OPSET = 23  # the first with Attention
@@ -27,7 +27,11 @@ def check_fit(model: Transformer) -> None:
     """
     config = model.config
     dims = config.d_model // config.n_heads
-    found = [_not_finite(name, tensor) for name, tensor in model.state_dict().items() if not tensor.isfinite().all()]
+    found = [
+        _not_finite(name, tensor)
+        for name, tensor in model.state_dict().items()
+        if not tensor.isfinite().all()
+    ]
     if dims > MAX_HEAD_DIMS:
         found.append(
             f"a head has {dims} dimensions (d_model {config.d_model} / n_heads {config.n_heads}), at most"
@@ -47,7 +51,9 @@ def export_body(model: Transformer) -> ModelProto:
     ids = torch.zeros(2, 3, dtype=torch.int64)
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
     grid = {0: Dim("batch"), 1: Dim("seq")}
-    return _export(model, (ids, mask), BODY_INPUTS, BODY_OUTPUTS, {"input_ids": grid, "attention_mask": grid})
+    return _export(
+        model, (ids, mask), BODY_INPUTS, BODY_OUTPUTS, {"input_ids": grid, "attention_mask": grid}
+    )
 
 
 def export_head(head: nn.Module, d_model: int) -> ModelProto:
@@ -75,11 +81,23 @@ def _export(
 def _standard(model: ModelProto) -> ModelProto:
     """Strips what the exporter wrote about this machine's files, and refuses operators outside ai.onnx."""
     foreign = sorted(
-        {f"{node.domain}.{node.op_type}" for node in model.graph.node if node.domain not in ("", "ai.onnx")}
+        {
+            f"{node.domain}.{node.op_type}"
+            for node in model.graph.node
+            if node.domain not in ("", "ai.onnx")
+        }
     )
     if foreign or model.functions:
-        raise ValueError(f"the graph needs operators outside ai.onnx: {', '.join(foreign) or 'local functions'}")
-    for item in (model, model.graph, *model.graph.node, *model.graph.value_info, *model.graph.initializer):
+        raise ValueError(
+            f"the graph needs operators outside ai.onnx: {', '.join(foreign) or 'local functions'}"
+        )
+    for item in (
+        model,
+        model.graph,
+        *model.graph.node,
+        *model.graph.value_info,
+        *model.graph.initializer,
+    ):
         del item.metadata_props[:]
     for node in model.graph.node:
         node.doc_string = ""

@@ -19,8 +19,14 @@ Array = NDArray[Any]
 Result = tuple[str, float, float]
 ABSOLUTE, COSINE, NORM_MEAN, NORM_RSTD = 1e-4, 0.99999, 1e-4, 1e-3  # fp32
 INT8_LOWEST, INT8_MEAN = 0.99, 0.998  # cosine over a case's rows
-INT8_NORM, INT8_NORM_WORST = 0.02, 0.25  # seen: 0.017 as the worst case's average, 0.17 as its largest
-INT8_LENGTH, INT8_LENGTH_MEAN = 0.25, 0.03  # seen: 0.11 of one row among 512 random ids, 0.012 of their average
+INT8_NORM, INT8_NORM_WORST = (
+    0.02,
+    0.25,
+)  # seen: 0.017 as the worst case's average, 0.17 as its largest
+INT8_LENGTH, INT8_LENGTH_MEAN = (
+    0.25,
+    0.03,
+)  # seen: 0.11 of one row among 512 random ids, 0.012 of their average
 
 
 def vectors(output: str, got: Array, expected: Array, precision: str) -> Iterator[Result]:
@@ -37,7 +43,9 @@ def vectors(output: str, got: Array, expected: Array, precision: str) -> Iterato
         yield f"{output}, mean length ratio - 1", abs(float(ratios.mean()) - 1), INT8_LENGTH_MEAN
 
 
-def norms(got: tuple[Array, Array], expected: tuple[Array, Array], precision: str) -> Iterator[Result]:
+def norms(
+    got: tuple[Array, Array], expected: tuple[Array, Array], precision: str
+) -> Iterator[Result]:
     """The norms' (mean, rstd), each `[n, n_norms]`. In int8 means are compared in standard deviations, and the average
     of rstd is held tighter than its largest: one huge hidden unit may change a single token's spread by a sixth."""
     mean, relative = got[0] - expected[0], np.abs(got[1] / expected[1] - 1)
@@ -57,7 +65,9 @@ def largest(values: Array) -> float:
 def _length_ratios(got: Array, expected: Array) -> Array:
     """Length of each row over its expected length: what a cosine does not see. 1 for rows that should be zero."""
     lengths = np.linalg.norm(expected, axis=-1)
-    return np.where(lengths > 0, np.linalg.norm(got, axis=-1) / np.where(lengths > 0, lengths, 1), 1.0)
+    return np.where(
+        lengths > 0, np.linalg.norm(got, axis=-1) / np.where(lengths > 0, lengths, 1), 1.0
+    )
 
 
 def _cosine_gaps(got: Array, expected: Array) -> Array:

@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 from starlette.datastructures import Headers
 from tqdm import tqdm
 
-from export import exact, nearness, texts
-from model.transformer import Transformer
-from service import selfcheck
-from service.bundle import TOKENIZER, Bundle
-from service.deadline import Deadline
-from service.infer import Inference
-from service.models import PADDINGS, Model, Models
-from service.routes.http import Sent
-from service.routes.native import decode
-from service.settings import Settings
+from addnorm.export import exact, nearness, texts
+from addnorm.model.transformer import Transformer
+from addnorm.service.inference.pipeline import Inference
+from addnorm.service.models.registry import PADDINGS, Model, Models
+from addnorm.service.protocols.codec.bodies import Sent
+from addnorm.service.protocols.native import decode
+from addnorm.service.runtime import selfcheck
+from addnorm.service.runtime.bundle import TOKENIZER, Bundle
+from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.settings import Settings
 
 Array = NDArray[Any]
 MAX_LOGITS = 4_000_000  # values compared per case; beyond it the last token's stand for all
@@ -69,11 +69,15 @@ class Case:
         """input_ids, mask `[B, S]`; ragged rows are padded on the right."""
         width = max(map(len, self.input_ids))
         ids = np.array([row + [0] * (width - len(row)) for row in self.input_ids], np.int64)
-        mask = self.attention_mask or [[1] * len(row) + [0] * (width - len(row)) for row in self.input_ids]
+        mask = self.attention_mask or [
+            [1] * len(row) + [0] * (width - len(row)) for row in self.input_ids
+        ]
         return ids, np.array(mask, np.int64)
 
 
-def certify(bundle: Bundle, reference: Transformer, checkpoint: Path | None = None) -> dict[str, Any]:
+def certify(
+    bundle: Bundle, reference: Transformer, checkpoint: Path | None = None
+) -> dict[str, Any]:
     """The certificate of `bundle` against `reference` (layout padded). CertificationError names what failed.
 
     checkpoint: the folder it was made of; a bundle with a tokenizer must have one.
@@ -89,7 +93,8 @@ def certify(bundle: Bundle, reference: Transformer, checkpoint: Path | None = No
         "reference": "PyTorch, layout padded",
         "checks": [asdict(check) for check in checks],
         "canary": {
-            name: selfcheck.make_canary(engine, bundle.manifest.limits) for name, engine in model.engines.items()
+            name: selfcheck.make_canary(engine, bundle.manifest.limits)
+            for name, engine in model.engines.items()
         },
     }
 
@@ -120,7 +125,11 @@ def compare(bundle: Bundle, files: exact.Files, expected: exact.Expected) -> lis
 def _other_versions(bundle: Bundle) -> str:
     """Which versions the bundle was exported with, where they are not those that it is compared with."""
     then, now = bundle.manifest.versions, exact.versions()
-    others = [f"{name} {then.get(name, 'unknown')} (here {now[name]})" for name in now if then.get(name) != now[name]]
+    others = [
+        f"{name} {then.get(name, 'unknown')} (here {now[name]})"
+        for name in now
+        if then.get(name) != now[name]
+    ]
     return (
         f". It was exported with {', '.join(others)}, and other versions may write other nodes: verify it with those,"
         " or export it again"
@@ -140,8 +149,12 @@ def near(model: Model, reference: Transformer, checkpoint: Path | None = None) -
             for precision in precisions
             for check in [*_checks(path, reference, precision), *of_texts]
         ]
-        for precision, (case, compare) in tqdm(work, desc=f"certify {bundle.ref}", unit="case", disable=None):
-            found = [Check(case, output, precision, *result) for output, *result in compare(precision)]
+        for precision, (case, compare) in tqdm(
+            work, desc=f"certify {bundle.ref}", unit="case", disable=None
+        ):
+            found = [
+                Check(case, output, precision, *result) for output, *result in compare(precision)
+            ]
             checks.extend(found)
             tqdm.write(_table_row(found))
     if failed := [check for check in checks if not check.passed]:
@@ -197,7 +210,9 @@ Compare = Callable[[str], Iterable[nearness.Result]]  # called with a precision
 def _checks(path: _Path, reference: Transformer, precision: str) -> list[tuple[str, Compare]]:
     """Every case by name, as a function to be called with the precision."""
     bundle = path.model.bundle
-    against_torch = [(case.name, partial(_against_torch, path, case, reference)) for case in cases(bundle)]
+    against_torch = [
+        (case.name, partial(_against_torch, path, case, reference)) for case in cases(bundle)
+    ]
     return [
         *against_torch,
         ("bare graph, pads holes", partial(_bare_graph, path, reference)),
@@ -207,12 +222,16 @@ def _checks(path: _Path, reference: Transformer, precision: str) -> list[tuple[s
     ]
 
 
-def _text_checks(path: _Path, reference: Transformer, checkpoint: Path | None) -> list[tuple[str, Compare]]:
+def _text_checks(
+    path: _Path, reference: Transformer, checkpoint: Path | None
+) -> list[tuple[str, Compare]]:
     bundle = path.model.bundle
     if TOKENIZER not in bundle.manifest.files:
         return []
     if checkpoint is None:
-        raise CertificationError(f"{bundle.ref} has a tokenizer: the folder it came from is needed to certify it")
+        raise CertificationError(
+            f"{bundle.ref} has a tokenizer: the folder it came from is needed to certify it"
+        )
     return texts.checks(path.inference, bundle, reference, checkpoint)
 
 
@@ -220,10 +239,19 @@ def cases(bundle: Bundle) -> list[Case]:
     """The seeded requests of the certificate."""
     limits = bundle.manifest.limits
     longest = limits.max_positions
-    one, full, *ragged = (s.tolist() for s in selfcheck.sequences(limits, [1, longest, 3, 29, 7, 60, 2]))
-    grids = {where: [selfcheck.place(np.array(s), 64, where) for s in ragged] for where in ("right", "left", "holes")}
+    one, full, *ragged = (
+        s.tolist() for s in selfcheck.sequences(limits, [1, longest, 3, 29, 7, 60, 2])
+    )
+    grids = {
+        where: [selfcheck.place(np.array(s), 64, where) for s in ragged]
+        for where in ("right", "left", "holes")
+    }
     padded = [
-        Case(f"pads {where}", [ids[0].tolist() for ids, _ in grid], [mask[0].tolist() for _, mask in grid])
+        Case(
+            f"pads {where}",
+            [ids[0].tolist() for ids, _ in grid],
+            [mask[0].tolist() for _, mask in grid],
+        )
         for where, grid in grids.items()
     ]
     ids, mask = padded[0].grid()
@@ -238,21 +266,31 @@ def cases(bundle: Bundle) -> list[Case]:
     ]
 
 
-def _against_torch(path: _Path, case: Case, reference: Transformer, precision: str) -> Iterator[nearness.Result]:
+def _against_torch(
+    path: _Path, case: Case, reference: Transformer, precision: str
+) -> Iterator[nearness.Result]:
     """Every output over real tokens."""
     ids, mask = case.grid()
     with torch.no_grad():
-        activations, mean, rstd = (t.numpy() for t in reference(torch.from_numpy(ids), torch.from_numpy(mask)))
+        activations, mean, rstd = (
+            t.numpy() for t in reference(torch.from_numpy(ids), torch.from_numpy(mask))
+        )
     got = path.ask(case, precision, outputs=["activations", "pooled", "norm_stats"], pooling="mean")
     real = mask != 0
     count = np.maximum(real.sum(1, keepdims=True), 1)
-    yield from nearness.vectors("activations", _real(got["activations"], real, case), activations[real], precision)
-    yield from nearness.vectors("pooled", np.array(got["pooled"]), activations.sum(1) / count, precision)
+    yield from nearness.vectors(
+        "activations", _real(got["activations"], real, case), activations[real], precision
+    )
+    yield from nearness.vectors(
+        "pooled", np.array(got["pooled"]), activations.sum(1) / count, precision
+    )
     stats = got["norm_stats"]
     served = _real(stats["mean"], real, case), _real(stats["rstd"], real, case)
     yield from nearness.norms(served, (mean[real], rstd[real]), precision)
     if reference.head:
-        yield from nearness.vectors("logits", *_logits(path, case, reference, precision, activations, real), precision)
+        yield from nearness.vectors(
+            "logits", *_logits(path, case, reference, precision, activations, real), precision
+        )
 
 
 def _logits(
@@ -271,7 +309,9 @@ def _logits(
 
 
 def _positions(case: Case, bundle: Bundle) -> str:
-    return "all" if case.grid()[1].sum() * bundle.manifest.limits.vocab_size <= MAX_LOGITS else "last"
+    return (
+        "all" if case.grid()[1].sum() * bundle.manifest.limits.vocab_size <= MAX_LOGITS else "last"
+    )
 
 
 def _real(answer: list[Any], real: Array, case: Case) -> Array:
@@ -307,8 +347,14 @@ def _unequal_paddings(path: _Path, precision: str) -> Iterator[nearness.Result]:
     """Requests whose answer, read at the real places, differs in a bit from the same rows sent ragged."""
     chosen = {case.name: case for case in cases(path.model.bundle)}
     plain = _rows(path, chosen["ragged"], precision)
-    padded = [_rows(path, chosen[f"pads {where}"], precision) for where in ("right", "left", "holes")]
-    yield "unequal rows", sum(row != same for rows in padded for row, same in zip(rows, plain, strict=True)), 0
+    padded = [
+        _rows(path, chosen[f"pads {where}"], precision) for where in ("right", "left", "holes")
+    ]
+    yield (
+        "unequal rows",
+        sum(row != same for rows in padded for row, same in zip(rows, plain, strict=True)),
+        0,
+    )
 
 
 def _unequal_company(path: _Path, precision: str) -> Iterator[nearness.Result]:
@@ -324,12 +370,18 @@ def _rows(path: _Path, case: Case, precision: str) -> list[Any]:
     positions = _positions(case, bundle)
     options = {"logits": {"positions": positions}} if bundle.has_head else {}
     got = path.ask(case, precision, outputs=list(bundle.outputs), **options)
-    grids, vectors = [got["activations"], got["norm_stats"]["mean"], got["norm_stats"]["rstd"]], [got["pooled"]]
+    grids, vectors = (
+        [got["activations"], got["norm_stats"]["mean"], got["norm_stats"]["rstd"]],
+        [got["pooled"]],
+    )
     if bundle.has_head:
         (grids if positions == "all" else vectors).append(got["logits"])
     masks = case.attention_mask or [[1] * len(row) for row in case.input_ids]
     return [
-        ([[cell for cell, real in zip(grid[i], mask, strict=True) if real] for grid in grids], [v[i] for v in vectors])
+        (
+            [[cell for cell, real in zip(grid[i], mask, strict=True) if real] for grid in grids],
+            [v[i] for v in vectors],
+        )
         for i, mask in enumerate(masks)
     ]
 

@@ -28,14 +28,19 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from service.batch import Batch, Floats
-from service.bundle import Limits
-from service.selfcheck import sequences
+from addnorm.service.runtime.batch import Batch, Floats
+from addnorm.service.runtime.bundle import Limits
+from addnorm.service.runtime.selfcheck import sequences
 
 Array = NDArray[Any]
-MIN_ENTRIES = 2**15  # smaller weights cost more to quantize rows for than int8 saves (128 x 128: 0.95 of fp32's speed)
+MIN_ENTRIES = (
+    2**15
+)  # smaller weights cost more to quantize rows for than int8 saves (128 x 128: 0.95 of fp32's speed)
 FLOAT_COLUMNS = 4  # 8 gain nothing more; each costs a 1 / K of the product in fp32
-ROOTS = (3, 5)  # square roots whose product is range(W) / range(x) to the power of 1/8 + 1/32; see `_power`
+ROOTS = (
+    3,
+    5,
+)  # square roots whose product is range(W) / range(x) to the power of 1/8 + 1/32; see `_power`
 CALIBRATION_LENGTHS = (1, 5, 10, 20, 40, 60, 100, 128, 128)
 TINY = np.array(1e-30, np.float32)  # keeps a scale from being zero
 CONSTANTS: dict[str, Array] = {
@@ -62,7 +67,9 @@ def quantize(model: ModelProto, ranges: Mapping[str, Floats]) -> ModelProto:
         x, name = gemm.input[0], gemm.input[1]
         tensors |= _tensors(name, split(*_operands(gemm, constants), ranges[name]))
         new[gemm.output[0]] = _nodes(name, x, gemm.output[0])
-    _replace(graph, [part for node in graph.node for part in new.get(node.output[0], [node])], tensors)
+    _replace(
+        graph, [part for node in graph.node for part in new.get(node.output[0], [node])], tensors
+    )
     onnx.checker.check_model(quantized)
     return quantized
 
@@ -70,9 +77,15 @@ def quantize(model: ModelProto, ranges: Mapping[str, Floats]) -> ModelProto:
 def large_gemms(model: ModelProto) -> list[NodeProto]:
     """The Gemms that int8 pays for. QuantizationError if there is none."""
     constants = {item.name: item for item in model.graph.initializer}
-    gemms = [node for node in model.graph.node if node.op_type == "Gemm" and _pays(constants[node.input[1]])]
+    gemms = [
+        node
+        for node in model.graph.node
+        if node.op_type == "Gemm" and _pays(constants[node.input[1]])
+    ]
     if not gemms:
-        raise QuantizationError(f"int8 does not pay: no weight of the body has {MIN_ENTRIES} entries or more")
+        raise QuantizationError(
+            f"int8 does not pay: no weight of the body has {MIN_ENTRIES} entries or more"
+        )
     return gemms
 
 
@@ -101,7 +114,9 @@ def measure(model: ModelProto, limits: Limits) -> dict[str, Floats]:
     probe.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in wanted)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        probe.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     input_ids, mask = Batch.of(sequences(limits, CALIBRATION_LENGTHS)).grid()
     found = session.run(wanted, {"input_ids": input_ids, "attention_mask": mask})
     columns = {name: np.abs(x).max(0) for name, x in zip(wanted, found, strict=True)}
@@ -122,15 +137,21 @@ class Parts:
         """How far the parts are from `weight` `[K, M]`, `bias` `[M]`: the int8 entries in steps (0.5 is rounding), the
         float rows in units of their largest value (rounding again)."""
         inner = self.shrink > 0
-        steps = (self.weight[inner] - weight[inner] / self.shrink[inner, None] / self.scale).astype(np.float32)
+        steps = (self.weight[inner] - weight[inner] / self.shrink[inner, None] / self.scale).astype(
+            np.float32
+        )
         rest = _rest(weight, bias, self.columns, self.weight, self.scale)
-        return float(np.abs(steps).max()), float(np.abs(self.rest - rest).max() / np.abs(rest).max())
+        return float(np.abs(steps).max()), float(
+            np.abs(self.rest - rest).max() / np.abs(rest).max()
+        )
 
 
 def split(weight: Floats, bias: Floats, ranges: Floats) -> Parts:
     """weight `[K, M]`, bias `[M]`, ranges `[K]` (the largest |x| of each column seen)."""
     columns = np.sort(np.argsort(-ranges, kind="stable")[:FLOAT_COLUMNS])
-    seen = np.maximum(ranges, ranges.mean())  # what was narrow here, as a ReLU that was never on, may be wide elsewhere
+    seen = np.maximum(
+        ranges, ranges.mean()
+    )  # what was narrow here, as a ReLU that was never on, may be wide elsewhere
     shrink = _power(np.maximum(np.abs(weight).max(1), TINY) / np.maximum(seen, TINY))
     shrink[columns] = 0
     inner = np.divide(weight, shrink[:, None], out=np.zeros_like(weight), where=shrink[:, None] > 0)
@@ -148,9 +169,13 @@ def _power(ratio: Floats) -> Floats:
     return roots[ROOTS[0]] * roots[ROOTS[1]]
 
 
-def _rest(weight: Floats, bias: Floats | float, columns: Array, quantized: Array, scale: Floats) -> Floats:
+def _rest(
+    weight: Floats, bias: Floats | float, columns: Array, quantized: Array, scale: Floats
+) -> Floats:
     column_sums = quantized.sum(0, dtype=np.int64) * scale
-    return np.vstack([weight[columns], -column_sums, np.broadcast_to(bias, scale.shape)]).astype(np.float32)
+    return np.vstack([weight[columns], -column_sums, np.broadcast_to(bias, scale.shape)]).astype(
+        np.float32
+    )
 
 
 def _tensors(name: str, parts: Parts) -> dict[str, Array]:
@@ -161,19 +186,27 @@ def read_parts(model: ModelProto) -> dict[str, Parts]:
     """The parts of each quantized weight, by the weight's name."""
     constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
     names = [name.removesuffix(".shrink") for name in constants if name.endswith(".shrink")]
-    return {name: Parts(*(constants[f"{name}.{part}"] for part in Parts.__dataclass_fields__)) for name in names}
+    return {
+        name: Parts(*(constants[f"{name}.{part}"] for part in Parts.__dataclass_fields__))
+        for name in names
+    }
 
 
 def _nodes(name: str, x: str, y: str) -> list[NodeProto]:
     """x `[N, K]` -> y `[N, M]`. Row scales and zero points are `[N]`."""
 
     def node(operator: str, inputs: list[str], output: str, **attributes: Any) -> NodeProto:
-        inputs, output = [item.replace("~", f"{name}.") for item in inputs], output.replace("~", f"{name}.")
+        inputs, output = (
+            [item.replace("~", f"{name}.") for item in inputs],
+            output.replace("~", f"{name}."),
+        )
         return helper.make_node(operator, inputs, [output], f"{operator}.{output}", **attributes)
 
     return [
         node("Mul", [x, "~shrink"], "~u"),
-        node("ReduceMax", ["~u", "int8.axis"], "~high", keepdims=0),  # at least 0, as the float columns are
+        node(
+            "ReduceMax", ["~u", "int8.axis"], "~high", keepdims=0
+        ),  # at least 0, as the float columns are
         node("ReduceMin", ["~u", "int8.axis"], "~low", keepdims=0),  # at most 0
         node("Sub", ["~high", "~low"], "~range"),
         node("Div", ["~range", "int8.levels"], "~step"),
@@ -197,7 +230,9 @@ def _replace(graph: onnx.GraphProto, nodes: list[NodeProto], tensors: dict[str, 
     """Puts in the new nodes and constants, and drops the constants that nothing reads any more."""
     del graph.node[:]
     graph.node.extend(nodes)
-    graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in tensors.items())
+    graph.initializer.extend(
+        numpy_helper.from_array(value, name) for name, value in tensors.items()
+    )
     used = {name for node in nodes for name in node.input}
     kept = [item for item in graph.initializer if item.name in used]
     del graph.initializer[:]

@@ -17,7 +17,15 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, num
 TENSOR_DATA = (
     "name", "raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data",
 )  # fmt: skip
-SAID_ELSEWHERE = {"node", "initializer", "value_info", "name", "graph", "producer_name", "producer_version"}
+SAID_ELSEWHERE = {
+    "node",
+    "initializer",
+    "value_info",
+    "name",
+    "graph",
+    "producer_name",
+    "producer_version",
+}
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,10 @@ def _keys(model: ModelProto) -> _Keys:
         counts[key] += 1
         for index, name in enumerate(node.output):
             define(name, f"{key} {index}")
-    counts.update(_digest(values.get(item.name, ""), _without(item, "name")) for item in model.graph.value_info)
+    counts.update(
+        _digest(values.get(item.name, ""), _without(item, "name"))
+        for item in model.graph.value_info
+    )
     return _Keys(values, nodes, counts, undefined)
 
 
@@ -98,18 +109,26 @@ def _header(found: ModelProto, expected: ModelProto) -> Iterator[str]:
     for ours, theirs in ((found, expected), (found.graph, expected.graph)):
         one, other = _fields(ours), _fields(theirs)
         yield from (
-            f"{name} is another" for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)
+            f"{name} is another"
+            for name in sorted(one.keys() | other.keys())
+            if one.get(name) != other.get(name)
         )
 
 
 def _fields(message: Message) -> dict[str, Any]:
-    return {field.name: _plain(value) for field, value in message.ListFields() if field.name not in SAID_ELSEWHERE}
+    return {
+        field.name: _plain(value)
+        for field, value in message.ListFields()
+        if field.name not in SAID_ELSEWHERE
+    }
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Message):
         return value.SerializeToString(deterministic=True)
-    return value if isinstance(value, str | bytes | int | float) else [_plain(item) for item in value]
+    return (
+        value if isinstance(value, str | bytes | int | float) else [_plain(item) for item in value]
+    )
 
 
 def _words(node: NodeProto, ours: _Keys, model: ModelProto, theirs: _Keys) -> str:
@@ -124,8 +143,14 @@ def _words(node: NodeProto, ours: _Keys, model: ModelProto, theirs: _Keys) -> st
     for name in sorted(one.keys() | other.keys()):
         if one.get(name) != other.get(name):
             return f"{what}: {name} is {one.get(name)!r}, {other.get(name)!r} expected"
-    inputs = [ours.values.get(name) for name in node.input] == [theirs.values[name] for name in twin.input]
-    return f"{what}: its outputs or its header are others" if inputs else f"{what}: reads another value"
+    inputs = [ours.values.get(name) for name in node.input] == [
+        theirs.values[name] for name in twin.input
+    ]
+    return (
+        f"{what}: its outputs or its header are others"
+        if inputs
+        else f"{what}: reads another value"
+    )
 
 
 def attributes(node: NodeProto) -> dict[str, Any]:

@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 from starlette.datastructures import Headers
 from tokenizers import Tokenizer
 
-from export import nearness
-from model.checkpoint import CheckpointError
-from model.transformer import Transformer
-from service.bundle import TOKENIZER, Bundle
-from service.deadline import Deadline
-from service.errors import ServiceError
-from service.infer import Inference
-from service.routes.http import Sent
-from service.routes.native import decode
+from addnorm.export import nearness
+from addnorm.model.checkpoint import CheckpointError
+from addnorm.model.transformer import Transformer
+from addnorm.service.errors import ServiceError
+from addnorm.service.inference.pipeline import Inference
+from addnorm.service.protocols.codec.bodies import Sent
+from addnorm.service.protocols.native import decode
+from addnorm.service.runtime.bundle import TOKENIZER, Bundle
+from addnorm.service.scheduling.deadline import Deadline
 
 # settings of transformers' BERT tokenizer, and what they override in the file's normalizer
 BERT = {
@@ -74,10 +74,15 @@ def read(folder: Path, max_positions: int) -> Texts:
         raise NoTexts(f"there is no {TOKENIZER} in {folder}{_how_to_make_one(folder)}")
     content = _as_transformers_reads_it(file, _json(folder / "tokenizer_config.json"))
     _refuse_what_is_not_done(folder, json.loads(content))
-    limit, limited_by = _authors_limit(folder, json.loads(content)) or (max_positions, "the model's positions")
+    limit, limited_by = _authors_limit(folder, json.loads(content)) or (
+        max_positions,
+        "the model's positions",
+    )
     num_special = _num_special(file, content)
     if limit <= num_special:
-        raise NoTexts(f"{limited_by} cuts them to {limit} tokens, and {num_special} are special tokens")
+        raise NoTexts(
+            f"{limited_by} cuts them to {limit} tokens, and {num_special} are special tokens"
+        )
     return Texts(content, min(limit, max_positions), limited_by, num_special)
 
 
@@ -117,7 +122,9 @@ def _refuse_what_is_not_done(folder: Path, tokenizer: dict[str, Any]) -> None:
     normalizer = tokenizer.get("normalizer") or {}
     lowers = normalizer.get("lowercase") or '"Lowercase"' in json.dumps(normalizer)
     if _sentence_transformers(folder).get("do_lower_case") and not lowers:
-        raise NoTexts(f"sentence_bert_config.json has do_lower_case, but {TOKENIZER} keeps capitals: not supported")
+        raise NoTexts(
+            f"sentence_bert_config.json has do_lower_case, but {TOKENIZER} keeps capitals: not supported"
+        )
 
 
 def _authors_limit(folder: Path, tokenizer: dict[str, Any]) -> tuple[int, str] | None:
@@ -154,7 +161,9 @@ Array = NDArray[Any]
 Compare = Callable[[str], Iterable[nearness.Result]]
 
 
-def checks(inference: Inference, bundle: Bundle, reference: Transformer, folder: Path) -> list[tuple[str, Compare]]:
+def checks(
+    inference: Inference, bundle: Bundle, reference: Transformer, folder: Path
+) -> list[tuple[str, Compare]]:
     """The certificate's cases from text to vector, each to be called with a precision."""
     limit, authors = bundle.manifest.limits.max_text_tokens, _Authors(bundle, reference, folder)
     words = _words(bundle.path / TOKENIZER, limit)
@@ -164,10 +173,15 @@ def checks(inference: Inference, bundle: Bundle, reference: Transformer, folder:
     }
     if authors.ids(""):
         cases["an empty text"] = [""]
-    same_file = (bundle.path / TOKENIZER).read_bytes() == read(folder, bundle.manifest.limits.max_positions).tokenizer
+    same_file = (bundle.path / TOKENIZER).read_bytes() == read(
+        folder, bundle.manifest.limits.max_positions
+    ).tokenizer
     return [
         (TOKENIZER, lambda _: [("unlike the folder's", 0 if same_file else 1, 0)]),
-        *((name, partial(_against_authors, inference, bundle, authors, texts)) for name, texts in cases.items()),
+        *(
+            (name, partial(_against_authors, inference, bundle, authors, texts))
+            for name, texts in cases.items()
+        ),
     ]
 
 
@@ -176,14 +190,18 @@ def _words(tokenizer: Path, limit: int) -> list[str]:
     vocabulary = sorted(Tokenizer.from_file(str(tokenizer)).get_vocab())
     drawn = np.random.default_rng(0).choice(vocabulary, (8, max(1, limit // 4)))
     words = [[word.removeprefix("##") for word in text] for text in drawn]
-    return [" ".join(word.upper() if i % 2 else word for i, word in enumerate(text)) for text in words]
+    return [
+        " ".join(word.upper() if i % 2 else word for i, word in enumerate(text)) for text in words
+    ]
 
 
 class _Authors:
     """Token ids by transformers, vectors by PyTorch, as sentence-transformers makes them."""
 
     def __init__(self, bundle: Bundle, reference: Transformer, folder: Path) -> None:
-        from transformers import AutoTokenizer  # takes seconds, and only folders with a tokenizer need it
+        from transformers import (
+            AutoTokenizer,  # takes seconds, and only folders with a tokenizer need it
+        )
 
         self.manifest, self.reference = bundle.manifest, reference
         self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -205,7 +223,12 @@ def _against_authors(
     inference: Inference, bundle: Bundle, authors: _Authors, texts: list[str], precision: str
 ) -> Iterator[nearness.Result]:
     """The server's token ids and vectors of these texts."""
-    body = {"texts": texts, "truncate": True, "normalize": bundle.manifest.normalize, "precision": precision}
+    body = {
+        "texts": texts,
+        "truncate": True,
+        "normalize": bundle.manifest.normalize,
+        "precision": precision,
+    }
     try:
         ids, vectors = asyncio.run(_served(inference, orjson.dumps(body)))
     except ServiceError as error:
@@ -214,7 +237,9 @@ def _against_authors(
     num_other = sum(got != authors.ids(text) for got, text in zip(ids, texts, strict=True))
     yield "texts with other token ids", num_other, 0
     if not num_other:  # theirs may be ids that the model has not
-        yield from nearness.vectors("pooled", vectors, np.array([authors.vector(row) for row in ids]), precision)
+        yield from nearness.vectors(
+            "pooled", vectors, np.array([authors.vector(row) for row in ids]), precision
+        )
 
 
 async def _served(inference: Inference, body: bytes) -> tuple[list[list[int]], Array]:

@@ -1,4 +1,4 @@
-"""`python -m load.accuracy BUNDLE TEXT...`: what int8 costs on real sentences, and what it brings.
+"""`python -m addnorm.load.accuracy BUNDLE TEXT...`: what int8 costs on real sentences, and what it brings.
 
 Mean-pooled vectors of the texts' sentences against fp32: cosine, and how often the nearest neighbour stays the same;
 then useful tokens per second of both engines on the standard load (32 sequences, mean length 30, longest 100, in
@@ -14,23 +14,25 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from service import bundle as bundles
-from service.batch import Batch, Floats, Ints
-from service.bundle import Bundle
-from service.engine import Engine
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.batch import Batch, Floats, Ints
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.engine import Engine
 
 TOKEN_BUDGET = 256
 ROUNDS = 15
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m load.accuracy", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m addnorm.load.accuracy", description=__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("texts", type=Path, nargs="+")
     options = parser.parse_args()
     bundle = bundles.read(options.bundle)
     fp32, int8 = (Engine(bundle, precision, "cpu") for precision in ("fp32", "int8"))
-    found = tokenize(bundle, [sentence for path in options.texts for sentence in sentences(path.read_text())])
+    found = tokenize(
+        bundle, [sentence for path in options.texts for sentence in sentences(path.read_text())]
+    )
     print(f"{bundle.ref}: {len(found)} sentences, {sum(map(len, found))} tokens")
     print(agreement(pooled(fp32, found), pooled(int8, found)))
     print(speed(fp32, int8, standard_load(bundle)))
@@ -52,7 +54,9 @@ def tokenize(bundle: Bundle, texts: list[str]) -> list[Ints]:
     tokenizer = Tokenizer.from_file(str(bundle.path / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(bundle.manifest.limits.max_text_tokens)
-    return [np.array(item.ids, np.int64) for item in tokenizer.encode_batch(list(dict.fromkeys(texts)))]
+    return [
+        np.array(item.ids, np.int64) for item in tokenizer.encode_batch(list(dict.fromkeys(texts)))
+    ]
 
 
 def micro_batches(found: list[Ints]) -> Iterator[list[int]]:
@@ -93,17 +97,23 @@ def standard_load(bundle: Bundle) -> list[Ints]:
     """32 sequences of seeded ids, lengths drawn about a mean of 30, the longest 100."""
     draws = np.random.default_rng(0)
     lengths = np.minimum(draws.gamma(2.0, 14.0, 31) + 2, 100)
-    lengths = np.append(np.clip(np.rint(lengths * (32 * 30 - 100) / lengths.sum()), 1, 100), 100).astype(int)
+    lengths = np.append(
+        np.clip(np.rint(lengths * (32 * 30 - 100) / lengths.sum()), 1, 100), 100
+    ).astype(int)
     return [draws.integers(0, bundle.manifest.limits.vocab_size, length) for length in lengths]
 
 
 def speed(fp32: Engine, int8: Engine, found: list[Ints]) -> str:
     """Wall time by turns, so that a busy machine slows both; CPU time beside it, which a neighbour hardly touches."""
     batches = [Batch.of([found[i] for i in batch]) for batch in micro_batches(found)]
-    spent = np.array([[_spend(engine, batches) for engine in (fp32, int8)] for _ in range(ROUNDS + 1)])[1:]
+    spent = np.array(
+        [[_spend(engine, batches) for engine in (fp32, int8)] for _ in range(ROUNDS + 1)]
+    )[1:]
     wall, cpu = np.median(spent[:, 0] / spent[:, 1], axis=0)
     tokens_per_s = sum(map(len, found)) / np.median(spent[:, :, 0], axis=0)
-    return "tokens/s: fp32 {:.0f}, int8 {:.0f}; ratio {:.2f}, of CPU time {:.2f}".format(*tokens_per_s, wall, cpu)
+    return "tokens/s: fp32 {:.0f}, int8 {:.0f}; ratio {:.2f}, of CPU time {:.2f}".format(
+        *tokens_per_s, wall, cpu
+    )
 
 
 def _spend(engine: Engine, batches: list[Batch]) -> tuple[float, float]:

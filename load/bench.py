@@ -1,4 +1,4 @@
-"""`python -m load.bench --bundle BUNDLE --padded PADDED_BUNDLE` measures naive, addnorm fp32 and addnorm int8, each
+"""`python -m addnorm.load.bench --bundle BUNDLE --padded PADDED_BUNDLE` measures naive, addnorm fp32 and addnorm int8, each
 a process of its own, in turn (A B C A B C ...), and writes load/report/. Every answer of every run is checked.
 """
 
@@ -11,16 +11,16 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from load import report, servers
-from load.check import NAIVE_TOLERANCE, Reference, alone
-from load.offline import Offline, Sgemm
-from load.report import Figures
-from load.run import Load, Result, measure
-from load.servers import Server
-from load.stream import PROFILES, SWEEP_LONGEST, Stream, make
-from service import bundle as bundles
-from service.bundle import Bundle
-from service.settings import read_settings
+from addnorm.load import report, servers
+from addnorm.load.check import NAIVE_TOLERANCE, Reference, alone
+from addnorm.load.offline import Offline, Sgemm
+from addnorm.load.report import Figures
+from addnorm.load.run import Load, Result, measure
+from addnorm.load.servers import Server
+from addnorm.load.stream import PROFILES, SWEEP_LONGEST, Stream, make
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.settings import read_settings
 
 CLOSED = {
     "big": ("big", 8),
@@ -29,7 +29,14 @@ CLOSED = {
     "small-32": ("small", 32),
     "hidden": ("hidden", 8),
 }
-FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)  # of addnorm's own capacity: the loads of the open loop
+FRACTIONS = (
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    0.9,
+    1.0,
+)  # of addnorm's own capacity: the loads of the open loop
 SATURATED_MS = 1000.0  # median latency from which more load says nothing new
 NUM_BITS = 2000  # answers that must have been compared bit for bit in the end
 RUN_S = (0.4, 5.0)  # least and most seconds of one run
@@ -67,16 +74,22 @@ class Contender:
         """The profile's stream, its right answers computed at first use."""
         if profile not in self.streams:
             fields = {"precision": self.precision} if self.precision else {}
-            self.streams[profile] = make(PROFILES[profile], self.bundle.manifest.limits, fields=fields)
+            self.streams[profile] = make(
+                PROFILES[profile], self.bundle.manifest.limits, fields=fields
+            )
             self.reference.learn(self.streams[profile], f"{profile} for {self.name}")
         return self.streams[profile]
 
     def side(self, line: str, profile: str, concurrency: int, once: bool = False) -> Side:
-        return Side(line, self.name, lambda seconds: self.run(profile, Load(concurrency, seconds)), once)
+        return Side(
+            line, self.name, lambda seconds: self.run(profile, Load(concurrency, seconds)), once
+        )
 
     def run(self, profile: str, load: Load) -> Figures:
         load = replace(load, warm_up_s=0.0, headers=self.headers)
-        return _figures(measure(self.server, self.stream(profile), self.reference, load, progress=False))
+        return _figures(
+            measure(self.server, self.stream(profile), self.reference, load, progress=False)
+        )
 
 
 class Clock:
@@ -98,7 +111,9 @@ class Clock:
 
 
 def _figures(result: Result) -> Figures:
-    numbers = {name: value for name, value in asdict(result).items() if isinstance(value, int | float)}
+    numbers = {
+        name: value for name, value in asdict(result).items() if isinstance(value, int | float)
+    }
     return {**numbers, "num_errors": result.num_errors}
 
 
@@ -107,7 +122,9 @@ def start(stack: ExitStack, bundle: Bundle, padded: Bundle) -> list[Contender]:
     server = stack.enter_context(servers.addnorm(bundle))
     fp32 = Reference(alone(bundle, "fp32"))
     started = [
-        Contender("naive", stack.enter_context(servers.naive(padded)), fp32.near(NAIVE_TOLERANCE), bundle),
+        Contender(
+            "naive", stack.enter_context(servers.naive(padded)), fp32.near(NAIVE_TOLERANCE), bundle
+        ),
         Contender("addnorm", server, fp32, bundle),
     ]
     if "int8" in bundle.manifest.precisions:
@@ -142,7 +159,11 @@ def offline_sides(contenders: list[Contender]) -> Iterator[Side]:
 def _offline_side(contender: Contender, num_lanes: int, token_budget: int) -> Side:
     offline = Offline(contender.bundle, contender.precision or "fp32", num_lanes, token_budget)
     big = contender.stream("big")
-    return Side("offline", contender.name, lambda seconds: {"tokens_per_s": offline.tokens_per_s(big, seconds)})
+    return Side(
+        "offline",
+        contender.name,
+        lambda seconds: {"tokens_per_s": offline.tokens_per_s(big, seconds)},
+    )
 
 
 def typed_side(stack: ExitStack, naive: Contender, padded: Bundle) -> Side:
@@ -154,7 +175,11 @@ def typed_side(stack: ExitStack, naive: Contender, padded: Bundle) -> Side:
 def tensor_sides(contenders: list[Contender]) -> Iterator[Side]:
     """Whole hidden states as safetensors, beside the same as JSON."""
     for contender in contenders[1:]:
-        tensors = replace(contender, name=f"{contender.name}-tensors", headers=("Accept: application/vnd.safetensors",))
+        tensors = replace(
+            contender,
+            name=f"{contender.name}-tensors",
+            headers=("Accept: application/vnd.safetensors",),
+        )
         yield tensors.side("hidden", "hidden", 8)
 
 
@@ -184,7 +209,9 @@ def interleave(sides: list[Side], budget_s: float, clock: Clock) -> dict[str, li
             return figures
 
 
-def open_loops(contenders: list[Contender], capacity: float, budget_s: float, clock: Clock) -> dict[str, list[Figures]]:
+def open_loops(
+    contenders: list[Contender], capacity: float, budget_s: float, clock: Clock
+) -> dict[str, list[Figures]]:
     """Latency at growing shares of `capacity` (requests/s), for each contender until it is saturated."""
     seconds = max(MIN_OPEN_S, budget_s / len(FRACTIONS) / len(contenders))
     points: dict[str, list[Figures]] = {contender.name: [] for contender in contenders}
@@ -198,18 +225,26 @@ def open_loops(contenders: list[Contender], capacity: float, budget_s: float, cl
     return points
 
 
-def bits(contenders: list[Contender], so_far: dict[str, list[Figures]], clock: Clock) -> dict[str, Figures]:
+def bits(
+    contenders: list[Contender], so_far: dict[str, list[Figures]], clock: Clock
+) -> dict[str, Figures]:
     """Answers of addnorm over the bundle compared bit for bit in all runs, and how many were not right."""
     counted = {}
     for contender in contenders[1:]:
-        keys = [key for key in so_far if key.endswith(f"/{contender.name}") and not key.startswith("tiny")]
+        keys = [
+            key
+            for key in so_far
+            if key.endswith(f"/{contender.name}") and not key.startswith("tiny")
+        ]
         runs = [figures for key in keys for figures in so_far[key]]
         num_missing = NUM_BITS - int(sum(run.get("num_answers", 0) for run in runs))
         if num_missing > 0:
             clock.show(f"{num_missing} more answers: {contender.name}")
             load = Load(32, max(RUN_S[0], clock.left_s() / 2), num_answers=num_missing)
             runs.append(contender.run("small", load))
-        sums = {name: sum(run.get(name, 0) for run in runs) for name in ("num_answers", "num_errors")}
+        sums = {
+            name: sum(run.get(name, 0) for run in runs) for name in ("num_answers", "num_errors")
+        }
         counted[contender.name] = sums
     return counted
 
@@ -234,7 +269,9 @@ def main() -> None:
         if "small-32/addnorm" in figures and _is_wanted("open", arguments.only):
             capacity = report.median(figures["small-32/addnorm"], "requests_per_s")
             points = open_loops(contenders, capacity, 0.7 * clock.left_s(), clock)
-        counted = bits(contenders, figures | {f"open/{who}": runs for who, runs in points.items()}, clock)
+        counted = bits(
+            contenders, figures | {f"open/{who}": runs for who, runs in points.items()}, clock
+        )
     clock.close()
     print(report.write(arguments.out, report.Findings(bundle, machine, figures, points, counted)))
     if any(run.get("num_errors") for runs in (*figures.values(), *points.values()) for run in runs):
@@ -246,7 +283,9 @@ def _same_model(packed: Path, padded: Path) -> tuple[Bundle, Bundle]:
     ours, theirs = bundles.read(packed), bundles.read(padded)
     for bundle, layout in ((ours, "packed"), (theirs, "padded")):
         if bundle.manifest.layout != layout:
-            raise SystemExit(f"{bundle.path} has layout {bundle.manifest.layout}: export it with --layout {layout}")
+            raise SystemExit(
+                f"{bundle.path} has layout {bundle.manifest.layout}: export it with --layout {layout}"
+            )
     if ours.manifest.source != theirs.manifest.source:
         raise SystemExit(
             f"{packed} and {padded} are of different models: {ours.manifest.source}, {theirs.manifest.source}"
@@ -259,14 +298,25 @@ def _is_wanted(line: str, only: list[str] | None) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m load.bench", description=__doc__)
-    parser.add_argument("--bundle", type=Path, required=True, help="<bundles>/<name>/<version>, layout packed")
+    parser = argparse.ArgumentParser(prog="python -m addnorm.load.bench", description=__doc__)
     parser.add_argument(
-        "--padded", type=Path, required=True, help="the same model in layout padded, for the naive server"
+        "--bundle", type=Path, required=True, help="<bundles>/<name>/<version>, layout packed"
     )
-    parser.add_argument("--tiny", type=Path, help="a bundle of the preset notebook: what the server itself costs")
-    parser.add_argument("--minutes", type=float, default=10.0, help="about how long to measure; one round at least")
-    parser.add_argument("--only", nargs="+", metavar="LINE", help="big small hidden offline sgemm longest tiny open")
+    parser.add_argument(
+        "--padded",
+        type=Path,
+        required=True,
+        help="the same model in layout padded, for the naive server",
+    )
+    parser.add_argument(
+        "--tiny", type=Path, help="a bundle of the preset notebook: what the server itself costs"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="about how long to measure; one round at least"
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="LINE", help="big small hidden offline sgemm longest tiny open"
+    )
     parser.add_argument("--out", type=Path, default=Path("load/report"))
     return parser
 

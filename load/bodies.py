@@ -8,13 +8,13 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from load import texts
-from load.caller import JSON, Request
-from service.bundle import Manifest
-from service.query import BINARY_BYTES, JSON_BYTES_PER_FLOAT, JSON_BYTES_PER_PAD
-from service.routes.tensors import SAFETENSORS
-from service.settings import Settings
-from service.text import CHARACTERS_PER_TOKEN
+from addnorm.load import texts
+from addnorm.load.caller import JSON, Request
+from addnorm.service.inference.request import BINARY_BYTES, JSON_BYTES_PER_FLOAT, JSON_BYTES_PER_PAD
+from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
+from addnorm.service.runtime.bundle import Manifest
+from addnorm.service.runtime.tokenizer import CHARACTERS_PER_TOKEN
+from addnorm.service.settings import Settings
 
 LIMITS = Settings.model_construct()  # the defaults, whatever the environment says
 BODY_BYTES = LIMITS.max_body_bytes - 1024  # but for what stands around it
@@ -50,7 +50,9 @@ def real_tokens(width: int) -> int:
 
 def pads(width: int, bytes_each: int = JSON_BYTES_PER_PAD) -> int:
     """As many as an answer may have beside one token."""
-    return min(LIMITS.max_cells, LIMITS.max_answer_bytes // (width * bytes_each) - JSON_BYTES_PER_FLOAT)
+    return min(
+        LIMITS.max_cells, LIMITS.max_answer_bytes // (width * bytes_each) - JSON_BYTES_PER_FLOAT
+    )
 
 
 def zeros(num: int) -> bytes:
@@ -70,7 +72,9 @@ def floats(digits: int) -> tuple[bytes, int]:
 
 def packed(request: Request) -> Request:
     assert request.body is not None
-    return Request(request.path, gzip.compress(request.body, 1), request.headers).having(content_encoding="gzip")
+    return Request(request.path, gzip.compress(request.body, 1), request.headers).having(
+        content_encoding="gzip"
+    )
 
 
 def raw(path: str, body: bytes, **headers: str) -> Request:
@@ -87,17 +91,26 @@ def infer(manifest: Manifest, fields: dict[str, Any], **headers: str) -> Request
 def long_integers(digits: int, manifest: Manifest) -> Request:
     """Under a mask of zeros, where an id may be any integer."""
     numbers, num = integers(digits)
-    body = b'{"input_ids":[[%s]],"attention_mask":[[%s]],"outputs":["pooled"]}' % (numbers, zeros(num))
+    body = b'{"input_ids":[[%s]],"attention_mask":[[%s]],"outputs":["pooled"]}' % (
+        numbers,
+        zeros(num),
+    )
     return packed(raw(INFER, body))
 
 
-def cells(manifest: Manifest, outputs: Sequence[str], num_cells: int = LIMITS.max_cells, **more: Any) -> Request:
+def cells(
+    manifest: Manifest, outputs: Sequence[str], num_cells: int = LIMITS.max_cells, **more: Any
+) -> Request:
     ids, mask = grid(manifest, num_cells)
     return infer(manifest, {"input_ids": ids, "attention_mask": mask, "outputs": outputs, **more})
 
 
-def ragged(manifest: Manifest, outputs: Sequence[str], num_tokens: int, longest: int = 64, **more: Any) -> Request:
-    return infer(manifest, {"input_ids": rows(manifest, num_tokens, longest), "outputs": outputs, **more})
+def ragged(
+    manifest: Manifest, outputs: Sequence[str], num_tokens: int, longest: int = 64, **more: Any
+) -> Request:
+    return infer(
+        manifest, {"input_ids": rows(manifest, num_tokens, longest), "outputs": outputs, **more}
+    )
 
 
 def quick(manifest: Manifest, output: str, num_tokens: int, longest: int) -> Request:
@@ -121,7 +134,9 @@ def likeliest_of_pads(manifest: Manifest) -> Request:
     return cells(manifest, ["logits"], logits={"top_k": 1})
 
 
-def string(field: str, content: bytes, path: str = INFER, rest: bytes = b'"input_ids":[[1]]') -> Request:
+def string(
+    field: str, content: bytes, path: str = INFER, rest: bytes = b'"input_ids":[[1]]'
+) -> Request:
     """A body of one huge string, written as it is given."""
     times = JSON_BYTES // len(content)
     return packed(raw(path, b'{%s,"%s":"%s"}' % (rest, field.encode(), content * times)))
@@ -239,7 +254,9 @@ def v2_inputs(manifest: Manifest) -> Request:
 
 def v2_rows(manifest: Manifest) -> Request:
     data = b",".join([b"[%s]" % zeros(100)] * 2048)
-    return v2(manifest, tensor("input_ids", [2048, 100], data), rest=b',"outputs":[{"name":"pooled"}]')
+    return v2(
+        manifest, tensor("input_ids", [2048, 100], data), rest=b',"outputs":[{"name":"pooled"}]'
+    )
 
 
 def v2_wrong_mask(manifest: Manifest) -> Request:

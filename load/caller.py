@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 
 import orjson
 
-from load.client import REFUSED
+from addnorm.load.client import REFUSED
 
 READ_BYTES = 1 << 20
 JSON = {"content-type": "application/json"}
@@ -28,7 +28,9 @@ class Request:
     @classmethod
     def json(cls, path: str, body: Any, **headers: str) -> Self:
         """A body that is not yet JSON, and headers as `having` takes them."""
-        return cls(path, orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY), JSON).having(**headers)
+        return cls(path, orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY), JSON).having(
+            **headers
+        )
 
     @property
     def method(self) -> str:
@@ -58,7 +60,9 @@ class Caller:
         """The answer, read to its end and dropped. The next request opens a new connection if this one breaks."""
         started = time.monotonic()
         try:
-            self._connection.request(request.method, request.path, request.body, dict(request.headers))
+            self._connection.request(
+                request.method, request.path, request.body, dict(request.headers)
+            )
             with self._connection.getresponse() as answer:
                 first_byte_s, num_bytes = time.monotonic() - started, 0
                 while num_read := answer.readinto(self._buffer):

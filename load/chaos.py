@@ -1,4 +1,4 @@
-"""`python -m load.chaos NAME --bundle BUNDLE` does to a server what must not hurt it, and prints what was seen.
+"""`python -m addnorm.load.chaos NAME --bundle BUNDLE` does to a server what must not hurt it, and prints what was seen.
 
 A scenario is a function of a bundle and a size; it returns figures, or raises Hurt. `all` runs each.
 """
@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from load import servers
-from load.client import Client, runner
-from load.mutants import mutants
-from load.servers import Server
-from service import bundle as bundles
-from service.bundle import Bundle
+from addnorm.load import servers
+from addnorm.load.client import Client, runner
+from addnorm.load.mutants import mutants
+from addnorm.load.servers import Server
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.bundle import Bundle
 
 Figures = dict[str, Any]
 GROWTH = 1.05  # allowed of resident memory, once warm
@@ -56,7 +56,10 @@ def body_storm(bundle: Bundle, size: int) -> Figures:
             sent = list(mutants(good, size // STEPS, seed=step))
             statuses += run.run(_statuses(server, sent))
             rss.append(server.rss_mib() or 0.0)
-        require(server.ask(json.dumps(good[0]).encode()) == right, "a good request is answered otherwise than before")
+        require(
+            server.ask(json.dumps(good[0]).encode()) == right,
+            "a good request is answered otherwise than before",
+        )
         odd = sorted(set(statuses) - {200, 400, 404, 413})
         require(not odd, f"statuses {odd} of {dict(statuses)}")
         growth = rss[-1] / rss[1]
@@ -67,12 +70,21 @@ def body_storm(bundle: Bundle, size: int) -> Figures:
 def good_bodies(bundle: Bundle) -> list[dict[str, Any]]:
     """One of each kind."""
     limits = bundle.manifest.limits
-    ids = np.random.default_rng(0).integers(0, limits.vocab_size, (3, min(5, limits.max_positions))).tolist()
+    ids = (
+        np.random.default_rng(0)
+        .integers(0, limits.vocab_size, (3, min(5, limits.max_positions)))
+        .tolist()
+    )
     mask = [[1] * len(ids[0]), [1] * (len(ids[0]) - 1) + [0], [0] * len(ids[0])]
     return [
         {"model": bundle.manifest.name, "input_ids": ids, "outputs": ["pooled"]},
         {"input_ids": ids, "attention_mask": mask},
-        {"input_ids": ids, "outputs": ["pooled", "norm_stats"], "pooling": "mean", "normalize": True},
+        {
+            "input_ids": ids,
+            "outputs": ["pooled", "norm_stats"],
+            "pooling": "mean",
+            "normalize": True,
+        },
         {"input_ids": [row[: n + 1] for n, row in enumerate(ids)], "outputs": ["activations"]},
     ]
 
@@ -97,26 +109,38 @@ def leave_storm(bundle: Bundle, size: int) -> Figures:
         run.run(_leave(server, bundle, size))
         left = time.monotonic()
         while (held := _held(server)) or _num_files(server) > files + 1:
-            require(time.monotonic() < left + SETTLE_S, f"still held: {held}, {_num_files(server)} files")
+            require(
+                time.monotonic() < left + SETTLE_S,
+                f"still held: {held}, {_num_files(server)} files",
+            )
             time.sleep(0.1)
         require(server.ask(good) == right, "a good request is answered otherwise than before")
         require("500" not in _statuses_seen(server), f"statuses {_statuses_seen(server)}")
-        return {"seconds until nothing is held": round(time.monotonic() - left, 1), "statuses": _statuses_seen(server)}
+        return {
+            "seconds until nothing is held": round(time.monotonic() - left, 1),
+            "statuses": _statuses_seen(server),
+        }
 
 
 async def _leave(server: Server, bundle: Bundle, size: int) -> None:
     limits, draws = bundle.manifest.limits, random.Random(0)
     row = [1] * limits.max_positions
-    body = json.dumps({"input_ids": [row] * min(1024, 16_384 // len(row)), "outputs": ["activations"]}).encode()
+    body = json.dumps(
+        {"input_ids": [row] * min(1024, 16_384 // len(row)), "outputs": ["activations"]}
+    ).encode()
     request = _head(len(body)) + body
 
     async def caller(number: int) -> None:
         await asyncio.sleep(number * 0.002)
         _, writer = await asyncio.open_connection(server.host, server.port)
-        writer.write(request[: draws.choice([10, 100, len(request) // 2, len(request), len(request)])])
+        writer.write(
+            request[: draws.choice([10, 100, len(request) // 2, len(request), len(request)])]
+        )
         await asyncio.sleep(draws.choice([0, 0.001, 0.02, 0.2]))
         if draws.random() < 0.5:  # without a farewell
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
@@ -150,7 +174,9 @@ def _latencies(server: Server, body: bytes, right: bytes) -> list[float]:
     return latencies
 
 
-async def _beside(server: Server, size: int, body: bytes, right: bytes) -> tuple[Counter[int], list[float]]:
+async def _beside(
+    server: Server, size: int, body: bytes, right: bytes
+) -> tuple[Counter[int], list[float]]:
     """Statuses of `size` slow callers, and latencies of quick ones meanwhile."""
     slow = [asyncio.create_task(_dawdle(server, is_body=number % 2 == 0)) for number in range(size)]
     await asyncio.sleep(0.5)
@@ -173,13 +199,20 @@ async def _dawdle(server: Server, is_body: bool) -> int:
 
 
 def _head(length: int) -> bytes:
-    lines = ("POST /v1/infer HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {length}")
+    lines = (
+        "POST /v1/infer HTTP/1.1",
+        "host: x",
+        "content-type: application/json",
+        f"content-length: {length}",
+    )
     return "\r\n".join((*lines, "", "")).encode()
 
 
 def _metrics(server: Server) -> Iterator[tuple[str, float]]:
     """Series, labels and all, and their values."""
-    with urllib.request.urlopen(f"http://{server.host}:{server.port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(
+        f"http://{server.host}:{server.port}/metrics", timeout=10
+    ) as answer:
         for line in answer.read().decode().splitlines():
             if not line.startswith("#"):
                 series, _, value = line.rpartition(" ")
@@ -188,13 +221,23 @@ def _metrics(server: Server) -> Iterator[tuple[str, float]]:
 
 def _held(server: Server) -> dict[str, float]:
     """The gauges that are not zero."""
-    return {series: value for series, value in _metrics(server) if series.startswith(GAUGES) and value}
+    return {
+        series: value for series, value in _metrics(server) if series.startswith(GAUGES) and value
+    }
 
 
 def _statuses_seen(server: Server) -> dict[str, int]:
     """Of /v1/infer, by the server's own count."""
-    counted = ((series, value) for series, value in _metrics(server) if series.startswith("addnorm_requests_total{"))
-    return {series.partition('status="')[2][:3]: int(value) for series, value in counted if '"/v1/infer"' in series}
+    counted = (
+        (series, value)
+        for series, value in _metrics(server)
+        if series.startswith("addnorm_requests_total{")
+    )
+    return {
+        series.partition('status="')[2][:3]: int(value)
+        for series, value in counted
+        if '"/v1/infer"' in series
+    }
 
 
 def _num_files(server: Server) -> int:
@@ -216,10 +259,12 @@ SCENARIOS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m load.chaos", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m addnorm.load.chaos", description=__doc__)
     parser.add_argument("name", choices=["all", *SCENARIOS])
     parser.add_argument("--bundle", type=Path, required=True)
-    parser.add_argument("--size", type=int, help="bodies or callers; by default that of the long form")
+    parser.add_argument(
+        "--size", type=int, help="bodies or callers; by default that of the long form"
+    )
     arguments = parser.parse_args()
     bundle = bundles.read(arguments.bundle)
     for name in SCENARIOS if arguments.name == "all" else [arguments.name]:

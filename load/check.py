@@ -9,18 +9,20 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 from tqdm import tqdm
 
-from load.client import REFUSED, Answers
-from load.stream import Request, Stream
-from service import outputs
-from service.batch import Batch, Floats, Ints
-from service.bundle import Bundle
-from service.engine import Engine
+from addnorm.load.client import REFUSED, Answers
+from addnorm.load.stream import Request, Stream
+from addnorm.service.inference import outputs
+from addnorm.service.runtime.batch import Batch, Floats, Ints
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.engine import Engine
 
 WRONG = "wrong"
 NAIVE_TOLERANCE = 1e-3  # of a padded graph on this load; ours has none
 
 
-Compute = Callable[[str, Ints], Floats]  # output, a sequence -> its pooled vector or its activations
+Compute = Callable[
+    [str, Ints], Floats
+]  # output, a sequence -> its pooled vector or its activations
 
 
 def alone(bundle: Bundle, precision: str) -> Compute:
@@ -56,7 +58,9 @@ class Reference:
         """Computes every sequence of the stream that is not known yet."""
         wanted = {(r.output, s.tobytes()): s for r in stream.requests for s in r.sequences}
         new = {key: sequence for key, sequence in wanted.items() if key not in self._alone}
-        for (output, key), sequence in tqdm(new.items(), f"computing {what} alone", leave=False, disable=not new):
+        for (output, key), sequence in tqdm(
+            new.items(), f"computing {what} alone", leave=False, disable=not new
+        ):
             self._alone[output, key] = self._compute(output, sequence)
 
     def verdicts(self, stream: Stream, answers: Answers) -> tuple[list[bool], dict[str, int]]:
@@ -66,7 +70,9 @@ class Reference:
             for index, kept in answers.kept.items()
         }
         given = [verdicts[index][which] for index, which in answers.given]
-        return [verdict is None for verdict in given], dict(Counter(verdict for verdict in given if verdict))
+        return [verdict is None for verdict in given], dict(
+            Counter(verdict for verdict in given if verdict)
+        )
 
     def _verdict(self, request: Request, status: int, body: bytes) -> str | None:
         """None if right, else what is wrong."""
@@ -88,13 +94,19 @@ class Reference:
         if self._tolerance is None:
             return got.tobytes() == known.tobytes()
         if request.output == "activations":
-            got = _on_grid([row[: len(rows)] for row, rows in zip(got, alone, strict=True)], request.width)
+            got = _on_grid(
+                [row[: len(rows)] for row, rows in zip(got, alone, strict=True)], request.width
+            )
         return bool(np.allclose(got, known, rtol=self._tolerance, atol=self._tolerance))
 
 
 def _output(body: bytes, name: str) -> Floats:
     """Of an answer in JSON, or else in safetensors."""
-    return np.array(orjson.loads(body)[name], np.float32) if body.startswith(b"{") else load(body)[name]
+    return (
+        np.array(orjson.loads(body)[name], np.float32)
+        if body.startswith(b"{")
+        else load(body)[name]
+    )
 
 
 def _on_grid(rows: Iterable[Floats], width: int) -> Floats:

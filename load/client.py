@@ -67,8 +67,12 @@ class Connection(asyncio.Protocol):
 class Answers:
     """What came back. A request's answers are kept once each, with their number: most are the same bytes."""
 
-    kept: dict[int, list[tuple[int, bytes]]] = field(default_factory=dict)  # request -> distinct (status, body)
-    given: list[tuple[int, int]] = field(default_factory=list)  # for each answer: request, index among its `kept`
+    kept: dict[int, list[tuple[int, bytes]]] = field(
+        default_factory=dict
+    )  # request -> distinct (status, body)
+    given: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # for each answer: request, index among its `kept`
     latencies_s: list[float] = field(default_factory=list)
     wall_s: float = 0.0
 
@@ -84,7 +88,9 @@ class Answers:
 class Client:
     """Connections to one server, opened as they are needed."""
 
-    def __init__(self, host: str, port: int, bodies: list[bytes], timeout_s: float = 60.0, *headers: str) -> None:
+    def __init__(
+        self, host: str, port: int, bodies: list[bytes], timeout_s: float = 60.0, *headers: str
+    ) -> None:
         self._address = (host, port)
         self._timeout_s = timeout_s
         self._requests = [_request(host, body, headers) for body in bodies]
@@ -111,7 +117,9 @@ class Client:
         while self._idle:
             if (connection := self._idle.pop()).is_open:
                 return connection
-        _, connection = await asyncio.get_running_loop().create_connection(Connection, *self._address)
+        _, connection = await asyncio.get_running_loop().create_connection(
+            Connection, *self._address
+        )
         return connection
 
     def close(self) -> None:
@@ -130,13 +138,17 @@ def _request(host: str, body: bytes, headers: Sequence[str]) -> bytes:
     return "\r\n".join((*lines, "", "")).encode() + body
 
 
-async def closed_loop(client: Client, order: Iterator[int], concurrency: int, seconds: float) -> Answers:
+async def closed_loop(
+    client: Client, order: Iterator[int], concurrency: int, seconds: float
+) -> Answers:
     """`concurrency` callers, each sending its next request when the last is answered, for `seconds` or to the end of `order`."""
     answers = Answers()
     started = time.monotonic()
 
     async def caller() -> None:
-        while (sent := time.monotonic()) < started + seconds and (index := next(order, None)) is not None:
+        while (sent := time.monotonic()) < started + seconds and (
+            index := next(order, None)
+        ) is not None:
             status, body = await client.ask(index)
             answers.add(index, status, body, time.monotonic() - sent)
 

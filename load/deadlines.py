@@ -1,4 +1,4 @@
-"""`python -m load.deadlines --bundle BUNDLE`: mixed requests with deadlines of 50 to 2,000 ms, more than can be met.
+"""`python -m addnorm.load.deadlines --bundle BUNDLE`: mixed requests with deadlines of 50 to 2,000 ms, more than can be met.
 
 No answer with 200 may begin to leave later than 50 ms after its deadline, by the server's own log. What its callers see
 stands beside it: they share the machine with the server, and their time begins before the request is sent.
@@ -19,13 +19,13 @@ from typing import IO, Any, NamedTuple
 
 from tqdm import tqdm
 
-from load import report, servers, texts
-from load.bodies import EMBEDDINGS, INFER, TOKENIZE, infer, long_integers, tensor, v2
-from load.caller import Caller, Request, Seen
-from load.client import REFUSED
-from service import bundle as bundles
-from service.bundle import Bundle, Manifest
-from service.routes.tensors import SAFETENSORS
+from addnorm.load import report, servers, texts
+from addnorm.load.bodies import EMBEDDINGS, INFER, TOKENIZE, infer, long_integers, tensor, v2
+from addnorm.load.caller import Caller, Request, Seen
+from addnorm.load.client import REFUSED
+from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.bundle import Bundle, Manifest
 
 SHORTEST_MS, LONGEST_MS = 50, 2000
 LATE_MS = 50.0  # past the deadline
@@ -50,7 +50,9 @@ class Draw(NamedTuple):
 
     def infer(self, rows: list[list[int]], output: str, **more: Any) -> Request:
         chosen = self.draws.choice(list(self.manifest.precisions))
-        return infer(self.manifest, {"input_ids": rows, "outputs": [output], "precision": chosen, **more})
+        return infer(
+            self.manifest, {"input_ids": rows, "outputs": [output], "precision": chosen, **more}
+        )
 
     def texts(self, path: str, field: str, values: list[Any], **more: Any) -> Request:
         return Request.json(path, {"model": self.manifest.name, field: values, **more})
@@ -66,7 +68,9 @@ def _logits(draw: Draw) -> Request:
 
 def _likeliest(draw: Draw) -> Request:
     """All of the vocabulary."""
-    return draw.infer(draw.rows(1, 8, 128), "logits", logits={"top_k": draw.manifest.limits.vocab_size})
+    return draw.infer(
+        draw.rows(1, 8, 128), "logits", logits={"top_k": draw.manifest.limits.vocab_size}
+    )
 
 
 def _hidden(draw: Draw) -> Request:
@@ -84,7 +88,9 @@ def _v2(draw: Draw, output: bytes, binary: bool) -> Request:
 
 def _prose(draw: Draw) -> list[str]:
     draws = draw.draws
-    return [texts.prose(draws.randint(1, 60), draws.getrandbits(30)) for _ in range(draws.randint(1, 8))]
+    return [
+        texts.prose(draws.randint(1, 60), draws.getrandbits(30)) for _ in range(draws.randint(1, 8))
+    ]
 
 
 def _hopeless(draw: Draw) -> list[str]:
@@ -114,7 +120,9 @@ KINDS = {
     "embeddings of ids": Kind(3, lambda draw: draw.texts(EMBEDDINGS, "input", draw.rows(8, 1, 60))),
     "embeddings of texts": Kind(3, lambda draw: draw.texts(EMBEDDINGS, "input", _prose(draw))),
     "texts": Kind(3, lambda draw: draw.texts(INFER, "texts", _prose(draw), outputs=["pooled"])),
-    "bad texts": Kind(1, lambda draw: draw.texts(INFER, "texts", _hopeless(draw), outputs=["pooled"])),
+    "bad texts": Kind(
+        1, lambda draw: draw.texts(INFER, "texts", _hopeless(draw), outputs=["pooled"])
+    ),
     "tokenize": Kind(2, lambda draw: draw.texts(TOKENIZE, "texts", _prose(draw))),
     "tokenize bad texts": Kind(1, lambda draw: draw.texts(TOKENIZE, "texts", _hopeless(draw))),
     "integers of 4,299 digits": Kind(1, lambda draw: long_integers(4299, draw.manifest)),
@@ -154,10 +162,14 @@ class Answered:
     why: str = ""
 
 
-PAUSE_S = 0.05  # of a caller that was refused for load: without it most requests would only be refused
+PAUSE_S = (
+    0.05  # of a caller that was refused for load: without it most requests would only be refused
+)
 
 
-def send(server: servers.Server, manifest: Manifest, num: int, callers: int, seed: int) -> list[tuple[Sent, Seen]]:
+def send(
+    server: servers.Server, manifest: Manifest, num: int, callers: int, seed: int
+) -> list[tuple[Sent, Seen]]:
     """All of the mix, each caller the next when its last is answered."""
     numbers = iter(range(num))
     with tqdm(total=num, unit="request") as bar, ThreadPoolExecutor(callers) as pool:
@@ -190,13 +202,21 @@ def joined(seen: Sequence[tuple[Sent, Seen]], lines: dict[str, dict[str, Any]]) 
         line = lines.get(REQUEST_ID.format(sent.number))
         # a server that does not log when the first byte left tells when the last one did
         left_ms = line.get("first_byte_ms", line["ms"]) if line else None
-        server_late = None if left_ms is None else left_ms - (line or {}).get("timeout_ms", sent.timeout_ms)
+        server_late = (
+            None if left_ms is None else left_ms - (line or {}).get("timeout_ms", sent.timeout_ms)
+        )
         client_late = 1000 * answer.first_byte_s - sent.timeout_ms
-        answers.append(Answered(sent.kind, sent.timeout_ms, answer.status, client_late, server_late, answer.why))
+        answers.append(
+            Answered(
+                sent.kind, sent.timeout_ms, answer.status, client_late, server_late, answer.why
+            )
+        )
     return answers
 
 
-def deadlines(bundle: Bundle, num: int, callers: int, seed: int, worktree: Path | None = None) -> "Findings":
+def deadlines(
+    bundle: Bundle, num: int, callers: int, seed: int, worktree: Path | None = None
+) -> "Findings":
     machine, started = report.machine(), time.monotonic()
     with TemporaryDirectory() as name, TemporaryFile() as log:
         texts.publish(bundle, Path(name))
@@ -220,9 +240,13 @@ class Findings:
     def wrong(self) -> dict[str, int]:
         """What must not be, and how often it was."""
         counts = {
-            f"answers with 200 later than {LATE_MS:.0f} ms past their deadline": len(late(self.answers)),
+            f"answers with 200 later than {LATE_MS:.0f} ms past their deadline": len(
+                late(self.answers)
+            ),
             "requests without an answer": sum(answer.status == REFUSED for answer in self.answers),
-            "requests that the log lacks": sum(answer.server_late_ms is None for answer in self.answers),
+            "requests that the log lacks": sum(
+                answer.server_late_ms is None for answer in self.answers
+            ),
             "answers with 500": sum(answer.status == 500 for answer in self.answers),
         }
         return {what: number for what, number in counts.items() if number}
@@ -252,7 +276,11 @@ class Findings:
 
 
 def late(answers: Sequence[Answered], of: str = "server_late_ms") -> list[Answered]:
-    return [answer for answer in answers if answer.status == 200 and (getattr(answer, of) or 0.0) > LATE_MS]
+    return [
+        answer
+        for answer in answers
+        if answer.status == 200 and (getattr(answer, of) or 0.0) > LATE_MS
+    ]
 
 
 def _line(name: str, answers: Sequence[Answered]) -> str:
@@ -278,17 +306,25 @@ def _worst(lateness: Iterator[float | None]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m load.deadlines", description=__doc__)
-    parser.add_argument("--bundle", type=Path, required=True, help="is given a tokenizer where it has none")
+    parser = argparse.ArgumentParser(prog="python -m addnorm.load.deadlines", description=__doc__)
+    parser.add_argument(
+        "--bundle", type=Path, required=True, help="is given a tokenizer where it has none"
+    )
     parser.add_argument("--requests", type=int, default=5000)
     parser.add_argument("--callers", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--worktree", type=Path, help="the folder whose code serves, if it is not this one's")
-    parser.add_argument("--out", type=Path, default=OUT, help=f"the JSON; the table goes beside it ({OUT})")
+    parser.add_argument(
+        "--worktree", type=Path, help="the folder whose code serves, if it is not this one's"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=OUT, help=f"the JSON; the table goes beside it ({OUT})"
+    )
     arguments = parser.parse_args()
     servers.end_on_sigterm()
     bundle = bundles.read(arguments.bundle)
-    found = deadlines(bundle, arguments.requests, arguments.callers, arguments.seed, arguments.worktree)
+    found = deadlines(
+        bundle, arguments.requests, arguments.callers, arguments.seed, arguments.worktree
+    )
     print(found.write(arguments.out), end="")
     if wrong := found.wrong():
         sys.exit("; ".join(f"{number} {what}" for what, number in wrong.items()))

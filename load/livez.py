@@ -13,7 +13,9 @@ TIMEOUT_S = 120.0
 REQUEST = b"GET /livez HTTP/1.1\r\nhost: livez\r\n\r\n"
 
 
-def delays(host: str, port: int, is_over: Callable[[], bool], every_s: float = EVERY_S) -> list[float]:
+def delays(
+    host: str, port: int, is_over: Callable[[], bool], every_s: float = EVERY_S
+) -> list[float]:
     """Seconds that each ask waited for its answer.
 
     An answer that comes late holds up the asks that were due meanwhile. Each of them counts with the time from when it
@@ -91,7 +93,9 @@ def asker(host: str, port: int) -> Iterator[Asker]:
 
 
 def _ask(pipe: Connection, host: str, port: int) -> None:
-    with suppress(OSError):  # where we may: what is measured is the server's delay, not this process's turn at a core
+    with suppress(
+        OSError
+    ):  # where we may: what is measured is the server's delay, not this process's turn at a core
         os.nice(-10)
     pipe.send("ready")
     while pipe.recv():

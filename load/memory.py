@@ -1,4 +1,4 @@
-"""`python -m load.memory --bundle BUNDLE` sends 20,000 mixed requests and prints the server's memory on the way.
+"""`python -m addnorm.load.memory --bundle BUNDLE` sends 20,000 mixed requests and prints the server's memory on the way.
 
 Lengths, sequence counts, padding and outputs change from request to request, so that the session meets new shapes
 all the time; memory must be flat once it is warm.
@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from load import servers
-from load.client import Client, runner
-from service import bundle as bundles
-from service.bundle import Bundle, Limits
+from addnorm.load import servers
+from addnorm.load.client import Client, runner
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.bundle import Bundle, Limits
 
 STEPS = 10
 GROWTH = 1.05  # allowed from the second step, where it is warm, to the last
@@ -29,11 +29,15 @@ def bodies(limits: Limits, precisions: list[str], num_requests: int) -> Iterator
     for _ in range(num_requests):
         longest = limits.max_positions if draws.random() < 0.02 else min(48, limits.max_positions)
         lengths = draws.integers(1, longest + 1, draws.integers(1, 7))
-        ids = np.where(np.arange(lengths.max()) < lengths[:, None], draws.integers(0, limits.vocab_size), 0)
+        ids = np.where(
+            np.arange(lengths.max()) < lengths[:, None], draws.integers(0, limits.vocab_size), 0
+        )
         body = {
             "input_ids": ids.tolist(),
             "attention_mask": (np.arange(lengths.max()) < lengths[:, None]).astype(int).tolist(),
-            "outputs": [str(draws.choice(["pooled", "activations", "norm_stats"], p=[0.8, 0.1, 0.1]))],
+            "outputs": [
+                str(draws.choice(["pooled", "activations", "norm_stats"], p=[0.8, 0.1, 0.1]))
+            ],
             "precision": str(draws.choice(precisions)),
         }
         yield json.dumps(body).encode()
@@ -44,10 +48,16 @@ def growth(bundle: Bundle, num_requests: int, concurrency: int = 8) -> float:
     sent = list(bodies(bundle.manifest.limits, list(bundle.manifest.precisions), num_requests))
     per_step = num_requests // STEPS
     rss: list[float] = []
-    with servers.addnorm(bundle) as server, runner() as run, tqdm(total=num_requests, unit="request") as bar:
+    with (
+        servers.addnorm(bundle) as server,
+        runner() as run,
+        tqdm(total=num_requests, unit="request") as bar,
+    ):
         client = Client(server.host, server.port, sent)
         for step in range(STEPS):
-            statuses = run.run(_send(client, range(step * per_step, (step + 1) * per_step), concurrency))
+            statuses = run.run(
+                _send(client, range(step * per_step, (step + 1) * per_step), concurrency)
+            )
             if statuses != {200}:
                 sys.exit(f"statuses {statuses}, all should be 200")
             bar.update(per_step)
@@ -71,7 +81,7 @@ async def _close(client: Client) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m load.memory", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m addnorm.load.memory", description=__doc__)
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--requests", type=int, default=20_000)
     arguments = parser.parse_args()

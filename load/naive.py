@@ -26,7 +26,10 @@ def create_app(graph: Path, typed: bool) -> FastAPI:
 
     @app.post("/v1/infer", response_model=dict[str, list] if typed else None)  # type: ignore[type-arg]
     def infer(body: Body) -> dict[str, list]:  # type: ignore[type-arg]
-        inputs = {"input_ids": np.array(body.input_ids), "attention_mask": np.array(body.attention_mask)}
+        inputs = {
+            "input_ids": np.array(body.input_ids),
+            "attention_mask": np.array(body.attention_mask),
+        }
         activations = session.run(["activations"], inputs)[0]
         if body.outputs == ["activations"]:
             return {"activations": activations.tolist()}
@@ -38,12 +41,18 @@ def create_app(graph: Path, typed: bool) -> FastAPI:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m load.naive", description=__doc__)
-    parser.add_argument("--bundle", type=Path, required=True, help="a bundle <name>/<version> of layout padded")
+    parser = argparse.ArgumentParser(prog="python -m addnorm.load.naive", description=__doc__)
+    parser.add_argument(
+        "--bundle", type=Path, required=True, help="a bundle <name>/<version> of layout padded"
+    )
     parser.add_argument("--port", type=int, default=8001)
     parser.add_argument("--typed", action="store_true", help="declare the answer's type")
     arguments = parser.parse_args()
-    uvicorn.run(create_app(arguments.bundle / "model.onnx", arguments.typed), port=arguments.port, log_level="warning")
+    uvicorn.run(
+        create_app(arguments.bundle / "model.onnx", arguments.typed),
+        port=arguments.port,
+        log_level="warning",
+    )
 
 
 if __name__ == "__main__":

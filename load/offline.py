@@ -10,10 +10,10 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from load.stream import Stream
-from service.batch import Batch, Ints
-from service.bundle import Bundle
-from service.engine import Engine
+from addnorm.load.stream import Stream
+from addnorm.service.runtime.batch import Batch, Ints
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.engine import Engine
 
 SGEMM_ROWS = 256
 
@@ -26,8 +26,12 @@ class Offline:
         self._num_lanes, self._token_budget = num_lanes, token_budget
 
     def tokens_per_s(self, stream: Stream, seconds: float) -> float:
-        batches = _sorted_batches([s for r in stream.requests for s in r.sequences], self._token_budget)
-        runs, wall_s = _together(lambda i: self._engine.run(batches[i % len(batches)]), self._num_lanes, seconds)
+        batches = _sorted_batches(
+            [s for r in stream.requests for s in r.sequences], self._token_budget
+        )
+        runs, wall_s = _together(
+            lambda i: self._engine.run(batches[i % len(batches)]), self._num_lanes, seconds
+        )
         whole, part = divmod(runs, len(batches))
         num_tokens = [batch.num_tokens for batch in batches]
         return (whole * sum(num_tokens) + sum(num_tokens[:part])) / wall_s
@@ -84,7 +88,9 @@ class Sgemm:
 
     def tokens_per_s(self, seconds: float) -> float:
         """Tokens whose matrices the processor could multiply, were there nothing else to do."""
-        runs, wall_s = _together(lambda _: self._session.run(None, {"x": self._rows}), self._num_lanes, seconds)
+        runs, wall_s = _together(
+            lambda _: self._session.run(None, {"x": self._rows}), self._num_lanes, seconds
+        )
         return runs * self._flops_per_run / wall_s / self._flops_per_token
 
 

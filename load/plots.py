@@ -17,8 +17,18 @@ def latency(path: Path, points: dict[str, list[dict[str, float]]]) -> None:
         rates = [load["rate"] for load in loads]
         for metric, style in (("p50_ms", "-o"), ("p99_ms", "--o")):
             shown = [load[metric] for load in loads]
-            axes.plot(rates, shown, style, color=COLOURS[who], label=f"{who}, {metric.removesuffix('_ms')}")
-    axes.set(xlabel="requests per second offered (Poisson)", ylabel="latency from the intended time, ms", yscale="log")
+            axes.plot(
+                rates,
+                shown,
+                style,
+                color=COLOURS[who],
+                label=f"{who}, {metric.removesuffix('_ms')}",
+            )
+    axes.set(
+        xlabel="requests per second offered (Poisson)",
+        ylabel="latency from the intended time, ms",
+        yscale="log",
+    )
     _save(figure, path)
 
 
@@ -29,7 +39,11 @@ def padding(path: Path, shares: dict[str, list[tuple[float, float]]]) -> None:
     for who, measured in shares.items():
         percent, rates = [100 * share for share, _ in measured], [rate for _, rate in measured]
         axes.plot(percent, rates, "-o", color=COLOURS[who], label=who)
-    axes.set(xlabel="pads in a request, % of its cells", ylabel="useful tokens per second", ylim=(0, None))
+    axes.set(
+        xlabel="pads in a request, % of its cells",
+        ylabel="useful tokens per second",
+        ylim=(0, None),
+    )
     _save(figure, path)
 
 
@@ -57,7 +71,11 @@ def waits(path: Path, shown: dict[str, dict[str, list[float]]]) -> None:
             height, seconds = row + 0.25 * (offset - (len(shown) - 1) / 2), run.get(case, [])
             axes.plot(seconds, [height] * len(seconds), ".", color=colour, alpha=0.3, markersize=4)
             axes.plot(
-                [median(seconds)] if seconds else [], [height] if seconds else [], "|", color=colour, markersize=16
+                [median(seconds)] if seconds else [],
+                [height] if seconds else [],
+                "|",
+                color=colour,
+                markersize=16,
             )
         axes.plot([], [], "o", color=colour, label=label)
     axes.set(xlabel="wait of one caller beside twelve that send 8 x 512 tokens, s", xscale="log")

@@ -7,7 +7,7 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
-from load.naive import Body
+from addnorm.load.naive import Body
 
 
 def create_app(answer: bytes) -> FastAPI:
@@ -22,7 +22,7 @@ def create_app(answer: bytes) -> FastAPI:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m load.ready", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m addnorm.load.ready", description=__doc__)
     parser.add_argument("--answer", type=Path, required=True, help="a file with the JSON to return")
     parser.add_argument("--port", type=int, default=8002)
     arguments = parser.parse_args()

@@ -9,9 +9,9 @@ from statistics import median as middle
 
 import onnxruntime
 
-from load import plots
-from load.stream import SWEEP_LONGEST
-from service.bundle import Bundle
+from addnorm.load import plots
+from addnorm.load.stream import SWEEP_LONGEST
+from addnorm.service.runtime.bundle import Bundle
 
 Figures = dict[str, float]
 RATES = ("tokens_per_s", "requests_per_s")  # more is better; of all else less
@@ -68,19 +68,49 @@ def _ratios() -> list[Ratio]:
         for title, metric, line in against_naive:
             sides = [f"{line}/{who}", f"{line}/naive"]
             lines.append(Ratio(title, metric, *(sides if metric in RATES else reversed(sides))))
-        lines.append(Ratio("`hidden`, over naive with declared types", "tokens_per_s", f"hidden/{who}", "hidden/typed"))
-        lines.append(Ratio("`hidden`, safetensors over JSON", "tokens_per_s", f"hidden/{who}-tensors", f"hidden/{who}"))
+        lines.append(
+            Ratio(
+                "`hidden`, over naive with declared types",
+                "tokens_per_s",
+                f"hidden/{who}",
+                "hidden/typed",
+            )
+        )
+        lines.append(
+            Ratio(
+                "`hidden`, safetensors over JSON",
+                "tokens_per_s",
+                f"hidden/{who}-tensors",
+                f"hidden/{who}",
+            )
+        )
     longest, least = f"longest-{SWEEP_LONGEST[-1]}", f"longest-{SWEEP_LONGEST[0]}"
     for who in ("addnorm", "int8", "naive"):
         shares = f"{padding_share(SWEEP_LONGEST[-1]):.0%} padding over {padding_share(SWEEP_LONGEST[0]):.0%}"
         title = f"{shares}, concurrency {2 if who == 'naive' else 8}"
         lines.append(Ratio(title, "tokens_per_s", f"{longest}/{who}", f"{least}/{who}"))
-    lines.append(Ratio("tiny model, concurrency 32: over HTTP alone", "requests_per_s", "tiny/addnorm", "tiny/ready"))
+    lines.append(
+        Ratio(
+            "tiny model, concurrency 32: over HTTP alone",
+            "requests_per_s",
+            "tiny/addnorm",
+            "tiny/ready",
+        )
+    )
     lines += [
-        Ratio("served `big` over the engine offline", "tokens_per_s", f"big/{who}", f"offline/{who}")
+        Ratio(
+            "served `big` over the engine offline", "tokens_per_s", f"big/{who}", f"offline/{who}"
+        )
         for who in ("addnorm", "int8")
     ]
-    lines.append(Ratio("engine offline over matrices alone (fp32)", "tokens_per_s", "offline/addnorm", "sgemm/sgemm"))
+    lines.append(
+        Ratio(
+            "engine offline over matrices alone (fp32)",
+            "tokens_per_s",
+            "offline/addnorm",
+            "sgemm/sgemm",
+        )
+    )
     return lines
 
 
@@ -129,7 +159,9 @@ def _by_padding(figures: dict[str, list[Figures]]) -> dict[str, list[tuple[float
     for longest in SWEEP_LONGEST:
         for who in ("naive", "addnorm", "int8"):
             if rounds := figures.get(f"longest-{longest}/{who}"):
-                shares.setdefault(who, []).append((padding_share(longest), median(rounds, "tokens_per_s")))
+                shares.setdefault(who, []).append(
+                    (padding_share(longest), median(rounds, "tokens_per_s"))
+                )
     return shares
 
 
@@ -161,5 +193,7 @@ def _markdown(findings: Findings) -> str:
     for who, counted in findings.bits.items():
         num_right = counted["num_answers"] - counted["num_errors"]
         shown = f"{num_right:,.0f} of {counted['num_answers']:,.0f}"
-        lines.append(f"| answers under load | the bits of each sequence alone | {who} | {shown} | | |")
+        lines.append(
+            f"| answers under load | the bits of each sequence alone | {who} | {shown} | | |"
+        )
     return "\n".join(lines) + "\n"

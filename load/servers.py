@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
 
-from service.bundle import Bundle
+from addnorm.service.runtime.bundle import Bundle
 
 START_S = 60.0  # a server that needs longer is taken for dead
 
@@ -40,7 +40,9 @@ class Server:
         if self.pid is None:
             return None
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime, stime: proc(5)
+        return (int(fields[11]) + int(fields[12])) / os.sysconf(
+            "SC_CLK_TCK"
+        )  # utime, stime: proc(5)
 
     def rss_mib(self) -> float | None:
         """Resident memory of the process, MiB."""
@@ -52,7 +54,7 @@ class Server:
 
 @contextmanager
 def addnorm(bundle: Bundle, **settings: str) -> Iterator[Server]:
-    """`python -m service` over this one bundle, with default settings but these."""
+    """`addnorm serve` over this one bundle, with default settings but these."""
     with TemporaryDirectory() as root:
         name, version = bundle.ref.split("/")
         Path(root, name).mkdir()
@@ -65,13 +67,13 @@ def addnorm(bundle: Bundle, **settings: str) -> Iterator[Server]:
 def folder(
     bundles: Path, worktree: Path | None = None, log: IO[bytes] | None = None, /, **settings: str
 ) -> Iterator[Server]:
-    """`python -m service` over this folder, with these settings.
+    """`addnorm serve` over this folder, with these settings.
 
     worktree: the folder whose code serves, if it is not this one's. log: takes stderr.
     """
     port = _free_port()
     quiet = {"ADDNORM_PORT": str(port), "ADDNORM_LOG_LEVEL": "warning"}
-    command = ["service", "--bundles", str(bundles.resolve())]
+    command = ["addnorm", "serve", "--bundles", str(bundles.resolve())]
     with _process(command, port, {**quiet, **settings}, worktree, log) as server:
         yield server
 
@@ -79,7 +81,9 @@ def folder(
 @contextmanager
 def naive(bundle: Bundle, *flags: str) -> Iterator[Server]:
     port = _free_port()
-    with _process(["load.naive", "--bundle", str(bundle.path), "--port", str(port), *flags], port) as server:
+    with _process(
+        ["addnorm.load.naive", "--bundle", str(bundle.path), "--port", str(port), *flags], port
+    ) as server:
         yield server
 
 
@@ -90,7 +94,9 @@ def ready_made(answer: bytes) -> Iterator[Server]:
     with TemporaryDirectory() as folder:
         file = Path(folder, "answer.json")
         file.write_bytes(answer)
-        with _process(["load.ready", "--answer", str(file), "--port", str(port)], port) as server:
+        with _process(
+            ["addnorm.load.ready", "--answer", str(file), "--port", str(port)], port
+        ) as server:
             yield server
 
 
@@ -127,7 +133,9 @@ def _await(process: subprocess.Popen[bytes], port: int) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise RuntimeError(f"{process.args!r} ended with {process.returncode} before it answered")
+            raise RuntimeError(
+                f"{process.args!r} ended with {process.returncode} before it answered"
+            )
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/livez", timeout=5).close()
         except urllib.error.HTTPError as error:

@@ -13,9 +13,9 @@ from itertools import count
 
 import numpy as np
 
-from service.batch import Batch, Rows
-from service.errors import Expired, Overloaded
-from service.queue import Job, Line, MicroBatch, Queue
+from addnorm.service.errors import Expired, Overloaded
+from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.scheduling.fair_queue import Job, Line, MicroBatch, Queue
 
 EMPTY = np.empty((0, 0), np.float32)
 NO_ROWS = Rows(EMPTY, EMPTY, EMPTY)  # the queue hands rows on and never looks at them
@@ -42,8 +42,12 @@ class Group:
 class Outcome:
     """What became of a group's requests. Times in seconds."""
 
-    waits_s: list[float] = field(default_factory=list)  # from sending to the answer, of those answered in time
-    micro_batches: list[int] = field(default_factory=list)  # that were taken in between, its own included
+    waits_s: list[float] = field(
+        default_factory=list
+    )  # from sending to the answer, of those answered in time
+    micro_batches: list[int] = field(
+        default_factory=list
+    )  # that were taken in between, its own included
     admitted: list[int] = field(default_factory=list)  # tokens of each
     sent: list[int] = field(default_factory=list)  # tokens of each
     num_unread: int = 0  # refused before the body was read
@@ -91,7 +95,9 @@ class Simulation:
     def run(self, seconds: float) -> dict[str, Outcome]:
         for group in self.groups:
             for _ in range(1 if group.rate else group.callers):
-                self._at(group.begins_s + float(self._draws.uniform(0, 1e-3)), partial(self._send, group))
+                self._at(
+                    group.begins_s + float(self._draws.uniform(0, 1e-3)), partial(self._send, group)
+                )
         while self._events and self._events[0][0] <= seconds:
             self.now, _, happen = heappop(self._events)
             happen()
@@ -103,14 +109,19 @@ class Simulation:
 
     def _send(self, group: Group) -> None:
         if group.rate:
-            self._at(self.now + float(self._draws.exponential(1 / group.rate)), partial(self._send, group))
+            self._at(
+                self.now + float(self._draws.exponential(1 / group.rate)),
+                partial(self._send, group),
+            )
         lengths = group.lengths(self._draws)
         job = self._submit(group, lengths)
         if job is None:
             if not group.rate:
                 self._at(self.now + group.pause_s, partial(self._send, group))
             return
-        job.future.add_done_callback(partial(self._answered, group, self.now, sum(lengths), self._num_taken))
+        job.future.add_done_callback(
+            partial(self._answered, group, self.now, sum(lengths), self._num_taken)
+        )
 
     def _submit(self, group: Group, lengths: list[int]) -> Job | None:
         outcome = self.outcomes[group.name]
@@ -127,7 +138,9 @@ class Simulation:
             return job
         return None
 
-    def _answered(self, group: Group, sent: float, num_tokens: int, taken: int, future: Future[list[Rows]]) -> None:
+    def _answered(
+        self, group: Group, sent: float, num_tokens: int, taken: int, future: Future[list[Rows]]
+    ) -> None:
         outcome = self.outcomes[group.name]
         if future.exception() is None and self.now <= sent + group.time_s:
             outcome.waits_s.append(self.now - sent)

@@ -1,4 +1,4 @@
-"""`python -m load.soak --bundle BUNDLE --minutes 20`: mixed traffic for long, every answer checked.
+"""`python -m addnorm.load.soak --bundle BUNDLE --minutes 20`: mixed traffic for long, every answer checked.
 
 Turns through profiles and precisions; prints how memory and tail latency moved between the first half and the second.
 """
@@ -11,13 +11,13 @@ from pathlib import Path
 from statistics import median
 from time import monotonic
 
-from load import servers
-from load.check import Reference, alone
-from load.run import Load, Result, measure
-from load.servers import Server
-from load.stream import PROFILES, Stream, make
-from service import bundle as bundles
-from service.bundle import Bundle
+from addnorm.load import servers
+from addnorm.load.check import Reference, alone
+from addnorm.load.run import Load, Result, measure
+from addnorm.load.servers import Server
+from addnorm.load.stream import PROFILES, Stream, make
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.bundle import Bundle
 
 TURN_S = 5.0
 MIX = ("small", "hidden", "long", "big")
@@ -30,7 +30,9 @@ Turn = tuple[str, Stream, Reference]
 
 def turns(bundle: Bundle) -> list[Turn]:
     """Each profile in each precision, its right answers known."""
-    references = {precision: Reference(alone(bundle, precision)) for precision in bundle.manifest.precisions}
+    references = {
+        precision: Reference(alone(bundle, precision)) for precision in bundle.manifest.precisions
+    }
     made = []
     for profile, (precision, reference) in product(MIX, references.items()):
         stream = make(PROFILES[profile], bundle.manifest.limits, fields={"precision": precision})
@@ -56,7 +58,8 @@ def report(results: list[tuple[str, Result]]) -> list[str]:
     first, second = results[:half], results[half:]
     rss = [median(result.server_rss_mib or 0.0 for _, result in part) for part in (first, second)]
     drifts = {
-        name: median(r.p99_ms for n, r in second if n == name) / median(r.p99_ms for n, r in first if n == name)
+        name: median(r.p99_ms for n, r in second if n == name)
+        / median(r.p99_ms for n, r in first if n == name)
         for name in dict(results)
     }
     num_answers = sum(result.num_answers for _, result in results)
@@ -74,7 +77,7 @@ def report(results: list[tuple[str, Result]]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m load.soak", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m addnorm.load.soak", description=__doc__)
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=20.0)
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""`python -m load.stall --bundle BUNDLE --tiny TINY`: how long others wait beside the worst requests of every route.
+"""`python -m addnorm.load.stall --bundle BUNDLE --tiny TINY`: how long others wait beside the worst requests of every route.
 
 A process of its own asks `GET /livez` every 5 ms, alone, and beside each case of load/worst.py, which is sent over two
 connections for some seconds. Nothing may hold the event loop: the p99 beside a case may be 50 ms over that alone.
@@ -22,14 +22,14 @@ from urllib.parse import urlsplit
 import numpy as np
 from tqdm import tqdm
 
-from load import plots, report, servers, texts
-from load.caller import Caller, Request, Seen
-from load.livez import Asker, asker
-from load.servers import Server
-from load.swaps import republish
-from load.worst import CASES, Case
-from service import bundle as bundles
-from service.bundle import Bundle, Manifest
+from addnorm.load import plots, report, servers, texts
+from addnorm.load.caller import Caller, Request, Seen
+from addnorm.load.livez import Asker, asker
+from addnorm.load.servers import Server
+from addnorm.load.swaps import republish
+from addnorm.load.worst import CASES, Case
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.bundle import Bundle, Manifest
 
 ALONE_S = 1.0
 GRACE_S = 25.0  # for the last answer; then its caller leaves
@@ -107,7 +107,9 @@ def settle(server: Server) -> None:
             return
 
 
-def send(server: Server, requests: Sequence[Request], connections: int, seconds: float) -> list[Seen]:
+def send(
+    server: Server, requests: Sequence[Request], connections: int, seconds: float
+) -> list[Seen]:
     """Each connection asks again and again, at least once."""
     end = time.monotonic() + seconds
 
@@ -162,7 +164,9 @@ def _elsewhere(url: str, manifest: Manifest) -> Iterator[Target]:
         yield Target(server, manifest, asking)
 
 
-def measure(target: Target, cases: Sequence[Case], seconds: float, bar: Any) -> tuple[list[float], list[Row]]:
+def measure(
+    target: Target, cases: Sequence[Case], seconds: float, bar: Any
+) -> tuple[list[float], list[Row]]:
     """Delays alone, before each case, and the cases' rows."""
     alone: list[float] = []
     rows = []
@@ -196,7 +200,9 @@ class Findings:
         table = self.table(before)
         file.with_suffix(".md").write_text(table)
         runs = {"before": before, "now": self} if before else {"now": self}
-        p99 = {name: {row.key: row.beside.p99 for row in run.rows} for name, run in runs.items() if run}
+        p99 = {
+            name: {row.key: row.beside.p99 for row in run.rows} for name, run in runs.items() if run
+        }
         plots.stalls(file.with_suffix(".png"), p99)
         return table
 
@@ -264,27 +270,52 @@ def _fits(case: Case, bundle: Bundle) -> bool:
 def main() -> None:
     servers.end_on_sigterm()
     arguments = _parser().parse_args()
-    wanted = [case for case in CASES if any(part in f"{case.route}: {case.name}" for part in arguments.only)]
+    wanted = [
+        case
+        for case in CASES
+        if any(part in f"{case.route}: {case.name}" for part in arguments.only)
+    ]
     if not wanted:
         sys.exit(f"no case has {arguments.only} in its name or route")
     tiny = bundles.read(arguments.tiny) if arguments.tiny else None
-    found = stalls(bundles.read(arguments.bundle), tiny, wanted, arguments.seconds, arguments.url, arguments.worktree)
+    found = stalls(
+        bundles.read(arguments.bundle),
+        tiny,
+        wanted,
+        arguments.seconds,
+        arguments.url,
+        arguments.worktree,
+    )
     before = Findings.read(arguments.before) if arguments.before else None
     print(found.write(arguments.out, before), end="")
     if over := [row.key for row in found.rows if found.over(row) > MAX_OVER_MS]:
-        sys.exit(f"{len(over)} of {len(found.rows)} cases hold others up for more than {MAX_OVER_MS:.0f} ms over alone")
+        sys.exit(
+            f"{len(over)} of {len(found.rows)} cases hold others up for more than {MAX_OVER_MS:.0f} ms over alone"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m load.stall", description=__doc__)
-    parser.add_argument("--bundle", type=Path, required=True, help="is given a tokenizer where it has none")
+    parser = argparse.ArgumentParser(prog="python -m addnorm.load.stall", description=__doc__)
+    parser.add_argument(
+        "--bundle", type=Path, required=True, help="is given a tokenizer where it has none"
+    )
     parser.add_argument("--tiny", type=Path, help="a bundle to serve a hundred copies of")
-    parser.add_argument("--only", nargs="+", default=[""], metavar="PART", help="cases with this in route or name")
-    parser.add_argument("--seconds", type=float, default=4.0, help="for each case, and until its last answer")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="PART", help="cases with this in route or name"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=4.0, help="for each case, and until its last answer"
+    )
     parser.add_argument("--url", help="of a server that runs already, in place of one of our own")
-    parser.add_argument("--worktree", type=Path, help="the folder whose code serves, if it is not this one's")
-    parser.add_argument("--before", type=Path, help="the JSON of an earlier run, to stand beside this one")
-    parser.add_argument("--out", type=Path, default=OUT, help=f"the JSON; table and plot go beside it ({OUT})")
+    parser.add_argument(
+        "--worktree", type=Path, help="the folder whose code serves, if it is not this one's"
+    )
+    parser.add_argument(
+        "--before", type=Path, help="the JSON of an earlier run, to stand beside this one"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=OUT, help=f"the JSON; table and plot go beside it ({OUT})"
+    )
     return parser
 
 

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.batch import Batch, Ints
-from service.bundle import Limits
+from addnorm.service.runtime.batch import Batch, Ints
+from addnorm.service.runtime.bundle import Limits
 
 SIGMA = 0.6  # of the logarithm of lengths: real text has a long tail
-NUM_VARIANTS = 4  # distinct sequences of one length: callers meet each other's sequences in other company
+NUM_VARIANTS = (
+    4  # distinct sequences of one length: callers meet each other's sequences in other company
+)
 SWEEP_LONGEST = (60, 100, 200, 350, 500)  # 50 to 94 % padding
 
 
@@ -29,7 +31,9 @@ class Profile:
     mean_length: int
     max_length: int
     output: str = "pooled"
-    exact: bool = False  # every request has one sequence of max_length and max_sequences * mean_length tokens
+    exact: bool = (
+        False  # every request has one sequence of max_length and max_sequences * mean_length tokens
+    )
     num_requests: int = 128  # distinct ones
 
 
@@ -73,7 +77,9 @@ class Stream:
     def indices(self) -> Iterator[int]:
         """Every request once in a drawn order, then again in another: short runs have the stream's mix too."""
         for turn in count():
-            yield from np.random.default_rng([self.seed, turn]).permutation(len(self.requests)).tolist()
+            yield from (
+                np.random.default_rng([self.seed, turn]).permutation(len(self.requests)).tolist()
+            )
 
     @property
     def num_tokens(self) -> float:
@@ -81,16 +87,21 @@ class Stream:
         return sum(request.num_tokens for request in self.requests) / len(self.requests)
 
 
-def make(profile: Profile, limits: Limits, seed: int = 0, fields: dict[str, Any] | None = None) -> Stream:
+def make(
+    profile: Profile, limits: Limits, seed: int = 0, fields: dict[str, Any] | None = None
+) -> Stream:
     """The profile's stream within the model's limits. `fields` go into each body (model, precision)."""
     profile = replace(profile, max_length=min(profile.max_length, limits.max_positions))
     draws = np.random.default_rng(seed)
     requests = []
     for _ in range(profile.num_requests):
         sequences = tuple(
-            _sequence(limits, length, int(draws.integers(NUM_VARIANTS)), seed) for length in _lengths(profile, draws)
+            _sequence(limits, length, int(draws.integers(NUM_VARIANTS)), seed)
+            for length in _lengths(profile, draws)
         )
-        requests.append(Request(sequences, profile.output, _body(sequences, profile.output, fields or {})))
+        requests.append(
+            Request(sequences, profile.output, _body(sequences, profile.output, fields or {}))
+        )
     return Stream(requests, seed)
 
 
@@ -106,7 +117,9 @@ def _lengths(profile: Profile, draws: np.random.Generator) -> list[int]:
     return np.clip(wanted.round(), 1, profile.max_length).astype(int).tolist()  # type: ignore[no-any-return]
 
 
-def _exact(wanted: NDArray[np.float64], longest: int, total: int, draws: np.random.Generator) -> list[int]:
+def _exact(
+    wanted: NDArray[np.float64], longest: int, total: int, draws: np.random.Generator
+) -> list[int]:
     """Lengths in proportion to `wanted`, except that one is `longest`, the others shorter, and the sum is `total`."""
     rest = total - longest
     others = wanted[1:]
@@ -120,5 +133,9 @@ def _exact(wanted: NDArray[np.float64], longest: int, total: int, draws: np.rand
 
 def _body(sequences: tuple[Ints, ...], output: str, fields: dict[str, Any]) -> bytes:
     input_ids, attention_mask = Batch.of(sequences).grid()
-    grid = {"input_ids": input_ids.tolist(), "attention_mask": attention_mask.tolist(), "outputs": [output]}
+    grid = {
+        "input_ids": input_ids.tolist(),
+        "attention_mask": attention_mask.tolist(),
+        "outputs": [output],
+    }
     return json.dumps({**grid, **fields}).encode()

@@ -1,4 +1,4 @@
-"""`python -m load.swaps --bundle BUNDLE` replaces a served version again and again under load, and counts mistakes.
+"""`python -m addnorm.load.swaps --bundle BUNDLE` replaces a served version again and again under load, and counts mistakes.
 
 A version is a copy under the next number; the one before is deleted once the new one answers. Each answer must come,
 with the bits of the first, from a version not older than any seen before it was asked for.
@@ -19,12 +19,12 @@ from typing import Any
 import orjson
 from tqdm import tqdm
 
-from load import servers
-from load.client import Client, runner
-from load.memory import bodies
-from load.servers import Server
-from service import bundle as bundles
-from service.bundle import Bundle
+from addnorm.load import servers
+from addnorm.load.client import Client, runner
+from addnorm.load.memory import bodies
+from addnorm.load.servers import Server
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.bundle import Bundle
 
 WATCH_S = 0.1
 SWITCH_S = 60.0  # a version that takes longer to appear is taken for lost
@@ -32,7 +32,11 @@ GROWTH = 1.05  # allowed of resident memory
 
 
 def republish(
-    bundle: Bundle, root: Path, version: int, name: str | None = None, added: Mapping[str, bytes] | None = None
+    bundle: Bundle,
+    root: Path,
+    version: int,
+    name: str | None = None,
+    added: Mapping[str, bytes] | None = None,
 ) -> Path:
     """The same weights as `root/<name>/<version>`, certified as that; there at once and whole.
 
@@ -45,10 +49,16 @@ def republish(
         shutil.copyfile(bundle.path / file, partial / file)
     for file, content in (added or {}).items():
         (partial / file).write_bytes(content)
-    fields = {key: value for key, value in manifest if key not in ("format", "files", "version", "name")}
+    fields = {
+        key: value for key, value in manifest if key not in ("format", "files", "version", "name")
+    }
     copy = bundles.write_manifest(partial, {**fields, "version": version, "name": name})
     assert bundle.certificate
-    known = {name: value for name, value in bundle.certificate.items() if name not in ("bundle", "manifest_sha256")}
+    known = {
+        name: value
+        for name, value in bundle.certificate.items()
+        if name not in ("bundle", "manifest_sha256")
+    }
     bundles.write_certificate(copy, known)
     return partial.rename(place)
 
@@ -84,7 +94,11 @@ def swaps(bundle: Bundle, num_swaps: int, concurrency: int = 8, settle_s: float 
 
 
 async def _under_load(
-    seen: Swaps, client: Client, num_bodies: int, concurrency: int, work: Coroutine[None, None, None]
+    seen: Swaps,
+    client: Client,
+    num_bodies: int,
+    concurrency: int,
+    work: Coroutine[None, None, None],
 ) -> None:
     """Asks for as long as the work takes."""
     known: dict[int, Any] = {}
@@ -102,7 +116,9 @@ async def _under_load(
     await asyncio.gather(working, *(caller() for _ in range(concurrency)))
 
 
-def _mistake(seen: Swaps, known: dict[int, Any], index: int, floor: int, status: int, body: bytes) -> str | None:
+def _mistake(
+    seen: Swaps, known: dict[int, Any], index: int, floor: int, status: int, body: bytes
+) -> str | None:
     """What is wrong with an answer that was asked for when `floor` had been seen to answer."""
     seen.num_answers += 1
     if status != 200:
@@ -112,10 +128,16 @@ def _mistake(seen: Swaps, known: dict[int, Any], index: int, floor: int, status:
     if version < floor:
         return f"version {version} answered after {floor} had"
     seen.newest = max(seen.newest, version)
-    return None if known.setdefault(index, answer) == answer else f"request {index} was answered otherwise by {version}"
+    return (
+        None
+        if known.setdefault(index, answer) == answer
+        else f"request {index} was answered otherwise by {version}"
+    )
 
 
-async def _replace(seen: Swaps, server: Server, bundle: Bundle, root: Path, num_swaps: int, settle_s: float) -> None:
+async def _replace(
+    seen: Swaps, server: Server, bundle: Bundle, root: Path, num_swaps: int, settle_s: float
+) -> None:
     await asyncio.sleep(settle_s)
     seen.rss_mib.append(server.rss_mib() or 0.0)
     for version in tqdm(range(2, num_swaps + 2), unit="swap"):
@@ -130,7 +152,7 @@ async def _replace(seen: Swaps, server: Server, bundle: Bundle, root: Path, num_
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m load.swaps", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m addnorm.load.swaps", description=__doc__)
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--swaps", type=int, default=100)
     arguments = parser.parse_args()
@@ -142,7 +164,9 @@ def main() -> None:
         f"resident MiB: {seen.rss_mib[0]:.0f} at the start, {max(seen.rss_mib):.0f} at most, {seen.rss_mib[-1]:.0f} at the end"
     )
     if seen.mistakes or seen.growth > GROWTH:
-        sys.exit(f"growth {seen.growth:.3f} of {GROWTH} allowed; first mistakes: {seen.mistakes[:3]}")
+        sys.exit(
+            f"growth {seen.growth:.3f} of {GROWTH} allowed; first mistakes: {seen.mistakes[:3]}"
+        )
 
 
 if __name__ == "__main__":

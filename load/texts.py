@@ -10,8 +10,8 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 
-from load.swaps import republish
-from service.bundle import TOKENIZER, Bundle, Limits
+from addnorm.load.swaps import republish
+from addnorm.service.runtime.bundle import TOKENIZER, Bundle, Limits
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 NO_LETTER = "\ua66e"  # a letter of Unicode that no vocabulary has
@@ -28,14 +28,20 @@ def publish(bundle: Bundle, root: Path) -> None:
 def tokenizer(limits: Limits, seed: int = 0) -> Tokenizer:
     """BERT's kind: letters, their continuations, and words of syllables up to the vocabulary's size."""
     draws, letters = random.Random(seed), string.ascii_lowercase
-    words = dict.fromkeys([*SPECIAL, *letters, *(f"##{letter}" for letter in letters), *string.punctuation])
+    words = dict.fromkeys(
+        [*SPECIAL, *letters, *(f"##{letter}" for letter in letters), *string.punctuation]
+    )
     while len(words) < limits.vocab_size:
-        syllables = (draws.choice("bdfgklmnprst") + draws.choice("aeiou") for _ in range(draws.randint(1, 4)))
+        syllables = (
+            draws.choice("bdfgklmnprst") + draws.choice("aeiou") for _ in range(draws.randint(1, 4))
+        )
         words[draws.choice(("", "##")) + "".join(syllables)] = None
     ids = {word: index for index, word in enumerate(words)}
     made = Tokenizer(WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=WORD_CHARACTERS))
     made.normalizer, made.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
-    made.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    made.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
     return made
 
 
@@ -57,4 +63,6 @@ def accents(num_characters: int) -> str:
 def prose(num_words: int, seed: int = 0) -> str:
     """Short made-up words, as callers send them."""
     draws = random.Random(seed)
-    return " ".join("".join(draws.choices("bdaeioklmnrst", k=draws.randint(2, 8))) for _ in range(num_words))
+    return " ".join(
+        "".join(draws.choices("bdaeioklmnrst", k=draws.randint(2, 8))) for _ in range(num_words)
+    )

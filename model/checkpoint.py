@@ -10,10 +10,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from model.folder import problem, unserved_head
-from model.transformer import Attention, Block, Config, Head, LayerNorm, Transformer
+from addnorm.model.folder import problem, unserved_head
+from addnorm.model.transformer import Attention, Block, Config, Head, LayerNorm, Transformer
 
-ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "relu": "relu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 POOLINGS = {
     "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first", "pooling_mode_lasttoken": "last",
     "mean": "mean", "cls": "first", "lasttoken": "last",  # as newer releases write it
@@ -100,7 +105,11 @@ class _Reader:
 
     def finish(self, folder: Path) -> None:
         unexpected = sorted(set(self.weights) - self.used)
-        found = {"missing": sorted(self.missing), "unexpected": unexpected, "misshaped": sorted(self.misshaped)}
+        found = {
+            "missing": sorted(self.missing),
+            "unexpected": unexpected,
+            "misshaped": sorted(self.misshaped),
+        }
         if any(found.values()):
             listed = "; ".join(f"{what}: {', '.join(keys)}" for what, keys in found.items() if keys)
             raise CheckpointError(f"{folder / 'model.safetensors'}: {listed}")
@@ -109,10 +118,16 @@ class _Reader:
 def _fill(model: Transformer, reader: _Reader) -> None:
     """Copies every parameter of the model out of the checkpoint."""
     config = model.config
-    model.tokens.weight.copy_(reader.read("embeddings.word_embeddings.weight", model.tokens.weight.shape))
+    model.tokens.weight.copy_(
+        reader.read("embeddings.word_embeddings.weight", model.tokens.weight.shape)
+    )
     positions = reader.read("embeddings.position_embeddings.weight", model.positions.weight.shape)
-    segments = reader.read("embeddings.token_type_embeddings.weight", _segment_shape(reader, config))
-    model.positions.weight.copy_(positions + segments[0])  # one segment: its vector is the same at every position
+    segments = reader.read(
+        "embeddings.token_type_embeddings.weight", _segment_shape(reader, config)
+    )
+    model.positions.weight.copy_(
+        positions + segments[0]
+    )  # one segment: its vector is the same at every position
     _norm(model.embedding_norm, reader, "embeddings.LayerNorm")
     for index, block in enumerate(model.blocks):
         assert isinstance(block, Block)
@@ -146,9 +161,13 @@ def _head(head: Head, model: Transformer, reader: _Reader) -> None:
     _linear(head.dense, reader, "cls.predictions.transform.dense")
     _norm(head.norm, reader, "cls.predictions.transform.LayerNorm")
     head.decoder.bias.copy_(reader.read("cls.predictions.bias", head.decoder.bias.shape))
-    reader.used.add("cls.predictions.decoder.bias")  # the same vector, stored again by some versions
+    reader.used.add(
+        "cls.predictions.decoder.bias"
+    )  # the same vector, stored again by some versions
     if "cls.predictions.decoder.weight" in reader.weights:
-        head.decoder.weight.copy_(reader.read("cls.predictions.decoder.weight", head.decoder.weight.shape))
+        head.decoder.weight.copy_(
+            reader.read("cls.predictions.decoder.weight", head.decoder.weight.shape)
+        )
     else:  # tied to the embeddings
         head.decoder.weight.copy_(model.tokens.weight)
 
@@ -177,7 +196,9 @@ def _read_weights(path: Path) -> tuple[dict[str, Tensor], list[str]]:
         if name != key and "bert." not in unused:
             unused.append("bert.")
         # the names of the first BERT release
-        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+            "LayerNorm.beta", "LayerNorm.bias"
+        )
         if UNUSED.fullmatch(name):
             unused.append(name)
         else:

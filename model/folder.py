@@ -36,7 +36,12 @@ def unserved_head(folder: Path, keys: Iterable[str]) -> str | None:
 
 def _download(folder: Path) -> str:
     """`organization/name` is how the hub names models."""
-    if folder.is_absolute() or len(folder.parts) != 2 or folder.parent.exists() or folder.parts[0] in (".", ".."):
+    if (
+        folder.is_absolute()
+        or len(folder.parts) != 2
+        or folder.parent.exists()
+        or folder.parts[0] in (".", "..")
+    ):
         return ""
     return (
         "; if it is a model of the Hugging Face hub, download it first:"

@@ -11,7 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-MASKED = -1e9  # finite: minus infinity makes NaN where every key is masked, and 0 * NaN reaches neighbours
+MASKED = (
+    -1e9
+)  # finite: minus infinity makes NaN where every key is masked, and 0 * NaN reaches neighbours
 
 
 class Layout(Protocol):
@@ -84,23 +86,35 @@ class Packed:
 
         flat = real.reshape(-1)
         filler = torch.zeros(1, dtype=torch.int64, device=real.device)
-        self.cells = torch.cat([filler, flat.nonzero().squeeze(1)])  # [N] the caller's cell of each row
+        self.cells = torch.cat(
+            [filler, flat.nonzero().squeeze(1)]
+        )  # [N] the caller's cell of each row
         self.row_of_cell = flat.cumsum(0) * flat  # [B * S] 0 at pads
 
         positions = _positions(self.mask)  # [B, S]
         self.position_ids = self.gather(positions)
-        first = torch.arange(batch, device=real.device)[:, None] * seq  # cell of each sequence's first token
+        first = (
+            torch.arange(batch, device=real.device)[:, None] * seq
+        )  # cell of each sequence's first token
         self.grid_cells = self.gather(first + positions)  # [N] attention's cell of each row
         before = lengths.cumsum(0) - lengths  # [B, 1] real tokens in the sequences above
-        own_first = torch.where(lengths > 0, before + 1, 0)  # [B, 1] row of each sequence's first token
-        self.grid_rows = torch.where(self.keys, before + columns + 1, own_first).reshape(-1)  # [B * S]
+        own_first = torch.where(
+            lengths > 0, before + 1, 0
+        )  # [B, 1] row of each sequence's first token
+        self.grid_rows = torch.where(self.keys, before + columns + 1, own_first).reshape(
+            -1
+        )  # [B * S]
 
     def gather(self, cells: Tensor) -> Tensor:
         return cells.reshape(-1).index_select(0, self.cells)
 
     def to_grid(self, qkv: Tensor) -> Sequence[Tensor]:
-        parts = qkv.reshape(-1, qkv.shape[-1] // 3)  # [3 * N, d] gathered from as they lie: no copy before or after
-        return [parts.index_select(0, 3 * self.grid_rows + i).reshape(*self.shape, -1) for i in range(3)]
+        parts = qkv.reshape(
+            -1, qkv.shape[-1] // 3
+        )  # [3 * N, d] gathered from as they lie: no copy before or after
+        return [
+            parts.index_select(0, 3 * self.grid_rows + i).reshape(*self.shape, -1) for i in range(3)
+        ]
 
     def from_grid(self, context: Tensor) -> Tensor:
         return context.reshape(-1, context.shape[-1]).index_select(0, self.grid_cells)

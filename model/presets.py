@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from model.transformer import Block, Config, Transformer, randomize
+from addnorm.model.transformer import Block, Config, Transformer, randomize
 
 PRESETS = {
     # "Layer Normalization" from a notebook series that builds a transformer by hand: one residual, one norm

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.onnx.ops import attention
 
-from model.layout import LAYOUTS, Layout
+from addnorm.model.layout import LAYOUTS, Layout
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,15 @@ class LayerNorm(nn.Module):
     """
 
     def __init__(
-        self, normalized_shape: int | tuple[int, ...], eps: float = 1e-5, kind: Literal["layer", "std"] = "layer"
+        self,
+        normalized_shape: int | tuple[int, ...],
+        eps: float = 1e-5,
+        kind: Literal["layer", "std"] = "layer",
     ) -> None:
         super().__init__()
-        self.shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.shape = (
+            (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        )
         self.eps, self.kind = eps, kind
         self.gamma = nn.Parameter(torch.ones(self.shape))
         self.beta = nn.Parameter(torch.zeros(self.shape))
@@ -89,7 +94,9 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, layout: Layout, bias: Tensor) -> Tensor:
         """x `[N, d]`, bias as of Layout.attention_bias -> `[N, d]`."""
         q, k, v = layout.to_grid(self.qkv(x))  # each [B, S, d]
-        context = attention(q, k, v, bias, q_num_heads=self.n_heads, kv_num_heads=self.n_heads)[0]  # [B, S, d]
+        context = attention(q, k, v, bias, q_num_heads=self.n_heads, kv_num_heads=self.n_heads)[
+            0
+        ]  # [B, S, d]
         return self.out(layout.from_grid(context))  # type: ignore[no-any-return]
 
 
@@ -184,7 +191,9 @@ class Transformer(nn.Module):
         if config.positions == "learned":
             self.positions = nn.Embedding(config.max_positions, config.d_model)
         else:
-            self.positions = nn.Embedding.from_pretrained(sinusoids(config.max_positions, config.d_model))
+            self.positions = nn.Embedding.from_pretrained(
+                sinusoids(config.max_positions, config.d_model)
+            )
         if config.embedding_norm:
             self.embedding_norm = LayerNorm(config.d_model, config.eps, config.norm)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
@@ -206,7 +215,11 @@ class Transformer(nn.Module):
             x = block(x, layout, bias, stats)
         if self.config.final_norm:
             x = stats.keep(self.final_norm(x))
-        return layout.scatter(x), layout.scatter(torch.cat(stats.means, -1)), layout.scatter(torch.cat(stats.rstds, -1))
+        return (
+            layout.scatter(x),
+            layout.scatter(torch.cat(stats.means, -1)),
+            layout.scatter(torch.cat(stats.rstds, -1)),
+        )
 
     def embed(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
         """token_ids, position_ids `[N]` -> `[N, d]`."""

@@ -134,7 +134,9 @@ class NotFinite(ServiceError):
     code = "not_finite"
 
     def __init__(self, output: str, sequence: int) -> None:
-        super().__init__(f"{output} of sequence {sequence} are not finite: the model's numbers overflow for its tokens")
+        super().__init__(
+            f"{output} of sequence {sequence} are not finite: the model's numbers overflow for its tokens"
+        )
         self.output, self.sequence = output, sequence
 
 

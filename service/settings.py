@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
-from service.errors import StartupError
+from addnorm.service.errors import StartupError
 
 PREFIX = "ADDNORM_"
 log = logging.getLogger("addnorm")
@@ -22,13 +22,16 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    host: str = Field("127.0.0.1", description="Address to listen on. 0.0.0.0 to be reached from other machines.")
+    host: str = Field(
+        "127.0.0.1", description="Address to listen on. 0.0.0.0 to be reached from other machines."
+    )
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on. 0 takes a free one.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severity that is logged. debug while looking for a fault."
     )
     provider: Literal["cpu", "cuda", "auto"] = Field(
-        "cpu", description="Where sessions run. cuda refuses to start without a GPU; auto takes one if it is there."
+        "cpu",
+        description="Where sessions run. cuda refuses to start without a GPU; auto takes one if it is there.",
     )
     lanes: int = Field(
         0,
@@ -36,36 +39,60 @@ class Settings(BaseModel):
         description="Concurrent session runs. 0: as many as the cores of the cgroup quota. Set it beside other busy processes.",
     )
     lane_timeout_s: float = Field(
-        20.0, gt=0, description="Longest session run; a lane that takes longer is replaced. Raise for huge sequences."
+        20.0,
+        gt=0,
+        description="Longest session run; a lane that takes longer is replaced. Raise for huge sequences.",
     )
     token_budget: int = Field(
-        0, ge=0, description="Real tokens in one micro-batch. 0: found at warm-up. Set it where start-up is noisy."
+        0,
+        ge=0,
+        description="Real tokens in one micro-batch. 0: found at warm-up. Set it where start-up is noisy.",
     )
     timeout_s: float = Field(
-        30.0, gt=0, description="Deadline of a request that sends no x-request-timeout-ms. Match it to your clients'."
+        30.0,
+        gt=0,
+        description="Deadline of a request that sends no x-request-timeout-ms. Match it to your clients'.",
     )
     canary_timeout_s: float = Field(
-        2.0, gt=0, description="Longest canary of a ready server. Raise where one micro-batch takes longer than that."
+        2.0,
+        gt=0,
+        description="Longest canary of a ready server. Raise where one micro-batch takes longer than that.",
     )
     grace_s: float = Field(
-        30.0, gt=0, description="Longest drain after SIGTERM. Keep it below the orchestrator's own kill delay."
+        30.0,
+        gt=0,
+        description="Longest drain after SIGTERM. Keep it below the orchestrator's own kill delay.",
     )
     probe_share: float = Field(
         0.001, ge=0, le=1,
         description="Share of micro-batches computed again alone when idle, and compared. Raise on new hardware; 0: none.",
     )  # fmt: skip
     watch_s: float = Field(
-        0.0, ge=0, description="How often the bundle folder is looked at for versions to load or unload. 0: never."
+        0.0,
+        ge=0,
+        description="How often the bundle folder is looked at for versions to load or unload. 0: never.",
     )
-    max_sequences: int = Field(1024, ge=1, description="Sequences in one request. Raise for bulk callers.")
-    max_tokens: int = Field(65_536, ge=1, description="Real tokens in one request. Raise with max_queue_tokens.")
-    max_cells: int = Field(262_144, ge=1, description="Cells, pads included, in one request. Raise for sparse grids.")
-    max_body_bytes: int = Field(16 * MIB, ge=1, description="Bytes of a request body. Raise for very wide grids.")
+    max_sequences: int = Field(
+        1024, ge=1, description="Sequences in one request. Raise for bulk callers."
+    )
+    max_tokens: int = Field(
+        65_536, ge=1, description="Real tokens in one request. Raise with max_queue_tokens."
+    )
+    max_cells: int = Field(
+        262_144, ge=1, description="Cells, pads included, in one request. Raise for sparse grids."
+    )
+    max_body_bytes: int = Field(
+        16 * MIB, ge=1, description="Bytes of a request body. Raise for very wide grids."
+    )
     max_json_bytes: int = Field(
-        8 * MIB, ge=1, description="Bytes of JSON in a body; parsing holds up other requests. Raise for indented grids."
+        8 * MIB,
+        ge=1,
+        description="Bytes of JSON in a body; parsing holds up other requests. Raise for indented grids.",
     )
     max_answer_bytes: int = Field(
-        256 * MIB, ge=1, description="Bytes of an answer, estimated before any work. Raise where memory allows."
+        256 * MIB,
+        ge=1,
+        description="Bytes of an answer, estimated before any work. Raise where memory allows.",
     )
     max_queue_tokens: int = Field(
         65_536,
@@ -73,7 +100,9 @@ class Settings(BaseModel):
         description="Real tokens that may wait; one API key may hold 16/17 of them for one model. Raise for bursts.",
     )
     max_pending_answer_bytes: int = Field(
-        512 * MIB, ge=1, description="Bytes of all answers being made or sent. Lower where memory is short."
+        512 * MIB,
+        ge=1,
+        description="Bytes of all answers being made or sent. Lower where memory is short.",
     )
     max_pending_body_bytes: int = Field(
         256 * MIB,
@@ -86,31 +115,42 @@ class Settings(BaseModel):
         description="Bytes of a request's head, and of what frames its body. Raise for a proxy's long heads.",
     )
     max_connections: int = Field(
-        1024, ge=1, description="Connections answered; more get 503. Raise it, and `ulimit -n`, for many callers."
+        1024,
+        ge=1,
+        description="Connections answered; more get 503. Raise it, and `ulimit -n`, for many callers.",
     )
     body_timeout_s: float = Field(
-        30.0, gt=0, description="Longest a request's head and body may take to arrive. Raise for slow networks."
+        30.0,
+        gt=0,
+        description="Longest a request's head and body may take to arrive. Raise for slow networks.",
     )
     send_timeout_s: float = Field(
-        60.0, gt=0, description="Longest a caller may take to read an answer. Raise for slow networks."
+        60.0,
+        gt=0,
+        description="Longest a caller may take to read an answer. Raise for slow networks.",
     )
     api_keys_file: Path | None = Field(
         None,
         description="File of API keys, a line each: `name scopes key [limit]`. Set it wherever callers are not all trusted.",
     )
     api_keys: SecretStr | None = Field(
-        None, description="The same in place of a file, `;` between keys. For where only variables can be set."
+        None,
+        description="The same in place of a file, `;` between keys. For where only variables can be set.",
     )
     cors_origins: str | None = Field(
-        None, description="Origins whose pages may call from a browser, commas between. Set it for a web page of yours."
+        None,
+        description="Origins whose pages may call from a browser, commas between. Set it for a web page of yours.",
     )
     tls_cert: Path | None = Field(
         None, description="Certificate chain, PEM. With tls_key, serves HTTPS where no proxy does."
     )
-    tls_key: Path | None = Field(None, description="Private key of tls_cert, PEM, without a passphrase.")
+    tls_key: Path | None = Field(
+        None, description="Private key of tls_cert, PEM, without a passphrase."
+    )
 
     admin: bool = Field(
-        False, description="Whether /v2/repository may load and unload models. Only where callers are trusted."
+        False,
+        description="Whether /v2/repository may load and unload models. Only where callers are trusted.",
     )
 
     @field_validator("port", mode="before")
@@ -143,7 +183,9 @@ def read_settings(**options: Any) -> Settings:
         first = error.errors()[0]
         name = str(first["loc"][0])
         where = f"--{name.replace('_', '-')}" if name in options else f"{PREFIX}{name.upper()}"
-        raise StartupError(f"{where}={first['input']}: {first['msg']}; correct or unset it") from None
+        raise StartupError(
+            f"{where}={first['input']}: {first['msg']}; correct or unset it"
+        ) from None
 
 
 def _environment() -> dict[str, str]:
@@ -153,16 +195,24 @@ def _environment() -> dict[str, str]:
         name = variable.removeprefix(PREFIX).lower()
         if name in Settings.model_fields:
             found[name] = os.environ[variable]
-        elif not name.startswith(("port_", "service_")):  # Kubernetes' own, for a service called addnorm
+        elif not name.startswith(
+            ("port_", "service_")
+        ):  # Kubernetes' own, for a service called addnorm
             close = get_close_matches(name.upper(), map(str.upper, Settings.model_fields), 1)
-            hint = f"did you mean {PREFIX}{close[0]}?" if close else "`python -m service settings` lists them all"
+            hint = (
+                f"did you mean {PREFIX}{close[0]}?"
+                if close
+                else "`addnorm settings` lists them all"
+            )
             log.warning("%s is no setting: %s", variable, hint)
     return found
 
 
 def usable_cores() -> int:
     """Cores this process may use: its affinity, capped by the cgroup's CPU quota (not the host's core count)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         if quota != "max":
@@ -181,6 +231,10 @@ def describe(settings: Settings, options: Collection[str] = ()) -> str:
     for name, field in Settings.model_fields.items():
         source = "default"
         if name in settings.model_fields_set:
-            source = f"{'command line' if name in options else 'environment'}; default {field.default}"
-        lines.append(f"{PREFIX}{name.upper()}={getattr(settings, name)}  ({source})\n    {field.description}")
+            source = (
+                f"{'command line' if name in options else 'environment'}; default {field.default}"
+            )
+        lines.append(
+            f"{PREFIX}{name.upper()}={getattr(settings, name)}  ({source})\n    {field.description}"
+        )
     return "\n".join(lines)

@@ -12,12 +12,12 @@ import httpx
 import pytest
 from opentelemetry.trace import Tracer
 
-from export.__main__ import Plan, Source, export
-from service.app import create_app
-from service.infer import Inference
-from service.lifecycle import Server
-from service.models import Models, load_all
-from service.settings import Settings
+from addnorm.export.writer import Plan, Source, export
+from addnorm.service.inference.pipeline import Inference
+from addnorm.service.models.registry import Models, load_all
+from addnorm.service.server.app import create_app
+from addnorm.service.server.process import Server
+from addnorm.service.settings import Settings
 from tests.texts import TEXT_MODEL, checkpoint
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -26,7 +26,9 @@ PRESETS = ("notebook", "postnorm", "gpt", "encoder", "minilm")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--bundles", type=Path, help="every preset, exported before: spares a minute while only service/ changes"
+        "--bundles",
+        type=Path,
+        help="every preset, exported before: spares a minute while only service/ changes",
     )
     parser.addoption("--fuzz-s", type=int, default=15, help="seconds that requests are made up for")
 
@@ -119,7 +121,9 @@ def text_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def text_bundles(notebook: Path, text_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def text_bundles(
+    notebook: Path, text_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """notebook, and under the name that the examples use a BERT of a few words that takes texts."""
     root = tmp_path_factory.mktemp("texts")
     (root / "notebook").symlink_to(notebook.parent)
@@ -146,7 +150,9 @@ Ask = Callable[..., dict[str, Any]]
 def ask(client: httpx.Client) -> Ask:
     """POST /v1/infer; the answer must be a success."""
 
-    def ask(model: str, input_ids: list[list[int]], attention_mask: Any = None, **options: Any) -> dict[str, Any]:
+    def ask(
+        model: str, input_ids: list[list[int]], attention_mask: Any = None, **options: Any
+    ) -> dict[str, Any]:
         body = {"model": model, "input_ids": input_ids, **options}
         if attention_mask is not None:
             body["attention_mask"] = attention_mask

@@ -27,13 +27,14 @@ from tqdm import tqdm
 from transformers import BertConfig, BertForMaskedLM
 from transformers.utils.logging import disable_progress_bar
 
-from export import exact, parity
-from export.__main__ import GRAPHS, Plan, Source, export, quiet_exporter
-from export.exact import Expected, Files
-from service import bundle as bundles
-from service.bundle import Bundle
-from service.engine import Engine
-from service.models import Model
+from addnorm.export import exact, parity
+from addnorm.export.command import quiet_exporter
+from addnorm.export.exact import Expected, Files
+from addnorm.export.writer import GRAPHS, Plan, Source, export
+from addnorm.service.models.registry import Model
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.engine import Engine
 from tests.texts import WORDS, tokenizer
 
 INT8 = ("fp32", "int8")
@@ -42,7 +43,11 @@ SIBLINGS = (  # operators of the same arity, each of which may stand in another'
     ("Less", "LessOrEqual", "Equal", "Greater"), ("And", "Or", "Xor"), ("ReduceMax", "ReduceMin", "ReduceSum", "ReduceMean"),
     ("Unsqueeze", "Squeeze"),
 )  # fmt: skip
-NEW_ATTRIBUTES = {"Attention": ("softcap", 50.0), "Gemm": ("alpha", 1.001), "LayerNormalization": ("epsilon", 3e-4)}
+NEW_ATTRIBUTES = {
+    "Attention": ("softcap", 50.0),
+    "Gemm": ("alpha", 1.001),
+    "LayerNormalization": ("epsilon", 3e-4),
+}
 BATCHES = 20  # random batches that prove bits equal
 
 
@@ -56,7 +61,9 @@ class Subject:
 
     @classmethod
     def of(cls, bundle: Bundle, source: Source) -> "Subject":
-        return cls(bundle, Files.read(bundle), Expected.of(source.model("padded")[0], bundle.manifest))
+        return cls(
+            bundle, Files.read(bundle), Expected.of(source.model("padded")[0], bundle.manifest)
+        )
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,9 @@ def row(draws: random.Random, model: ModelProto) -> str:
 
 def constant(draws: random.Random, model: ModelProto) -> str:
     """One number of a shape, an axis, an index, or of what stands in the model's code."""
-    return change_one(draws, draws.choice([item for item in model.graph.initializer if not _is_weight(item)]))
+    return change_one(
+        draws, draws.choice([item for item in model.graph.initializer if not _is_weight(item)])
+    )
 
 
 def attribute(draws: random.Random, model: ModelProto) -> str:
@@ -114,7 +123,10 @@ def node(draws: random.Random, model: ModelProto) -> str:
         family = next((family for family in SIBLINGS if found.op_type in family), ())
         if not family:
             return ""
-        before, found.op_type = found.op_type, draws.choice([name for name in family if name != found.op_type])
+        before, found.op_type = (
+            found.op_type,
+            draws.choice([name for name in family if name != found.op_type]),
+        )
         return f"{found.name}: {found.op_type} for {before}"
     if act == "double":
         twin = graph.node.add()
@@ -159,7 +171,10 @@ def output(draws: random.Random, model: ModelProto) -> str:
     act = draws.choice(["graph", "node", "nodes"])
     if act == "graph" and len(graph.output) > 1:
         one, other = draws.sample(range(len(graph.output)), 2)
-        graph.output[one].name, graph.output[other].name = graph.output[other].name, graph.output[one].name
+        graph.output[one].name, graph.output[other].name = (
+            graph.output[other].name,
+            graph.output[one].name,
+        )
         return f"outputs {one} and {other} of the graph swapped"
     several = [node for node in graph.node if len(node.output) > 1]
     if act == "node" and several:
@@ -210,7 +225,9 @@ def _mutant(draws: random.Random, subject: Subject, kind: str) -> Mutant | None:
         index = draws.randrange(files.ranges[name].size)
         ranges = {**files.ranges, name: files.ranges[name].copy()}
         ranges[name][index] *= np.float32(1.001)
-        return Mutant(subject, kind, f"ranges of {name}[{index}] x 1.001", replace(files, ranges=ranges))
+        return Mutant(
+            subject, kind, f"ranges of {name}[{index}] x 1.001", replace(files, ranges=ranges)
+        )
     before = files.head if place == "head" else files.bodies[place]
     assert before
     after = ModelProto()
@@ -219,16 +236,24 @@ def _mutant(draws: random.Random, subject: Subject, kind: str) -> Mutant | None:
         words = KINDS[kind](draws, after)
     except IndexError:  # nothing of that kind in this graph
         return None
-    if not words or after.SerializeToString(deterministic=True) == before.SerializeToString(deterministic=True):
+    if not words or after.SerializeToString(deterministic=True) == before.SerializeToString(
+        deterministic=True
+    ):
         return None
-    mutated = replace(files, head=after) if place == "head" else replace(files, bodies={**files.bodies, place: after})
+    mutated = (
+        replace(files, head=after)
+        if place == "head"
+        else replace(files, bodies={**files.bodies, place: after})
+    )
     return Mutant(subject, kind, f"{subject.bundle.ref}, {place}: {words}", mutated)
 
 
 def verdict(mutant: Mutant) -> str:
     """Which comparison refuses it first; else "served" if what it answers does; else "equal bits" or "SURVIVED"."""
     subject = mutant.subject
-    for (_, comparison), words in exact.compare(mutant.files, subject.expected, subject.bundle.manifest):
+    for (_, comparison), words in exact.compare(
+        mutant.files, subject.expected, subject.bundle.manifest
+    ):
         if words:
             return comparison.removeprefix("head, ")
     with tempfile.TemporaryDirectory() as folder:
@@ -260,7 +285,10 @@ def equal_bits(one: Bundle, other: Bundle) -> bool:
     for precision in one.manifest.precisions:
         left, right = (Engine(bundle, precision, "cpu") for bundle in (one, other))
         for _ in range(BATCHES):
-            shape = (int(draws.integers(1, 7)), int(draws.integers(1, min(limits.max_positions, 48) + 1)))
+            shape = (
+                int(draws.integers(1, 7)),
+                int(draws.integers(1, min(limits.max_positions, 48) + 1)),
+            )
             ids, mask = draws.integers(0, limits.vocab_size, shape), draws.integers(0, 2, shape)
             answers = [engine.run_grid(ids, mask) for engine in (left, right)]
             if any(a.tobytes() != b.tobytes() for a, b in zip(*answers, strict=True)):
@@ -280,7 +308,9 @@ def change_one(draws: random.Random, item: TensorProto) -> str:
         values.flat[index] = before * np.float32(1.001)
     else:
         step = draws.choice([-1, 1])
-        values.flat[index] = before - step if before + step > np.iinfo(values.dtype).max else before + step
+        values.flat[index] = (
+            before - step if before + step > np.iinfo(values.dtype).max else before + step
+        )
     return _put(item, values, f"{item.name}[{index}] = {values.flat[index]} for {before}")
 
 
@@ -306,7 +336,9 @@ def _change_attribute(draws: random.Random, item: AttributeProto) -> str:
     else:
         values = list(item.ints)
         del item.ints[:]
-        item.ints.extend(reversed(values) if len(set(values)) > 1 else [value + 1 for value in values])
+        item.ints.extend(
+            reversed(values) if len(set(values)) > 1 else [value + 1 for value in values]
+        )
     return f"{item.name} = {helper.get_attribute_value(item)} for {before}"
 
 
@@ -343,7 +375,9 @@ def subjects(folder: Path) -> Iterator[Subject]:
         (Source(checkpoint=checkpoint(folder / "two-layer-bert")), INT8),
     ]
     for source, precisions in sources:
-        yield Subject.of(export(source, folder, source.name, None, Plan(precisions=precisions)), source)
+        yield Subject.of(
+            export(source, folder, source.name, None, Plan(precisions=precisions)), source
+        )
 
 
 def report(found: list[tuple[Mutant, str]], seconds: float) -> str:
@@ -352,11 +386,17 @@ def report(found: list[tuple[Mutant, str]], seconds: float) -> str:
     verdicts = ["weights", "attributes", "ranges", "graph", "served", "equal bits", "SURVIVED"]
     lines = [f"| mutation | mutants | {' | '.join(verdicts)} |", "|---" * (len(verdicts) + 2) + "|"]
     for kind in (*KINDS, "all"):
-        row = [sum(n for (k, v), n in counts.items() if kind in (k, "all") and v == name) for name in verdicts]
+        row = [
+            sum(n for (k, v), n in counts.items() if kind in (k, "all") and v == name)
+            for name in verdicts
+        ]
         lines.append(f"| {kind} | {sum(row)} | {' | '.join(map(str, row))} |")
     refused = sum(verdict not in ("equal bits", "SURVIVED") for _, verdict in found)
     equal = [mutant for mutant, verdict in found if verdict == "equal bits"]
-    lines += ["", f"{refused} of {len(found)} refused, {len(equal)} proved equal in bits, {seconds:.0f} s"]
+    lines += [
+        "",
+        f"{refused} of {len(found)} refused, {len(equal)} proved equal in bits, {seconds:.0f} s",
+    ]
     lines += [f"equal bits: {mutant.words}" for mutant in equal]
     lines += [f"SURVIVED: {mutant.words}" for mutant, verdict in found if verdict == "SURVIVED"]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The arrow model <- export -> service, and no cycle."""
+"""Imports: the arrow model <- export -> service, the folders of service from top to bottom, no cycle, one import name."""
 
 import ast
 import subprocess
@@ -8,15 +8,28 @@ from pathlib import Path
 
 import pytest
 
-from service import VERSION
+from addnorm.service import VERSION
 
 ROOT = Path(__file__).parent.parent
-OURS = {"model", "export", "service", "load"}
+PACKAGES = ("model", "export", "service", "load")
 MAY_IMPORT = {
     "model": {"model"},
     "service": {"service"},
     "export": {"export", "model", "service"},
 }
+# Parts of service: each may import itself and those below it.
+LAYERS = (
+    "command",
+    "server",
+    "protocols",
+    "inference",
+    "telemetry",
+    "models",
+    "scheduling",
+    "runtime",
+    "settings",
+    "errors",
+)
 
 
 def imported(path: Path) -> set[str]:
@@ -30,13 +43,60 @@ def imported(path: Path) -> set[str]:
     return names
 
 
+def module_of(path: Path) -> str:
+    return ".".join(("addnorm", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    )
+
+
+def sources(*packages: str) -> list[Path]:
+    return [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
+
+
 @pytest.mark.parametrize("package", MAY_IMPORT)
 def test_packages_import_along_the_arrow_only(package: str) -> None:
-    for path in (ROOT / package).rglob("*.py"):
-        ours = {name.partition(".")[0] for name in imported(path)} & OURS
+    for path in sources(package):
+        names = imported(path)
+        ours = {name.split(".")[1] for name in names if name.startswith("addnorm.")}
         assert ours <= MAY_IMPORT[package], path
         if package == "service":
-            assert not {name.partition(".")[0] for name in imported(path)} & {"torch", "onnx", "onnxscript"}, path
+            assert not {name.partition(".")[0] for name in names} & {
+                "torch",
+                "onnx",
+                "onnxscript",
+            }, path
+
+
+def test_imports_within_service_run_downward_only() -> None:
+    found = {
+        path.stem if path.is_file() else path.name
+        for path in (ROOT / "service").glob("[a-z]*")
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert found == set(LAYERS), "a part of service is missing from LAYERS"
+    for path in sources("service"):
+        own = path.relative_to(ROOT / "service").with_suffix("").parts[0]
+        if own == "__init__":
+            continue
+        used = {
+            name.split(".")[2] for name in imported(path) if name.startswith("addnorm.service.")
+        }
+        upward = [part for part in used & set(LAYERS) if LAYERS.index(part) < LAYERS.index(own)]
+        assert not upward, f"{path} imports {upward}, which stand above {own}"
+
+
+def test_no_file_shares_its_name() -> None:
+    """With a file of another folder of service, or with a module of the standard library."""
+    names = [path.stem for path in sources("service") if path.stem != "__init__"]
+    assert len(set(names)) == len(names), sorted(name for name in names if names.count(name) > 1)
+    assert not set(names) & set(sys.stdlib_module_names)
+
+
+def test_the_import_name_is_addnorm() -> None:
+    """A package called `service` in site-packages would clash with everybody's own."""
+    for path in sources(*PACKAGES, "tests", "examples"):
+        bare = {name.partition(".")[0] for name in imported(path)} & set(PACKAGES)
+        assert not bare, f"{path}: import addnorm.{bare.pop()}"
 
 
 def test_the_version_stands_in_the_package_and_in_pyproject() -> None:
@@ -44,12 +104,12 @@ def test_the_version_stands_in_the_package_and_in_pyproject() -> None:
 
 
 def test_no_import_cycle() -> None:
-    modules = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts): imported(path)
-        for package in MAY_IMPORT
-        for path in (ROOT / package).rglob("*.py")
+    modules = {module_of(path): imported(path) for path in sources(*PACKAGES)}
+    needs = {
+        name: {other for other in modules if other in uses and other != name}
+        for name, uses in modules.items()
     }
-    needs = {name: {other for other in modules if other in uses and other != name} for name, uses in modules.items()}
+    assert any(needs.values())
     while needs:
         free = [name for name, others in needs.items() if not others & needs.keys()]
         assert free, f"cycle among {sorted(needs)}"
@@ -58,25 +118,24 @@ def test_no_import_cycle() -> None:
 
 
 def test_service_imports_without_torch_onnx_model_and_export() -> None:
-    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / "service").rglob("*.py")]
-    blocked = ("torch", "onnx", "onnxscript", "model", "export")
+    modules = [module_of(path) for path in sources("service")]
+    blocked = ("torch", "onnx", "onnxscript", "addnorm.model", "addnorm.export")
     program = f"""
 import importlib, sys
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {blocked}:
+        if any(name == blocked or name.startswith(blocked + ".") for blocked in {blocked}):
             raise ImportError(f"{{name}} is blocked")
 sys.meta_path.insert(0, Block())
 for module in {modules}:
-    importlib.import_module(module.removesuffix(".__init__"))
+    importlib.import_module(module)
 """
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
 
 
 def test_functions_stay_short() -> None:
-    for package in OURS:
-        for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                    assert node.end_lineno is not None
-                    assert node.end_lineno - node.lineno < 60, f"{path}:{node.lineno} {node.name}"
+    for path in sources(*PACKAGES):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None
+                assert node.end_lineno - node.lineno < 60, f"{path}:{node.lineno} {node.name}"

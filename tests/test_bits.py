@@ -6,15 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.presets import PRESETS
+from addnorm.model.presets import PRESETS
 from tests.conftest import Ask
 
 OUTPUTS = ["activations", "logits", "pooled", "norm_stats"]
 
 
-def sequences(preset: str, seed: int, lengths: tuple[int, ...] = (1, 2, 3, 5, 9, 17, 40)) -> list[list[int]]:
+def sequences(
+    preset: str, seed: int, lengths: tuple[int, ...] = (1, 2, 3, 5, 9, 17, 40)
+) -> list[list[int]]:
     config, draws = PRESETS[preset], np.random.default_rng(seed)
-    return [draws.integers(0, config.vocab_size, min(n, config.max_positions)).tolist() for n in lengths]
+    return [
+        draws.integers(0, config.vocab_size, min(n, config.max_positions)).tolist() for n in lengths
+    ]
 
 
 def options(preset: str) -> dict[str, Any]:
@@ -29,14 +33,20 @@ def row(answer: dict[str, Any], index: int, mask: list[int]) -> list[Any]:
         grids.append(answer["logits"])
     else:
         vectors.append(answer["logits"][index])
-    return [[cell for cell, real in zip(grid[index], mask, strict=True) if real] for grid in grids] + vectors
+    return [
+        [cell for cell, real in zip(grid[index], mask, strict=True) if real] for grid in grids
+    ] + vectors
 
 
 def place(sequence: list[int], width: int, where: str) -> tuple[list[int], list[int]]:
     columns = {
         "right": range(len(sequence)),
         "left": range(width - len(sequence), width),
-        "holes": sorted(np.random.default_rng(len(sequence)).choice(width, len(sequence), replace=False).tolist()),
+        "holes": sorted(
+            np.random.default_rng(len(sequence))
+            .choice(width, len(sequence), replace=False)
+            .tolist()
+        ),
     }[where]
     ids, mask = [0] * width, [0] * width
     for column, token in zip(columns, sequence, strict=True):
@@ -48,7 +58,9 @@ def place(sequence: list[int], width: int, where: str) -> tuple[list[int], list[
 def alone(ask: Ask) -> dict[str, list[list[Any]]]:
     """What each sequence gives when nobody else is there."""
     return {
-        preset: [row(ask(preset, [s], **options(preset)), 0, [1] * len(s)) for s in sequences(preset, 0)]
+        preset: [
+            row(ask(preset, [s], **options(preset)), 0, [1] * len(s)) for s in sequences(preset, 0)
+        ]
         for preset in PRESETS
     }
 
@@ -60,7 +72,9 @@ def test_padding_changes_no_bit(ask: Ask, alone: dict[str, Any], preset: str, wh
     answer = ask(preset, [ids for ids, _ in grid], [mask for _, mask in grid], **options(preset))
     for index, (_, mask) in enumerate(grid):
         assert row(answer, index, mask) == alone[preset][index]
-        pads = [cell for cell, real in zip(answer["activations"][index], mask, strict=True) if not real]
+        pads = [
+            cell for cell, real in zip(answer["activations"][index], mask, strict=True) if not real
+        ]
         assert not np.any(pads)
 
 
@@ -81,10 +95,17 @@ def test_company_changes_no_bit(ask: Ask, alone: dict[str, Any], preset: str) ->
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_the_last_token_reaches_earlier_rows_only_where_attention_looks_ahead(ask: Ask, preset: str) -> None:
+def test_the_last_token_reaches_earlier_rows_only_where_attention_looks_ahead(
+    ask: Ask, preset: str
+) -> None:
     *start, last = [1, 3, 4, 5, 2]
     one, other = (
-        np.array(ask(preset, [[*start, end]], outputs=["activations"])["activations"][0]) for end in (last, 0)
+        np.array(ask(preset, [[*start, end]], outputs=["activations"])["activations"][0])
+        for end in (last, 0)
     )
-    assert np.array_equal(one[:-1], other[:-1]) == PRESETS[preset].causal == (preset in ("notebook", "gpt"))
+    assert (
+        np.array_equal(one[:-1], other[:-1])
+        == PRESETS[preset].causal
+        == (preset in ("notebook", "gpt"))
+    )
     assert not np.array_equal(one[-1], other[-1])

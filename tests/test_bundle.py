@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from service import bundle as bundles
-from service.errors import StartupError
-from service.models import load
-from service.settings import Settings
+from addnorm.service.errors import StartupError
+from addnorm.service.models.registry import load
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.settings import Settings
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ BREAK: dict[str, tuple[Callable[[Path], object], str]] = {
     "manifest of a later format": (lambda b: edit(b / "manifest.json", lambda m: m.update(format=9)), "format 9"),
     "file outside": (lambda b: edit(b / "manifest.json", lambda m: m["precisions"].update(fp32="../x")), "no sha256 of a file '../x'"),
     "default precision without a graph": (lambda b: edit(b / "manifest.json", lambda m: m.update(default_precision="int8")), "default precision int8, but no such graph"),
-    "uncertified": (lambda b: (b / "certificate.json").unlink(), "certificate.json is missing or broken; certify it with `python -m export verify"),
+    "uncertified": (lambda b: (b / "certificate.json").unlink(), "certificate.json is missing or broken; certify it with `addnorm verify"),
     "failed certificate": (lambda b: edit(b / "certificate.json", lambda c: c.update(passed=False)), "records a failed check"),
     "canary lies": (lambda b: edit(b / "certificate.json", lambda c: c["canary"]["fp32"]["activations"].reverse()), "does not give the canary's known answer"),
     "moved": (lambda b: b.rename(b.parent / "2"), "says it is notebook/1: move it"),
@@ -53,7 +53,9 @@ BREAK: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", BREAK)
-def test_a_broken_bundle_is_refused_with_what_is_wrong_and_what_to_do(copy: Path, case: str) -> None:
+def test_a_broken_bundle_is_refused_with_what_is_wrong_and_what_to_do(
+    copy: Path, case: str
+) -> None:
     change, words = BREAK[case]
     change(copy)
     path = bundles.find(copy.parent.parent).paths[0]
@@ -67,12 +69,18 @@ def test_a_sound_bundle_loads(copy: Path) -> None:
     assert load(copy, Settings()).bundle.ref == "notebook/1"
 
 
-@pytest.mark.parametrize("environment", [{}, {"ADDNORM_PROVIDER": "cuda"}, {"ADDNORM_PORT": "eighty"}])
-def test_the_command_ends_with_one_line_and_not_zero(copy: Path, environment: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "environment", [{}, {"ADDNORM_PROVIDER": "cuda"}, {"ADDNORM_PORT": "eighty"}]
+)
+def test_the_command_ends_with_one_line_and_not_zero(
+    copy: Path, environment: dict[str, str]
+) -> None:
     if not environment:
         flip(copy / "model.onnx")
-    command = [sys.executable, "-m", "service", "--bundles", str(copy.parent.parent)]
-    ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=60)
+    command = [sys.executable, "-m", "addnorm", "serve", "--bundles", str(copy.parent.parent)]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=60
+    )
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1].startswith("addnorm: ")
     assert "Traceback" not in ended.stderr
@@ -82,5 +90,5 @@ def test_the_command_ends_with_one_line_and_not_zero(copy: Path, environment: di
 
 
 def test_no_bundle_at_all(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="make one with `python -m export"):
+    with pytest.raises(StartupError, match="make one with `addnorm export"):
         bundles.find(tmp_path / "nowhere")

@@ -11,17 +11,16 @@ import pytest
 import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-import export.__main__ as command
-from export import exact, parity, structure
-from export.__main__ import Plan, Source, check_fit
-from export.exact import Files
-from export.graph import UnfitError
-from export.parity import CertificationError
-from export.quantize import quantize
-from model.presets import PRESETS, build
-from model.transformer import Transformer
-from service import bundle as bundles
-from service.batch import Floats
+from addnorm.export import command, exact, parity, structure, writer
+from addnorm.export.exact import Files
+from addnorm.export.graph import UnfitError
+from addnorm.export.parity import CertificationError
+from addnorm.export.quantize import quantize
+from addnorm.export.writer import Plan, Source, check_fit
+from addnorm.model.presets import PRESETS, build
+from addnorm.model.transformer import Transformer
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.batch import Floats
 from tests.mutation import KINDS, Mutant, Subject, mutants, verdict, write
 
 UNSEEN = 7  # an id of `postnorm` that no case of the certificate contains
@@ -35,7 +34,9 @@ def notebook_subject(notebook: Path) -> Subject:
 @pytest.fixture(scope="module")
 def postnorm(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     source, plan = Source("postnorm"), Plan(precisions=("fp32", "int8"))
-    return Subject.of(command.export(source, tmp_path_factory.mktemp("bundles"), "postnorm", None, plan), source)
+    return Subject.of(
+        writer.export(source, tmp_path_factory.mktemp("bundles"), "postnorm", None, plan), source
+    )
 
 
 @pytest.fixture
@@ -88,18 +89,42 @@ def certified(mutant: Mutant, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("subject", "precision", "change", "words"),
     [
-        ("postnorm", "fp32", lambda m: set_row(m, 0.0), r"weights \(fp32\): tokens.weight differs .* at \[7, 0\]: 0.0"),
-        ("postnorm", "fp32", lambda m: set_row(m, np.nan), r"weights \(fp32\): tokens.weight differs .*: nan"),
+        (
+            "postnorm",
+            "fp32",
+            lambda m: set_row(m, 0.0),
+            r"weights \(fp32\): tokens.weight differs .* at \[7, 0\]: 0.0",
+        ),
+        (
+            "postnorm",
+            "fp32",
+            lambda m: set_row(m, np.nan),
+            r"weights \(fp32\): tokens.weight differs .*: nan",
+        ),
         ("postnorm", "int8", lambda m: set_row(m, 0.0), r"weights \(int8\): tokens.weight differs"),
-        ("postnorm", "int8", double_the_last_norm, r"weights \(int8\): blocks.1.norm2.gamma differs"),
+        (
+            "postnorm",
+            "int8",
+            double_the_last_norm,
+            r"weights \(int8\): blocks.1.norm2.gamma differs",
+        ),
         ("postnorm", "fp32", eps_times_thirty, r"attributes \(fp32\): the norms add \[2.99"),
-        ("notebook_subject", "fp32", gelu_without_tanh, r"attributes \(fp32\): .*Gelu.* has {'approximate': b'none'}"),
+        (
+            "notebook_subject",
+            "fp32",
+            gelu_without_tanh,
+            r"attributes \(fp32\): .*Gelu.* has {'approximate': b'none'}",
+        ),
     ],
     ids=["row zeroed", "row nan", "int8 row zeroed", "int8 norm doubled", "eps", "gelu"],
     indirect=["subject"],
 )
 def test_what_numbers_hardly_show_is_refused_by_name(
-    subject: Subject, precision: str, change: Callable[[ModelProto], object], words: str, tmp_path: Path
+    subject: Subject,
+    precision: str,
+    change: Callable[[ModelProto], object],
+    words: str,
+    tmp_path: Path,
 ) -> None:
     with pytest.raises(CertificationError, match=words):
         certified(broken(subject, precision, change), tmp_path)
@@ -123,7 +148,9 @@ def test_any_single_mutation_is_refused_or_changes_no_bit(subject: Subject) -> N
 
 
 @pytest.mark.parametrize(
-    ("subject", "precision"), [("notebook_subject", "fp32"), ("postnorm", "int8")], indirect=["subject"]
+    ("subject", "precision"),
+    [("notebook_subject", "fp32"), ("postnorm", "int8")],
+    indirect=["subject"],
 )
 def test_every_single_constant_attribute_and_node_counts(subject: Subject, precision: str) -> None:
     """Each constant changed, each attribute dropped and each node dropped, one at a time."""
@@ -163,7 +190,9 @@ def test_ranges_of_another_processor_are_accepted_and_others_not(postnorm: Subje
         }
         int8 = quantize(postnorm.expected.body, ranges)
         assert int8.SerializeToString() != postnorm.files.bodies["int8"].SerializeToString()
-        files = replace(postnorm.files, bodies={**postnorm.files.bodies, "int8": int8}, ranges=ranges)
+        files = replace(
+            postnorm.files, bodies={**postnorm.files.bodies, "int8": int8}, ranges=ranges
+        )
         compared = exact.compare(files, postnorm.expected, postnorm.bundle.manifest)
         return {comparison: words for (_, comparison), words in compared if words}
 
@@ -176,8 +205,12 @@ def test_ranges_of_another_processor_are_accepted_and_others_not(postnorm: Subje
 def test_int8_needs_its_ranges(postnorm: Subject, tmp_path: Path) -> None:
     bundle = write(Mutant(postnorm, "", "", postnorm.files), tmp_path / "bare")
     (bundle.path / exact.RANGES).unlink()
-    bundle = bundles.write_manifest(bundle.path, bundle.manifest.model_dump(exclude={"format", "files"}))
-    with pytest.raises(CertificationError, match=r"ranges \(int8\): there are ranges of 0 weights, 6 expected"):
+    bundle = bundles.write_manifest(
+        bundle.path, bundle.manifest.model_dump(exclude={"format", "files"})
+    )
+    with pytest.raises(
+        CertificationError, match=r"ranges \(int8\): there are ranges of 0 weights, 6 expected"
+    ):
         parity.compare(bundle, Files.read(bundle), postnorm.expected)
 
 
@@ -190,21 +223,28 @@ def test_a_manifest_must_say_what_the_model_is(notebook_subject: Subject) -> Non
     }
     for name, value in changes.items():
         changed = manifest.model_copy(update={name: value})
-        first = next(iter(exact.compare(notebook_subject.files, notebook_subject.expected, changed)))
+        first = next(
+            iter(exact.compare(notebook_subject.files, notebook_subject.expected, changed))
+        )
         assert first[0] == ("fp32", "manifest")
         assert name in first[1][0] or "vocab_size" in first[1][0]
 
 
-def test_a_refusal_says_which_versions_wrote_the_graph(notebook_subject: Subject, tmp_path: Path) -> None:
+def test_a_refusal_says_which_versions_wrote_the_graph(
+    notebook_subject: Subject, tmp_path: Path
+) -> None:
     """Another exporter may write other nodes; where it writes the same, its version does not matter."""
     manifest = notebook_subject.bundle.manifest.model_copy(
         update={"versions": {**notebook_subject.bundle.manifest.versions, "torch": "2.9.0"}}
     )
     older = replace(notebook_subject, bundle=replace(notebook_subject.bundle, manifest=manifest))
     certified(Mutant(older, "", "", older.files), tmp_path / "same")
-    mutant = broken(older, "fp32", lambda model: model.graph.node.add().CopyFrom(model.graph.node[0]))
+    mutant = broken(
+        older, "fp32", lambda model: model.graph.node.add().CopyFrom(model.graph.node[0])
+    )
     with pytest.raises(
-        CertificationError, match=r"graph \(fp32\).*exported with torch 2\.9\.0 \(here .*verify it with"
+        CertificationError,
+        match=r"graph \(fp32\).*exported with torch 2\.9\.0 \(here .*verify it with",
     ):
         certified(mutant, tmp_path / "other")
 
@@ -213,14 +253,20 @@ def test_names_and_order_mean_nothing(notebook_subject: Subject) -> None:
     """A graph whose values have other names, and whose independent nodes stand in another order, is the same graph."""
     expected = notebook_subject.expected.body
     other = copied(expected)
-    outside = {item.name for item in (*other.graph.input, *other.graph.output, *other.graph.initializer)}
+    outside = {
+        item.name for item in (*other.graph.input, *other.graph.output, *other.graph.initializer)
+    }
     for node in other.graph.node:
         node.name = f"another {node.name}"
         for names in (node.input, node.output):
-            names[:] = [name if name in outside or not name else f"another {name}" for name in names]
+            names[:] = [
+                name if name in outside or not name else f"another {name}" for name in names
+            ]
     for item in other.graph.value_info:
         item.name = item.name if item.name in outside else f"another {item.name}"
-    first, second, *rest = other.graph.node  # the two parts of a shape's first size, and the second's
+    first, second, *rest = (
+        other.graph.node
+    )  # the two parts of a shape's first size, and the second's
     nodes = [*map(node_copy, (other.graph.node[2], first, second, *rest[1:]))]
     assert first.output[0] not in other.graph.node[2].input
     del other.graph.node[:]
@@ -251,27 +297,37 @@ def keep_elsewhere(model: ModelProto) -> None:
         lambda model: setattr(model.graph.value_info[5].type.tensor_type, "elem_type", 7),
         lambda model: model.metadata_props.add(key="x", value="y"),
         lambda model: model.functions.add(name="Gelu", domain="x"),
-        lambda model: model.graph.initializer.append(helper.make_tensor("more", 1, [2], [1.0, 2.0])),
+        lambda model: model.graph.initializer.append(
+            helper.make_tensor("more", 1, [2], [1.0, 2.0])
+        ),
         lambda model: setattr(model.graph.node[9], "domain", "com.microsoft"),
         lambda model: setattr(model.graph.initializer[1], "raw_data", b"short"),
     ],
 )
-def test_all_that_a_file_may_say_counts(notebook_subject: Subject, change: Callable[[ModelProto], object]) -> None:
+def test_all_that_a_file_may_say_counts(
+    notebook_subject: Subject, change: Callable[[ModelProto], object]
+) -> None:
     """Nothing but names is left out of the comparison, and no change makes it stumble."""
     mutant = broken(notebook_subject, "fp32", change)
-    compared = exact.compare(mutant.files, notebook_subject.expected, notebook_subject.bundle.manifest)
+    compared = exact.compare(
+        mutant.files, notebook_subject.expected, notebook_subject.bundle.manifest
+    )
     assert any(words for _, words in compared)
 
 
 def test_a_file_that_is_no_graph_is_refused(notebook_subject: Subject, tmp_path: Path) -> None:
     bundle = write(Mutant(notebook_subject, "", "", notebook_subject.files), tmp_path / "broken")
     (bundle.path / "model.onnx").write_bytes(b"\xff" * 100)
-    bundle = bundles.write_manifest(bundle.path, bundle.manifest.model_dump(exclude={"format", "files"}))
+    bundle = bundles.write_manifest(
+        bundle.path, bundle.manifest.model_dump(exclude={"format", "files"})
+    )
     with pytest.raises(CertificationError, match=r"model\.onnx is no ONNX file"):
         parity.certify(bundle, notebook_subject.expected.reference)
 
 
-def test_an_exporter_that_writes_another_eps_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exporter_that_writes_another_eps_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its mistake is in the fresh export too: the comparison with the Config finds it."""
 
     def mistaken(model: Transformer) -> ModelProto:
@@ -280,14 +336,16 @@ def test_an_exporter_that_writes_another_eps_is_found(tmp_path: Path, monkeypatc
         next(item for item in norm.attribute if item.name == "epsilon").f = 1.2e-5
         return made
 
-    original = command.export_body
-    monkeypatch.setattr(command, "export_body", mistaken)
+    original = writer.export_body
+    monkeypatch.setattr(writer, "export_body", mistaken)
     monkeypatch.setattr(exact, "export_body", mistaken)
     with pytest.raises(CertificationError, match=r"attributes \(fp32\): .*'epsilon': 1.2"):
-        command.export(Source("notebook"), tmp_path, "broken", None, Plan())
+        writer.export(Source("notebook"), tmp_path, "broken", None, Plan())
 
 
-def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_are_not_finite_are_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken_model(self: Source, layout: str) -> tuple[Transformer, dict[str, object]]:
         model, facts = original(self, layout)
         with torch.no_grad():
@@ -297,11 +355,13 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path, monkeyp
 
     original = Source.model
     monkeypatch.setattr(Source, "model", broken_model)
-    monkeypatch.setattr(command, "export_body", lambda model: pytest.fail("exported before it was refused"))
+    monkeypatch.setattr(
+        writer, "export_body", lambda model: pytest.fail("exported before it was refused")
+    )
     with pytest.raises(SystemExit) as ended:
-        command.main(["--preset", "notebook", "--out", str(tmp_path)])
+        command.export(["--preset", "notebook", "--out", str(tmp_path)])
     assert str(ended.value) == (
-        "export: the model cannot be exported: tokens.weight[3, 5] is nan (1 of 96 are not finite);"
+        "addnorm export: the model cannot be exported: tokens.weight[3, 5] is nan (1 of 96 are not finite);"
         " blocks.0.ffn.up.bias[2] is -inf (2 of 64 are not finite)"
     )
     assert not list(tmp_path.iterdir())
@@ -313,13 +373,16 @@ def test_heads_of_more_than_128_dimensions_are_refused_by_name(n_heads: int, fit
     if fits:
         return check_fit(model)
     with pytest.raises(
-        UnfitError, match=rf"a head has {384 // n_heads} dimensions .d_model 384 / n_heads {n_heads}., at most 128"
+        UnfitError,
+        match=rf"a head has {384 // n_heads} dimensions .d_model 384 / n_heads {n_heads}., at most 128",
     ):
         check_fit(model)
 
 
-def test_certificate_lines_have_one_form(notebook: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command.main(["verify", str(notebook)])
+def test_certificate_lines_have_one_form(
+    notebook: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.verify([str(notebook)])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fp32")]
     assert len(lines) == 19
     assert all(re.search(r" of +\S+  ok, worst of \d+ measures$", line) for line in lines)

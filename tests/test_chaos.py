@@ -1,4 +1,4 @@
-"""The storms of `python -m load.chaos`, in short; `make chaos` runs them long."""
+"""The storms of `python -m addnorm.load.chaos`, in short; `make chaos` runs them long."""
 
 import json
 from collections import Counter
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from load.chaos import SCENARIOS, good_bodies
-from load.mutants import mutants
-from load.overload import overload
-from service import bundle as bundle_format
+from addnorm.load.chaos import SCENARIOS, good_bodies
+from addnorm.load.mutants import mutants
+from addnorm.load.overload import overload
+from addnorm.service.runtime import bundle as bundle_format
 
 SIZES = {"bodies": 1000, "leavers": 100, "slow": 60}
 
@@ -23,7 +23,9 @@ def test_an_overloaded_server_answers_right_or_refuses_and_says_when(bundles: Pa
     figures, missed = overload(bundle_format.read(bundles / "minilm" / "1"), seconds=4)
     assert figures["refusals without Retry-After"] == 0
     assert not [words for words in missed if words.startswith("answers")]
-    assert figures["goodput over capacity, tokens"] > 0.4  # `make chaos` asks for more, on a quiet machine
+    assert (
+        figures["goodput over capacity, tokens"] > 0.4
+    )  # `make chaos` asks for more, on a quiet machine
     assert sum(value for name, value in figures.items() if name.startswith("refused")) > 100
 
 

@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from model.checkpoint import CheckpointError, load_checkpoint
+from addnorm.model.checkpoint import CheckpointError, load_checkpoint
 
 CONFIG = BertConfig(
     vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
@@ -79,7 +79,9 @@ def test_first_releases_names_of_the_norms_are_known(folder: Path) -> None:
     before = load_checkpoint(folder).model(IDS, MASK)[0]
     weights = load_file(folder / "model.safetensors")
     old = {
-        k.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): v
+        k.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): v
         for k, v in weights.items()
     }
     save_file(old, folder / "model.safetensors")
@@ -114,7 +116,9 @@ def test_one_message_lists_missing_unexpected_and_misshaped_keys(folder: Path) -
         ("hidden_size", None, "hidden_size is missing"),
     ],
 )
-def test_other_models_are_refused_in_words(folder: Path, key: str, value: str | None, words: str) -> None:
+def test_other_models_are_refused_in_words(
+    folder: Path, key: str, value: str | None, words: str
+) -> None:
     config = json.loads((folder / "config.json").read_text())
     config[key] = value
     if value is None:
@@ -170,7 +174,10 @@ def test_a_folder_that_lacks_a_file_is_told_which(folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["pytorch_model.bin", "shards of it", "safetensors shards"])
 def test_other_weights_come_with_a_command_that_converts_them(folder: Path, kind: str) -> None:
-    expected, weights = load_checkpoint(folder).model(IDS, MASK)[0], load_file(folder / "model.safetensors")
+    expected, weights = (
+        load_checkpoint(folder).model(IDS, MASK)[0],
+        load_file(folder / "model.safetensors"),
+    )
     (folder / "model.safetensors").unlink()
     halves = dict(list(weights.items())[::2]), dict(list(weights.items())[1::2])
     for index, half in enumerate(halves, 1):
@@ -190,8 +197,14 @@ def test_other_weights_come_with_a_command_that_converts_them(folder: Path, kind
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (BertForSequenceClassification, "has a classification head (classifier.bias, classifier.weight)"),
-        (BertForQuestionAnswering, "has a question answering head (qa_outputs.bias, qa_outputs.weight)"),
+        (
+            BertForSequenceClassification,
+            "has a classification head (classifier.bias, classifier.weight)",
+        ),
+        (
+            BertForQuestionAnswering,
+            "has a question answering head (qa_outputs.bias, qa_outputs.weight)",
+        ),
     ],
 )
 def test_a_head_that_is_not_served_is_named_and_the_body_can_be_exported(
@@ -210,15 +223,21 @@ def test_a_head_that_is_not_served_is_named_and_the_body_can_be_exported(
     torch.testing.assert_close(got[MASK == 1], expected[MASK == 1], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("mode", "pooling"), [("cls", "first"), ("mean", "mean"), (["lasttoken"], "last")])
+@pytest.mark.parametrize(
+    ("mode", "pooling"), [("cls", "first"), ("mean", "mean"), (["lasttoken"], "last")]
+)
 def test_pooling_is_read_as_newer_releases_of_sentence_transformers_write_it(
     folder: Path, mode: str | list[str], pooling: str
 ) -> None:
     kinds = ["base.modules.transformer.Transformer", "sentence_transformer.modules.pooling.Pooling"]
-    (folder / "modules.json").write_text(json.dumps([{"type": f"sentence_transformers.{kind}"} for kind in kinds]))
+    (folder / "modules.json").write_text(
+        json.dumps([{"type": f"sentence_transformers.{kind}"} for kind in kinds])
+    )
     (folder / "1_Pooling").mkdir()
     config = folder / "1_Pooling" / "config.json"
-    config.write_text(json.dumps({"embedding_dimension": 32, "pooling_mode": mode, "include_prompt": True}))
+    config.write_text(
+        json.dumps({"embedding_dimension": 32, "pooling_mode": mode, "include_prompt": True})
+    )
     assert load_checkpoint(folder).pooling == pooling
     config.write_text(json.dumps({"pooling_mode": ["cls", "mean"]}))
     with pytest.raises(CheckpointError, match="cls, mean is not supported"):

@@ -19,15 +19,19 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from service.batch import Batch, Rows
-from service.connection import LONG_PIECE_S, READ_BYTES, Connection, Joined
-from service.infer import Inference
+from addnorm.service.inference.pipeline import Inference
+from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.server.connection import LONG_PIECE_S, READ_BYTES, Connection, Joined
 from tests.conftest import Serve, inference_of, serving
 from tests.test_faults import eventually
 from tests.test_lifecycle import samples
 
-GOOD = json.dumps({"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}).encode()
-LARGE = json.dumps({"model": "gpt", "input_ids": [[7] * 500] * 12, "outputs": ["logits"]}).encode()  # 78 MB of answer
+GOOD = json.dumps(
+    {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}
+).encode()
+LARGE = json.dumps(
+    {"model": "gpt", "input_ids": [[7] * 500] * 12, "outputs": ["logits"]}
+).encode()  # 78 MB of answer
 
 
 def port_of(url: str) -> int:
@@ -39,7 +43,12 @@ def call(url: str) -> socket.socket:
 
 
 def head(length: int, *lines: str, path: str = "/v1/infer") -> bytes:
-    first = (f"POST {path} HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {length}")
+    first = (
+        f"POST {path} HTTP/1.1",
+        "host: x",
+        "content-type: application/json",
+        f"content-length: {length}",
+    )
     return "\r\n".join((*first, *lines, "", "")).encode()
 
 
@@ -95,7 +104,9 @@ def trickle(caller: socket.socket, data: bytes, seconds: float) -> None:
             return
 
 
-@pytest.mark.parametrize("start", [b"", GOOD and head(len(GOOD)) + GOOD], ids=["first request", "second request"])
+@pytest.mark.parametrize(
+    "start", [b"", GOOD and head(len(GOOD)) + GOOD], ids=["first request", "second request"]
+)
 def test_a_head_that_does_not_arrive_is_refused_with_408(quick: str, start: bytes) -> None:
     with closing(call(quick)) as caller:
         if start:
@@ -110,8 +121,12 @@ def test_a_head_that_does_not_arrive_is_refused_with_408(quick: str, start: byte
     assert body["error"]["code"] == "request_timeout"
 
 
-@pytest.mark.parametrize(("path", "key"), [("/v1/infer", "message"), ("/v2/models/notebook/infer", None)])
-def test_a_body_that_does_not_arrive_is_refused_with_408(quick: str, path: str, key: str | None) -> None:
+@pytest.mark.parametrize(
+    ("path", "key"), [("/v1/infer", "message"), ("/v2/models/notebook/infer", None)]
+)
+def test_a_body_that_does_not_arrive_is_refused_with_408(
+    quick: str, path: str, key: str | None
+) -> None:
     with closing(call(quick)) as caller:
         caller.sendall(head(1000, path=path) + b"{")
         status, body = answer_of(caller)
@@ -234,7 +249,9 @@ def test_requests_sent_ahead_are_answered_in_order(quick: str) -> None:
         (b"CONNECT localhost:80 HTTP/1.1\r\nhost: x\r\n\r\n", 400, "this is no HTTP/1.1 request"),
     ],
 )  # fmt: skip
-def test_what_is_no_http_is_refused_in_json(quick: str, sent: bytes, status: int, words: str) -> None:
+def test_what_is_no_http_is_refused_in_json(
+    quick: str, sent: bytes, status: int, words: str
+) -> None:
     with closing(call(quick)) as caller:
         caller.sendall(sent)
         caller.shutdown(socket.SHUT_WR)
@@ -321,7 +338,10 @@ def rss_mib() -> float:
 
 
 FLOODS = {
-    "trailers": (CHUNKED + b"0\r\n", b"".join(b"k%05d: %b\r\n" % (n, b"v" * 100) for n in range(1000))),
+    "trailers": (
+        CHUNKED + b"0\r\n",
+        b"".join(b"k%05d: %b\r\n" % (n, b"v" * 100) for n in range(1000)),
+    ),
     "a trailer's value": (CHUNKED + b"0\r\nx: ", b"y" * 100_000),
     "requests sent ahead": (b"", b"GET /nowhere HTTP/1.1\r\n\r\n" * 4000),
 }
@@ -364,7 +384,9 @@ def held_up(small: Path) -> Iterator[tuple[str, Inference, threading.Event]]:
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("waits_s", [0.0, 0.5, 1.5], ids=["quick", "slow", "swept"])
-def test_a_caller_that_sends_no_more_gets_its_answer(small: Path, version: str, waits_s: float) -> None:
+def test_a_caller_that_sends_no_more_gets_its_answer(
+    small: Path, version: str, waits_s: float
+) -> None:
     with held_up(small) as (url, _, go), closing(call(url)) as caller:
         caller.sendall(head(len(GOOD)).replace(b"1.1", version.encode()) + GOOD)
         caller.shutdown(socket.SHUT_WR)
@@ -383,7 +405,9 @@ def test_all_that_was_sent_ahead_is_answered_to_a_caller_that_sends_no_more(smal
 
 
 @pytest.mark.parametrize("linger", [False, True], ids=["closed", "reset"])
-def test_who_has_left_is_noticed_though_it_looks_as_if_it_sent_no_more(small: Path, linger: bool) -> None:
+def test_who_has_left_is_noticed_though_it_looks_as_if_it_sent_no_more(
+    small: Path, linger: bool
+) -> None:
     with held_up(small) as (url, inference, go), closing(call(url)) as first:
         first.sendall(head(len(GOOD)) + GOOD)
         assert eventually(lambda: inference.scheduler.num_busy == 1)
@@ -398,7 +422,9 @@ def test_who_has_left_is_noticed_though_it_looks_as_if_it_sent_no_more(small: Pa
         assert eventually(lambda: num_left(url) == 3)
         go.set()
         assert status_of(first) == 200
-        assert eventually(lambda: inference.scheduler.num_queued_tokens() == inference.scheduler.num_busy == 0)
+        assert eventually(
+            lambda: inference.scheduler.num_queued_tokens() == inference.scheduler.num_busy == 0
+        )
         computed = ("addnorm_micro_batch_tokens_sum", (("model", "notebook"),))
         assert samples(httpx.get(f"{url}/metrics").text)[computed] == 5
 
@@ -406,7 +432,9 @@ def test_who_has_left_is_noticed_though_it_looks_as_if_it_sent_no_more(small: Pa
 def num_left(url: str) -> float:
     got = samples(httpx.get(f"{url}/metrics").text)
     return sum(
-        v for (name, labels), v in got.items() if name == "addnorm_requests_total" and ("status", "499") in labels
+        v
+        for (name, labels), v in got.items()
+        if name == "addnorm_requests_total" and ("status", "499") in labels
     )
 
 
@@ -437,7 +465,9 @@ def test_others_have_their_turn_between_pieces_that_take_long_to_parse(
     assert ("piece", "piece") not in pairwise(seen)
 
 
-def test_what_comes_at_once_is_parsed_in_small_pieces(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_at_once_is_parsed_in_small_pieces(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No event loop may pass them by: each has its own way to tell who reads into a buffer."""
     sizes, received = list[int](), Connection.data_received
 
@@ -461,7 +491,9 @@ def test_very_many_tiny_chunks_are_one_body(quick: str) -> None:
         assert status_of(caller) == 200
 
 
-@pytest.mark.parametrize("coding", ["gzip, chunked", "gzip\r\ntransfer-encoding: chunked", "deflate, chunked"])
+@pytest.mark.parametrize(
+    "coding", ["gzip, chunked", "gzip\r\ntransfer-encoding: chunked", "deflate, chunked"]
+)
 def test_transfer_codings_but_chunked_are_refused(quick: str, coding: str) -> None:
     with closing(call(quick)) as caller:
         caller.sendall(CHUNKED.replace(b"chunked", coding.encode()) + chunked(GOOD))
@@ -491,7 +523,11 @@ def test_what_came_whole_is_answered_before_what_follows_ends_the_connection(qui
 
 @pytest.mark.parametrize("protocol", ["h2c", "websocket", "TLS/1.0"])
 def test_who_asks_for_another_protocol_is_answered_in_this_one(quick: str, protocol: str) -> None:
-    asks = (f"Upgrade: {protocol}", "Connection: Upgrade, HTTP2-Settings", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA")
+    asks = (
+        f"Upgrade: {protocol}",
+        "Connection: Upgrade, HTTP2-Settings",
+        "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA",
+    )
     for body_apart in (False, True):
         with closing(call(quick)) as caller:
             for _ in range(2):
@@ -505,8 +541,14 @@ def test_who_asks_for_another_protocol_is_answered_in_this_one(quick: str, proto
                 assert status_of(caller) == 200
 
 
-def test_requests_sent_ahead_are_answered_after_one_that_asks_for_another_protocol(quick: str) -> None:
-    asks = ("Upgrade: h2c", "Connection: Upgrade, HTTP2-Settings", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA")
+def test_requests_sent_ahead_are_answered_after_one_that_asks_for_another_protocol(
+    quick: str,
+) -> None:
+    asks = (
+        "Upgrade: h2c",
+        "Connection: Upgrade, HTTP2-Settings",
+        "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA",
+    )
     plain, other = head(len(GOOD)) + GOOD, head(len(GOOD), *asks) + GOOD
     for sent in (other + plain + plain, plain + other + plain, plain + other + other, other * 3):
         with closing(call(quick)) as caller:
@@ -539,7 +581,12 @@ def test_more_connections_than_the_limit_get_503_and_many_more_nothing(serve: Se
             assert status == 503
             words = body["error"] if is_v2 else body["error"]["message"]
             assert words == "20 connections are open, the limit: come back later"
-        for path in ("/livez", "/readyz", "/metrics", "/v2/health/ready"):  # or an orchestrator would end it
+        for path in (
+            "/livez",
+            "/readyz",
+            "/metrics",
+            "/v2/health/ready",
+        ):  # or an orchestrator would end it
             assert httpx.get(f"{url}{path}").status_code == 200
         open_ones += [call(url) for _ in range(20)]
         time.sleep(0.2)
@@ -654,7 +701,11 @@ def test_the_head_of_an_answer_is_sent_with_its_body() -> None:
 
 
 def test_all_headers_hide_the_server_and_forbid_sniffing(quick: str) -> None:
-    for answer in (httpx.get(f"{quick}/livez"), httpx.get(f"{quick}/docs"), httpx.post(f"{quick}/v1/infer")):
+    for answer in (
+        httpx.get(f"{quick}/livez"),
+        httpx.get(f"{quick}/docs"),
+        httpx.post(f"{quick}/v1/infer"),
+    ):
         assert "server" not in answer.headers
         assert answer.headers["x-content-type-options"] == "nosniff"
 

@@ -13,15 +13,15 @@ import httpx
 import orjson
 import pytest
 
-from service.batch import from_lists
-from service.cost import HOPE_S, Cost, Rate
-from service.deadline import Deadline
-from service.errors import ClientGone, Expired, Overloaded
-from service.infer import Inference
-from service.models import Models
-from service.pieces import Pieces, TurnTaker, at_once, timed
-from service.query import Answer, Query
-from service.settings import Settings
+from addnorm.service.errors import ClientGone, Expired, Overloaded
+from addnorm.service.inference.cost import HOPE_S, Cost, Rate
+from addnorm.service.inference.pipeline import Inference
+from addnorm.service.inference.request import Answer, Query
+from addnorm.service.models.registry import Models
+from addnorm.service.runtime.batch import from_lists
+from addnorm.service.scheduling.cooperative import Pieces, TurnTaker, at_once, timed
+from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.settings import Settings
 from tests.conftest import Serve
 
 # one token, and as many pads as an answer has room for: hardly anything to compute, 100 MB and more to write
@@ -43,17 +43,35 @@ def server(serve: Serve) -> Iterator[httpx.Client]:
 
 def wide_v2(timeout_us: int) -> dict[str, Any]:
     names = ("input_ids", "attention_mask")
-    inputs = [{"name": name, "shape": [NUM_ROWS, WIDTH], "datatype": "INT64", "data": WIDE[name]} for name in names]
-    return {"inputs": inputs, "outputs": [{"name": "activations"}], "parameters": {"timeout": timeout_us}}
+    inputs = [
+        {"name": name, "shape": [NUM_ROWS, WIDTH], "datatype": "INT64", "data": WIDE[name]}
+        for name in names
+    ]
+    return {
+        "inputs": inputs,
+        "outputs": [{"name": "activations"}],
+        "parameters": {"timeout": timeout_us},
+    }
 
 
-@pytest.mark.parametrize(("coding", "timeout_ms"), [("identity", 120), ("gzip", 350), ("deflate", 350)])
-def test_an_answer_that_takes_too_long_to_write_is_given_up(server: httpx.Client, coding: str, timeout_ms: int) -> None:
+@pytest.mark.parametrize(
+    ("coding", "timeout_ms"), [("identity", 120), ("gzip", 350), ("deflate", 350)]
+)
+def test_an_answer_that_takes_too_long_to_write_is_given_up(
+    server: httpx.Client, coding: str, timeout_ms: int
+) -> None:
     headers = {"x-request-timeout-ms": str(timeout_ms), "accept-encoding": coding}
     answer = server.post("/v1/infer", json=WIDE, headers=headers)
     assert answer.status_code == 504, len(answer.content)
     assert answer.json()["error"]["code"] == "deadline_exceeded"
-    assert float(server.get("/metrics").text.partition('addnorm_pending_bytes{what="answers"} ')[2].split()[0]) == 0
+    assert (
+        float(
+            server.get("/metrics")
+            .text.partition('addnorm_pending_bytes{what="answers"} ')[2]
+            .split()[0]
+        )
+        == 0
+    )
 
 
 def test_a_deadline_in_the_body_counts_to_the_first_byte(server: httpx.Client) -> None:
@@ -62,16 +80,24 @@ def test_a_deadline_in_the_body_counts_to_the_first_byte(server: httpx.Client) -
 
 
 def test_what_was_measured_is_refused_before_any_work(server: httpx.Client) -> None:
-    known = server.post("/v1/infer", json=WIDE, headers={"x-request-timeout-ms": "60000", "accept-encoding": "gzip"})
+    known = server.post(
+        "/v1/infer", json=WIDE, headers={"x-request-timeout-ms": "60000", "accept-encoding": "gzip"}
+    )
     assert known.status_code == 200
-    ms = {stage: float(ms) for stage, ms in re.findall(r"(\w+);dur=([\d.]+)", known.headers["server-timing"])}
+    ms = {
+        stage: float(ms)
+        for stage, ms in re.findall(r"(\w+);dur=([\d.]+)", known.headers["server-timing"])
+    }
     timeout_ms = ms["decode"] + 0.7 * ms["encode"]
     headers = {"x-request-timeout-ms": f"{timeout_ms:.0f}", "accept-encoding": "gzip"}
     answer = server.post("/v1/infer", json=WIDE, headers=headers)
     assert answer.status_code == 504
     assert "making and writing the answer takes about" in answer.json()["error"]["message"]
     small = {**WIDE, "outputs": ["pooled"]}
-    assert server.post("/v1/infer", json=small, headers={"x-request-timeout-ms": "5000"}).status_code == 200
+    assert (
+        server.post("/v1/infer", json=small, headers={"x-request-timeout-ms": "5000"}).status_code
+        == 200
+    )
 
 
 def test_a_caller_that_leaves_ends_the_writing(server: httpx.Client) -> None:
@@ -82,7 +108,10 @@ def test_a_caller_that_leaves_ends_the_writing(server: httpx.Client) -> None:
         gone.sendall(head.encode() + body)
         time.sleep(0.2)
     end = time.monotonic() + 10
-    while 'route="/v1/infer",status="499"' not in server.get("/metrics").text and time.monotonic() < end:
+    while (
+        'route="/v1/infer",status="499"' not in server.get("/metrics").text
+        and time.monotonic() < end
+    ):
         time.sleep(0.02)
     assert 'status="499"' in server.get("/metrics").text
 
@@ -243,5 +272,9 @@ def test_time_that_others_take_is_not_counted_as_the_works() -> None:
 
 def test_a_compressed_body_is_read_within_its_deadline(server: httpx.Client) -> None:
     body = gzip.compress(orjson.dumps(WIDE))
-    headers = {"content-type": "application/json", "content-encoding": "gzip", "x-request-timeout-ms": "1"}
+    headers = {
+        "content-type": "application/json",
+        "content-encoding": "gzip",
+        "x-request-timeout-ms": "1",
+    }
     assert server.post("/v1/infer", content=body, headers=headers).status_code in (429, 504)

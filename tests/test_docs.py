@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from prometheus_client.metrics import MetricWrapperBase
 
-from service.metrics import Metrics
-from service.settings import Settings
+from addnorm.service.settings import Settings
+from addnorm.service.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
@@ -24,7 +24,9 @@ CURLS = re.findall(r"```sh\n(curl .+)\n```\n```json\n(.+)\n```", README)
 def asked(command: str) -> tuple[str, str]:
     """Path and body of a curl line."""
     words = shlex.split(command)
-    path = next(word for word in words if word.startswith("localhost:8000")).removeprefix("localhost:8000")
+    path = next(word for word in words if word.startswith("localhost:8000")).removeprefix(
+        "localhost:8000"
+    )
     return path, words[words.index("-d") + 1]
 
 
@@ -33,7 +35,9 @@ def numbers(text: str) -> list[float]:
 
 
 @pytest.mark.parametrize(("command", "shown"), CURLS)
-def test_the_readmes_curl_lines_answer_what_it_shows(client: httpx.Client, command: str, shown: str) -> None:
+def test_the_readmes_curl_lines_answer_what_it_shows(
+    client: httpx.Client, command: str, shown: str
+) -> None:
     request, _, cut = command.partition(" | cut -c1-")
     path, body = asked(request)
     answer = client.post(path, content=body, headers={"content-type": "application/json"}).text
@@ -59,7 +63,11 @@ def test_a_make_target_installs_what_it_needs_and_no_more(target: str, extras: s
 
 def test_what_padding_costs_is_said_as_the_table_shows_it() -> None:
     """At 94 % padding the speed falls: pads are not computed, but longer sequences cost more attention."""
-    for text in (README, (ROOT / "pyproject.toml").read_text(), (ROOT / "docs/performance.md").read_text()):
+    for text in (
+        README,
+        (ROOT / "pyproject.toml").read_text(),
+        (ROOT / "docs/performance.md").read_text(),
+    ):
         assert "padding costs nothing" not in text.lower()
     assert "Pads are never computed" in README
 
@@ -69,7 +77,9 @@ def test_named_make_targets_and_files_exist() -> None:
     for name in ("README.md", "ARCHITECTURE.md"):
         text = (ROOT / name).read_text()
         for target in re.findall(r"`?make ([a-z][a-z-]*)[ `]", text):
-            assert re.search(rf"^{target}:", makefile, re.MULTILINE) or target == "are", f"{name}: make {target}"
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE) or target == "are", (
+                f"{name}: make {target}"
+            )
         for path in re.findall(r"`((?:model|export|service|tests|load)/[\w/.]+)`", text):
             assert (ROOT / path).exists(), f"{name}: {path}"
         for setting in re.findall(r"ADDNORM_([A-Z_]+)", text):
@@ -91,7 +101,12 @@ def test_the_programs_of_the_clients_page_run(text_url: str, program: str) -> No
 @pytest.mark.parametrize("command", re.findall(r"^curl .+$", CLIENTS, re.MULTILINE))
 def test_the_curl_lines_of_the_clients_page_run(text_client: httpx.Client, command: str) -> None:
     path, body = asked(command)
-    assert text_client.post(path, content=body, headers={"content-type": "application/json"}).status_code == 200
+    assert (
+        text_client.post(
+            path, content=body, headers={"content-type": "application/json"}
+        ).status_code
+        == 200
+    )
 
 
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
@@ -99,14 +114,19 @@ REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 
 def test_the_reference_has_every_setting_with_default_and_meaning() -> None:
     rows = re.findall(r"^\| `ADDNORM_([A-Z_]+)` \| (.+?) \| (.+) \|$", REFERENCE, re.MULTILINE)
-    code = [(name.upper(), str(field.default), field.description) for name, field in Settings.model_fields.items()]
+    code = [
+        (name.upper(), str(field.default), field.description)
+        for name, field in Settings.model_fields.items()
+    ]
     assert rows == code
 
 
 def test_the_reference_has_every_route(client: httpx.Client) -> None:
     rows = set(re.findall(r"^\| `([A-Z]+ /[^`]*)` \|", REFERENCE, re.MULTILINE))
     paths = client.get("/openapi.json").json()["paths"]
-    assert rows == {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods} | {"GET /docs"}
+    assert rows == {
+        f"{method.upper()} {path}" for path, methods in paths.items() for method in methods
+    } | {"GET /docs"}
 
 
 def test_the_reference_has_every_metric_with_its_labels(client: httpx.Client) -> None:

@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-import model.layout
-from export import parity
-from export.__main__ import Plan, Source, export, main
-from export.parity import CertificationError
-from model.layout import Packed, Padded
-from model.presets import build
-from model.transformer import LayerNorm, Transformer
-from service import bundle as bundles
+from addnorm.export import command, parity
+from addnorm.export.parity import CertificationError
+from addnorm.export.writer import Plan, Source, export
+from addnorm.model import layout as layouts
+from addnorm.model import transformer
+from addnorm.model.layout import Packed, Padded
+from addnorm.model.presets import build
+from addnorm.model.transformer import LayerNorm, Transformer
+from addnorm.service.runtime import bundle as bundles
 
 
 class Broken(Source):
@@ -73,9 +74,11 @@ def test_an_ignored_mask_is_not_certified(tmp_path: Path, monkeypatch: pytest.Mo
 
     source = Source("postnorm")
     reference = source.model("padded")[0]
-    monkeypatch.setattr(model.layout, "_bias", see_everything)
+    monkeypatch.setattr(layouts, "_bias", see_everything)
     monkeypatch.setattr(
-        Source, "model", lambda self, layout: (reference, {}) if layout == "padded" else original(self, layout)
+        Source,
+        "model",
+        lambda self, layout: (reference, {}) if layout == "padded" else original(self, layout),
     )
     reference.layout = _kept_padded()
     assert "checks failed" in refused(source, tmp_path)
@@ -86,7 +89,7 @@ original = Source.model
 
 def _kept_padded() -> type[Padded]:
     """Padded with the true bias, whatever is patched."""
-    true_bias = model.layout._bias
+    true_bias = layouts._bias
 
     class Kept(Padded):
         def attention_bias(self, causal: bool) -> Tensor:
@@ -95,7 +98,9 @@ def _kept_padded() -> type[Padded]:
     return Kept
 
 
-def test_attention_on_the_callers_cells_is_not_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_on_the_callers_cells_is_not_certified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Right values everywhere; other bits where pads stand on the left or between."""
 
     class CallersCells(Packed):
@@ -103,7 +108,7 @@ def test_attention_on_the_callers_cells_is_not_certified(tmp_path: Path, monkeyp
             super().__init__(attention_mask)
             self.keys, self.grid_cells, self.grid_rows = self.mask, self.cells, self.row_of_cell
 
-    monkeypatch.setitem(model.transformer.LAYOUTS, "packed", CallersCells)
+    monkeypatch.setitem(transformer.LAYOUTS, "packed", CallersCells)
     message = refused(Source("postnorm"), tmp_path)
     assert "1 of " in message
     assert "bare graph, its bits: unequal (right, left, holes)" in message
@@ -135,12 +140,12 @@ def test_versions_count_up_and_verify_makes_the_certificate_again(
     notebook: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(notebook, tmp_path / "notebook" / "1")
-    main(["--preset", "notebook", "--out", str(tmp_path)])
+    command.export(["--preset", "notebook", "--out", str(tmp_path)])
     second = tmp_path / "notebook" / "2"
     assert bundles.read(second).ref == "notebook/2"
     before = json.loads((second / "certificate.json").read_text())
     (second / "certificate.json").unlink()
-    main(["verify", str(second)])
+    command.verify([str(second)])
     assert bundles.read(second).certificate == before
     assert "in company like alone" in capsys.readouterr().out
 
@@ -159,7 +164,7 @@ def test_verify_finds_a_bundle_that_its_hashes_hide(notebook: Path, tmp_path: Pa
     manifest["files"]["model.onnx"] = bundles.describe(path / "model.onnx").model_dump()
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(SystemExit, match=r"weights \(fp32\): blocks\.0\.ffn\.up\.weight differs"):
-        main(["verify", str(path)])
+        command.verify([str(path)])
 
 
 @pytest.mark.parametrize(
@@ -171,9 +176,11 @@ def test_verify_finds_a_bundle_that_its_hashes_hide(notebook: Path, tmp_path: Pa
         (["--checkpoint", "nowhere"], "there is no folder nowhere"),
     ],
 )
-def test_wrong_arguments_end_with_one_line(notebook: Path, arguments: list[str], words: str) -> None:
+def test_wrong_arguments_end_with_one_line(
+    notebook: Path, arguments: list[str], words: str
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        main([*arguments, "--out", str(notebook.parent.parent)])
+        command.export([*arguments, "--out", str(notebook.parent.parent)])
     assert words in str(ended.value)
 
 
@@ -184,8 +191,10 @@ def test_the_notebook_preset_is_seeded(notebook: Path) -> None:
     assert torch.equal(build("gpt", seed=1).tokens.weight, one.tokens.weight)
 
 
-def test_the_environment_of_a_server_does_not_reach_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_a_server_does_not_reach_an_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ADDNORM_MAX_SEQUENCES", "1")
     monkeypatch.setenv("ADDNORM_PORT", "none")
-    main(["--preset", "notebook", "--out", str(tmp_path)])
+    command.export(["--preset", "notebook", "--out", str(tmp_path)])
     assert bundles.read(tmp_path / "notebook" / "1").certificate

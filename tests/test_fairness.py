@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from load.simulation import Group, Outcome, Simulation
-from service.queue import Line, Queue
+from addnorm.load.simulation import Group, Outcome, Simulation
+from addnorm.service.scheduling.fair_queue import Line, Queue
 
 RATE = 6000
 BUDGET = 256
@@ -45,7 +45,9 @@ def test_beside_any_backlog_of_long_jobs_a_small_one_waits_for_three_micro_batch
     small: Lengths, long: Lengths, model: str, callers: int
 ) -> None:
     its = line()
-    seen = simulated(Group("long", long, its, callers), Group("small", small, its if model == "same" else line()))
+    seen = simulated(
+        Group("long", long, its, callers), Group("small", small, its if model == "same" else line())
+    )
     assert len(seen["small"].waits_s) > 60
     assert max(seen["small"].micro_batches) <= 3
     assert max(seen["small"].waits_s) < 3 * 512 / RATE
@@ -54,9 +56,14 @@ def test_beside_any_backlog_of_long_jobs_a_small_one_waits_for_three_micro_batch
 
 @pytest.mark.parametrize("model", ["same", "other"])
 @pytest.mark.parametrize("callers", [12, 40])  # 40 do not fit into the queue
-def test_a_tiny_job_with_a_second_is_not_refused_beside_long_ones_with_half_a_minute(model: str, callers: int) -> None:
+def test_a_tiny_job_with_a_second_is_not_refused_beside_long_ones_with_half_a_minute(
+    model: str, callers: int
+) -> None:
     its = line()
-    long, tiny = Group("long", LONG, its, callers), Group("tiny", TINY, its if model == "same" else line(), time_s=1)
+    long, tiny = (
+        Group("long", LONG, its, callers),
+        Group("tiny", TINY, its if model == "same" else line(), time_s=1),
+    )
     seen = simulated(long, tiny)
     assert seen["tiny"].refused == seen["tiny"].late == seen["long"].late == 0
     assert seen["long"].good_tokens > 0.7 * 10 * 2 * RATE
@@ -89,7 +96,9 @@ def test_keys_that_always_have_work_get_equal_shares_whatever_they_send() -> Non
         Group("c", of(30), slow, 50, key="c"),
     )
     seen = simulated(*groups, seconds=20)
-    seconds = [seen[name].good_tokens / rate for name, rate in (("a", RATE), ("b", RATE), ("c", RATE / 4))]
+    seconds = [
+        seen[name].good_tokens / rate for name, rate in (("a", RATE), ("b", RATE), ("c", RATE / 4))
+    ]
     assert max(seconds) < 1.3 * min(seconds)
 
 
@@ -113,7 +122,9 @@ def test_a_flood_of_one_model_or_key_refuses_nobody_of_another(by: str) -> None:
     seen = flooded(flood("flood", one), flood("few", other, times=0.1, key=key))
     assert seen["few"].refused == 0
     assert max(seen["few"].waits_s) < 0.5
-    assert by == "model" or seen["flood"].read < 0.2  # the model stands in the body, the key before it
+    assert (
+        by == "model" or seen["flood"].read < 0.2
+    )  # the model stands in the body, the key before it
 
 
 @pytest.mark.parametrize("by", ["model", "key"])

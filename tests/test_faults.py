@@ -11,12 +11,12 @@ import httpx
 import numpy as np
 import pytest
 
-from service import outputs
-from service.batch import Batch, Rows
-from service.errors import LaneStuck, NotFinite, ServiceError
-from service.metrics import Metrics
-from service.queue import Line, MicroBatch
-from service.scheduler import Observer, Scheduler
+from addnorm.service.errors import LaneStuck, NotFinite, ServiceError
+from addnorm.service.inference import outputs
+from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.scheduling.fair_queue import Line, MicroBatch
+from addnorm.service.scheduling.scheduler import Observer, Scheduler
+from addnorm.service.telemetry.metrics import Metrics
 from tests.conftest import inference_of, serving
 from tests.test_scheduler import batch, echo, of_lengths, values
 
@@ -44,7 +44,9 @@ class Hanging:
 
 
 @contextmanager
-def scheduling(num_lanes: int = 1, *observers: Observer, lane_timeout_s: float = 20.0) -> Iterator[Scheduler]:
+def scheduling(
+    num_lanes: int = 1, *observers: Observer, lane_timeout_s: float = 20.0
+) -> Iterator[Scheduler]:
     scheduler = Scheduler(num_lanes, 1000, observers, lane_timeout_s)
     yield scheduler
     scheduler.close()
@@ -83,7 +85,9 @@ def test_only_the_poisoned_job_fails_and_its_mates_are_answered() -> None:
         assert [values(job.future) for job in mates] == [[[i, i], [i, i, i]] for i in (1, 2, 4)]
         with pytest.raises(ServiceError, match="inference failed: ValueError"):
             bad.future.result(timeout=5)
-        assert value(metrics, "addnorm_engine_failures_total", model="model") == 2  # together, then its own share
+        assert (
+            value(metrics, "addnorm_engine_failures_total", model="model") == 2
+        )  # together, then its own share
         assert eventually(lambda: scheduler.num_busy == 0)
         assert scheduler.num_queued_tokens() == 0
 
@@ -133,7 +137,9 @@ def test_a_caller_is_told_which_of_its_sequences_overflowed(small: Path) -> None
     line.run = overflow_last
     ids, mask = [[1, 2, 0], [0, 0, 0], [4, 5, 6]], [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
     with serving(inference) as url:
-        answer = httpx.post(f"{url}/v1/infer", json={"model": "gpt", "input_ids": ids, "attention_mask": mask})
+        answer = httpx.post(
+            f"{url}/v1/infer", json={"model": "gpt", "input_ids": ids, "attention_mask": mask}
+        )
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "not_finite"
     assert "activations of sequence 2 are" in answer.json()["error"]["message"]
@@ -163,12 +169,17 @@ def test_finite_rows_whose_output_overflows_fail_their_job_alone(
     small: Path, output: str, value: float, options: dict[str, object]
 ) -> None:
     inference = inference_of(small)
-    line, run = inference.models.find("gpt").line(None), inference.models.find("gpt").engine(None).run
+    line, run = (
+        inference.models.find("gpt").line(None),
+        inference.models.find("gpt").engine(None).run,
+    )
 
     def huge(batch: Batch) -> list[Rows]:
         rows = run(batch)
         return [
-            Rows(np.full_like(own.activations, value), own.norm_mean, own.norm_rstd) if POISON in sequence else own
+            Rows(np.full_like(own.activations, value), own.norm_mean, own.norm_rstd)
+            if POISON in sequence
+            else own
             for own, sequence in zip(rows, np.split(batch.tokens, batch.offsets[1:-1]), strict=True)
         ]
 
@@ -176,7 +187,8 @@ def test_finite_rows_whose_output_overflows_fail_their_job_alone(
     with serving(inference) as url:
         for ids, status in (([[1, 2], [3], [POISON, 4, 5]], 500), ([[1, 2], [3]], 200)):
             answer = httpx.post(
-                f"{url}/v1/infer", json={"model": "gpt", "input_ids": ids, "outputs": [output], **options}
+                f"{url}/v1/infer",
+                json={"model": "gpt", "input_ids": ids, "outputs": [output], **options},
             )
             assert answer.status_code == status, answer.text
             if status == 500:
@@ -207,7 +219,9 @@ def test_an_observer_that_raises_costs_nobody_an_answer(caplog: pytest.LogCaptur
     metrics = Metrics()
     with scheduling(1, Broken(), metrics) as scheduler:
         for token in (8, 9):
-            assert values(scheduler.submit(Line(echo, 100, "model"), batch([token]), 30).future) == [[token]]
+            assert values(
+                scheduler.submit(Line(echo, 100, "model"), batch([token]), 30).future
+            ) == [[token]]
     assert "cannot count" in caplog.text
     assert value(metrics, "addnorm_micro_batch_tokens_count", model="model") == 2
 
@@ -285,13 +299,19 @@ def test_gauges_return_to_zero_when_callers_leave_and_deadlines_pass() -> None:
         assert not ran
 
 
-def test_a_wall_clock_that_jumps_moves_no_deadline(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wall_clock_that_jumps_moves_no_deadline(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, ahead_s = time.time, 0.0
     monkeypatch.setattr(time, "time", lambda: real() + ahead_s)
     body = {"model": "notebook", "input_ids": [[1, 3, 4]], "outputs": ["pooled"]}
     inference = inference_of(small, lanes=1)
     slow = threading.Event()
-    with serving(inference) as url, httpx.Client(base_url=url) as client, ThreadPoolExecutor() as callers:
+    with (
+        serving(inference) as url,
+        httpx.Client(base_url=url) as client,
+        ThreadPoolExecutor() as callers,
+    ):
         expected = client.post("/v1/infer", json=body).json()
         line = inference.models.find("notebook").line("fp32")
         run, taken = line.run, threading.Event()
@@ -312,14 +332,23 @@ def test_a_wall_clock_that_jumps_moves_no_deadline(small: Path, monkeypatch: pyt
             ahead_s = jump_s
             time.sleep(0.2)  # the loop ticks in the new time
             slow.set()
-            answers = [under_way.result(10), waiting.result(10), client.post("/v1/infer", json=body)]
+            answers = [
+                under_way.result(10),
+                waiting.result(10),
+                client.post("/v1/infer", json=body),
+            ]
             assert [answer.json() for answer in answers] == [expected] * 3
             assert client.get("/readyz").status_code == 200
 
 
-def test_the_traceback_of_an_error_of_ours_names_its_request(small: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_traceback_of_an_error_of_ours_names_its_request(
+    small: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     inference = inference_of(small)
-    with serving(inference) as url, httpx.Client(base_url=url, headers={"x-request-id": "the-one"}) as client:
+    with (
+        serving(inference) as url,
+        httpx.Client(base_url=url, headers={"x-request-id": "the-one"}) as client,
+    ):
         models, inference.models = inference.models, None  # type: ignore[assignment]
         answer = client.post("/v1/infer", json={"input_ids": [[1]]})
         inference.models = models

@@ -17,13 +17,19 @@ GOOD = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]]}
 
 def post(client: httpx.Client, body: Any, **headers: str) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return client.post("/v1/infer", content=content, headers={"content-type": "application/json", **headers})
+    return client.post(
+        "/v1/infer", content=content, headers={"content-type": "application/json", **headers}
+    )
 
 
-def test_notebook_over_http_is_the_notebooks_own_output(ask: Ask, golden_notebook: dict[str, Any]) -> None:
+def test_notebook_over_http_is_the_notebooks_own_output(
+    ask: Ask, golden_notebook: dict[str, Any]
+) -> None:
     answer = ask("notebook", [golden_notebook["tokens"]])
     assert list(answer) == ["model", "version", "activations", "logits", "usage"]
-    np.testing.assert_allclose(answer["activations"][0], golden_notebook["layer_norm_output"], atol=1e-5)
+    np.testing.assert_allclose(
+        answer["activations"][0], golden_notebook["layer_norm_output"], atol=1e-5
+    )
     assert np.shape(answer["logits"]) == (1, 5, 6)
     assert answer["usage"] == {"real_tokens": 5, "padded_tokens": 0}
     assert (answer["model"], answer["version"]) == ("notebook", "1")
@@ -71,7 +77,9 @@ def test_positions_count_real_tokens_so_a_grid_may_be_wider_than_the_model(ask: 
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
 def test_pooled_is_over_real_tokens(ask: Ask, pooling: str) -> None:
-    answer = ask("gpt", [[9, 5, 6, 7]], [[0, 1, 1, 1]], outputs=["activations", "pooled"], pooling=pooling)
+    answer = ask(
+        "gpt", [[9, 5, 6, 7]], [[0, 1, 1, 1]], outputs=["activations", "pooled"], pooling=pooling
+    )
     rows = np.array(answer["activations"], np.float32)[0, 1:]
     expected = {"mean": rows.mean(0), "first": rows[0], "last": rows[-1]}[pooling]
     np.testing.assert_array_equal(np.array(answer["pooled"][0], np.float32), expected)
@@ -95,9 +103,13 @@ def test_last_logits_are_of_the_last_real_token(ask: Ask) -> None:
 def test_top_k_are_the_largest_with_their_log_probabilities(ask: Ask, positions: str) -> None:
     ids, mask = [[5, 6, 7], [8, 9, 0], [0, 0, 0]], [[1, 1, 1], [1, 1, 0], [0, 0, 0]]
     full = ask("gpt", ids, mask, outputs=["logits"], logits={"positions": positions})["logits"]
-    top = ask("gpt", ids, mask, outputs=["logits"], logits={"positions": positions, "top_k": 3})["logits"]
+    top = ask("gpt", ids, mask, outputs=["logits"], logits={"positions": positions, "top_k": 3})[
+        "logits"
+    ]
 
-    def compare(logits: list[float], token_ids: list[int] | None, logprobs: list[float] | None, real: int) -> None:
+    def compare(
+        logits: list[float], token_ids: list[int] | None, logprobs: list[float] | None, real: int
+    ) -> None:
         if not real:
             assert token_ids is None
             assert logprobs is None
@@ -111,11 +123,17 @@ def test_top_k_are_the_largest_with_their_log_probabilities(ask: Ask, positions:
             compare(full[row], top["token_ids"][row], top["logprobs"][row], sum(mask[row]))
         else:
             for column in range(3):
-                cell = (full[row][column], top["token_ids"][row][column], top["logprobs"][row][column])
+                cell = (
+                    full[row][column],
+                    top["token_ids"][row][column],
+                    top["logprobs"][row][column],
+                )
                 compare(*cell, mask[row][column])
 
 
-def test_every_answer_has_length_request_id_and_timing_and_keeps_the_connection(client: httpx.Client) -> None:
+def test_every_answer_has_length_request_id_and_timing_and_keeps_the_connection(
+    client: httpx.Client,
+) -> None:
     for _ in range(3):
         answer = post(client, GOOD, **{"x-request-id": "mine-1"})
         assert answer.headers["content-length"] == str(len(answer.content))
@@ -129,7 +147,9 @@ def test_every_answer_has_length_request_id_and_timing_and_keeps_the_connection(
         assert answer.headers.get("connection") != "close"
     fresh = {post(client, GOOD).headers["x-request-id"] for _ in range(3)}
     assert len(fresh) == 3
-    assert post(client, GOOD, **{"x-request-id": "with space"}).headers["x-request-id"] != "with space"
+    assert (
+        post(client, GOOD, **{"x-request-id": "with space"}).headers["x-request-id"] != "with space"
+    )
 
 
 def changed(**changes: Any) -> dict[str, Any]:
@@ -205,7 +225,9 @@ BAD: dict[str, tuple[Any, int, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_requests_are_refused_with_field_limit_and_value(client: httpx.Client, case: str) -> None:
+def test_bad_requests_are_refused_with_field_limit_and_value(
+    client: httpx.Client, case: str
+) -> None:
     body, status, words = BAD[case]
     answer = post(client, body)
     assert answer.status_code == status, answer.text
@@ -220,7 +242,11 @@ def test_bad_requests_are_refused_with_field_limit_and_value(client: httpx.Clien
 @pytest.mark.parametrize(
     ("headers", "status", "words"),
     [
-        ({"content-type": "text/plain"}, 415, "Content-Type is 'text/plain': send application/json"),
+        (
+            {"content-type": "text/plain"},
+            415,
+            "Content-Type is 'text/plain': send application/json",
+        ),
         ({"content-type": "application/x-www-form-urlencoded"}, 415, "send application/json"),
         ({"content-encoding": "br"}, 415, "Content-Encoding is 'br'"),
         ({"content-encoding": "gzip"}, 400, "the body is not gzip"),
@@ -234,7 +260,9 @@ def test_bad_requests_are_refused_with_field_limit_and_value(client: httpx.Clien
         ({"x-request-timeout-ms": "0"}, 400, "x-request-timeout-ms is '0'"),
     ],
 )
-def test_bad_headers(client: httpx.Client, headers: dict[str, str], status: int, words: str) -> None:
+def test_bad_headers(
+    client: httpx.Client, headers: dict[str, str], status: int, words: str
+) -> None:
     answer = post(client, GOOD, **headers)
     assert answer.status_code == status
     assert words in answer.json()["error"]["message"]
@@ -265,14 +293,22 @@ def test_a_body_without_length_is_cut_off_at_the_limit(client: httpx.Client) -> 
         for _ in range(17):
             yield b" " * 2**20
 
-    answer = client.post("/v1/infer", content=endless(), headers={"content-type": "application/json"})
+    answer = client.post(
+        "/v1/infer", content=endless(), headers={"content-type": "application/json"}
+    )
     assert answer.status_code == 413
 
 
 def test_models_are_listed_in_openais_shape(client: httpx.Client) -> None:
     listed = client.get("/v1/models").json()
     assert listed["object"] == "list"
-    assert [entry["id"] for entry in listed["data"]] == ["encoder", "gpt", "minilm", "notebook", "postnorm"]
+    assert [entry["id"] for entry in listed["data"]] == [
+        "encoder",
+        "gpt",
+        "minilm",
+        "notebook",
+        "postnorm",
+    ]
     entry = client.get("/v1/models/notebook").json()
     assert entry in listed["data"]
     assert (entry["object"], entry["owned_by"], entry["versions"]) == ("model", "addnorm", ["1"])
@@ -299,23 +335,27 @@ def test_health_and_docs(client: httpx.Client) -> None:
 def leave(url: str, body: bytes, after_s: float, length: int) -> None:
     """Sends a request and closes the socket."""
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as gone:
-        head = (
-            f"POST /v1/infer HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
-        )
+        head = f"POST /v1/infer HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
         gone.sendall(head.encode() + body)
         time.sleep(after_s)
 
 
-def test_a_caller_who_leaves_is_no_error_of_ours_and_is_not_computed_to_the_end(url: str, client: httpx.Client) -> None:
+def test_a_caller_who_leaves_is_no_error_of_ours_and_is_not_computed_to_the_end(
+    url: str, client: httpx.Client
+) -> None:
     def count(status: str) -> float:
         text = client.get("/metrics").text
-        found = re.findall(rf'^addnorm_requests_total{{.*status="{status}"}} (.+)$', text, re.MULTILINE)
+        found = re.findall(
+            rf'^addnorm_requests_total{{.*status="{status}"}} (.+)$', text, re.MULTILINE
+        )
         return sum(map(float, found))
 
     before, errors = count("499"), count("500")
     for _ in range(3):
         leave(url, b"{", 0.0, 1000)
-    long = json.dumps({"model": "encoder", "input_ids": [[7] * 500] * 60, "outputs": ["pooled"]}).encode()
+    long = json.dumps(
+        {"model": "encoder", "input_ids": [[7] * 500] * 60, "outputs": ["pooled"]}
+    ).encode()
     leave(url, long, 0.3, len(long))
     deadline = time.monotonic() + 5  # its 30,000 tokens would take several times that
     while (

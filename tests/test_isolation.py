@@ -11,19 +11,24 @@ import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from export.__main__ import Plan, Source, export
-from model.presets import build
-from service.bundle import Bundle
+from addnorm.export.writer import Plan, Source, export
+from addnorm.model.presets import build
+from addnorm.service.runtime.bundle import Bundle
 
 BAD = 7  # token id whose embedding is broken
-VALUES = {"postnorm": (3e38, np.nan, np.inf), "gpt": (np.nan, np.inf)}  # gpt's first norm mends what is finite
+VALUES = {
+    "postnorm": (3e38, np.nan, np.inf),
+    "gpt": (np.nan, np.inf),
+}  # gpt's first norm mends what is finite
 LENGTHS = (1, 4, 9, 3, 17)  # the bad sequence takes the place of each of them in turn
 
 
 @pytest.fixture(scope="module", params=VALUES)
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     plan = Plan(precisions=("fp32", "int8"))
-    return export(Source(request.param), tmp_path_factory.mktemp("bundles"), request.param, None, plan)
+    return export(
+        Source(request.param), tmp_path_factory.mktemp("bundles"), request.param, None, plan
+    )
 
 
 def broken(graph: Path, value: float) -> onnxruntime.InferenceSession:
@@ -33,32 +38,43 @@ def broken(graph: Path, value: float) -> onnxruntime.InferenceSession:
     values = numpy_helper.to_array(table).copy()
     values[BAD] = value
     table.CopyFrom(numpy_helper.from_array(values, table.name))
-    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
 
 
 def run(session: onnxruntime.InferenceSession, ids: Any, mask: Any) -> list[Any]:
     return session.run(None, {"input_ids": ids, "attention_mask": mask})  # type: ignore[no-any-return]
 
 
-def grid(sequences: list[NDArray[np.int64]], where: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def grid(
+    sequences: list[NDArray[np.int64]], where: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The sequences one above the other, the last row pads alone; pads hold BAD."""
     width = max(map(len, sequences)) + 3
     ids, mask = np.full((2, len(sequences) + 1, width), [[[BAD]], [[0]]], np.int64)
     for index, sequence in enumerate(sequences):
-        columns = slice(0, len(sequence)) if where == "right" else slice(width - len(sequence), width)
+        columns = (
+            slice(0, len(sequence)) if where == "right" else slice(width - len(sequence), width)
+        )
         ids[index, columns], mask[index, columns] = sequence, 1
     return ids, mask
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize("where", ["right", "left"])
-def test_a_broken_sequence_changes_no_bit_of_another(bundle: Bundle, precision: str, where: str) -> None:
+def test_a_broken_sequence_changes_no_bit_of_another(
+    bundle: Bundle, precision: str, where: str
+) -> None:
     """Wherever it stands among the others, first included: each of them gives what it gives alone."""
     for value in VALUES[bundle.manifest.name]:
         session = broken(bundle.graph(precision), value)
         draws = np.random.default_rng(0)
         sequences = [draws.integers(BAD + 1, 1000, length) for length in LENGTHS]
-        alone = [[output[0] for output in run(session, one[None], np.ones_like(one)[None])] for one in sequences]
+        alone = [
+            [output[0] for output in run(session, one[None], np.ones_like(one)[None])]
+            for one in sequences
+        ]
         for place in range(len(sequences)):
             rows = [one.copy() for one in sequences]
             rows[place][len(rows[place]) // 2] = BAD

@@ -13,10 +13,9 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from service.errors import StartupError, TooManyAtOnce, Unauthenticated
-from service.guard import needed
-from service.keys import Keys
-from service.settings import Settings
+from addnorm.service.errors import StartupError, TooManyAtOnce, Unauthenticated
+from addnorm.service.server.auth import Keys, needed
+from addnorm.service.settings import Settings
 from tests.conftest import Serve
 from tests.test_lifecycle import Process
 
@@ -39,11 +38,16 @@ def keys_of(lines: str) -> Keys:
 
 @pytest.fixture(scope="module")
 def closed(serve: Serve) -> Iterator[httpx.Client]:
-    with serve(api_keys=SecretStr(LINES), admin=True) as url, httpx.Client(base_url=url, timeout=30) as client:
+    with (
+        serve(api_keys=SecretStr(LINES), admin=True) as url,
+        httpx.Client(base_url=url, timeout=30) as client,
+    ):
         yield client
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/docs", "/openapi.json"])
+@pytest.mark.parametrize(
+    "path", ["/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/docs", "/openapi.json"]
+)
 def test_health_and_documentation_are_open(closed: httpx.Client, path: str) -> None:
     assert closed.get(path).status_code == 200
 
@@ -82,7 +86,9 @@ def test_paths_need_their_scope(closed: httpx.Client, method: str, path: str, sc
         ("/v2/health/../repository/models/a/load", None),
     ],
 )
-def test_a_path_that_looks_like_another_leads_nowhere(closed: httpx.Client, path: str, scope: str | None) -> None:
+def test_a_path_that_looks_like_another_leads_nowhere(
+    closed: httpx.Client, path: str, scope: str | None
+) -> None:
     assert needed(path) == scope
     request = f"GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {RUN}\r\nconnection: close\r\n\r\n"
     with socket.create_connection(("127.0.0.1", closed.base_url.port or 0)) as caller:
@@ -94,7 +100,9 @@ def test_every_documented_route_but_health_needs_a_key(closed: httpx.Client) -> 
     for path, methods in closed.get("/openapi.json").json()["paths"].items():
         for method in methods:
             status = closed.request(method, path).status_code
-            assert (status == 401) == (path not in ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready")), path
+            assert (status == 401) == (
+                path not in ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready")
+            ), path
 
 
 @pytest.mark.parametrize("path", ["/v1/infer", "/v2/models/notebook/infer", "/metrics"])
@@ -106,7 +114,9 @@ def test_every_documented_route_but_health_needs_a_key(closed: httpx.Client) -> 
 def test_no_key_and_a_wrong_one_are_refused_in_the_paths_envelope(
     closed: httpx.Client, path: str, headers: dict[str, str]
 ) -> None:
-    answer = closed.post(path, json=GOOD, headers={name: value.encode() for name, value in headers.items()})
+    answer = closed.post(
+        path, json=GOOD, headers={name: value.encode() for name, value in headers.items()}
+    )
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == "Bearer"
     error = answer.json()["error"]
@@ -120,7 +130,9 @@ def test_no_key_and_a_wrong_one_are_refused_in_the_paths_envelope(
 def test_a_key_of_another_scope_is_told_what_it_is_for(closed: httpx.Client) -> None:
     answer = closed.get("/metrics", headers=bearer(ASK))
     assert answer.status_code == 403
-    assert answer.json()["error"]["message"] == "the API key 'asker' is for infer; this needs metrics"
+    assert (
+        answer.json()["error"]["message"] == "the API key 'asker' is for infer; this needs metrics"
+    )
     assert answer.json()["error"]["code"] == "insufficient_permissions"
 
 
@@ -128,14 +140,18 @@ def test_a_keys_own_limit_of_requests_at_once(closed: httpx.Client) -> None:
     long = {"model": "gpt", "input_ids": [[7] * 500] * 16, "outputs": ["pooled"]}
 
     def ask(key: str) -> httpx.Response:
-        return httpx.post(closed.base_url.join("/v1/infer"), json=long, headers=bearer(key), timeout=60)
+        return httpx.post(
+            closed.base_url.join("/v1/infer"), json=long, headers=bearer(key), timeout=60
+        )
 
     with ThreadPoolExecutor(6) as callers:
         answers = list(callers.map(ask, [ASK] * 3 + [RUN] * 3))
     refused = [answer for answer in answers[:3] if answer.status_code == 429]
     assert refused
     assert {answer.headers["retry-after"] for answer in refused} == {"1"}
-    assert {answer.json()["error"]["code"] for answer in refused} == {"too_many_concurrent_requests"}
+    assert {answer.json()["error"]["code"] for answer in refused} == {
+        "too_many_concurrent_requests"
+    }
     assert [answer.status_code for answer in answers[3:]] == [200] * 3
     assert closed.post("/v1/infer", json=GOOD, headers=bearer(ASK)).status_code == 200  # given back
 
@@ -233,13 +249,19 @@ def test_only_digests_stay_in_memory(tmp_path: Path) -> None:
     held: set[int] = set()
     while seen:
         thing = seen.pop()
-        if id(thing) not in held and not isinstance(thing, type) and "module" not in type(thing).__name__:
+        if (
+            id(thing) not in held
+            and not isinstance(thing, type)
+            and "module" not in type(thing).__name__
+        ):
             held.add(id(thing))
             assert "held-held" not in repr(thing)
             seen += gc.get_referents(thing) if isinstance(thing, dict | list | tuple | Keys) else []
 
 
-def test_the_log_names_the_key_and_never_shows_it_and_an_open_server_is_warned_of(small: Path) -> None:
+def test_the_log_names_the_key_and_never_shows_it_and_an_open_server_is_warned_of(
+    small: Path,
+) -> None:
     process = Process(small, ADDNORM_API_KEYS=LINES.replace("\n", ";"), ADDNORM_HOST="0.0.0.0")
     try:
         for key in (RUN, "wrong-0123456789abcdef"):

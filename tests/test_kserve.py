@@ -10,15 +10,21 @@ import httpx
 import numpy as np
 import pytest
 
-from model.presets import PRESETS
-from service.app import create_app
-from service.batch import Batch, Rows
-from service.errors import InvalidInput
+from addnorm.model.presets import PRESETS
+from addnorm.service.errors import InvalidInput
+from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.server.app import create_app
 from tests.conftest import Ask, inference_of, serving
 
 
 def tensor(name: str, data: Any, datatype: str = "INT64", **more: Any) -> dict[str, Any]:
-    return {"name": name, "shape": list(np.shape(data)), "datatype": datatype, "data": np.ravel(data).tolist(), **more}
+    return {
+        "name": name,
+        "shape": list(np.shape(data)),
+        "datatype": datatype,
+        "data": np.ravel(data).tolist(),
+        **more,
+    }
 
 
 IDS = [[1, 3, 4, 0, 0], [0, 5, 0, 2, 1]]
@@ -26,7 +32,9 @@ MASK = [[1, 1, 1, 0, 0], [0, 1, 0, 1, 1]]
 GOOD = {"id": "abc", "inputs": [tensor("input_ids", IDS), tensor("attention_mask", MASK)]}
 
 
-def post(client: httpx.Client, body: Any, path: str = "/v2/models/notebook/infer") -> httpx.Response:
+def post(
+    client: httpx.Client, body: Any, path: str = "/v2/models/notebook/infer"
+) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     return client.post(path, content=content, headers={"content-type": "application/json"})
 
@@ -55,27 +63,46 @@ def test_v2_gives_the_native_routes_bits(client: httpx.Client, ask: Ask, preset:
 def test_masks_of_every_datatype_mean_the_same(client: httpx.Client, datatype: str) -> None:
     kind = {"BOOL": bool, "FP32": float}.get(datatype, int)
     mask = np.array(MASK).astype(kind)
-    answer = post(client, {"inputs": [tensor("input_ids", IDS, "INT32"), tensor("attention_mask", mask, datatype)]})
+    answer = post(
+        client,
+        {"inputs": [tensor("input_ids", IDS, "INT32"), tensor("attention_mask", mask, datatype)]},
+    )
     assert answer.json()["outputs"] == post(client, GOOD).json()["outputs"]
 
 
 def test_nested_data_and_a_version_in_the_path_mean_the_same(client: httpx.Client) -> None:
-    nested = [{**tensor("input_ids", IDS), "data": IDS}, {**tensor("attention_mask", MASK), "data": MASK}]
+    nested = [
+        {**tensor("input_ids", IDS), "data": IDS},
+        {**tensor("attention_mask", MASK), "data": MASK},
+    ]
     answer = post(
-        client, {"id": "abc", "model_name": "notebook", "inputs": nested}, "/v2/models/notebook/versions/1/infer"
+        client,
+        {"id": "abc", "model_name": "notebook", "inputs": nested},
+        "/v2/models/notebook/versions/1/infer",
     )
     assert answer.json() == post(client, GOOD).json()
 
 
 def test_pooling_is_as_the_parameters_say(client: httpx.Client, ask: Ask) -> None:
-    native = ask("gpt", [[5, 6, 7]], outputs=["pooled"], pooling="last", normalize=True)["pooled"][0]
+    native = ask("gpt", [[5, 6, 7]], outputs=["pooled"], pooling="last", normalize=True)["pooled"][
+        0
+    ]
     own = {"pooling": "last", "normalize": True, "mine": [1]}
-    body = {"inputs": [tensor("input_ids", [[5, 6, 7]])], "outputs": [{"name": "pooled"}], "parameters": own}
+    body = {
+        "inputs": [tensor("input_ids", [[5, 6, 7]])],
+        "outputs": [{"name": "pooled"}],
+        "parameters": own,
+    }
     assert post(client, body, "/v2/models/gpt/infer").json()["outputs"][0]["data"] == native
 
 
-def test_outputs_are_answered_in_the_order_asked_and_without_a_mask_all_is_real(client: httpx.Client) -> None:
-    body = {"inputs": [tensor("input_ids", [[1, 2, 3]])], "outputs": [{"name": "norm_rstd"}, {"name": "pooled"}]}
+def test_outputs_are_answered_in_the_order_asked_and_without_a_mask_all_is_real(
+    client: httpx.Client,
+) -> None:
+    body = {
+        "inputs": [tensor("input_ids", [[1, 2, 3]])],
+        "outputs": [{"name": "norm_rstd"}, {"name": "pooled"}],
+    }
     answer = post(client, body).json()
     assert [output["name"] for output in answer["outputs"]] == ["norm_rstd", "pooled"]
     assert all(answer["outputs"][0]["data"])
@@ -92,7 +119,10 @@ def ids(**changes: Any) -> dict[str, Any]:
 
 def mask(data: Any, datatype: str = "INT64") -> dict[str, Any]:
     return changed(
-        inputs=[tensor("input_ids", [[1, 2]]), {**tensor("attention_mask", [[1, 1]], datatype), "data": data}]
+        inputs=[
+            tensor("input_ids", [[1, 2]]),
+            {**tensor("attention_mask", [[1, 1]], datatype), "data": data},
+        ]
     )
 
 
@@ -148,7 +178,9 @@ BAD: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_requests_are_refused_with_a_message_that_names_the_field(client: httpx.Client, case: str) -> None:
+def test_bad_requests_are_refused_with_a_message_that_names_the_field(
+    client: httpx.Client, case: str
+) -> None:
     body, words = BAD[case]
     answer = post(client, body)
     assert answer.status_code == 400, answer.text
@@ -221,12 +253,17 @@ def test_what_goes_wrong_after_decoding_says_error_and_counts_as_failed(
     line = model.line(None)
     line.run, line.tokens_per_s = engine, tokens_per_s
     with serving(inference) as url:
-        answer = httpx.post(f"{url}/v2/models/notebook/infer", json=changed(parameters={"timeout": 20_000}))
+        answer = httpx.post(
+            f"{url}/v2/models/notebook/infer", json=changed(parameters={"timeout": 20_000})
+        )
     assert answer.status_code == status
     assert list(answer.json()) == ["error"]
     assert words in answer.json()["error"]
     assert ("retry-after" in answer.headers) == (status == 429)
-    assert (model.statistics.requests["fail"].count, model.statistics.requests["success"].count) == (1, 0)
+    assert (
+        model.statistics.requests["fail"].count,
+        model.statistics.requests["success"].count,
+    ) == (1, 0)
 
 
 def test_draining_and_faults_of_ours_say_error(notebook: Path) -> None:
@@ -237,7 +274,10 @@ def test_draining_and_faults_of_ours_say_error(notebook: Path) -> None:
         transport = httpx.ASGITransport(edge, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             edge.draining = True
-            draining = [await client.get("/v2/health/ready"), await client.get("/v2/models/notebook")]
+            draining = [
+                await client.get("/v2/health/ready"),
+                await client.get("/v2/models/notebook"),
+            ]
             edge.draining, inference.models = False, None
             return [*draining, await client.get("/v2/models/notebook")]
 

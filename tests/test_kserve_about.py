@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from model.presets import PRESETS
-from service import VERSION
-from service.routes.kserve.schema import V2InferResponse
+from addnorm.model.presets import PRESETS
+from addnorm.service import VERSION
+from addnorm.service.protocols.kserve.schema import V2InferResponse
 from tests.conftest import inference_of, serving
 
 
@@ -41,11 +41,21 @@ def test_metadata_states_the_widths(client: httpx.Client) -> None:
 
 
 def test_the_configuration_is_the_metadata_without_the_batch(client: httpx.Client) -> None:
-    metadata, config = client.get("/v2/models/gpt").json(), client.get("/v2/models/gpt/config").json()
+    metadata, config = (
+        client.get("/v2/models/gpt").json(),
+        client.get("/v2/models/gpt/config").json(),
+    )
     assert config == client.get("/v2/models/gpt/versions/1/config").json()
-    for ours, theirs in ((metadata["inputs"], config["input"]), (metadata["outputs"], config["output"])):
-        expected = [(tensor["name"], f"TYPE_{tensor['datatype']}", tensor["shape"][1:]) for tensor in ours]
-        assert [(tensor["name"], tensor["data_type"], tensor["dims"]) for tensor in theirs] == expected
+    for ours, theirs in (
+        (metadata["inputs"], config["input"]),
+        (metadata["outputs"], config["output"]),
+    ):
+        expected = [
+            (tensor["name"], f"TYPE_{tensor['datatype']}", tensor["shape"][1:]) for tensor in ours
+        ]
+        assert [
+            (tensor["name"], tensor["data_type"], tensor["dims"]) for tensor in theirs
+        ] == expected
     assert [tensor["optional"] for tensor in config["input"]] == [False, True]
     assert config["max_batch_size"] == 1024
     assert config["dynamic_batching"] == {}
@@ -70,7 +80,9 @@ def test_the_openapi_document_shows_v2s_errors_and_examples_that_run(client: htt
     for operation in v2:
         assert "query" not in {parameter["in"] for parameter in operation.get("parameters", ())}
         assert "422" not in operation["responses"]
-        assert all(answer["schema"] for answer in operation["responses"]["200"].get("content", {}).values())
+        assert all(
+            answer["schema"] for answer in operation["responses"]["200"].get("content", {}).values()
+        )
         for status, answer in operation["responses"].items():
             if status != "200":
                 assert answer["content"]["application/json"]["schema"]["$ref"].endswith("/V2Error")
@@ -83,7 +95,9 @@ def test_the_openapi_document_shows_v2s_errors_and_examples_that_run(client: htt
         V2InferResponse.model_validate(answer.json(), strict=True, extra="forbid")
 
 
-GOOD = {"inputs": [{"name": "input_ids", "shape": [2, 2], "datatype": "INT64", "data": [1, 2, 3, 4]}]}
+GOOD = {
+    "inputs": [{"name": "input_ids", "shape": [2, 2], "datatype": "INT64", "data": [1, 2, 3, 4]}]
+}
 
 
 def durations(stats: dict[str, Any]) -> set[int]:
@@ -100,7 +114,11 @@ def test_statistics_count_requests_sequences_and_micro_batches(notebook: Path) -
         httpx.Client(base_url=url) as client,
     ):
         before = client.get("/v2/models/notebook/stats").json()["model_stats"][0]
-        assert (before["last_inference"], before["inference_count"], before["execution_count"]) == (0, 0, 0)
+        assert (before["last_inference"], before["inference_count"], before["execution_count"]) == (
+            0,
+            0,
+            0,
+        )
         assert before["batch_stats"] == []
         started = time.time()
         answers = [client.post("/v2/models/notebook/infer", json=GOOD) for _ in range(3)]
@@ -122,17 +140,39 @@ def test_statistics_count_requests_sequences_and_micro_batches(notebook: Path) -
     assert list(parts) == [
         "success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss",
     ]  # fmt: skip
-    assert (parts["success"]["count"], parts["fail"]["count"]) == (4, 0)  # the fifth never reached a model
-    assert 0 < sum(parts[part]["ns"] for part in list(parts)[2:6]) <= parts["success"]["ns"] + 4 < elapsed_ns
-    assert sum(size["compute_infer"]["count"] for size in after["batch_stats"]) == after["execution_count"]
-    for part, stage in (("queue", "queue"), ("compute_input", "decode"), ("compute_infer", "infer")):
+    assert (parts["success"]["count"], parts["fail"]["count"]) == (
+        4,
+        0,
+    )  # the fifth never reached a model
+    assert (
+        0
+        < sum(parts[part]["ns"] for part in list(parts)[2:6])
+        <= parts["success"]["ns"] + 4
+        < elapsed_ns
+    )
+    assert (
+        sum(size["compute_infer"]["count"] for size in after["batch_stats"])
+        == after["execution_count"]
+    )
+    for part, stage in (
+        ("queue", "queue"),
+        ("compute_input", "decode"),
+        ("compute_infer", "infer"),
+    ):
         shown_ms = sum(
-            float(re.findall(rf"{stage};dur=([\d.]+)", answer.headers["server-timing"])[0]) for answer in answers
+            float(re.findall(rf"{stage};dur=([\d.]+)", answer.headers["server-timing"])[0])
+            for answer in answers
         )
         assert parts[part]["ns"] / 1e6 == pytest.approx(shown_ms, abs=0.005 * len(answers) + 1e-6)
-    sequences = sum(size["batch_size"] * size["compute_infer"]["count"] for size in after["batch_stats"])
+    sequences = sum(
+        size["batch_size"] * size["compute_infer"]["count"] for size in after["batch_stats"]
+    )
     assert sequences == after["inference_count"]
-    assert 0 < sum(size["compute_infer"]["ns"] for size in after["batch_stats"]) <= parts["compute_infer"]["ns"]
+    assert (
+        0
+        < sum(size["compute_infer"]["ns"] for size in after["batch_stats"])
+        <= parts["compute_infer"]["ns"]
+    )
 
 
 def test_models_are_counted_apart(client: httpx.Client) -> None:
@@ -140,13 +180,19 @@ def test_models_are_counted_apart(client: httpx.Client) -> None:
     assert [stats["name"] for stats in document["model_stats"]] == sorted(PRESETS)
     before = {stats["name"]: stats["inference_count"] for stats in document["model_stats"]}
     client.post("/v2/models/gpt/infer", json=GOOD).raise_for_status()
-    after = {stats["name"]: stats["inference_count"] for stats in client.get("/v2/models/stats").json()["model_stats"]}
+    after = {
+        stats["name"]: stats["inference_count"]
+        for stats in client.get("/v2/models/stats").json()["model_stats"]
+    }
     assert after == {**before, "gpt": before["gpt"] + 2}
 
 
 @pytest.fixture(scope="module")
 def admin(bundles: Path) -> Iterator[httpx.Client]:
-    with serving(inference_of(bundles, admin=True)) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with (
+        serving(inference_of(bundles, admin=True)) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
         yield client
 
 
@@ -155,10 +201,16 @@ def test_what_the_operator_opened_loads_and_unloads(admin: httpx.Client) -> None
     ready = {"name": "gpt", "version": "1", "state": "READY", "reason": ""}
     before = admin.post("/v2/repository/index").json()
     assert ready in before
-    unload = admin.post("/v2/repository/models/gpt/unload", json={"parameters": {"unload_dependents": False}})
+    unload = admin.post(
+        "/v2/repository/models/gpt/unload", json={"parameters": {"unload_dependents": False}}
+    )
     assert (unload.status_code, unload.content) == (200, b"")
     assert admin.post("/v2/models/gpt/infer", json=GOOD).status_code in (404, 503)
-    (state,) = (entry for entry in admin.post("/v2/repository/index", json={}).json() if entry["name"] == "gpt")
+    (state,) = (
+        entry
+        for entry in admin.post("/v2/repository/index", json={}).json()
+        if entry["name"] == "gpt"
+    )
     assert state["state"] == "UNAVAILABLE"
     assert state["reason"]
     only_ready = admin.post("/v2/repository/index", json={"ready": True}).json()
@@ -175,8 +227,18 @@ def test_what_the_operator_opened_loads_and_unloads(admin: httpx.Client) -> None
         ("models/bert/load", {}, 404, "bert"),
         ("models/bert/unload", {}, 404, "bert"),
         ("models/gpt%2F1/unload", {}, 404, "gpt/1"),
-        ("models/gpt/load", {"parameters": {"config": "{}"}}, 400, "parameters.config is not supported"),
-        ("models/gpt/load", {"parameters": {"file:1/model.onnx": "AA=="}}, 400, "parameters.file:1/model.onnx is not"),
+        (
+            "models/gpt/load",
+            {"parameters": {"config": "{}"}},
+            400,
+            "parameters.config is not supported",
+        ),
+        (
+            "models/gpt/load",
+            {"parameters": {"file:1/model.onnx": "AA=="}},
+            400,
+            "parameters.file:1/model.onnx is not",
+        ),
         ("models/gpt/load", {"parameter": {}}, 400, "parameter is unknown; known are parameters"),
         ("index", {"ready": "yes"}, 400, "ready: Input should be a valid boolean"),
     ],
@@ -192,9 +254,16 @@ def test_bad_repository_requests_are_refused_in_words(
 
 @pytest.mark.parametrize(
     "path",
-    ["/v2", "/v2/models/{model}/stats", "/v2/models/{model}/versions/{version}/config", "/v2/models/{model}/infer"],
+    [
+        "/v2",
+        "/v2/models/{model}/stats",
+        "/v2/models/{model}/versions/{version}/config",
+        "/v2/models/{model}/infer",
+    ],
 )
 def test_metrics_name_the_whole_path(client: httpx.Client, path: str) -> None:
     asked = path.replace("{model}", "gpt").replace("{version}", "1")
-    (client.post(asked, json=GOOD) if path.endswith("infer") else client.get(asked)).raise_for_status()
+    (
+        client.post(asked, json=GOOD) if path.endswith("infer") else client.get(asked)
+    ).raise_for_status()
     assert f'addnorm_request_seconds_count{{route="{path}"}}' in client.get("/metrics").text

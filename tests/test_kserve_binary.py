@@ -44,7 +44,9 @@ def post(client: httpx.Client, parts: tuple[bytes, bytes], **headers: Any) -> ht
 
 def good(datatype: str = "INT64", mask: str = "INT64", **more: Any) -> tuple[bytes, bytes]:
     inputs = [described("input_ids", IDS, datatype), described("attention_mask", MASK, mask)]
-    return body(inputs, IDS.astype(DTYPES[datatype]).tobytes() + MASK.astype(DTYPES[mask]).tobytes(), **more)
+    return body(
+        inputs, IDS.astype(DTYPES[datatype]).tobytes() + MASK.astype(DTYPES[mask]).tobytes(), **more
+    )
 
 
 def parted(answer: httpx.Response) -> tuple[dict[str, Any], bytes]:
@@ -60,7 +62,9 @@ def tensors(answer: httpx.Response) -> dict[str, np.ndarray]:
     found = {}
     for output in about["outputs"]:
         if "data" in output:
-            assert "parameters" not in output  # one more key there, and the C++ client calls it broken
+            assert (
+                "parameters" not in output
+            )  # one more key there, and the C++ client calls it broken
             values = np.array(output["data"], np.float32)
         else:
             size = output["parameters"]["binary_data_size"]
@@ -94,21 +98,31 @@ def test_inputs_of_every_datatype_may_come_as_bytes(
     assert_equal(tensors(post(client, good(datatype, mask))), expected)
 
 
-def test_outputs_go_out_as_bytes_in_the_order_asked(client: httpx.Client, expected: dict[str, np.ndarray]) -> None:
+def test_outputs_go_out_as_bytes_in_the_order_asked(
+    client: httpx.Client, expected: dict[str, np.ndarray]
+) -> None:
     answer = post(client, good(parameters={"binary_data_output": True}, id="7"))
     assert_equal(tensors(answer), expected)
     about, raw = parted(answer)
     assert list(about) == ["id", "model_name", "model_version", "outputs"]
     assert int(answer.headers["content-length"]) == len(answer.content)
-    assert [set(output) for output in about["outputs"]] == [{"name", "datatype", "shape", "parameters"}] * 5
+    assert [set(output) for output in about["outputs"]] == [
+        {"name", "datatype", "shape", "parameters"}
+    ] * 5
     assert sum(output["parameters"]["binary_data_size"] for output in about["outputs"]) == len(raw)
     asked = post(
-        client, good(outputs=[{"name": "norm_rstd"}, {"name": "pooled"}], parameters={"binary_data_output": True})
+        client,
+        good(
+            outputs=[{"name": "norm_rstd"}, {"name": "pooled"}],
+            parameters={"binary_data_output": True},
+        ),
     )
     assert_equal(tensors(asked), {name: expected[name] for name in ("norm_rstd", "pooled")})
 
 
-def test_each_output_may_say_for_itself(client: httpx.Client, expected: dict[str, np.ndarray]) -> None:
+def test_each_output_may_say_for_itself(
+    client: httpx.Client, expected: dict[str, np.ndarray]
+) -> None:
     as_json, as_bytes = {"binary_data": False}, {"binary_data": True}
     outputs = [
         {"name": "logits", "parameters": as_bytes},
@@ -117,7 +131,9 @@ def test_each_output_may_say_for_itself(client: httpx.Client, expected: dict[str
     ]
     for default in (False, True):
         answer = post(client, good(outputs=outputs, parameters={"binary_data_output": default}))
-        assert_equal(tensors(answer), {name: expected[name] for name in ("logits", "pooled", "activations")})
+        assert_equal(
+            tensors(answer), {name: expected[name] for name in ("logits", "pooled", "activations")}
+        )
         kinds = ["data" in output for output in parted(answer)[0]["outputs"]]
         assert kinds == [False, True, not default]
 
@@ -129,16 +145,27 @@ def test_no_byte_output_means_plain_json(client: httpx.Client) -> None:
     assert LENGTH not in answer.headers
 
 
-def test_inputs_may_mix_bytes_and_json_in_any_order(client: httpx.Client, expected: dict[str, np.ndarray]) -> None:
-    mask = {"name": "attention_mask", "shape": [2, 5], "datatype": "BOOL", "data": MASK.astype(bool).tolist()}
+def test_inputs_may_mix_bytes_and_json_in_any_order(
+    client: httpx.Client, expected: dict[str, np.ndarray]
+) -> None:
+    mask = {
+        "name": "attention_mask",
+        "shape": [2, 5],
+        "datatype": "BOOL",
+        "data": MASK.astype(bool).tolist(),
+    }
     for inputs in ([mask, described("input_ids", IDS)], [described("input_ids", IDS), mask]):
         assert_equal(tensors(post(client, body(inputs, IDS.tobytes()))), expected)
     swapped = [described("attention_mask", MASK, "UINT8"), described("input_ids", IDS)]
-    raw = MASK.astype(np.uint8).tobytes() + IDS.tobytes()  # ten bytes, so that the ids are not aligned
+    raw = (
+        MASK.astype(np.uint8).tobytes() + IDS.tobytes()
+    )  # ten bytes, so that the ids are not aligned
     assert_equal(tensors(post(client, body(swapped, raw))), expected)
 
 
-@pytest.mark.parametrize("media_type", ["application/octet-stream", "application/json", "text/plain"])
+@pytest.mark.parametrize(
+    "media_type", ["application/octet-stream", "application/json", "text/plain"]
+)
 def test_the_header_decides_and_no_content_type(
     client: httpx.Client, expected: dict[str, np.ndarray], media_type: str
 ) -> None:
@@ -147,13 +174,17 @@ def test_the_header_decides_and_no_content_type(
     assert post(client, body([whole], b""), **{"content-type": media_type}).status_code == 200
 
 
-@pytest.mark.parametrize(("coding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+@pytest.mark.parametrize(
+    ("coding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
+)
 def test_the_header_counts_bytes_before_compression(
     client: httpx.Client, expected: dict[str, np.ndarray], coding: str, compress: Any
 ) -> None:
     parts = good(parameters={"binary_data_output": True})
     headers = {LENGTH: str(len(parts[0])), "content-encoding": coding, "accept-encoding": coding}
-    answer = client.post("/v2/models/notebook/infer", content=compress(b"".join(parts)), headers=headers)
+    answer = client.post(
+        "/v2/models/notebook/infer", content=compress(b"".join(parts)), headers=headers
+    )
     assert answer.headers["content-encoding"] == coding
     assert_equal(tensors(answer), expected)
 
@@ -215,7 +246,10 @@ LIMIT = 2**20
 
 
 def test_a_bomb_is_refused_and_memory_stays_flat(notebook: Path) -> None:
-    bombs = {coding: make(bytes(256 * LIMIT)) for coding, make in (("gzip", gzip.compress), ("deflate", zlib.compress))}
+    bombs = {
+        coding: make(bytes(256 * LIMIT))
+        for coding, make in (("gzip", gzip.compress), ("deflate", zlib.compress))
+    }
     with (
         serving(inference_of(notebook.parent.parent, max_body_bytes=LIMIT)) as url,
         httpx.Client(base_url=url) as client,
@@ -224,7 +258,9 @@ def test_a_bomb_is_refused_and_memory_stays_flat(notebook: Path) -> None:
         tracemalloc.start()
         for coding, bomb in bombs.items():
             assert len(bomb) < LIMIT
-            answer = client.post("/v2/models/notebook/infer", content=bomb, headers={"content-encoding": coding})
+            answer = client.post(
+                "/v2/models/notebook/infer", content=bomb, headers={"content-encoding": coding}
+            )
             assert (answer.status_code, list(answer.json())) == (413, ["error"])
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()

@@ -18,15 +18,22 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from service.errors import BodyTooLarge, InvalidInput
-from service.infer import Inference
-from service.models import Models
-from service.pieces import at_once
-from service.routes import content
-from service.routes.content import PIECE_BYTES, PIECE_VALUES, compressed, decompressed, sliced, written
-from service.routes.native import InferRequest
-from service.routes.validation import BLOCK_BYTES, shown, validated
-from service.settings import Settings
+from addnorm.service.errors import BodyTooLarge, InvalidInput
+from addnorm.service.inference.pipeline import Inference
+from addnorm.service.models.registry import Models
+from addnorm.service.protocols.codec import negotiation as content
+from addnorm.service.protocols.codec.negotiation import (
+    PIECE_BYTES,
+    PIECE_VALUES,
+    compressed,
+    decompressed,
+    sliced,
+    written,
+)
+from addnorm.service.protocols.codec.validation import BLOCK_BYTES, shown, validated
+from addnorm.service.protocols.native import InferRequest
+from addnorm.service.scheduling.cooperative import at_once
+from addnorm.service.settings import Settings
 from tests.conftest import Serve, serving
 
 floats = np.random.default_rng(0).standard_normal
@@ -60,13 +67,19 @@ def test_json_in_pieces_is_the_json_of_one(name: str) -> None:
         assert b"".join(at_once(written(VALUES[name], num_bytes))) == whole
 
 
-@pytest.mark.parametrize("name", ["flat", "a grid", "few long rows", "ragged", "embeddings", "base64"])
-def test_no_more_is_written_in_one_go_than_a_piece(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["flat", "a grid", "few long rows", "ragged", "embeddings", "base64"]
+)
+def test_no_more_is_written_in_one_go_than_a_piece(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     sizes: list[int] = []
     whole = content._dumped
 
     def dumped(value: Any) -> bytes:
-        sizes.append(content._size(value) if not isinstance(value, list) else sum(map(content._size, value)))
+        sizes.append(
+            content._size(value) if not isinstance(value, list) else sum(map(content._size, value))
+        )
         return whole(value)
 
     monkeypatch.setattr(content, "_dumped", dumped)
@@ -77,7 +90,12 @@ def test_no_more_is_written_in_one_go_than_a_piece(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 def test_what_is_compressed_in_pieces_is_whole(coding: str) -> None:
-    parts: list[bytes | memoryview] = [b"", b"a" * 3_000_000, memoryview(floats(500_000)).cast("B"), b"end"]
+    parts: list[bytes | memoryview] = [
+        b"",
+        b"a" * 3_000_000,
+        memoryview(floats(500_000)).cast("B"),
+        b"end",
+    ]
     body = b"".join(at_once(compressed(parts, coding)))
     plain = gzip.decompress(body) if coding == "gzip" else zlib.decompress(body)
     assert plain == b"".join(parts)
@@ -95,19 +113,32 @@ def test_slices_are_not_copied() -> None:
 
 def test_json_has_a_limit_of_its_own() -> None:
     body = b'{"input_ids": [[1]]}' + b" " * SETTINGS.max_json_bytes
-    with pytest.raises(BodyTooLarge, match=f"{len(body)} bytes of JSON, the limit is {SETTINGS.max_json_bytes}"):
+    with pytest.raises(
+        BodyTooLarge, match=f"{len(body)} bytes of JSON, the limit is {SETTINGS.max_json_bytes}"
+    ):
         at_once(validated(InferRequest, body, SETTINGS))
 
 
 OK_TEXT = 'a\\\\\\"' + "\\" * 5  # backslashes and quotes, escaped
-TEXTS = [OK_TEXT * 1000, "\\" * (BLOCK_BYTES - 20), '"' * 100_000, ':[{,"' * 50_000, "\\" * (BLOCK_BYTES // 2) + '"']
+TEXTS = [
+    OK_TEXT * 1000,
+    "\\" * (BLOCK_BYTES - 20),
+    '"' * 100_000,
+    ':[{,"' * 50_000,
+    "\\" * (BLOCK_BYTES // 2) + '"',
+]
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
 @pytest.mark.parametrize("shift", range(4))
 def test_what_stands_in_strings_is_not_counted_wherever_a_block_ends(text: str, shift: int) -> None:
     body = orjson.dumps({"model": "m" * shift, "texts": [text, ":,[{" * 100_000, text, text]})
-    assert at_once(validated(InferRequest, body, SETTINGS)).texts == [text, ":,[{" * 100_000, text, text]
+    assert at_once(validated(InferRequest, body, SETTINGS)).texts == [
+        text,
+        ":,[{" * 100_000,
+        text,
+        text,
+    ]
     bad = body[:-1] + b"".join(b',"k%d":0' % n for n in range(1001)) + b"}"
     with pytest.raises(InvalidInput, match="more than 1000 keys"):
         at_once(validated(InferRequest, bad, SETTINGS))
@@ -190,10 +221,12 @@ LARGE: dict[str, tuple[str, bytes, str]] = {
 
 @pytest.mark.parametrize("name", LARGE)
 def test_what_is_large_does_not_hold_up_the_event_loop(serve: Serve, name: str) -> None:
-    """The bound is for a busy machine, where the best of some attempts counts; `python -m load.stall` has the figures."""
+    """The bound is for a busy machine, where the best of some attempts counts; `python -m addnorm.load.stall` has the figures."""
     path, body, headers = LARGE[name]
     with serve() as url:
-        assert min(longest_wait_s(url, lambda: sent(url, path, body, headers)) for _ in range(4)) < 0.1
+        assert (
+            min(longest_wait_s(url, lambda: sent(url, path, body, headers)) for _ in range(4)) < 0.1
+        )
 
 
 def test_what_is_told_of_many_models_is_made_off_the_event_loop(few: Models) -> None:
@@ -218,7 +251,9 @@ def test_bodies_that_wait_to_be_read_count_among_those_held(serve: Serve) -> Non
     statuses: list[int] = []
 
     def ask(url: str) -> None:
-        statuses.append(httpx.post(f"{url}/v1/infer", content=body, headers=headers, timeout=60).status_code)
+        statuses.append(
+            httpx.post(f"{url}/v1/infer", content=body, headers=headers, timeout=60).status_code
+        )
 
     with serve(max_pending_body_bytes=9_000_000) as url:
         threads = [threading.Thread(target=ask, args=(url,)) for _ in range(6)]

@@ -18,8 +18,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.batch import Batch, Rows
-from service.logs import BufferedHandler
+from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.telemetry.logs import BufferedHandler
 from tests.conftest import inference_of, serving
 from tests.test_scheduler import echo, of_lengths
 
@@ -28,12 +28,12 @@ SHORT = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["poole
 
 
 class Process:
-    """`python -m service` on a free port, its log read line by line."""
+    """`addnorm serve` on a free port, its log read line by line."""
 
     def __init__(self, bundles: Path, *arguments: str, **environment: str) -> None:
         self.lines: list[dict[str, Any]] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "service", "--bundles", str(bundles), *arguments],
+            [sys.executable, "-m", "addnorm", "serve", "--bundles", str(bundles), *arguments],
             env={**os.environ, "ADDNORM_PORT": "0", **environment},
             stderr=subprocess.PIPE,
             text=True,
@@ -92,7 +92,10 @@ def refused(port: int) -> bool:
 
 def test_sigterm_answers_what_was_accepted_refuses_what_comes_and_exits_0(process: Process) -> None:
     with httpx.Client(base_url=process.url, timeout=60) as client, ThreadPoolExecutor(4) as callers:
-        accepted = [callers.submit(httpx.post, f"{process.url}/v1/infer", json=LONG, timeout=60) for _ in range(2)]
+        accepted = [
+            callers.submit(httpx.post, f"{process.url}/v1/infer", json=LONG, timeout=60)
+            for _ in range(2)
+        ]
         deadline = time.monotonic() + 20
         while queued_tokens(client) <= 30_000 and time.monotonic() < deadline:  # until both are in
             time.sleep(0.005)
@@ -116,15 +119,35 @@ def test_an_idle_server_exits_0_at_once(process: Process) -> None:
 
 
 def test_logs_are_json_with_ids_and_timings_and_never_the_content(process: Process) -> None:
-    body = {"model": "gpt", "input_ids": [[314, 159, 265]], "attention_mask": [[1, 1, 0]], "outputs": ["pooled"]}
-    httpx.post(f"{process.url}/v1/infer", json=body, headers={"x-request-id": "seen-1", "x-request-timeout-ms": "5000"})
+    body = {
+        "model": "gpt",
+        "input_ids": [[314, 159, 265]],
+        "attention_mask": [[1, 1, 0]],
+        "outputs": ["pooled"],
+    }
     httpx.post(
-        f"{process.url}/v1/infer", json={**body, "input_ids": [[314, 99_999, 1]]}, headers={"x-request-id": "seen-2"}
+        f"{process.url}/v1/infer",
+        json=body,
+        headers={"x-request-id": "seen-1", "x-request-timeout-ms": "5000"},
+    )
+    httpx.post(
+        f"{process.url}/v1/infer",
+        json={**body, "input_ids": [[314, 99_999, 1]]},
+        headers={"x-request-id": "seen-2"},
     )
     line = process.wait_for(lambda line: line.get("request_id") == "seen-1")
     known = {
         key: line[key]
-        for key in ("level", "message", "method", "route", "status", "model", "real_tokens", "padded_tokens")
+        for key in (
+            "level",
+            "message",
+            "method",
+            "route",
+            "status",
+            "model",
+            "real_tokens",
+            "padded_tokens",
+        )
     }
     assert known == {
         "level": "info", "message": "request", "method": "POST", "route": "/v1/infer", "status": 200, "model": "gpt",
@@ -166,8 +189,12 @@ def test_lines_of_refused_requests_say_why_and_never_show_content(small: Path) -
         line = process.wait_for(lambda line: line.get("request_id") == "tensors")
         assert (line["status"], line["code"], line.get("field")) == (400, "invalid_input", None)
         for number, (path, sent, expected) in enumerate(REFUSED):
-            httpx.post(f"{process.url}{path}", json=sent, headers={"x-request-id": f"refused-{number}"})
-            line = process.wait_for(lambda line, number=number: line.get("request_id") == f"refused-{number}")
+            httpx.post(
+                f"{process.url}{path}", json=sent, headers={"x-request-id": f"refused-{number}"}
+            )
+            line = process.wait_for(
+                lambda line, number=number: line.get("request_id") == f"refused-{number}"
+            )
             assert {name: line.get(name) for name in expected} == expected, sent
     finally:
         process.terminate()
@@ -183,25 +210,34 @@ def test_health_that_is_well_is_logged_at_debug_only(small: Path) -> None:
         return [line["route"] for line in process.lines if line["message"] == "request"]
 
     assert routes("info") == ["/v1/models"]
-    assert routes("debug") == ["/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/v1/models"]
+    assert routes("debug") == [
+        "/livez",
+        "/readyz",
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v1/models",
+    ]
 
 
 def test_a_port_in_use_is_found_before_models_load(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         ended = subprocess.run(
-            [sys.executable, "-m", "service", "--bundles", str(tmp_path)],
+            [sys.executable, "-m", "addnorm", "serve", "--bundles", str(tmp_path)],
             env={**os.environ, "ADDNORM_PORT": port}, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()  # nothing of bundles: the folder has none
-    assert f"ADDNORM_PORT={port}: cannot listen there: Address already in use; end what listens there" in line
+    assert (
+        f"ADDNORM_PORT={port}: cannot listen there: Address already in use; end what listens there"
+        in line
+    )
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no such host", "a..b"])
 def test_an_address_that_nobody_has_ends_the_start_in_one_line(tmp_path: Path, host: str) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "service", "--bundles", str(tmp_path)],
+        [sys.executable, "-m", "addnorm", "serve", "--bundles", str(tmp_path)],
         env={**os.environ, "ADDNORM_HOST": host}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert ended.returncode == 1
@@ -256,12 +292,14 @@ def test_a_full_disk_under_the_log_costs_log_lines_only(notebook: Path) -> None:
         port = free.getsockname()[1]
     with Path("/dev/full").open("w") as full:
         process = subprocess.Popen(
-            [sys.executable, "-m", "service", "--bundles", str(notebook.parents[1])],
+            [sys.executable, "-m", "addnorm", "serve", "--bundles", str(notebook.parents[1])],
             env={**os.environ, "ADDNORM_PORT": str(port)},
             stderr=full,
         )
     try:
-        with httpx.Client(transport=httpx.HTTPTransport(retries=8), base_url=f"http://127.0.0.1:{port}") as client:
+        with httpx.Client(
+            transport=httpx.HTTPTransport(retries=8), base_url=f"http://127.0.0.1:{port}"
+        ) as client:
             for _ in range(3):
                 assert client.post("/v1/infer", json=SHORT).status_code == 200
                 time.sleep(0.15)  # past a flush
@@ -273,7 +311,11 @@ def test_a_full_disk_under_the_log_costs_log_lines_only(notebook: Path) -> None:
 
 def test_counters_agree_with_a_counted_load_to_the_request_and_the_token(bundles: Path) -> None:
     with serving(inference_of(bundles)) as url, httpx.Client(base_url=url) as client:
-        body = {**SHORT, "input_ids": [[1, 3, 0], [4, 5, 2]], "attention_mask": [[1, 1, 0], [1, 1, 1]]}
+        body = {
+            **SHORT,
+            "input_ids": [[1, 3, 0], [4, 5, 2]],
+            "attention_mask": [[1, 1, 0], [1, 1, 1]],
+        }
         for _ in range(7):
             assert client.post("/v1/infer", json=body).status_code == 200
         for _ in range(3):
@@ -294,7 +336,9 @@ def test_counters_agree_with_a_counted_load_to_the_request_and_the_token(bundles
     assert value("addnorm_micro_batch_tokens_sum", model="notebook") == 35
     assert value("addnorm_micro_batch_sequences_sum", model="notebook") == 14
     assert value("addnorm_computed_cells_total", model="notebook") == 7 * 2 * 3
-    assert 0 < value("addnorm_lane_busy_seconds_total") < value("addnorm_request_seconds_sum", **route)
+    assert (
+        0 < value("addnorm_lane_busy_seconds_total") < value("addnorm_request_seconds_sum", **route)
+    )
     assert value("addnorm_engine_failures_total", model="notebook") == 0
     for stage in ("decode", "queue", "infer", "encode"):
         assert value("addnorm_stage_seconds_count", model="notebook", stage=stage) == 7
@@ -303,8 +347,13 @@ def test_counters_agree_with_a_counted_load_to_the_request_and_the_token(bundles
     assert value("process_resident_memory_bytes") > 0
 
 
-def test_a_full_queue_and_an_impossible_deadline_are_refused_with_retry_after(bundles: Path) -> None:
-    with serving(inference_of(bundles, max_queue_tokens=1000, lanes=1)) as url, ThreadPoolExecutor(16) as callers:
+def test_a_full_queue_and_an_impossible_deadline_are_refused_with_retry_after(
+    bundles: Path,
+) -> None:
+    with (
+        serving(inference_of(bundles, max_queue_tokens=1000, lanes=1)) as url,
+        ThreadPoolExecutor(16) as callers,
+    ):
         with httpx.Client(base_url=url, timeout=60) as client:
             full = client.post("/v1/infer", json={**LONG, "input_ids": [[7] * 500] * 3})
             assert full.status_code == 400  # it would never fit
@@ -312,7 +361,11 @@ def test_a_full_queue_and_an_impossible_deadline_are_refused_with_retry_after(bu
             one = {**LONG, "model": "encoder", "input_ids": [[7] * 500] * 2}
             answers = list(callers.map(lambda _: client.post("/v1/infer", json=one), range(16)))
             assert {answer.status_code for answer in answers} == {200, 429}
-            assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers if answer.status_code == 429)
+            assert all(
+                int(answer.headers["retry-after"]) >= 1
+                for answer in answers
+                if answer.status_code == 429
+            )
             late = client.post("/v1/infer", json=one, headers={"x-request-timeout-ms": "1"})
             assert late.status_code in (429, 504)
             got = samples(client.get("/metrics").text)
@@ -328,18 +381,30 @@ def test_while_one_was_just_refused_nobody_with_as_little_time_is_read(small: Pa
         return echo(batch)
 
     inference = inference_of(small, lanes=1)
-    with serving(inference) as url, httpx.Client(base_url=url, headers={"x-request-timeout-ms": "500"}) as client:
+    with (
+        serving(inference) as url,
+        httpx.Client(base_url=url, headers={"x-request-timeout-ms": "500"}) as client,
+    ):
         line = inference.models.find("notebook").line("fp32")
         right, line.run, line.tokens_per_s = line.run, waits, 1000
         jobs = [inference.scheduler.submit(line, of_lengths(2), 60) for _ in range(1500)]
-        refused = [client.post("/v1/infer", json={"model": "notebook", "input_ids": [[1, 2]]}) for _ in range(2)]
+        refused = [
+            client.post("/v1/infer", json={"model": "notebook", "input_ids": [[1, 2]]})
+            for _ in range(2)
+        ]
         paths = ("/v1/infer", "/v1/embeddings", "/v2/models/notebook/infer")
         unread = [client.post(path, content=b"{ ") for path in paths]
         assert [answer.status_code for answer in (*refused, *unread)] == [429] * 5
         assert "the deadline is in" in refused[0].text
-        assert all("one with as much time was just refused" in answer.text for answer in (refused[1], *unread))
+        assert all(
+            "one with as much time was just refused" in answer.text
+            for answer in (refused[1], *unread)
+        )
         assert all(int(answer.headers["retry-after"]) in (2, 3) for answer in (*refused, *unread))
-        read = [client.post("/v2/models/gpt/infer", content=b"{ "), client.post("/v1/infer", content=b"{")]
+        read = [
+            client.post("/v2/models/gpt/infer", content=b"{ "),
+            client.post("/v1/infer", content=b"{"),
+        ]
         assert [answer.status_code for answer in read] == [
             400
         ] * 2  # another model; fewer bytes than the others' tokens

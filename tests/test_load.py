@@ -15,22 +15,22 @@ import numpy as np
 import orjson
 import pytest
 
-from export.__main__ import Plan, Source, export
-from load import fairness, plots, servers
-from load.caller import Request, Seen
-from load.check import NAIVE_TOLERANCE, Reference, alone
-from load.deadlines import Findings as Deadlines
-from load.deadlines import Sent, deadlines, joined, late, mixed
-from load.livez import delays
-from load.run import Load, Result, measure
-from load.servers import Server
-from load.stall import stalls
-from load.stream import PROFILES, SWEEP_LONGEST, make
-from load.worst import CASES, Case
-from service import bundle as bundle_format
-from service.batch import Floats, Ints
-from service.bundle import Bundle, Limits, Manifest
-from service.settings import Settings
+from addnorm.export.writer import Plan, Source, export
+from addnorm.load import fairness, plots, servers
+from addnorm.load.caller import Request, Seen
+from addnorm.load.check import NAIVE_TOLERANCE, Reference, alone
+from addnorm.load.deadlines import Findings as Deadlines
+from addnorm.load.deadlines import Sent, deadlines, joined, late, mixed
+from addnorm.load.livez import delays
+from addnorm.load.run import Load, Result, measure
+from addnorm.load.servers import Server
+from addnorm.load.stall import stalls
+from addnorm.load.stream import PROFILES, SWEEP_LONGEST, make
+from addnorm.load.worst import CASES, Case
+from addnorm.service.runtime import bundle as bundle_format
+from addnorm.service.runtime.batch import Floats, Ints
+from addnorm.service.runtime.bundle import Bundle, Limits, Manifest
+from addnorm.service.settings import Settings
 
 LIMITS = Limits(max_positions=512, vocab_size=1000)
 MIN_RATIO = 1.5  # of useful tokens/s over naive on `big`; the full bench on an idle machine says how much it is
@@ -57,7 +57,9 @@ def one_bit_off(body: bytes) -> tuple[int, bytes]:
     status, content = right(body)
     values = np.array(next(iter(orjson.loads(content).values())), np.float32)
     values.reshape(-1)[0] = np.nextafter(values.reshape(-1)[0], np.float32(np.inf))
-    return status, orjson.dumps({orjson.loads(body)["outputs"][0]: values}, option=orjson.OPT_SERIALIZE_NUMPY)
+    return status, orjson.dumps(
+        {orjson.loads(body)["outputs"][0]: values}, option=orjson.OPT_SERIALIZE_NUMPY
+    )
 
 
 def pads_not_zero(body: bytes) -> tuple[int, bytes]:
@@ -117,17 +119,25 @@ def test_streams_are_deterministic(profile: str) -> None:
     assert list(islice(first.indices(), 300)) == list(islice(again.indices(), 300))
 
 
-@pytest.mark.parametrize(("profile", "longest"), [("big", 100), *((f"longest-{n}", n) for n in SWEEP_LONGEST)])
+@pytest.mark.parametrize(
+    ("profile", "longest"), [("big", 100), *((f"longest-{n}", n) for n in SWEEP_LONGEST)]
+)
 def test_big_requests_have_the_stated_shape(profile: str, longest: int) -> None:
     """32 sequences, 960 real tokens, the longest exactly as long as stated."""
     for request in make(PROFILES[profile], LIMITS).requests:
         body = orjson.loads(request.body)
-        assert np.array(body["input_ids"]).shape == np.array(body["attention_mask"]).shape == (32, longest)
+        assert (
+            np.array(body["input_ids"]).shape
+            == np.array(body["attention_mask"]).shape
+            == (32, longest)
+        )
         assert np.array(body["attention_mask"]).sum() == request.num_tokens == 960
         assert body["outputs"] == ["pooled"]
 
 
-@pytest.mark.parametrize(("profile", "mean", "longest"), [("small", 30, 128), ("hidden", 30, 128), ("long", 120, 512)])
+@pytest.mark.parametrize(
+    ("profile", "mean", "longest"), [("small", 30, 128), ("hidden", 30, 128), ("long", 120, 512)]
+)
 def test_small_requests_have_the_stated_shape(profile: str, mean: int, longest: int) -> None:
     """1 to 4 sequences, of the stated mean length and no longer than the cap."""
     requests = make(PROFILES[profile], LIMITS).requests
@@ -177,12 +187,16 @@ def test_wrong_answers_are_errors(profile: str, answer: Answer, error: str) -> N
 def test_a_tolerance_forgives_a_bit_and_what_stands_at_pads() -> None:
     for answer in (one_bit_off, pads_not_zero):
         with fake_server(answer) as server:
-            result = measured(server, "hidden", Load(4, 60.0, warm_up_s=0.0, num_answers=40), NAIVE_TOLERANCE)
+            result = measured(
+                server, "hidden", Load(4, 60.0, warm_up_s=0.0, num_answers=40), NAIVE_TOLERANCE
+            )
         assert result.errors == {}
 
 
 def test_a_server_that_is_not_there_is_an_error() -> None:
-    assert measured(Server("127.0.0.1", 9), "small", Load(1, 60.0, num_answers=3)).errors == {"no answer": 3}
+    assert measured(Server("127.0.0.1", 9), "small", Load(1, 60.0, num_answers=3)).errors == {
+        "no answer": 3
+    }
 
 
 def test_open_loop_latency_counts_from_the_intended_time() -> None:
@@ -231,14 +245,19 @@ def minilm(bundles: Path) -> Manifest:
 
 def test_stalls_are_measured_beside_the_requests_of_a_case(bundles: Path) -> None:
     """Alone and beside, each answer counted; a row says what it costs others."""
-    wanted = [case for case in CASES if case.route == "/v1/infer" and ("plain" in case.name or "4,299" in case.name)]
+    wanted = [
+        case
+        for case in CASES
+        if case.route == "/v1/infer" and ("plain" in case.name or "4,299" in case.name)
+    ]
     found = stalls(bundle_format.read(bundles / "gpt" / "1"), None, wanted, seconds=0.3)
     assert [row.name for row in found.rows] == [case.name for case in wanted]
     assert all(sum(row.answers.values()) >= 2 and "0" not in row.answers for row in found.rows)
     assert found.rows[0].answers.keys() == {"200"}
     assert found.alone.num > 100
     assert all(
-        0 < delays.p50 <= delays.p99 <= delays.longest for delays in (found.alone, *(r.beside for r in found.rows))
+        0 < delays.p50 <= delays.p99 <= delays.longest
+        for delays in (found.alone, *(r.beside for r in found.rows))
     )
     assert found.over(found.rows[1]) == found.rows[1].beside.p99 - found.alone.p99
 
@@ -246,14 +265,22 @@ def test_stalls_are_measured_beside_the_requests_of_a_case(bundles: Path) -> Non
 def test_answers_later_than_their_deadline_are_found_in_the_log() -> None:
     """By the first byte where the log tells it, else by the last; only those with 200, and only beyond the margin."""
     sent = [Sent(number, "small", 100, Request("")) for number in range(5)]
-    seen = [Seen(200, 0.09, 1), Seen(200, 0.3, 1), Seen(200, 0.3, 1), Seen(504, 0.3, 1), Seen(200, 0.09, 1)]
+    seen = [
+        Seen(200, 0.09, 1),
+        Seen(200, 0.3, 1),
+        Seen(200, 0.3, 1),
+        Seen(504, 0.3, 1),
+        Seen(200, 0.09, 1),
+    ]
     lines: list[dict[str, Any]] = [
         {"ms": 500.0, "first_byte_ms": 149.0, "timeout_ms": 100},
         {"ms": 500.0, "first_byte_ms": 151.0, "timeout_ms": 100},
         {"ms": 151.0},
         {"ms": 500.0, "first_byte_ms": 500.0, "timeout_ms": 100},
     ]
-    answers = joined(list(zip(sent, seen, strict=True)), {f"deadline-{n}": line for n, line in enumerate(lines)})
+    answers = joined(
+        list(zip(sent, seen, strict=True)), {f"deadline-{n}": line for n, line in enumerate(lines)}
+    )
     assert late(answers) == answers[1:3]
     assert late(answers, "client_late_ms") == answers[1:3]
     assert Deadlines({}, "first_byte_ms", 1.0, answers).wrong() == {
@@ -263,7 +290,9 @@ def test_answers_later_than_their_deadline_are_found_in_the_log() -> None:
 
 
 def test_mixed_requests_are_the_same_for_the_same_seed(minilm: Manifest) -> None:
-    first, again, other = ([mixed(minilm, number, seed) for number in range(30)] for seed in (0, 0, 1))
+    first, again, other = (
+        [mixed(minilm, number, seed) for number in range(30)] for seed in (0, 0, 1)
+    )
     assert first == again != other
     assert all(50 <= sent.timeout_ms <= 2000 for sent in first)
 
@@ -285,7 +314,10 @@ def test_every_request_under_a_deadline_is_answered_and_logged(bundles: Path) ->
 def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     """The preset of the standard load, in both layouts."""
     out = tmp_path_factory.mktemp("bundles")
-    return {layout: export(Source("postnorm"), out, layout, None, Plan(layout)) for layout in ("packed", "padded")}
+    return {
+        layout: export(Source("postnorm"), out, layout, None, Plan(layout))
+        for layout in ("packed", "padded")
+    }
 
 
 def test_addnorm_outruns_naive_on_padded_batches(layouts: dict[str, Bundle]) -> None:
@@ -310,5 +342,7 @@ def test_fairness_in_the_simulation_is_a_table_and_a_plot(tmp_path: Path) -> Non
     assert beside.figures()["refused"] == 0
     assert max(beside.waits_s) < 3 * 512 / fairness.SIMULATED_TOKENS_PER_S
     assert another["p50_ms"] < another["the_twelve_p50_ms"] / 2
-    plots.waits(tmp_path / "waits.png", {"simulated": {name: some.waits_s for name, some in seen.items()}})
+    plots.waits(
+        tmp_path / "waits.png", {"simulated": {name: some.waits_s for name, some in seen.items()}}
+    )
     assert (tmp_path / "waits.png").stat().st_size > 10_000

@@ -9,9 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from model.layout import LAYOUTS
-from model.presets import PRESETS, build
-from model.transformer import Config, FeedForward, LayerNorm, Transformer, randomize, sinusoids
+from addnorm.model.layout import LAYOUTS
+from addnorm.model.presets import PRESETS, build
+from addnorm.model.transformer import (
+    Config,
+    FeedForward,
+    LayerNorm,
+    Transformer,
+    randomize,
+    sinusoids,
+)
 
 
 def normalized(x: Any, shape: int | tuple[int, ...], eps: float, kind: Any = "layer") -> np.ndarray:
@@ -22,7 +29,9 @@ def normalized(x: Any, shape: int | tuple[int, ...], eps: float, kind: Any = "la
 def test_layer_norm_over_two_axes_gives_the_classs_numbers() -> None:
     x = [[[0.2, 0.1, 0.3]], [[0.5, 0.1, 0.1]]]
     y, mean, rstd = LayerNorm((1, 3), 1e-5)(torch.tensor(x))
-    assert y.flatten().tolist() == pytest.approx([0, -1.2238, 1.2238, 1.4140, -0.7070, -0.7070], abs=1e-4)
+    assert y.flatten().tolist() == pytest.approx(
+        [0, -1.2238, 1.2238, 1.4140, -0.7070, -0.7070], abs=1e-4
+    )
     assert mean.flatten().tolist() == pytest.approx([0.2, 0.7 / 3])
     assert (1 / rstd).flatten().tolist() == pytest.approx([0.0817, 0.1886], abs=5e-5)
 
@@ -51,7 +60,9 @@ def test_layer_norm_is_pytorchs_own() -> None:
     ("row", "mean", "std"),
     [([7, 5, 4], 16 / 3, 1.2472), ([2, 3, 4], 3, 0.8165), ([1, 2, 3], 2, 0.8165), ([7, 5, 6], 6, 0.8165), ([3, 3, 4], 10 / 3, 0.4714)],
 )  # fmt: skip
-def test_row_wise_statistics_of_the_batch_norm_comparison(row: list[float], mean: float, std: float) -> None:
+def test_row_wise_statistics_of_the_batch_norm_comparison(
+    row: list[float], mean: float, std: float
+) -> None:
     _, got_mean, got_rstd = LayerNorm(3, 0.0)(torch.tensor([row], dtype=torch.float32))
     assert got_mean.item() == pytest.approx(mean)
     assert 1 / got_rstd.item() == pytest.approx(std, abs=1e-4)
@@ -63,7 +74,9 @@ def test_std_norm_divides_by_the_unbiased_deviation_plus_eps() -> None:
     mean = 16.9 / 3
     std = math.sqrt(sum((v - mean) ** 2 for v in (6.5, 2.1, 8.3)) / 2)
     assert std == pytest.approx(3.189, abs=1e-3)
-    assert got[0].tolist() == pytest.approx([(v - mean) / (std + 1e-6) for v in (6.5, 2.1, 8.3)], abs=1e-6)
+    assert got[0].tolist() == pytest.approx(
+        [(v - mean) / (std + 1e-6) for v in (6.5, 2.1, 8.3)], abs=1e-6
+    )
     assert got[1].tolist() == [0, 0, 0]  # a PAD row of zeros stays zero
 
 
@@ -84,9 +97,13 @@ def test_feed_forward_example() -> None:
     config = replace(PRESETS["encoder"], d_model=4, d_ff=3, n_heads=1)
     ffn = FeedForward(config)
     with torch.no_grad():
-        ffn.up.weight.copy_(torch.tensor([[0.2, 0.3, 0.1], [0.4, -0.1, 0.5], [0.1, 0.2, -0.3], [-0.2, 0.4, 0.2]]).T)
+        ffn.up.weight.copy_(
+            torch.tensor([[0.2, 0.3, 0.1], [0.4, -0.1, 0.5], [0.1, 0.2, -0.3], [-0.2, 0.4, 0.2]]).T
+        )
         ffn.up.bias.copy_(torch.tensor([0.1, -0.1, 0.2]))
-        ffn.down.weight.copy_(torch.tensor([[0.5, 0.2, -0.1, 0.3], [0.1, 0.4, 0.2, -0.2], [-0.3, 0.1, 0.5, 0.4]]).T)
+        ffn.down.weight.copy_(
+            torch.tensor([[0.5, 0.2, -0.1, 0.3], [0.1, 0.4, 0.2, -0.2], [-0.3, 0.1, 0.5, 0.4]]).T
+        )
         ffn.down.bias.zero_()
         got = ffn(torch.tensor([[0.5, 1.0, -0.5, 0.3]]))[0]
     assert got.tolist() == pytest.approx([-0.043, 0.194, 0.431, 0.531], abs=1e-6)
@@ -97,7 +114,9 @@ def test_notebook_model_gives_the_notebooks_output(golden_notebook: dict[str, An
     ids = torch.tensor([golden_notebook["tokens"]])
     with torch.no_grad():
         activations, mean, rstd = model(ids, torch.ones_like(ids))
-    np.testing.assert_allclose(activations[0].numpy(), golden_notebook["layer_norm_output"], atol=1e-5)
+    np.testing.assert_allclose(
+        activations[0].numpy(), golden_notebook["layer_norm_output"], atol=1e-5
+    )
     np.testing.assert_allclose(mean[0, :, 0].numpy(), golden_notebook["mean"], atol=1e-7)
     np.testing.assert_allclose(rstd[0, :, 0].numpy(), golden_notebook["rstd"], rtol=1e-5)
 
@@ -105,7 +124,11 @@ def test_notebook_model_gives_the_notebooks_output(golden_notebook: dict[str, An
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_have_the_norms_they_count_and_nothing_trivial(preset: str) -> None:
     model = build(preset)
-    norms = [module for name, module in model.named_modules() if isinstance(module, LayerNorm) and "head" not in name]
+    norms = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, LayerNorm) and "head" not in name
+    ]
     assert len(norms) == model.config.n_norms
     assert model.head is not None
     if preset != "notebook":  # whose gamma is 1 and beta 0

@@ -15,7 +15,7 @@ import pytest
 from langchain_openai import OpenAIEmbeddings
 from openai import AsyncOpenAI, OpenAI
 
-from service.app import create_app
+from addnorm.service.server.app import create_app
 from tests.conftest import inference_of, serving
 from tests.test_text import LONG, ids_of
 from tests.texts import D_MODEL, MAX_TEXT_TOKENS, TEXT_MODEL
@@ -41,34 +41,49 @@ def vectors(answer: Any) -> Any:
     return np.array([entry.embedding for entry in answer.data], np.float32)
 
 
-@pytest.mark.parametrize("form", [{}, {"encoding_format": "float"}], ids=["base64, the SDK's own choice", "float"])
+@pytest.mark.parametrize(
+    "form", [{}, {"encoding_format": "float"}], ids=["base64, the SDK's own choice", "float"]
+)
 @pytest.mark.parametrize("sent", [TEXTS, IDS], ids=["texts", "tokens"])
-def test_embeddings_have_the_native_routes_bits(sdk: OpenAI, expected: Any, sent: Any, form: Any) -> None:
+def test_embeddings_have_the_native_routes_bits(
+    sdk: OpenAI, expected: Any, sent: Any, form: Any
+) -> None:
     answer = sdk.embeddings.create(model=TEXT_MODEL, input=sent, **form)
     np.testing.assert_array_equal(vectors(answer), expected)
     assert (answer.object, answer.model) == ("list", TEXT_MODEL)
-    assert [(entry.object, entry.index) for entry in answer.data] == [("embedding", 0), ("embedding", 1)]
+    assert [(entry.object, entry.index) for entry in answer.data] == [
+        ("embedding", 0),
+        ("embedding", 1),
+    ]
     assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(map(len, IDS))
 
 
 @pytest.mark.parametrize("sent", [TEXTS[1], IDS[1]], ids=["a text", "token ids"])
 def test_one_alone_is_a_list_of_one(sdk: OpenAI, expected: Any, sent: Any) -> None:
-    np.testing.assert_array_equal(vectors(sdk.embeddings.create(model=TEXT_MODEL, input=sent)), expected[1:])
+    np.testing.assert_array_equal(
+        vectors(sdk.embeddings.create(model=TEXT_MODEL, input=sent)), expected[1:]
+    )
 
 
 def test_the_asynchronous_sdk_gets_the_same(text_url: str, expected: Any) -> None:
     async def embed() -> Any:
         async with AsyncOpenAI(base_url=f"{text_url}/v1", api_key="none") as sdk:
-            return await asyncio.gather(*(sdk.embeddings.create(model=TEXT_MODEL, input=text) for text in TEXTS * 4))
+            return await asyncio.gather(
+                *(sdk.embeddings.create(model=TEXT_MODEL, input=text) for text in TEXTS * 4)
+            )
 
     for index, answer in enumerate(asyncio.run(embed())):
         np.testing.assert_array_equal(vectors(answer)[0], expected[index % 2])
 
 
-def test_base64_on_the_wire_is_little_endian_float32(text_client: httpx.Client, expected: Any) -> None:
+def test_base64_on_the_wire_is_little_endian_float32(
+    text_client: httpx.Client, expected: Any
+) -> None:
     body = {"model": TEXT_MODEL, "input": TEXTS, "encoding_format": "base64"}
     data = text_client.post("/v1/embeddings", json=body).json()["data"]
-    assert [base64.b64decode(entry["embedding"]) for entry in data] == [row.astype("<f4").tobytes() for row in expected]
+    assert [base64.b64decode(entry["embedding"]) for entry in data] == [
+        row.astype("<f4").tobytes() for row in expected
+    ]
 
 
 @pytest.mark.parametrize("dimensions", [1, 5, D_MODEL])
@@ -80,7 +95,9 @@ def test_dimensions_are_the_first_at_length_1(sdk: OpenAI, expected: Any, dimens
         np.testing.assert_array_equal(got, expected)
 
 
-def test_vectors_are_normalized_only_where_the_bundle_says_so(sdk: OpenAI, text_client: httpx.Client) -> None:
+def test_vectors_are_normalized_only_where_the_bundle_says_so(
+    sdk: OpenAI, text_client: httpx.Client
+) -> None:
     got = vectors(sdk.embeddings.create(model="notebook", input=[[1, 3, 4]]))
     body = {"model": "notebook", "input_ids": [[1, 3, 4]], "outputs": ["pooled"]}
     plain = text_client.post("/v1/infer", json=body).json()["pooled"]
@@ -90,13 +107,18 @@ def test_vectors_are_normalized_only_where_the_bundle_says_so(sdk: OpenAI, text_
 
 
 def test_what_is_ours_travels_in_extra_body_and_a_user_is_read_by_nobody(sdk: OpenAI) -> None:
-    options: dict[str, Any] = {"user": "someone", "extra_body": {"truncate": True, "precision": "fp32"}}
+    options: dict[str, Any] = {
+        "user": "someone",
+        "extra_body": {"truncate": True, "precision": "fp32"},
+    }
     answer = sdk.embeddings.create(model=TEXT_MODEL, input=LONG, **options)
     assert answer.usage.prompt_tokens == MAX_TEXT_TOKENS
 
 
 @pytest.mark.parametrize("sent", ["", ["a", ""]])
-def test_an_empty_text_is_its_special_tokens(sdk: OpenAI, text_client: httpx.Client, sent: Any) -> None:
+def test_an_empty_text_is_its_special_tokens(
+    sdk: OpenAI, text_client: httpx.Client, sent: Any
+) -> None:
     answer = sdk.embeddings.create(model=TEXT_MODEL, input=sent)
     ids = ids_of([sent] if isinstance(sent, str) else sent)
     body = {"model": TEXT_MODEL, "input_ids": ids, "outputs": ["pooled"], "normalize": True}
@@ -144,29 +166,42 @@ def test_mistakes_are_the_sdks_own_errors_with_our_words(sdk: OpenAI, case: str)
     assert words in failed.value.message
 
 
-def test_a_full_queue_is_the_sdks_rate_limit_error_and_its_own_retries_get_through(bundles: Path) -> None:
+def test_a_full_queue_is_the_sdks_rate_limit_error_and_its_own_retries_get_through(
+    bundles: Path,
+) -> None:
     long = [[7] * 500] * 2
-    with serving(inference_of(bundles, max_queue_tokens=1000, lanes=1)) as url, ThreadPoolExecutor(12) as callers:
+    with (
+        serving(inference_of(bundles, max_queue_tokens=1000, lanes=1)) as url,
+        ThreadPoolExecutor(12) as callers,
+    ):
         sdk = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
         def ask(patient: OpenAI) -> str:
             try:
                 return patient.embeddings.create(model="encoder", input=long).model
             except openai.RateLimitError as error:
-                return str(error.code) if int(error.response.headers["retry-after"]) else "no Retry-After"
+                return (
+                    str(error.code)
+                    if int(error.response.headers["retry-after"])
+                    else "no Retry-After"
+                )
 
         assert set(callers.map(ask, [sdk] * 12)) == {"encoder", "queue_full"}
         assert set(callers.map(ask, [sdk.with_options(max_retries=20)] * 3)) == {"encoder"}
 
 
-def test_a_draining_server_is_the_sdks_server_error_and_retry_after_is_honoured(text_bundles: Path) -> None:
+def test_a_draining_server_is_the_sdks_server_error_and_retry_after_is_honoured(
+    text_bundles: Path,
+) -> None:
     edge = create_app(inference_of(text_bundles))
     edge.draining = True
 
     async def embed() -> float:
         transport = httpx.ASGITransport(edge)
         async with AsyncOpenAI(
-            base_url="http://here/v1", api_key="none", http_client=httpx.AsyncClient(transport=transport)
+            base_url="http://here/v1",
+            api_key="none",
+            http_client=httpx.AsyncClient(transport=transport),
         ) as sdk:
             with pytest.raises(openai.InternalServerError) as failed:
                 await sdk.with_options(max_retries=0).embeddings.create(model=TEXT_MODEL, input="a")
@@ -176,7 +211,9 @@ def test_a_draining_server_is_the_sdks_server_error_and_retry_after_is_honoured(
             await sdk.embeddings.create(model=TEXT_MODEL, input="a")
             return time.monotonic() - started
 
-    assert asyncio.run(embed()) > 0.95  # of its own the SDK comes back within 0.5 s; Retry-After says 1
+    assert (
+        asyncio.run(embed()) > 0.95
+    )  # of its own the SDK comes back within 0.5 s; Retry-After says 1
 
 
 def langchain(url: str, **options: Any) -> OpenAIEmbeddings:

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from openapi_spec_validator import validate
 
-from service.routes.content import JSON
-from service.routes.openapi import ErrorBody
+from addnorm.service.protocols.codec.negotiation import JSON
+from addnorm.service.protocols.codec.openapi import ErrorBody
 
 ROOT = Path(__file__).parent.parent
 
@@ -57,7 +57,9 @@ def test_every_example_succeeds_and_answers_as_the_document_shows(
             answer = text_client.request(method, place, json=example["value"])
             assert answer.status_code == 200, f"{path}, {name}: {answer.text}"
             jsonschema.validate(answer.json(), schema)
-            if name in shown and example["value"]["model"] == "notebook":  # here another stands for the real MiniLM
+            if (
+                name in shown and example["value"]["model"] == "notebook"
+            ):  # here another stands for the real MiniLM
                 assert_same(answer.json(), shown[name])
         for value in shown.values():
             jsonschema.validate(value, schema)
@@ -71,7 +73,9 @@ def assert_same(got: Any, shown: Any) -> None:
         assert list(got) == list(shown)
         for key, value in shown.items():
             in_base64 = key == "embedding" and isinstance(value, str)
-            assert_same(*map(floats, (got[key], value))) if in_base64 else assert_same(got[key], value)
+            assert_same(*map(floats, (got[key], value))) if in_base64 else assert_same(
+                got[key], value
+            )
     elif isinstance(shown, list):
         for one, other in zip(got, shown, strict=True):
             assert_same(one, other)
@@ -83,7 +87,9 @@ def floats(in_base64: str) -> list[float]:
     return np.frombuffer(b64decode(in_base64), "<f4").tolist()
 
 
-def test_every_error_is_documented_with_an_example_of_its_envelope(document: dict[str, Any]) -> None:
+def test_every_error_is_documented_with_an_example_of_its_envelope(
+    document: dict[str, Any],
+) -> None:
     for _, path, spec in operations(document):
         if path.startswith("/v2"):
             continue  # another envelope, by other tests
@@ -95,7 +101,9 @@ def test_every_error_is_documented_with_an_example_of_its_envelope(document: dic
             assert answer["description"], status
 
 
-def test_every_schema_of_a_body_has_a_name_that_clients_are_generated_with(document: dict[str, Any]) -> None:
+def test_every_schema_of_a_body_has_a_name_that_clients_are_generated_with(
+    document: dict[str, Any],
+) -> None:
     for _, path, spec in operations(document):
         if "requestBody" in spec:
             assert list(spec["requestBody"]["content"][JSON]["schema"]) == ["$ref"], path
@@ -120,6 +128,11 @@ def test_requests_made_up_from_the_document_never_break_the_server_or_its_word(
     ]  # fmt: skip
     environment = {**os.environ, "SCHEMATHESIS_HOOKS": "tests.fuzzing"}
     run = subprocess.run(
-        list(map(str, command)), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds + 120
+        list(map(str, command)),
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=seconds + 120,
     )
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]

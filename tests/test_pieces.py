@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from service.deadline import Deadline
-from service.errors import ClientGone
-from service.pieces import SLICE_S, Pieces, TurnTaker, one_piece
+from addnorm.service.errors import ClientGone
+from addnorm.service.scheduling.cooperative import SLICE_S, Pieces, TurnTaker, one_piece
+from addnorm.service.scheduling.deadline import Deadline
 
 Ask = Callable[[str, float], Awaitable[object]]
 
@@ -33,7 +33,9 @@ def order_of(play: Callable[[Ask], Awaitable[object]]) -> list[str]:
 def test_short_work_passes_long_work_that_came_before() -> None:
     def play(ask: Ask) -> Awaitable[object]:
         return asyncio.gather(
-            ask("runs", SLICE_S), *(ask("long", SLICE_S) for _ in range(5)), ask("short", SLICE_S / 16)
+            ask("runs", SLICE_S),
+            *(ask("long", SLICE_S) for _ in range(5)),
+            ask("short", SLICE_S / 16),
         )
 
     assert order_of(play) == ["runs", "short", *["long"] * 5]
@@ -62,7 +64,9 @@ def test_a_caller_that_leaves_while_it_waits_gives_its_turn_to_others() -> None:
         first = asyncio.ensure_future(turns.finish(held(), Deadline(30)))
         await asyncio.sleep(0.01)
         second = asyncio.ensure_future(turns.finish(one_piece(lambda: done.append("left")), gone))
-        third = asyncio.ensure_future(turns.finish(one_piece(lambda: done.append("stayed")), Deadline(30)))
+        third = asyncio.ensure_future(
+            turns.finish(one_piece(lambda: done.append("stayed")), Deadline(30))
+        )
         await asyncio.sleep(0.01)
         gone.leave()
         with pytest.raises(ClientGone):

@@ -10,11 +10,11 @@ import httpx
 import numpy as np
 import pytest
 
-from service.batch import Batch, Rows
-from service.metrics import Metrics
-from service.probe import MAX_KEPT, Probe
-from service.queue import Line
-from service.scheduler import Scheduler
+from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.scheduling.fair_queue import Line
+from addnorm.service.scheduling.scheduler import Scheduler
+from addnorm.service.telemetry.invariance import MAX_KEPT, Probe
+from addnorm.service.telemetry.metrics import Metrics
 from tests.conftest import inference_of, serving
 from tests.test_faults import eventually, value
 from tests.test_lifecycle import samples
@@ -27,7 +27,9 @@ def crowded(batch: Batch) -> list[Rows]:
 
 
 @contextmanager
-def probing(metrics: Metrics, share: float = 1.0, is_idle: Callable[[], bool] | None = None) -> Iterator[Scheduler]:
+def probing(
+    metrics: Metrics, share: float = 1.0, is_idle: Callable[[], bool] | None = None
+) -> Iterator[Scheduler]:
     probe = Probe(share, is_idle or (lambda: scheduler.is_idle()), metrics.probed)
     scheduler = Scheduler(1, 10_000, (metrics, probe))
     yield scheduler
@@ -43,9 +45,14 @@ def ask(scheduler: Scheduler, line: Line, batch: Batch) -> None:
     values(scheduler.submit(line, batch, 30).future)
 
 
-@pytest.mark.parametrize(("engine", "violations", "difference"), [(echo, 0, 0.0), (crowded, 3, 0.5)])
+@pytest.mark.parametrize(
+    ("engine", "violations", "difference"), [(echo, 0, 0.0), (crowded, 3, 0.5)]
+)
 def test_rows_that_depend_on_neighbours_are_counted_and_logged_once(
-    caplog: pytest.LogCaptureFixture, engine: Callable[[Batch], list[Rows]], violations: int, difference: float
+    caplog: pytest.LogCaptureFixture,
+    engine: Callable[[Batch], list[Rows]],
+    violations: int,
+    difference: float,
 ) -> None:
     metrics = Metrics()
     with probing(metrics) as scheduler:
@@ -53,12 +60,17 @@ def test_rows_that_depend_on_neighbours_are_counted_and_logged_once(
         assert eventually(lambda: counted(metrics, "probes") == 3)
     assert counted(metrics, "violations") == violations
     assert metrics.differences["model"] == difference
-    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == (violations > 0)
+    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == (
+        violations > 0
+    )
 
 
 def test_an_engine_that_is_not_exact_may_differ_a_little() -> None:
     def nearly(batch: Batch) -> list[Rows]:
-        return [Rows(*(part + np.float32(len(batch)) * np.float32(1e-5) for part in rows)) for rows in echo(batch)]
+        return [
+            Rows(*(part + np.float32(len(batch)) * np.float32(1e-5) for part in rows))
+            for rows in echo(batch)
+        ]
 
     metrics = Metrics()
     with probing(metrics) as scheduler:
@@ -92,16 +104,26 @@ def test_only_the_share_asked_for_is_probed() -> None:
 def test_live_micro_batches_of_a_real_model_keep_the_promise(bundles: Path) -> None:
     inference = inference_of(bundles, probe_share=1.0)
     bodies = [
-        {"model": "gpt", "input_ids": [[i] * n for n in range(3, 9)], "outputs": ["pooled"]} for i in range(1, 20)
+        {"model": "gpt", "input_ids": [[i] * n for n in range(3, 9)], "outputs": ["pooled"]}
+        for i in range(1, 20)
     ]
-    with serving(inference) as url, httpx.Client(base_url=url) as client, ThreadPoolExecutor(4) as callers:
+    with (
+        serving(inference) as url,
+        httpx.Client(base_url=url) as client,
+        ThreadPoolExecutor(4) as callers,
+    ):
 
         def got(name: str) -> float:
             return samples(client.get("/metrics").text).get((name, (("model", "gpt"),)), 0.0)
 
         assert {client.post("/v1/infer", json=body).status_code for body in bodies} == {200}
         assert all(
-            answer.status_code == 200 for answer in callers.map(lambda b: client.post("/v1/infer", json=b), bodies)
+            answer.status_code == 200
+            for answer in callers.map(lambda b: client.post("/v1/infer", json=b), bodies)
         )
         assert eventually(lambda: got("addnorm_invariance_probes_total") >= 20)
-        assert got("addnorm_invariance_violations_total") == got("addnorm_invariance_max_difference") == 0
+        assert (
+            got("addnorm_invariance_violations_total")
+            == got("addnorm_invariance_max_difference")
+            == 0
+        )

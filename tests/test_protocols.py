@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from model.presets import PRESETS
-from service.routes.tensors import SAFETENSORS
+from addnorm.model.presets import PRESETS
+from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from tests.conftest import Ask
 
 SEQUENCES = [[1, 3, 4, 5, 2], [5], [2, 0, 1]]
@@ -66,7 +66,9 @@ def v2_binary(client: httpx.Client, model: str) -> Vectors:
         }
         for name, array in (("input_ids", ids), ("attention_mask", mask))
     ]
-    head = json.dumps({"inputs": inputs, "outputs": [{"name": "pooled", "parameters": {"binary_data": True}}]}).encode()
+    head = json.dumps(
+        {"inputs": inputs, "outputs": [{"name": "pooled", "parameters": {"binary_data": True}}]}
+    ).encode()
     headers = {"inference-header-content-length": str(len(head))}
     body = head + ids.tobytes() + mask.tobytes()
     answer = answered(client.post(f"/v2/models/{model}/infer", content=body, headers=headers))
@@ -82,7 +84,9 @@ def openai_base64(client: httpx.Client, model: str) -> Vectors:
 
 
 def openai_float(client: httpx.Client, model: str) -> Vectors:
-    data = answered(client.post("/v1/embeddings", json={"model": model, "input": SEQUENCES})).json()["data"]
+    data = answered(
+        client.post("/v1/embeddings", json={"model": model, "input": SEQUENCES})
+    ).json()["data"]
     return np.array([entry["embedding"] for entry in data], np.float32)
 
 
@@ -104,4 +108,6 @@ def test_every_protocol_gives_the_bits_of_the_sequences_alone(
     alone = [ask(preset, [sequence], outputs=["pooled"])["pooled"][0] for sequence in SEQUENCES]
     vectors = PROTOCOLS[protocol](client, preset)
     assert vectors.dtype == np.float32
-    np.testing.assert_array_equal(vectors.view(np.uint32), np.array(alone, np.float32).view(np.uint32))
+    np.testing.assert_array_equal(
+        vectors.view(np.uint32), np.array(alone, np.float32).view(np.uint32)
+    )

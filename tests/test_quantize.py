@@ -14,15 +14,15 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 
-from export import parity
-from export import quantize as quantizing
-from export.__main__ import Plan, Source, export, main
-from export.exact import Expected, Files
-from export.parity import CertificationError
-from model.presets import build
-from service import bundle as bundles
-from service.bundle import Bundle
-from service.models import Model
+from addnorm.export import command, parity
+from addnorm.export import quantize as quantizing
+from addnorm.export.exact import Expected, Files
+from addnorm.export.parity import CertificationError
+from addnorm.export.writer import Plan, Source, export
+from addnorm.model.presets import build
+from addnorm.service.models.registry import Model
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.bundle import Bundle
 
 INT8 = "model.int8.onnx"
 WEIGHT = "blocks.1.ffn.down.weight"
@@ -43,7 +43,9 @@ def tampered(bundle: Bundle, folder: Path, change: Callable[[ModelProto], None])
     onnx.save(graph, place / INT8)
     manifest = json.loads((place / bundles.MANIFEST).read_text())
     manifest["precisions"] = {"int8": INT8}
-    return bundles.write_manifest(place, {k: v for k, v in manifest.items() if k not in ("format", "files")})
+    return bundles.write_manifest(
+        place, {k: v for k, v in manifest.items() if k not in ("format", "files")}
+    )
 
 
 def set_constant(graph: ModelProto, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -75,7 +77,11 @@ def test_certificate_covers_int8(bundle: Bundle) -> None:
     """int8 goes through every case that fp32 goes through, none of its bits unequal, and its weights are compared."""
     assert bundle.certificate
     cases = {
-        precision: {check["case"] for check in bundle.certificate["checks"] if check["precision"] == precision}
+        precision: {
+            check["case"]
+            for check in bundle.certificate["checks"]
+            if check["precision"] == precision
+        }
         for precision in ("fp32", "int8")
     }
     of_the_model = {"manifest", "head, weights", "head, attributes", "head, graph"}
@@ -91,7 +97,11 @@ def test_graph_is_standard(bundle: Bundle) -> None:
     graph = onnx.load(bundle.graph("int8")).graph
     assert {node.domain for node in graph.node} <= {"", "ai.onnx"}
     fp32 = onnx.load(bundle.graph("fp32")).graph
-    large = [item.name for item in fp32.initializer if item.name.startswith("blocks.") and np.prod(item.dims) >= 2**15]
+    large = [
+        item.name
+        for item in fp32.initializer
+        if item.name.startswith("blocks.") and np.prod(item.dims) >= 2**15
+    ]
     assert sorted(quantizing.read_parts(onnx.load(bundle.graph("int8")))) == sorted(large)
 
 
@@ -102,20 +112,26 @@ def test_wrong_column_scale_is_caught(bundle: Bundle, expected: Expected, tmp_pa
         scale[3] *= 1.02
         return scale
 
-    broken = tampered(bundle, tmp_path, lambda graph: set_constant(graph, f"{WEIGHT}.scale", one_column))
+    broken = tampered(
+        bundle, tmp_path, lambda graph: set_constant(graph, f"{WEIGHT}.scale", one_column)
+    )
     refused(broken, expected, "int8 entries")
 
 
 def test_wrong_float_row_is_caught(bundle: Bundle, expected: Expected, tmp_path: Path) -> None:
     """Column sums of the wrong sign."""
-    broken = tampered(bundle, tmp_path, lambda graph: set_constant(graph, f"{WEIGHT}.rest", np.negative))
+    broken = tampered(
+        bundle, tmp_path, lambda graph: set_constant(graph, f"{WEIGHT}.rest", np.negative)
+    )
     refused(broken, expected, "float rows", "cosine|norm")
 
 
 def test_coarse_rows_are_caught(bundle: Bundle, expected: Expected, tmp_path: Path) -> None:
     """Rows cut into 15 levels in place of 255: nothing is wrong with the weights, the outputs are too far off."""
     coarse = tampered(
-        bundle, tmp_path, lambda graph: set_constant(graph, "int8.levels", lambda levels: levels * 15 / 255)
+        bundle,
+        tmp_path,
+        lambda graph: set_constant(graph, "int8.levels", lambda levels: levels * 15 / 255),
     )
     refused(coarse, expected, "graph", "cosine|norm")
 
@@ -142,10 +158,17 @@ def scale_per_tensor(model: ModelProto) -> None:
     model.graph.node.extend(nodes)
 
 
-def run_product(weight: np.ndarray, bias: np.ndarray, ranges: np.ndarray, x: np.ndarray) -> np.ndarray:
+def run_product(
+    weight: np.ndarray, bias: np.ndarray, ranges: np.ndarray, x: np.ndarray
+) -> np.ndarray:
     """x `[N, K]` through the nodes that stand for `x @ weight + bias`."""
-    tensors = quantizing.CONSTANTS | quantizing._tensors("w", quantizing.split(weight, bias, ranges))
-    value = lambda name, width: helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", width])  # noqa: E731
+    tensors = quantizing.CONSTANTS | quantizing._tensors(
+        "w", quantizing.split(weight, bias, ranges)
+    )
+
+    def value(name: str, width: int) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", width])
+
     graph = helper.make_graph(
         quantizing._nodes("w", "x", "y"), "product", [value("x", weight.shape[0])], [value("y", weight.shape[1])],
         [numpy_helper.from_array(array, name) for name, array in tensors.items()],
@@ -159,7 +182,10 @@ def test_product_is_near(offset: float) -> None:
     """Rows of very different sizes, with two columns a hundred times as wide: each row's error is small against the
     rest of that row, so neither another row nor a wide column sets its step."""
     draws = np.random.default_rng(1)
-    weight, bias = draws.normal(size=(96, 40)).astype(np.float32), draws.normal(size=40).astype(np.float32)
+    weight, bias = (
+        draws.normal(size=(96, 40)).astype(np.float32),
+        draws.normal(size=40).astype(np.float32),
+    )
     x = (draws.normal(size=(7, 96)) + offset).astype(np.float32)
     x[:, [5, 50]] *= 100
     x *= 10.0 ** np.arange(-3, 4, dtype=np.float32)[:, None]
@@ -182,7 +208,8 @@ print(hashlib.sha256(b"".join(getattr(parts, name).tobytes() for name in Parts._
     narrow = "X86_V3 X86_V4 AVX2 FMA3 AVX512F AVX512_SKX AVX512_ICL AVX512_SPR"  # names of several numpy versions
     found = {
         subprocess.check_output(
-            [sys.executable, "-W", "ignore", "-c", program], env={**os.environ, "NPY_DISABLE_CPU_FEATURES": disabled}
+            [sys.executable, "-W", "ignore", "-c", program],
+            env={**os.environ, "NPY_DISABLE_CPU_FEATURES": disabled},
         )
         for disabled in ("", narrow)
     }
@@ -215,13 +242,24 @@ def test_zero_rows_and_dead_weights() -> None:
 def test_unfit_precisions_are_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
     """A precision that does not exist, or would be slower than fp32, is refused in words, and nothing is written."""
     with pytest.raises(SystemExit, match=message):
-        main(["--preset", "notebook", "--out", str(tmp_path), *arguments])
+        command.export(["--preset", "notebook", "--out", str(tmp_path), *arguments])
     assert not list(tmp_path.rglob("*.onnx"))
 
 
 def test_int8_alone(tmp_path: Path) -> None:
     """`--precision int8` keeps no fp32 graph, in the padded layout as in the packed."""
-    main(["--preset", "postnorm", "--out", str(tmp_path), "--precision", "int8", "--layout", "padded"])
+    command.export(
+        [
+            "--preset",
+            "postnorm",
+            "--out",
+            str(tmp_path),
+            "--precision",
+            "int8",
+            "--layout",
+            "padded",
+        ]
+    )
     written = bundles.read(tmp_path / "postnorm" / "1")
     assert written.manifest.precisions == {"int8": INT8}
     assert "model.onnx" not in written.manifest.files

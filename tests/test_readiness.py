@@ -12,11 +12,11 @@ import httpx
 import numpy as np
 import pytest
 
-from service.batch import Batch, Rows
-from service.errors import Overloaded
-from service.infer import Inference
-from service.queue import Line
-from service.readiness import Readiness
+from addnorm.service.errors import Overloaded
+from addnorm.service.inference.pipeline import Inference
+from addnorm.service.models.readiness import Readiness
+from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.scheduling.fair_queue import Line
 from tests.conftest import inference_of, serving
 from tests.test_faults import eventually
 from tests.test_scheduler import echo, of_lengths
@@ -24,7 +24,9 @@ from tests.test_scheduler import echo, of_lengths
 
 @contextmanager
 def inferring(root: Path, **changed: Any) -> Iterator[Inference]:
-    inference = inference_of(root, **{"lanes": 1, "canary_timeout_s": 0.3, "token_budget": 128, **changed})
+    inference = inference_of(
+        root, **{"lanes": 1, "canary_timeout_s": 0.3, "token_budget": 128, **changed}
+    )
     yield inference
     inference.close()
 
@@ -46,7 +48,9 @@ def wrong(readiness: Readiness) -> str:
     return "; ".join(what for _, what in asyncio.run(readiness.failures()))
 
 
-def test_a_model_that_answers_otherwise_or_fails_or_hangs_is_named_until_it_is_well(notebooks: Path) -> None:
+def test_a_model_that_answers_otherwise_or_fails_or_hangs_is_named_until_it_is_well(
+    notebooks: Path,
+) -> None:
     go = threading.Event()
 
     def another(batch: Batch) -> list[Rows]:
@@ -66,7 +70,10 @@ def test_a_model_that_answers_otherwise_or_fails_or_hangs_is_named_until_it_is_w
         line.run = another
         assert wrong(readiness) == "notebook/1 fp32 does not give its canary's known answer"
         line.run = fails
-        assert wrong(readiness) == "notebook/1 fp32 does not answer its canary: inference failed: ValueError"
+        assert (
+            wrong(readiness)
+            == "notebook/1 fp32 does not answer its canary: inference failed: ValueError"
+        )
         line.run = hangs
         for _ in range(3):  # one canary hangs, no more are sent after it
             assert wrong(readiness) == "notebook/1 fp32 does not answer its canary within 0.3 s"
@@ -143,7 +150,11 @@ def test_many_callers_share_one_canary_a_second(notebooks: Path) -> None:
 
 
 def test_the_routes_say_what_is_wrong_and_livez_stays_alive(bundles: Path) -> None:
-    with inferring(bundles) as inference, serving(inference) as url, httpx.Client(base_url=url) as client:
+    with (
+        inferring(bundles) as inference,
+        serving(inference) as url,
+        httpx.Client(base_url=url) as client,
+    ):
         line = inference.models.find("gpt").line("fp32")
         line.run = lambda batch: [Rows(*(part * 0 for part in rows)) for rows in echo(batch)]
         for path in ("/readyz", "/v2/health/ready", "/v2/models/gpt/ready"):

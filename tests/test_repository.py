@@ -20,11 +20,11 @@ from typing import Any
 import httpx
 import pytest
 
-from load.swaps import republish, swaps
-from service import bundle as bundles
-from service.batch import Batch, Rows
-from service.errors import BundleRefused, NotFound
-from service.infer import Inference
+from addnorm.load.swaps import republish, swaps
+from addnorm.service.errors import BundleRefused, NotFound
+from addnorm.service.inference.pipeline import Inference
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.batch import Batch, Rows
 from tests.conftest import inference_of, serving
 from tests.test_bundle import flip
 from tests.test_faults import eventually
@@ -60,12 +60,16 @@ def states(inference: Inference) -> dict[int, str]:
     return {entry.version: entry.state for entry in inference.models.index()}
 
 
-def test_a_new_version_answers_by_default_and_the_old_one_by_its_number(inference: Inference, root: Path) -> None:
+def test_a_new_version_answers_by_default_and_the_old_one_by_its_number(
+    inference: Inference, root: Path
+) -> None:
     publish(root, 2)
     publish(root, 10)
     inference.models.find("notebook").line("fp32").token_budget = 77
     load(inference, "notebook")
-    assert inference.models.find("notebook").line("fp32").token_budget == 77  # found when nothing else ran
+    assert (
+        inference.models.find("notebook").line("fp32").token_budget == 77
+    )  # found when nothing else ran
     assert inference.models.find("notebook").bundle.ref == "notebook/10"
     assert inference.models.find("notebook/1").bundle.ref == "notebook/1"
     unload(inference, "notebook/10")
@@ -75,7 +79,9 @@ def test_a_new_version_answers_by_default_and_the_old_one_by_its_number(inferenc
     assert states(inference)[10] == "READY"
 
 
-def test_a_broken_version_changes_nothing_and_the_index_says_why(inference: Inference, root: Path) -> None:
+def test_a_broken_version_changes_nothing_and_the_index_says_why(
+    inference: Inference, root: Path
+) -> None:
     flip(publish(root, 2) / "model.onnx")
     with pytest.raises(BundleRefused, match=r"model\.onnx does not match its sha256"):
         load(inference, "notebook")
@@ -89,7 +95,9 @@ def test_a_load_that_fails_in_part_says_what_is_served_now(
 ) -> None:
     publish(root, 2)
     flip(publish(root, 3) / "model.onnx")
-    with pytest.raises(BundleRefused, match=r"does not match its sha256.*; serving now: notebook/1, notebook/2$"):
+    with pytest.raises(
+        BundleRefused, match=r"does not match its sha256.*; serving now: notebook/1, notebook/2$"
+    ):
         load(inference, "notebook")
     with pytest.raises(BundleRefused, match=r"; serving now: notebook/1, notebook/2$"):
         load(inference, "notebook/3")
@@ -118,7 +126,9 @@ def test_loads_and_unloads_are_logged(root: Path, caplog: pytest.LogCaptureFixtu
     ]
 
 
-def test_a_version_tampered_with_on_disk_runs_on_and_is_not_read_again(inference: Inference, root: Path) -> None:
+def test_a_version_tampered_with_on_disk_runs_on_and_is_not_read_again(
+    inference: Inference, root: Path
+) -> None:
     running = inference.models.find("notebook")
     flip(root / "notebook" / "1" / "model.onnx")
     with pytest.raises(BundleRefused, match="does not match its sha256"):
@@ -164,7 +174,9 @@ def test_a_request_under_way_ends_on_the_version_it_began_with_which_is_then_fre
     publish(root, 2)
     with serving(inference) as url:
         asked, answers = {"input_ids": [[1, 3, 4]]}, list[httpx.Response]()
-        old = threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/v1/infer", json=asked)))
+        old = threading.Thread(
+            target=lambda: answers.append(httpx.post(f"{url}/v1/infer", json=asked))
+        )
         old.start()
         assert entered.wait(5)
         load(inference, "notebook")
@@ -181,7 +193,9 @@ def test_a_request_under_way_ends_on_the_version_it_began_with_which_is_then_fre
         assert (got.pop("version"), new.pop("version")) == ("1", "2")
         assert got == new
         info = [
-            dict(labels) for name, labels in samples(httpx.get(f"{url}/metrics").text) if name == "addnorm_model_info"
+            dict(labels)
+            for name, labels in samples(httpx.get(f"{url}/metrics").text)
+            if name == "addnorm_model_info"
         ]
         assert [labels["version"] for labels in info] == ["2"]
 
@@ -242,13 +256,17 @@ def test_a_folder_that_cannot_be_read_is_named_once_and_stops_no_swap(
         load(inference, "notebook")
     inference.close()
     (line,) = (record.message for record in caplog.records if "cannot be read" in record.message)
-    assert line.startswith(f"{root / which} cannot be read by user {os.geteuid()}: Permission denied")
+    assert line.startswith(
+        f"{root / which} cannot be read by user {os.geteuid()}: Permission denied"
+    )
     assert line.endswith(f"chmod -R a+rX {root / which}`")
     assert not any(record.exc_info for record in caplog.records)
 
 
 @pytest.mark.parametrize("which", ["", "notebook", "notebook/1"])
-def test_what_cannot_be_read_for_a_while_is_served_on(root: Path, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_for_a_while_is_served_on(
+    root: Path, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inference = inference_of(root, token_budget=128, watch_s=0.02)
     running = inference.models.find("notebook")
     with unreadable(root / which, monkeypatch):
@@ -261,15 +279,21 @@ def test_what_cannot_be_read_for_a_while_is_served_on(root: Path, which: str, mo
 
 
 # what is imported late must be there before: that user may not read this Python either
-AS_NOBODY = "import encodings.idna, os; from service.__main__ import main; os.setegid(65534); os.seteuid(65534); main()"
+AS_NOBODY = "import encodings.idna, os; import sys; from addnorm.service.command import serve; os.setegid(65534); os.seteuid(65534); serve(sys.argv[1:])"
 
 
 @contextmanager
 def started_as_nobody(root: Path) -> Iterator[tuple[subprocess.Popen[str], Iterator[str]]]:
     """The server, by a user that owns none of it, and its log."""
-    code = AS_NOBODY if os.geteuid() == 0 else "from service.__main__ import main; main()"
+    code = (
+        AS_NOBODY
+        if os.geteuid() == 0
+        else "import sys; from addnorm.service.command import serve; serve(sys.argv[1:])"
+    )
     command = [sys.executable, "-c", code, "--bundles", str(root)]
-    process = subprocess.Popen(command, env={**os.environ, "ADDNORM_PORT": "0"}, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env={**os.environ, "ADDNORM_PORT": "0"}, stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr
     try:
         yield process, process.stderr
@@ -301,8 +325,12 @@ def test_the_start_names_a_folder_that_it_cannot_read_and_goes_on(shared: Path) 
         assert "serving notebook/1" in seen[-1]
 
 
-@pytest.mark.parametrize("which", ["", "notebook", "notebook/1", "notebook/1/model.onnx", "notebook/1/manifest.json"])
-def test_a_start_without_a_bundle_that_it_can_read_ends_in_one_line(shared: Path, which: str) -> None:
+@pytest.mark.parametrize(
+    "which", ["", "notebook", "notebook/1", "notebook/1/model.onnx", "notebook/1/manifest.json"]
+)
+def test_a_start_without_a_bundle_that_it_can_read_ends_in_one_line(
+    shared: Path, which: str
+) -> None:
     shutil.rmtree(shared / "private")
     (shared / which).chmod(0)
     with started_as_nobody(shared) as (process, _):

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from service.batch import Batch, Rows
-from service.errors import Expired, Overloaded, ServiceError
-from service.queue import Job, Line, MicroBatch, Queue
-from service.scheduler import Scheduler
+from addnorm.service.errors import Expired, Overloaded, ServiceError
+from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.scheduling.fair_queue import Job, Line, MicroBatch, Queue
+from addnorm.service.scheduling.scheduler import Scheduler
 
 
 def batch(*sequences: list[int]) -> Batch:
@@ -44,7 +44,9 @@ def run(queue: Queue, now: float) -> None:
     queue.settle(micro, micro.line.run(micro.batch()), now)
 
 
-def submit(queue: Queue, line: Line, batch: Batch, now: float = 0, deadline: float = 100, key: str = "") -> Job:
+def submit(
+    queue: Queue, line: Line, batch: Batch, now: float = 0, deadline: float = 100, key: str = ""
+) -> Job:
     return queue.submit(line, batch, now, deadline, key)
 
 
@@ -99,7 +101,11 @@ def served_before(queue: Queue, job: Job, arrive: Callable[[], object]) -> int:
 def test_a_flood_of_short_jobs_never_starves_a_long_one() -> None:
     queue, line = Queue(100_000), Line(echo, 40)
     long = submit(queue, line, of_lengths(500))
-    assert 0 < served_before(queue, long, lambda: submit(queue, line, of_lengths(10, 10, 10, 10))) <= 500 + 40
+    assert (
+        0
+        < served_before(queue, long, lambda: submit(queue, line, of_lengths(10, 10, 10, 10)))
+        <= 500 + 40
+    )
 
 
 def test_under_any_backlog_of_long_jobs_a_short_one_waits_for_one_micro_batch() -> None:
@@ -144,7 +150,9 @@ def test_a_deadline_that_cannot_be_met_is_refused_with_the_measured_wait() -> No
     submit(queue, line, of_lengths(10, 10, 10), now=2)
     assert queue.wait_s() == pytest.approx(6)
     with pytest.raises(Overloaded, match=r"needs 21\.6 s, the deadline is in 21 s") as refused:
-        submit(queue, line, of_lengths(10, 10, 10, 10), now=2, deadline=23)  # twice 6 s of others, 1.2 times 8 s
+        submit(
+            queue, line, of_lengths(10, 10, 10, 10), now=2, deadline=23
+        )  # twice 6 s of others, 1.2 times 8 s
     assert refused.value.retry_after_s == pytest.approx(6)
     submit(queue, line, of_lengths(10, 10, 10, 10), now=2, deadline=24)
 
@@ -186,7 +194,9 @@ def test_a_refusal_shuts_the_door_for_all_with_no_more_time_until_a_micro_batch_
     queue.admit(10)
     with pytest.raises(Overloaded, match="the deadline is in"):
         submit(queue, line, of_lengths(10), deadline=10)
-    with pytest.raises(Overloaded, match="50 tokens wait: one with as much time was just refused") as refused:
+    with pytest.raises(
+        Overloaded, match="50 tokens wait: one with as much time was just refused"
+    ) as refused:
         queue.admit(10)
     assert refused.value.retry_after_s == pytest.approx(5)
     assert refused.value.code == "deadline_not_met"
@@ -279,17 +289,32 @@ def flood(times: float, deadline_s: float) -> Flood:
             queue.admit(deadline_s)
             num_unread -= 1
             num_read += 1
-            jobs.append(submit(queue, line, of_lengths(*draws.integers(1, 40, 3)), now=now, deadline=now + deadline_s))
+            jobs.append(
+                submit(
+                    queue,
+                    line,
+                    of_lengths(*draws.integers(1, 40, 3)),
+                    now=now,
+                    deadline=now + deadline_s,
+                )
+            )
             num_read -= 1
     answered = [job for job in jobs if job.finished is not None and job.finished <= job.deadline]
     late = len(jobs) - len(queue.jobs) - len(answered)
     tokens = [job.batch.num_tokens for job in jobs]
     good = sum(job.batch.num_tokens for job in answered)
-    return Flood(good / 20_000, float(np.mean(tokens)) / 60, late / len(jobs), num_read / (num_read + num_unread))
+    return Flood(
+        good / 20_000,
+        float(np.mean(tokens)) / 60,
+        late / len(jobs),
+        num_read / (num_read + num_unread),
+    )
 
 
 @pytest.mark.parametrize("deadline_s", [1, 2])
-def test_a_flood_costs_neither_goodput_nor_promises_nor_the_large_jobs_nor_much_reading(deadline_s: float) -> None:
+def test_a_flood_costs_neither_goodput_nor_promises_nor_the_large_jobs_nor_much_reading(
+    deadline_s: float,
+) -> None:
     seen = flood(5, deadline_s)
     assert seen.goodput > 0.95
     assert seen.late < 0.01

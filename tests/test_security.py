@@ -22,12 +22,14 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from service import bundle, routes, settings
-from service.app import create_app
-from service.errors import StartupError
-from service.infer import Inference
-from service.lifecycle import Server
-from service.models import Models
+from addnorm.service import protocols as routes
+from addnorm.service import settings
+from addnorm.service.errors import StartupError
+from addnorm.service.inference.pipeline import Inference
+from addnorm.service.models.registry import Models
+from addnorm.service.runtime import bundle
+from addnorm.service.server.app import create_app
+from addnorm.service.server.process import Server
 from tests.conftest import Serve
 from tests.test_architecture import imported
 from tests.texts import TEXT_MODEL
@@ -53,7 +55,9 @@ def test_https_with_a_certificate_of_ones_own(serve: Serve, certificate: tuple[P
     cert, key = certificate
     with serve(tls_cert=cert, tls_key=key) as url:
         assert url.startswith("https://")
-        with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=str(cert))) as client:
+        with httpx.Client(
+            base_url=url, verify=ssl.create_default_context(cafile=str(cert))
+        ) as client:
             assert client.post("/v1/infer", json=GOOD).status_code == 200
         with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
             httpx.get(url, verify=ssl.create_default_context())
@@ -118,20 +122,31 @@ def test_other_origins_are_not_let_in_unless_named(client: httpx.Client, serve: 
         asked = httpx.post(
             f"{url}/v1/infer",
             json=GOOD,
-            headers={"origin": "https://two.example", "authorization": "Bearer web-0123456789abcdef"},
+            headers={
+                "origin": "https://two.example",
+                "authorization": "Bearer web-0123456789abcdef",
+            },
         )
         assert asked.status_code == 200
         assert asked.headers["access-control-allow-origin"] == "https://two.example"
-        refused = httpx.post(f"{url}/v1/infer", json=GOOD, headers={"origin": "https://two.example"})
+        refused = httpx.post(
+            f"{url}/v1/infer", json=GOOD, headers={"origin": "https://two.example"}
+        )
         assert refused.status_code == 401
-        assert refused.headers["access-control-allow-origin"] == "https://two.example"  # else pages see no status
-        other = httpx.options(f"{url}/v1/infer", headers={**PREFLIGHT, "origin": "https://other.example"})
+        assert (
+            refused.headers["access-control-allow-origin"] == "https://two.example"
+        )  # else pages see no status
+        other = httpx.options(
+            f"{url}/v1/infer", headers={**PREFLIGHT, "origin": "https://other.example"}
+        )
         assert "access-control-allow-origin" not in other.headers
 
 
 def test_the_page_runs_its_own_scripts_only(client: httpx.Client) -> None:
     page = client.get("/docs")
-    policy = dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; "))
+    policy = dict(
+        part.split(" ", 1) for part in page.headers["content-security-policy"].split("; ")
+    )
     assert policy["default-src"] == "'none'"
     assert policy["frame-ancestors"] == "'none'"
     (script,) = re.findall(r"<script>(.*?)</script>", page.text, re.DOTALL)
@@ -179,15 +194,21 @@ def test_names_lead_to_served_models_only(url: str, name: str) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("name", ["..", ".", "", "a/b", "a\x00", "a\n", "-a", "n" * 129, "é", "/etc", ".hidden"])
+@pytest.mark.parametrize(
+    "name", ["..", ".", "", "a/b", "a\x00", "a\n", "-a", "n" * 129, "é", "/etc", ".hidden"]
+)
 def test_no_such_name_is_a_bundles(name: str) -> None:
     assert not bundle.NAME.fullmatch(name)
 
 
-@pytest.mark.parametrize("path", ["/v1/infer", "/v1/embeddings", "/v1/tokenize", "/v2/models/notebook/infer"])
+@pytest.mark.parametrize(
+    "path", ["/v1/infer", "/v1/embeddings", "/v1/tokenize", "/v2/models/notebook/infer"]
+)
 @pytest.mark.parametrize("depth", [21, 450, 1000, 100_000])
 @pytest.mark.parametrize("opening", ['{"a":', "[", '[{"a":'])
-def test_deep_nesting_is_refused_in_words(client: httpx.Client, path: str, depth: int, opening: str) -> None:
+def test_deep_nesting_is_refused_in_words(
+    client: httpx.Client, path: str, depth: int, opening: str
+) -> None:
     closing = opening.replace('"a":', "")[::-1].translate(str.maketrans("[{", "]}"))
     body = '{"input_ids":' + opening * depth + "1" + closing * depth + "}"
     answer = client.post(path, content=body, headers={"content-type": "application/json"})
@@ -196,15 +217,31 @@ def test_deep_nesting_is_refused_in_words(client: httpx.Client, path: str, depth
 
 
 def test_nothing_is_unpickled_run_or_taken_from_elsewhere() -> None:
-    banned = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "subprocess", "yaml"}
+    banned = {
+        "pickle",
+        "cPickle",
+        "dill",
+        "cloudpickle",
+        "joblib",
+        "marshal",
+        "shelve",
+        "subprocess",
+        "yaml",
+    }
     for path in (ROOT / "service").rglob("*.py"):
         assert not {name.partition(".")[0] for name in imported(path)} & banned, path
     for package in ("service", "model", "export"):
         for path in (ROOT / package).rglob("*.py"):
             text = path.read_text()
             assert not re.search(r"(?<![.\w])(eval|exec|__import__|os\.system)\(", text), path
-            assert not re.search(r"\ballow_pickle=True\b|\bimport (c?[pP]ickle|dill|joblib)\b", text), path
-            called = {ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)}
+            assert not re.search(
+                r"\ballow_pickle=True\b|\bimport (c?[pP]ickle|dill|joblib)\b", text
+            ), path
+            called = {
+                ast.unparse(node.func)
+                for node in ast.walk(ast.parse(text))
+                if isinstance(node, ast.Call)
+            }
             assert "torch.load" not in called, path
 
 
@@ -212,7 +249,11 @@ def request_models() -> Iterator[type[BaseModel]]:
     """What callers' JSON is read into."""
     for module in pkgutil.walk_packages(routes.__path__, "service.routes."):
         for kind in vars(importlib.import_module(module.name)).values():
-            if isinstance(kind, type) and issubclass(kind, BaseModel) and kind.model_config.get("strict"):
+            if (
+                isinstance(kind, type)
+                and issubclass(kind, BaseModel)
+                and kind.model_config.get("strict")
+            ):
                 yield kind
 
 
@@ -222,7 +263,9 @@ def lists_in(schema: Any) -> Iterator[dict[str, Any]]:
         if schema.get("type") == "list":
             yield schema
         for name, value in schema.items():
-            yield from () if name in ("json_schema_input_schema", "serialization") else lists_in(value)
+            yield from (
+                () if name in ("json_schema_input_schema", "serialization") else lists_in(value)
+            )
     elif isinstance(schema, list):
         for value in schema:
             yield from lists_in(value)
@@ -235,7 +278,10 @@ def test_lists_of_callers_stop_at_their_first_error() -> None:
     for model in models:
         for found in lists_in(model.__pydantic_core_schema__):
             items = found.get("items_schema", {"type": "any"})
-            assert found.get("fail_fast") or found.get("max_length") or items["type"] == "any", (model, found)
+            assert found.get("fail_fast") or found.get("max_length") or items["type"] == "any", (
+                model,
+                found,
+            )
 
 
 @pytest.mark.parametrize(
@@ -293,14 +339,21 @@ def test_the_image_runs_as_nobody() -> None:
     assert not re.search(r"(KEY|SECRET|TOKEN|PASSWORD)=", dockerfile)
 
 
-def test_the_images_health_check_asks_with_and_without_https(serve: Serve, certificate: tuple[Path, Path]) -> None:
+def test_the_images_health_check_asks_with_and_without_https(
+    serve: Serve, certificate: tuple[Path, Path]
+) -> None:
     command = json.loads(re.findall(r"CMD (\[.*readyz.*\])", (ROOT / "Dockerfile").read_text())[0])
     cert, key = certificate
     for files in ({}, {"tls_cert": cert, "tls_key": key}):
         with serve(**files) as url:
-            environment = {"ADDNORM_PORT": url.rpartition(":")[2], **({"ADDNORM_TLS_CERT": "x"} if files else {})}
+            environment = {
+                "ADDNORM_PORT": url.rpartition(":")[2],
+                **({"ADDNORM_TLS_CERT": "x"} if files else {}),
+            }
             subprocess.run([sys.executable, *command[1:]], env=environment, check=True, timeout=10)
-        gone = subprocess.run([sys.executable, *command[1:]], env=environment, capture_output=True, timeout=10)
+        gone = subprocess.run(
+            [sys.executable, *command[1:]], env=environment, capture_output=True, timeout=10
+        )
         assert gone.returncode == 1
 
 
@@ -320,7 +373,9 @@ TWICE = {
 }
 
 
-@pytest.mark.parametrize(("path", "body"), [(path, body) for path, bodies in TWICE.items() for body in bodies])
+@pytest.mark.parametrize(
+    ("path", "body"), [(path, body) for path, bodies in TWICE.items() for body in bodies]
+)
 def test_a_key_sent_twice_is_refused(client: httpx.Client, path: str, body: str) -> None:
     answer = client.post(path, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400, answer.text[:200]
@@ -329,6 +384,11 @@ def test_a_key_sent_twice_is_refused(client: httpx.Client, path: str, body: str)
 
 def test_colons_and_quotes_within_strings_are_no_keys(text_client: httpx.Client) -> None:
     texts = ["a: b", 'say "c": d', '\\": \\\\": "', ":::", '{"a": 1, "a": 2}']
-    for body in (json.dumps({"model": TEXT_MODEL, "texts": texts}), json.dumps({"texts": texts, "model": TEXT_MODEL})):
-        answer = text_client.post("/v1/tokenize", content=body, headers={"content-type": "application/json"})
+    for body in (
+        json.dumps({"model": TEXT_MODEL, "texts": texts}),
+        json.dumps({"texts": texts, "model": TEXT_MODEL}),
+    ):
+        answer = text_client.post(
+            "/v1/tokenize", content=body, headers={"content-type": "application/json"}
+        )
         assert answer.status_code == 200, answer.text

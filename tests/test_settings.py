@@ -5,8 +5,8 @@ import logging
 import pytest
 from pydantic import ValidationError
 
-from service.errors import StartupError
-from service.settings import Settings, describe, read_settings
+from addnorm.service.errors import StartupError
+from addnorm.service.settings import Settings, describe, read_settings
 
 
 def test_a_kubernetes_service_link_is_ignored_with_one_warning(
@@ -28,7 +28,7 @@ def test_misspelt_names_get_a_warning_with_the_nearest(
     with caplog.at_level(logging.WARNING):
         read_settings()
     assert "ADDNORM_LANE is no setting: did you mean ADDNORM_LANES?" in caplog.text
-    assert "ADDNORM_XYZZY is no setting: `python -m service settings`" in caplog.text
+    assert "ADDNORM_XYZZY is no setting: `addnorm settings`" in caplog.text
 
 
 @pytest.mark.parametrize("level", ["INFO", "info", "Warning"])
@@ -40,20 +40,26 @@ def test_the_log_level_may_be_in_any_case(monkeypatch: pytest.MonkeyPatch, level
 @pytest.mark.parametrize(
     ("name", "value"), [("PORT", "70000"), ("LANES", "-1"), ("PROVIDER", "tpu"), ("TIMEOUT_S", "0")]
 )
-def test_a_value_that_does_not_fit_names_its_variable(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_a_value_that_does_not_fit_names_its_variable(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
     monkeypatch.setenv(f"ADDNORM_{name}", value)
     with pytest.raises(StartupError, match=f"ADDNORM_{name}={value}: "):
         read_settings()
 
 
-def test_an_option_wins_over_the_environment_and_is_named_when_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_wins_over_the_environment_and_is_named_when_it_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("ADDNORM_MAX_TOKENS", "5")
     assert read_settings(max_tokens="7").max_tokens == 7
     with pytest.raises(StartupError, match="--max-tokens=0: "):
         read_settings(max_tokens="0")
 
 
-def test_every_setting_is_described_with_its_value_and_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_setting_is_described_with_its_value_and_where_it_comes_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("ADDNORM_LANES", "3")
     monkeypatch.setenv("ADDNORM_API_KEYS", "a infer 0123456789abcdef")
     text = describe(read_settings(port=9000), ["port"])

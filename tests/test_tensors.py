@@ -12,11 +12,11 @@ import pytest
 from safetensors.numpy import load, save
 from starlette.datastructures import Headers
 
-from service.batch import Batch, Rows
-from service.errors import InvalidInput, NotAcceptable
-from service.outputs import halved
-from service.routes.content import JSON, negotiated, wanted_coding
-from service.routes.tensors import SAFETENSORS
+from addnorm.service.errors import InvalidInput, NotAcceptable
+from addnorm.service.inference.outputs import halved
+from addnorm.service.protocols.codec.negotiation import JSON, negotiated, wanted_coding
+from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
+from addnorm.service.runtime.batch import Batch, Rows
 from tests.conftest import Ask, inference_of, serving
 
 IDS = np.array([[1, 3, 4, 0], [0, 5, 0, 2]])
@@ -24,19 +24,41 @@ MASK = np.array([[1, 1, 1, 0], [0, 1, 0, 1]])
 ALL = ["activations", "logits", "pooled", "norm_stats"]
 
 
-def post(client: httpx.Client, arrays: dict[str, Any], request: dict[str, Any] | None = None) -> httpx.Response:
-    body = save({name: np.asarray(array) for name, array in arrays.items()}, {"request": json.dumps(request or {})})
-    return client.post("/v1/infer", content=body, headers={"content-type": SAFETENSORS, "accept": SAFETENSORS})
+def post(
+    client: httpx.Client, arrays: dict[str, Any], request: dict[str, Any] | None = None
+) -> httpx.Response:
+    body = save(
+        {name: np.asarray(array) for name, array in arrays.items()},
+        {"request": json.dumps(request or {})},
+    )
+    return client.post(
+        "/v1/infer", content=body, headers={"content-type": SAFETENSORS, "accept": SAFETENSORS}
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8, np.bool_, np.float32])
-def test_tensors_hold_the_bits_of_the_json_answer(client: httpx.Client, ask: Ask, dtype: Any) -> None:
+def test_tensors_hold_the_bits_of_the_json_answer(
+    client: httpx.Client, ask: Ask, dtype: Any
+) -> None:
     plain = ask("gpt", IDS.tolist(), MASK.tolist(), outputs=ALL)
-    answer = post(client, {"input_ids": IDS, "attention_mask": MASK.astype(dtype)}, {"model": "gpt", "outputs": ALL})
+    answer = post(
+        client,
+        {"input_ids": IDS, "attention_mask": MASK.astype(dtype)},
+        {"model": "gpt", "outputs": ALL},
+    )
     assert answer.headers["content-type"] == SAFETENSORS
     tensors = load(answer.content)
-    expected = {**plain, **{f"norm_stats.{part}": values for part, values in plain["norm_stats"].items()}}
-    assert sorted(tensors) == ["activations", "logits", "norm_stats.mean", "norm_stats.rstd", "pooled"]
+    expected = {
+        **plain,
+        **{f"norm_stats.{part}": values for part, values in plain["norm_stats"].items()},
+    }
+    assert sorted(tensors) == [
+        "activations",
+        "logits",
+        "norm_stats.mean",
+        "norm_stats.rstd",
+        "pooled",
+    ]
     for name, tensor in tensors.items():
         np.testing.assert_array_equal(tensor, np.array(expected[name], np.float32))
 
@@ -53,17 +75,26 @@ def test_ragged_rows_go_in_and_out_end_to_end(client: httpx.Client, ask: Ask) ->
 
 
 @pytest.mark.parametrize("positions", ["all", "last"])
-def test_the_likeliest_tokens_have_no_id_at_pads(client: httpx.Client, ask: Ask, positions: str) -> None:
+def test_the_likeliest_tokens_have_no_id_at_pads(
+    client: httpx.Client, ask: Ask, positions: str
+) -> None:
     options = {"outputs": ["logits"], "logits": {"positions": positions, "top_k": 2}}
     ids, mask = [*IDS.tolist(), [0] * 4], [*MASK.tolist(), [0] * 4]
     plain = ask("gpt", ids, mask, **options)["logits"]
-    tensors = load(post(client, {"input_ids": ids, "attention_mask": mask}, {"model": "gpt", **options}).content)
+    tensors = load(
+        post(
+            client, {"input_ids": ids, "attention_mask": mask}, {"model": "gpt", **options}
+        ).content
+    )
     assert tensors["logits.token_ids"].dtype == np.int64
     for part, pad in (("token_ids", [-1, -1]), ("logprobs", [0, 0])):
-        cells = plain[part] if positions == "last" else [cell for row in plain[part] for cell in row]
+        cells = (
+            plain[part] if positions == "last" else [cell for row in plain[part] for cell in row]
+        )
         filled = [pad if cell is None else cell for cell in cells]
         np.testing.assert_array_equal(
-            tensors[f"logits.{part}"].reshape(-1, 2), np.array(filled, tensors[f"logits.{part}"].dtype)
+            tensors[f"logits.{part}"].reshape(-1, 2),
+            np.array(filled, tensors[f"logits.{part}"].dtype),
         )
 
 
@@ -86,7 +117,9 @@ def huge(small: Path) -> Iterator[httpx.Client]:
     line = inference.models.find("gpt").line("fp32")
 
     def enlarged(batch: Batch, run: Any = line.run) -> list[Rows]:
-        return [rows._replace(activations=rows.activations * np.float32(1e6)) for rows in run(batch)]
+        return [
+            rows._replace(activations=rows.activations * np.float32(1e6)) for rows in run(batch)
+        ]
 
     line.run = enlarged
     with serving(inference) as url, httpx.Client(base_url=url, timeout=30) as client:
@@ -108,7 +141,9 @@ def test_what_float16_cannot_hold_is_refused_by_name(
     huge: httpx.Client, wanted: dict[str, Any], ragged: bool, accept: str
 ) -> None:
     rows = (
-        {"input_ids": [[1, 3, 4], [5, 2]]} if ragged else {"input_ids": IDS.tolist(), "attention_mask": MASK.tolist()}
+        {"input_ids": [[1, 3, 4], [5, 2]]}
+        if ragged
+        else {"input_ids": IDS.tolist(), "attention_mask": MASK.tolist()}
     )
     body = {"model": "gpt", **rows, **wanted}
     (output,) = wanted["outputs"]
@@ -117,7 +152,8 @@ def test_what_float16_cannot_hold_is_refused_by_name(
     error = answer.json()["error"]
     assert error["param"] == "dtype"
     found = re.fullmatch(
-        rf'{output} has the value (\S+), float16 holds at most 65504: ask for "dtype": "float32"', error["message"]
+        rf'{output} has the value (\S+), float16 holds at most 65504: ask for "dtype": "float32"',
+        error["message"],
     )
     assert found, error["message"]
     assert abs(float(found[1])) > 65504
@@ -133,21 +169,54 @@ def test_float16_keeps_what_rounds_to_its_largest_value() -> None:
 def test_metadata_says_what_a_json_answer_says_beside_the_numbers(client: httpx.Client) -> None:
     content = post(client, {"input_ids": IDS, "attention_mask": MASK}, {"model": "gpt"}).content
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    assert header["__metadata__"] == {"model": "gpt", "version": "1", "real_tokens": "5", "padded_tokens": "3"}
+    assert header["__metadata__"] == {
+        "model": "gpt",
+        "version": "1",
+        "real_tokens": "5",
+        "padded_tokens": "3",
+    }
     assert int.from_bytes(content[:8], "little") % 8 == 0
 
 
 BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no ids": ({"attention_mask": MASK}, {}, "lacks the tensor input_ids"),
     "ids as floats": ({"input_ids": IDS.astype(np.float32)}, {}, "input_ids is F32: send I64, I32"),
-    "unknown tensor": ({"input_ids": IDS, "token_type_ids": IDS}, {}, "'token_type_ids' is unknown"),
+    "unknown tensor": (
+        {"input_ids": IDS, "token_type_ids": IDS},
+        {},
+        "'token_type_ids' is unknown",
+    ),
     "one axis": ({"input_ids": IDS[0]}, {}, "input_ids has shape [4]: 2 axes"),
-    "mask of another shape": ({"input_ids": IDS, "attention_mask": MASK[:1]}, {}, "attention_mask has shape [1, 4]"),
-    "mask of two": ({"input_ids": IDS, "attention_mask": 2 * MASK}, {}, "attention_mask[0][0] is 2"),
-    "lengths and mask": ({"input_ids": IDS, "attention_mask": MASK, "lengths": [4]}, {}, "exclude each other"),
-    "lengths too long": ({"input_ids": IDS[0], "lengths": [5]}, {}, "lengths sum to 5, input_ids has 4"),
-    "lengths past 64 bits": ({"input_ids": IDS[0], "lengths": [2**62] * 4}, {}, "lengths sum to 18446744073709551616"),
-    "an empty sequence": ({"input_ids": IDS[0], "lengths": [4, 0]}, {}, "lengths has an empty sequence"),
+    "mask of another shape": (
+        {"input_ids": IDS, "attention_mask": MASK[:1]},
+        {},
+        "attention_mask has shape [1, 4]",
+    ),
+    "mask of two": (
+        {"input_ids": IDS, "attention_mask": 2 * MASK},
+        {},
+        "attention_mask[0][0] is 2",
+    ),
+    "lengths and mask": (
+        {"input_ids": IDS, "attention_mask": MASK, "lengths": [4]},
+        {},
+        "exclude each other",
+    ),
+    "lengths too long": (
+        {"input_ids": IDS[0], "lengths": [5]},
+        {},
+        "lengths sum to 5, input_ids has 4",
+    ),
+    "lengths past 64 bits": (
+        {"input_ids": IDS[0], "lengths": [2**62] * 4},
+        {},
+        "lengths sum to 18446744073709551616",
+    ),
+    "an empty sequence": (
+        {"input_ids": IDS[0], "lengths": [4, 0]},
+        {},
+        "lengths has an empty sequence",
+    ),
     "no sequence": ({"input_ids": IDS[:0]}, {}, "input_ids has shape [0, 4]"),
     "no cells": ({"input_ids": IDS[:, :0]}, {}, "input_ids has shape [2, 0]"),
     "id out of range": ({"input_ids": IDS + 10**6}, {}, "input_ids[0][0] is 1000001"),
@@ -177,7 +246,9 @@ HEADER = b'{"input_ids":{"dtype":"I64","shape":[1,%s],"data_offsets":[0,8]}}'
         len(HEADER % b"2").to_bytes(8, "little") + HEADER % b"2" + b"\0" * 8,
         len(HEADER % b"1").to_bytes(8, "little") + HEADER % b"1" + b"\0" * 9,
         len(HEADER % b"1").to_bytes(8, "little") + HEADER % b"1" + b"\0" * 7,
-        len(HEADER % str(2**62).encode()).to_bytes(8, "little") + HEADER % str(2**62).encode() + b"\0" * 8,
+        len(HEADER % str(2**62).encode()).to_bytes(8, "little")
+        + HEADER % str(2**62).encode()
+        + b"\0" * 8,
     ],
 )
 def test_bodies_that_lie_are_refused(client: httpx.Client, body: bytes) -> None:
@@ -196,7 +267,10 @@ def with_header(header: str) -> bytes:
 
 def test_no_metadata_is_no_request(client: httpx.Client) -> None:
     headers = {"content-type": SAFETENSORS}
-    for header in (f'{{"__metadata__": null, "input_ids": {TENSOR}}}', f'{{"input_ids": {TENSOR}}}'):
+    for header in (
+        f'{{"__metadata__": null, "input_ids": {TENSOR}}}',
+        f'{{"input_ids": {TENSOR}}}',
+    ):
         answer = client.post("/v1/infer", content=with_header(header), headers=headers)
         assert "model is missing" in answer.json()["error"]["message"]
 
@@ -205,23 +279,46 @@ def test_no_metadata_is_no_request(client: httpx.Client) -> None:
     ("header", "words"),
     [
         (f'{{"input_ids": {OTHER}, "input_ids": {TENSOR}}}', "its header has 'input_ids' twice"),
-        (f'{{"input_ids": {OTHER}, "\\u0069nput_ids": {TENSOR}}}', "its header has 'input_ids' twice"),
-        (f'{{"__metadata__": {{"request": "1", "request": "{{}}"}}, "input_ids": {TENSOR}}}', "has 'request' twice"),
-        (f'{{"__metadata__": {{}}, "__metadata__": {{}}, "input_ids": {TENSOR}}}', "duplicate field `__metadata__`"),
+        (
+            f'{{"input_ids": {OTHER}, "\\u0069nput_ids": {TENSOR}}}',
+            "its header has 'input_ids' twice",
+        ),
+        (
+            f'{{"__metadata__": {{"request": "1", "request": "{{}}"}}, "input_ids": {TENSOR}}}',
+            "has 'request' twice",
+        ),
+        (
+            f'{{"__metadata__": {{}}, "__metadata__": {{}}, "input_ids": {TENSOR}}}',
+            "duplicate field `__metadata__`",
+        ),
         (f'{{"__metadata__": [], "input_ids": {TENSOR}}}', "expected a map"),
         (f'{{"__metadata__": {{"request": null}}, "input_ids": {TENSOR}}}', "expected a string"),
         (f'{{"__metadata__": {{"request": {{}}}}, "input_ids": {TENSOR}}}', "expected a string"),
-        (f'{{"__metadata__": {{"request": "no json"}}, "input_ids": {TENSOR}}}', "the body is not a JSON object"),
-        (f'{{"__metadata__": {{"request": "[]"}}, "input_ids": {TENSOR}}}', "the body is not a JSON object"),
-        (f'{{"__metadata__": {{"request": "null"}}, "input_ids": {TENSOR}}}', "the body is not a JSON object"),
-        (f'{{"__metadata__": {{"request": ""}}, "input_ids": {TENSOR}}}', "the body is not a JSON object"),
+        (
+            f'{{"__metadata__": {{"request": "no json"}}, "input_ids": {TENSOR}}}',
+            "the body is not a JSON object",
+        ),
+        (
+            f'{{"__metadata__": {{"request": "[]"}}, "input_ids": {TENSOR}}}',
+            "the body is not a JSON object",
+        ),
+        (
+            f'{{"__metadata__": {{"request": "null"}}, "input_ids": {TENSOR}}}',
+            "the body is not a JSON object",
+        ),
+        (
+            f'{{"__metadata__": {{"request": ""}}, "input_ids": {TENSOR}}}',
+            "the body is not a JSON object",
+        ),
         ('{"input_ids": 5}', "the body is not safetensors"),
         ("[]", "the body is not safetensors"),
         ("null", "the body is not safetensors"),
     ],
 )
 def test_odd_headers_are_refused_in_words(client: httpx.Client, header: str, words: str) -> None:
-    answer = client.post("/v1/infer", content=with_header(header), headers={"content-type": SAFETENSORS})
+    answer = client.post(
+        "/v1/infer", content=with_header(header), headers={"content-type": SAFETENSORS}
+    )
     assert answer.status_code == 400, answer.text
     assert words in answer.json()["error"]["message"]
 
@@ -230,12 +327,17 @@ def test_odd_headers_are_refused_in_words(client: httpx.Client, header: str, wor
     "shape", [[2**60, 0], [0, 2**60], [2**63, 0], [2**60, 0, 0], [2**31, 2**31, 0], [2**31, 0], [0]]
 )
 @pytest.mark.parametrize("name", ["input_ids", "attention_mask", "lengths"])
-def test_an_axis_beside_one_of_none_may_not_be_endless(client: httpx.Client, name: str, shape: list[int]) -> None:
+def test_an_axis_beside_one_of_none_may_not_be_endless(
+    client: httpx.Client, name: str, shape: list[int]
+) -> None:
     tensors = {"input_ids": {"dtype": "I64", "shape": [1, 0], "data_offsets": [0, 0]}}
     tensors[name] = {"dtype": "I64", "shape": shape, "data_offsets": [0, 0]}
     header = json.dumps({"__metadata__": {"request": '{"model": "notebook"}'}, **tensors}).encode()
     body = len(header).to_bytes(8, "little") + header
-    assert client.post("/v1/infer", content=body, headers={"content-type": SAFETENSORS}).status_code == 400
+    assert (
+        client.post("/v1/infer", content=body, headers={"content-type": SAFETENSORS}).status_code
+        == 400
+    )
 
 
 @pytest.mark.parametrize(
@@ -258,20 +360,34 @@ def test_accept_is_weighed(accept: str, chosen: str) -> None:
 
 def test_what_nobody_offers_is_not_acceptable() -> None:
     with pytest.raises(NotAcceptable, match="offered are application/json"):
-        negotiated(Headers({"accept": f"text/html, {JSON};q=0, {SAFETENSORS};q=0"}), (JSON, SAFETENSORS))
+        negotiated(
+            Headers({"accept": f"text/html, {JSON};q=0, {SAFETENSORS};q=0"}), (JSON, SAFETENSORS)
+        )
 
 
 @pytest.mark.parametrize(
     ("sent", "coding"),
-    [("gzip", "gzip"), ("deflate", "deflate"), ("gzip;q=0", None), ("gzip, deflate", None), ("br", None), ("", None)],
+    [
+        ("gzip", "gzip"),
+        ("deflate", "deflate"),
+        ("gzip;q=0", None),
+        ("gzip, deflate", None),
+        ("br", None),
+        ("", None),
+    ],
 )
 def test_one_coding_named_alone_is_a_wish(sent: str, coding: str | None) -> None:
     assert wanted_coding(Headers({"accept-encoding": sent} if sent else {})) == coding
 
 
 def test_a_header_of_very_many_tensors_is_refused_unread(client: httpx.Client) -> None:
-    header = json.dumps({f"t{n}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for n in range(2000)}).encode()
+    header = json.dumps(
+        {f"t{n}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for n in range(2000)}
+    ).encode()
     body = len(header).to_bytes(8, "little") + header
     answer = client.post("/v1/infer", content=body, headers={"content-type": SAFETENSORS})
     assert answer.status_code == 400
-    assert f"its header has {len(header)} bytes, the limit is 65536" in answer.json()["error"]["message"]
+    assert (
+        f"its header has {len(header)} bytes, the limit is 65536"
+        in answer.json()["error"]["message"]
+    )

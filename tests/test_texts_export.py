@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from export.__main__ import main
-from service import bundle as bundles
-from service.errors import StartupError
-from service.text import Tokenizer
+from addnorm.export import command
+from addnorm.service.errors import StartupError
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.tokenizer import Tokenizer
 from tests.texts import MAX_POSITIONS, MAX_TEXT_TOKENS, TEXT_MODEL
 
 
@@ -29,7 +29,7 @@ def change(file: Path, **changes: Any) -> None:
 
 
 def limit_of(folder: Path) -> tuple[int, str]:
-    from export import texts
+    from addnorm.export import texts
 
     found = texts.read(folder, MAX_POSITIONS)
     return found.max_tokens, found.limited_by
@@ -52,10 +52,15 @@ def test_the_authors_limit_is_found_where_sentence_transformers_looks(folder: Pa
 
 
 WITHOUT: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "there is no tokenizer.json in "),
+    "no tokenizer": (
+        lambda folder: (folder / "tokenizer.json").unlink(),
+        "there is no tokenizer.json in ",
+    ),
     "a prompt": (
         lambda folder: change(
-            folder / "config_sentence_transformers.json", prompts={"query": "find: "}, default_prompt_name="query"
+            folder / "config_sentence_transformers.json",
+            prompts={"query": "find: "},
+            default_prompt_name="query",
         ),
         "its authors put 'find: ' before each",
     ),
@@ -76,12 +81,14 @@ def test_an_export_says_why_a_model_takes_no_texts(
 ) -> None:
     break_it, words = WITHOUT[case]
     break_it(folder)
-    main(["--checkpoint", str(folder), "--out", str(tmp_path / "out")])
+    command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out")])
     assert f"texts: no, because {words}" in capsys.readouterr().out
     bundle = bundles.read(tmp_path / "out" / "mine" / "1")
     assert bundles.TOKENIZER not in bundle.manifest.files
     with pytest.raises(SystemExit, match="--max-length 9 is of texts, and it takes none: "):
-        main(["--checkpoint", str(folder), "--out", str(tmp_path / "out"), "--max-length", "9"])
+        command.export(
+            ["--checkpoint", str(folder), "--out", str(tmp_path / "out"), "--max-length", "9"]
+        )
 
 
 @pytest.mark.parametrize(
@@ -93,24 +100,30 @@ def test_an_export_says_why_a_model_takes_no_texts(
         ("modules.json", "{"),
     ],
 )
-def test_a_broken_file_ends_the_export_with_its_name(folder: Path, tmp_path: Path, file: str, content: str) -> None:
+def test_a_broken_file_ends_the_export_with_its_name(
+    folder: Path, tmp_path: Path, file: str, content: str
+) -> None:
     (folder / file).write_text(content)
     with pytest.raises(SystemExit, match=re.escape(f"{folder / file}")):
-        main(["--checkpoint", str(folder), "--out", str(tmp_path / "out")])
+        command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out")])
 
 
-def test_vocab_txt_alone_comes_with_a_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_vocab_txt_alone_comes_with_a_command(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.txt").write_text("\n".join(vocabulary))
-    main(["--checkpoint", str(folder), "--out", str(tmp_path / "out")])
+    command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out")])
     assert "make it of vocab.txt with `python -c" in capsys.readouterr().out
 
 
 def test_max_length_sets_another_limit_which_verify_knows(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["--checkpoint", str(folder), "--out", str(tmp_path / "out"), "--max-length", "7"])
+    command.export(
+        ["--checkpoint", str(folder), "--out", str(tmp_path / "out"), "--max-length", "7"]
+    )
     shown = capsys.readouterr().out
     assert "texts: yes, up to 7 tokens (--max-length)" in shown
     assert "texts cut to 7" in shown
@@ -119,22 +132,34 @@ def test_max_length_sets_another_limit_which_verify_knows(
     bundle = bundles.read(path)
     assert (bundle.manifest.limits.max_text_tokens, bundle.manifest.source["max_length"]) == (7, 7)
     assert [len(ids) for ids in Tokenizer(bundle).ids(["a " * 40, ""], truncate=True)] == [7, 2]
-    main(["verify", str(path), "--checkpoint", str(folder)])
-    change(path / "manifest.json", limits={**bundle.manifest.limits.model_dump(), "max_text_tokens": 8})
-    with pytest.raises(SystemExit, match="mine/1 takes texts of 8 tokens, its authors cut them to 7"):
-        main(["verify", str(path), "--checkpoint", str(folder)])
+    command.verify([str(path), "--checkpoint", str(folder)])
+    change(
+        path / "manifest.json", limits={**bundle.manifest.limits.model_dump(), "max_text_tokens": 8}
+    )
+    with pytest.raises(
+        SystemExit, match="mine/1 takes texts of 8 tokens, its authors cut them to 7"
+    ):
+        command.verify([str(path), "--checkpoint", str(folder)])
 
 
 @pytest.mark.parametrize("length", [-1, 0, 2, 17])
-def test_a_max_length_that_the_model_has_not_is_refused(folder: Path, tmp_path: Path, length: int) -> None:
+def test_a_max_length_that_the_model_has_not_is_refused(
+    folder: Path, tmp_path: Path, length: int
+) -> None:
     with pytest.raises(SystemExit, match=f"--max-length {length}: 3 to 16 for this model"):
-        main(["--checkpoint", str(folder), "--out", str(tmp_path / "out"), f"--max-length={length}"])
+        command.export(
+            ["--checkpoint", str(folder), "--out", str(tmp_path / "out"), f"--max-length={length}"]
+        )
     assert not (tmp_path / "out" / "mine").exists()
 
 
 @pytest.mark.parametrize("what", ["another word order", "no special tokens", "capitals"])
 def test_a_bundle_whose_tokenizer_is_not_the_folders_is_not_certified(
-    text_bundles: Path, text_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+    text_bundles: Path,
+    text_checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    what: str,
 ) -> None:
     path = tmp_path / TEXT_MODEL / "1"
     shutil.copytree(text_bundles / TEXT_MODEL / "1", path)
@@ -151,20 +176,27 @@ def test_a_bundle_whose_tokenizer_is_not_the_folders_is_not_certified(
     changed = {**files, "tokenizer.json": bundles.describe(path / "tokenizer.json").model_dump()}
     change(path / "manifest.json", files=changed)
     with pytest.raises(SystemExit, match=r"tokenizer\.json: unlike the folder's"):
-        main(["verify", str(path), "--checkpoint", str(text_checkpoint)])
+        command.verify([str(path), "--checkpoint", str(text_checkpoint)])
     shown = capsys.readouterr().out
-    assert re.search(r"texts +texts with other token ids .* FAILED", shown) or "refused: texts" in shown
+    assert (
+        re.search(r"texts +texts with other token ids .* FAILED", shown)
+        or "refused: texts" in shown
+    )
 
 
-def test_settings_of_transformers_beside_the_tokenizer_are_obeyed(folder: Path, tmp_path: Path) -> None:
+def test_settings_of_transformers_beside_the_tokenizer_are_obeyed(
+    folder: Path, tmp_path: Path
+) -> None:
     """As AutoTokenizer, which the certificate compares with."""
     change(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer", do_lower_case=False)
-    main(["--checkpoint", str(folder), "--out", str(tmp_path / "out")])
+    command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out")])
     tokenizer = Tokenizer(bundles.read(tmp_path / "out" / "mine" / "1"))
     assert tokenizer.ids(["a A"], truncate=False) == [[2, 16, 1, 3]]
 
 
-def test_a_manifest_without_a_limit_of_texts_has_that_of_positions(text_bundles: Path, tmp_path: Path) -> None:
+def test_a_manifest_without_a_limit_of_texts_has_that_of_positions(
+    text_bundles: Path, tmp_path: Path
+) -> None:
     path = tmp_path / TEXT_MODEL / "1"
     shutil.copytree(text_bundles / TEXT_MODEL / "1", path)
     limits = json.loads((path / "manifest.json").read_text())["limits"]

@@ -13,11 +13,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
-from service.tracing import tracer_of_environment
+from addnorm.service.telemetry.tracing import tracer_of_environment
 from tests.conftest import inference_of, serving
 
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-BODY = {"model": "notebook", "input_ids": [[1, 3, 0], [4, 5, 2]], "attention_mask": [[1, 1, 0], [1, 1, 1]]}
+BODY = {
+    "model": "notebook",
+    "input_ids": [[1, 3, 0], [4, 5, 2]],
+    "attention_mask": [[1, 1, 0], [1, 1, 1]],
+}
 
 
 class Traced(NamedTuple):
@@ -48,12 +52,16 @@ def span_id(span: ReadableSpan) -> int:
     return span.context.span_id
 
 
-def test_a_request_is_a_span_with_its_stages_below(traced: Traced, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_is_a_span_with_its_stages_below(
+    traced: Traced, caplog: pytest.LogCaptureFixture
+) -> None:
     before = time.time_ns()
     headers = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01", "x-request-id": "mine"}
     with caplog.at_level(logging.INFO, "addnorm.access"):
         assert traced.client.post("/v1/infer", json=BODY, headers=headers).status_code == 200
-        assert traced.client.get("/livez").status_code == 200  # answered once the line before it is written
+        assert (
+            traced.client.get("/livez").status_code == 200
+        )  # answered once the line before it is written
     spans = traced.spans(5)
     assert list(spans) == ["decode", "queue", "infer", "encode", "POST /v1/infer"]
     *stages, request = spans.values()
@@ -83,7 +91,10 @@ def test_without_a_parent_each_request_starts_a_trace_and_probes_start_none(trac
     for path in ("/livez", "/readyz", "/metrics", "/v2/health/live"):
         assert traced.client.get(path).status_code == 200
     assert traced.client.post("/v1/infer", json={**BODY, "input_ids": [[777]]}).status_code == 400
-    assert traced.client.get("/nowhere/777?key=778", headers={"traceparent": "garbage"}).status_code == 404
+    assert (
+        traced.client.get("/nowhere/777?key=778", headers={"traceparent": "garbage"}).status_code
+        == 404
+    )
     refused, unknown = traced.spans(2).values()
     assert refused.attributes
     assert refused.attributes["http.response.status_code"] == 400
@@ -103,7 +114,10 @@ def test_without_a_parent_each_request_starts_a_trace_and_probes_start_none(trac
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}, True),
         ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9/v1/traces"}, True),
         ({"OTEL_TRACES_EXPORTER": "otlp"}, True),
-        ({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}, False),
+        (
+            {"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"},
+            False,
+        ),
         ({"OTEL_TRACES_EXPORTER": "zipkin"}, False),
         ({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_SDK_DISABLED": "true"}, False),
         ({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, False),

@@ -80,7 +80,12 @@ def inputs(binary: bool = True) -> list[InferInput]:
 
 @pytest.fixture(scope="module")
 def expected(ask: Ask) -> dict[str, np.ndarray]:
-    native = ask("gpt", IDS.tolist(), MASK.astype(int).tolist(), outputs=["activations", "pooled", "norm_stats"])
+    native = ask(
+        "gpt",
+        IDS.tolist(),
+        MASK.astype(int).tolist(),
+        outputs=["activations", "pooled", "norm_stats"],
+    )
     stats = {f"norm_{part}": values for part, values in native.pop("norm_stats").items()}
     return {name: np.array(native[name], np.float32) for name in ("activations", "pooled")} | {
         name: np.array(values, np.float32) for name, values in stats.items()
@@ -96,7 +101,9 @@ def test_it_reads_health_metadata_and_configuration(triton: Call) -> None:
     metadata = triton("get_model_metadata", "gpt", "1")
     assert metadata["versions"] == ["1"]
     config = triton("get_model_config", "gpt")
-    assert [tensor["name"] for tensor in config["output"]] == [tensor["name"] for tensor in metadata["outputs"]]
+    assert [tensor["name"] for tensor in config["output"]] == [
+        tensor["name"] for tensor in metadata["outputs"]
+    ]
 
 
 @pytest.mark.parametrize("binary_in", [True, False])
@@ -105,9 +112,13 @@ def test_it_infers_with_bytes_and_json_in_and_out(
     triton: Call, expected: dict[str, np.ndarray], binary_in: bool, binary_out: bool
 ) -> None:
     asked = [InferRequestedOutput(name, binary_data=binary_out) for name in reversed(expected)]
-    answer = triton("infer", "gpt", inputs(binary_in), outputs=asked, request_id="abc", model_version="1")
+    answer = triton(
+        "infer", "gpt", inputs(binary_in), outputs=asked, request_id="abc", model_version="1"
+    )
     assert answer.get_response()["id"] == "abc"
-    assert [output["name"] for output in answer.get_response()["outputs"]] == list(reversed(expected))
+    assert [output["name"] for output in answer.get_response()["outputs"]] == list(
+        reversed(expected)
+    )
     for name, tensor in expected.items():
         np.testing.assert_array_equal(answer.as_numpy(name), tensor)
 
@@ -116,7 +127,11 @@ def test_it_infers_with_bytes_and_json_in_and_out(
 @pytest.mark.parametrize("response_coding", [None, "gzip", "deflate"])
 @pytest.mark.parametrize("binary", [True, False])
 def test_it_compresses_either_way(
-    triton: Call, expected: dict[str, np.ndarray], request_coding: str | None, response_coding: str | None, binary: bool
+    triton: Call,
+    expected: dict[str, np.ndarray],
+    request_coding: str | None,
+    response_coding: str | None,
+    binary: bool,
 ) -> None:
     answer = triton(
         "infer", "gpt", inputs(binary), outputs=[InferRequestedOutput("activations", binary_data=binary)],
@@ -125,11 +140,17 @@ def test_it_compresses_either_way(
     np.testing.assert_array_equal(answer.as_numpy("activations"), expected["activations"])
 
 
-def test_without_outputs_it_gets_all_as_bytes(triton: Call, expected: dict[str, np.ndarray]) -> None:
-    answer = triton("infer", "gpt", inputs(), parameters={"pooling": "mean", "mine": 1}, timeout=10_000_000)
+def test_without_outputs_it_gets_all_as_bytes(
+    triton: Call, expected: dict[str, np.ndarray]
+) -> None:
+    answer = triton(
+        "infer", "gpt", inputs(), parameters={"pooling": "mean", "mine": 1}, timeout=10_000_000
+    )
     names = [output["name"] for output in answer.get_response()["outputs"]]
     assert names == ["activations", "logits", "pooled", "norm_mean", "norm_rstd"]
-    assert all("binary_data_size" in output["parameters"] for output in answer.get_response()["outputs"])
+    assert all(
+        "binary_data_size" in output["parameters"] for output in answer.get_response()["outputs"]
+    )
     for name in ("activations", "norm_mean", "norm_rstd"):
         np.testing.assert_array_equal(answer.as_numpy(name), expected[name])
 
@@ -139,7 +160,10 @@ def test_it_reads_statistics(triton: Call) -> None:
     triton("infer", "gpt", inputs())
     after = triton("get_inference_statistics", "gpt")["model_stats"][0]
     assert after["inference_count"] == before["inference_count"] + len(IDS)
-    assert after["inference_stats"]["success"]["count"] == before["inference_stats"]["success"]["count"] + 1
+    assert (
+        after["inference_stats"]["success"]["count"]
+        == before["inference_stats"]["success"]["count"] + 1
+    )
     assert len(triton("get_inference_statistics")["model_stats"]) == 5
 
 
@@ -161,7 +185,9 @@ def refused(call: Callable[[], Any]) -> tuple[str | None, str]:
 
 
 def test_it_shows_our_messages(triton: Call) -> None:
-    assert refused(lambda: triton("get_model_metadata", "bert"))[1].startswith("model 'bert' is not served here: ")
+    assert refused(lambda: triton("get_model_metadata", "bert"))[1].startswith(
+        "model 'bert' is not served here: "
+    )
     assert refused(lambda: triton("get_model_metadata", "gpt", "7")) == (
         "404",
         "model 'gpt' has no version '7': it has 1",
@@ -171,8 +197,14 @@ def test_it_shows_our_messages(triton: Call) -> None:
     status, words = refused(lambda: triton("infer", "gpt", [far]))
     assert (status, words) == ("400", "input_ids[0][1] is 1000: ids of gpt/1 are 0 to 999")
     top = [InferRequestedOutput("logits", class_count=3)]
-    assert "classification is not offered" in refused(lambda: triton("infer", "gpt", inputs(), outputs=top))[1]
-    assert "sequence_id is not supported" in refused(lambda: triton("infer", "gpt", inputs(), sequence_id=1))[1]
+    assert (
+        "classification is not offered"
+        in refused(lambda: triton("infer", "gpt", inputs(), outputs=top))[1]
+    )
+    assert (
+        "sequence_id is not supported"
+        in refused(lambda: triton("infer", "gpt", inputs(), sequence_id=1))[1]
+    )
     assert "parameters.config" in refused(lambda: triton("load_model", "gpt", config="{}"))[1]
 
 
@@ -188,18 +220,25 @@ ANALYZER = shutil.which("perf_analyzer")
 
 
 @pytest.mark.skipif(ANALYZER is None, reason="docs/clients.md says where perf_analyzer comes from")
-@pytest.mark.parametrize("load", [["--concurrency-range", "1:3:1"], ["--request-rate-range", "10:20:10"]])
+@pytest.mark.parametrize(
+    "load", [["--concurrency-range", "1:3:1"], ["--request-rate-range", "10:20:10"]]
+)
 def test_perf_analyzer_measures_to_the_end(url: str, load: list[str]) -> None:
     out = analyzed(url, "--input-data", str(ROOT / "examples" / "perf_analyzer.json"), *load)
     assert out.returncode == 0, out.stdout + out.stderr
-    assert len(re.findall(r"compute infer \d+ usec", out.stdout)) == 2 + (load[0] == "--concurrency-range")
+    assert len(re.findall(r"compute infer \d+ usec", out.stdout)) == 2 + (
+        load[0] == "--concurrency-range"
+    )
 
 
 @pytest.mark.skipif(ANALYZER is None, reason="docs/clients.md says where perf_analyzer comes from")
 @pytest.mark.parametrize(
-    ("data", "words"), [("random", "attention_mask[0][0] is"), ("zero", "Inferences/Second vs. Client")]
+    ("data", "words"),
+    [("random", "attention_mask[0][0] is"), ("zero", "Inferences/Second vs. Client")],
 )
-def test_perf_analyzers_own_data_is_refused_in_words_or_answered(url: str, data: str, words: str) -> None:
+def test_perf_analyzers_own_data_is_refused_in_words_or_answered(
+    url: str, data: str, words: str
+) -> None:
     shapes = ["--shape", "input_ids:16", "--shape", "attention_mask:16"]
     out = analyzed(url, "--input-data", data, *shapes)
     assert words in out.stdout + out.stderr
@@ -207,5 +246,18 @@ def test_perf_analyzers_own_data_is_refused_in_words_or_answered(url: str, data:
 
 def analyzed(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Short windows, any stability: it is the protocol that is tested."""
-    base = ["-m", "gpt", "-u", url.removeprefix("http://"), "-p", "1000", "-s", "999", "--max-trials", "3"]
-    return subprocess.run([str(ANALYZER), *base, *arguments], capture_output=True, text=True, timeout=120)
+    base = [
+        "-m",
+        "gpt",
+        "-u",
+        url.removeprefix("http://"),
+        "-p",
+        "1000",
+        "-s",
+        "999",
+        "--max-trials",
+        "3",
+    ]
+    return subprocess.run(
+        [str(ANALYZER), *base, *arguments], capture_output=True, text=True, timeout=120
+    )

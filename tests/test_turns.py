@@ -7,9 +7,9 @@ import weakref
 import numpy as np
 import pytest
 
-from service.errors import ServiceError
-from service.queue import Line, Queue
-from service.turns import Flow, Order, Turns
+from addnorm.service.errors import ServiceError
+from addnorm.service.scheduling.fair_queue import Line, Queue
+from addnorm.service.scheduling.virtual_time import Flow, Order, Turns
 from tests.test_scheduler import batch, echo, lengths, of_lengths, run, submit
 
 
@@ -30,7 +30,9 @@ def test_flows_that_always_have_work_get_equal_shares_whatever_a_turn_costs() ->
         given[flow] += cost[flow]
         turns.served(cost[flow])
     assert max(given.values()) - min(given.values()) <= 20
-    assert turns.clock == pytest.approx(sum(given.values()) / 3, abs=20)  # a third of what was served
+    assert turns.clock == pytest.approx(
+        sum(given.values()) / 3, abs=20
+    )  # a third of what was served
 
 
 def test_a_flow_that_comes_anew_is_next_and_has_saved_up_nothing() -> None:
@@ -127,7 +129,13 @@ def test_ten_thousand_waiting_jobs_make_nobody_slow() -> None:
     for line in made:
         line.tokens_per_s = 10_000
     for at in range(10_000):
-        submit(queue, made[at % 4], of_lengths(*draws.integers(1, 100, 2)), deadline=1e9, key=f"key {at % 8}")
+        submit(
+            queue,
+            made[at % 4],
+            of_lengths(*draws.integers(1, 100, 2)),
+            deadline=1e9,
+            key=f"key {at % 8}",
+        )
     started = time.perf_counter()
     for at in range(100):
         submit(queue, made[at % 4], of_lengths(30), deadline=2.1 * queue.wait_s(), key="key 1")

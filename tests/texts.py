@@ -44,7 +44,9 @@ KINDS = ("Transformer", "Pooling", "Normalize")
 
 def tokenizer() -> Tokenizer:
     """Padding to 128 and truncation to 8 stand in the file, as in those of sentence-transformers."""
-    made = Tokenizer(WordPiece({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    made = Tokenizer(
+        WordPiece({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]")
+    )
     made.normalizer, made.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
     around = [(word, WORDS.index(word)) for word in ("[CLS]", "[SEP]")]
     made.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=around)
@@ -67,10 +69,14 @@ def checkpoint(folder: Path) -> Path:
     disable_progress_bar()
     BertModel(config).save_pretrained(folder)
     tokenizer().save(str(folder / "tokenizer.json"))
-    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": MAX_TEXT_TOKENS}))
+    (folder / "sentence_bert_config.json").write_text(
+        json.dumps({"max_seq_length": MAX_TEXT_TOKENS})
+    )
     (folder / "modules.json").write_text(
         json.dumps([{"type": f"sentence_transformers.models.{kind}"} for kind in KINDS])
     )
     (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"pooling_mode_mean_tokens": True})
+    )
     return folder

@@ -69,7 +69,10 @@ X = [add_vectors(E_token[token], E_pos[i]) for i, token in enumerate(tokens)]
 W_Q = [random_matrix(D_MODEL, D_K) for _ in range(NUM_HEADS)]
 W_K = [random_matrix(D_MODEL, D_K) for _ in range(NUM_HEADS)]
 W_V = [random_matrix(D_MODEL, D_K) for _ in range(NUM_HEADS)]
-heads = [compute_attention(matmul(X, W_Q[h]), matmul(X, W_K[h]), matmul(X, W_V[h])) for h in range(NUM_HEADS)]
+heads = [
+    compute_attention(matmul(X, W_Q[h]), matmul(X, W_K[h]), matmul(X, W_V[h]))
+    for h in range(NUM_HEADS)
+]
 concat_output = [heads[0][i] + heads[1][i] for i in range(len(tokens))]
 W_O = random_matrix(D_MODEL, D_MODEL)
 multi_head_output = matmul(concat_output, transpose(W_O))

@@ -1,0 +1,122 @@
+"""The commands `addnorm export` and `addnorm verify`."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from addnorm.export import writer
+from addnorm.export.graph import UnfitError
+from addnorm.export.parity import CertificationError
+from addnorm.export.quantize import QuantizationError
+from addnorm.export.writer import GRAPHS, Plan, Source, UsageError
+from addnorm.model.checkpoint import CheckpointError
+from addnorm.model.presets import PRESETS
+from addnorm.service.errors import StartupError
+
+REFUSALS = (
+    CertificationError,
+    CheckpointError,
+    QuantizationError,
+    StartupError,
+    UnfitError,
+    UsageError,
+)
+
+
+def export(arguments: Sequence[str]) -> None:
+    """Writes a certified bundle. Exits with one line and code 1 if it cannot."""
+    options = _export_parser().parse_args(arguments)
+    with _one_line("export"):
+        source = Source(options.preset, options.checkpoint, max_length=options.max_length)
+        plan = Plan(options.layout, *_precisions(options.precision, options.default_precision))
+        writer.export(source, options.out, options.name or source.name, options.version, plan)
+
+
+def verify(arguments: Sequence[str]) -> None:
+    """Makes a bundle's certificate again. Exits with one line and code 1 if it cannot."""
+    options = _verify_parser().parse_args(arguments)
+    with _one_line("verify"):
+        writer.verify(options.bundle, options.checkpoint)
+
+
+@contextmanager
+def _one_line(command: str) -> Iterator[None]:
+    """What is refused ends the process with one line, not with a traceback."""
+    quiet_exporter()
+    try:
+        yield
+    except REFUSALS as error:
+        sys.exit(f"addnorm {command}: {error}")
+
+
+def quiet_exporter() -> None:
+    """The exporter warns of torchvision's absence, four lines a graph."""
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+
+
+def _export_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="addnorm export",
+        description="Exports a model to ONNX and writes a certified bundle.",
+        epilog="Example: addnorm export --preset notebook --out bundles",
+    )
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--preset", choices=sorted(PRESETS))
+    model.add_argument("--checkpoint", type=Path, metavar="DIR", help="a Hugging Face BERT folder")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="BUNDLES",
+        help="where to write <name>/<version>/",
+    )
+    parser.add_argument("--name", help="the preset's or the folder's name by default")
+    parser.add_argument("--version", type=int, help="the next free whole number by default")
+    parser.add_argument(
+        "--max-length",
+        type=int,
+        metavar="N",
+        help="tokens that a text may have; what its authors cut texts to by default",
+    )
+    parser.add_argument(
+        "--layout", choices=["packed", "padded"], default="packed", help="packed computes no pads"
+    )
+    parser.add_argument(
+        "--precision",
+        default="fp32",
+        metavar="P[,P]",
+        help="fp32, int8 or fp32,int8; int8 is row-wise",
+    )
+    parser.add_argument(
+        "--default-precision",
+        choices=list(GRAPHS),
+        help="for requests that name none; the first by default",
+    )
+    return parser
+
+
+def _verify_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="addnorm verify",
+        description="Makes the certificate of a bundle again, on this machine.",
+        epilog="Example: addnorm verify bundles/notebook/1",
+    )
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="a folder <name>/<version>")
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="DIR", help="the folder it was made from, if it was"
+    )
+    return parser
+
+
+def _precisions(asked: str, default: str | None) -> tuple[tuple[str, ...], str]:
+    names = tuple(asked.split(","))
+    if set(names) - set(GRAPHS) or len(set(names)) < len(names):
+        raise UsageError(
+            f"--precision {asked}: some of {', '.join(GRAPHS)}, each once, with a comma between them"
+        )
+    if default and default not in names:
+        raise UsageError(f"--default-precision {default} is not among --precision {asked}")
+    return names, default or names[0]

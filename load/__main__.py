@@ -1,3 +1,0 @@
-from load.run import main
-
-main()

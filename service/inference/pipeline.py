@@ -1,0 +1,247 @@
+"""The straight line that every protocol takes: a Query in, an Answer out, both in the caller's layout."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from addnorm.service.errors import Expired, NotFinite, NotReady, Overloaded
+from addnorm.service.inference import outputs
+from addnorm.service.inference.cost import Cost, num_head_rows
+from addnorm.service.inference.request import Answer, Query, check
+from addnorm.service.models.readiness import Readiness
+from addnorm.service.models.registry import Models
+from addnorm.service.models.repository import Repository
+from addnorm.service.runtime.batch import Rows
+from addnorm.service.scheduling.byte_budget import Room
+from addnorm.service.scheduling.cooperative import SLICE_S, Done, Pieces, TurnTaker, at_once, timed
+from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.fair_queue import Job
+from addnorm.service.scheduling.scheduler import Scheduler
+from addnorm.service.settings import Settings
+from addnorm.service.telemetry.invariance import Probe
+from addnorm.service.telemetry.metrics import Metrics
+
+Encoded = TypeVar("Encoded")
+HOPELESS = 4  # session runs that hang, for each lane
+S_PER_CHARACTER, S_PER_BYTE = 1e-6, 1e-8  # about, of tokenizing and of reading JSON
+NOTHING = nullcontext(0.0)  # seconds: a quick answer takes no time worth counting
+QUICK_BYTES = 64 * 1024  # JSON of this size takes about 0.1 ms
+
+
+class Inference:
+    """Checks a query, waits for its rows, makes its outputs. Shared by all protocols."""
+
+    def __init__(self, models: Models, settings: Settings) -> None:
+        self.models, self.settings, self.metrics = models, settings, Metrics()
+        self._probe = Probe(
+            settings.probe_share, lambda: self.scheduler.is_idle(), self.metrics.probed
+        )
+        observers = (self.metrics, self._probe)
+        self.scheduler = Scheduler(
+            settings.num_lanes, settings.max_queue_tokens, observers, settings.lane_timeout_s
+        )
+        self._repository = Repository(models, settings)
+        self._readiness = Readiness(models, self.scheduler, settings.canary_timeout_s)
+        self.answers = Room("answers", settings.max_pending_answer_bytes)
+        self.bodies = Room("bodies", settings.max_pending_body_bytes)
+        self.metrics.watch(self.scheduler, models, settings, (self.answers, self.bodies))
+        # as many as lanes: what runs a head competes with them for the cores
+        self._encoders = TurnTaker(settings.num_lanes, "encode")
+        # one: readers of bodies hold the interpreter's lock, and two of them would keep it from the event loop
+        self._readers = TurnTaker(1, "read", rests=True)
+        self.cost = Cost()
+        self._promised_s = 0.0  # of making and writing the answers of requests under way, predicted
+
+    async def answer(
+        self,
+        query: Query,
+        encode: Callable[[Answer], Pieces[Encoded]],
+        deadline: Deadline | None = None,
+    ) -> tuple[Encoded, dict[str, float]]:
+        """The encoded answer and the seconds of each stage. deadline: the server's own, from now, if None."""
+        deadline = deadline or Deadline(self.settings.timeout_s)
+        num_bytes = check(query, self.settings)
+        deadline.check()
+        is_quick = "logits" not in query.wanted and num_bytes <= QUICK_BYTES
+        promised = NOTHING if is_quick else self._promised(query, num_bytes, deadline)
+        with self.answers.held(num_bytes), promised as encode_s:
+            rows, stages_s = await self._rows(query, deadline, encode_s)
+            started = time.monotonic()
+            if is_quick:
+                encoded = at_once(encode(Answer(query, at_once(_outputs(query, rows)), num_bytes)))
+            else:
+                encoded = await self._encoders.finish(
+                    self._encoded(query, rows, encode, num_bytes), deadline, encode_s or SLICE_S
+                )
+        deadline.check()
+        return encoded, {**stages_s, "encode": time.monotonic() - started}
+
+    async def aside(self, work: Callable[[], Done]) -> Done:
+        """Work that would hold up every other request if the event loop did it. One at a time, as it holds the
+        interpreter's lock."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers.executor, work)
+
+    async def tokenize(self, num_characters: int, work: Pieces[Done], deadline: Deadline) -> Done:
+        """Work on texts. It leaves the interpreter's lock to others, and takes turns with what makes answers."""
+        return await self._encoders.finish(work, deadline, num_characters * S_PER_CHARACTER)
+
+    async def read(self, num_bytes: int, work: Pieces[Done], deadline: Deadline) -> Done:
+        """Work on so many bytes of a body: where they are few at once, as a change of threads would cost more."""
+        return (
+            at_once(work)
+            if num_bytes <= QUICK_BYTES
+            else await self._readers.finish(work, deadline, num_bytes * S_PER_BYTE)
+        )
+
+    @contextmanager
+    def _promised(self, query: Query, num_bytes: int, deadline: Deadline) -> Iterator[float]:
+        """Counts the time that making and writing the answer will take, which is yielded, among what is under way.
+
+        Expired if that alone is more than the request has; Overloaded if with the others' it is.
+        """
+        encode_s = self.cost.predicted_s(query, num_bytes)
+        left_s, others_s = deadline.left_s(), self._promised_s / self._encoders.num_threads
+        if encode_s > left_s:
+            self.cost.hope(query, time.monotonic())
+            raise Expired(
+                f"making and writing the answer takes about {encode_s:.3g} s, the deadline is in {left_s:.3g} s:"
+                " ask for less at once, or allow more time"
+            )
+        if encode_s and encode_s + others_s > left_s:
+            raise Overloaded(
+                f"answers being made and written take {others_s:.3g} s, this one about {encode_s:.3g} s more,"
+                f" the deadline is in {left_s:.3g} s: come back later",
+                code="deadline_not_met",
+                retry_after_s=others_s,
+            )
+        self._promised_s += encode_s
+        try:
+            yield encode_s
+        finally:
+            self._promised_s -= encode_s
+
+    def _encoded(
+        self,
+        query: Query,
+        rows: list[Rows],
+        encode: Callable[[Answer], Pieces[Encoded]],
+        num_bytes: int,
+    ) -> Pieces[Encoded]:
+        """Makes the outputs and writes them; how long it took is what later predictions are made from."""
+        making, writing = self.cost.making(query), self.cost.writing(query)
+        made = _outputs(query, rows)
+        if num_rows := num_head_rows(query):
+            made = timed(made, partial(making.add, num_rows))
+        answer = Answer(query, (yield from made), num_bytes)
+        return (yield from timed(encode(answer), partial(writing.add, num_bytes)))
+
+    async def _rows(
+        self, query: Query, deadline: Deadline, encode_s: float
+    ) -> tuple[list[Rows], dict[str, float]]:
+        """Rows for each of the caller's rows, and the time they waited and ran.
+
+        encode_s: the time that must be left once they are there.
+        """
+        empty = query.model.engine(query.precision).empty()
+        if not len(query.batch):
+            return query.cells.every_row([], empty), {"queue": 0.0, "infer": 0.0}
+        left_s = deadline.left_s() - encode_s
+        job = self.scheduler.submit(
+            query.model.line(query.precision), query.batch, left_s, query.key
+        )
+        try:
+            rows = await _wait(job, deadline)
+        except NotFinite as error:  # the batch has no empty rows, the caller's layout may
+            row = int(np.flatnonzero(query.cells.lengths)[error.sequence])
+            raise NotFinite(error.output, row) from error
+        assert job.started is not None
+        assert job.finished is not None
+        stages_s = {"queue": job.started - job.submitted, "infer": job.finished - job.started}
+        return query.cells.every_row(rows, empty), stages_s
+
+    def alive(self) -> None:
+        """NotReady once so many session runs hang that only a new process helps."""
+        if (num_hung := self.scheduler.num_hung) >= HOPELESS * self.scheduler.num_lanes:
+            raise NotReady(
+                f"{num_hung} session runs hang: end this process and start another",
+                code="lanes_hang",
+            )
+
+    async def ready(self, name: str | None = None) -> None:
+        """NotReady says which models, of all or of this name, do not give their canary's known answer, and why."""
+        if wrong := [
+            what for model, what in await self._readiness.failures() if name in (None, model)
+        ]:
+            raise NotReady("; ".join(wrong), retry_after_s=1)
+
+    async def load(self, ref: str) -> None:
+        """Loads all versions of `name`, or `name/version`, beside what runs, and switches to what is new or changed.
+
+        NotFound if there is none on disk; BundleRefused if one cannot be trusted, which leaves what runs as it is.
+        """
+        await asyncio.to_thread(self._repository.load, ref)
+
+    async def unload(self, ref: str) -> None:
+        """Serves `name`, or `name/version`, no more; returns when its memory is free. NotFound if it is not served."""
+        await asyncio.to_thread(self._repository.unload, ref)
+
+    def close(self) -> None:
+        self._repository.close()
+        self._probe.close()
+        self.scheduler.close()
+        self._encoders.close()
+        self._readers.close()
+
+
+async def _wait(job: Job, deadline: Deadline) -> list[Rows]:
+    """Cancels the job when the time is up or the caller leaves: what no lane has taken is not computed."""
+    loop = asyncio.get_running_loop()
+    settled = asyncio.Event()
+    job.future.add_done_callback(lambda _: loop.call_soon_threadsafe(settled.set))
+    timer = loop.call_later(deadline.left_s(), job.future.cancel)
+    deadline.stop = job.future.cancel
+    try:
+        await settled.wait()
+        return job.future.result()
+    except CancelledError:
+        deadline.check()
+        raise deadline.expired() from None
+    finally:
+        timer.cancel()
+        job.future.cancel()
+        deadline.stop = None
+
+
+def _outputs(query: Query, rows: list[Rows]) -> Pieces[dict[str, Any]]:
+    make: dict[str, Callable[[], Any]] = {
+        "activations": lambda: query.cells.spread([row.activations for row in rows]),
+        "pooled": lambda: outputs.pooled(
+            rows, query.pooling or query.model.bundle.manifest.pooling, query.normalize
+        ),
+        "norm_stats": lambda: {
+            "mean": query.cells.spread([row.norm_mean for row in rows]),
+            "rstd": query.cells.spread([row.norm_rstd for row in rows]),
+        },
+    }
+    made: dict[str, Any] = {}
+    for name in query.wanted:
+        output = (yield from _logits(query, rows)) if name == "logits" else make[name]()
+        made[name] = outputs.halved(name, output) if query.half else output
+        yield
+    return made
+
+
+def _logits(query: Query, rows: list[Rows]) -> Pieces[Any]:
+    engine = query.model.engine(query.precision)
+    if query.top_k:
+        return (yield from outputs.top_k(engine, rows, query.cells, query.positions, query.top_k))
+    vocab_size = query.model.bundle.manifest.limits.vocab_size
+    if query.positions == "last":
+        return (yield from outputs.last_logits(engine, rows, vocab_size))
+    return query.cells.spread((yield from outputs.logits(engine, rows, "all", vocab_size)))

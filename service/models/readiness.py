@@ -1,0 +1,85 @@
+"""Whether the server does its work now: each engine's canary, asked through the queue and a lane. Knows no HTTP."""
+
+import asyncio
+import time
+
+from addnorm.service.errors import ServiceError
+from addnorm.service.models.registry import Model, Models
+from addnorm.service.runtime import selfcheck
+from addnorm.service.scheduling.fair_queue import Job, Line
+from addnorm.service.scheduling.scheduler import Scheduler
+
+Failures = list[tuple[str, str]]  # a model's name, and what is wrong with it
+
+
+class Readiness:
+    """Canaries go past what waits, so that load alone fails none; a line has one at a time, so that none piles up."""
+
+    def __init__(
+        self, models: Models, scheduler: Scheduler, timeout_s: float, fresh_s: float = 1.0
+    ) -> None:
+        """timeout_s: of one canary; fresh_s: callers within this time share one answer."""
+        self._models, self._scheduler, self._timeout_s, self._fresh_s = (
+            models,
+            scheduler,
+            timeout_s,
+            fresh_s,
+        )
+        self._asked: dict[Line, Job] = {}  # canaries without an answer so far
+        self._flight: asyncio.Task[Failures] | None = None
+        self._landed = 0.0
+
+    async def failures(self) -> Failures:
+        """Empty if every engine gave its known answer at most fresh_s ago."""
+        if self._flight is None or (
+            self._flight.done() and time.monotonic() > self._landed + self._fresh_s
+        ):
+            self._flight = asyncio.create_task(self._ask_all())
+        return await asyncio.shield(
+            self._flight
+        )  # one caller's leaving must not end it for the others
+
+    async def _ask_all(self) -> Failures:
+        models = self._models.all()
+        engines = [(model, precision) for model in models for precision in model.lines]
+        try:
+            wrong = await asyncio.gather(
+                *(self._ask(model, precision) for model, precision in engines)
+            )
+        finally:
+            self._landed = time.monotonic()
+        failed = [
+            (model.bundle.manifest.name, f"{model.bundle.ref} {precision} {what}")
+            for (model, precision), what in zip(engines, wrong, strict=True)
+            if what
+        ]
+        return failed if models else [("", "no model is served")]
+
+    async def _ask(self, model: Model, precision: str) -> str | None:
+        """What is wrong, None if nothing is."""
+        assert model.bundle.certificate
+        canary, line = model.bundle.certificate["canary"][precision], model.lines[precision]
+        job = self._asked.get(line) or self._scheduler.submit_first(
+            line, selfcheck.canary_batch(canary)
+        )
+        self._asked[line] = job
+        if not await _settled(job, self._timeout_s):
+            return f"does not answer its canary within {self._timeout_s:g} s"
+        del self._asked[line]
+        try:
+            known = selfcheck.canary_known(canary, job.future.result())
+        except ServiceError as error:
+            return f"does not answer its canary: {error.message}"
+        return None if known else "does not give its canary's known answer"
+
+
+async def _settled(job: Job, timeout_s: float) -> bool:
+    """Whether the job has its answer within this time. It stays where it is if not."""
+    loop, settled = asyncio.get_running_loop(), asyncio.Event()
+    job.future.add_done_callback(lambda _: loop.call_soon_threadsafe(settled.set))
+    try:
+        async with asyncio.timeout(timeout_s):
+            await settled.wait()
+    except TimeoutError:
+        return False
+    return True

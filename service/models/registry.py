@@ -1,0 +1,272 @@
+"""The bundles that are served: name, version -> engines, checked and warm. Knows no requests."""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from addnorm.service.errors import InvalidInput, ModelNotFound, StartupError
+from addnorm.service.models.usage import Statistics
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime import selfcheck
+from addnorm.service.runtime import tokenizer as text
+from addnorm.service.runtime.batch import Batch
+from addnorm.service.runtime.bundle import Bundle, Limits
+from addnorm.service.runtime.engine import Engine
+from addnorm.service.scheduling.fair_queue import Line
+from addnorm.service.settings import Settings
+
+log = logging.getLogger("addnorm")
+WARM_UP_S = 1.5  # a bundle; with the checks it stays below 2
+BUDGETS = (128, 256, 512, 1024)  # tokens a micro-batch that warm-up tries
+GOOD_ENOUGH = 0.97
+TYPICAL_LENGTH = 30  # tokens of the sequences that warm-up runs
+# What a layout promises of a grid handed to the bare graph. The server itself always pads on the right.
+PADDINGS = {"packed": ("right", "left", "holes"), "padded": ("right",)}
+CHECK_LENGTHS = (1, 3, 17, 40)
+State = Literal["READY", "LOADING", "UNAVAILABLE"]  # in KServe's words
+
+
+class Model:
+    """One version of one model: its bundle, an engine for each precision, and the line before each engine."""
+
+    def __init__(self, bundle: Bundle, provider: str, token_budget: int = 0) -> None:
+        """token_budget: of a micro-batch; 0 leaves it to warm_up."""
+        self.bundle = bundle
+        self.tokenizer = text.load(bundle)
+        self.engines = {name: Engine(bundle, name, provider) for name in bundle.manifest.precisions}
+        self.token_budget = token_budget
+        name, budget = bundle.manifest.name, token_budget or BUDGETS[1]
+        self.statistics = Statistics()
+        self.lines = {
+            precision: Line(
+                self.statistics.timed(engine.run), budget, name, exact=engine.provider == "cpu"
+            )
+            for precision, engine in self.engines.items()
+        }
+
+    @property
+    def name(self) -> str:
+        return self.bundle.manifest.name
+
+    def line(self, precision: str | None) -> Line:
+        return self.lines[self._known(precision)]
+
+    def engine(self, precision: str | None) -> Engine:
+        return self.engines[self._known(precision)]
+
+    def _known(self, precision: str | None) -> str:
+        precision = precision or self.bundle.manifest.default_precision
+        if precision not in self.engines:
+            raise InvalidInput(
+                f"precision is {precision!r}: {self.bundle.ref} has {', '.join(self.engines)}",
+                param="precision",
+            )
+        return precision
+
+    def check(self) -> None:
+        """StartupError if an engine on CPU does not keep the promise, or does not give the canary's known answer."""
+        manifest, certificate = self.bundle.manifest, self.bundle.certificate
+        for precision, engine in self.engines.items():
+            canary = certificate["canary"][precision] if certificate else None
+            if canary and not selfcheck.canary_known(
+                canary, engine.run(selfcheck.canary_batch(canary))
+            ):
+                raise StartupError(
+                    f"bundle {self.bundle.path}: {precision} does not give the canary's known answer"
+                )
+            if engine.provider == "cpu":
+                paddings = PADDINGS[manifest.layout]
+                for failure in selfcheck.unequal(engine, manifest.limits, paddings, CHECK_LENGTHS):
+                    raise StartupError(
+                        f"bundle {self.bundle.path}: {precision}: {failure} on this processor"
+                    )
+
+    def warm_up(self, before: "Model | None" = None) -> None:
+        """Runs growing micro-batches: the arena meets the largest, and each line gets its token budget unless set.
+
+        before: a version of the same shape, if it is one, lends its budgets: among its load nothing can be measured.
+        """
+        alike = before and before.bundle.manifest.config == self.bundle.manifest.config
+        known = before.lines if before and alike else {}
+        for precision, engine in self.engines.items():
+            line, seconds = (
+                self.lines[precision],
+                0.0 if precision in known else WARM_UP_S / len(self.engines),
+            )
+            rates = _rates(engine, self.bundle.manifest.limits, seconds)
+            line.tokens_per_s = max(rates.values())
+            if precision in known:
+                line.token_budget, line.tokens_per_s = (
+                    known[precision].token_budget,
+                    known[precision].tokens_per_s,
+                )
+            elif not self.token_budget:
+                line.token_budget = _least_good(rates)
+                log.info(
+                    "%s %s: %d tokens a micro-batch", self.bundle.ref, precision, line.token_budget
+                )
+
+
+def _rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, float]:
+    """Tokens/s at each of BUDGETS, the better of two runs, as far as the time allows."""
+    draws, ends = np.random.default_rng(0), time.monotonic() + seconds
+    length = min(TYPICAL_LENGTH, limits.max_positions)
+    rates: dict[int, float] = {}
+    for budget in BUDGETS:
+        batch = Batch.of(
+            list(draws.integers(0, limits.vocab_size, (max(1, budget // length), length)))
+        )
+        for _ in range(2):
+            started = time.monotonic()
+            engine.run(batch)
+            now = time.monotonic()
+            rates[budget] = max(rates.get(budget, 0.0), batch.num_tokens / max(now - started, 1e-9))
+            if now + 2 * (now - started) > ends:
+                return rates
+    return rates
+
+
+def _least_good(rates: dict[int, float]) -> int:
+    """The smallest budget that is nearly as quick as the best: small micro-batches answer sooner."""
+    return min(
+        budget for budget, rate in rates.items() if rate >= GOOD_ENOUGH * max(rates.values())
+    )
+
+
+class Entry(NamedTuple):
+    """A version on disk, served or not, and what is wrong with what lies there."""
+
+    name: str
+    version: int
+    state: State
+    reason: str
+
+
+class Models:
+    """All served models, found by `name` or `name/version`. One thread may change them while others look.
+
+    Whoever looks sees one mapping, which is never changed, only replaced.
+    """
+
+    def __init__(self, models: list[Model], root: Path | None = None) -> None:
+        """root: the folder they came from."""
+        self.root = root
+        self._versions: Mapping[str, Mapping[int, Model]] = {}
+        self._notes: Mapping[
+            str, tuple[State, str]
+        ] = {}  # of versions that are not served, or not well on disk
+        for model in models:
+            self.add(model)
+
+    def __iter__(self) -> Iterator[tuple[str, Mapping[int, Model]]]:
+        """(name, {version: model}), names sorted."""
+        return iter(sorted(self._versions.items()))
+
+    def all(self) -> list[Model]:
+        """Every version of every model."""
+        return [model for _, versions in self for model in versions.values()]
+
+    def index(self) -> list[Entry]:
+        """Every version known, with its state."""
+        notes: dict[str, tuple[State, str]] = {**self._notes}
+        for model in self.all():
+            notes[model.bundle.ref] = ("READY", notes.get(model.bundle.ref, ("", ""))[1])
+        return sorted(
+            Entry(ref.split("/")[0], int(ref.split("/")[1]), *note) for ref, note in notes.items()
+        )
+
+    def add(self, model: Model) -> None:
+        """From now on found, in place of the one with its name and version."""
+        manifest = model.bundle.manifest
+        versions = {**self._versions.get(manifest.name, {}), manifest.version: model}
+        self._versions = {**self._versions, manifest.name: versions}
+        self.note(model.bundle.ref, None)
+
+    def remove(self, ref: str) -> Model | None:
+        """From now on not found. The model that was, if any."""
+        name, version = ref.split("/")
+        left = {**self._versions.get(name, {})}
+        model = left.pop(int(version), None)
+        others = {known: versions for known, versions in self._versions.items() if known != name}
+        self._versions = {**others, name: left} if left else others
+        self.note(ref, None)
+        return model
+
+    def note(self, ref: str, state: State | None, reason: str = "") -> None:
+        """Remembers for the index why `name/version` is not served, or what is wrong on disk; None forgets it."""
+        others = {known: note for known, note in self._notes.items() if known != ref}
+        self._notes = {**others, ref: (state, reason)} if state else others
+
+    def get(self, ref: str) -> Model | None:
+        """The model of `name/version`, or the latest of `name`; None if there is none."""
+        try:
+            return self.find(ref)
+        except ModelNotFound:
+            return None
+
+    def versions(self, name: str) -> Mapping[int, Model]:
+        """All versions of one model."""
+        served = self._versions
+        if name not in served:
+            raise ModelNotFound(
+                f"model {name[:200]!r} is not served here: {', '.join(sorted(served)) or 'no model is'}",
+                param="model",
+            )
+        return served[name]
+
+    def find(self, ref: str | None) -> Model:
+        """The model meant by `name`, `name/version`, or nothing where one model is served."""
+        if ref is None:
+            ref = self._only()
+        name, slash, version = ref.partition("/")
+        versions = self.versions(name)
+        if not slash:
+            return versions[max(versions)]
+        number = (
+            int(version) if version.isascii() and version.isdigit() and len(version) < 18 else -1
+        )
+        if number not in versions or str(number) != version:
+            known = ", ".join(map(str, sorted(versions)))
+            raise ModelNotFound(
+                f"model {name!r} has no version {version[:200]!r}: it has {known}", param="model"
+            )
+        return versions[number]
+
+    def _only(self) -> str:
+        names = sorted(self._versions)
+        if len(names) > 1:
+            raise InvalidInput(f"model is missing; served here: {', '.join(names)}", param="model")
+        if not names:
+            raise ModelNotFound("no model is served here", param="model")
+        return names[0]
+
+
+def load(path: Path, settings: Settings, before: Model | None = None) -> Model:
+    """Reads, checks and warms one bundle. StartupError if it cannot be trusted. `before`: a version that runs."""
+    started = time.monotonic()
+    model = Model(bundles.read(path), settings.provider, settings.token_budget)
+    _in_place(model.bundle)
+    model.warm_up(before)
+    model.check()
+    log.info("serving %s, ready in %.1f s", model.bundle.ref, time.monotonic() - started)
+    return model
+
+
+def load_all(root: Path, settings: Settings) -> Models:
+    """Every bundle below `root`. StartupError if one cannot be trusted; a folder that cannot be read is logged."""
+    found = bundles.find(root)
+    for problem in found.unreadable.values():
+        log.error("%s", problem)
+    return Models([load(path, settings) for path in found.paths], root)
+
+
+def _in_place(bundle: Bundle) -> None:
+    where = f"{bundle.path.parent.name}/{bundle.path.name}"
+    if where != bundle.ref:
+        raise StartupError(
+            f"bundle {bundle.path} says it is {bundle.ref}: move it to a folder of that name"
+        )

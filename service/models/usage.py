@@ -1,0 +1,72 @@
+"""Counts and times of one version of a model, in the parts Triton's statistics extension names. Knows numbers only."""
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.scheduling.fair_queue import Run
+
+# Triton's name -> the stage it stands for here
+STAGES = {
+    "queue": "queue",
+    "compute_input": "decode",
+    "compute_infer": "infer",
+    "compute_output": "encode",
+}
+
+
+@dataclass
+class Sum:
+    """How often something happened, and how long that took together."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.ns += round(seconds * 1e9)
+
+
+class Statistics:
+    """Requests are counted once they end, from one thread; micro-batches by the lanes that run them."""
+
+    def __init__(self) -> None:
+        self.requests = {name: Sum() for name in ("success", "fail", *STAGES)}
+        self.micro_batches: defaultdict[int, Sum] = defaultdict(Sum)  # number of sequences -> runs
+        self.num_sequences = 0  # of requests answered
+        self.last_inference_s = 0.0  # Unix time
+        self._running = threading.Lock()
+
+    def answered(self, num_sequences: int, stages_s: Mapping[str, float]) -> None:
+        """A request was answered. stages_s: seconds of decode, queue, infer and encode."""
+        for name, stage in STAGES.items():
+            self.requests[name].add(stages_s[stage])
+        self.requests["success"].add(sum(stages_s.values()))
+        self.num_sequences += num_sequences
+        self.last_inference_s = time.time()
+
+    def failed(self, seconds: float) -> None:
+        """A request for this model was refused or failed after it was decoded."""
+        self.requests["fail"].add(seconds)
+
+    def timed(self, run: Run) -> Run:
+        """`run`, counted and timed."""
+
+        def timed(batch: Batch) -> list[Rows]:
+            started = time.monotonic()
+            rows = run(batch)
+            with self._running:
+                self.micro_batches[len(batch)].add(time.monotonic() - started)
+            return rows
+
+        return timed
+
+    def runs(self) -> dict[int, Sum]:
+        """Number of sequences -> the micro-batches of that many, fewest first."""
+        with self._running:
+            return {
+                size: Sum(runs.count, runs.ns) for size, runs in sorted(self.micro_batches.items())
+            }

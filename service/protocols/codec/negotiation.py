@@ -1,0 +1,207 @@
+"""What bodies are written in: media types and content codings, negotiated. Knows bytes and headers only."""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+import orjson
+from starlette.datastructures import Headers
+
+from addnorm.service.errors import BodyTooLarge, InvalidInput, NotAcceptable, UnsupportedMediaType
+from addnorm.service.scheduling.cooperative import Pieces
+
+JSON = "application/json"
+OCTETS = "application/octet-stream"
+WINDOWS = {
+    "gzip": 16 + zlib.MAX_WBITS,
+    "deflate": zlib.MAX_WBITS,
+}  # zlib's wbits; deflate means zlib's own format
+PIECE_VALUES = 32_768  # numbers written in one go: 2 to 4 ms, in which no other thread runs
+VALUE_BYTES = 12  # of one, about
+PIECE_BYTES = PIECE_VALUES * VALUE_BYTES
+LEVEL = 1  # of compression: answers are floats, which higher levels hardly make smaller
+
+
+def sent_type(headers: Headers) -> str:
+    """The request's media type without its parameters; JSON where none is named."""
+    return headers.get("content-type", JSON).partition(";")[0].strip().lower()[:60]
+
+
+def require_json(headers: Headers) -> None:
+    """For routes that take nothing else."""
+    if (media_type := sent_type(headers)) != JSON:
+        raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON}")
+
+
+def negotiated(headers: Headers, offered: Sequence[str]) -> str:
+    """Which of the offered media types Accept prefers (RFC 9110, 12.5.1), the first where it says nothing."""
+    accept = headers.get("accept", "*/*")
+    if accept in ("*/*", offered[0]):
+        return offered[0]
+    ranges = dict(_weighted(accept))
+    # the most specific range that fits decides; among equals, who is named wins, then who is offered first
+    best = max(offered, key=lambda media_type: _preference(ranges, media_type))
+    if not _preference(ranges, best)[0]:
+        raise NotAcceptable(
+            f"Accept is {accept[:200]!r}: offered are {' and '.join(offered)}", param="accept"
+        )
+    return best
+
+
+def _preference(ranges: dict[str, float], media_type: str) -> tuple[float, int]:
+    """Quality and how closely it is meant."""
+    kind = media_type.partition("/")[0]
+    for closeness, named in ((2, media_type), (1, f"{kind}/*"), (0, "*/*")):
+        if named in ranges:
+            return ranges[named], closeness
+    return 0.0, 0
+
+
+def _weighted(header: str) -> list[tuple[str, float]]:
+    """`a;q=0.5, b` -> [("a", 0.5), ("b", 1.0)]"""
+    weighted = []
+    for element in header.lower().split(","):
+        name, *parameters = (part.strip() for part in element.split(";"))
+        quality = next((value[2:].strip() for value in parameters if value.startswith("q=")), "1")
+        try:
+            weighted.append((name, min(1.0, max(0.0, float(quality)))))
+        except ValueError:
+            raise InvalidInput(
+                f"q is {quality[:60]!r}: a number from 0 to 1", param="accept"
+            ) from None
+    return weighted
+
+
+@overload
+def decompressed(body: bytes, coding: str, max_bytes: int) -> bytes: ...
+@overload
+def decompressed(body: bytes, coding: str, max_bytes: int, most: int) -> bytes | None: ...
+def decompressed(body: bytes, coding: str, max_bytes: int, most: int | None = None) -> bytes | None:
+    """Never makes more than max_bytes, whatever the body says it holds. None if there are more than `most`."""
+    stream = zlib.decompressobj(WINDOWS[coding])
+    try:
+        plain = stream.decompress(body, 1 + (max_bytes if most is None else min(most, max_bytes)))
+    except zlib.error as error:
+        raise InvalidInput(f"the body is not {coding}: {error}", param="content-encoding") from None
+    if len(plain) > max_bytes:
+        raise BodyTooLarge(f"the body has more than {max_bytes} bytes decompressed, the limit")
+    if most is not None and len(plain) > most:
+        return None
+    if not stream.eof or stream.unused_data:
+        what = "has bytes after its end" if stream.eof else "is cut short"
+        raise InvalidInput(f"the body's {coding} stream {what}", param="content-encoding")
+    return plain
+
+
+def wanted_coding(headers: Headers) -> str | None:
+    """The answer's coding. One named alone is a wish; a list is what HTTP libraries send of themselves."""
+    accept = headers.get("accept-encoding")
+    if accept is None or "," in accept:
+        return None
+    ((coding, quality),) = _weighted(accept)
+    return coding if coding in WINDOWS and quality else None
+
+
+def compressed(
+    parts: Sequence[bytes | memoryview], coding: str
+) -> Pieces[list[bytes | memoryview]]:
+    stream = zlib.compressobj(LEVEL, wbits=WINDOWS[coding])
+    done: list[bytes | memoryview] = []
+    for part in parts:
+        for piece in sliced(part, PIECE_BYTES):
+            if made := stream.compress(piece):
+                done.append(made)
+            yield
+    return [*done, stream.flush()]
+
+
+def sliced(part: bytes | memoryview, num_bytes: int) -> Iterator[bytes | memoryview]:
+    """In slices of at most so many bytes, none of them copied."""
+    if len(part) <= num_bytes:
+        yield part
+        return
+    whole = memoryview(part)
+    for start in range(0, len(whole), num_bytes):
+        yield whole[start : start + num_bytes]
+
+
+def written(value: Any, num_bytes: int) -> Pieces[list[bytes | memoryview]]:
+    """The value as JSON, numpy's arrays as lists: the bytes of one `orjson.dumps`, which would hold the interpreter's lock
+    to its end, in parts of about PIECE_BYTES.
+
+    num_bytes: about how many it will be.
+    """
+    if num_bytes <= PIECE_BYTES:
+        return [_dumped(value)]
+    parts: list[bytes | memoryview] = []
+    pending: list[bytes] = []
+    for part in _parts(value):
+        pending.append(part)
+        if sum(map(len, pending)) >= PIECE_BYTES:
+            parts.append(b"".join(pending))
+            pending.clear()
+        yield
+    return [*parts, b"".join(pending)]
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    """Joined they are the value's JSON."""
+    if isinstance(value, dict) and value:
+        joint = b"{"
+        for name, item in value.items():
+            yield joint + _dumped(name) + b":"
+            yield from _parts(item)
+            joint = b","
+        yield b"}"
+    elif isinstance(value, list | np.ndarray) and len(value):
+        yield from _array_parts(value)
+    else:
+        yield _dumped(value)
+
+
+def _array_parts(values: Any) -> Iterator[bytes]:
+    joint = b"["
+    for start, end, size in _groups(values):
+        if end - start == 1 and size > PIECE_VALUES and not isinstance(values[start], str):
+            yield joint
+            yield from _parts(values[start])
+        else:
+            yield joint + _dumped(values[start:end])[1:-1]
+        joint = b","
+    yield b"]"
+
+
+def _groups(values: Any) -> Iterator[tuple[int, int, int]]:
+    """Consecutive items of about PIECE_VALUES numbers together: the first, one past the last, and their numbers."""
+    if isinstance(values, np.ndarray):
+        each = values.size // len(values)
+        step = max(1, PIECE_VALUES // max(1, each))
+        yield from (
+            (start, min(start + step, len(values)), each * step)
+            for start in range(0, len(values), step)
+        )
+        return
+    start = size = 0
+    for end, item in enumerate(values):
+        more = _size(item)
+        if end > start and size + more > PIECE_VALUES:
+            yield start, end, size
+            start, size = end, 0
+        size += more
+    yield start, len(values), size
+
+
+def _size(value: Any) -> int:
+    """Numbers in the value; of a text, as many as take its place."""
+    if isinstance(value, np.ndarray):
+        return value.size
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    if isinstance(value, list):
+        return sum(map(_size, value))
+    return 1 + len(value) // VALUE_BYTES if isinstance(value, str) else 1
+
+
+def _dumped(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)

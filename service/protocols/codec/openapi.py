@@ -1,0 +1,157 @@
+"""What /openapi.json says beyond what FastAPI sees: bodies that routes read themselves, errors, examples."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict
+
+from addnorm.service.protocols.codec.negotiation import JSON
+
+COMPONENTS = "#/components/schemas/"
+Responses = dict[int | str, dict[str, Any]]
+
+
+class Strict(BaseModel):
+    """A part of a body: no conversions, no unknown keys."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Error(BaseModel):
+    message: str
+    type: str
+    param: str | None = None
+    code: str
+
+
+class ErrorBody(BaseModel):
+    error: Error
+
+
+def error(
+    description: str, message: str, kind: str, code: str, param: str | None = None
+) -> dict[str, Any]:
+    """An error as a route documents it."""
+    body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"model": ErrorBody, "description": description, "content": {JSON: {"example": body}}}
+
+
+CALLERS = "invalid_request_error"
+NO_MODEL = error(
+    "No such model or version.",
+    "model 'bert' is not served here: notebook",
+    CALLERS,
+    "model_not_found",
+    "model",
+)
+NOT_READY = error(
+    "Not ready, or draining. See Retry-After.", "the server is shutting down: send it to another", "server_error",
+    "not_ready",
+)  # fmt: skip
+ERRORS: Responses = {
+    400: error(
+        "The body can be mended: the message names field, limit and value.",
+        "input_ids[0][1] is 9: ids of notebook/1 are 0 to 5", CALLERS, "invalid_input", "input_ids",
+    ),
+    404: NO_MODEL,
+    406: error(
+        "Accept names nothing that is offered.", "Accept is 'text/html': offered are application/json", CALLERS,
+        "not_acceptable", "accept",
+    ),
+    413: error(
+        "The body is over its limit.", "the body has 16777217 bytes, the limit is 16777216", CALLERS, "body_too_large"
+    ),
+    415: error(
+        "The body's media type or coding is none that is known.", "Content-Type is 'text/plain': send application/json",
+        CALLERS, "unsupported_media_type",
+    ),
+    429: error(
+        "The queue is full, or the deadline cannot be met. See Retry-After.", "65536 tokens wait: come back later",
+        "rate_limit_error", "overloaded",
+    ),
+    503: NOT_READY,
+    504: error(
+        "The deadline passed after the request was admitted.", "no answer within 30 s", "server_error",
+        "deadline_exceeded",
+    ),
+}  # fmt: skip
+DEADLINE: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": "x-request-timeout-ms",
+            "in": "header",
+            "description": "The deadline, instead of the server's own.",
+            "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
+        }
+    ]
+}
+
+
+def by_name(route: APIRoute) -> str:
+    """What a generated client calls the operation."""
+    return route.name
+
+
+def examples(named: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: {"value": value} for name, value in named.items()}
+
+
+def json_body(
+    model: type[BaseModel], named: Mapping[str, Any], **media_types: Any
+) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads its own body. `named`: example bodies by a word on each."""
+    content = {
+        JSON: {"schema": model.model_json_schema(), "examples": examples(named)},
+        **media_types,
+    }
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document, its bodies' schemas put among the components that clients are generated from."""
+    if app.openapi_schema is None:
+        made = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        made = _rewritten(made)  # a copy: routes keep theirs
+        schemas = made.setdefault("components", {}).setdefault("schemas", {})
+        for media_type in _bodies(made):
+            schema = media_type["schema"]
+            found = {**schema.pop("$defs", {}), schema["title"]: schema}
+            for name, part in found.items():
+                assert schemas.setdefault(name, part) == part, f"two schemas are called {name}"
+            media_type["schema"] = {"$ref": COMPONENTS + schema["title"]}
+        _drop_422(made)
+        app.openapi_schema = made
+    return app.openapi_schema
+
+
+def _drop_422(made: dict[str, Any]) -> None:
+    """FastAPI documents it of every route with a parameter; here bodies are read by routes, and answered with 400."""
+    for methods in made["paths"].values():
+        for operation in methods.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        made["components"]["schemas"].pop(name, None)
+
+
+def _bodies(made: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The JSON media type of each body that stands in the document as a whole."""
+    for methods in made["paths"].values():
+        for operation in methods.values():
+            media_type = operation.get("requestBody", {}).get("content", {}).get(JSON, {})
+            if "title" in media_type.get("schema", {}):
+                yield media_type
+
+
+def _rewritten(node: Any) -> Any:
+    """A copy whose references among pydantic's `$defs` lead to the components."""
+    if isinstance(node, dict):
+        return {
+            key: value.replace("#/$defs/", COMPONENTS) if key == "$ref" else _rewritten(value)
+            for key, value in node.items()
+        }
+    return [_rewritten(part) for part in node] if isinstance(node, list) else node

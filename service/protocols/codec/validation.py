@@ -1,0 +1,186 @@
+"""JSON bodies into models, in bounded time, and what does not fit in our words. Knows no HTTP."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeVar, get_args
+
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from addnorm.service.errors import BodyTooLarge, InvalidInput, UnknownField
+from addnorm.service.scheduling.cooperative import Pieces
+from addnorm.service.settings import Settings
+
+MAX_KEYS = 1000  # of all objects of a body
+MAX_DEPTH = 20  # bodies have 5
+CONTAINERS = (dict, list)
+BLOCK_BYTES = 1024 * 1024
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def validated(
+    model: type[Body], body: bytes, settings: Settings, reserved: Sequence[str] = ()
+) -> Pieces[Body]:
+    """JSON -> the model. InvalidInput says in our words what does not fit.
+
+    Each step holds the interpreter's lock to its end, so each is bounded by what is looked at before.
+    """
+    if len(body) > settings.max_json_bytes:
+        raise BodyTooLarge(
+            f"the body has {len(body)} bytes of JSON, the limit is {settings.max_json_bytes}: send tensors as bytes,"
+            " or less at once"
+        )
+    if len(body) > min(
+        MAX_KEYS, _max_lists(settings)
+    ):  # fewer bytes cannot hold more than the least limit
+        yield from _check_counts(body, settings)
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidInput(f"the body is not a JSON object: {error}"[:200]) from None
+    yield
+    if not isinstance(value, dict):
+        raise InvalidInput(f"the body is not a JSON object: got {shown(value)}")
+    _check_each_key_once(body, value, settings)
+    yield
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _validation_error(error, model, reserved) from None
+
+
+def _check_each_key_once(body: bytes, value: Any, settings: Settings) -> None:
+    """Of two values of one key the parser takes the last, others the first: what was checked elsewhere is not what is done."""
+    num_keys = _num_keys(value)
+    if body.count(b":") == num_keys:
+        return  # as nearly always
+    num_sent = sum(
+        outside.count(b":") for outside in _outside_strings(body, _max_strings(settings))
+    )
+    if num_sent > num_keys:
+        raise InvalidInput(
+            f"the body has {num_sent} keys, of which {num_keys} differ: send each key once"
+        )
+
+
+def _num_keys(value: Any, depth: int = 1) -> int:
+    """Of all objects in it. Lists of numbers or texts are not walked. InvalidInput where it is nested too deep."""
+    if depth > MAX_DEPTH:
+        raise InvalidInput(f"the body is nested more than {MAX_DEPTH} deep, the limit")
+    if type(value) is dict:
+        return len(value) + sum(
+            _num_keys(inner, depth + 1) for inner in value.values() if type(inner) in CONTAINERS
+        )
+    if type(value) is list and value and type(value[0]) in CONTAINERS:
+        return sum(_num_keys(inner, depth + 1) for inner in value)
+    return 0
+
+
+def _max_lists(settings: Settings) -> int:
+    return 2 * settings.max_sequences + 100  # of ids and masks
+
+
+def _max_strings(settings: Settings) -> int:
+    return settings.max_sequences + 2 * MAX_KEYS
+
+
+def _check_counts(body: bytes, settings: Settings) -> Pieces[None]:
+    """Some bodies that fit the limit take long to parse, and hold up every other request. They are known by counting."""
+    num_lists = _max_lists(settings)
+    most = {
+        b":": ("keys", MAX_KEYS),
+        b"{": ("objects", MAX_KEYS),
+        b"[": ("lists", num_lists),
+        b",": ("values", 2 * settings.max_cells + num_lists + MAX_KEYS),
+    }
+    max_strings = _max_strings(settings)
+    for character, limit in (
+        *((character, limit) for character, (_, limit) in most.items()),
+        (b'"', 2 * max_strings),
+    ):
+        if body.count(character) > limit:
+            break
+        yield
+    else:
+        return
+    numbers = dict.fromkeys(most, 0)
+    for outside in _outside_strings(body, max_strings):
+        for character, (what, limit) in most.items():
+            numbers[character] += outside.count(character)
+            if numbers[character] > limit:
+                raise InvalidInput(f"the body has more than {limit} {what}, the limit")
+        yield
+
+
+def _outside_strings(body: bytes, max_strings: int) -> Iterator[bytes]:
+    """What is not in strings, which may hold any character, block by block."""
+    start = num_quotes = 0
+    while start < len(body):
+        block = body[start : start + BLOCK_BYTES]
+        start += len(block)
+        if (len(block) - len(block.rstrip(b"\\"))) % 2:  # the last of them escapes what comes next
+            block += body[start : start + 1]
+            start += 1
+        block = block.replace(b"\\\\", b"").replace(b'\\"', b"")
+        is_inside, num_quotes = num_quotes % 2, num_quotes + block.count(b'"')
+        if num_quotes > 2 * max_strings:
+            raise InvalidInput(f"the body has more than {max_strings} strings, the limit")
+        yield b"".join(block.split(b'"')[is_inside::2])
+
+
+def _validation_error(
+    error: ValidationError, model: type[BaseModel], reserved: Sequence[str] = ()
+) -> InvalidInput:
+    """pydantic's first complaint in our words: field, what is wrong, value."""
+    first = error.errors(include_url=False)[0]
+    loc = [part if isinstance(part, int) else part[:200] for part in first["loc"]]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(
+        "."
+    )[:200]
+    if not field:
+        return InvalidInput(f"the body is not a JSON object: {first['msg']}")
+    param = field.split("[")[0]
+    if field in reserved:
+        return InvalidInput(f"{field} is reserved for a later version: leave it out", param=param)
+    if first["type"] == "extra_forbidden":
+        return UnknownField(
+            f"{field} is unknown; known are {', '.join(_known(model, first['loc']))}", param=param
+        )
+    if first["type"] == "missing":
+        return InvalidInput(f"{field} is missing", param=param)
+    return InvalidInput(f"{field}: {first['msg']}, got {shown(first['input'])}", param=param)
+
+
+def _known(model: type[BaseModel], loc: tuple[int | str, ...]) -> Iterable[str]:
+    """The keys that stand where `loc` ends."""
+    for part in loc[:-1]:
+        inner = model.model_fields[part].annotation if isinstance(part, str) else None
+        nested = [
+            kind
+            for kind in (*get_args(inner), inner)
+            if isinstance(kind, type) and issubclass(kind, BaseModel)
+        ]
+        model = nested[0] if nested else model
+    return model.model_fields
+
+
+def shown(value: Any) -> str:
+    """A value as its sender wrote it, cut short."""
+    text = orjson.dumps(_cut(value)).decode()
+    if isinstance(value, float) and abs(value) >= 2**63:
+        return f"{text}: more than 64 bits hold"
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _cut(value: Any, depth: int = 3) -> Any:
+    """No more of the value than is shown."""
+    if isinstance(value, str):
+        return value[:61]
+    if isinstance(value, list | dict) and not depth:
+        return "..."
+    if isinstance(value, list):
+        return [_cut(item, depth - 1) for item in value[:30]]
+    if isinstance(value, dict):
+        return {name[:61]: _cut(item, depth - 1) for name, item in islice(value.items(), 10)}
+    return value

@@ -1,0 +1,195 @@
+"""POST /v2/models/{model}/infer: tensors as JSON or as bytes, in and out, each tensor as it says."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from numpy.typing import NDArray
+
+from addnorm.service.errors import InvalidInput, UnknownField
+from addnorm.service.inference.pipeline import Inference
+from addnorm.service.inference.request import Answer, Query
+from addnorm.service.models.registry import Model
+from addnorm.service.protocols.codec.bodies import Encode, Payload, Sent, respond
+from addnorm.service.protocols.codec.negotiation import JSON, OCTETS, written
+from addnorm.service.protocols.codec.safetensors_body import raw_bytes
+from addnorm.service.protocols.codec.validation import validated
+from addnorm.service.protocols.kserve import tensors
+from addnorm.service.protocols.kserve.metadata import ref
+from addnorm.service.protocols.kserve.schema import (
+    EXAMPLES,
+    V2_ERRORS,
+    OutputTensor,
+    V2InferRequest,
+    V2InferResponse,
+)
+from addnorm.service.protocols.kserve.tensors import LENGTH_HEADER, STATS
+from addnorm.service.runtime.batch import Batch, Cells, from_grid
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.scheduling.cooperative import Pieces, one_piece
+
+router = APIRouter(prefix="/v2")
+SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
+REFUSED = {
+    **dict.fromkeys(SEQUENCE, "every request stands alone"),
+    "priority": "turns are fair by size; `timeout` is honoured",
+    "headers": "send HTTP headers",
+}
+
+
+class Wanted(NamedTuple):
+    """An output asked for, and whether it goes out as bytes."""
+
+    name: str
+    binary: bool
+
+
+BINARY = {
+    "schema": {
+        "type": "string",
+        "format": "binary",
+        "description": "JSON as above, then the bytes of every tensor with `binary_data_size`, little-endian, row-major "
+        "and in the tensors' order. The header `Inference-Header-Content-Length` has the number of bytes of JSON; "
+        "in requests that header alone decides, whatever the content type.",
+    }
+}
+LENGTH = {
+    "name": LENGTH_HEADER,
+    "in": "header",
+    "schema": {"type": "integer", "minimum": 1},
+    "description": "Bytes of JSON in the decompressed body. Without it the whole body is JSON.",
+}
+BODY = {JSON: {"schema": V2InferRequest.model_json_schema(), "examples": EXAMPLES}, OCTETS: BINARY}
+documented: dict[str, Any] = {
+    "response_model": V2InferResponse,
+    "responses": {200: {"content": {OCTETS: BINARY}}, **V2_ERRORS},
+    "openapi_extra": {"parameters": [LENGTH], "requestBody": {"required": True, "content": BODY}},
+}
+
+
+@router.post("/models/{model}/infer", summary="Inference by the latest version", **documented)
+async def infer(request: Request, model: str) -> Response:
+    return await respond(request, partial(decode, ref(model)))
+
+
+@router.post(
+    "/models/{model}/versions/{version}/infer", summary="Inference by one version", **documented
+)
+async def infer_version(request: Request, model: str, version: str) -> Response:
+    return await respond(request, partial(decode, ref(model, version)))
+
+
+async def decode(ref: str, sent: Sent, inference: Inference) -> tuple[Query, Encode]:
+    """Body -> Query, and how to encode its answer. InvalidInput names the field."""
+    body, raw = tensors.split(sent)
+    asked = await inference.read(
+        len(body), validated(V2InferRequest, body, inference.settings), sent.deadline
+    )
+    model = sent.model(inference, ref)
+    _check_name(asked, model)
+    _check_parameters(asked)
+    batch, cells = await inference.read(
+        len(sent.body), one_piece(partial(_from_tensors, asked, raw)), sent.deadline
+    )
+    wanted, own = _wanted(asked, model), asked.parameters
+    query = Query(
+        model, batch, cells, _native(wanted), pooling=own.pooling, normalize=own.normalize, precision=own.precision,
+        timeout_s=own.timeout / 1e6 or None, binary=all(output.binary for output in wanted),
+    )  # fmt: skip
+    return query, partial(encode, wanted, asked.id)
+
+
+def _from_tensors(asked: V2InferRequest, raw: memoryview) -> tuple[Batch, Cells]:
+    grids = tensors.read(asked.inputs, raw)
+    input_ids = grids["input_ids"].astype(np.int64, copy=False)
+    return from_grid(input_ids, grids.get("attention_mask", np.ones_like(input_ids)))
+
+
+def _check_name(asked: V2InferRequest, model: Model) -> None:
+    if asked.model_name not in (None, model.name):
+        raise InvalidInput(
+            f"model_name is {asked.model_name!r:.200}, the path says {model.name!r}",
+            param="model_name",
+        )
+
+
+def _check_parameters(asked: V2InferRequest) -> None:
+    """Names with a meaning in V2 that has none here are refused; the caller's own are let through."""
+    for name in asked.parameters.model_extra or {}:
+        if name in REFUSED or name.startswith("triton_"):
+            reason = REFUSED.get(name, "names in triton_ are Triton's own")
+            raise UnknownField(
+                f"parameters.{name[:60]} is not supported: {reason}", param=name[:60]
+            )
+
+
+def _wanted(asked: V2InferRequest, model: Model) -> list[Wanted]:
+    """In the order asked for; all where nothing is asked."""
+    known, binary = tensors.outputs(model.bundle), asked.parameters.binary_data_output
+    if asked.outputs is None:
+        return [Wanted(name, binary) for name in known]
+    if not asked.outputs:
+        raise InvalidInput(f"outputs is empty: ask for some of {', '.join(known)}", param="outputs")
+    names = [output.name for output in asked.outputs]
+    for output in asked.outputs:
+        _check_output(output, model.bundle, names)
+    return [
+        Wanted(output.name, binary if (own := output.parameters.binary_data) is None else own)
+        for output in asked.outputs
+    ]
+
+
+def _check_output(output: OutputTensor, bundle: Bundle, names: list[str]) -> None:
+    known = tensors.outputs(bundle)
+    if output.name not in known:
+        raise InvalidInput(
+            f"outputs has {output.name[:200]!r}: {bundle.ref} has {', '.join(known)}",
+            param="outputs",
+        )
+    if names.count(output.name) > 1:
+        raise InvalidInput(f"outputs has {output.name!r} twice", param="outputs")
+    for name in output.parameters.model_extra or {}:
+        if name == "classification" or name.startswith("shared_memory"):
+            raise InvalidInput(
+                f"{output.name}: {name} is not offered, the tensor is sent as it is",
+                param=output.name,
+            )
+
+
+def _native(wanted: list[Wanted]) -> tuple[str, ...]:
+    """The native outputs that V2's are read from."""
+    return tuple(dict.fromkeys("norm_stats" if name in STATS else name for name, _ in wanted))
+
+
+def encode(wanted: list[Wanted], request_id: str | None, answer: Answer) -> Pieces[Payload]:
+    """Answer -> JSON, and the bytes of the outputs that go out so, not copied."""
+    manifest = answer.query.model.bundle.manifest
+    described: list[dict[str, Any]] = []
+    raw: list[bytes | memoryview] = []
+    for name, binary in wanted:
+        tensor = _tensor(answer, name)
+        about = {"name": name, "datatype": "FP32", "shape": tensor.shape}
+        if binary:
+            raw.append(raw_bytes(tensor))
+            described.append({**about, "parameters": {"binary_data_size": tensor.nbytes}})
+        else:
+            described.append({**about, "data": tensor.reshape(-1)})
+    body = {
+        **({} if request_id is None else {"id": request_id}),
+        "model_name": manifest.name,
+        "model_version": str(manifest.version),
+        "outputs": described,
+    }
+    head = yield from written(body, answer.num_bytes)
+    return (
+        Payload([*head, *raw], OCTETS, {LENGTH_HEADER: str(sum(map(len, head)))})
+        if raw
+        else Payload(head)
+    )
+
+
+def _tensor(answer: Answer, name: str) -> NDArray[Any]:
+    return np.asarray(
+        answer.outputs["norm_stats"][STATS[name]] if name in STATS else answer.outputs[name]
+    )

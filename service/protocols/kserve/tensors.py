@@ -1,0 +1,176 @@
+"""V2's tensors: what it calls our inputs and outputs, and how they stand in JSON, or as bytes after it.
+
+Source: Triton's binary tensor data extension. Bytes are little-endian and row-major, in the tensors' order.
+"""
+
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from addnorm.service.errors import InvalidInput
+from addnorm.service.protocols.codec.bodies import Sent
+from addnorm.service.protocols.codec.validation import shown
+from addnorm.service.protocols.kserve.schema import InputTensor
+from addnorm.service.runtime.bundle import Bundle
+
+LENGTH_HEADER = "inference-header-content-length"  # of the JSON in front of the bytes, in bytes
+
+
+class Kind(NamedTuple):
+    """How one datatype is read."""
+
+    dtype: str
+    json: tuple[type, ...]
+
+
+KINDS = {
+    "INT64": Kind("<i8", (int,)),
+    "INT32": Kind("<i4", (int,)),
+    "UINT8": Kind("u1", (int,)),
+    "BOOL": Kind("u1", (bool,)),  # as bytes, a bool may lie: 2 is neither
+    "FP32": Kind("<f4", (int, float)),
+}
+INPUTS = {"input_ids": ("INT64", "INT32"), "attention_mask": tuple(KINDS)}
+OPTIONAL = ("attention_mask",)
+STATS = {"norm_mean": "mean", "norm_rstd": "rstd"}  # V2's name -> the native part
+
+
+def outputs(bundle: Bundle) -> dict[str, list[int]]:
+    """Name -> shape of every output, -1 where the caller's batch decides. All are FP32."""
+    manifest = bundle.manifest
+    logits = {"logits": [-1, -1, manifest.limits.vocab_size]} if bundle.has_head else {}
+    stats = {name: [-1, -1, manifest.n_norms] for name in STATS}
+    return {
+        "activations": [-1, -1, manifest.d_model],
+        **logits,
+        "pooled": [-1, manifest.d_model],
+        **stats,
+    }
+
+
+def split(sent: Sent) -> tuple[bytes, memoryview]:
+    """A body -> its JSON, and the bytes that follow it. Without the header all is JSON, whatever the content type."""
+    body = memoryview(sent.body)
+    length = sent.headers.get(LENGTH_HEADER)
+    if length is None:
+        return sent.body, body[len(body) :]
+    if not (
+        length.isascii() and length.isdigit() and len(length) < 19 and int(length) <= len(body)
+    ):
+        raise InvalidInput(
+            f"{LENGTH_HEADER} is {length[:60]!r}: the bytes of JSON, at most the body's {len(body)}",
+            param=LENGTH_HEADER,
+        )
+    if not int(length):
+        raise InvalidInput(
+            f"{LENGTH_HEADER} is 0: a body without JSON is for models of one input, these have {' and '.join(INPUTS)}",
+            param=LENGTH_HEADER,
+        )
+    return sent.body[: int(length)], body[int(length) :]
+
+
+def read(inputs: list[InputTensor], raw: memoryview) -> dict[str, NDArray[Any]]:
+    """Name -> `[batch, seq]`, not copied where it came as bytes. InvalidInput says what does not fit."""
+    grids: dict[str, NDArray[Any]] = {}
+    for tensor in inputs:
+        if tensor.name not in INPUTS:
+            raise InvalidInput(
+                f"inputs has {tensor.name[:200]!r}: {' and '.join(INPUTS)} are known",
+                param="inputs",
+            )
+        if tensor.name in grids:
+            raise InvalidInput(f"inputs has {tensor.name!r} twice", param="inputs")
+        num_bytes = _num_bytes(tensor, len(raw))
+        grids[tensor.name] = _grid(tensor, raw[:num_bytes])
+        raw = raw[num_bytes:]
+    if raw:
+        raise InvalidInput(
+            f"unexpected additional input data: {len(raw)} bytes after the last tensor",
+            param="inputs",
+        )
+    if "input_ids" not in grids:
+        raise InvalidInput("inputs lacks input_ids", param="inputs")
+    return grids
+
+
+def _num_bytes(tensor: InputTensor, num_left: int) -> int:
+    """How many of the bytes that are left belong to this tensor."""
+    num_bytes = tensor.parameters.binary_data_size
+    if num_bytes is None:
+        return 0
+    if tensor.data is not None:
+        raise InvalidInput(f"{tensor.name} has both data and binary_data_size", param=tensor.name)
+    if num_bytes > num_left:
+        raise InvalidInput(
+            f"unexpected size for input {tensor.name!r}, expecting {num_bytes - num_left} additional bytes",
+            param=tensor.name,
+        )
+    return num_bytes
+
+
+def _grid(tensor: InputTensor, raw: memoryview) -> NDArray[Any]:
+    if any(name.startswith("shared_memory") for name in tensor.parameters.model_extra or {}):
+        raise InvalidInput(f"{tensor.name}: shared memory is not offered", param=tensor.name)
+    if tensor.datatype not in INPUTS[tensor.name]:
+        raise InvalidInput(
+            f"{tensor.name} has datatype {tensor.datatype[:60]!r}: send {', '.join(INPUTS[tensor.name])}",
+            param=tensor.name,
+        )
+    values = (
+        _from_json(tensor)
+        if tensor.parameters.binary_data_size is None
+        else _from_bytes(tensor, raw)
+    )
+    num_values = tensor.shape[0] * tensor.shape[1]
+    if len(values) != num_values:
+        raise InvalidInput(
+            f"{tensor.name} has {len(values)} values, its shape {tensor.shape} {num_values}",
+            param=tensor.name,
+        )
+    return values.reshape(tensor.shape)
+
+
+def _from_bytes(tensor: InputTensor, raw: memoryview) -> NDArray[Any]:
+    dtype = np.dtype(KINDS[tensor.datatype].dtype)
+    if len(raw) % dtype.itemsize:
+        raise InvalidInput(
+            f"{tensor.name} has {len(raw)} bytes, no multiple of the {dtype.itemsize} of {tensor.datatype}",
+            param=tensor.name,
+        )
+    return np.frombuffer(raw, dtype)
+
+
+def _from_json(tensor: InputTensor) -> NDArray[Any]:
+    values, kinds = _flat(tensor), KINDS[tensor.datatype].json
+    if not set(map(type, values)) <= set(kinds):
+        place = next(i for i, value in enumerate(values) if type(value) not in kinds)
+        raise InvalidInput(
+            f"{tensor.name}.data[{place}] is {shown(values[place])}, no {tensor.datatype}",
+            param=tensor.name,
+        )
+    try:
+        return np.array(values, np.float32 if tensor.datatype == "FP32" else np.int64)
+    except OverflowError:
+        place = next(i for i, value in enumerate(values) if not -(2**63) <= value < 2**63)
+        raise InvalidInput(
+            f"{tensor.name}.data[{place}] is outside 64-bit integers", param=tensor.name
+        ) from None
+
+
+def _flat(tensor: InputTensor) -> list[Any]:
+    """Flat data as it is; nested data of `[batch][seq]` row after row."""
+    if tensor.data is None:
+        raise InvalidInput(
+            f"{tensor.name}.data is missing, and no binary_data_size either", param=tensor.name
+        )
+    if not tensor.data or not isinstance(tensor.data[0], list):
+        return tensor.data
+    for row, values in enumerate(tensor.data):
+        if not isinstance(values, list) or len(values) != tensor.shape[1]:
+            size = f"has {len(values)} values" if isinstance(values, list) else "is no list"
+            raise InvalidInput(
+                f"{tensor.name}.data[{row}] {size}, its shape is {tensor.shape}", param=tensor.name
+            )
+    return list(chain.from_iterable(tensor.data))

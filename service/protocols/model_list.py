@@ -1,0 +1,96 @@
+"""What is served: models, their versions and limits, and what was proved of them."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from addnorm.service.models.registry import Model, Models
+from addnorm.service.protocols.codec.openapi import NO_MODEL, NOT_READY, Responses, by_name
+from addnorm.service.runtime.bundle import Limits, Pooling
+
+router = APIRouter(prefix="/v1/models", generate_unique_id_function=by_name)
+NAMED: Responses = {404: NO_MODEL, 503: NOT_READY}
+
+
+class ModelEntry(BaseModel):
+    """OpenAI's model object, and what is ours."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="Unix time of the first version's export.")
+    owned_by: Literal["addnorm"] = "addnorm"
+    versions: list[str]
+    config: dict[str, Any] = Field(description="The model's shape, in the exporter's words.")
+    inputs: list[str] = Field(
+        description="What requests may hold: `texts` only where the bundle has a tokenizer."
+    )
+    outputs: list[str]
+    limits: Limits
+    precisions: list[str]
+    pooling: Pooling
+    normalize: bool = Field(
+        description="Whether embeddings have length 1; /v1/infer does it only when asked."
+    )
+    layout: Literal["packed", "padded"]
+    source: dict[str, Any]
+    files: dict[str, str] = Field(description="sha256 of each file of the bundle.")
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelEntry]
+
+
+@router.get(
+    "", summary="The models served here, in OpenAI's list shape", responses={503: NOT_READY}
+)
+async def list_models(request: Request) -> ModelList:
+    return ModelList(data=[_entry(name, versions) for name, versions in _served(request)])
+
+
+@router.get("/{name}", summary="One model", responses=NAMED)
+async def show_model(request: Request, name: str) -> ModelEntry:
+    return _entry(name, _served(request).versions(name))
+
+
+@router.get(
+    "/{name}/certificate", summary="What was proved of the model's latest version", responses=NAMED
+)
+async def show_certificate(request: Request, name: str) -> dict[str, Any]:
+    certificate = _served(request).find(name).bundle.certificate
+    assert certificate
+    return certificate
+
+
+@router.get(
+    "/{name}/{version}/certificate", summary="What was proved of one version", responses=NAMED
+)
+async def show_version_certificate(request: Request, name: str, version: str) -> dict[str, Any]:
+    return await show_certificate(request, f"{name}/{version}")
+
+
+def _served(request: Request) -> Models:
+    return request.app.state.inference.models  # type: ignore[no-any-return]
+
+
+def _entry(name: str, versions: Mapping[int, Model]) -> ModelEntry:
+    """The latest version's, and the numbers of all."""
+    model = versions[max(versions)]
+    manifest = model.bundle.manifest
+    return ModelEntry(
+        id=name,
+        created=min(int(version.bundle.created_s) for version in versions.values()),
+        versions=[str(version) for version in sorted(versions)],
+        config=manifest.config,
+        inputs=["input_ids", "attention_mask", *(["texts"] if model.tokenizer else [])],
+        outputs=list(model.bundle.outputs),
+        limits=manifest.limits,
+        precisions=list(manifest.precisions),
+        pooling=manifest.pooling,
+        normalize=manifest.normalize,
+        layout=manifest.layout,
+        source=manifest.source,
+        files={name: file.sha256 for name, file in manifest.files.items()},
+    )

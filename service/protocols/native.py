@@ -1,0 +1,332 @@
+"""The native protocol under /v1: JSON or safetensors, in and out."""
+
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field
+
+from addnorm.service.errors import InvalidInput, UnsupportedMediaType
+from addnorm.service.inference.outputs import NO_TOKEN, Positions, TopK
+from addnorm.service.inference.pipeline import Inference
+from addnorm.service.inference.request import Answer, Query
+from addnorm.service.models.registry import Model
+from addnorm.service.protocols.codec import safetensors_body as tensors
+from addnorm.service.protocols.codec.bodies import Encode, Payload, Sent, respond
+from addnorm.service.protocols.codec.negotiation import JSON, negotiated, sent_type, written
+from addnorm.service.protocols.codec.openapi import (
+    DEADLINE,
+    ERRORS,
+    Strict,
+    by_name,
+    examples,
+    json_body,
+)
+from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS, Arrays
+from addnorm.service.protocols.codec.validation import validated
+from addnorm.service.protocols.tokenization import Asked, Texts, batch_of_texts
+from addnorm.service.runtime.batch import Batch, Cells, from_grid, from_lists, from_rows
+from addnorm.service.runtime.bundle import Pooling
+from addnorm.service.scheduling.cooperative import Pieces, at_once, one_piece
+
+router = APIRouter(prefix="/v1", generate_unique_id_function=by_name)
+RESERVED = ("token_type_ids",)
+Output = Literal["activations", "logits", "pooled", "norm_stats"]
+Row = Annotated[list[int], Field(fail_fast=True)]  # a bad body must not cost a million errors
+Integers = Annotated[list[Row], Field(fail_fast=True)]
+
+
+class LogitsOptions(Strict):
+    positions: Positions = Field(
+        "all", description="Logits of every token, or of each sequence's last."
+    )
+    top_k: int | None = Field(
+        None, description="Only the k likeliest tokens, with their log-probabilities."
+    )
+
+
+class Options(Strict):
+    """What is asked of the sequences, whatever they come in."""
+
+    model: str | None = Field(
+        None, description="`name` or `name/version`; the latest version by default."
+    )
+    outputs: Annotated[list[Output], Field(fail_fast=True)] | None = Field(
+        None,
+        description="By default activations, and logits if there is a head; of texts `pooled` alone.",
+    )
+    logits: LogitsOptions | None = None
+    pooling: Pooling | None = Field(
+        None, description="How `pooled` is made; by default as the bundle says."
+    )
+    normalize: bool = Field(False, description="Whether `pooled` vectors are scaled to length 1.")
+    precision: Literal["fp32", "int8"] | None = Field(
+        None, description="One the model has; by default as the bundle says."
+    )
+    dtype: Literal["float32", "float16"] = Field(
+        "float32",
+        description="Of activations, logits and pooled vectors in the answer; they are computed in float32.",
+    )
+
+    @property
+    def field(self) -> str:
+        """Where the sequences stand."""
+        return "input_ids"
+
+    @property
+    def wanted(self) -> tuple[str, ...] | None:
+        """The outputs asked for; None: those of the bundle's default."""
+        return None if self.outputs is None else tuple(self.outputs)
+
+
+class InferRequest(Options):
+    """Token batches, rectangular with a mask or ragged without; or texts, where the model has a tokenizer."""
+
+    input_ids: Integers | None = Field(
+        None, description="Token ids, a list per sequence. Either these or `texts`."
+    )
+    attention_mask: Integers | None = Field(
+        None, description="1 for a real token, 0 for a pad; shaped like input_ids."
+    )
+    texts: Texts | None = Field(
+        None, description="Tokenized as the model expects; answered like ragged input_ids."
+    )
+    truncate: bool = Field(
+        False,
+        description="Whether texts that are too long are cut, as the model's authors do it, instead of refused.",
+    )
+
+    @property
+    def field(self) -> str:
+        return "input_ids" if self.texts is None else "texts"
+
+    @property
+    def wanted(self) -> tuple[str, ...] | None:
+        """Who sends a text wants its vector: the logits of its tokens may be megabytes."""
+        return ("pooled",) if self.texts is not None and self.outputs is None else super().wanted
+
+
+class TopTokens(BaseModel):
+    token_ids: list[Any] = Field(
+        description="[B][S][k], or [B][k] for positions `last`; null at pads."
+    )
+    logprobs: list[Any]
+
+
+class NormStats(BaseModel):
+    mean: list[list[list[float]]] = Field(description="[B][S][n_norms]")
+    rstd: list[list[list[float]]] = Field(description="[B][S][n_norms], 1 / sqrt(variance + eps)")
+
+
+class Usage(BaseModel):
+    real_tokens: int
+    padded_tokens: int = Field(description="Pad cells, none of which was computed.")
+
+
+class InferResponse(BaseModel):
+    """The outputs asked for, in the caller's own layout, zeros at pads."""
+
+    model: str
+    version: str
+    activations: list[list[list[float]]] | None = Field(None, description="[B][S][d_model]")
+    logits: list[list[list[float]]] | list[list[float]] | TopTokens | None = Field(
+        None, description="[B][S][V], or [B][V] for `last`"
+    )
+    pooled: list[list[float]] | None = Field(None, description="[B][d_model]")
+    norm_stats: NormStats | None = None
+    usage: Usage
+
+
+GRID = {
+    "model": "notebook",
+    "input_ids": [[0, 1, 0, 3, 4]],
+    "attention_mask": [[0, 1, 0, 1, 1]],
+    "outputs": ["logits", "norm_stats"],
+    "logits": {"positions": "last", "top_k": 2},
+}
+EXAMPLES: dict[str, Any] = {
+    "a padded grid": GRID,
+    "pooled vectors of ragged rows": {
+        "model": "notebook",
+        "input_ids": [[1, 3, 4], [5]],
+        "outputs": ["pooled"],
+    },
+    "texts": {
+        "model": "all-minilm-l6-v2",
+        "texts": ["Pads are dropped."],
+        "outputs": ["pooled"],
+        "normalize": True,
+    },
+}
+ANSWER: dict[str, Any] = {
+    "model": "notebook",
+    "version": "1",
+    "logits": {"token_ids": [[4, 0]], "logprobs": [[-1.5515498, -1.562566]]},
+    "norm_stats": {
+        "mean": [[[0.0], [0.05210143], [0.0], [0.04436306], [0.04160607]]],
+        "rstd": [[[0.0], [9.178609], [0.0], [9.080391], [8.880019]]],
+    },
+    "usage": {"real_tokens": 3, "padded_tokens": 2},
+}
+BINARY = {
+    SAFETENSORS: {"schema": {"type": "string", "format": "binary", "description": tensors.__doc__}}
+}
+
+
+@router.post(
+    "/infer",
+    summary="Normalized activations, logits, pooled vectors and LayerNorm statistics of token batches",
+    response_model=InferResponse,
+    responses={
+        200: {"content": {JSON: {"examples": examples({"a padded grid": ANSWER})}, **BINARY}},
+        **ERRORS,
+    },
+    openapi_extra=json_body(InferRequest, EXAMPLES, **BINARY) | DEADLINE,
+)
+async def infer(request: Request) -> Response:
+    return await respond(request, decode)
+
+
+async def decode(sent: Sent, inference: Inference) -> tuple[Query, Encode]:
+    """Body -> Query, and how to encode its answer. InvalidInput names the field."""
+    answer_type = negotiated(sent.headers, (JSON, SAFETENSORS))
+    options, model, batch, cells = await _read(sent, inference)
+    logits = options.logits or LogitsOptions(positions="all", top_k=None)
+    query = Query(
+        model, batch, cells, options.wanted, logits.positions, logits.top_k,
+        options.pooling, options.normalize, options.precision, half=options.dtype == "float16",
+        binary=answer_type == SAFETENSORS, field=options.field,
+    )  # fmt: skip
+    _no_idle_options(options, query)
+    return query, encode if answer_type == JSON else encode_tensors
+
+
+async def _read(sent: Sent, inference: Inference) -> tuple[Options, Model, Batch, Cells]:
+    """What is asked, of which model, and the sequences."""
+    media_type, num_bytes = sent_type(sent.headers), len(sent.body)
+    if media_type == SAFETENSORS:
+        found = await inference.read(
+            num_bytes, one_piece(partial(tensors.read, sent.body)), sent.deadline
+        )
+        options = at_once(validated(Options, found.request, inference.settings, RESERVED))
+        model, work = (
+            sent.model(inference, options.model),
+            one_piece(partial(_from_arrays, found.arrays)),
+        )
+        return (options, model, *await inference.read(num_bytes, work, sent.deadline))
+    if media_type != JSON:
+        raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON} or {SAFETENSORS}")
+    read = validated(InferRequest, sent.body, inference.settings, RESERVED)
+    asked = await inference.read(num_bytes, read, sent.deadline)
+    model = sent.model(inference, asked.model)
+    if asked.texts is None:
+        return (
+            asked,
+            model,
+            *await inference.read(num_bytes, one_piece(partial(_from_lists, asked)), sent.deadline),
+        )
+    if asked.input_ids is not None or asked.attention_mask is not None:
+        raise InvalidInput(
+            "texts stand alone: send either them or input_ids with attention_mask", param="texts"
+        )
+    texts = Asked("texts", asked.texts, asked.truncate, model)
+    return (asked, model, *await batch_of_texts(texts, inference, sent.deadline))
+
+
+def _from_lists(asked: InferRequest) -> tuple[Batch, Cells]:
+    if asked.input_ids is None:
+        raise InvalidInput("input_ids is missing: send token ids, or texts", param="input_ids")
+    if asked.truncate:
+        raise InvalidInput(
+            "truncate is set, but it cuts texts only: cut input_ids yourself", param="truncate"
+        )
+    return from_lists(asked.input_ids, asked.attention_mask)
+
+
+def _from_arrays(arrays: Arrays) -> tuple[Batch, Cells]:
+    input_ids = arrays["input_ids"]
+    if "lengths" in arrays and "attention_mask" not in arrays:
+        _has_axes(arrays, input_ids=1, lengths=1)
+        return from_rows(input_ids, arrays["lengths"])
+    if "lengths" in arrays:
+        raise InvalidInput("attention_mask and lengths exclude each other", param="lengths")
+    mask = arrays.setdefault("attention_mask", np.ones_like(input_ids))
+    _has_axes(arrays, input_ids=2, attention_mask=2)
+    return from_grid(input_ids, mask)
+
+
+def _has_axes(arrays: Arrays, **num_axes: int) -> None:
+    for name, num in num_axes.items():
+        if arrays[name].ndim != num:
+            raise InvalidInput(
+                f"{name} has shape {list(arrays[name].shape)}: {num} axes, [batch, seq], or ragged [tokens] with lengths [batch]",
+                param=name,
+            )
+
+
+def _no_idle_options(asked: Options, query: Query) -> None:
+    """An option of an output that is not asked for is a mistake, not something to ignore."""
+    for field, output in (("logits", "logits"), ("pooling", "pooled"), ("normalize", "pooled")):
+        if getattr(asked, field) and output not in query.wanted:
+            raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
+
+
+def encode(answer: Answer) -> Pieces[Payload]:
+    """Answer -> JSON, floats with the fewest digits that give the same float back."""
+    query = answer.query
+    usage = {"real_tokens": query.batch.num_tokens, "padded_tokens": query.cells.num_pads}
+    outputs = {
+        name: _top_tokens(output) if isinstance(output, TopK) else output
+        for name, output in answer.outputs.items()
+    }
+    body = {
+        "model": query.model.name,
+        "version": str(query.model.bundle.manifest.version),
+        **outputs,
+        "usage": usage,
+    }
+    return Payload((yield from written(body, answer.num_bytes)))
+
+
+def _top_tokens(top: TopK) -> dict[str, Any]:
+    """null at pads."""
+    return {name: _or_null(top.token_ids, values) for name, values in top._asdict().items()}
+
+
+def _or_null(token_ids: Any, values: Any) -> Any:
+    """values `[..., k]`, null in place of those k where token_ids has none."""
+    if isinstance(token_ids, list) or token_ids.ndim > 2:
+        return [_or_null(ids, value) for ids, value in zip(token_ids, values, strict=True)]
+    is_real = token_ids[:, 0] != NO_TOKEN
+    if is_real.all():
+        return values
+    return [value if real else None for value, real in zip(values, is_real.tolist(), strict=True)]
+
+
+def encode_tensors(answer: Answer) -> Pieces[Payload]:
+    """Answer -> safetensors: ragged rows end to end, with their lengths."""
+    yield
+    query = answer.query
+    arrays: Arrays = {}
+    for name, output in answer.outputs.items():
+        parts = output._asdict() if isinstance(output, TopK) else output
+        if isinstance(parts, dict):
+            arrays |= {f"{name}.{part}": _joined(values) for part, values in parts.items()}
+        else:
+            arrays[name] = _joined(parts)
+        yield
+    if query.cells.mask is None:
+        arrays["lengths"] = query.cells.lengths
+    metadata = {
+        "model": query.model.name,
+        "version": str(query.model.bundle.manifest.version),
+        "real_tokens": str(query.batch.num_tokens),
+        "padded_tokens": str(query.cells.num_pads),
+    }
+    return Payload(tensors.write(arrays, metadata), SAFETENSORS)
+
+
+def _joined(values: Any) -> NDArray[Any]:
+    return np.concatenate(values) if isinstance(values, list) else values

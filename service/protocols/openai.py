@@ -1,0 +1,213 @@
+"""OpenAI's embeddings under /v1: pooled vectors of token arrays, and of texts where the bundle has a tokenizer.
+
+Source: OpenAI's API reference and its Python SDK, which asks for base64 unless told otherwise.
+"""
+
+import base64
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field, PlainValidator, TypeAdapter
+from pydantic_core import PydanticCustomError
+
+from addnorm.service.errors import InvalidInput
+from addnorm.service.inference.outputs import unit
+from addnorm.service.inference.pipeline import Inference
+from addnorm.service.inference.request import Answer, Query
+from addnorm.service.models.registry import Model
+from addnorm.service.protocols.codec.bodies import Encode, Payload, Sent, respond
+from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
+from addnorm.service.protocols.codec.openapi import (
+    DEADLINE,
+    ERRORS,
+    Strict,
+    by_name,
+    examples,
+    json_body,
+)
+from addnorm.service.protocols.codec.validation import validated
+from addnorm.service.protocols.native import Integers, Row
+from addnorm.service.protocols.tokenization import Asked, Texts, batch_of_texts
+from addnorm.service.runtime.batch import Batch, Cells, Floats, from_lists
+from addnorm.service.scheduling.cooperative import Pieces, one_piece
+
+router = APIRouter(prefix="/v1", generate_unique_id_function=by_name)
+Sequences = list[str] | list[list[int]]
+# LangChain sends texts as ids of OpenAI's own vocabulary unless told not to
+OTHER_VOCABULARY = (
+    ". Ids of another vocabulary, such as tiktoken's, mean nothing to it: in LangChain's OpenAIEmbeddings"
+    " set check_embedding_ctx_length=False, which sends texts"
+)
+ONE_ROW, ROWS, TEXTS = TypeAdapter(Row), TypeAdapter(Integers), TypeAdapter(Texts)
+
+
+def _sequences(value: Any) -> Sequences:
+    """One text or one sequence becomes a list of one. What the first element is, all must be."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise PydanticCustomError(
+            "input_kind", "Input should be a text, a list of texts, token ids, or a list of such"
+        )
+    first = value[0] if value else []
+    if isinstance(first, str):
+        return TEXTS.validate_python(value, strict=True)
+    if isinstance(first, list):
+        return ROWS.validate_python(value, strict=True)
+    return [ONE_ROW.validate_python(value, strict=True)]
+
+
+class EmbeddingsRequest(Strict):
+    """OpenAI's fields; `truncate` and `precision` are ours."""
+
+    input: Annotated[
+        Sequences, PlainValidator(_sequences, str | list[str] | list[int] | list[list[int]])
+    ] = Field(
+        description="A text, token ids of the model's own vocabulary with its special tokens, or a list of such."
+        " An empty text is its special tokens alone."
+    )
+    model: str | None = Field(
+        None, description="`name` or `name/version`; the latest version by default."
+    )
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None,
+        description="Numbers, which is the default, or base64 of little-endian float32, which is quicker.",
+    )
+    dimensions: int | None = Field(
+        None, description="Only the first so many, scaled to length 1 where the model's vectors are. Means something only of models trained for it."
+    )  # fmt: skip
+    user: str | None = Field(None, description="Read by nobody here.")
+    truncate: bool | None = Field(
+        None,
+        description="Whether texts that are too long are cut, as the model's authors do it, instead of refused.",
+    )
+    precision: Literal["fp32", "int8"] | None = Field(
+        None, description="One the model has; by default as it says."
+    )
+
+
+class Embedding(BaseModel):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str = Field(description="Numbers, or base64.")
+
+
+class EmbeddingsUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsResponse(BaseModel):
+    """A vector for each sequence, in the order sent."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingsUsage
+
+
+TOKENS = {"model": "notebook", "input": [[1, 3, 4], [5]], "dimensions": 3}
+EXAMPLES: dict[str, Any] = {
+    "token ids": TOKENS,
+    "the same as base64": {**TOKENS, "encoding_format": "base64"},
+    "texts": {
+        "model": "all-minilm-l6-v2",
+        "input": ["Pads are dropped.", "Pads are never computed."],
+    },
+}
+VECTORS: list[list[Any]] = [
+    [[-0.19203134, -1.1683925, -0.3459274], [-0.010264101, -1.3403147, -0.35457665]],
+    ["3aNEvuONlb9lHbG+", "wyoovG+Pq78Si7W+"],
+]
+ANSWERS = {
+    name: {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": vector}
+            for index, vector in enumerate(vectors)
+        ],
+        "model": "notebook",
+        "usage": {"prompt_tokens": 4, "total_tokens": 4},
+    }
+    for name, vectors in zip(EXAMPLES, VECTORS, strict=False)
+}
+
+
+@router.post(
+    "/embeddings",
+    summary="Embeddings, as OpenAI's clients ask for them",
+    response_model=EmbeddingsResponse,
+    responses={200: {"content": {JSON: {"examples": examples(ANSWERS)}}}, **ERRORS},
+    openapi_extra=json_body(EmbeddingsRequest, EXAMPLES) | DEADLINE,
+)
+async def embeddings(request: Request) -> Response:
+    return await respond(request, decode)
+
+
+async def decode(sent: Sent, inference: Inference) -> tuple[Query, Encode]:
+    """JSON -> Query, and how to encode its answer. InvalidInput names the field."""
+    require_json(sent.headers)
+    negotiated(sent.headers, (JSON,))
+    read = validated(EmbeddingsRequest, sent.body, inference.settings)
+    asked = await inference.read(len(sent.body), read, sent.deadline)
+    model = sent.model(inference, asked.model)
+    manifest = model.bundle.manifest
+    if asked.dimensions is not None and not 1 <= asked.dimensions <= manifest.d_model:
+        raise InvalidInput(
+            f"dimensions is {asked.dimensions}: 1 to {manifest.d_model} for {model.bundle.ref}",
+            param="dimensions",
+        )
+    as_base64 = asked.encoding_format == "base64"
+    query = Query(
+        model, *await _batch(asked, sent, model, inference), ("pooled",), normalize=manifest.normalize and asked.dimensions is None,
+        precision=asked.precision, binary=as_base64, field="input", hint=OTHER_VOCABULARY,
+    )  # fmt: skip
+    return query, partial(encode, asked.dimensions, as_base64)
+
+
+async def _batch(
+    asked: EmbeddingsRequest, sent: Sent, model: Model, inference: Inference
+) -> tuple[Batch, Cells]:
+    if not asked.input:
+        raise InvalidInput("input is empty: send at least one text or sequence", param="input")
+    if isinstance(asked.input[0], str):
+        return await batch_of_texts(
+            Asked("input", asked.input, bool(asked.truncate), model), inference, sent.deadline
+        )
+    for index, sequence in enumerate(asked.input):
+        if not sequence:
+            raise InvalidInput(f"input[{index}] is empty: leave it out", param="input")
+    if asked.truncate:
+        raise InvalidInput(
+            "truncate is set, but it cuts texts only: cut the token ids yourself", param="truncate"
+        )
+    return await inference.read(
+        len(sent.body), one_piece(partial(from_lists, asked.input, None, "input")), sent.deadline
+    )
+
+
+def encode(dimensions: int | None, as_base64: bool, answer: Answer) -> Pieces[Payload]:
+    """Answer -> JSON, the vectors as base64 or with the fewest digits that give the same float back."""
+    query = answer.query
+    vectors: Floats = answer.outputs["pooled"][:, :dimensions]
+    if dimensions is not None and query.model.bundle.manifest.normalize:
+        vectors = unit(vectors)
+    values = [_base64(vector) for vector in vectors] if as_base64 else np.ascontiguousarray(vectors)
+    num_tokens = query.batch.num_tokens
+    body = {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": value}
+            for index, value in enumerate(values)
+        ],
+        "model": query.model.name,
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+    }
+    return Payload((yield from written(body, answer.num_bytes)))
+
+
+def _base64(vector: Floats) -> str:
+    """Little-endian float32, whatever this machine's order."""
+    return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()

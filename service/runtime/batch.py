@@ -1,0 +1,218 @@
+"""Batch: sequences end to end, the one type from the HTTP edge to the session. Cells: the caller's layout of it."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from addnorm.service.errors import InvalidInput
+
+BLOCK = 65_536
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+class Rows(NamedTuple):
+    """What the network says of one sequence of n tokens, a row per token."""
+
+    activations: Floats  # [n, d_model]
+    norm_mean: Floats  # [n, n_norms]
+    norm_rstd: Floats  # [n, n_norms]
+
+    def not_finite(self) -> str | None:
+        """The first output that holds NaN or infinity."""
+        mean, rstd = np.isfinite(self.norm_mean).all(), np.isfinite(self.norm_rstd).all()
+        if mean and rstd and np.isfinite(self.activations).all():
+            return None
+        return next(
+            name
+            for name, part in zip(self._fields, self, strict=True)
+            if not np.isfinite(part).all()
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Sequences of real tokens, none of them empty."""
+
+    tokens: Ints  # [num_tokens]
+    offsets: Ints  # [num_sequences + 1], offsets[0] = 0
+
+    @classmethod
+    def of(cls, sequences: Sequence[Ints]) -> Self:
+        lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+        return cls(
+            np.concatenate(sequences) if sequences else np.empty(0, np.int64), _offsets(lengths)
+        )
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def lengths(self) -> Ints:
+        return self.offsets[1:] - self.offsets[:-1]
+
+    def sequence(self, index: int) -> Ints:
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+    def grid(self) -> tuple[Ints, Ints]:
+        """input_ids, attention_mask `[num_sequences, longest]`, padded on the right: what a session takes."""
+        lengths = self.lengths
+        mask = np.arange(lengths.max()) < lengths[:, None]
+        input_ids = np.zeros(mask.shape, np.int64)
+        input_ids[mask] = self.tokens
+        return input_ids, mask.astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Where the caller's grid holds real tokens. Ragged callers have no grid: `mask` is None."""
+
+    lengths: Ints  # [num_rows] real tokens in each of the caller's rows, 0 allowed
+    mask: NDArray[np.bool_] | None  # [num_rows, seq]
+
+    @property
+    def num_pads(self) -> int:
+        return 0 if self.mask is None else int(self.mask.size - self.lengths.sum())
+
+    def every_row(self, rows: Iterable[Rows], empty: Rows) -> list[Rows]:
+        """One Rows for each of the caller's rows: the next of `rows`, or `empty` where a row has no real token."""
+        computed = iter(rows)
+        return [next(computed) if length else empty for length in self.lengths]
+
+    def spread(
+        self, values: Sequence[NDArray[Any]], fill: float = 0.0
+    ) -> NDArray[Any] | list[NDArray[Any]]:
+        """A `[length, w]` array per row -> the caller's `[num_rows, seq, w]`, `fill` at pads; ragged: as they are."""
+        if self.mask is None:
+            return list(values)
+        grid = np.zeros((*self.mask.shape, values[0].shape[-1]), values[0].dtype)
+        if fill:
+            grid[~self.mask] = fill
+        for row, mask, value in zip(grid, self.mask, values, strict=True):
+            row[mask] = value
+        return grid
+
+
+def from_lists(
+    input_ids: list[list[int]], attention_mask: list[list[int]] | None, field: str = "input_ids"
+) -> tuple[Batch, Cells]:
+    """A body's lists -> the batch of real tokens, and where they stood. InvalidInput names what does not fit.
+
+    field: where the caller put input_ids.
+    """
+    if not input_ids:
+        raise InvalidInput(f"{field} is empty: send at least one sequence", param=field)
+    sizes = list(map(len, input_ids))
+    if not all(sizes):
+        raise _invalid(field, sizes.index(0), "is empty: a sequence has at least one cell")
+    lengths = np.array(sizes)
+    if attention_mask is None:
+        return Batch(_flat(field, input_ids, lengths), _offsets(lengths)), Cells(lengths, None)
+    _same_shape(lengths, attention_mask)
+    shape = (len(input_ids), int(lengths[0]))
+    mask = _flat("attention_mask", attention_mask, lengths).reshape(shape)
+    return from_grid(_flat("input_ids", input_ids, lengths, mask.reshape(-1)).reshape(shape), mask)
+
+
+def from_rows(tokens: Ints, lengths: Ints) -> tuple[Batch, Cells]:
+    """Sequences end to end, none empty -> the batch as it is. InvalidInput unless lengths add up."""
+    if not len(lengths) or (lengths < 1).any():
+        raise InvalidInput(
+            "lengths has an empty sequence, or none at all: each has at least one cell",
+            param="lengths",
+        )
+    # in two halves: the sum of all may be more than 64 bits hold
+    if (total := (int((lengths >> 32).sum()) << 32) + int((lengths & 0xFFFFFFFF).sum())) != len(
+        tokens
+    ):
+        raise InvalidInput(
+            f"lengths sum to {total}, input_ids has {len(tokens)} cells", param="lengths"
+        )
+    return Batch(tokens, _offsets(lengths)), Cells(lengths, None)
+
+
+def from_grid(input_ids: Ints, attention_mask: NDArray[Any]) -> tuple[Batch, Cells]:
+    """Both `[num_rows, seq]` -> the batch of real tokens, and where they stood. InvalidInput unless the mask fits."""
+    if not input_ids.size:
+        raise InvalidInput(
+            f"input_ids has shape {list(input_ids.shape)}: send at least one sequence of one cell",
+            param="input_ids",
+        )
+    if attention_mask.shape != input_ids.shape:
+        raise InvalidInput(
+            f"attention_mask has shape {list(attention_mask.shape)}, input_ids has {list(input_ids.shape)}",
+            param="attention_mask",
+        )
+    if (odd := (attention_mask != 0) & (attention_mask != 1)).any():
+        row, column = np.argwhere(odd)[0]
+        raise _invalid(
+            "attention_mask",
+            row,
+            f"[{column}] is {attention_mask[row, column]}: 0 (pad) or 1 (real token)",
+        )
+    mask = attention_mask != 0
+    lengths = mask.sum(1)
+    return Batch(input_ids[mask], _offsets(lengths[lengths > 0])), Cells(lengths, mask)
+
+
+def _offsets(lengths: Ints) -> Ints:
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    lengths.cumsum(out=offsets[1:])
+    return offsets
+
+
+def _invalid(field: str, row: int, message: str) -> InvalidInput:
+    joint = "" if message.startswith("[") else " "
+    return InvalidInput(f"{field}[{row}]{joint}{message}", param=field)
+
+
+def _same_shape(lengths: Ints, attention_mask: list[list[int]]) -> None:
+    if (lengths != lengths[0]).any():
+        row = int((lengths != lengths[0]).argmax())
+        raise _invalid(
+            "input_ids",
+            row,
+            f"has {lengths[row]} cells, row 0 has {lengths[0]}: rows under a mask are of one length",
+        )
+    if len(attention_mask) != len(lengths):
+        raise InvalidInput(
+            f"attention_mask has {len(attention_mask)} rows, input_ids has {len(lengths)}",
+            param="attention_mask",
+        )
+    for row, cells in enumerate(attention_mask):
+        if len(cells) != lengths[0]:
+            raise _invalid(
+                "attention_mask", row, f"has {len(cells)} cells, input_ids[{row}] has {lengths[0]}"
+            )
+
+
+def _from_values(values: Iterator[int], num: int) -> Ints:
+    """In blocks: one call for all of them would hold the interpreter's lock to its end."""
+    flat = np.empty(num, np.int64)
+    for start in range(0, num, BLOCK):
+        end = min(num, start + BLOCK)
+        flat[start:end] = np.fromiter(values, np.int64, end - start)
+    return flat
+
+
+def _flat(field: str, rows: list[list[int]], lengths: Ints, mask: Ints | None = None) -> Ints:
+    """Rows end to end as int64. Where `mask` is 0 a value may be any integer."""
+    try:
+        return _from_values(chain.from_iterable(rows), int(lengths.sum()))
+    except OverflowError:
+        small = [[value if -(2**63) <= value < 2**63 else None for value in row] for row in rows]
+    for row, values in enumerate(small):
+        for column, value in enumerate(values):
+            if value is None and (mask is None or mask[row * len(values) + column]):
+                raise _invalid(
+                    field, row, f"[{column}] is {rows[row][column]}: outside 64-bit integers"
+                )
+    return _flat(field, [[value or 0 for value in row] for row in small], lengths)

@@ -1,0 +1,102 @@
+"""onnxruntime sessions of one bundle. Knows batches and rows; no requests, no queue."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+from addnorm.service.errors import StartupError
+from addnorm.service.runtime.batch import Batch, Floats, Rows
+from addnorm.service.runtime.bundle import HEAD, Bundle
+
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+HEAD_ROWS = (
+    256  # rows of one head run: bounds logits held at once, far above where matrices stop gaining
+)
+OUTPUTS = list(Rows._fields)
+
+
+class Engine:
+    """The body in one precision, and the head. Safe to call from several threads at once."""
+
+    def __init__(self, bundle: Bundle, precision: str, provider: str) -> None:
+        """provider: cpu, cuda or auto. StartupError if cuda is asked for and not got."""
+        manifest = bundle.manifest
+        self.d_model, self.n_norms = manifest.d_model, manifest.n_norms
+        self._body = _session(bundle.graph(precision), provider)
+        self._head = _session(bundle.path / HEAD, provider) if bundle.has_head else None
+        self.provider = "cuda" if PROVIDERS["cuda"] in self._body.get_providers() else "cpu"
+
+    def run(self, batch: Batch) -> list[Rows]:
+        """The rows of each sequence. The batch must not be empty."""
+        assert len(batch)
+        input_ids, attention_mask = batch.grid()
+        outputs = self.run_grid(input_ids, attention_mask)
+        return [
+            Rows(*(output[i, :length] for output in outputs))
+            for i, length in enumerate(batch.lengths)
+        ]
+
+    def run_grid(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> list[Floats]:
+        """The bare graph: `[batch, seq]` int64 twice -> activations, norm_mean, norm_rstd `[batch, seq, ...]`."""
+        return self._body.run(OUTPUTS, {"input_ids": input_ids, "attention_mask": attention_mask})  # type: ignore[no-any-return]
+
+    def logits(self, rows: Floats) -> Floats:
+        """rows `[n, d_model]`, n at most HEAD_ROWS -> `[n, vocab_size]`."""
+        assert self._head
+        assert len(rows) <= HEAD_ROWS
+        return self._head.run(None, {"rows": np.ascontiguousarray(rows)})[0]  # type: ignore[no-any-return]
+
+    def empty(self) -> Rows:
+        """The rows of a sequence without tokens, which no session runs."""
+        return Rows(
+            *(
+                np.zeros((0, width), np.float32)
+                for width in (self.d_model, self.n_norms, self.n_norms)
+            )
+        )
+
+
+def _session(graph: Path, provider: str) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = (
+        1  # lanes run side by side; threads inside a run would fight over the cores
+    )
+    options.inter_op_num_threads = 1
+    options.enable_mem_pattern = (
+        False  # one would be kept for each shape met; it costs memory and saves no time
+    )
+    options.log_severity_level = 3  # errors; the rest is about fallbacks that are checked below
+    if not _int8_is_exact():
+        options.add_session_config_entry("session.x64quantprecision", "1")
+    available = PROVIDERS["cuda"] in ort.get_available_providers()
+    if provider == "cuda" and not available:
+        raise StartupError(
+            "ADDNORM_PROVIDER=cuda, but this onnxruntime has no CUDA: install onnxruntime-gpu, or set ADDNORM_PROVIDER=cpu"
+        )
+    wanted = [PROVIDERS["cuda"]] if available and provider != "cpu" else []
+    try:
+        session = ort.InferenceSession(graph, options, providers=[*wanted, PROVIDERS["cpu"]])
+    except Exception as error:  # onnxruntime has no base class of its own
+        raise StartupError(
+            f"onnxruntime cannot load {graph}: {_first_line(error)}; export it again"
+        ) from error
+    if provider == "cuda" and PROVIDERS["cuda"] not in session.get_providers():
+        raise StartupError(
+            "ADDNORM_PROVIDER=cuda, but onnxruntime fell back to the CPU: look for a GPU and its driver, or set ADDNORM_PROVIDER=cpu"
+        )
+    return session
+
+
+def _int8_is_exact() -> bool:
+    """Whether uint8 x int8 products are summed in 32 bits here. x86 without VNNI saturates 16-bit sums unless asked for
+    its exact, slower kernels; asked on x86 with VNNI, onnxruntime would leave VNNI unused. Elsewhere it has no effect."""
+    try:
+        return re.search(r"\bavx(512)?_vnni\b", Path("/proc/cpuinfo").read_text()) is not None
+    except OSError:
+        return False
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

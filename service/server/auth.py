@@ -1,0 +1,169 @@
+"""API keys: who may ask, what, and how much at once. Holds digests only; knows no HTTP but the header they come in."""
+
+import hashlib
+import hmac
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from addnorm.service.errors import StartupError, TooManyAtOnce, Unauthenticated
+from addnorm.service.settings import Settings
+
+SCOPES = ("infer", "admin", "metrics")
+LEAST_CHARACTERS = 16  # of a key written out; one drawn at random has more
+COMMENT = re.compile(r"(?:^|\s)#.*")  # within a word, a # is part of it
+log = logging.getLogger("addnorm")
+OPEN = (
+    "/livez",
+    "/readyz",
+    "/docs",
+    "/openapi.json",
+    "/",
+)  # orchestrators carry no keys; the page tells nothing
+HEALTH = ("/livez", "/readyz", "/v2/health/")
+PROBES = (*HEALTH, "/metrics")  # answered while full, and while draining
+OPEN_BELOW = ("/v2/health/", "/swagger/")
+
+
+def needed(path: str) -> str | None:
+    """The scope that a path needs; None: open. What is not named here needs `infer`."""
+    if path in OPEN or path.startswith(OPEN_BELOW):
+        return None
+    if path == "/metrics":
+        return "metrics"
+    if (
+        path.startswith("/v2/repository/") and path != "/v2/repository/index"
+    ):  # Triton's clients list before they ask
+        return "admin"
+    return "infer"
+
+
+class Key(NamedTuple):
+    name: str  # for the log
+    digest: bytes  # sha256 of the key
+    scopes: frozenset[str]
+    max_at_once: int  # requests; 0: any number
+
+
+class Keys:
+    """The keys of the settings. The file is read again when it changes, so that a key can be withdrawn at once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stamp = self._read_stamp()
+        self._known = _read(settings)
+        self._at_once: dict[str, int] = {}  # name -> requests being answered
+
+    def __bool__(self) -> bool:
+        """Whether there are any. Without, all is open."""
+        return bool(self._known)
+
+    def find(self, authorization: bytes) -> Key:
+        """The key in `Bearer KEY`. Unauthenticated unless it is known."""
+        kind, _, sent = authorization.partition(b" ")
+        if kind.lower() != b"bearer" or not sent:
+            raise Unauthenticated("no API key was sent: add the header `Authorization: Bearer KEY`")
+        digest = hashlib.sha256(sent.strip()).digest()
+        key = self._known.get(
+            digest
+        )  # how long this takes tells of digests, from which no key follows
+        if key is None or not hmac.compare_digest(key.digest, digest):
+            raise Unauthenticated("the API key that was sent is not known here")
+        return key
+
+    @contextmanager
+    def counted(self, key: Key) -> Iterator[None]:
+        """While a request is answered. TooManyAtOnce over the key's own limit."""
+        now = self._at_once.get(key.name, 0)
+        if key.max_at_once and now >= key.max_at_once:
+            raise TooManyAtOnce(
+                f"the API key {key.name!r} has {now} requests under way, its limit is {key.max_at_once}",
+                retry_after_s=1,
+            )
+        self._at_once[key.name] = now + 1
+        try:
+            yield
+        finally:
+            self._at_once[key.name] -= 1
+
+    def refresh(self) -> None:
+        """Reads a changed file again. A broken one is logged, and the keys stay as they were."""
+        stamp = self._read_stamp()
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._known = _read(self._settings)
+            log.info("read %d API keys again", len(self._known))
+        except StartupError as error:
+            log.error("the API keys stay as they were: %s", error)
+
+    def _read_stamp(self) -> tuple[int, int, int] | None:
+        """What tells that the file is another. None: there is none."""
+        try:
+            status = self._settings.api_keys_file.stat() if self._settings.api_keys_file else None
+        except OSError:
+            return None
+        return status and (status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+def _read(settings: Settings) -> dict[bytes, Key]:
+    """digest -> key, of the environment and the file. StartupError names place and line, never what stands there."""
+    written = settings.api_keys.get_secret_value() if settings.api_keys else ""
+    lines = [(f"ADDNORM_API_KEYS, entry {number}", line) for number, line in _numbered(written)]
+    if path := settings.api_keys_file:
+        try:
+            lines += [(f"{path}:{number}", line) for number, line in _numbered(path.read_text())]
+        except (OSError, UnicodeDecodeError) as error:
+            raise StartupError(f"ADDNORM_API_KEYS_FILE={path} cannot be read: {error}") from None
+    keys = [_key(where, line) for where, line in lines]
+    if not keys and (settings.api_keys is not None or settings.api_keys_file):
+        raise StartupError(
+            "there is no API key where the settings say: unset them to open the server to all"
+        )
+    known = {key.digest: key for key in keys}
+    if len(known) != len(keys) or len({key.name for key in keys}) != len(keys):
+        raise StartupError("the API keys have a name or a key twice: each needs its own")
+    return known
+
+
+def _numbered(text: str) -> Iterator[tuple[int, str]]:
+    """Entries stand on lines of their own or between semicolons; a # at their start or after white space begins a comment."""
+    for number, line in enumerate(text.replace(";", "\n").splitlines(), 1):
+        if entry := COMMENT.sub("", line).strip():
+            yield number, entry
+
+
+def _key(where: str, line: str) -> Key:
+    """`name scopes key [limit]`, the scopes with commas between, the key as it is or as sha256:HEX."""
+    name, scopes, secret, limit = (line.split() + [""] * 4)[:4]
+    wanted = frozenset(scopes.split(","))
+    if (
+        len(line.split()) not in (3, 4)
+        or not wanted <= set(SCOPES)
+        or not (limit or "1").isdecimal()
+    ):
+        raise StartupError(
+            f"{where}: an API key is `name {','.join(SCOPES)} KEY-or-sha256:HEX [requests at once]`"
+        )
+    if secret.startswith("sha256:"):
+        try:
+            digest = bytes.fromhex(secret.removeprefix("sha256:"))
+        except ValueError:
+            digest = b""
+        if len(digest) != hashlib.sha256().digest_size:
+            raise StartupError(f"{where}: sha256: must be followed by 64 hexadecimal digits")
+    elif len(secret) < LEAST_CHARACTERS:
+        raise StartupError(
+            f"{where}: the key has {len(secret)} characters, at least {LEAST_CHARACTERS} are needed"
+        )
+    else:
+        digest = hashlib.sha256(secret.encode()).digest()
+    if limit and not int(limit):
+        raise StartupError(
+            f"{where}: the limit is 0 requests at once, which would let none in: from 1, or none for no limit;"
+            " leave the line out to withdraw the key"
+        )
+    return Key(name, digest, wanted, int(limit or 0))

@@ -1,0 +1,125 @@
+"""The server's process: loads the bundles, listens, and drains.
+
+On SIGTERM the server is not ready at once, answers what it has accepted, refuses what comes, and closes the
+listener last.
+"""
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+import time
+from errno import EADDRINUSE
+from pathlib import Path
+from types import FrameType
+from typing import Any, cast
+
+import uvicorn
+
+from addnorm.service.errors import StartupError
+from addnorm.service.inference.pipeline import Inference
+from addnorm.service.models.registry import load_all
+from addnorm.service.runtime import memory
+from addnorm.service.server.app import create_app
+from addnorm.service.server.connection import Connection, limited
+from addnorm.service.server.middleware import Edge
+from addnorm.service.settings import Settings
+from addnorm.service.telemetry import logs
+from addnorm.service.telemetry.tracing import tracer_of_environment
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+TICKS_PER_S = 10  # uvicorn's
+log = logging.getLogger("addnorm")
+
+
+def serve(bundles: Path, settings: Settings) -> None:
+    """Loads every bundle, then listens until told to stop. StartupError if a bundle cannot be trusted, or the port is in use."""
+    check_address(settings)
+    logs.configure(settings.log_level)
+    memory.share_arenas()
+    inference = Inference(load_all(bundles, settings), settings)
+    edge = create_app(inference, tracer_of_environment())
+    if not edge.keys and settings.host not in LOOPBACK:
+        log.warning(
+            "no API keys: whoever reaches %s may ask; see ADDNORM_API_KEYS_FILE", settings.host
+        )
+    server = Server(edge, settings)
+    gc.freeze()  # what is loaded stays: the collector need not walk it again
+    server.run()
+    inference.close()
+
+
+def check_address(settings: Settings) -> None:
+    """StartupError if nobody could listen there: better known before models load than after."""
+    try:
+        found = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, *_, address in found:
+            _check_bind(family, address)
+    except (OSError, UnicodeError) as error:  # the latter of a host that is no name
+        is_used = isinstance(error, OSError) and error.errno == EADDRINUSE
+        how = (
+            "end what listens there, or set ADDNORM_PORT"
+            if is_used
+            else "set ADDNORM_HOST and ADDNORM_PORT"
+        )
+        where = f"ADDNORM_HOST={settings.host} ADDNORM_PORT={settings.port}"
+        raise StartupError(
+            f"{where}: cannot listen there: {getattr(error, 'strerror', error)}; {how}"
+        ) from None
+
+
+def _check_bind(family: int, address: Any) -> None:
+    """As the event loop will bind it."""
+    with socket.socket(family) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+
+
+def configured(edge: Edge, settings: Settings) -> uvicorn.Config:
+    """uvicorn's options. StartupError if the certificate and its key do not fit."""
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise StartupError("one of ADDNORM_TLS_CERT and ADDNORM_TLS_KEY is set: set both, or none")
+    config = uvicorn.Config(
+        edge, host=settings.host, port=settings.port, http=cast(Any, limited(settings)), ws="none",
+        log_config=None, access_log=False, server_header=False, headers=[("x-content-type-options", "nosniff")],
+        proxy_headers=False, ssl_certfile=settings.tls_cert, ssl_keyfile=settings.tls_key,
+    )  # fmt: skip
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError too
+        raise StartupError(
+            f"ADDNORM_TLS_CERT={settings.tls_cert}, ADDNORM_TLS_KEY={settings.tls_key}: {error}"
+        ) from None
+    return config
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but a signal drains first, the process then ends with exit code 0, and slow callers are swept out."""
+
+    def __init__(self, edge: Edge, settings: Settings) -> None:
+        super().__init__(configured(edge, settings))
+        self.edge, self.grace_s = edge, settings.grace_s
+        self.drain_until = float("inf")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.edge.draining and sig == signal.SIGINT:
+            self.force_exit = self.should_exit = True  # an impatient second Ctrl+C
+        elif not self.edge.draining:
+            self.edge.draining = True
+            self.drain_until = time.monotonic() + self.grace_s
+
+    async def on_tick(self, counter: int) -> bool:
+        logs.flush()
+        if counter % TICKS_PER_S == 0:
+            self.edge.keys.refresh()
+            now = asyncio.get_running_loop().time()
+            for connection in list(self.server_state.connections):
+                cast(Connection, connection).sweep(now)
+        if self.edge.draining and (self.edge.in_flight == 0 or time.monotonic() > self.drain_until):
+            self.should_exit = True
+        return await super().on_tick(counter)

@@ -1,0 +1,115 @@
+"""Whether the promise holds for what is served: some micro-batches are computed again, each sequence alone, when idle.
+
+Knows no models and no requests: what ran, and its rows.
+"""
+
+import logging
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from addnorm.service.runtime import selfcheck
+from addnorm.service.runtime.batch import Batch, Ints, Rows
+from addnorm.service.scheduling.fair_queue import Line, MicroBatch
+from addnorm.service.scheduling.scheduler import Observer
+
+log = logging.getLogger("addnorm")
+MAX_KEPT = 4  # micro-batches
+KEPT_S = 2.0  # one that has found no idle moment by then is dropped
+POLL_S = 0.01
+INEXACT_RTOL = (
+    1e-3  # for engines whose bits may depend on the shape; another sequence's rows are far off
+)
+Report = Callable[[str, bool, float], None]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A micro-batch that ran, to be compared before `expires`."""
+
+    line: Line
+    sequences: list[Ints]
+    rows: list[Rows]
+    expires: float
+
+
+class Probe(Observer):
+    """Keeps a share of the micro-batches of several sequences, and compares them on a thread of its own."""
+
+    def __init__(self, share: float, is_idle: Callable[[], bool], report: Report) -> None:
+        """is_idle: whether nothing waits; report: called with model, violated and difference for each sequence."""
+        self._share, self._is_idle, self._report = share, is_idle, report
+        self._kept: queue.Queue[Sample | None] = queue.Queue(MAX_KEPT)
+        self._closed = threading.Event()
+        self._known: set[str] = set()  # models that were logged
+        if share:
+            threading.Thread(target=self._work, name="probe", daemon=True).start()
+
+    def computed(self, micro: MicroBatch, rows: list[Rows]) -> None:
+        if len(rows) > 1 and random.random() < self._share and not self._kept.full():
+            sequences = [job.batch.sequence(at) for _, _, at, job in micro.sequences]
+            self._keep(Sample(micro.line, sequences, rows, time.monotonic() + KEPT_S))
+
+    def close(self) -> None:
+        self._closed.set()
+        self._keep(None)
+
+    def _keep(self, sample: Sample | None) -> None:
+        with suppress(queue.Full):
+            self._kept.put_nowait(sample)
+
+    def _work(self) -> None:
+        while not self._closed.is_set():
+            self._step()
+
+    def _step(self) -> None:
+        """Compares one sample, and lets its model go."""
+        if sample := self._kept.get():
+            try:
+                self._check(sample)
+            except (
+                Exception
+            ):  # an engine that fails here fails its callers too, and is counted there
+                log.exception("the invariance probe failed")
+
+    def _check(self, sample: Sample) -> None:
+        for sequence, rows in zip(sample.sequences, sample.rows, strict=True):
+            if not self._idle_before(sample.expires):
+                return
+            self._compare(sample.line, sequence, rows)
+
+    def _idle_before(self, expires: float) -> bool:
+        while (
+            not (idle := self._is_idle())
+            and time.monotonic() < expires
+            and not self._closed.is_set()
+        ):
+            time.sleep(POLL_S)
+        return idle
+
+    def _compare(self, line: Line, sequence: Ints, in_company: Rows) -> None:
+        (alone,) = line.run(Batch.of([sequence]))
+        difference = _difference(alone, in_company)
+        largest = max(float(np.abs(part).max()) for part in alone)
+        violated = difference > (0.0 if line.exact else INEXACT_RTOL * max(1.0, largest))
+        if violated and line.name not in self._known:
+            self._known.add(line.name)
+            log.error(
+                "%s: %d tokens alone differ from the same tokens in company by %.3g: the promise does not hold",
+                line.name, len(sequence), difference,
+            )  # fmt: skip
+        self._report(line.name, violated, difference)
+
+
+def _difference(alone: Rows, in_company: Rows) -> float:
+    """The largest; 0 only for the same bits, infinite where one is not a number."""
+    if selfcheck.same_bits(alone, in_company):
+        return 0.0
+    largest = max(float(np.abs(a - b).max()) for a, b in zip(alone, in_company, strict=True))
+    return max(largest, float(np.finfo(np.float32).tiny)) if np.isfinite(largest) else float("inf")

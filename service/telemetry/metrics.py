@@ -1,0 +1,182 @@
+"""What Prometheus scrapes: counters of what was served, gauges of what waits. Knows numbers only."""
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Metric,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from addnorm.service.models.registry import Models
+from addnorm.service.runtime.batch import Rows
+from addnorm.service.scheduling.byte_budget import Room
+from addnorm.service.scheduling.fair_queue import Line, MicroBatch
+from addnorm.service.scheduling.scheduler import Observer, Scheduler
+from addnorm.service.settings import Settings
+
+Labelled = TypeVar("Labelled", bound=MetricWrapperBase)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+TOKENS = (1, 4, 16, 64, 128, 192, 256, 384, 512, 1024)
+SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+RATIO = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+
+
+class Served(Collector):
+    """What is served, looked at when scraped."""
+
+    def __init__(self, models: Models, provider: str) -> None:
+        self._models, self._provider = models, provider
+
+    def collect(self) -> Iterator[Metric]:
+        info = GaugeMetricFamily(
+            "addnorm_model_info", "1 for each model, version and precision served.",
+            labels=["model", "version", "precision", "layout", "provider_asked", "provider", "manifest_sha256"],
+        )  # fmt: skip
+        for name, versions in self._models:
+            for version, model in versions.items():
+                for precision, engine in model.engines.items():
+                    bundle = model.bundle
+                    labels = (
+                        name,
+                        version,
+                        precision,
+                        bundle.manifest.layout,
+                        self._provider,
+                        engine.provider,
+                    )
+                    info.add_metric([*map(str, labels), bundle.manifest_sha256], 1)
+        yield info
+
+
+class Metrics(Observer):
+    """One registry of its own, so that two servers in one process do not meet."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # a second time series beside each, of no use here
+        self.registry = registry = CollectorRegistry()
+        self._scheduler: Scheduler | None = None
+        self._models = Models([])
+        self._rooms: Sequence[Room] = ()
+        ProcessCollector(registry=registry)
+        self._children: dict[
+            tuple[MetricWrapperBase, tuple[str | int, ...]], MetricWrapperBase
+        ] = {}
+        counter, histogram = (
+            partial(Counter, registry=registry),
+            partial(Histogram, registry=registry),
+        )
+        gauge = partial(Gauge, registry=registry)
+        model = ["model"]
+        # fmt: off
+        self.requests = counter("addnorm_requests", "Requests answered.", ["route", "model", "status"])
+        self.request_seconds = histogram("addnorm_request_seconds", "From the request's head to its answer's end.", ["route"], buckets=SECONDS)
+        self.stage_seconds = histogram("addnorm_stage_seconds", "Time in decode, queue, infer and encode.", ["model", "stage"], buckets=SECONDS)
+        self.real_tokens = counter("addnorm_real_tokens", "Real tokens of requests answered with 200.", model)
+        self.pad_cells_saved = counter("addnorm_pad_cells_saved", "Pad cells that were sent and not computed.", model)
+        self.micro_batch_tokens = histogram("addnorm_micro_batch_tokens", "Real tokens of a micro-batch.", model, buckets=TOKENS)
+        self.micro_batch_sequences = histogram("addnorm_micro_batch_sequences", "Sequences of a micro-batch.", model, buckets=SEQUENCES)
+        self.micro_batch_fill = histogram("addnorm_micro_batch_fill_ratio", "Real tokens of a micro-batch over the cells of its grid.", model, buckets=RATIO)
+        self.computed_cells = counter("addnorm_computed_cells", "Cells of micro-batches' grids: real tokens, and pads up to the longest.", model)
+        self.queue_tokens = gauge("addnorm_queue_tokens", "Real tokens that wait.")
+        self.queue_tokens_limit = gauge("addnorm_queue_tokens_limit", "Real tokens that may wait.")
+        self.pending_bytes = gauge("addnorm_pending_bytes", "Bytes of answers being made or sent, of bodies half received, and of texts being tokenized.", ["what"])
+        self.lanes = gauge("addnorm_lanes", "Session runs that may go on at once.")
+        self.lanes_busy = gauge("addnorm_lanes_busy", "Session runs going on.")
+        self.lane_busy_seconds = counter("addnorm_lane_busy_seconds", "Time of lanes from taking a micro-batch to its rows.")
+        self.lanes_replaced = counter("addnorm_lanes_replaced", "Lanes given up because they hung.")
+        self.lanes_hung = gauge("addnorm_lanes_hung", "Lanes given up whose session runs have not come back.")
+        self.engine_failures = counter("addnorm_engine_failures", "Session runs that raised an error.", model)
+        self.invariance_probes = counter("addnorm_invariance_probes", "Served sequences computed again, alone.", model)
+        self.invariance_violations = counter("addnorm_invariance_violations", "Those whose rows alone were others.", model)
+        self.invariance_max_difference = gauge("addnorm_invariance_max_difference", "Largest difference of such rows so far.", model)
+        self.rejections = counter("addnorm_rejections", "Requests refused at the door or for want of room, or expired, by reason.", ["reason"])
+        # fmt: on
+        self.differences: dict[str, float] = {}  # largest of each model
+
+    def watch(
+        self, scheduler: Scheduler, models: Models, settings: Settings, rooms: Sequence[Room]
+    ) -> None:
+        """What is served, and by how many; `refresh` looks at the scheduler and the rooms from now on."""
+        self._scheduler, self._rooms = scheduler, rooms
+        self.queue_tokens_limit.set(scheduler.max_queue_tokens)
+        self.lanes.set(scheduler.num_lanes)
+        self._models = models
+        self.registry.register(Served(models, settings.provider))
+
+    def refresh(self) -> None:
+        """Gauges of the moment."""
+        if self._scheduler:
+            self.queue_tokens.set(self._scheduler.num_queued_tokens())
+            self.lanes_busy.set(self._scheduler.num_busy)
+            self.lanes_hung.set(self._scheduler.num_hung)
+        for room in self._rooms:
+            self.of(self.pending_bytes, room.what).set(room.num_bytes)
+
+    def computed(self, micro: MicroBatch, rows: list[Rows]) -> None:
+        model, lengths = micro.line.name, [sequence.length for sequence in micro.sequences]
+        self.of(self.micro_batch_tokens, model).observe(sum(lengths))
+        self.of(self.micro_batch_sequences, model).observe(len(lengths))
+        num_cells = len(lengths) * max(lengths)
+        self.of(self.micro_batch_fill, model).observe(sum(lengths) / num_cells)
+        self.of(self.computed_cells, model).inc(num_cells)
+        self.lane_busy_seconds.inc(time.monotonic() - micro.taken)
+
+    def failed(self, line: Line) -> None:
+        self.of(self.engine_failures, line.name).inc()
+
+    def replaced(self) -> None:
+        self.lanes_replaced.inc()
+
+    def probed(self, model: str, violated: bool, difference: float) -> None:
+        """A served sequence was computed again, alone."""
+        self.of(self.invariance_probes, model).inc()
+        self.of(self.invariance_violations, model).inc(violated)
+        self.differences[model] = max(difference, self.differences.get(model, 0.0))
+        self.of(self.invariance_max_difference, model).set(self.differences[model])
+
+    def inferred(self, model: str, real_tokens: int, pads: int, stages_s: dict[str, float]) -> None:
+        """An inference was answered with success."""
+        self.of(self.real_tokens, model).inc(real_tokens)
+        self.of(self.pad_cells_saved, model).inc(pads)
+        for stage, seconds in stages_s.items():
+            self.of(self.stage_seconds, model, stage).observe(seconds)
+
+    def answered(self, route: str, model: str, status: int, seconds: float) -> None:
+        """A request was answered, with whatever status."""
+        self.of(self.requests, route, model, status).inc()
+        self.of(self.request_seconds, route).observe(seconds)
+
+    def rejected(self, reason: str) -> None:
+        self.of(self.rejections, reason).inc()
+
+    def of(self, metric: Labelled, *labels: str | int) -> Labelled:
+        """metric.labels(...), which costs ten times this look-up."""
+        key = (metric, labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = metric.labels(*labels)
+        return child  # type: ignore[return-value]  # of the metric's own class
+
+    def render(self) -> bytes:
+        """The text exposition format, version 0.0.4."""
+        self.refresh()
+        for model in self._models.all():
+            self.of(
+                self.engine_failures, model.name
+            )  # shown before the first: an increase needs what it rose from
+            self.of(self.invariance_probes, model.name)
+            self.of(self.invariance_violations, model.name)
+            self.of(self.invariance_max_difference, model.name)
+        return generate_latest(self.registry)
