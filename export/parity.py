@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from starlette.datastructures import Headers
 from tqdm import tqdm
 
-from addnorm.export import exact, nearness, texts
+from addnorm.export import exact, texts, tolerances
 from addnorm.model.transformer import Transformer
 from addnorm.service.inference.pipeline import Inference
 from addnorm.service.models.registry import PADDINGS, Model, Models
-from addnorm.service.protocols.codec.bodies import Sent
+from addnorm.service.protocols.codec.bodies import RawRequest
 from addnorm.service.protocols.native import decode
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
@@ -92,7 +92,7 @@ def certify(
         "provider": "cpu",
         "reference": "PyTorch, layout padded",
         "checks": [asdict(check) for check in checks],
-        "canary": {
+        "known_answer": {
             name: selfcheck.make_canary(engine, bundle.manifest.limits)
             for name, engine in model.engines.items()
         },
@@ -180,7 +180,7 @@ class _Path:
     """The server's path without HTTP: a body in, the parsed answer out."""
 
     def __init__(self, model: Model) -> None:
-        settings = Settings(max_answer_bytes=2**32)
+        settings = Settings(max_response_bytes=2**32)
         self.model = model
         self.inference = Inference(Models([model]), settings)
 
@@ -192,8 +192,8 @@ class _Path:
 
     async def _answer(self, body: bytes) -> dict[str, Any]:
         deadline = Deadline(PATIENCE_S)
-        query, encode = await decode(Sent(body, Headers(), deadline), self.inference)
-        payload, _ = await self.inference.answer(query, encode, deadline)
+        query, encode = await decode(RawRequest(body, Headers(), deadline), self.inference)
+        payload, _ = await self.inference.run(query, encode, deadline)
         return orjson.loads(b"".join(payload.parts))  # type: ignore[no-any-return]
 
 
@@ -204,7 +204,7 @@ def _path(model: Model) -> Iterator[_Path]:
     path.inference.close()
 
 
-Compare = Callable[[str], Iterable[nearness.Result]]  # called with a precision
+Compare = Callable[[str], Iterable[tolerances.Result]]  # called with a precision
 
 
 def _checks(path: _Path, reference: Transformer, precision: str) -> list[tuple[str, Compare]]:
@@ -217,7 +217,7 @@ def _checks(path: _Path, reference: Transformer, precision: str) -> list[tuple[s
         *against_torch,
         ("bare graph, pads holes", partial(_bare_graph, path, reference)),
         ("padded like alone", partial(_unequal_paddings, path)),
-        ("in company like alone", partial(_unequal_company, path)),
+        ("co-batched like alone", partial(_unequal_company, path)),
         ("bare graph, its bits", partial(_bare_bits, path)),
     ]
 
@@ -268,7 +268,7 @@ def cases(bundle: Bundle) -> list[Case]:
 
 def _against_torch(
     path: _Path, case: Case, reference: Transformer, precision: str
-) -> Iterator[nearness.Result]:
+) -> Iterator[tolerances.Result]:
     """Every output over real tokens."""
     ids, mask = case.grid()
     with torch.no_grad():
@@ -278,17 +278,17 @@ def _against_torch(
     got = path.ask(case, precision, outputs=["activations", "pooled", "norm_stats"], pooling="mean")
     real = mask != 0
     count = np.maximum(real.sum(1, keepdims=True), 1)
-    yield from nearness.vectors(
+    yield from tolerances.vectors(
         "activations", _real(got["activations"], real, case), activations[real], precision
     )
-    yield from nearness.vectors(
+    yield from tolerances.vectors(
         "pooled", np.array(got["pooled"]), activations.sum(1) / count, precision
     )
     stats = got["norm_stats"]
     served = _real(stats["mean"], real, case), _real(stats["rstd"], real, case)
-    yield from nearness.norms(served, (mean[real], rstd[real]), precision)
+    yield from tolerances.norms(served, (mean[real], rstd[real]), precision)
     if reference.head:
-        yield from nearness.vectors(
+        yield from tolerances.vectors(
             "logits", *_logits(path, case, reference, precision, activations, real), precision
         )
 
@@ -324,7 +324,7 @@ def _real(answer: list[Any], real: Array, case: Case) -> Array:
     return grid[real]
 
 
-def _bare_graph(path: _Path, reference: Transformer, precision: str) -> Iterator[nearness.Result]:
+def _bare_graph(path: _Path, reference: Transformer, precision: str) -> Iterator[tolerances.Result]:
     """The graph as any other ONNX server would call it: the caller's cells, pads and all."""
     case = next(case for case in cases(path.model.bundle) if case.name == "pads holes")
     ids, mask = case.grid()
@@ -332,10 +332,12 @@ def _bare_graph(path: _Path, reference: Transformer, precision: str) -> Iterator
         expected = reference(torch.from_numpy(ids), torch.from_numpy(mask))[0].numpy()
     got = path.model.engine(precision).run_grid(ids, mask)[0]
     flat = (-1, expected.shape[-1])
-    yield from nearness.vectors("activations", got.reshape(flat), expected.reshape(flat), precision)
+    yield from tolerances.vectors(
+        "activations", got.reshape(flat), expected.reshape(flat), precision
+    )
 
 
-def _bare_bits(path: _Path, precision: str) -> Iterator[nearness.Result]:
+def _bare_bits(path: _Path, precision: str) -> Iterator[tolerances.Result]:
     engine, manifest = path.model.engine(precision), path.model.bundle.manifest
     paddings = PADDINGS[manifest.layout]
     unequal = list(selfcheck.unequal(engine, manifest.limits, paddings, BIT_LENGTHS))
@@ -343,7 +345,7 @@ def _bare_bits(path: _Path, precision: str) -> Iterator[nearness.Result]:
     yield "not zero where all are pads", 0 if selfcheck.all_pad_is_zero(engine) else 1, 0
 
 
-def _unequal_paddings(path: _Path, precision: str) -> Iterator[nearness.Result]:
+def _unequal_paddings(path: _Path, precision: str) -> Iterator[tolerances.Result]:
     """Requests whose answer, read at the real places, differs in a bit from the same rows sent ragged."""
     chosen = {case.name: case for case in cases(path.model.bundle)}
     plain = _rows(path, chosen["ragged"], precision)
@@ -357,7 +359,7 @@ def _unequal_paddings(path: _Path, precision: str) -> Iterator[nearness.Result]:
     )
 
 
-def _unequal_company(path: _Path, precision: str) -> Iterator[nearness.Result]:
+def _unequal_company(path: _Path, precision: str) -> Iterator[tolerances.Result]:
     ragged = next(case for case in cases(path.model.bundle) if case.name == "ragged")
     together = _rows(path, ragged, precision)
     alone = [_rows(path, Case("alone", [row]), precision)[0] for row in ragged.input_ids]

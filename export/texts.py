@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from starlette.datastructures import Headers
 from tokenizers import Tokenizer
 
-from addnorm.export import nearness
+from addnorm.export import tolerances
 from addnorm.model.checkpoint import CheckpointError
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import ServiceError
 from addnorm.service.inference.pipeline import Inference
-from addnorm.service.protocols.codec.bodies import Sent
+from addnorm.service.protocols.codec.bodies import RawRequest
 from addnorm.service.protocols.native import decode
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
 from addnorm.service.scheduling.deadline import Deadline
@@ -158,7 +158,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 Array = NDArray[Any]
-Compare = Callable[[str], Iterable[nearness.Result]]
+Compare = Callable[[str], Iterable[tolerances.Result]]
 
 
 def checks(
@@ -221,7 +221,7 @@ class _Authors:
 
 def _against_authors(
     inference: Inference, bundle: Bundle, authors: _Authors, texts: list[str], precision: str
-) -> Iterator[nearness.Result]:
+) -> Iterator[tolerances.Result]:
     """The server's token ids and vectors of these texts."""
     body = {
         "texts": texts,
@@ -237,14 +237,14 @@ def _against_authors(
     num_other = sum(got != authors.ids(text) for got, text in zip(ids, texts, strict=True))
     yield "texts with other token ids", num_other, 0
     if not num_other:  # theirs may be ids that the model has not
-        yield from nearness.vectors(
+        yield from tolerances.vectors(
             "pooled", vectors, np.array([authors.vector(row) for row in ids]), precision
         )
 
 
 async def _served(inference: Inference, body: bytes) -> tuple[list[list[int]], Array]:
-    query, encode = await decode(Sent(body, Headers(), Deadline(PATIENCE_S)), inference)
-    payload, _ = await inference.answer(query, encode)
-    ends = np.cumsum(query.cells.lengths)[:-1]
+    query, encode = await decode(RawRequest(body, Headers(), Deadline(PATIENCE_S)), inference)
+    payload, _ = await inference.run(query, encode)
+    ends = np.cumsum(query.padding.lengths)[:-1]
     ids = [row.tolist() for row in np.split(query.batch.tokens, ends)]
     return ids, np.array(orjson.loads(b"".join(payload.parts))["pooled"])

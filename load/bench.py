@@ -151,13 +151,13 @@ def offline_sides(contenders: list[Contender]) -> Iterator[Side]:
     """The engine without a server, in this process, and the matrices without a model."""
     settings = read_settings()
     for contender in contenders[1:]:
-        yield _offline_side(contender, settings.num_lanes, settings.token_budget or 256)
-    sgemm = Sgemm(contenders[0].bundle.manifest.config, settings.num_lanes)
+        yield _offline_side(contender, settings.num_workers, settings.token_budget or 256)
+    sgemm = Sgemm(contenders[0].bundle.manifest.config, settings.num_workers)
     yield Side("sgemm", "sgemm", lambda seconds: {"tokens_per_s": sgemm.tokens_per_s(seconds)})
 
 
-def _offline_side(contender: Contender, num_lanes: int, token_budget: int) -> Side:
-    offline = Offline(contender.bundle, contender.precision or "fp32", num_lanes, token_budget)
+def _offline_side(contender: Contender, num_workers: int, token_budget: int) -> Side:
+    offline = Offline(contender.bundle, contender.precision or "fp32", num_workers, token_budget)
     big = contender.stream("big")
     return Side(
         "offline",

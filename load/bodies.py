@@ -27,10 +27,10 @@ V2 = "/v2/models/{model}/infer"
 # numbers
 
 
-def grid(manifest: Manifest, num_cells: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def grid(manifest: Manifest, num_padded_tokens: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Ids and mask of so many cells, one of them real."""
-    num_rows = min(LIMITS.max_sequences // 2, num_cells)
-    shape = num_rows, num_cells // num_rows
+    num_rows = min(LIMITS.max_sequences // 2, num_padded_tokens)
+    shape = num_rows, num_padded_tokens // num_rows
     mask = np.zeros(shape, np.int64)
     mask[0, 0] = 1
     return np.random.default_rng(0).integers(0, manifest.limits.vocab_size, shape), mask
@@ -45,13 +45,14 @@ def rows(manifest: Manifest, num_tokens: int, longest: int) -> list[list[int]]:
 
 def real_tokens(width: int) -> int:
     """As many as an answer of JSON may have, `width` floats for each."""
-    return LIMITS.max_answer_bytes // (width * JSON_BYTES_PER_FLOAT) - 1
+    return LIMITS.max_response_bytes // (width * JSON_BYTES_PER_FLOAT) - 1
 
 
 def pads(width: int, bytes_each: int = JSON_BYTES_PER_PAD) -> int:
     """As many as an answer may have beside one token."""
     return min(
-        LIMITS.max_cells, LIMITS.max_answer_bytes // (width * bytes_each) - JSON_BYTES_PER_FLOAT
+        LIMITS.max_padded_tokens,
+        LIMITS.max_response_bytes // (width * bytes_each) - JSON_BYTES_PER_FLOAT,
     )
 
 
@@ -59,14 +60,14 @@ def zeros(num: int) -> bytes:
     return b",".join([b"0"] * num)
 
 
-def integers(digits: int, most: int = LIMITS.max_cells) -> tuple[bytes, int]:
+def integers(digits: int, most: int = LIMITS.max_padded_tokens) -> tuple[bytes, int]:
     """As many integers of so many digits as a body holds, commas between."""
     num = min(most, JSON_BYTES // (digits + 3))  # a mask has room beside them
     return b",".join([b"9" * digits] * num), num
 
 
 def floats(digits: int) -> tuple[bytes, int]:
-    num = min(LIMITS.max_cells, JSON_BYTES // (digits + 6))
+    num = min(LIMITS.max_padded_tokens, JSON_BYTES // (digits + 6))
     return b",".join([b"0." + b"7" * digits] * num), num
 
 
@@ -98,10 +99,13 @@ def long_integers(digits: int, manifest: Manifest) -> Request:
     return packed(raw(INFER, body))
 
 
-def cells(
-    manifest: Manifest, outputs: Sequence[str], num_cells: int = LIMITS.max_cells, **more: Any
+def padding(
+    manifest: Manifest,
+    outputs: Sequence[str],
+    num_padded_tokens: int = LIMITS.max_padded_tokens,
+    **more: Any,
 ) -> Request:
-    ids, mask = grid(manifest, num_cells)
+    ids, mask = grid(manifest, num_padded_tokens)
     return infer(manifest, {"input_ids": ids, "attention_mask": mask, "outputs": outputs, **more})
 
 
@@ -131,7 +135,7 @@ def all_likeliest(manifest: Manifest) -> Request:
 
 
 def likeliest_of_pads(manifest: Manifest) -> Request:
-    return cells(manifest, ["logits"], logits={"top_k": 1})
+    return padding(manifest, ["logits"], logits={"top_k": 1})
 
 
 def string(
@@ -162,7 +166,7 @@ def nested(path: str, field: str, manifest: Manifest) -> Request:
 
 def names(path: str, field: str, value: str, manifest: Manifest, rest: bytes = b"") -> Request:
     """As many strings as there may be commas."""
-    values = b",".join([b'"%s"' % value.encode()] * (2 * LIMITS.max_cells))
+    values = b",".join([b'"%s"' % value.encode()] * (2 * LIMITS.max_padded_tokens))
     return packed(raw(path, b'{%s"%s":[%s]}' % (rest, field.encode(), values)))
 
 
@@ -237,8 +241,10 @@ def v2_numbers(kind: tuple[bytes, int], datatype: str, manifest: Manifest) -> Re
     return packed(v2(manifest, ids, tensor("attention_mask", [1, num], numbers, datatype)))
 
 
-def v2_cells(manifest: Manifest, output: str, num_cells: int, binary: bool = False) -> Request:
-    ids, mask = grid(manifest, num_cells)
+def v2_cells(
+    manifest: Manifest, output: str, num_padded_tokens: int, binary: bool = False
+) -> Request:
+    ids, mask = grid(manifest, num_padded_tokens)
     return v2(
         manifest,
         tensor("input_ids", ids.shape, b",".join(b"%d" % value for value in ids.ravel())),

@@ -32,7 +32,7 @@ from addnorm.service.runtime.bundle import Bundle
 Figures = dict[str, Any]
 GROWTH = 1.05  # allowed of resident memory, once warm
 SETTLE_S = 30.0
-GAUGES = ("addnorm_queue_tokens ", "addnorm_lanes_busy", "addnorm_pending_bytes{")
+GAUGES = ("addnorm_queue_tokens ", "addnorm_worker_threads_busy", "addnorm_pending_bytes{")
 STEPS = 10
 
 
@@ -108,10 +108,10 @@ def leave_storm(bundle: Bundle, size: int) -> Figures:
         right, files = server.ask(good), _num_files(server)
         run.run(_leave(server, bundle, size))
         left = time.monotonic()
-        while (held := _held(server)) or _num_files(server) > files + 1:
+        while (reserve := _held(server)) or _num_files(server) > files + 1:
             require(
                 time.monotonic() < left + SETTLE_S,
-                f"still held: {held}, {_num_files(server)} files",
+                f"still held: {reserve}, {_num_files(server)} files",
             )
             time.sleep(0.1)
         require(server.ask(good) == right, "a good request is answered otherwise than before")

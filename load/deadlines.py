@@ -288,7 +288,7 @@ def _line(name: str, answers: Sequence[Answered]) -> str:
     shown = ", ".join(f"{number} x {status}" for status, number in sorted(counts.items()))
     good = [answer for answer in answers if answer.status == 200]
     rest = [answer for answer in answers if answer.status != 200]
-    cells = (
+    padding = (
         name,
         shown,
         f"**{num}**" if (num := len(late(answers))) else "0",
@@ -297,7 +297,7 @@ def _line(name: str, answers: Sequence[Answered]) -> str:
         str(len(late(answers, "client_late_ms"))),
         _worst(answer.client_late_ms for answer in good),
     )
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join(padding)} |"
 
 
 def _worst(lateness: Iterator[float | None]) -> str:

@@ -22,7 +22,7 @@ from addnorm.load.simulation import Group, Simulation
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.bundle import Limits
-from addnorm.service.scheduling.fair_queue import Line, Queue
+from addnorm.service.scheduling.fair_queue import Queue, Target
 
 CALLERS = 12  # of long requests
 LONG = (512,) * 8  # tokens of their sequences
@@ -30,7 +30,7 @@ TINY = (3,)
 FILL_S = 3.0  # until the twelve have filled the queue
 PAUSE_S = 0.02  # of a caller that was refused
 KEYS = {"a": "fairness-key-of-the-many", "b": "fairness-key-of-the-one"}
-SIMULATED_TOKENS_PER_S = 6000  # of each lane; minilm's on one core
+SIMULATED_TOKENS_PER_S = 6000  # of each worker; minilm's on one core
 SIMULATED_LANES = 2
 
 
@@ -155,14 +155,14 @@ def _headers(case: Case, key: str, time_ms: int | None) -> list[str]:
 
 
 def simulated(case: Case, seconds: float) -> Seen:
-    """The same on the queue alone, with two lanes that need an equal time for each token."""
-    lines = [Line(lambda batch: [], 256, name) for name in ("one", "other")]
-    for line in lines:
-        line.tokens_per_s = SIMULATED_TOKENS_PER_S
+    """The same on the queue alone, with two workers that need an equal time for each token."""
+    targets = [Target(lambda batch: [], 256, name) for name in ("one", "other")]
+    for target in targets:
+        target.tokens_per_s = SIMULATED_TOKENS_PER_S
     keys = ("a", "b") if case.with_keys else ("", "")
-    crowd = Group("crowd", _always(LONG), lines[0], case.callers, key=keys[0])
+    crowd = Group("crowd", _always(LONG), targets[0], case.callers, key=keys[0])
     caller = Group(
-        "caller", _always(case.lengths), lines[case.other_model], key=keys[1], begins_s=1,
+        "caller", _always(case.lengths), targets[case.other_model], key=keys[1], begins_s=1,
         time_s=(case.time_ms or 30_000) / 1000,
     )  # fmt: skip
     outcomes = Simulation(Queue(65_536, SIMULATED_LANES), [crowd, caller]).run(1 + seconds)
@@ -183,15 +183,15 @@ def table(results: dict[str, Seen]) -> str:
     """Markdown, a line per case."""
     figures = {name: seen.figures() for name, seen in results.items()}
     columns = list(next(iter(figures.values())))
-    lines = [
+    targets = [
         f"| case | {' | '.join(column.replace('_', ' ') for column in columns)} |",
         "|---" * (len(columns) + 1) + "|",
     ]
     for name, values in figures.items():
-        lines.append(
+        targets.append(
             f"| {name} | " + " | ".join(_shown(column, values[column]) for column in columns) + " |"
         )
-    return "\n".join(lines)
+    return "\n".join(targets)
 
 
 def _shown(column: str, value: float) -> str:

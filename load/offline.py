@@ -21,9 +21,9 @@ SGEMM_ROWS = 256
 class Offline:
     """The engine over a stream's sequences in the best order there is: sorted by length, all known beforehand."""
 
-    def __init__(self, bundle: Bundle, precision: str, num_lanes: int, token_budget: int) -> None:
+    def __init__(self, bundle: Bundle, precision: str, num_workers: int, token_budget: int) -> None:
         self._engine = Engine(bundle, precision, "cpu")
-        self._num_lanes, self._token_budget = num_lanes, token_budget
+        self._num_lanes, self._token_budget = num_workers, token_budget
 
     def tokens_per_s(self, stream: Stream, seconds: float) -> float:
         batches = _sorted_batches(
@@ -38,7 +38,7 @@ class Offline:
 
 
 def _sorted_batches(sequences: list[Ints], token_budget: int) -> list[Batch]:
-    """Longest first: what is short fills the lanes at the end."""
+    """Longest first: what is short fills the workers at the end."""
     micro: list[list[Ints]] = [[]]
     for sequence in sorted(sequences, key=len, reverse=True):
         if micro[-1] and sum(map(len, micro[-1])) + len(sequence) > token_budget:
@@ -47,20 +47,20 @@ def _sorted_batches(sequences: list[Ints], token_budget: int) -> list[Batch]:
     return [Batch.of(sequences) for sequences in micro]
 
 
-def _together(run: Callable[[int], Any], num_lanes: int, seconds: float) -> tuple[int, float]:
+def _together(run: Callable[[int], Any], num_workers: int, seconds: float) -> tuple[int, float]:
     """Calls run(0), run(1), ... from so many threads for so long -> calls made, seconds taken."""
     numbers = iter(range(10**9))
     started = time.monotonic()
 
-    def lane(_: int) -> int:
+    def worker(_: int) -> int:
         count = 0
         while time.monotonic() < started + seconds:
             run(next(numbers))
             count += 1
         return count
 
-    with ThreadPoolExecutor(num_lanes) as lanes:
-        calls = sum(lanes.map(lane, range(num_lanes)))
+    with ThreadPoolExecutor(num_workers) as worker_threads:
+        calls = sum(worker_threads.map(worker, range(num_workers)))
     return calls, time.monotonic() - started
 
 
@@ -76,8 +76,8 @@ def matrix_flops_per_token(config: dict[str, Any]) -> int:
 class Sgemm:
     """onnxruntime's MatMul alone, at the shape of the model's largest matrix."""
 
-    def __init__(self, config: dict[str, Any], num_lanes: int) -> None:
-        self._num_lanes = num_lanes
+    def __init__(self, config: dict[str, Any], num_workers: int) -> None:
+        self._num_lanes = num_workers
         self._flops_per_token = matrix_flops_per_token(config)
         d_model, d_ff = int(config["d_model"]), int(config["d_ff"])
         self._flops_per_run = 2 * SGEMM_ROWS * d_model * d_ff

@@ -45,10 +45,10 @@ class Ratio:
             return None
         over, under = _paired(over, under)
         ratios = [a[self.metric] / b[self.metric] for a, b in zip(over, under, strict=True)]
-        spread = f"{min(ratios):.2f} - {max(ratios):.2f}, {len(ratios)}"
+        scatter = f"{min(ratios):.2f} - {max(ratios):.2f}, {len(ratios)}"
         shown = [_short(median(side, self.metric)) for side in (over, under)]
         names = f"{self.over} / {self.under}"
-        return f"| {self.title} | {self.metric} | {names} | {shown[0]} / {shown[1]} | **{middle(ratios):.2f}** | {spread} |"
+        return f"| {self.title} | {self.metric} | {names} | {shown[0]} / {shown[1]} | **{middle(ratios):.2f}** | {scatter} |"
 
 
 def _ratios() -> list[Ratio]:

@@ -1,6 +1,6 @@
 """The service's own queue under callers that exist only in numbers: seconds pass without waiting for them.
 
-Knows no HTTP, no engine and no threads. A lane needs a fixed time for each token, so that only the queue decides.
+Knows no HTTP, no engine and no threads. A worker needs a fixed time for each token, so that only the queue decides.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import numpy as np
 
 from addnorm.service.errors import Expired, Overloaded
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.fair_queue import Job, Line, MicroBatch, Queue
+from addnorm.service.scheduling.fair_queue import Job, MicroBatch, Queue, Target
 
 EMPTY = np.empty((0, 0), np.float32)
 NO_ROWS = Rows(EMPTY, EMPTY, EMPTY)  # the queue hands rows on and never looks at them
@@ -29,7 +29,7 @@ class Group:
 
     name: str
     lengths: Callable[[np.random.Generator], list[int]]  # of a request's sequences
-    line: Line
+    target: Target
     callers: int = 1
     rate: float = 0.0
     time_s: float = 30.0  # from sending to the deadline
@@ -77,17 +77,17 @@ class Outcome:
 
 
 class Simulation:
-    """One queue, its lanes, and the groups that ask."""
+    """One queue, its workers, and the groups that ask."""
 
     def __init__(self, queue: Queue, groups: list[Group], seed: int = 0) -> None:
         self.queue, self.groups = queue, groups
         self.outcomes = {group.name: Outcome() for group in groups}
-        self._s_per_token = {group.line: group.line.s_per_token for group in groups}
+        self._s_per_token = {group.target: group.target.s_per_token for group in groups}
         self.fill: list[float] = []  # real tokens over cells, of each micro-batch
         self.busy_s = 0.0
         self.now = 0.0
         self._num_taken = 0
-        self._num_idle = queue.num_lanes
+        self._num_idle = queue.num_workers
         self._draws = np.random.default_rng(seed)
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = count()
@@ -132,7 +132,9 @@ class Simulation:
             outcome.num_unread -= 1
             outcome.num_read += 1
             batch = Batch.of([np.zeros(length, np.int64) for length in lengths])
-            job = self.queue.submit(group.line, batch, self.now, self.now + group.time_s, group.key)
+            job = self.queue.submit(
+                group.target, batch, self.now, self.now + group.time_s, group.key
+            )
             outcome.num_read -= 1
             outcome.admitted.append(sum(lengths))
             return job
@@ -157,7 +159,7 @@ class Simulation:
             self._num_idle -= 1
             lengths = [sequence.length for sequence in micro.sequences]
             self.fill.append(sum(lengths) / (len(lengths) * max(lengths)))
-            seconds = self._s_per_token[micro.line] * sum(lengths)
+            seconds = self._s_per_token[micro.target] * sum(lengths)
             self.busy_s += seconds
             self._at(self.now + seconds, partial(self._settle, micro))
 

@@ -16,9 +16,7 @@ from addnorm.service.runtime.batch import Batch, Ints
 from addnorm.service.runtime.bundle import Limits
 
 SIGMA = 0.6  # of the logarithm of lengths: real text has a long tail
-NUM_VARIANTS = (
-    4  # distinct sequences of one length: callers meet each other's sequences in other company
-)
+NUM_VARIANTS = 4  # distinct sequences of one length: callers meet each other's sequences in other co-batched sequences
 SWEEP_LONGEST = (60, 100, 200, 350, 500)  # 50 to 94 % padding
 
 

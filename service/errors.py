@@ -122,10 +122,10 @@ class TooManyConnections(ServiceError):
     ends_connection = True
 
 
-class LaneStuck(ServiceError):
+class RunTimedOut(ServiceError):
     """Taken, but the session run did not come back."""
 
-    code = "lane_stuck"
+    code = "run_timed_out"
 
 
 class NotFinite(ServiceError):

@@ -33,15 +33,15 @@ class Settings(BaseModel):
         "cpu",
         description="Where sessions run. cuda refuses to start without a GPU; auto takes one if it is there.",
     )
-    lanes: int = Field(
+    worker_threads: int = Field(
         0,
         ge=0,
         description="Concurrent session runs. 0: as many as the cores of the cgroup quota. Set it beside other busy processes.",
     )
-    lane_timeout_s: float = Field(
+    run_timeout_s: float = Field(
         20.0,
         gt=0,
-        description="Longest session run; a lane that takes longer is replaced. Raise for huge sequences.",
+        description="Longest session run; a worker that takes longer is replaced. Raise for huge sequences.",
     )
     token_budget: int = Field(
         0,
@@ -53,17 +53,17 @@ class Settings(BaseModel):
         gt=0,
         description="Deadline of a request that sends no x-request-timeout-ms. Match it to your clients'.",
     )
-    canary_timeout_s: float = Field(
+    known_answer_timeout_s: float = Field(
         2.0,
         gt=0,
-        description="Longest canary of a ready server. Raise where one micro-batch takes longer than that.",
+        description="Longest known-answer test of a ready server. Raise where one micro-batch takes longer than that.",
     )
     grace_s: float = Field(
         30.0,
         gt=0,
         description="Longest drain after SIGTERM. Keep it below the orchestrator's own kill delay.",
     )
-    probe_share: float = Field(
+    invariance_check_share: float = Field(
         0.001, ge=0, le=1,
         description="Share of micro-batches computed again alone when idle, and compared. Raise on new hardware; 0: none.",
     )  # fmt: skip
@@ -78,8 +78,8 @@ class Settings(BaseModel):
     max_tokens: int = Field(
         65_536, ge=1, description="Real tokens in one request. Raise with max_queue_tokens."
     )
-    max_cells: int = Field(
-        262_144, ge=1, description="Cells, pads included, in one request. Raise for sparse grids."
+    max_padded_tokens: int = Field(
+        262_144, ge=1, description="Tokens, pads included, in one request. Raise for sparse grids."
     )
     max_body_bytes: int = Field(
         16 * MIB, ge=1, description="Bytes of a request body. Raise for very wide grids."
@@ -89,7 +89,7 @@ class Settings(BaseModel):
         ge=1,
         description="Bytes of JSON in a body; parsing holds up other requests. Raise for indented grids.",
     )
-    max_answer_bytes: int = Field(
+    max_response_bytes: int = Field(
         256 * MIB,
         ge=1,
         description="Bytes of an answer, estimated before any work. Raise where memory allows.",
@@ -99,7 +99,7 @@ class Settings(BaseModel):
         ge=1,
         description="Real tokens that may wait; one API key may hold 16/17 of them for one model. Raise for bursts.",
     )
-    max_pending_answer_bytes: int = Field(
+    max_pending_response_bytes: int = Field(
         512 * MIB,
         ge=1,
         description="Bytes of all answers being made or sent. Lower where memory is short.",
@@ -168,8 +168,8 @@ class Settings(BaseModel):
         return value.lower() if isinstance(value, str) else value
 
     @property
-    def num_lanes(self) -> int:
-        return self.lanes or usable_cores()
+    def num_workers(self) -> int:
+        return self.worker_threads or usable_cores()
 
 
 def read_settings(**options: Any) -> Settings:

@@ -71,7 +71,7 @@ def serving(inference: Inference, tracer: Tracer | None = None) -> Iterator[str]
 
 
 def inference_of(root: Path, **changed: Any) -> Inference:
-    settings = Settings(**{"lanes": 2, "port": 0, **changed})
+    settings = Settings(**{"worker_threads": 2, "port": 0, **changed})
     return Inference(load_all(root, settings), settings)
 
 
@@ -86,7 +86,7 @@ def small(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def few(small: Path) -> Models:
-    return load_all(small, Settings(lanes=2))
+    return load_all(small, Settings(worker_threads=2))
 
 
 Serve = Callable[..., AbstractContextManager[str]]
@@ -97,7 +97,7 @@ def serve(few: Models) -> Serve:
     """Serves the two smallest presets with the settings given; yields the base URL."""
 
     def serve(**changed: Any) -> AbstractContextManager[str]:
-        return serving(Inference(few, Settings(**{"lanes": 2, "port": 0, **changed})))
+        return serving(Inference(few, Settings(**{"worker_threads": 2, "port": 0, **changed})))
 
     return serve
 

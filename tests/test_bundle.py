@@ -47,7 +47,7 @@ BREAK: dict[str, tuple[Callable[[Path], object], str]] = {
     "default precision without a graph": (lambda b: edit(b / "manifest.json", lambda m: m.update(default_precision="int8")), "default precision int8, but no such graph"),
     "uncertified": (lambda b: (b / "certificate.json").unlink(), "certificate.json is missing or broken; certify it with `addnorm verify"),
     "failed certificate": (lambda b: edit(b / "certificate.json", lambda c: c.update(passed=False)), "records a failed check"),
-    "canary lies": (lambda b: edit(b / "certificate.json", lambda c: c["canary"]["fp32"]["activations"].reverse()), "does not give the canary's known answer"),
+    "known-answer test lies": (lambda b: edit(b / "certificate.json", lambda c: c["known_answer"]["fp32"]["activations"].reverse()), "does not give the known answer"),
     "moved": (lambda b: b.rename(b.parent / "2"), "says it is notebook/1: move it"),
 }  # fmt: skip
 

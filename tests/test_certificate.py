@@ -183,9 +183,9 @@ def test_ranges_of_another_processor_are_accepted_and_others_not(postnorm: Subje
     """int8 made from ranges that differ by rounding is certified, though its bits are others."""
     draws = np.random.default_rng(0)
 
-    def found(spread: float) -> dict[str, list[str]]:
+    def found(scatter: float) -> dict[str, list[str]]:
         ranges = {
-            name: (values * (1 + spread * draws.uniform(-1, 1, values.shape))).astype(np.float32)
+            name: (values * (1 + scatter * draws.uniform(-1, 1, values.shape))).astype(np.float32)
             for name, values in postnorm.files.ranges.items()
         }
         int8 = quantize(postnorm.expected.body, ranges)

@@ -369,7 +369,7 @@ def test_a_flood_on_one_connection_leaves_memory_and_others_alone(serve: Serve, 
 @contextmanager
 def held_up(small: Path) -> Iterator[tuple[str, Inference, threading.Event]]:
     """A server whose runs of notebook wait: its URL, itself, and what lets them go."""
-    inference, go = inference_of(small, lanes=1), threading.Event()
+    inference, go = inference_of(small, worker_threads=1), threading.Event()
     line = inference.models.find("notebook").line("fp32")
 
     def waits(batch: Batch, run: Any = line.run) -> list[Rows]:
@@ -621,21 +621,21 @@ def not_reading(url: str) -> Iterator[socket.socket]:
 
 def test_an_answer_that_nobody_takes_counts_until_it_is_dropped(serve: Serve) -> None:
     with (
-        serve(send_timeout_s=1.5, max_pending_answer_bytes=100_000_000) as url,
+        serve(send_timeout_s=1.5, max_pending_response_bytes=100_000_000) as url,
         httpx.Client(base_url=url, timeout=30) as client,
     ):
         with not_reading(url) as caller:
             assert caller.recv(12) == b"HTTP/1.1 200"
-            assert 30_000_000 < held(client, "answers") < 100_000_000
+            assert 30_000_000 < held(client, "responses") < 100_000_000
             refused = client.post("/v1/infer", content=LARGE)
             assert refused.status_code == 429
-            assert refused.json()["error"]["code"] == "answers_full"
+            assert refused.json()["error"]["code"] == "responses_full"
             assert refused.headers["retry-after"] == "1"
             assert good(url)
-            assert eventually_free(client, "answers")
+            assert eventually_free(client, "responses")
             assert is_closed(caller)
         assert client.post("/v1/infer", content=LARGE).status_code == 200
-        assert held(client, "answers") == 0
+        assert held(client, "responses") == 0
 
 
 def test_bodies_half_received_count_until_they_are_whole_or_gone(serve: Serve) -> None:

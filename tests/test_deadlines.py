@@ -16,10 +16,10 @@ import pytest
 from addnorm.service.errors import ClientGone, Expired, Overloaded
 from addnorm.service.inference.cost import HOPE_S, Cost, Rate
 from addnorm.service.inference.pipeline import Inference
-from addnorm.service.inference.request import Answer, Query
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.batch import from_lists
-from addnorm.service.scheduling.cooperative import Pieces, TurnTaker, at_once, timed
+from addnorm.service.scheduling.cooperative import CooperativePool, Steps, run_now, timed
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.settings import Settings
 from tests.conftest import Serve
@@ -67,7 +67,7 @@ def test_an_answer_that_takes_too_long_to_write_is_given_up(
     assert (
         float(
             server.get("/metrics")
-            .text.partition('addnorm_pending_bytes{what="answers"} ')[2]
+            .text.partition('addnorm_pending_bytes{what="responses"} ')[2]
             .split()[0]
         )
         == 0
@@ -119,13 +119,13 @@ def test_a_caller_that_leaves_ends_the_writing(server: httpx.Client) -> None:
 # without HTTP
 
 
-def one(models: Models, **changed: Any) -> Query:
-    batch, cells = from_lists([[1, 2, 3]], None)
+def one(models: Models, **changed: Any) -> InferenceRequest:
+    batch, padding = from_lists([[1, 2, 3]], None)
     fields = {"outputs": ("logits",), **changed}
-    return Query(models.find("gpt"), batch, cells, **fields)
+    return InferenceRequest(models.find("gpt"), batch, padding, **fields)
 
 
-def slowly(num_pieces: int, done: list[int]) -> Pieces[str]:
+def slowly(num_pieces: int, done: list[int]) -> Steps[str]:
     for number in range(num_pieces):
         time.sleep(0.005)
         done.append(number)
@@ -134,7 +134,7 @@ def slowly(num_pieces: int, done: list[int]) -> Pieces[str]:
 
 
 def test_work_ends_with_the_piece_in_which_the_deadline_passes() -> None:
-    threads, done = TurnTaker(1, "test"), list[int]()
+    threads, done = CooperativePool(1, "test"), list[int]()
     with pytest.raises(Expired):
         asyncio.run(threads.finish(slowly(2000, done), Deadline(0.1)))
     threads.close()
@@ -147,7 +147,7 @@ def test_work_ends_when_the_caller_leaves() -> None:
         asyncio.get_running_loop().call_later(0.05, deadline.leave)
         await threads.finish(slowly(2000, done), deadline)
 
-    threads, done = TurnTaker(1, "test"), list[int]()
+    threads, done = CooperativePool(1, "test"), list[int]()
     with pytest.raises(ClientGone):
         asyncio.run(left())
     threads.close()
@@ -165,11 +165,11 @@ def test_one_who_waits_for_a_thread_hears_of_the_deadline_in_time() -> None:
         await busy
         return waited_s
 
-    def blocks() -> Pieces[None]:
+    def blocks() -> Steps[None]:
         time.sleep(2.0)
         yield
 
-    threads = TurnTaker(1, "test")
+    threads = CooperativePool(1, "test")
     assert asyncio.run(waits()) < 1.0
     threads.close()
 
@@ -187,34 +187,34 @@ def test_threads_are_shared_by_turns() -> None:
         await asyncio.gather(finish("much", 100), finish("little", 3))
         return order
 
-    threads = TurnTaker(1, "test")
+    threads = CooperativePool(1, "test")
     assert asyncio.run(both()) == ["little", "much"]
     threads.close()
 
 
 @pytest.mark.parametrize("stage", ["before", "in the queue", "while writing"])
 def test_the_deadline_is_looked_at_in_every_stage(few: Models, stage: str) -> None:
-    def encode(answer: Answer) -> Pieces[str]:
+    def encode(answer: InferenceResponse) -> Steps[str]:
         return (yield from slowly(1 if stage == "in the queue" else 1000, []))
 
-    inference = Inference(few, Settings(lanes=1))
+    inference = Inference(few, Settings(worker_threads=1))
     timeout_s, arrived = {
         "before": (1.0, time.monotonic() - 2), "in the queue": (1e-4, None), "while writing": (0.2, None)
     }[stage]  # fmt: skip
     with pytest.raises(Expired):
-        asyncio.run(inference.answer(one(few), encode, Deadline(timeout_s, arrived)))
+        asyncio.run(inference.run(one(few), encode, Deadline(timeout_s, arrived)))
     inference.close()
 
 
 def test_answers_under_way_are_counted_on(few: Models) -> None:
     """What others' answers take is a reason to come back later; what one's own takes is not."""
-    inference = Inference(few, Settings(lanes=1))
+    inference = Inference(few, Settings(worker_threads=1))
     query = one(few)
     inference.cost.making(query).add(3, 0.6, is_done=True)
     inference.cost.writing(query).add(1000, 0.0, is_done=True)
 
     async def ask(timeout_s: float) -> str:
-        made, _ = await inference.answer(query, lambda _: slowly(60, []), Deadline(timeout_s))
+        made, _ = await inference.run(query, lambda _: slowly(60, []), Deadline(timeout_s))
         return made
 
     async def three() -> list[Any]:
@@ -264,7 +264,7 @@ def test_time_that_others_take_is_not_counted_as_the_works() -> None:
     work = timed(slowly(3, []), lambda seconds, is_done: told.append((seconds, is_done)))
     next(work)
     time.sleep(0.3)
-    assert at_once(work) == "made"
+    assert run_now(work) == "made"
     ((seconds, is_done),) = told
     assert is_done
     assert 0.015 <= seconds < 0.25

@@ -106,7 +106,7 @@ def test_attention_on_the_callers_cells_is_not_certified(
     class CallersCells(Packed):
         def __init__(self, attention_mask: Tensor) -> None:
             super().__init__(attention_mask)
-            self.keys, self.grid_cells, self.grid_rows = self.mask, self.cells, self.row_of_cell
+            self.keys, self.grid_cells, self.grid_rows = self.mask, self.padding, self.row_of_cell
 
     monkeypatch.setitem(transformer.LAYOUTS, "packed", CallersCells)
     message = refused(Source("postnorm"), tmp_path)
@@ -147,7 +147,7 @@ def test_versions_count_up_and_verify_makes_the_certificate_again(
     (second / "certificate.json").unlink()
     command.verify([str(second)])
     assert bundles.read(second).certificate == before
-    assert "in company like alone" in capsys.readouterr().out
+    assert "co-batched like alone" in capsys.readouterr().out
 
 
 def test_verify_finds_a_bundle_that_its_hashes_hide(notebook: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What breaks costs what broke it and nothing else: poisoned jobs, hung lanes, observers that raise."""
+"""What breaks costs what broke it and nothing else: poisoned jobs, hung workers, observers that raise."""
 
 import threading
 import time
@@ -11,10 +11,10 @@ import httpx
 import numpy as np
 import pytest
 
-from addnorm.service.errors import LaneStuck, NotFinite, ServiceError
+from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError
 from addnorm.service.inference import outputs
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.fair_queue import Line, MicroBatch
+from addnorm.service.scheduling.fair_queue import MicroBatch, Target
 from addnorm.service.scheduling.scheduler import Observer, Scheduler
 from addnorm.service.telemetry.metrics import Metrics
 from tests.conftest import inference_of, serving
@@ -45,18 +45,18 @@ class Hanging:
 
 @contextmanager
 def scheduling(
-    num_lanes: int = 1, *observers: Observer, lane_timeout_s: float = 20.0
+    num_workers: int = 1, *observers: Observer, run_timeout_s: float = 20.0
 ) -> Iterator[Scheduler]:
-    scheduler = Scheduler(num_lanes, 1000, observers, lane_timeout_s)
+    scheduler = Scheduler(num_workers, 1000, observers, run_timeout_s)
     yield scheduler
     scheduler.close()
 
 
 @contextmanager
-def held(scheduler: Scheduler) -> Iterator[None]:
-    """The only lane is busy meanwhile, so that what is submitted runs together."""
+def reserve(scheduler: Scheduler) -> Iterator[None]:
+    """The only worker is busy meanwhile, so that what is submitted runs together."""
     engine = Hanging()
-    job = scheduler.submit(Line(engine, 1), batch([POISON]), 30)
+    job = scheduler.submit(Target(engine, 1), batch([POISON]), 30)
     engine.hangs.acquire()
     yield
     engine.go.set()
@@ -77,11 +77,11 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 def test_only_the_poisoned_job_fails_and_its_mates_are_answered() -> None:
     metrics = Metrics()
     with scheduling(1, metrics) as scheduler:
-        line = Line(poisoned, 100, "model")
-        with held(scheduler):
-            mates = [scheduler.submit(line, batch([i, i], [i, i, i]), 30) for i in (1, 2)]
-            bad = scheduler.submit(line, batch([3, 3], [POISON, 3, 3]), 30)
-            mates.append(scheduler.submit(line, batch([4, 4], [4, 4, 4]), 30))
+        target = Target(poisoned, 100, "model")
+        with reserve(scheduler):
+            mates = [scheduler.submit(target, batch([i, i], [i, i, i]), 30) for i in (1, 2)]
+            bad = scheduler.submit(target, batch([3, 3], [POISON, 3, 3]), 30)
+            mates.append(scheduler.submit(target, batch([4, 4], [4, 4, 4]), 30))
         assert [values(job.future) for job in mates] == [[[i, i], [i, i, i]] for i in (1, 2, 4)]
         with pytest.raises(ServiceError, match="inference failed: ValueError"):
             bad.future.result(timeout=5)
@@ -102,10 +102,10 @@ def overflowing(batch: Batch) -> list[Rows]:
 
 def test_only_the_job_whose_rows_are_not_finite_fails() -> None:
     with scheduling(1) as scheduler:
-        line = Line(overflowing, 100, "model")
-        with held(scheduler):
-            mates = [scheduler.submit(line, batch([i, i]), 30) for i in (1, 2)]
-            bad = scheduler.submit(line, batch([3, 3], [POISON, 3]), 30)
+        target = Target(overflowing, 100, "model")
+        with reserve(scheduler):
+            mates = [scheduler.submit(target, batch([i, i]), 30) for i in (1, 2)]
+            bad = scheduler.submit(target, batch([3, 3], [POISON, 3]), 30)
         assert [values(job.future) for job in mates] == [[[i, i]] for i in (1, 2)]
         with pytest.raises(NotFinite, match=r"^activations of sequence 0 are not finite"):
             bad.future.result(timeout=5)
@@ -120,7 +120,7 @@ def test_one_value_that_is_not_finite_is_found_in_any_output(output: str, value:
         return rows
 
     with scheduling(1) as scheduler:
-        job = scheduler.submit(Line(broken, 100), batch([1, 2], [3, 4]), 30)
+        job = scheduler.submit(Target(broken, 100), batch([1, 2], [3, 4]), 30)
         with pytest.raises(NotFinite, match=f"^{output} of sequence 1 are not finite") as failed:
             job.future.result(timeout=5)
     assert (failed.value.status, failed.value.code) == (500, "not_finite")
@@ -128,13 +128,13 @@ def test_one_value_that_is_not_finite_is_found_in_any_output(output: str, value:
 
 def test_a_caller_is_told_which_of_its_sequences_overflowed(small: Path) -> None:
     inference = inference_of(small)
-    line = inference.models.find("gpt").line(None)
+    target = inference.models.find("gpt").target(None)
 
     def overflow_last(batch: Batch) -> list[Rows]:
         rows = echo(batch)
         return [*rows[:-1], Rows(*(np.full_like(part, np.inf) for part in rows[-1]))]
 
-    line.run = overflow_last
+    target.run = overflow_last
     ids, mask = [[1, 2, 0], [0, 0, 0], [4, 5, 6]], [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
     with serving(inference) as url:
         answer = httpx.post(
@@ -169,8 +169,8 @@ def test_finite_rows_whose_output_overflows_fail_their_job_alone(
     small: Path, output: str, value: float, options: dict[str, object]
 ) -> None:
     inference = inference_of(small)
-    line, run = (
-        inference.models.find("gpt").line(None),
+    target, run = (
+        inference.models.find("gpt").target(None),
         inference.models.find("gpt").engine(None).run,
     )
 
@@ -183,7 +183,7 @@ def test_finite_rows_whose_output_overflows_fail_their_job_alone(
             for own, sequence in zip(rows, np.split(batch.tokens, batch.offsets[1:-1]), strict=True)
         ]
 
-    line.run = huge
+    target.run = huge
     with serving(inference) as url:
         for ids, status in (([[1, 2], [3], [POISON, 4, 5]], 500), ([[1, 2], [3]], 200)):
             answer = httpx.post(
@@ -207,8 +207,10 @@ def test_rows_that_do_not_fit_their_sequences_fail_the_job_and_not_the_lane() ->
     with scheduling() as scheduler:
         for engine in engines:
             with pytest.raises(ServiceError, match="inference failed: AssertionError"):
-                scheduler.submit(Line(engine, 100), batch([1, 2], [3]), 30).future.result(timeout=5)
-        assert values(scheduler.submit(Line(echo, 100), batch([8]), 30).future) == [[8]]
+                scheduler.submit(Target(engine, 100), batch([1, 2], [3]), 30).future.result(
+                    timeout=5
+                )
+        assert values(scheduler.submit(Target(echo, 100), batch([8]), 30).future) == [[8]]
 
 
 def test_an_observer_that_raises_costs_nobody_an_answer(caplog: pytest.LogCaptureFixture) -> None:
@@ -220,7 +222,7 @@ def test_an_observer_that_raises_costs_nobody_an_answer(caplog: pytest.LogCaptur
     with scheduling(1, Broken(), metrics) as scheduler:
         for token in (8, 9):
             assert values(
-                scheduler.submit(Line(echo, 100, "model"), batch([token]), 30).future
+                scheduler.submit(Target(echo, 100, "model"), batch([token]), 30).future
             ) == [[token]]
     assert "cannot count" in caplog.text
     assert value(metrics, "addnorm_micro_batch_tokens_count", model="model") == 2
@@ -228,22 +230,22 @@ def test_an_observer_that_raises_costs_nobody_an_answer(caplog: pytest.LogCaptur
 
 def test_a_lane_that_hangs_is_replaced_and_what_it_brings_later_is_ignored() -> None:
     metrics, engine = Metrics(), Hanging()
-    with scheduling(1, metrics, lane_timeout_s=0.1) as scheduler:
-        line = Line(engine, 3)
-        stuck = scheduler.submit(line, batch([POISON], [1, 1, 1]), 30)  # its other sequence waits
+    with scheduling(1, metrics, run_timeout_s=0.1) as scheduler:
+        target = Target(engine, 3)
+        stuck = scheduler.submit(target, batch([POISON], [1, 1, 1]), 30)  # its other sequence waits
         assert engine.hangs.acquire(timeout=5)
-        next_one = scheduler.submit(line, batch([8, 8]), 30)
-        with pytest.raises(LaneStuck, match=r"did not end within 0\.1 s"):
+        next_one = scheduler.submit(target, batch([8, 8]), 30)
+        with pytest.raises(RunTimedOut, match=r"did not end within 0\.1 s"):
             stuck.future.result(timeout=5)
         assert values(next_one.future) == [[8, 8]]
-        assert value(metrics, "addnorm_lanes_replaced_total") == 1
-        measured = line.tokens_per_s
+        assert value(metrics, "addnorm_worker_threads_replaced_total") == 1
+        measured = target.tokens_per_s
         engine.go.set()
         assert eventually(lambda: engine.num_ended == 1)
         time.sleep(0.05)
-        assert line.tokens_per_s == measured
+        assert target.tokens_per_s == measured
         assert scheduler.num_busy == scheduler.num_queued_tokens() == 0
-        assert values(scheduler.submit(line, batch([9]), 30).future) == [[9]]
+        assert values(scheduler.submit(target, batch([9]), 30).future) == [[9]]
 
 
 def test_mates_answered_before_a_retry_hangs_keep_their_answers() -> None:
@@ -254,23 +256,23 @@ def test_mates_answered_before_a_retry_hangs_keep_their_answers() -> None:
             raise ValueError("together")
         return engine(batch)
 
-    with scheduling(1, lane_timeout_s=0.2) as scheduler:
-        line = Line(fail_together, 100)
-        with held(scheduler):
-            jobs = [scheduler.submit(line, batch([token]), 30) for token in (1, POISON, 2)]
+    with scheduling(1, run_timeout_s=0.2) as scheduler:
+        target = Target(fail_together, 100)
+        with reserve(scheduler):
+            jobs = [scheduler.submit(target, batch([token]), 30) for token in (1, POISON, 2)]
         assert values(jobs[0].future) == [[1]]
         for job in jobs[1:]:
-            with pytest.raises(LaneStuck):
+            with pytest.raises(RunTimedOut):
                 job.future.result(timeout=5)
         engine.go.set()
 
 
 def test_closing_does_not_wait_for_lanes_that_hang() -> None:
     engine = Hanging()
-    scheduler = Scheduler(1, 1000, (), lane_timeout_s=0.2)
-    accepted = scheduler.submit(Line(echo, 100), of_lengths(1), 30)
+    scheduler = Scheduler(1, 1000, (), run_timeout_s=0.2)
+    accepted = scheduler.submit(Target(echo, 100), of_lengths(1), 30)
     for _ in range(20):
-        scheduler.submit(Line(engine, 1), batch([POISON]), 30)
+        scheduler.submit(Target(engine, 1), batch([POISON]), 30)
     started = time.monotonic()
     scheduler.close()
     assert time.monotonic() - started < 2
@@ -286,15 +288,15 @@ def test_gauges_return_to_zero_when_callers_leave_and_deadlines_pass() -> None:
         return echo(batch)
 
     with scheduling() as scheduler:
-        line = Line(record, 100)
-        with held(scheduler):
-            gone = scheduler.submit(line, of_lengths(5, 5), 30)
-            late = scheduler.submit(line, of_lengths(6), 0.01)
+        target = Target(record, 100)
+        with reserve(scheduler):
+            gone = scheduler.submit(target, of_lengths(5, 5), 30)
+            late = scheduler.submit(target, of_lengths(6), 0.01)
             assert scheduler.num_queued_tokens() == 16
             gone.future.cancel()
             time.sleep(0.02)
         assert eventually(lambda: scheduler.num_busy == 0)
-        assert scheduler.num_queued_tokens() == line.num_tokens == 0
+        assert scheduler.num_queued_tokens() == target.num_tokens == 0
         assert late.future.exception(timeout=5)
         assert not ran
 
@@ -305,7 +307,7 @@ def test_a_wall_clock_that_jumps_moves_no_deadline(
     real, ahead_s = time.time, 0.0
     monkeypatch.setattr(time, "time", lambda: real() + ahead_s)
     body = {"model": "notebook", "input_ids": [[1, 3, 4]], "outputs": ["pooled"]}
-    inference = inference_of(small, lanes=1)
+    inference = inference_of(small, worker_threads=1)
     slow = threading.Event()
     with (
         serving(inference) as url,
@@ -313,15 +315,15 @@ def test_a_wall_clock_that_jumps_moves_no_deadline(
         ThreadPoolExecutor() as callers,
     ):
         expected = client.post("/v1/infer", json=body).json()
-        line = inference.models.find("notebook").line("fp32")
-        run, taken = line.run, threading.Event()
+        target = inference.models.find("notebook").target("fp32")
+        run, taken = target.run, threading.Event()
 
         def waits(batch: Batch) -> list[Rows]:
             taken.set()
             slow.wait(10)
             return run(batch)
 
-        line.run = waits
+        target.run = waits
         for jump_s in (86_400.0, -86_400.0):
             taken.clear()
             slow.clear()

@@ -31,7 +31,7 @@ def test_notebook_over_http_is_the_notebooks_own_output(
         answer["activations"][0], golden_notebook["layer_norm_output"], atol=1e-5
     )
     assert np.shape(answer["logits"]) == (1, 5, 6)
-    assert answer["usage"] == {"real_tokens": 5, "padded_tokens": 0}
+    assert answer["usage"] == {"real_tokens": 5, "pad_tokens": 0}
     assert (answer["model"], answer["version"]) == ("notebook", "1")
 
 
@@ -53,7 +53,7 @@ def test_shapes_follow_the_callers_layout_with_zeros_at_pads(ask: Ask) -> None:
     assert np.array(answer["norm_stats"]["rstd"]).shape == (3, 3, 1)
     assert np.shape(answer["pooled"]) == (3, 16)
     assert not any(answer["pooled"][2])
-    assert answer["usage"] == {"real_tokens": 4, "padded_tokens": 5}
+    assert answer["usage"] == {"real_tokens": 4, "pad_tokens": 5}
 
 
 def test_ragged_rows_come_back_ragged(ask: Ask) -> None:

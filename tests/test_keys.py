@@ -246,15 +246,15 @@ def test_only_digests_stay_in_memory(tmp_path: Path) -> None:
     file.write_text(f"one infer {'held-' * 5}\n")
     keys = Keys(Settings(api_keys_file=file))
     seen: list[Any] = [keys]
-    held: set[int] = set()
+    reserve: set[int] = set()
     while seen:
         thing = seen.pop()
         if (
-            id(thing) not in held
+            id(thing) not in reserve
             and not isinstance(thing, type)
             and "module" not in type(thing).__name__
         ):
-            held.add(id(thing))
+            reserve.add(id(thing))
             assert "held-held" not in repr(thing)
             seen += gc.get_referents(thing) if isinstance(thing, dict | list | tuple | Keys) else []
 

@@ -110,7 +110,9 @@ def durations(stats: dict[str, Any]) -> set[int]:
 
 def test_statistics_count_requests_sequences_and_micro_batches(notebook: Path) -> None:
     with (
-        serving(inference_of(notebook.parent.parent, lanes=1, probe_share=0)) as url,
+        serving(
+            inference_of(notebook.parent.parent, worker_threads=1, invariance_check_share=0)
+        ) as url,
         httpx.Client(base_url=url) as client,
     ):
         before = client.get("/v2/models/notebook/stats").json()["model_stats"][0]

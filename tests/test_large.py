@@ -23,8 +23,8 @@ from addnorm.service.inference.pipeline import Inference
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec import negotiation as content
 from addnorm.service.protocols.codec.negotiation import (
-    PIECE_BYTES,
-    PIECE_VALUES,
+    STEP_BYTES,
+    STEP_VALUES,
     compressed,
     decompressed,
     sliced,
@@ -32,7 +32,7 @@ from addnorm.service.protocols.codec.negotiation import (
 )
 from addnorm.service.protocols.codec.validation import BLOCK_BYTES, shown, validated
 from addnorm.service.protocols.native import InferRequest
-from addnorm.service.scheduling.cooperative import at_once
+from addnorm.service.scheduling.cooperative import run_now
 from addnorm.service.settings import Settings
 from tests.conftest import Serve, serving
 
@@ -63,8 +63,8 @@ VALUES: dict[str, Any] = {
 @pytest.mark.parametrize("name", VALUES)
 def test_json_in_pieces_is_the_json_of_one(name: str) -> None:
     whole = orjson.dumps(VALUES[name], option=orjson.OPT_SERIALIZE_NUMPY)
-    for num_bytes in (len(whole), 10 * PIECE_BYTES):
-        assert b"".join(at_once(written(VALUES[name], num_bytes))) == whole
+    for num_bytes in (len(whole), 10 * STEP_BYTES):
+        assert b"".join(run_now(written(VALUES[name], num_bytes))) == whole
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_no_more_is_written_in_one_go_than_a_piece(
         return whole(value)
 
     monkeypatch.setattr(content, "_dumped", dumped)
-    parts = at_once(written(VALUES[name], 10 * PIECE_BYTES))
-    assert max(sizes) <= PIECE_VALUES
-    assert max(map(len, parts)) < 4 * PIECE_BYTES
+    parts = run_now(written(VALUES[name], 10 * STEP_BYTES))
+    assert max(sizes) <= STEP_VALUES
+    assert max(map(len, parts)) < 4 * STEP_BYTES
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
@@ -96,7 +96,7 @@ def test_what_is_compressed_in_pieces_is_whole(coding: str) -> None:
         memoryview(floats(500_000)).cast("B"),
         b"end",
     ]
-    body = b"".join(at_once(compressed(parts, coding)))
+    body = b"".join(run_now(compressed(parts, coding)))
     plain = gzip.decompress(body) if coding == "gzip" else zlib.decompress(body)
     assert plain == b"".join(parts)
 
@@ -116,7 +116,7 @@ def test_json_has_a_limit_of_its_own() -> None:
     with pytest.raises(
         BodyTooLarge, match=f"{len(body)} bytes of JSON, the limit is {SETTINGS.max_json_bytes}"
     ):
-        at_once(validated(InferRequest, body, SETTINGS))
+        run_now(validated(InferRequest, body, SETTINGS))
 
 
 OK_TEXT = 'a\\\\\\"' + "\\" * 5  # backslashes and quotes, escaped
@@ -133,7 +133,7 @@ TEXTS = [
 @pytest.mark.parametrize("shift", range(4))
 def test_what_stands_in_strings_is_not_counted_wherever_a_block_ends(text: str, shift: int) -> None:
     body = orjson.dumps({"model": "m" * shift, "texts": [text, ":,[{" * 100_000, text, text]})
-    assert at_once(validated(InferRequest, body, SETTINGS)).texts == [
+    assert run_now(validated(InferRequest, body, SETTINGS)).texts == [
         text,
         ":,[{" * 100_000,
         text,
@@ -141,7 +141,7 @@ def test_what_stands_in_strings_is_not_counted_wherever_a_block_ends(text: str, 
     ]
     bad = body[:-1] + b"".join(b',"k%d":0' % n for n in range(1001)) + b"}"
     with pytest.raises(InvalidInput, match="more than 1000 keys"):
-        at_once(validated(InferRequest, bad, SETTINGS))
+        run_now(validated(InferRequest, bad, SETTINGS))
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_what_is_told_of_many_models_is_made_off_the_event_loop(few: Models) -> 
             yield from ()
 
     threads: list[str] = []
-    inference = Inference(few, Settings(lanes=1, port=0))
+    inference = Inference(few, Settings(worker_threads=1, port=0))
     inference.metrics.registry.register(Asked())
     with serving(inference) as url:
         threads.clear()

@@ -171,7 +171,7 @@ def test_a_full_queue_is_the_sdks_rate_limit_error_and_its_own_retries_get_throu
 ) -> None:
     long = [[7] * 500] * 2
     with (
-        serving(inference_of(bundles, max_queue_tokens=1000, lanes=1)) as url,
+        serving(inference_of(bundles, max_queue_tokens=1000, worker_threads=1)) as url,
         ThreadPoolExecutor(12) as callers,
     ):
         sdk = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)

@@ -1,4 +1,4 @@
-"""Turns at work that is done piece by piece: short work passes long work, and who gives up holds nothing."""
+"""Turns at work that is done in steps: short work passes long work, and who gives up holds nothing."""
 
 import asyncio
 import threading
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from addnorm.service.errors import ClientGone
-from addnorm.service.scheduling.cooperative import SLICE_S, Pieces, TurnTaker, one_piece
+from addnorm.service.scheduling.cooperative import SLICE_S, CooperativePool, Steps, one_step
 from addnorm.service.scheduling.deadline import Deadline
 
 Ask = Callable[[str, float], Awaitable[object]]
@@ -18,10 +18,10 @@ def order_of(play: Callable[[Ask], Awaitable[object]]) -> list[str]:
     order: list[str] = []
 
     async def run() -> None:
-        turns = TurnTaker(1, "test")
+        turns = CooperativePool(1, "test")
 
         async def ask(name: str, expected_s: float) -> None:
-            await turns.finish(one_piece(lambda: order.append(name)), Deadline(30), expected_s)
+            await turns.finish(one_step(lambda: order.append(name)), Deadline(30), expected_s)
 
         await play(ask)
         turns.close()
@@ -54,18 +54,18 @@ def test_no_flood_of_short_work_starves_long_work() -> None:
 
 def test_a_caller_that_leaves_while_it_waits_gives_its_turn_to_others() -> None:
     async def run() -> list[str]:
-        turns, go, done = TurnTaker(1, "test"), threading.Event(), list[str]()
+        turns, go, done = CooperativePool(1, "test"), threading.Event(), list[str]()
         gone = Deadline(30)
 
-        def held() -> Pieces[None]:
+        def reserve() -> Steps[None]:
             go.wait()
             yield
 
-        first = asyncio.ensure_future(turns.finish(held(), Deadline(30)))
+        first = asyncio.ensure_future(turns.finish(reserve(), Deadline(30)))
         await asyncio.sleep(0.01)
-        second = asyncio.ensure_future(turns.finish(one_piece(lambda: done.append("left")), gone))
+        second = asyncio.ensure_future(turns.finish(one_step(lambda: done.append("left")), gone))
         third = asyncio.ensure_future(
-            turns.finish(one_piece(lambda: done.append("stayed")), Deadline(30))
+            turns.finish(one_step(lambda: done.append("stayed")), Deadline(30))
         )
         await asyncio.sleep(0.01)
         gone.leave()
@@ -73,7 +73,7 @@ def test_a_caller_that_leaves_while_it_waits_gives_its_turn_to_others() -> None:
             await second
         go.set()
         await asyncio.gather(first, third)
-        await turns.finish(one_piece(lambda: done.append("last")), Deadline(30))
+        await turns.finish(one_step(lambda: done.append("last")), Deadline(30))
         turns.close()
         return done
 

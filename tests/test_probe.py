@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.fair_queue import Line
+from addnorm.service.scheduling.fair_queue import Target
 from addnorm.service.scheduling.scheduler import Scheduler
-from addnorm.service.telemetry.invariance import MAX_KEPT, Probe
+from addnorm.service.telemetry.invariance import MAX_KEPT, InvarianceCheck
 from addnorm.service.telemetry.metrics import Metrics
 from tests.conftest import inference_of, serving
 from tests.test_faults import eventually, value
@@ -22,7 +22,7 @@ from tests.test_scheduler import batch, echo, of_lengths, values
 
 
 def crowded(batch: Batch) -> list[Rows]:
-    """Each row is off by what its batch has in company."""
+    """Each row is off by what its batch has co-batched."""
     return [Rows(*(part + np.float32(len(batch) - 1) / 4 for part in rows)) for rows in echo(batch)]
 
 
@@ -30,7 +30,9 @@ def crowded(batch: Batch) -> list[Rows]:
 def probing(
     metrics: Metrics, share: float = 1.0, is_idle: Callable[[], bool] | None = None
 ) -> Iterator[Scheduler]:
-    probe = Probe(share, is_idle or (lambda: scheduler.is_idle()), metrics.probed)
+    probe = InvarianceCheck(
+        share, is_idle or (lambda: scheduler.is_idle()), metrics.invariance_checked
+    )
     scheduler = Scheduler(1, 10_000, (metrics, probe))
     yield scheduler
     scheduler.close()
@@ -41,8 +43,8 @@ def counted(metrics: Metrics, what: str) -> float | None:
     return value(metrics, f"addnorm_invariance_{what}_total", model="model")
 
 
-def ask(scheduler: Scheduler, line: Line, batch: Batch) -> None:
-    values(scheduler.submit(line, batch, 30).future)
+def ask(scheduler: Scheduler, target: Target, batch: Batch) -> None:
+    values(scheduler.submit(target, batch, 30).future)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,7 @@ def test_rows_that_depend_on_neighbours_are_counted_and_logged_once(
 ) -> None:
     metrics = Metrics()
     with probing(metrics) as scheduler:
-        ask(scheduler, Line(engine, 100, "model"), batch([1], [2, 3], [4, 5, 6]))
+        ask(scheduler, Target(engine, 100, "model"), batch([1], [2, 3], [4, 5, 6]))
         assert eventually(lambda: counted(metrics, "probes") == 3)
     assert counted(metrics, "violations") == violations
     assert metrics.differences["model"] == difference
@@ -74,7 +76,7 @@ def test_an_engine_that_is_not_exact_may_differ_a_little() -> None:
 
     metrics = Metrics()
     with probing(metrics) as scheduler:
-        ask(scheduler, Line(nearly, 100, "model", exact=False), batch([1], [2, 3]))
+        ask(scheduler, Target(nearly, 100, "model", exact=False), batch([1], [2, 3]))
         assert eventually(lambda: counted(metrics, "probes") == 2)
     assert counted(metrics, "violations") == 0
     assert 0 < metrics.differences["model"] < 1e-4
@@ -89,7 +91,7 @@ def test_a_server_that_is_never_idle_drops_samples_and_keeps_few() -> None:
 
     with probing(metrics, is_idle=lambda: False) as scheduler:
         for _ in range(3 * MAX_KEPT):
-            ask(scheduler, Line(record, 100, "model"), of_lengths(2, 3))
+            ask(scheduler, Target(record, 100, "model"), of_lengths(2, 3))
     assert counted(metrics, "probes") is None
     assert ran == [2] * 3 * MAX_KEPT
 
@@ -97,12 +99,12 @@ def test_a_server_that_is_never_idle_drops_samples_and_keeps_few() -> None:
 def test_only_the_share_asked_for_is_probed() -> None:
     metrics = Metrics()
     with probing(metrics, share=1e-12) as scheduler:
-        ask(scheduler, Line(crowded, 100, "model"), of_lengths(2, 3))
+        ask(scheduler, Target(crowded, 100, "model"), of_lengths(2, 3))
     assert counted(metrics, "probes") is None
 
 
 def test_live_micro_batches_of_a_real_model_keep_the_promise(bundles: Path) -> None:
-    inference = inference_of(bundles, probe_share=1.0)
+    inference = inference_of(bundles, invariance_check_share=1.0)
     bodies = [
         {"model": "gpt", "input_ids": [[i] * n for n in range(3, 9)], "outputs": ["pooled"]}
         for i in range(1, 20)
@@ -121,7 +123,7 @@ def test_live_micro_batches_of_a_real_model_keep_the_promise(bundles: Path) -> N
             answer.status_code == 200
             for answer in callers.map(lambda b: client.post("/v1/infer", json=b), bodies)
         )
-        assert eventually(lambda: got("addnorm_invariance_probes_total") >= 20)
+        assert eventually(lambda: got("addnorm_invariance_checks_total") >= 20)
         assert (
             got("addnorm_invariance_violations_total")
             == got("addnorm_invariance_max_difference")

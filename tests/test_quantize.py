@@ -1,4 +1,4 @@
-"""Row-wise int8: near to fp32, bit for bit indifferent to company, and caught by the certificate when it is broken."""
+"""Row-wise int8: near to fp32, bit for bit indifferent to co-batched sequences, and caught by the certificate when it is broken."""
 
 import json
 import os
@@ -89,7 +89,7 @@ def test_certificate_covers_int8(bundle: Bundle) -> None:
     assert {"weights", "attributes", "graph"} <= cases["int8"]
     unequal = [c["difference"] for c in bundle.certificate["checks"] if "unequal" in c["output"]]
     assert unequal == [0] * 6
-    assert set(bundle.certificate["canary"]) == {"fp32", "int8"}
+    assert set(bundle.certificate["known_answer"]) == {"fp32", "int8"}
 
 
 def test_graph_is_standard(bundle: Bundle) -> None:

@@ -23,11 +23,11 @@ def test_a_kubernetes_service_link_is_ignored_with_one_warning(
 def test_misspelt_names_get_a_warning_with_the_nearest(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("ADDNORM_LANE", "2")
+    monkeypatch.setenv("ADDNORM_WORKER_THREAD", "2")
     monkeypatch.setenv("ADDNORM_XYZZY", "2")
     with caplog.at_level(logging.WARNING):
         read_settings()
-    assert "ADDNORM_LANE is no setting: did you mean ADDNORM_LANES?" in caplog.text
+    assert "ADDNORM_WORKER_THREAD is no setting: did you mean ADDNORM_WORKER_THREADS?" in caplog.text
     assert "ADDNORM_XYZZY is no setting: `addnorm settings`" in caplog.text
 
 
@@ -38,7 +38,7 @@ def test_the_log_level_may_be_in_any_case(monkeypatch: pytest.MonkeyPatch, level
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("PORT", "70000"), ("LANES", "-1"), ("PROVIDER", "tpu"), ("TIMEOUT_S", "0")]
+    ("name", "value"), [("PORT", "70000"), ("WORKER_THREADS", "-1"), ("PROVIDER", "tpu"), ("TIMEOUT_S", "0")]
 )
 def test_a_value_that_does_not_fit_names_its_variable(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
@@ -60,10 +60,10 @@ def test_an_option_wins_over_the_environment_and_is_named_when_it_does_not_fit(
 def test_every_setting_is_described_with_its_value_and_where_it_comes_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("ADDNORM_LANES", "3")
+    monkeypatch.setenv("ADDNORM_WORKER_THREADS", "3")
     monkeypatch.setenv("ADDNORM_API_KEYS", "a infer 0123456789abcdef")
     text = describe(read_settings(port=9000), ["port"])
-    assert "ADDNORM_LANES=3  (environment; default 0)\n" in text
+    assert "ADDNORM_WORKER_THREADS=3  (environment; default 0)\n" in text
     assert "ADDNORM_PORT=9000  (command line; default 8000)\n" in text
     assert "ADDNORM_TOKEN_BUDGET=0  (default)\n" in text
     assert "0123456789abcdef" not in text

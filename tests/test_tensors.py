@@ -88,10 +88,10 @@ def test_the_likeliest_tokens_have_no_id_at_pads(
     )
     assert tensors["logits.token_ids"].dtype == np.int64
     for part, pad in (("token_ids", [-1, -1]), ("logprobs", [0, 0])):
-        cells = (
+        padding = (
             plain[part] if positions == "last" else [cell for row in plain[part] for cell in row]
         )
-        filled = [pad if cell is None else cell for cell in cells]
+        filled = [pad if cell is None else cell for cell in padding]
         np.testing.assert_array_equal(
             tensors[f"logits.{part}"].reshape(-1, 2),
             np.array(filled, tensors[f"logits.{part}"].dtype),
@@ -173,7 +173,7 @@ def test_metadata_says_what_a_json_answer_says_beside_the_numbers(client: httpx.
         "model": "gpt",
         "version": "1",
         "real_tokens": "5",
-        "padded_tokens": "3",
+        "pad_tokens": "3",
     }
     assert int.from_bytes(content[:8], "little") % 8 == 0
 

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer as Library
 from transformers import AutoTokenizer, BertModel
 
 from addnorm.service.errors import StartupError
-from addnorm.service.protocols.tokenization import PIECE_CHARACTERS
+from addnorm.service.protocols.tokenization import STEP_CHARACTERS
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.tokenizer import CannotCut, Tokenizer
 from tests.conftest import inference_of, serving
@@ -73,7 +73,7 @@ def test_texts_are_answered_like_their_ids_in_ragged_layout_to_the_last_bit(
     ids = ids_of(TEXTS)
     assert answer == post(text_client, input_ids=ids, **options).json()
     assert [len(row) for row in answer["activations"]] == list(map(len, ids))
-    assert answer["usage"] == {"real_tokens": sum(map(len, ids)), "padded_tokens": 0}
+    assert answer["usage"] == {"real_tokens": sum(map(len, ids)), "pad_tokens": 0}
 
 
 def test_tokenize_shows_ids_tokens_and_offsets_and_what_the_limit_is(
@@ -322,7 +322,7 @@ def test_long_work_is_done_in_pieces_off_the_event_loop_and_no_further_than_the_
         assert post(client, texts=["a"], outputs=["pooled"]).status_code == 200
         assert not watch.calls.pop()[0].startswith("encode")  # quicker than a change of threads
         assert post(client, texts=["a " * 250] * 1000, truncate=True).status_code == 400
-    each = PIECE_CHARACTERS // 500
+    each = STEP_CHARACTERS // 500
     assert {len(texts) for _, texts in watch.calls} == {each}
     assert len(watch.calls) == -(
         -2001 // (each * MAX_TEXT_TOKENS)
@@ -379,15 +379,15 @@ def test_texts_count_as_bodies_while_they_are_tokenized(text_bundles: Path) -> N
         with ThreadPoolExecutor(1) as other:
             first = other.submit(post, client, **body)
             time.sleep(0.5)
-            held = re.search(
+            reserve = re.search(
                 r'^addnorm_pending_bytes{what="bodies"} (\S+)$',
                 client.get("/metrics").text,
                 re.MULTILINE,
             )
             second = post(client, **body)
             assert first.result().status_code == 200
-        assert held
-        assert float(held[1]) == num_bytes
+        assert reserve
+        assert float(reserve[1]) == num_bytes
         assert (second.status_code, second.json()["error"]["code"]) == (429, "bodies_full")
         assert post(client, **body).status_code == 200
 
@@ -395,7 +395,7 @@ def test_texts_count_as_bodies_while_they_are_tokenized(text_bundles: Path) -> N
 def test_others_have_their_turn_between_the_pieces_of_one_caller(text_bundles: Path) -> None:
     """With one thread for all: four callers of 8 pieces each delay a fifth's small piece by one of theirs."""
     with (
-        watched(text_bundles, pause_s=0.15, lanes=1) as (client, watch),
+        watched(text_bundles, pause_s=0.15, worker_threads=1) as (client, watch),
         ThreadPoolExecutor(4) as others,
     ):
         slow = [

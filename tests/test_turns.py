@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from addnorm.service.errors import ServiceError
-from addnorm.service.scheduling.fair_queue import Line, Queue
+from addnorm.service.scheduling.fair_queue import Queue, Target
 from addnorm.service.scheduling.virtual_time import Flow, Order, Turns
 from tests.test_scheduler import batch, echo, lengths, of_lengths, run, submit
 
@@ -77,57 +77,57 @@ def test_an_order_is_by_rank_and_then_by_number() -> None:
 
 
 def test_a_job_that_is_cancelled_or_fails_leaves_its_flow() -> None:
-    queue, line = Queue(1000), Line(echo, 4)
-    gone = submit(queue, line, of_lengths(4, 4, 4), key="a")
-    kept = submit(queue, line, of_lengths(2), key="b")
-    failed = submit(queue, line, of_lengths(4, 4), key="c")
+    queue, target = Queue(1000), Target(echo, 4)
+    gone = submit(queue, target, of_lengths(4, 4, 4), key="a")
+    kept = submit(queue, target, of_lengths(2), key="b")
+    failed = submit(queue, target, of_lengths(4, 4), key="c")
     assert lengths(queue.take(0)) == [4]
     gone.future.cancel()
     failed.fail(ServiceError("broken"))
     assert lengths(queue.take(0)) == [2]
     assert queue.take(0) is None
     assert not queue.jobs
-    assert queue.num_tokens == line.num_tokens == 0
-    again = submit(queue, line, of_lengths(3), key="a")
+    assert queue.num_tokens == target.num_tokens == 0
+    again = submit(queue, target, of_lengths(3), key="a")
     run(queue, 1)
     assert again.future.done()
     assert not kept.future.done()
 
 
 def test_a_canary_goes_before_all_and_costs_nobody_a_turn() -> None:
-    queue, line, other = Queue(1000), Line(echo, 4), Line(echo, 4)
+    queue, target, other = Queue(1000), Target(echo, 4), Target(echo, 4)
     for _ in range(3):
-        submit(queue, line, of_lengths(4), key="a")
-    canary = queue.submit_first(other, batch([7, 7]), 0)
+        submit(queue, target, of_lengths(4), key="a")
+    known_answer = queue.submit_first(other, batch([7, 7]), 0)
     micro = queue.take(0)
     assert micro is not None
-    assert micro.sequences[0].job is canary
+    assert micro.sequences[0].job is known_answer
     assert lengths(queue.take(0)) == [4]
 
 
 def test_nothing_of_a_line_or_a_job_outlives_them() -> None:
     """Models are swapped under load: what is held here would stay in memory. No garbage collection is needed."""
-    queue, line = Queue(1000), Line(echo, 4)
+    queue, target = Queue(1000), Target(echo, 4)
     gc.disable()
     try:
-        job = submit(queue, line, of_lengths(2), key="a")
+        job = submit(queue, target, of_lengths(2), key="a")
         run(queue, 0)
         queue.take(1)
-        kept = weakref.ref(job), weakref.ref(line)
-        del job, line
+        kept = weakref.ref(job), weakref.ref(target)
+        del job, target
         assert [reference() for reference in kept] == [None, None]
     finally:
         gc.enable()
-    submit(queue, Line(echo, 4), of_lengths(2), key="a")
+    submit(queue, Target(echo, 4), of_lengths(2), key="a")
     assert lengths(queue.take(1)) == [2]
 
 
 def test_ten_thousand_waiting_jobs_make_nobody_slow() -> None:
     """About 30 us each; looking at every job took 27 ms."""
-    queue, made = Queue(10**9), [Line(echo, 256) for _ in range(4)]
+    queue, made = Queue(10**9), [Target(echo, 256) for _ in range(4)]
     draws = np.random.default_rng(0)
-    for line in made:
-        line.tokens_per_s = 10_000
+    for target in made:
+        target.tokens_per_s = 10_000
     for at in range(10_000):
         submit(
             queue,

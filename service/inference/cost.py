@@ -1,9 +1,9 @@
-"""How long the outputs of a query will take to make and to write: predicted from what such work took before."""
+"""How long the outputs of a request will take to make and to write: predicted from what such work took before."""
 
 import math
 from collections.abc import Hashable
 
-from addnorm.service.inference.request import Query
+from addnorm.service.inference.request import InferenceRequest
 
 WINDOW_S = 2.0  # of work: what took place before counts less
 HOPE_S = 10.0  # refusals let predictions fade at this pace: else one bad measurement could refuse for ever
@@ -39,30 +39,30 @@ class Cost:
     def __init__(self) -> None:
         self._rates: dict[Hashable, Rate] = {}
 
-    def predicted_s(self, query: Query, num_bytes: int) -> float:
+    def predicted_s(self, request: InferenceRequest, num_bytes: int) -> float:
         """num_bytes: of the answer, estimated."""
-        made_s = self.making(query).s_per_unit * num_head_rows(query)
-        return made_s + self.writing(query).s_per_unit * num_bytes
+        made_s = self.making(request).s_per_unit * num_head_rows(request)
+        return made_s + self.writing(request).s_per_unit * num_bytes
 
-    def making(self, query: Query) -> Rate:
+    def making(self, request: InferenceRequest) -> Rate:
         """For each row of a head. The likeliest tokens are sorted, which takes longer the more of them are wanted."""
-        return self._rate(query.model.bundle.ref, (query.top_k or 0).bit_length())
+        return self._rate(request.model.bundle.ref, (request.top_k or 0).bit_length())
 
-    def writing(self, query: Query) -> Rate:
+    def writing(self, request: InferenceRequest) -> Rate:
         """For each byte of the answer."""
-        return self._rate(query.binary, query.coding)
+        return self._rate(request.binary, request.coding)
 
-    def hope(self, query: Query, now: float) -> None:
+    def hope(self, request: InferenceRequest, now: float) -> None:
         """A request was refused for what it was predicted to take."""
-        self.making(query).hope(now)
-        self.writing(query).hope(now)
+        self.making(request).hope(now)
+        self.writing(request).hope(now)
 
     def _rate(self, *kind: Hashable) -> Rate:
         return self._rates.setdefault(kind, Rate())
 
 
-def num_head_rows(query: Query) -> int:
+def num_head_rows(request: InferenceRequest) -> int:
     """Rows that a head runs on."""
-    if "logits" not in query.wanted:
+    if "logits" not in request.wanted:
         return 0
-    return query.batch.num_tokens if query.positions == "all" else len(query.batch)
+    return request.batch.num_tokens if request.positions == "all" else len(request.batch)

@@ -1,6 +1,6 @@
-"""Rows -> what the caller asked for, on the caller's cells. Heads run here, on the rows asked for and no others.
+"""Rows -> what the caller asked for, in the caller's grid. Heads run here, on the rows asked for and no others.
 
-What runs a head is done piece by piece (`pieces.py`).
+What runs a head is done in steps (`scheduling/cooperative.py`).
 """
 
 from collections.abc import Callable, Iterator
@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from addnorm.service.errors import InvalidInput, NotFinite
-from addnorm.service.runtime.batch import Cells, Floats, Ints, Rows
+from addnorm.service.runtime.batch import Floats, Ints, Padding, Rows
 from addnorm.service.runtime.bundle import Pooling
 from addnorm.service.runtime.engine import HEAD_ROWS, Engine
-from addnorm.service.scheduling.cooperative import Pieces
+from addnorm.service.scheduling.cooperative import Steps
 
 Positions = Literal["all", "last"]
 NO_TOKEN = -1
@@ -83,7 +83,7 @@ POOLS: dict[Pooling, Callable[[Floats, Floats], object]] = {
 
 def logits(
     engine: Engine, rows: list[Rows], positions: Positions, vocab_size: int
-) -> Pieces[list[Floats]]:
+) -> Steps[list[Floats]]:
     """Logits of each row's tokens `[n, V]`; for "last" of its last token `[1, V]`. Of an empty row `[0, V]`."""
     wanted = _wanted(rows, positions)
     out = np.empty((sum(map(len, wanted)), vocab_size), np.float32)
@@ -93,7 +93,7 @@ def logits(
     return np.split(out, np.cumsum([len(row) for row in wanted])[:-1])
 
 
-def last_logits(engine: Engine, rows: list[Rows], vocab_size: int) -> Pieces[Floats]:
+def last_logits(engine: Engine, rows: list[Rows], vocab_size: int) -> Steps[Floats]:
     """Logits of each row's last token `[num_rows, V]`, zeros where it has none."""
     last = yield from logits(engine, rows, "last", vocab_size)
     out = np.zeros((len(rows), vocab_size), np.float32)
@@ -103,9 +103,9 @@ def last_logits(engine: Engine, rows: list[Rows], vocab_size: int) -> Pieces[Flo
 
 
 def top_k(
-    engine: Engine, rows: list[Rows], cells: Cells, positions: Positions, k: int
-) -> Pieces[TopK]:
-    """The k likeliest tokens over the caller's cells, without ever holding all logits."""
+    engine: Engine, rows: list[Rows], padding: Padding, positions: Positions, k: int
+) -> Steps[TopK]:
+    """The k likeliest tokens in the caller's grid, without ever holding all logits."""
     wanted = _wanted(rows, positions)
     token_ids = np.empty((sum(map(len, wanted)), k), np.int64)
     logprobs = np.empty(token_ids.shape, np.float32)
@@ -114,14 +114,15 @@ def top_k(
         token_ids[span], logprobs[span] = yield from _best(chunk, k)
     if positions == "last":
         real = np.array([len(row.activations) > 0 for row in rows])
-        return TopK(_spread(real, token_ids, NO_TOKEN), _spread(real, logprobs, 0.0))
-    ends = cells.lengths.cumsum()[:-1]
+        return TopK(_scatter(real, token_ids, NO_TOKEN), _scatter(real, logprobs, 0.0))
+    ends = padding.lengths.cumsum()[:-1]
     return TopK(
-        cells.spread(np.split(token_ids, ends), NO_TOKEN), cells.spread(np.split(logprobs, ends))
+        padding.scatter(np.split(token_ids, ends), NO_TOKEN),
+        padding.scatter(np.split(logprobs, ends)),
     )
 
 
-def _spread(real: np.ndarray, values: np.ndarray, fill: float) -> np.ndarray:
+def _scatter(real: np.ndarray, values: np.ndarray, fill: float) -> np.ndarray:
     """values `[n, k]` of the n rows that are real -> `[num_rows, k]`."""
     out = np.full((len(real), values.shape[1]), fill, values.dtype)
     out[real] = values
@@ -144,7 +145,7 @@ def _chunks(engine: Engine, wanted: list[Floats]) -> Iterator[tuple[int, Floats]
         yield start, chunk
 
 
-def _best(logits: Floats, k: int) -> Pieces[tuple[np.ndarray, Floats]]:
+def _best(logits: Floats, k: int) -> Steps[tuple[np.ndarray, Floats]]:
     """logits `[n, V]` -> ids and log-probabilities `[n, k]`, likeliest first, ties by the lower id."""
     largest = logits.max(1, keepdims=True)
     log_sum = np.log(np.exp(logits - largest).sum(1, keepdims=True)) + largest

@@ -1,4 +1,4 @@
-"""The straight line that every protocol takes: a Query in, an Answer out, both in the caller's layout."""
+"""The straight line that every protocol takes: an InferenceRequest in, an InferenceResponse out, both in the caller's layout."""
 
 import asyncio
 import time
@@ -13,71 +13,82 @@ import numpy as np
 from addnorm.service.errors import Expired, NotFinite, NotReady, Overloaded
 from addnorm.service.inference import outputs
 from addnorm.service.inference.cost import Cost, num_head_rows
-from addnorm.service.inference.request import Answer, Query, check
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse, check
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.models.registry import Models
 from addnorm.service.models.repository import Repository
 from addnorm.service.runtime.batch import Rows
-from addnorm.service.scheduling.byte_budget import Room
-from addnorm.service.scheduling.cooperative import SLICE_S, Done, Pieces, TurnTaker, at_once, timed
+from addnorm.service.scheduling.byte_budget import ByteBudget
+from addnorm.service.scheduling.cooperative import (
+    SLICE_S,
+    CooperativePool,
+    Done,
+    Steps,
+    run_now,
+    timed,
+)
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.scheduling.fair_queue import Job
 from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.settings import Settings
-from addnorm.service.telemetry.invariance import Probe
+from addnorm.service.telemetry.invariance import InvarianceCheck
 from addnorm.service.telemetry.metrics import Metrics
 
 Encoded = TypeVar("Encoded")
-HOPELESS = 4  # session runs that hang, for each lane
+HOPELESS = 4  # session runs that hang, for each worker
 S_PER_CHARACTER, S_PER_BYTE = 1e-6, 1e-8  # about, of tokenizing and of reading JSON
 NOTHING = nullcontext(0.0)  # seconds: a quick answer takes no time worth counting
 QUICK_BYTES = 64 * 1024  # JSON of this size takes about 0.1 ms
 
 
 class Inference:
-    """Checks a query, waits for its rows, makes its outputs. Shared by all protocols."""
+    """Checks a request, waits for its rows, makes its outputs. Shared by all protocols."""
 
     def __init__(self, models: Models, settings: Settings) -> None:
         self.models, self.settings, self.metrics = models, settings, Metrics()
-        self._probe = Probe(
-            settings.probe_share, lambda: self.scheduler.is_idle(), self.metrics.probed
+        self._invariance_check = InvarianceCheck(
+            settings.invariance_check_share,
+            lambda: self.scheduler.is_idle(),
+            self.metrics.invariance_checked,
         )
-        observers = (self.metrics, self._probe)
+        observers = (self.metrics, self._invariance_check)
         self.scheduler = Scheduler(
-            settings.num_lanes, settings.max_queue_tokens, observers, settings.lane_timeout_s
+            settings.num_workers, settings.max_queue_tokens, observers, settings.run_timeout_s
         )
         self._repository = Repository(models, settings)
-        self._readiness = Readiness(models, self.scheduler, settings.canary_timeout_s)
-        self.answers = Room("answers", settings.max_pending_answer_bytes)
-        self.bodies = Room("bodies", settings.max_pending_body_bytes)
-        self.metrics.watch(self.scheduler, models, settings, (self.answers, self.bodies))
-        # as many as lanes: what runs a head competes with them for the cores
-        self._encoders = TurnTaker(settings.num_lanes, "encode")
+        self._readiness = Readiness(models, self.scheduler, settings.known_answer_timeout_s)
+        self.responses = ByteBudget("responses", settings.max_pending_response_bytes)
+        self.bodies = ByteBudget("bodies", settings.max_pending_body_bytes)
+        self.metrics.watch(self.scheduler, models, settings, (self.responses, self.bodies))
+        # as many as workers: what runs a head competes with them for the cores
+        self._encoders = CooperativePool(settings.num_workers, "encode")
         # one: readers of bodies hold the interpreter's lock, and two of them would keep it from the event loop
-        self._readers = TurnTaker(1, "read", rests=True)
+        self._readers = CooperativePool(1, "read", rests=True)
         self.cost = Cost()
         self._promised_s = 0.0  # of making and writing the answers of requests under way, predicted
 
-    async def answer(
+    async def run(
         self,
-        query: Query,
-        encode: Callable[[Answer], Pieces[Encoded]],
+        request: InferenceRequest,
+        encode: Callable[[InferenceResponse], Steps[Encoded]],
         deadline: Deadline | None = None,
     ) -> tuple[Encoded, dict[str, float]]:
         """The encoded answer and the seconds of each stage. deadline: the server's own, from now, if None."""
         deadline = deadline or Deadline(self.settings.timeout_s)
-        num_bytes = check(query, self.settings)
+        num_bytes = check(request, self.settings)
         deadline.check()
-        is_quick = "logits" not in query.wanted and num_bytes <= QUICK_BYTES
-        promised = NOTHING if is_quick else self._promised(query, num_bytes, deadline)
-        with self.answers.held(num_bytes), promised as encode_s:
-            rows, stages_s = await self._rows(query, deadline, encode_s)
+        is_quick = "logits" not in request.wanted and num_bytes <= QUICK_BYTES
+        promised = NOTHING if is_quick else self._promised(request, num_bytes, deadline)
+        with self.responses.reserve(num_bytes), promised as encode_s:
+            rows, stages_s = await self._rows(request, deadline, encode_s)
             started = time.monotonic()
             if is_quick:
-                encoded = at_once(encode(Answer(query, at_once(_outputs(query, rows)), num_bytes)))
+                encoded = run_now(
+                    encode(InferenceResponse(request, run_now(_outputs(request, rows)), num_bytes))
+                )
             else:
                 encoded = await self._encoders.finish(
-                    self._encoded(query, rows, encode, num_bytes), deadline, encode_s or SLICE_S
+                    self._encoded(request, rows, encode, num_bytes), deadline, encode_s or SLICE_S
                 )
         deadline.check()
         return encoded, {**stages_s, "encode": time.monotonic() - started}
@@ -87,28 +98,30 @@ class Inference:
         interpreter's lock."""
         return await asyncio.get_running_loop().run_in_executor(self._readers.executor, work)
 
-    async def tokenize(self, num_characters: int, work: Pieces[Done], deadline: Deadline) -> Done:
+    async def tokenize(self, num_characters: int, work: Steps[Done], deadline: Deadline) -> Done:
         """Work on texts. It leaves the interpreter's lock to others, and takes turns with what makes answers."""
         return await self._encoders.finish(work, deadline, num_characters * S_PER_CHARACTER)
 
-    async def read(self, num_bytes: int, work: Pieces[Done], deadline: Deadline) -> Done:
+    async def read(self, num_bytes: int, work: Steps[Done], deadline: Deadline) -> Done:
         """Work on so many bytes of a body: where they are few at once, as a change of threads would cost more."""
         return (
-            at_once(work)
+            run_now(work)
             if num_bytes <= QUICK_BYTES
             else await self._readers.finish(work, deadline, num_bytes * S_PER_BYTE)
         )
 
     @contextmanager
-    def _promised(self, query: Query, num_bytes: int, deadline: Deadline) -> Iterator[float]:
+    def _promised(
+        self, request: InferenceRequest, num_bytes: int, deadline: Deadline
+    ) -> Iterator[float]:
         """Counts the time that making and writing the answer will take, which is yielded, among what is under way.
 
         Expired if that alone is more than the request has; Overloaded if with the others' it is.
         """
-        encode_s = self.cost.predicted_s(query, num_bytes)
+        encode_s = self.cost.predicted_s(request, num_bytes)
         left_s, others_s = deadline.left_s(), self._promised_s / self._encoders.num_threads
         if encode_s > left_s:
-            self.cost.hope(query, time.monotonic())
+            self.cost.hope(request, time.monotonic())
             raise Expired(
                 f"making and writing the answer takes about {encode_s:.3g} s, the deadline is in {left_s:.3g} s:"
                 " ask for less at once, or allow more time"
@@ -128,53 +141,53 @@ class Inference:
 
     def _encoded(
         self,
-        query: Query,
+        request: InferenceRequest,
         rows: list[Rows],
-        encode: Callable[[Answer], Pieces[Encoded]],
+        encode: Callable[[InferenceResponse], Steps[Encoded]],
         num_bytes: int,
-    ) -> Pieces[Encoded]:
+    ) -> Steps[Encoded]:
         """Makes the outputs and writes them; how long it took is what later predictions are made from."""
-        making, writing = self.cost.making(query), self.cost.writing(query)
-        made = _outputs(query, rows)
-        if num_rows := num_head_rows(query):
+        making, writing = self.cost.making(request), self.cost.writing(request)
+        made = _outputs(request, rows)
+        if num_rows := num_head_rows(request):
             made = timed(made, partial(making.add, num_rows))
-        answer = Answer(query, (yield from made), num_bytes)
-        return (yield from timed(encode(answer), partial(writing.add, num_bytes)))
+        response = InferenceResponse(request, (yield from made), num_bytes)
+        return (yield from timed(encode(response), partial(writing.add, num_bytes)))
 
     async def _rows(
-        self, query: Query, deadline: Deadline, encode_s: float
+        self, request: InferenceRequest, deadline: Deadline, encode_s: float
     ) -> tuple[list[Rows], dict[str, float]]:
         """Rows for each of the caller's rows, and the time they waited and ran.
 
         encode_s: the time that must be left once they are there.
         """
-        empty = query.model.engine(query.precision).empty()
-        if not len(query.batch):
-            return query.cells.every_row([], empty), {"queue": 0.0, "infer": 0.0}
+        empty = request.model.engine(request.precision).empty()
+        if not len(request.batch):
+            return request.padding.every_row([], empty), {"queue": 0.0, "infer": 0.0}
         left_s = deadline.left_s() - encode_s
         job = self.scheduler.submit(
-            query.model.line(query.precision), query.batch, left_s, query.key
+            request.model.target(request.precision), request.batch, left_s, request.key
         )
         try:
             rows = await _wait(job, deadline)
         except NotFinite as error:  # the batch has no empty rows, the caller's layout may
-            row = int(np.flatnonzero(query.cells.lengths)[error.sequence])
+            row = int(np.flatnonzero(request.padding.lengths)[error.sequence])
             raise NotFinite(error.output, row) from error
         assert job.started is not None
         assert job.finished is not None
         stages_s = {"queue": job.started - job.submitted, "infer": job.finished - job.started}
-        return query.cells.every_row(rows, empty), stages_s
+        return request.padding.every_row(rows, empty), stages_s
 
     def alive(self) -> None:
         """NotReady once so many session runs hang that only a new process helps."""
-        if (num_hung := self.scheduler.num_hung) >= HOPELESS * self.scheduler.num_lanes:
+        if (num_hung := self.scheduler.num_hung) >= HOPELESS * self.scheduler.num_workers:
             raise NotReady(
                 f"{num_hung} session runs hang: end this process and start another",
-                code="lanes_hang",
+                code="workers_hung",
             )
 
     async def ready(self, name: str | None = None) -> None:
-        """NotReady says which models, of all or of this name, do not give their canary's known answer, and why."""
+        """NotReady says which models, of all or of this name, do not give their known answer, and why."""
         if wrong := [
             what for model, what in await self._readiness.failures() if name in (None, model)
         ]:
@@ -193,14 +206,14 @@ class Inference:
 
     def close(self) -> None:
         self._repository.close()
-        self._probe.close()
+        self._invariance_check.close()
         self.scheduler.close()
         self._encoders.close()
         self._readers.close()
 
 
 async def _wait(job: Job, deadline: Deadline) -> list[Rows]:
-    """Cancels the job when the time is up or the caller leaves: what no lane has taken is not computed."""
+    """Cancels the job when the time is up or the caller leaves: what no worker has taken is not computed."""
     loop = asyncio.get_running_loop()
     settled = asyncio.Event()
     job.future.add_done_callback(lambda _: loop.call_soon_threadsafe(settled.set))
@@ -218,30 +231,34 @@ async def _wait(job: Job, deadline: Deadline) -> list[Rows]:
         deadline.stop = None
 
 
-def _outputs(query: Query, rows: list[Rows]) -> Pieces[dict[str, Any]]:
+def _outputs(request: InferenceRequest, rows: list[Rows]) -> Steps[dict[str, Any]]:
     make: dict[str, Callable[[], Any]] = {
-        "activations": lambda: query.cells.spread([row.activations for row in rows]),
+        "activations": lambda: request.padding.scatter([row.activations for row in rows]),
         "pooled": lambda: outputs.pooled(
-            rows, query.pooling or query.model.bundle.manifest.pooling, query.normalize
+            rows, request.pooling or request.model.bundle.manifest.pooling, request.normalize
         ),
         "norm_stats": lambda: {
-            "mean": query.cells.spread([row.norm_mean for row in rows]),
-            "rstd": query.cells.spread([row.norm_rstd for row in rows]),
+            "mean": request.padding.scatter([row.norm_mean for row in rows]),
+            "rstd": request.padding.scatter([row.norm_rstd for row in rows]),
         },
     }
     made: dict[str, Any] = {}
-    for name in query.wanted:
-        output = (yield from _logits(query, rows)) if name == "logits" else make[name]()
-        made[name] = outputs.halved(name, output) if query.half else output
+    for name in request.wanted:
+        output = (yield from _logits(request, rows)) if name == "logits" else make[name]()
+        made[name] = outputs.halved(name, output) if request.half else output
         yield
     return made
 
 
-def _logits(query: Query, rows: list[Rows]) -> Pieces[Any]:
-    engine = query.model.engine(query.precision)
-    if query.top_k:
-        return (yield from outputs.top_k(engine, rows, query.cells, query.positions, query.top_k))
-    vocab_size = query.model.bundle.manifest.limits.vocab_size
-    if query.positions == "last":
+def _logits(request: InferenceRequest, rows: list[Rows]) -> Steps[Any]:
+    engine = request.model.engine(request.precision)
+    if request.top_k:
+        return (
+            yield from outputs.top_k(
+                engine, rows, request.padding, request.positions, request.top_k
+            )
+        )
+    vocab_size = request.model.bundle.manifest.limits.vocab_size
+    if request.positions == "last":
         return (yield from outputs.last_logits(engine, rows, vocab_size))
-    return query.cells.spread((yield from outputs.logits(engine, rows, "all", vocab_size)))
+    return request.padding.scatter((yield from outputs.logits(engine, rows, "all", vocab_size)))

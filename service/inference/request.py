@@ -8,7 +8,7 @@ import numpy as np
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.outputs import Positions
 from addnorm.service.models.registry import Model
-from addnorm.service.runtime.batch import Batch, Cells
+from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.bundle import Bundle, Pooling
 from addnorm.service.settings import Settings
 
@@ -17,12 +17,12 @@ JSON_BYTES_PER_PAD = 4  # "0.0,"
 BINARY_BYTES = 4  # of any float32
 
 
-class Query(NamedTuple):
+class InferenceRequest(NamedTuple):
     """What one caller asks, whatever the protocol. None: as the bundle says."""
 
     model: Model
     batch: Batch
-    cells: Cells
+    padding: Padding
     outputs: tuple[str, ...] | None = None
     positions: Positions = "all"
     top_k: int | None = None
@@ -46,75 +46,75 @@ class Query(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answer:
+class InferenceResponse:
     """outputs: name -> arrays in the caller's layout, `[rows, seq, w]` or `[rows, w]`; a list of `[n, w]` if ragged.
 
     num_bytes: what writing them is estimated to make.
     """
 
-    query: Query
+    request: InferenceRequest
     outputs: dict[str, Any]
     num_bytes: int
 
 
-def check(query: Query, settings: Settings) -> int:
+def check(request: InferenceRequest, settings: Settings) -> int:
     """InvalidInput for whatever the engine must never see: field, limit and value. -> the answer's estimated bytes."""
-    _check_size(query, settings)
-    _check_tokens(query)
-    _check_outputs(query)
-    return _check_answer(query, settings)
+    _check_size(request, settings)
+    _check_tokens(request)
+    _check_outputs(request)
+    return _check_answer(request, settings)
 
 
-def _check_size(query: Query, settings: Settings) -> None:
-    num_cells = query.batch.num_tokens + query.cells.num_pads
+def _check_size(request: InferenceRequest, settings: Settings) -> None:
+    num_padded_tokens = request.batch.num_tokens + request.padding.num_pads
     for what, value, limit in (
-        ("sequences", len(query.cells.lengths), settings.max_sequences),
-        ("cells", num_cells, settings.max_cells),
+        ("sequences", len(request.padding.lengths), settings.max_sequences),
+        ("tokens with pads", num_padded_tokens, settings.max_padded_tokens),
         # more than the queue can ever hold is no matter of coming back later
         (
             "real tokens",
-            query.batch.num_tokens,
+            request.batch.num_tokens,
             min(settings.max_tokens, settings.max_queue_tokens),
         ),
     ):
         if value > limit:
             raise InvalidInput(
-                f"{query.field} has {value} {what}, the limit is {limit}: send less at once",
-                param=query.field,
+                f"{request.field} has {value} {what}, the limit is {limit}: send less at once",
+                param=request.field,
             )
 
 
-def _check_tokens(query: Query) -> None:
-    limits = query.model.bundle.manifest.limits
-    lengths, tokens = query.cells.lengths, query.batch.tokens
+def _check_tokens(request: InferenceRequest) -> None:
+    limits = request.model.bundle.manifest.limits
+    lengths, tokens = request.padding.lengths, request.batch.tokens
     if (lengths > limits.max_positions).any():
         row = int((lengths > limits.max_positions).argmax())
         raise InvalidInput(
-            f"{query.field}[{row}] has {lengths[row]} real tokens, the limit of {query.model.bundle.ref} is {limits.max_positions}",
-            param=query.field,
+            f"{request.field}[{row}] has {lengths[row]} real tokens, the limit of {request.model.bundle.ref} is {limits.max_positions}",
+            param=request.field,
         )
     outside = tokens.view(np.uint64) >= limits.vocab_size  # so seen, negative ids are huge
     if outside.any():
         index = int(outside.argmax())
-        row, column = _cell(query.cells, index)
+        row, column = _place(request.padding, index)
         raise InvalidInput(
-            f"{query.field}[{row}][{column}] is {tokens[index]}: ids of {query.model.bundle.ref} are 0 to {limits.vocab_size - 1}{query.hint}",
-            param=query.field,
+            f"{request.field}[{row}][{column}] is {tokens[index]}: ids of {request.model.bundle.ref} are 0 to {limits.vocab_size - 1}{request.hint}",
+            param=request.field,
         )
 
 
-def _cell(cells: Cells, index: int) -> tuple[int, int]:
+def _place(padding: Padding, index: int) -> tuple[int, int]:
     """Row and column of the index-th real token in the caller's layout."""
-    if cells.mask is not None:
-        row, column = np.argwhere(cells.mask)[index]
+    if padding.mask is not None:
+        row, column = np.argwhere(padding.mask)[index]
         return int(row), int(column)
-    row = int(np.searchsorted(cells.lengths.cumsum(), index, side="right"))
-    return row, index - int(cells.lengths[:row].sum())
+    row = int(np.searchsorted(padding.lengths.cumsum(), index, side="right"))
+    return row, index - int(padding.lengths[:row].sum())
 
 
-def _check_outputs(query: Query) -> None:
-    bundle, wanted = query.model.bundle, query.wanted
-    if query.outputs is not None and not query.outputs:
+def _check_outputs(request: InferenceRequest) -> None:
+    bundle, wanted = request.model.bundle, request.wanted
+    if request.outputs is not None and not request.outputs:
         raise InvalidInput(
             f"outputs is empty: ask for some of {', '.join(bundle.outputs)}", param="outputs"
         )
@@ -127,44 +127,48 @@ def _check_outputs(query: Query) -> None:
         if wanted.count(name) > 1:
             raise InvalidInput(f"outputs has {name!r} twice", param="outputs")
     vocab_size = bundle.manifest.limits.vocab_size
-    if query.top_k is not None and not 1 <= query.top_k <= vocab_size:
+    if request.top_k is not None and not 1 <= request.top_k <= vocab_size:
         raise InvalidInput(
-            f"logits.top_k is {query.top_k}: 1 to {vocab_size} for {bundle.ref}",
+            f"logits.top_k is {request.top_k}: 1 to {vocab_size} for {bundle.ref}",
             param="logits.top_k",
         )
 
 
-def _check_answer(query: Query, settings: Settings) -> int:
+def _check_answer(request: InferenceRequest, settings: Settings) -> int:
     """Bytes of the answer, estimated before any work."""
-    num_bytes = sum(_answer_bytes(query, name) for name in query.wanted)
-    if num_bytes > settings.max_answer_bytes:
+    num_bytes = sum(_answer_bytes(request, name) for name in request.wanted)
+    if num_bytes > settings.max_response_bytes:
         raise InvalidInput(
-            f"the answer would have about {num_bytes / 2**20:.0f} MiB, the limit is {settings.max_answer_bytes / 2**20:.0f}:"
-            f" {_smaller(query)}",
+            f"the answer would have about {num_bytes / 2**20:.0f} MiB, the limit is {settings.max_response_bytes / 2**20:.0f}:"
+            f" {_smaller(request)}",
             param="outputs",
         )
     return num_bytes
 
 
-def _smaller(query: Query) -> str:
+def _smaller(request: InferenceRequest) -> str:
     """What to ask instead."""
-    if "logits" in query.wanted and query.top_k is None:
+    if "logits" in request.wanted and request.top_k is None:
         return 'ask for "outputs": ["activations"], or "logits": {"top_k": 5}'
     return 'ask for "outputs": ["pooled"], or send fewer sequences at once'
 
 
-def _answer_bytes(query: Query, name: str) -> int:
-    real, pads, rows = query.batch.num_tokens, query.cells.num_pads, len(query.cells.lengths)
-    if name == "logits" and query.positions == "last":
+def _answer_bytes(request: InferenceRequest, name: str) -> int:
+    real, pads, rows = (
+        request.batch.num_tokens,
+        request.padding.num_pads,
+        len(request.padding.lengths),
+    )
+    if name == "logits" and request.positions == "last":
         real, pads = rows, 0
     if name == "pooled":
         real, pads = rows, 0
     width = (
-        _width(query.model.bundle, name)
-        if name != "logits" or query.top_k is None
-        else 2 * query.top_k
+        _width(request.model.bundle, name)
+        if name != "logits" or request.top_k is None
+        else 2 * request.top_k
     )
-    if query.binary:
+    if request.binary:
         return width * BINARY_BYTES * (real + pads)
     return width * (real * JSON_BYTES_PER_FLOAT + pads * JSON_BYTES_PER_PAD)
 

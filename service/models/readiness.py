@@ -1,4 +1,4 @@
-"""Whether the server does its work now: each engine's canary, asked through the queue and a lane. Knows no HTTP."""
+"""Whether the server does its work now: each engine's known-answer test, asked through the queue and a worker. Knows no HTTP."""
 
 import asyncio
 import time
@@ -6,26 +6,26 @@ import time
 from addnorm.service.errors import ServiceError
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.runtime import selfcheck
-from addnorm.service.scheduling.fair_queue import Job, Line
+from addnorm.service.scheduling.fair_queue import Job, Target
 from addnorm.service.scheduling.scheduler import Scheduler
 
 Failures = list[tuple[str, str]]  # a model's name, and what is wrong with it
 
 
 class Readiness:
-    """Canaries go past what waits, so that load alone fails none; a line has one at a time, so that none piles up."""
+    """Known-answer tests go past what waits, so that load alone fails none; a target has one at a time, so that none piles up."""
 
     def __init__(
         self, models: Models, scheduler: Scheduler, timeout_s: float, fresh_s: float = 1.0
     ) -> None:
-        """timeout_s: of one canary; fresh_s: callers within this time share one answer."""
+        """timeout_s: of one known-answer test; fresh_s: callers within this time share one answer."""
         self._models, self._scheduler, self._timeout_s, self._fresh_s = (
             models,
             scheduler,
             timeout_s,
             fresh_s,
         )
-        self._asked: dict[Line, Job] = {}  # canaries without an answer so far
+        self._asked: dict[Target, Job] = {}  # known-answer tests without an answer so far
         self._flight: asyncio.Task[Failures] | None = None
         self._landed = 0.0
 
@@ -41,7 +41,7 @@ class Readiness:
 
     async def _ask_all(self) -> Failures:
         models = self._models.all()
-        engines = [(model, precision) for model in models for precision in model.lines]
+        engines = [(model, precision) for model in models for precision in model.targets]
         try:
             wrong = await asyncio.gather(
                 *(self._ask(model, precision) for model, precision in engines)
@@ -58,19 +58,22 @@ class Readiness:
     async def _ask(self, model: Model, precision: str) -> str | None:
         """What is wrong, None if nothing is."""
         assert model.bundle.certificate
-        canary, line = model.bundle.certificate["canary"][precision], model.lines[precision]
-        job = self._asked.get(line) or self._scheduler.submit_first(
-            line, selfcheck.canary_batch(canary)
+        known_answer, target = (
+            model.bundle.certificate["known_answer"][precision],
+            model.targets[precision],
         )
-        self._asked[line] = job
+        job = self._asked.get(target) or self._scheduler.submit_first(
+            target, selfcheck.known_answer_batch(known_answer)
+        )
+        self._asked[target] = job
         if not await _settled(job, self._timeout_s):
-            return f"does not answer its canary within {self._timeout_s:g} s"
-        del self._asked[line]
+            return f"does not answer its known-answer test within {self._timeout_s:g} s"
+        del self._asked[target]
         try:
-            known = selfcheck.canary_known(canary, job.future.result())
+            known = selfcheck.gives_known_answer(known_answer, job.future.result())
         except ServiceError as error:
-            return f"does not answer its canary: {error.message}"
-        return None if known else "does not give its canary's known answer"
+            return f"does not answer its known-answer test: {error.message}"
+        return None if known else "does not give its known answer"
 
 
 async def _settled(job: Job, timeout_s: float) -> bool:

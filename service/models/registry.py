@@ -16,7 +16,7 @@ from addnorm.service.runtime import tokenizer as text
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.bundle import Bundle, Limits
 from addnorm.service.runtime.engine import Engine
-from addnorm.service.scheduling.fair_queue import Line
+from addnorm.service.scheduling.fair_queue import Target
 from addnorm.service.settings import Settings
 
 log = logging.getLogger("addnorm")
@@ -31,7 +31,7 @@ State = Literal["READY", "LOADING", "UNAVAILABLE"]  # in KServe's words
 
 
 class Model:
-    """One version of one model: its bundle, an engine for each precision, and the line before each engine."""
+    """One version of one model: its bundle, an engine for each precision, and the target that jobs for each engine are submitted to."""
 
     def __init__(self, bundle: Bundle, provider: str, token_budget: int = 0) -> None:
         """token_budget: of a micro-batch; 0 leaves it to warm_up."""
@@ -41,8 +41,8 @@ class Model:
         self.token_budget = token_budget
         name, budget = bundle.manifest.name, token_budget or BUDGETS[1]
         self.statistics = Statistics()
-        self.lines = {
-            precision: Line(
+        self.targets = {
+            precision: Target(
                 self.statistics.timed(engine.run), budget, name, exact=engine.provider == "cpu"
             )
             for precision, engine in self.engines.items()
@@ -52,8 +52,8 @@ class Model:
     def name(self) -> str:
         return self.bundle.manifest.name
 
-    def line(self, precision: str | None) -> Line:
-        return self.lines[self._known(precision)]
+    def target(self, precision: str | None) -> Target:
+        return self.targets[self._known(precision)]
 
     def engine(self, precision: str | None) -> Engine:
         return self.engines[self._known(precision)]
@@ -68,15 +68,15 @@ class Model:
         return precision
 
     def check(self) -> None:
-        """StartupError if an engine on CPU does not keep the promise, or does not give the canary's known answer."""
+        """StartupError if an engine on CPU does not keep the promise, or does not give the known answer."""
         manifest, certificate = self.bundle.manifest, self.bundle.certificate
         for precision, engine in self.engines.items():
-            canary = certificate["canary"][precision] if certificate else None
-            if canary and not selfcheck.canary_known(
-                canary, engine.run(selfcheck.canary_batch(canary))
+            known_answer = certificate["known_answer"][precision] if certificate else None
+            if known_answer and not selfcheck.gives_known_answer(
+                known_answer, engine.run(selfcheck.known_answer_batch(known_answer))
             ):
                 raise StartupError(
-                    f"bundle {self.bundle.path}: {precision} does not give the canary's known answer"
+                    f"bundle {self.bundle.path}: {precision} does not give the known answer"
                 )
             if engine.provider == "cpu":
                 paddings = PADDINGS[manifest.layout]
@@ -86,28 +86,31 @@ class Model:
                     )
 
     def warm_up(self, before: "Model | None" = None) -> None:
-        """Runs growing micro-batches: the arena meets the largest, and each line gets its token budget unless set.
+        """Runs growing micro-batches: the arena meets the largest, and each target gets its token budget unless set.
 
         before: a version of the same shape, if it is one, lends its budgets: among its load nothing can be measured.
         """
         alike = before and before.bundle.manifest.config == self.bundle.manifest.config
-        known = before.lines if before and alike else {}
+        known = before.targets if before and alike else {}
         for precision, engine in self.engines.items():
-            line, seconds = (
-                self.lines[precision],
+            target, seconds = (
+                self.targets[precision],
                 0.0 if precision in known else WARM_UP_S / len(self.engines),
             )
             rates = _rates(engine, self.bundle.manifest.limits, seconds)
-            line.tokens_per_s = max(rates.values())
+            target.tokens_per_s = max(rates.values())
             if precision in known:
-                line.token_budget, line.tokens_per_s = (
+                target.token_budget, target.tokens_per_s = (
                     known[precision].token_budget,
                     known[precision].tokens_per_s,
                 )
             elif not self.token_budget:
-                line.token_budget = _least_good(rates)
+                target.token_budget = _least_good(rates)
                 log.info(
-                    "%s %s: %d tokens a micro-batch", self.bundle.ref, precision, line.token_budget
+                    "%s %s: %d tokens a micro-batch",
+                    self.bundle.ref,
+                    precision,
+                    target.token_budget,
                 )
 
 

@@ -31,7 +31,7 @@ class Sum:
 
 
 class Statistics:
-    """Requests are counted once they end, from one thread; micro-batches by the lanes that run them."""
+    """Requests are counted once they end, from one thread; micro-batches by the workers that run them."""
 
     def __init__(self) -> None:
         self.requests = {name: Sum() for name in ("success", "fail", *STAGES)}

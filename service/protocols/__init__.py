@@ -1,1 +1,1 @@
-"""Protocols: thin edges that turn bodies into a Query and an Answer into bytes."""
+"""Protocols: thin edges that turn bodies into an InferenceRequest and an InferenceResponse into bytes."""

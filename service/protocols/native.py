@@ -11,10 +11,10 @@ from pydantic import BaseModel, Field
 from addnorm.service.errors import InvalidInput, UnsupportedMediaType
 from addnorm.service.inference.outputs import NO_TOKEN, Positions, TopK
 from addnorm.service.inference.pipeline import Inference
-from addnorm.service.inference.request import Answer, Query
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec import safetensors_body as tensors
-from addnorm.service.protocols.codec.bodies import Encode, Payload, Sent, respond
+from addnorm.service.protocols.codec.bodies import Encode, Payload, RawRequest, respond
 from addnorm.service.protocols.codec.negotiation import JSON, negotiated, sent_type, written
 from addnorm.service.protocols.codec.openapi import (
     DEADLINE,
@@ -27,9 +27,9 @@ from addnorm.service.protocols.codec.openapi import (
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS, Arrays
 from addnorm.service.protocols.codec.validation import validated
 from addnorm.service.protocols.tokenization import Asked, Texts, batch_of_texts
-from addnorm.service.runtime.batch import Batch, Cells, from_grid, from_lists, from_rows
+from addnorm.service.runtime.batch import Batch, Padding, from_grid, from_lists, from_rows
 from addnorm.service.runtime.bundle import Pooling
-from addnorm.service.scheduling.cooperative import Pieces, at_once, one_piece
+from addnorm.service.scheduling.cooperative import Steps, one_step, run_now
 
 router = APIRouter(prefix="/v1", generate_unique_id_function=by_name)
 RESERVED = ("token_type_ids",)
@@ -122,7 +122,7 @@ class NormStats(BaseModel):
 
 class Usage(BaseModel):
     real_tokens: int
-    padded_tokens: int = Field(description="Pad cells, none of which was computed.")
+    pad_tokens: int = Field(description="Pads, none of which was computed.")
 
 
 class InferResponse(BaseModel):
@@ -168,7 +168,7 @@ ANSWER: dict[str, Any] = {
         "mean": [[[0.0], [0.05210143], [0.0], [0.04436306], [0.04160607]]],
         "rstd": [[[0.0], [9.178609], [0.0], [9.080391], [8.880019]]],
     },
-    "usage": {"real_tokens": 3, "padded_tokens": 2},
+    "usage": {"real_tokens": 3, "pad_tokens": 2},
 }
 BINARY = {
     SAFETENSORS: {"schema": {"type": "string", "format": "binary", "description": tensors.__doc__}}
@@ -189,53 +189,53 @@ async def infer(request: Request) -> Response:
     return await respond(request, decode)
 
 
-async def decode(sent: Sent, inference: Inference) -> tuple[Query, Encode]:
-    """Body -> Query, and how to encode its answer. InvalidInput names the field."""
-    answer_type = negotiated(sent.headers, (JSON, SAFETENSORS))
-    options, model, batch, cells = await _read(sent, inference)
+async def decode(raw: RawRequest, inference: Inference) -> tuple[InferenceRequest, Encode]:
+    """Body -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
+    answer_type = negotiated(raw.headers, (JSON, SAFETENSORS))
+    options, model, batch, padding = await _read(raw, inference)
     logits = options.logits or LogitsOptions(positions="all", top_k=None)
-    query = Query(
-        model, batch, cells, options.wanted, logits.positions, logits.top_k,
+    request = InferenceRequest(
+        model, batch, padding, options.wanted, logits.positions, logits.top_k,
         options.pooling, options.normalize, options.precision, half=options.dtype == "float16",
         binary=answer_type == SAFETENSORS, field=options.field,
     )  # fmt: skip
-    _no_idle_options(options, query)
-    return query, encode if answer_type == JSON else encode_tensors
+    _no_idle_options(options, request)
+    return request, encode if answer_type == JSON else encode_tensors
 
 
-async def _read(sent: Sent, inference: Inference) -> tuple[Options, Model, Batch, Cells]:
+async def _read(raw: RawRequest, inference: Inference) -> tuple[Options, Model, Batch, Padding]:
     """What is asked, of which model, and the sequences."""
-    media_type, num_bytes = sent_type(sent.headers), len(sent.body)
+    media_type, num_bytes = sent_type(raw.headers), len(raw.body)
     if media_type == SAFETENSORS:
         found = await inference.read(
-            num_bytes, one_piece(partial(tensors.read, sent.body)), sent.deadline
+            num_bytes, one_step(partial(tensors.read, raw.body)), raw.deadline
         )
-        options = at_once(validated(Options, found.request, inference.settings, RESERVED))
+        options = run_now(validated(Options, found.request, inference.settings, RESERVED))
         model, work = (
-            sent.model(inference, options.model),
-            one_piece(partial(_from_arrays, found.arrays)),
+            raw.model(inference, options.model),
+            one_step(partial(_from_arrays, found.arrays)),
         )
-        return (options, model, *await inference.read(num_bytes, work, sent.deadline))
+        return (options, model, *await inference.read(num_bytes, work, raw.deadline))
     if media_type != JSON:
         raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON} or {SAFETENSORS}")
-    read = validated(InferRequest, sent.body, inference.settings, RESERVED)
-    asked = await inference.read(num_bytes, read, sent.deadline)
-    model = sent.model(inference, asked.model)
+    read = validated(InferRequest, raw.body, inference.settings, RESERVED)
+    asked = await inference.read(num_bytes, read, raw.deadline)
+    model = raw.model(inference, asked.model)
     if asked.texts is None:
         return (
             asked,
             model,
-            *await inference.read(num_bytes, one_piece(partial(_from_lists, asked)), sent.deadline),
+            *await inference.read(num_bytes, one_step(partial(_from_lists, asked)), raw.deadline),
         )
     if asked.input_ids is not None or asked.attention_mask is not None:
         raise InvalidInput(
             "texts stand alone: send either them or input_ids with attention_mask", param="texts"
         )
     texts = Asked("texts", asked.texts, asked.truncate, model)
-    return (asked, model, *await batch_of_texts(texts, inference, sent.deadline))
+    return (asked, model, *await batch_of_texts(texts, inference, raw.deadline))
 
 
-def _from_lists(asked: InferRequest) -> tuple[Batch, Cells]:
+def _from_lists(asked: InferRequest) -> tuple[Batch, Padding]:
     if asked.input_ids is None:
         raise InvalidInput("input_ids is missing: send token ids, or texts", param="input_ids")
     if asked.truncate:
@@ -245,7 +245,7 @@ def _from_lists(asked: InferRequest) -> tuple[Batch, Cells]:
     return from_lists(asked.input_ids, asked.attention_mask)
 
 
-def _from_arrays(arrays: Arrays) -> tuple[Batch, Cells]:
+def _from_arrays(arrays: Arrays) -> tuple[Batch, Padding]:
     input_ids = arrays["input_ids"]
     if "lengths" in arrays and "attention_mask" not in arrays:
         _has_axes(arrays, input_ids=1, lengths=1)
@@ -266,28 +266,28 @@ def _has_axes(arrays: Arrays, **num_axes: int) -> None:
             )
 
 
-def _no_idle_options(asked: Options, query: Query) -> None:
+def _no_idle_options(asked: Options, request: InferenceRequest) -> None:
     """An option of an output that is not asked for is a mistake, not something to ignore."""
     for field, output in (("logits", "logits"), ("pooling", "pooled"), ("normalize", "pooled")):
-        if getattr(asked, field) and output not in query.wanted:
+        if getattr(asked, field) and output not in request.wanted:
             raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
 
 
-def encode(answer: Answer) -> Pieces[Payload]:
-    """Answer -> JSON, floats with the fewest digits that give the same float back."""
-    query = answer.query
-    usage = {"real_tokens": query.batch.num_tokens, "padded_tokens": query.cells.num_pads}
+def encode(response: InferenceResponse) -> Steps[Payload]:
+    """InferenceResponse -> JSON, floats with the fewest digits that give the same float back."""
+    request = response.request
+    usage = {"real_tokens": request.batch.num_tokens, "pad_tokens": request.padding.num_pads}
     outputs = {
         name: _top_tokens(output) if isinstance(output, TopK) else output
-        for name, output in answer.outputs.items()
+        for name, output in response.outputs.items()
     }
     body = {
-        "model": query.model.name,
-        "version": str(query.model.bundle.manifest.version),
+        "model": request.model.name,
+        "version": str(request.model.bundle.manifest.version),
         **outputs,
         "usage": usage,
     }
-    return Payload((yield from written(body, answer.num_bytes)))
+    return Payload((yield from written(body, response.num_bytes)))
 
 
 def _top_tokens(top: TopK) -> dict[str, Any]:
@@ -305,25 +305,25 @@ def _or_null(token_ids: Any, values: Any) -> Any:
     return [value if real else None for value, real in zip(values, is_real.tolist(), strict=True)]
 
 
-def encode_tensors(answer: Answer) -> Pieces[Payload]:
-    """Answer -> safetensors: ragged rows end to end, with their lengths."""
+def encode_tensors(response: InferenceResponse) -> Steps[Payload]:
+    """InferenceResponse -> safetensors: ragged rows end to end, with their lengths."""
     yield
-    query = answer.query
+    request = response.request
     arrays: Arrays = {}
-    for name, output in answer.outputs.items():
+    for name, output in response.outputs.items():
         parts = output._asdict() if isinstance(output, TopK) else output
         if isinstance(parts, dict):
             arrays |= {f"{name}.{part}": _joined(values) for part, values in parts.items()}
         else:
             arrays[name] = _joined(parts)
         yield
-    if query.cells.mask is None:
-        arrays["lengths"] = query.cells.lengths
+    if request.padding.mask is None:
+        arrays["lengths"] = request.padding.lengths
     metadata = {
-        "model": query.model.name,
-        "version": str(query.model.bundle.manifest.version),
-        "real_tokens": str(query.batch.num_tokens),
-        "padded_tokens": str(query.cells.num_pads),
+        "model": request.model.name,
+        "version": str(request.model.bundle.manifest.version),
+        "real_tokens": str(request.batch.num_tokens),
+        "pad_tokens": str(request.padding.num_pads),
     }
     return Payload(tensors.write(arrays, metadata), SAFETENSORS)
 

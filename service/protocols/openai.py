@@ -15,9 +15,9 @@ from pydantic_core import PydanticCustomError
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.outputs import unit
 from addnorm.service.inference.pipeline import Inference
-from addnorm.service.inference.request import Answer, Query
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Model
-from addnorm.service.protocols.codec.bodies import Encode, Payload, Sent, respond
+from addnorm.service.protocols.codec.bodies import Encode, Payload, RawRequest, respond
 from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
 from addnorm.service.protocols.codec.openapi import (
     DEADLINE,
@@ -30,8 +30,8 @@ from addnorm.service.protocols.codec.openapi import (
 from addnorm.service.protocols.codec.validation import validated
 from addnorm.service.protocols.native import Integers, Row
 from addnorm.service.protocols.tokenization import Asked, Texts, batch_of_texts
-from addnorm.service.runtime.batch import Batch, Cells, Floats, from_lists
-from addnorm.service.scheduling.cooperative import Pieces, one_piece
+from addnorm.service.runtime.batch import Batch, Floats, Padding, from_lists
+from addnorm.service.scheduling.cooperative import Steps, one_step
 
 router = APIRouter(prefix="/v1", generate_unique_id_function=by_name)
 Sequences = list[str] | list[list[int]]
@@ -146,13 +146,13 @@ async def embeddings(request: Request) -> Response:
     return await respond(request, decode)
 
 
-async def decode(sent: Sent, inference: Inference) -> tuple[Query, Encode]:
-    """JSON -> Query, and how to encode its answer. InvalidInput names the field."""
-    require_json(sent.headers)
-    negotiated(sent.headers, (JSON,))
-    read = validated(EmbeddingsRequest, sent.body, inference.settings)
-    asked = await inference.read(len(sent.body), read, sent.deadline)
-    model = sent.model(inference, asked.model)
+async def decode(raw: RawRequest, inference: Inference) -> tuple[InferenceRequest, Encode]:
+    """JSON -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
+    require_json(raw.headers)
+    negotiated(raw.headers, (JSON,))
+    read = validated(EmbeddingsRequest, raw.body, inference.settings)
+    asked = await inference.read(len(raw.body), read, raw.deadline)
+    model = raw.model(inference, asked.model)
     manifest = model.bundle.manifest
     if asked.dimensions is not None and not 1 <= asked.dimensions <= manifest.d_model:
         raise InvalidInput(
@@ -160,21 +160,21 @@ async def decode(sent: Sent, inference: Inference) -> tuple[Query, Encode]:
             param="dimensions",
         )
     as_base64 = asked.encoding_format == "base64"
-    query = Query(
-        model, *await _batch(asked, sent, model, inference), ("pooled",), normalize=manifest.normalize and asked.dimensions is None,
+    request = InferenceRequest(
+        model, *await _batch(asked, raw, model, inference), ("pooled",), normalize=manifest.normalize and asked.dimensions is None,
         precision=asked.precision, binary=as_base64, field="input", hint=OTHER_VOCABULARY,
     )  # fmt: skip
-    return query, partial(encode, asked.dimensions, as_base64)
+    return request, partial(encode, asked.dimensions, as_base64)
 
 
 async def _batch(
-    asked: EmbeddingsRequest, sent: Sent, model: Model, inference: Inference
-) -> tuple[Batch, Cells]:
+    asked: EmbeddingsRequest, raw: RawRequest, model: Model, inference: Inference
+) -> tuple[Batch, Padding]:
     if not asked.input:
         raise InvalidInput("input is empty: send at least one text or sequence", param="input")
     if isinstance(asked.input[0], str):
         return await batch_of_texts(
-            Asked("input", asked.input, bool(asked.truncate), model), inference, sent.deadline
+            Asked("input", asked.input, bool(asked.truncate), model), inference, raw.deadline
         )
     for index, sequence in enumerate(asked.input):
         if not sequence:
@@ -184,28 +184,28 @@ async def _batch(
             "truncate is set, but it cuts texts only: cut the token ids yourself", param="truncate"
         )
     return await inference.read(
-        len(sent.body), one_piece(partial(from_lists, asked.input, None, "input")), sent.deadline
+        len(raw.body), one_step(partial(from_lists, asked.input, None, "input")), raw.deadline
     )
 
 
-def encode(dimensions: int | None, as_base64: bool, answer: Answer) -> Pieces[Payload]:
-    """Answer -> JSON, the vectors as base64 or with the fewest digits that give the same float back."""
-    query = answer.query
-    vectors: Floats = answer.outputs["pooled"][:, :dimensions]
-    if dimensions is not None and query.model.bundle.manifest.normalize:
+def encode(dimensions: int | None, as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
+    """InferenceResponse -> JSON, the vectors as base64 or with the fewest digits that give the same float back."""
+    request = response.request
+    vectors: Floats = response.outputs["pooled"][:, :dimensions]
+    if dimensions is not None and request.model.bundle.manifest.normalize:
         vectors = unit(vectors)
     values = [_base64(vector) for vector in vectors] if as_base64 else np.ascontiguousarray(vectors)
-    num_tokens = query.batch.num_tokens
+    num_tokens = request.batch.num_tokens
     body = {
         "object": "list",
         "data": [
             {"object": "embedding", "index": index, "embedding": value}
             for index, value in enumerate(values)
         ],
-        "model": query.model.name,
+        "model": request.model.name,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
-    return Payload((yield from written(body, answer.num_bytes)))
+    return Payload((yield from written(body, response.num_bytes)))
 
 
 def _base64(vector: Floats) -> str:

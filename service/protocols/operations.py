@@ -27,9 +27,7 @@ async def livez(request: Request) -> dict[str, str]:
     return {"status": "alive"}
 
 
-@router.get(
-    "/readyz", summary="Every model gives its canary's known answer", responses={503: NOT_READY}
-)
+@router.get("/readyz", summary="Every model gives its known answer", responses={503: NOT_READY})
 async def readyz(request: Request) -> dict[str, str]:
     if request.state.draining:
         raise NotReady("the server is shutting down", retry_after_s=1)

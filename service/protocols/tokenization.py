@@ -25,14 +25,14 @@ from addnorm.service.protocols.codec.openapi import (
     json_body,
 )
 from addnorm.service.protocols.codec.validation import validated
-from addnorm.service.runtime.batch import Batch, Cells, from_lists
+from addnorm.service.runtime.batch import Batch, Padding, from_lists
 from addnorm.service.runtime.tokenizer import CannotCut, Tokenizer
-from addnorm.service.scheduling.cooperative import Pieces, at_once
+from addnorm.service.scheduling.cooperative import Steps, run_now
 from addnorm.service.scheduling.deadline import Deadline
 
 router = APIRouter(prefix="/v1", generate_unique_id_function=by_name)
 QUICK_CHARACTERS = 256  # take about 0.1 ms, as long as a change of threads, and 2 ms at worst
-PIECE_CHARACTERS = (
+STEP_CHARACTERS = (
     8192  # tokenized in one go: takes about 5 ms, 70 ms at worst; then others have their turn
 )
 Texts = Annotated[list[str], Field(fail_fast=True)]
@@ -50,7 +50,7 @@ class Asked(NamedTuple):
 
 async def batch_of_texts(
     asked: Asked, inference: Inference, deadline: Deadline
-) -> tuple[Batch, Cells]:
+) -> tuple[Batch, Padding]:
     """Texts -> ragged sequences with their special tokens. InvalidInput for what the model has no room for."""
     tokenizer = _tokenizer(asked, inference)
 
@@ -75,23 +75,23 @@ async def _tokenized(
     deadline: Deadline,
 ) -> list[Tokens]:
     """What `work` makes of each text, by its deadline and while its caller is there. The texts count as bodies."""
-    pieces = _in_pieces(asked, work, check, inference.settings.max_tokens)
-    with inference.bodies.held(sum(map(sys.getsizeof, asked.texts))):
+    pieces = _in_steps(asked, work, check, inference.settings.max_tokens)
+    with inference.bodies.reserve(sum(map(sys.getsizeof, asked.texts))):
         if (num_characters := sum(map(len, asked.texts))) <= QUICK_CHARACTERS:
-            return at_once(pieces)
+            return run_now(pieces)
         return await inference.tokenize(num_characters, pieces, deadline)
 
 
-def _in_pieces(
+def _in_steps(
     asked: Asked,
     work: Callable[[Sequence[str]], list[Tokens]],
     check: Callable[[int, Tokens], None],
     limit: int,
-) -> Pieces[list[Tokens]]:
+) -> Steps[list[Tokens]]:
     """The work is bounded: so many texts, so many characters of each, and no more once there are more than `limit` tokens."""
     done: list[Tokens] = []
     num_tokens = 0
-    for piece in _pieces(asked.texts):
+    for piece in _portions(asked.texts):
         try:
             made = work(piece)
         except CannotCut as error:
@@ -148,11 +148,11 @@ def _cannot_cut(asked: Asked, index: int) -> InvalidInput:
     )
 
 
-def _pieces(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Consecutive texts, together of at most PIECE_CHARACTERS; a longer text alone."""
+def _portions(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Consecutive texts, together of at most STEP_CHARACTERS; a longer text alone."""
     start = characters = 0
     for end, text in enumerate(texts):
-        if characters and characters + len(text) > PIECE_CHARACTERS:
+        if characters and characters + len(text) > STEP_CHARACTERS:
             yield texts[start:end]
             start, characters = end, 0
         characters += len(text)
@@ -226,7 +226,7 @@ async def tokenize(request: Request) -> Response:
             len(body), validated(TokenizeRequest, body, inference.settings), deadline
         )
         model = inference.models.find(asked.model)
-        request.state.facts.model = model.name
+        request.state.context.model = model.name
         texts = Asked("texts", asked.texts, asked.truncate, model)
         tokenizer = _tokenizer(texts, inference)
         shown = await _tokenized(

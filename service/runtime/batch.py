@@ -1,4 +1,4 @@
-"""Batch: sequences end to end, the one type from the HTTP edge to the session. Cells: the caller's layout of it."""
+"""Batch: sequences end to end, the one type from HTTP to the session. Padding: where they stood in the caller's grid."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ class Batch:
 
 
 @dataclass(frozen=True, eq=False)
-class Cells:
+class Padding:
     """Where the caller's grid holds real tokens. Ragged callers have no grid: `mask` is None."""
 
     lengths: Ints  # [num_rows] real tokens in each of the caller's rows, 0 allowed
@@ -87,7 +87,7 @@ class Cells:
         computed = iter(rows)
         return [next(computed) if length else empty for length in self.lengths]
 
-    def spread(
+    def scatter(
         self, values: Sequence[NDArray[Any]], fill: float = 0.0
     ) -> NDArray[Any] | list[NDArray[Any]]:
         """A `[length, w]` array per row -> the caller's `[num_rows, seq, w]`, `fill` at pads; ragged: as they are."""
@@ -103,7 +103,7 @@ class Cells:
 
 def from_lists(
     input_ids: list[list[int]], attention_mask: list[list[int]] | None, field: str = "input_ids"
-) -> tuple[Batch, Cells]:
+) -> tuple[Batch, Padding]:
     """A body's lists -> the batch of real tokens, and where they stood. InvalidInput names what does not fit.
 
     field: where the caller put input_ids.
@@ -112,21 +112,21 @@ def from_lists(
         raise InvalidInput(f"{field} is empty: send at least one sequence", param=field)
     sizes = list(map(len, input_ids))
     if not all(sizes):
-        raise _invalid(field, sizes.index(0), "is empty: a sequence has at least one cell")
+        raise _invalid(field, sizes.index(0), "is empty: a sequence has at least one token")
     lengths = np.array(sizes)
     if attention_mask is None:
-        return Batch(_flat(field, input_ids, lengths), _offsets(lengths)), Cells(lengths, None)
+        return Batch(_flat(field, input_ids, lengths), _offsets(lengths)), Padding(lengths, None)
     _same_shape(lengths, attention_mask)
     shape = (len(input_ids), int(lengths[0]))
     mask = _flat("attention_mask", attention_mask, lengths).reshape(shape)
     return from_grid(_flat("input_ids", input_ids, lengths, mask.reshape(-1)).reshape(shape), mask)
 
 
-def from_rows(tokens: Ints, lengths: Ints) -> tuple[Batch, Cells]:
+def from_rows(tokens: Ints, lengths: Ints) -> tuple[Batch, Padding]:
     """Sequences end to end, none empty -> the batch as it is. InvalidInput unless lengths add up."""
     if not len(lengths) or (lengths < 1).any():
         raise InvalidInput(
-            "lengths has an empty sequence, or none at all: each has at least one cell",
+            "lengths has an empty sequence, or none at all: each has at least one token",
             param="lengths",
         )
     # in two halves: the sum of all may be more than 64 bits hold
@@ -134,16 +134,16 @@ def from_rows(tokens: Ints, lengths: Ints) -> tuple[Batch, Cells]:
         tokens
     ):
         raise InvalidInput(
-            f"lengths sum to {total}, input_ids has {len(tokens)} cells", param="lengths"
+            f"lengths sum to {total}, input_ids has {len(tokens)} tokens", param="lengths"
         )
-    return Batch(tokens, _offsets(lengths)), Cells(lengths, None)
+    return Batch(tokens, _offsets(lengths)), Padding(lengths, None)
 
 
-def from_grid(input_ids: Ints, attention_mask: NDArray[Any]) -> tuple[Batch, Cells]:
+def from_grid(input_ids: Ints, attention_mask: NDArray[Any]) -> tuple[Batch, Padding]:
     """Both `[num_rows, seq]` -> the batch of real tokens, and where they stood. InvalidInput unless the mask fits."""
     if not input_ids.size:
         raise InvalidInput(
-            f"input_ids has shape {list(input_ids.shape)}: send at least one sequence of one cell",
+            f"input_ids has shape {list(input_ids.shape)}: send at least one sequence of one token",
             param="input_ids",
         )
     if attention_mask.shape != input_ids.shape:
@@ -160,7 +160,7 @@ def from_grid(input_ids: Ints, attention_mask: NDArray[Any]) -> tuple[Batch, Cel
         )
     mask = attention_mask != 0
     lengths = mask.sum(1)
-    return Batch(input_ids[mask], _offsets(lengths[lengths > 0])), Cells(lengths, mask)
+    return Batch(input_ids[mask], _offsets(lengths[lengths > 0])), Padding(lengths, mask)
 
 
 def _offsets(lengths: Ints) -> Ints:
@@ -180,17 +180,19 @@ def _same_shape(lengths: Ints, attention_mask: list[list[int]]) -> None:
         raise _invalid(
             "input_ids",
             row,
-            f"has {lengths[row]} cells, row 0 has {lengths[0]}: rows under a mask are of one length",
+            f"has {lengths[row]} tokens, row 0 has {lengths[0]}: rows under a mask are of one length",
         )
     if len(attention_mask) != len(lengths):
         raise InvalidInput(
             f"attention_mask has {len(attention_mask)} rows, input_ids has {len(lengths)}",
             param="attention_mask",
         )
-    for row, cells in enumerate(attention_mask):
-        if len(cells) != lengths[0]:
+    for row, padding in enumerate(attention_mask):
+        if len(padding) != lengths[0]:
             raise _invalid(
-                "attention_mask", row, f"has {len(cells)} cells, input_ids[{row}] has {lengths[0]}"
+                "attention_mask",
+                row,
+                f"has {len(padding)} values, input_ids[{row}] has {lengths[0]}",
             )
 
 

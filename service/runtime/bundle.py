@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from addnorm.service.errors import StartupError
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST, CERTIFICATE, HEAD, TOKENIZER = (
     "manifest.json",
     "certificate.json",

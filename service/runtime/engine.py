@@ -61,7 +61,7 @@ class Engine:
 def _session(graph: Path, provider: str) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = (
-        1  # lanes run side by side; threads inside a run would fight over the cores
+        1  # workers run side by side; threads inside a run would fight over the cores
     )
     options.inter_op_num_threads = 1
     options.enable_mem_pattern = (

@@ -48,13 +48,13 @@ def same_bits(left: Rows, right: Rows) -> bool:
 def unequal(
     engine: Engine, limits: Limits, paddings: Sequence[str], lengths: Sequence[int]
 ) -> Iterator[str]:
-    """Runs each sequence alone, in company and padded; yields a line for each case whose bits differ."""
-    company = sequences(limits, lengths)
-    together = engine.run(Batch.of(company))
-    for sequence, in_company in zip(company, together, strict=True):
+    """Runs each sequence alone, co-batched and padded; yields a line for each case whose bits differ."""
+    neighbours = sequences(limits, lengths)
+    together = engine.run(Batch.of(neighbours))
+    for sequence, co_batched in zip(neighbours, together, strict=True):
         alone = engine.run(Batch.of([sequence]))[0]
-        if not same_bits(alone, in_company):
-            yield f"{len(sequence)} tokens alone differ from the same tokens in company"
+        if not same_bits(alone, co_batched):
+            yield f"{len(sequence)} tokens alone differ from the same tokens co-batched"
         for where in paddings:
             input_ids, mask = place(sequence, len(sequence) + 5, where)
             padded = Rows(*(output[0][mask[0] != 0] for output in engine.run_grid(input_ids, mask)))
@@ -69,14 +69,14 @@ def make_canary(engine: Engine, limits: Limits) -> dict[str, Any]:
     return {"input_ids": sequence.tolist(), "activations": rows[0].activations[-1].tolist()}
 
 
-def canary_batch(canary: dict[str, Any]) -> Batch:
-    """The canary's question."""
-    return Batch.of([np.array(canary["input_ids"], np.int64)])
+def known_answer_batch(known_answer: dict[str, Any]) -> Batch:
+    """The known-answer test's question."""
+    return Batch.of([np.array(known_answer["input_ids"], np.int64)])
 
 
-def canary_known(canary: dict[str, Any], rows: list[Rows]) -> bool:
-    """Whether these rows are the canary's known answer."""
-    got, known = rows[0].activations[-1], np.array(canary["activations"], np.float32)
+def gives_known_answer(known_answer: dict[str, Any], rows: list[Rows]) -> bool:
+    """Whether these rows are the known answer."""
+    got, known = rows[0].activations[-1], np.array(known_answer["activations"], np.float32)
     return got.shape == known.shape and bool(
         np.abs(got - known).max() <= CANARY_RTOL * max(1.0, np.abs(known).max())
     )

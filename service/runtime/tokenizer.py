@@ -9,7 +9,7 @@ from addnorm.service.errors import StartupError
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
 
 os.environ["TOKENIZERS_PARALLELISM"] = (
-    "false"  # else each call starts threads, which compete with the lanes
+    "false"  # else each call starts threads, which compete with the workers
 )
 CHARACTERS_PER_TOKEN = (
     16  # languages have 2 to 5; a text with more for each position is refused before any work

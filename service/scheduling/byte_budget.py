@@ -5,44 +5,44 @@ from typing import Any
 from addnorm.service.errors import Overloaded
 
 
-class Room:
+class ByteBudget:
     """For one kind of bytes."""
 
     def __init__(self, what: str, max_bytes: int) -> None:
         self.what, self.max_bytes = what, max_bytes
         self.num_bytes = 0  # held now
 
-    def held(self, num_bytes: int) -> "Held":
+    def reserve(self, num_bytes: int) -> "Reservation":
         """Overloaded if these would be too many. What comes alone is let in: other limits are for that."""
-        held = Held(self)
-        held.grow(num_bytes)
-        return held
+        reservation = Reservation(self)
+        reservation.grow(num_bytes)
+        return reservation
 
 
-class Held:
-    """Some of a room's bytes, until the block is left."""
+class Reservation:
+    """Some of a budget's bytes, until the block is left."""
 
-    def __init__(self, room: Room) -> None:
-        self._room, self._num_bytes = room, 0
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget, self._num_bytes = budget, 0
 
     def grow(self, num_bytes: int) -> None:
-        room, others = self._room, self._room.num_bytes - self._num_bytes
-        if others and room.num_bytes + num_bytes > room.max_bytes:
+        budget, others = self._budget, self._budget.num_bytes - self._num_bytes
+        if others and budget.num_bytes + num_bytes > budget.max_bytes:
             raise Overloaded(
-                f"{room.what} under way have {room.num_bytes} bytes, this one {num_bytes} more, the limit is"
-                f" {room.max_bytes}: come back later",
-                code=f"{room.what}_full",
+                f"{budget.what} under way have {budget.num_bytes} bytes, this one {num_bytes} more, the limit is"
+                f" {budget.max_bytes}: come back later",
+                code=f"{budget.what}_full",
                 retry_after_s=1,
             )
         self.keep(num_bytes)
 
     def keep(self, num_bytes: int) -> None:
         """What is there already, whatever the limit."""
-        self._room.num_bytes += num_bytes
+        self._budget.num_bytes += num_bytes
         self._num_bytes += num_bytes
 
-    def __enter__(self) -> "Held":
+    def __enter__(self) -> "Reservation":
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._room.num_bytes -= self._num_bytes
+        self._budget.num_bytes -= self._num_bytes

@@ -1,4 +1,4 @@
-"""Work that is done piece by piece, so that requests take turns and none goes on after its deadline. Knows no HTTP."""
+"""Work that is done in steps, so that requests take turns and none goes on after its deadline. Knows no HTTP."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from addnorm.service.errors import ServiceError
 from addnorm.service.scheduling.deadline import Deadline
 
 Done = TypeVar("Done")
-Pieces = Generator[
+Steps = Generator[
     None, None, Done
 ]  # yields after each piece, of some milliseconds; returns what was made
 REST_S = 0.002
@@ -26,7 +26,7 @@ class Outcome(NamedTuple, Generic[Done]):
     is_done: bool
 
 
-def at_once(work: Pieces[Done]) -> Done:
+def run_now(work: Steps[Done]) -> Done:
     """All pieces in one go: for what takes less time than a change of threads."""
     try:
         while True:
@@ -35,7 +35,7 @@ def at_once(work: Pieces[Done]) -> Done:
         return end.value  # type: ignore[no-any-return]
 
 
-def timed(work: Pieces[Done], tell: Callable[[float, bool], None]) -> Pieces[Done]:
+def timed(work: Steps[Done], tell: Callable[[float, bool], None]) -> Steps[Done]:
     """The same work. `tell` hears at its end how many seconds the pieces took, and whether all of them were done."""
     seconds, is_done = 0.0, False
     try:
@@ -53,14 +53,14 @@ def timed(work: Pieces[Done], tell: Callable[[float, bool], None]) -> Pieces[Don
         tell(seconds, is_done)
 
 
-def one_piece(work: Callable[[], Done]) -> Pieces[Done]:
+def one_step(work: Callable[[], Done]) -> Steps[Done]:
     """Work that cannot be interrupted."""
     made = work()
     yield
     return made
 
 
-class TurnTaker:
+class CooperativePool:
     """Threads that requests share: each has a turn of at most SLICE_S, then another has its own.
 
     The order is self-clocked fair queueing (Golestani 1994): a turn is due its expected length after what was due when
@@ -82,7 +82,7 @@ class TurnTaker:
         self._order = count()
 
     async def finish(
-        self, work: Pieces[Done], deadline: Deadline, expected_s: float = SLICE_S
+        self, work: Steps[Done], deadline: Deadline, expected_s: float = SLICE_S
     ) -> Done:
         """What the work makes. Expired or ClientGone as soon as nobody waits for it: it ends with the piece under way.
 
@@ -144,7 +144,7 @@ async def _in_time(awaited: "asyncio.Future[Done]", deadline: Deadline) -> Done:
         deadline.stop = None
 
 
-def _turn(work: Pieces[Done], deadline: Deadline, rest_s: float) -> Outcome[Done]:
+def _turn(work: Steps[Done], deadline: Deadline, rest_s: float) -> Outcome[Done]:
     now = time.monotonic()
     until = now + SLICE_S
     try:

@@ -1,7 +1,7 @@
 """Which sequences run together, and when. Knows no tensors, no HTTP, no clock and no threads.
 
 The unit is the sequence: a micro-batch takes sequences of near-equal length from the jobs whose turn it is. There is no
-batching window: the next micro-batch is what queued while the lanes were busy.
+batching window: the next micro-batch is what queued while the workers were busy.
 """
 
 import math
@@ -28,28 +28,28 @@ OVERTAKEN = 2  # on the predicted wait: every other turn may be given to small j
 TURNS = 2  # micro-batches before even the smallest job's: the one that runs, and one of larger jobs
 SHARE = 16  # a backlog may hold so many times as many tokens as stay free for others
 TRIAL = 3  # times the time that is left: with nothing else to do, a job predicted to take so long is tried
-HOPE = 1.05  # what a line's rate rises by with each job that is refused though nothing waits
+HOPE = 1.05  # what a target's rate rises by with each job that is refused though nothing waits
 HARDLY_MORE = (
     1.05  # times the time of one that was refused: who has no more than that is refused too
 )
 CHOICE = 3  # micro-batches' worth of sequences that one is chosen from
-WORTH_A_LANE = 16  # real tokens: for fewer, waking a lane costs more than it gains
+MIN_TOKENS_PER_WORKER = 16  # real tokens: for fewer, waking a worker costs more than it gains
 Run = Callable[[Batch], list[Rows]]  # the one seam: a micro-batch in, each sequence's rows out
 
 
-class Line:
+class Target:
     """How much waits for one engine, and how quickly that engine drains it."""
 
     def __init__(self, run: Run, token_budget: int, name: str = "", exact: bool = True) -> None:
-        """name: of the model; exact: whether a sequence's bits must not depend on its company."""
+        """name: of the model; exact: whether a sequence's bits must not depend on its co-batched sequences."""
         self.run, self.name, self.exact = run, name, exact
         self.token_budget = token_budget
         self.num_tokens = 0  # that wait
-        self.tokens_per_s: float | None = None  # of one lane, smoothed; None until measured
+        self.tokens_per_s: float | None = None  # of one worker, smoothed; None until measured
 
     @property
     def s_per_token(self) -> float:
-        """Of one lane. A line that was not measured yet counts as instant."""
+        """Of one worker. A target that was not measured yet counts as instant."""
         return 1 / self.tokens_per_s if self.tokens_per_s else 0.0
 
     def hope(self) -> None:
@@ -58,7 +58,7 @@ class Line:
             self.tokens_per_s *= HOPE
 
     def drained(self, num_tokens: int, seconds: float) -> None:
-        """A run of half the budget or more shows how quick the line is when much waits; a smaller one only the least."""
+        """A run of half the budget or more shows how quick the target is when much waits; a smaller one only the least."""
         rate = num_tokens / max(seconds, 1e-6)
         if self.tokens_per_s is None:
             self.tokens_per_s = rate
@@ -71,7 +71,7 @@ class Job:
     """A batch someone waits for. `future` brings each sequence's rows, or the error."""
 
     number: int  # of arrival
-    line: Line
+    target: Target
     batch: Batch
     submitted: float
     deadline: float
@@ -101,7 +101,7 @@ class Job:
 
 
 class Waiting(NamedTuple):
-    """One sequence of a job that no lane has taken yet. Sorts by length, then by arrival."""
+    """One sequence of a job that no worker has taken yet. Sorts by length, then by arrival."""
 
     length: int
     number: int
@@ -110,7 +110,7 @@ class Waiting(NamedTuple):
 
 
 class MicroBatch(NamedTuple):
-    line: Line
+    target: Target
     sequences: list[Waiting]
     taken: float
 
@@ -135,7 +135,7 @@ class Shut(NamedTuple):
 
 
 class Backlog(Flow):
-    """The jobs of one caller for one line.
+    """The jobs of one caller for one target.
 
     Turns alternate between the smallest job and the oldest. Both get as many tokens where the smallest is SMALL times
     smaller; else the oldest gets SMALL times as many. So a small job waits for one micro-batch of larger ones, no flood
@@ -186,36 +186,36 @@ class Backlog(Flow):
 
 
 class Caller(Flow):
-    """What one API key has in the queue: a backlog for each line, which take turns. Without keys there is one caller.
+    """What one API key has in the queue: a backlog for each target, which take turns. Without keys there is one caller.
 
-    A line that is served no more goes with its backlog: neither here nor in `Backlog` does anything else hold it.
+    A target that is served no more goes with its backlog: neither here nor in `Backlog` does anything else hold it.
     """
 
     def __init__(self) -> None:
-        self.backlogs: WeakKeyDictionary[Line, Backlog] = (
+        self.backlogs: WeakKeyDictionary[Target, Backlog] = (
             WeakKeyDictionary()
-        )  # of every line it has asked for
+        )  # of every target it has asked for
         self.turns: Turns[Backlog] = Turns()
 
-    def backlog(self, line: Line) -> Backlog:
-        if line not in self.backlogs:
-            self.backlogs[line] = Backlog(self)
-        return self.backlogs[line]
+    def backlog(self, target: Target) -> Backlog:
+        if target not in self.backlogs:
+            self.backlogs[target] = Backlog(self)
+        return self.backlogs[target]
 
 
 class Queue:
     """All jobs not yet answered. Time is an argument: any number that grows.
 
-    API keys take turns, by the lanes' time that they are given; then the lines of a key; then the jobs of a line.
+    API keys take turns, by the compute time that they are given; then the targets of a key; then the jobs of a line.
     """
 
-    def __init__(self, max_tokens: int, num_lanes: int = 1) -> None:
+    def __init__(self, max_tokens: int, num_workers: int = 1) -> None:
         self.max_tokens = max_tokens
-        self.num_lanes = num_lanes
+        self.num_workers = num_workers
         self.num_tokens = 0  # real ones that wait
         self.jobs: dict[int, Job] = {}  # by number, each with sequences that wait
         self._first: dict[int, Job] = {}  # of these the ones that go before all others
-        self._lines: dict[Line, dict[Backlog, None]] = {}  # those with jobs that wait
+        self._targets: dict[Target, dict[Backlog, None]] = {}  # those with jobs that wait
         self._callers: dict[str, Caller] = {}
         self._turns: Turns[Caller] = Turns()
         self._deadlines: Order[Job] = Order()
@@ -226,7 +226,10 @@ class Queue:
 
     def wait_s(self) -> float:
         """Predicted time until what waits now is computed."""
-        return sum(line.s_per_token * line.num_tokens for line in self._lines) / self.num_lanes
+        return (
+            sum(target.s_per_token * target.num_tokens for target in self._targets)
+            / self.num_workers
+        )
 
     def admit(
         self, time_s: float, key: str = "", num_bytes: float = math.inf, model: str | None = None
@@ -234,11 +237,11 @@ class Queue:
         """Overloaded if the same was just refused: a refusal is cheapest before the body is read.
 
         num_bytes: of the body, which has no more tokens than bytes. model: None where only the body says. Then
-        requests are refused unread only while every line that the key has asked for refuses.
+        requests are refused unread only while every target that the key has asked for refuses.
         """
         caller = self._callers.get(key)
         backlogs = caller.backlogs.items() if caller else ()
-        shut = [backlog.shut for line, backlog in backlogs if model in (None, line.name)]
+        shut = [backlog.shut for target, backlog in backlogs if model in (None, target.name)]
         refusals = [refusal for refusal in shut if refusal and _refuses(refusal, time_s, num_bytes)]
         if shut and len(refusals) == len(shut):
             raise self._just_refused(refusals[0])
@@ -247,13 +250,15 @@ class Queue:
         why = f"{self.num_tokens} tokens wait: one with as much time was just refused"
         return Overloaded(why, code=shut.code, retry_after_s=self.wait_s())
 
-    def submit(self, line: Line, batch: Batch, now: float, deadline: float, key: str = "") -> Job:
+    def submit(
+        self, target: Target, batch: Batch, now: float, deadline: float, key: str = ""
+    ) -> Job:
         """Admits the batch of the API key with this name. Overloaded at the door; Expired if its time is over."""
         if deadline <= now:
             raise Expired("the deadline passed before the request was read")
         self._sweep(now)
-        backlog = self._callers.setdefault(key, Caller()).backlog(line)
-        job = Job(next(self._numbers), line, batch, now, deadline, backlog)
+        backlog = self._callers.setdefault(key, Caller()).backlog(target)
+        job = Job(next(self._numbers), target, batch, now, deadline, backlog)
         if self._is_full(job, backlog):
             full = f"the queue holds {self.num_tokens} tokens of {self.max_tokens}: no room for {job.size} more"
             raise self._refusal(job, backlog, full, "queue_full", math.inf)
@@ -272,9 +277,9 @@ class Queue:
         self._turns.enter(backlog.caller)
         return job
 
-    def submit_first(self, line: Line, batch: Batch, now: float) -> Job:
+    def submit_first(self, target: Target, batch: Batch, now: float) -> Job:
         """Past the door and before all others: for the server's own questions, which are small and few."""
-        job = Job(next(self._numbers), line, batch, now, math.inf, None)
+        job = Job(next(self._numbers), target, batch, now, math.inf, None)
         self._first[job.number] = job
         self._insert(job)
         return job
@@ -291,41 +296,43 @@ class Queue:
         admitted, whatever its size: were the door open for each gap, only the smallest would ever pass."""
         if 2 * job.size <= backlog.num_tokens:  # else it is refused for its own size
             mean = backlog.num_tokens // backlog.num_jobs
-            backlog.shut = Shut(shut_for_s, mean, backlog.num_tokens - job.line.token_budget, code)
+            backlog.shut = Shut(
+                shut_for_s, mean, backlog.num_tokens - job.target.token_budget, code
+            )
         return Overloaded(why, code=code, retry_after_s=self.wait_s())
 
     def _finish_s(self, job: Job, backlog: Backlog) -> float:
         """Predicted time until the job is computed: after all that waits, or sooner if its turns come sooner."""
-        own_s = MARGIN * job.size * job.line.s_per_token / self.num_lanes
+        own_s = MARGIN * job.size * job.target.s_per_token / self.num_workers
         last_s = own_s + OVERTAKEN * self.wait_s()
         if job.submitted + last_s <= job.deadline:
             return last_s  # as most are; the rest takes longer to find out
         before_s = TURNS * max(
-            (line.token_budget * line.s_per_token for line in self._lines), default=0.0
+            (target.token_budget * target.s_per_token for target in self._targets), default=0.0
         )
         return min(
-            last_s, own_s + before_s + OVERTAKEN * self._others_s(job, backlog) / self.num_lanes
+            last_s, own_s + before_s + OVERTAKEN * self._others_s(job, backlog) / self.num_workers
         )
 
     def _others_s(self, job: Job, backlog: Backlog) -> float:
-        """Lane time of others until the job is computed, if each flow beside its own gets no more than its own does."""
-        own_s = job.size * job.line.s_per_token
-        wait_s = backlog.num_before(job) * job.line.s_per_token
-        lines_s, callers_s = 0.0, dict[Caller, float]()
-        for line, backlogs in self._lines.items():
+        """Worker time of others until the job is computed, if each flow beside its own gets no more than its own does."""
+        own_s = job.size * job.target.s_per_token
+        wait_s = backlog.num_before(job) * job.target.s_per_token
+        targets_s, callers_s = 0.0, dict[Caller, float]()
+        for target, backlogs in self._targets.items():
             for other in backlogs:
-                other_s = other.num_tokens * line.s_per_token
+                other_s = other.num_tokens * target.s_per_token
                 if other.caller is not backlog.caller:
                     callers_s[other.caller] = callers_s.get(other.caller, 0.0) + other_s
                 elif other is not backlog:
-                    lines_s += min(wait_s + own_s, other_s)
-        wait_s += lines_s
+                    targets_s += min(wait_s + own_s, other_s)
+        wait_s += targets_s
         return wait_s + sum(min(wait_s + own_s, other_s) for other_s in callers_s.values())
 
     def _insert(self, job: Job) -> None:
         self.jobs[job.number] = job
         self._deadlines.add(job.deadline, job.number, job)
-        backlogs = self._lines.setdefault(job.line, {})
+        backlogs = self._targets.setdefault(job.target, {})
         if job.backlog:
             backlogs[job.backlog] = None
             job.backlog.add(job)
@@ -344,46 +351,48 @@ class Queue:
         if job.backlog:
             job.backlog.remove(job)
             if not job.backlog.num_jobs:
-                del self._lines[job.line][job.backlog]
-        if not job.line.num_tokens:
-            del self._lines[job.line]
+                del self._targets[job.target][job.backlog]
+        if not job.target.num_tokens:
+            del self._targets[job.target]
 
     def _count(self, job: Job, num_tokens: int) -> None:
         self.num_tokens += num_tokens
-        job.line.num_tokens += num_tokens
+        job.target.num_tokens += num_tokens
         if backlog := job.backlog:
             backlog.num_tokens += num_tokens
             if backlog.shut and backlog.num_tokens <= backlog.shut.above:
                 backlog.shut = None
 
     def take(self, now: float, num_idle: int = 1) -> MicroBatch | None:
-        """The longest sequence of the job whose turn it is, with those nearest to it in length from any of its line.
+        """The longest sequence of the job whose turn it is, with those nearest to it in length from any of its target.
 
-        num_idle: lanes without work, the asking one counted; what waits is shared out among them.
+        num_idle: workers without work, the asking one counted; what waits is shared out among them.
         """
         self._sweep(now)
         if not self.jobs:
             return None
         job = self._next()
-        line = job.line
-        budget = min(line.token_budget, max(WORTH_A_LANE, math.ceil(line.num_tokens / num_idle)))
-        taken = _window(self._near(job, CHOICE * line.token_budget), job.waiting[-1], budget)
+        target = job.target
+        budget = min(
+            target.token_budget, max(MIN_TOKENS_PER_WORKER, math.ceil(target.num_tokens / num_idle))
+        )
+        taken = _window(self._near(job, CHOICE * target.token_budget), job.waiting[-1], budget)
         if job.backlog:
-            self._served(job.backlog, line, taken)
+            self._served(job.backlog, target, taken)
         for sequence in taken:
             self._leave(sequence, now)
-        return MicroBatch(line, taken, now)
+        return MicroBatch(target, taken, now)
 
     def _next(self) -> Job:
         if self._first:
             return next(iter(self._first.values()))
         return self._turns.next().turns.next().order().first()
 
-    def _served(self, backlog: Backlog, line: Line, taken: list[Waiting]) -> None:
+    def _served(self, backlog: Backlog, target: Target, taken: list[Waiting]) -> None:
         """What others have in the micro-batch is not charged to them: it fills what would stay empty."""
         num_tokens = sum(sequence.length for sequence in taken if sequence.job.backlog is backlog)
         backlog.served(num_tokens)
-        cost_s = max(num_tokens, WORTH_A_LANE) * line.s_per_token
+        cost_s = max(num_tokens, MIN_TOKENS_PER_WORKER) * target.s_per_token
         backlog.caller.turns.served(cost_s)
         self._turns.served(cost_s)
 
@@ -397,7 +406,7 @@ class Queue:
             self._remove(job)
 
     def _near(self, job: Job, num_tokens: int) -> list[Waiting]:
-        """About so many tokens of the line, of the jobs that are next, sorted by length. Were all to choose from, a
+        """About so many tokens of the target, of the jobs that are next, sorted by length. Were all to choose from, a
         job's odd lengths would wait while later jobs fill the micro-batches, and deadlines could not be promised."""
         near: list[Waiting] = []
         for other in self._following(job):
@@ -409,10 +418,10 @@ class Queue:
         return near
 
     def _following(self, job: Job) -> Iterator[Job]:
-        """The job and those of its line in the same order, its own backlog's before others'."""
+        """The job and those of its target in the same order, its own backlog's before others'."""
         yield job
         smallest = job.backlog is not None and job.backlog.is_for_smallest()
-        others = (backlog for backlog in self._lines[job.line] if backlog is not job.backlog)
+        others = (backlog for backlog in self._targets[job.target] if backlog is not job.backlog)
         for backlog in chain([job.backlog] if job.backlog else [], others):
             yield from (
                 other
@@ -426,7 +435,9 @@ class Queue:
             for sequence in micro.sequences:
                 sequence.job.fail(outcome)
             return
-        micro.line.drained(sum(sequence.length for sequence in micro.sequences), now - micro.taken)
+        micro.target.drained(
+            sum(sequence.length for sequence in micro.sequences), now - micro.taken
+        )
         for sequence, rows in zip(micro.sequences, outcome, strict=True):
             sequence.job.settle(sequence.at, rows, now)
 
@@ -446,7 +457,7 @@ def _try(job: Job, finish_s: float, left_s: float) -> None:
     """Expired for a job that cannot be in time though nothing waits before it. Where that is not sure it is tried: only
     what runs corrects a rate, and one that was measured in a bad moment must not refuse for ever."""
     if finish_s > TRIAL * left_s:
-        job.line.hope()
+        job.target.hope()
         raise Expired(
             f"computing takes about {1000 * finish_s:.0f} ms, {1000 * left_s:.0f} ms are left: allow more time, or send"
             " less at once"

@@ -14,44 +14,43 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from addnorm.service import VERSION
 from addnorm.service.errors import Expired, Overloaded, ServiceError
 from addnorm.service.inference.pipeline import Inference
-from addnorm.service.protocols import kserve, native, openai
-from addnorm.service.protocols import model_list as models
-from addnorm.service.protocols import operations as ops
-from addnorm.service.protocols import tokenization as text
+from addnorm.service.protocols import model_list, native, openai, operations, tokenization
 from addnorm.service.protocols.codec import openapi
 from addnorm.service.protocols.codec.bodies import error_response
+from addnorm.service.protocols.kserve import infer as kserve_infer
+from addnorm.service.protocols.kserve import router as kserve
 from addnorm.service.server.auth import Keys
-from addnorm.service.server.middleware import Edge, Guard
+from addnorm.service.server.middleware import AuthMiddleware, RequestMiddleware
 
 Endpoint = Callable[..., Awaitable[Response]]
 log = logging.getLogger("addnorm")
 
 
-def create_app(inference: Inference, tracer: Tracer | None = None) -> Edge:
+def create_app(inference: Inference, tracer: Tracer | None = None) -> RequestMiddleware:
     app = FastAPI(
         title="Addnorm",
         description="Padded token batches with masks in, normalized activations and logits out. "
         "The same sequence gives the same bits, whatever the padding, whoever shares the batch.",
         version=VERSION,
-        openapi_url=None,  # ops.py has a route that makes the document off the event loop
+        openapi_url=None,  # operations.py has a route that makes the document off the event loop
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # to wherever the caller's Host header says
     )
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # as FastAPI says to extend it
     app.state.inference = inference
-    for router in (native.router, openai.router, text.router):
+    for router in (native.router, openai.router, tokenization.router):
         app.include_router(router, tags=["inference"])
-    app.include_router(models.router, tags=["models"])
+    app.include_router(model_list.router, tags=["models"])
     app.include_router(kserve.router, tags=["KServe V2"])
-    app.include_router(ops.router, tags=["operations"])
-    app.mount("/swagger", ops.swagger)
+    app.include_router(operations.router, tags=["operations"])
+    app.mount("/swagger", operations.swagger)
     app.add_exception_handler(ServiceError, _service_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(Exception, _unexpected)
     direct = [Direct(path, endpoint, app) for path, endpoint in DIRECT.items()]
     keys = Keys(inference.settings)
-    guarded: ASGIApp = Guard(
+    guarded: ASGIApp = AuthMiddleware(
         Router(direct, redirect_slashes=False, default=app), keys, inference.metrics
     )
     if origins := inference.settings.cors_origins:
@@ -62,14 +61,14 @@ def create_app(inference: Inference, tracer: Tracer | None = None) -> Edge:
             allow_headers=["authorization", "content-type", "x-request-id", "x-request-timeout-ms"],
             expose_headers=["retry-after", "server-timing", "x-request-id"],
         )
-    return Edge(guarded, keys, inference.metrics, tracer)
+    return RequestMiddleware(guarded, keys, inference.metrics, tracer)
 
 
 DIRECT: dict[str, Endpoint] = {
     "/v1/infer": native.infer,
     "/v1/embeddings": openai.embeddings,
-    "/v2/models/{model}/infer": kserve.infer.infer,
-    "/v2/models/{model}/versions/{version}/infer": kserve.infer.infer_version,
+    "/v2/models/{model}/infer": kserve_infer.infer,
+    "/v2/models/{model}/versions/{version}/infer": kserve_infer.infer_version,
 }
 
 
@@ -110,7 +109,7 @@ async def _service_error(request: Request, error: Exception) -> Response:
 
 def _named(request: Request) -> str:
     """As the request's own log line names it."""
-    return f"{request.method} {request.url.path}, request {request.state.facts.request_id}"
+    return f"{request.method} {request.url.path}, request {request.state.context.request_id}"
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:

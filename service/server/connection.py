@@ -332,7 +332,7 @@ class Joined:
         return getattr(self._transport, name)
 
 
-class Pieces(BufferedProtocol):
+class Steps(BufferedProtocol):
     """Reads for a connection, little at a time: event loops hand a Protocol up to 256 KiB, which may be 10,000 requests."""
 
     def __init__(self, connection: Connection, buffer: bytearray) -> None:
@@ -364,7 +364,7 @@ class Pieces(BufferedProtocol):
         self._connection.resume_writing()
 
 
-def limited(settings: Settings) -> Callable[..., Pieces]:
+def limited(settings: Settings) -> Callable[..., Steps]:
     """Makes one server's connections: uvicorn calls it, and hands nothing of ours on."""
     kind, buffer = type("Connection", (Connection,), {"settings": settings}), bytearray(READ_BYTES)
-    return lambda **named: Pieces(kind(**named), buffer)
+    return lambda **named: Steps(kind(**named), buffer)

@@ -16,14 +16,14 @@ from addnorm.service.protocols.codec.bodies import error_response
 from addnorm.service.server.auth import HEALTH, PROBES, Keys, needed
 from addnorm.service.telemetry import tracing
 from addnorm.service.telemetry.metrics import Metrics
-from addnorm.service.telemetry.request_context import Facts
+from addnorm.service.telemetry.request_context import RequestContext
 
 log = logging.getLogger("addnorm.access")
 NOTHING = nullcontext()
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
-class Edge:
+class RequestMiddleware:
     """Outermost ASGI application."""
 
     def __init__(
@@ -39,16 +39,18 @@ class Edge:
             return
         sent = Headers(scope=scope).get("x-request-id", "")
         request_id = sent if REQUEST_ID.fullmatch(sent) else f"{random.getrandbits(128):032x}"
-        facts = scope.setdefault("state", {})["facts"] = Facts(request_id, time.monotonic())
+        context = scope.setdefault("state", {})["context"] = RequestContext(
+            request_id, time.monotonic()
+        )
         scope = (
             {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         )  # uvicorn leaves the body away
         self.in_flight += 1
         try:
-            await self._answer(scope, receive, self._marked(send, facts))
+            await self._answer(scope, receive, self._marked(send, context))
         finally:
             self.in_flight -= 1
-            self._record(scope, facts)
+            self._record(scope, context)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["state"]["draining"] = self.draining
@@ -60,58 +62,58 @@ class Edge:
         else:
             await self.app(scope, receive, send)
 
-    def _marked(self, send: Send, facts: Facts) -> Send:
+    def _marked(self, send: Send, context: RequestContext) -> Send:
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                facts.status = message["status"]
-                added = [(b"x-request-id", facts.request_id.encode())]
+                context.status = message["status"]
+                added = [(b"x-request-id", context.request_id.encode())]
                 if self.draining:
                     added.append((b"connection", b"close"))
                 message["headers"] = [*message["headers"], *added]
             await send(message)
-            if facts.first_byte_s is None and message["type"] == "http.response.body":
-                facts.first_byte_s = time.monotonic() - facts.started
+            if context.first_byte_s is None and message["type"] == "http.response.body":
+                context.first_byte_s = time.monotonic() - context.started
 
         return marked
 
-    def _record(self, scope: Scope, facts: Facts) -> None:
+    def _record(self, scope: Scope, context: RequestContext) -> None:
         route = getattr(
             scope.get("route"), "path", "unknown"
         )  # the template: paths as they come have no bound
-        seconds = time.monotonic() - facts.started
-        self.metrics.answered(route, facts.model, facts.status, seconds)
-        traced = self._traced(scope, route, facts)
-        is_well = facts.status == 200 and scope["path"].startswith(
+        seconds = time.monotonic() - context.started
+        self.metrics.answered(route, context.model, context.status, seconds)
+        traced = self._traced(scope, route, context)
+        is_well = context.status == 200 and scope["path"].startswith(
             HEALTH
         )  # asked every few seconds, by orchestrators
         level = logging.DEBUG if is_well else logging.INFO
         if not log.isEnabledFor(level):
             return
-        known = {"key": facts.key, "code": facts.code, "field": facts.param}
+        known = {"key": context.key, "code": context.code, "field": context.param}
         named = {name: value for name, value in known.items() if value}
         log.log(
             level,
             "request",
             extra={
-                "facts": {
-                    "request_id": facts.request_id, "method": scope["method"], "route": route, "status": facts.status,
-                    "ms": round(seconds * 1000, 3), "model": facts.model, "real_tokens": facts.real_tokens,
-                    "padded_tokens": facts.padded_tokens, **named, **facts.times_ms(), **traced,
+                "context": {
+                    "request_id": context.request_id, "method": scope["method"], "route": route, "status": context.status,
+                    "ms": round(seconds * 1000, 3), "model": context.model, "real_tokens": context.real_tokens,
+                    "pad_tokens": context.pad_tokens, **named, **context.times_ms(), **traced,
                 }
             },
         )  # fmt: skip
 
-    def _traced(self, scope: Scope, route: str, facts: Facts) -> dict[str, str]:
+    def _traced(self, scope: Scope, route: str, context: RequestContext) -> dict[str, str]:
         """Exports the request's spans, but for probes'. What the log says of it."""
         if not self.tracer or scope["path"].startswith(PROBES):
             return {}
-        own: dict[str, str | int] = {"addnorm.request_id": facts.request_id}
-        if facts.model:
-            own |= {"addnorm.model": facts.model, "addnorm.real_tokens": facts.real_tokens}
-            own |= {"addnorm.padded_tokens": facts.padded_tokens}
+        own: dict[str, str | int] = {"addnorm.request_id": context.request_id}
+        if context.model:
+            own |= {"addnorm.model": context.model, "addnorm.real_tokens": context.real_tokens}
+            own |= {"addnorm.pad_tokens": context.pad_tokens}
         return {
             "trace_id": tracing.record(
-                self.tracer, scope, route, facts.status, own, facts.started, facts.spans()
+                self.tracer, scope, route, context.status, own, context.started, context.spans()
             )
         }
 
@@ -124,7 +126,7 @@ async def _read_away(receive: Receive) -> None:
                 pass
 
 
-class Guard:
+class AuthMiddleware:
     """ASGI: refuses what the connection found wrong with the head, and who has no key for the path."""
 
     def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics) -> None:
@@ -147,7 +149,7 @@ class Guard:
             key = self.keys.find(
                 next((value for name, value in scope["headers"] if name == b"authorization"), b"")
             )
-            scope["state"]["facts"].key = key.name
+            scope["state"]["context"].key = key.name
             if wanted not in key.scopes:
                 allowed = ", ".join(sorted(key.scopes))
                 raise OutOfScope(f"the API key {key.name!r} is for {allowed}; this needs {wanted}")

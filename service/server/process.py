@@ -23,7 +23,7 @@ from addnorm.service.models.registry import load_all
 from addnorm.service.runtime import memory
 from addnorm.service.server.app import create_app
 from addnorm.service.server.connection import Connection, limited
-from addnorm.service.server.middleware import Edge
+from addnorm.service.server.middleware import RequestMiddleware
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry import logs
 from addnorm.service.telemetry.tracing import tracer_of_environment
@@ -39,12 +39,12 @@ def serve(bundles: Path, settings: Settings) -> None:
     logs.configure(settings.log_level)
     memory.share_arenas()
     inference = Inference(load_all(bundles, settings), settings)
-    edge = create_app(inference, tracer_of_environment())
-    if not edge.keys and settings.host not in LOOPBACK:
+    app = create_app(inference, tracer_of_environment())
+    if not app.keys and settings.host not in LOOPBACK:
         log.warning(
             "no API keys: whoever reaches %s may ask; see ADDNORM_API_KEYS_FILE", settings.host
         )
-    server = Server(edge, settings)
+    server = Server(app, settings)
     gc.freeze()  # what is loaded stays: the collector need not walk it again
     server.run()
     inference.close()
@@ -80,12 +80,12 @@ def _check_bind(family: int, address: Any) -> None:
         sock.bind(address)
 
 
-def configured(edge: Edge, settings: Settings) -> uvicorn.Config:
+def configured(app: RequestMiddleware, settings: Settings) -> uvicorn.Config:
     """uvicorn's options. StartupError if the certificate and its key do not fit."""
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise StartupError("one of ADDNORM_TLS_CERT and ADDNORM_TLS_KEY is set: set both, or none")
     config = uvicorn.Config(
-        edge, host=settings.host, port=settings.port, http=cast(Any, limited(settings)), ws="none",
+        app, host=settings.host, port=settings.port, http=cast(Any, limited(settings)), ws="none",
         log_config=None, access_log=False, server_header=False, headers=[("x-content-type-options", "nosniff")],
         proxy_headers=False, ssl_certfile=settings.tls_cert, ssl_keyfile=settings.tls_key,
     )  # fmt: skip
@@ -101,25 +101,25 @@ def configured(edge: Edge, settings: Settings) -> uvicorn.Config:
 class Server(uvicorn.Server):
     """uvicorn, but a signal drains first, the process then ends with exit code 0, and slow callers are swept out."""
 
-    def __init__(self, edge: Edge, settings: Settings) -> None:
-        super().__init__(configured(edge, settings))
-        self.edge, self.grace_s = edge, settings.grace_s
+    def __init__(self, app: RequestMiddleware, settings: Settings) -> None:
+        super().__init__(configured(app, settings))
+        self.app, self.grace_s = app, settings.grace_s
         self.drain_until = float("inf")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.edge.draining and sig == signal.SIGINT:
+        if self.app.draining and sig == signal.SIGINT:
             self.force_exit = self.should_exit = True  # an impatient second Ctrl+C
-        elif not self.edge.draining:
-            self.edge.draining = True
+        elif not self.app.draining:
+            self.app.draining = True
             self.drain_until = time.monotonic() + self.grace_s
 
     async def on_tick(self, counter: int) -> bool:
         logs.flush()
         if counter % TICKS_PER_S == 0:
-            self.edge.keys.refresh()
+            self.app.keys.refresh()
             now = asyncio.get_running_loop().time()
             for connection in list(self.server_state.connections):
                 cast(Connection, connection).sweep(now)
-        if self.edge.draining and (self.edge.in_flight == 0 or time.monotonic() > self.drain_until):
+        if self.app.draining and (self.app.in_flight == 0 or time.monotonic() > self.drain_until):
             self.should_exit = True
         return await super().on_tick(counter)

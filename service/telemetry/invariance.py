@@ -16,7 +16,7 @@ import numpy as np
 
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Batch, Ints, Rows
-from addnorm.service.scheduling.fair_queue import Line, MicroBatch
+from addnorm.service.scheduling.fair_queue import MicroBatch, Target
 from addnorm.service.scheduling.scheduler import Observer
 
 log = logging.getLogger("addnorm")
@@ -33,13 +33,13 @@ Report = Callable[[str, bool, float], None]
 class Sample:
     """A micro-batch that ran, to be compared before `expires`."""
 
-    line: Line
+    target: Target
     sequences: list[Ints]
     rows: list[Rows]
     expires: float
 
 
-class Probe(Observer):
+class InvarianceCheck(Observer):
     """Keeps a share of the micro-batches of several sequences, and compares them on a thread of its own."""
 
     def __init__(self, share: float, is_idle: Callable[[], bool], report: Report) -> None:
@@ -54,7 +54,7 @@ class Probe(Observer):
     def computed(self, micro: MicroBatch, rows: list[Rows]) -> None:
         if len(rows) > 1 and random.random() < self._share and not self._kept.full():
             sequences = [job.batch.sequence(at) for _, _, at, job in micro.sequences]
-            self._keep(Sample(micro.line, sequences, rows, time.monotonic() + KEPT_S))
+            self._keep(Sample(micro.target, sequences, rows, time.monotonic() + KEPT_S))
 
     def close(self) -> None:
         self._closed.set()
@@ -82,7 +82,7 @@ class Probe(Observer):
         for sequence, rows in zip(sample.sequences, sample.rows, strict=True):
             if not self._idle_before(sample.expires):
                 return
-            self._compare(sample.line, sequence, rows)
+            self._compare(sample.target, sequence, rows)
 
     def _idle_before(self, expires: float) -> bool:
         while (
@@ -93,23 +93,23 @@ class Probe(Observer):
             time.sleep(POLL_S)
         return idle
 
-    def _compare(self, line: Line, sequence: Ints, in_company: Rows) -> None:
-        (alone,) = line.run(Batch.of([sequence]))
-        difference = _difference(alone, in_company)
+    def _compare(self, target: Target, sequence: Ints, co_batched: Rows) -> None:
+        (alone,) = target.run(Batch.of([sequence]))
+        difference = _difference(alone, co_batched)
         largest = max(float(np.abs(part).max()) for part in alone)
-        violated = difference > (0.0 if line.exact else INEXACT_RTOL * max(1.0, largest))
-        if violated and line.name not in self._known:
-            self._known.add(line.name)
+        violated = difference > (0.0 if target.exact else INEXACT_RTOL * max(1.0, largest))
+        if violated and target.name not in self._known:
+            self._known.add(target.name)
             log.error(
-                "%s: %d tokens alone differ from the same tokens in company by %.3g: the promise does not hold",
-                line.name, len(sequence), difference,
+                "%s: %d tokens alone differ from the same tokens co-batched by %.3g: the promise does not hold",
+                target.name, len(sequence), difference,
             )  # fmt: skip
-        self._report(line.name, violated, difference)
+        self._report(target.name, violated, difference)
 
 
-def _difference(alone: Rows, in_company: Rows) -> float:
+def _difference(alone: Rows, co_batched: Rows) -> float:
     """The largest; 0 only for the same bits, infinite where one is not a number."""
-    if selfcheck.same_bits(alone, in_company):
+    if selfcheck.same_bits(alone, co_batched):
         return 0.0
-    largest = max(float(np.abs(a - b).max()) for a, b in zip(alone, in_company, strict=True))
+    largest = max(float(np.abs(a - b).max()) for a, b in zip(alone, co_batched, strict=True))
     return max(largest, float(np.finfo(np.float32).tiny)) if np.isfinite(largest) else float("inf")

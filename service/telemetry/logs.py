@@ -12,7 +12,7 @@ import orjson
 
 
 class JsonFormatter(logging.Formatter):
-    """time, level, logger, message; then a record's `facts`, and the traceback of an exception."""
+    """time, level, logger, message; then a record's `context`, and the traceback of an exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -20,7 +20,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **getattr(record, "facts", {}),
+            **getattr(record, "context", {}),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

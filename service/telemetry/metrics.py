@@ -21,8 +21,8 @@ from prometheus_client.registry import Collector
 
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.batch import Rows
-from addnorm.service.scheduling.byte_budget import Room
-from addnorm.service.scheduling.fair_queue import Line, MicroBatch
+from addnorm.service.scheduling.byte_budget import ByteBudget
+from addnorm.service.scheduling.fair_queue import MicroBatch, Target
 from addnorm.service.scheduling.scheduler import Observer, Scheduler
 from addnorm.service.settings import Settings
 
@@ -68,7 +68,7 @@ class Metrics(Observer):
         self.registry = registry = CollectorRegistry()
         self._scheduler: Scheduler | None = None
         self._models = Models([])
-        self._rooms: Sequence[Room] = ()
+        self._rooms: Sequence[ByteBudget] = ()
         ProcessCollector(registry=registry)
         self._children: dict[
             tuple[MetricWrapperBase, tuple[str | int, ...]], MetricWrapperBase
@@ -84,34 +84,38 @@ class Metrics(Observer):
         self.request_seconds = histogram("addnorm_request_seconds", "From the request's head to its answer's end.", ["route"], buckets=SECONDS)
         self.stage_seconds = histogram("addnorm_stage_seconds", "Time in decode, queue, infer and encode.", ["model", "stage"], buckets=SECONDS)
         self.real_tokens = counter("addnorm_real_tokens", "Real tokens of requests answered with 200.", model)
-        self.pad_cells_saved = counter("addnorm_pad_cells_saved", "Pad cells that were sent and not computed.", model)
+        self.pad_tokens_skipped = counter("addnorm_pad_tokens_skipped", "Pads that were sent and not computed.", model)
         self.micro_batch_tokens = histogram("addnorm_micro_batch_tokens", "Real tokens of a micro-batch.", model, buckets=TOKENS)
         self.micro_batch_sequences = histogram("addnorm_micro_batch_sequences", "Sequences of a micro-batch.", model, buckets=SEQUENCES)
-        self.micro_batch_fill = histogram("addnorm_micro_batch_fill_ratio", "Real tokens of a micro-batch over the cells of its grid.", model, buckets=RATIO)
-        self.computed_cells = counter("addnorm_computed_cells", "Cells of micro-batches' grids: real tokens, and pads up to the longest.", model)
+        self.micro_batch_fill = histogram("addnorm_micro_batch_fill_ratio", "Real tokens of a micro-batch over all tokens of its grid.", model, buckets=RATIO)
+        self.computed_tokens = counter("addnorm_computed_tokens", "Tokens of micro-batches' grids: real tokens, and pads up to the longest sequence.", model)
         self.queue_tokens = gauge("addnorm_queue_tokens", "Real tokens that wait.")
         self.queue_tokens_limit = gauge("addnorm_queue_tokens_limit", "Real tokens that may wait.")
         self.pending_bytes = gauge("addnorm_pending_bytes", "Bytes of answers being made or sent, of bodies half received, and of texts being tokenized.", ["what"])
-        self.lanes = gauge("addnorm_lanes", "Session runs that may go on at once.")
-        self.lanes_busy = gauge("addnorm_lanes_busy", "Session runs going on.")
-        self.lane_busy_seconds = counter("addnorm_lane_busy_seconds", "Time of lanes from taking a micro-batch to its rows.")
-        self.lanes_replaced = counter("addnorm_lanes_replaced", "Lanes given up because they hung.")
-        self.lanes_hung = gauge("addnorm_lanes_hung", "Lanes given up whose session runs have not come back.")
+        self.worker_threads = gauge("addnorm_worker_threads", "Session runs that may go on at once.")
+        self.worker_threads_busy = gauge("addnorm_worker_threads_busy", "Session runs going on.")
+        self.worker_thread_busy_seconds = counter("addnorm_worker_thread_busy_seconds", "Time of workers from taking a micro-batch to its rows.")
+        self.worker_threads_replaced = counter("addnorm_worker_threads_replaced", "Workers given up because they hung.")
+        self.worker_threads_hung = gauge("addnorm_worker_threads_hung", "Workers given up whose session runs have not come back.")
         self.engine_failures = counter("addnorm_engine_failures", "Session runs that raised an error.", model)
-        self.invariance_probes = counter("addnorm_invariance_probes", "Served sequences computed again, alone.", model)
+        self.invariance_checks = counter("addnorm_invariance_checks", "Served sequences computed again, alone.", model)
         self.invariance_violations = counter("addnorm_invariance_violations", "Those whose rows alone were others.", model)
         self.invariance_max_difference = gauge("addnorm_invariance_max_difference", "Largest difference of such rows so far.", model)
-        self.rejections = counter("addnorm_rejections", "Requests refused at the door or for want of room, or expired, by reason.", ["reason"])
+        self.rejections = counter("addnorm_rejections", "Requests refused by admission control or a byte budget, or expired, by reason.", ["reason"])
         # fmt: on
         self.differences: dict[str, float] = {}  # largest of each model
 
     def watch(
-        self, scheduler: Scheduler, models: Models, settings: Settings, rooms: Sequence[Room]
+        self,
+        scheduler: Scheduler,
+        models: Models,
+        settings: Settings,
+        budgets: Sequence[ByteBudget],
     ) -> None:
-        """What is served, and by how many; `refresh` looks at the scheduler and the rooms from now on."""
-        self._scheduler, self._rooms = scheduler, rooms
+        """What is served, and by how many; `refresh` looks at the scheduler and the budgets from now on."""
+        self._scheduler, self._rooms = scheduler, budgets
         self.queue_tokens_limit.set(scheduler.max_queue_tokens)
-        self.lanes.set(scheduler.num_lanes)
+        self.worker_threads.set(scheduler.num_workers)
         self._models = models
         self.registry.register(Served(models, settings.provider))
 
@@ -119,29 +123,29 @@ class Metrics(Observer):
         """Gauges of the moment."""
         if self._scheduler:
             self.queue_tokens.set(self._scheduler.num_queued_tokens())
-            self.lanes_busy.set(self._scheduler.num_busy)
-            self.lanes_hung.set(self._scheduler.num_hung)
-        for room in self._rooms:
-            self.of(self.pending_bytes, room.what).set(room.num_bytes)
+            self.worker_threads_busy.set(self._scheduler.num_busy)
+            self.worker_threads_hung.set(self._scheduler.num_hung)
+        for budget in self._rooms:
+            self.of(self.pending_bytes, budget.what).set(budget.num_bytes)
 
     def computed(self, micro: MicroBatch, rows: list[Rows]) -> None:
-        model, lengths = micro.line.name, [sequence.length for sequence in micro.sequences]
+        model, lengths = micro.target.name, [sequence.length for sequence in micro.sequences]
         self.of(self.micro_batch_tokens, model).observe(sum(lengths))
         self.of(self.micro_batch_sequences, model).observe(len(lengths))
-        num_cells = len(lengths) * max(lengths)
-        self.of(self.micro_batch_fill, model).observe(sum(lengths) / num_cells)
-        self.of(self.computed_cells, model).inc(num_cells)
-        self.lane_busy_seconds.inc(time.monotonic() - micro.taken)
+        num_padded_tokens = len(lengths) * max(lengths)
+        self.of(self.micro_batch_fill, model).observe(sum(lengths) / num_padded_tokens)
+        self.of(self.computed_tokens, model).inc(num_padded_tokens)
+        self.worker_thread_busy_seconds.inc(time.monotonic() - micro.taken)
 
-    def failed(self, line: Line) -> None:
-        self.of(self.engine_failures, line.name).inc()
+    def failed(self, target: Target) -> None:
+        self.of(self.engine_failures, target.name).inc()
 
     def replaced(self) -> None:
-        self.lanes_replaced.inc()
+        self.worker_threads_replaced.inc()
 
-    def probed(self, model: str, violated: bool, difference: float) -> None:
+    def invariance_checked(self, model: str, violated: bool, difference: float) -> None:
         """A served sequence was computed again, alone."""
-        self.of(self.invariance_probes, model).inc()
+        self.of(self.invariance_checks, model).inc()
         self.of(self.invariance_violations, model).inc(violated)
         self.differences[model] = max(difference, self.differences.get(model, 0.0))
         self.of(self.invariance_max_difference, model).set(self.differences[model])
@@ -149,7 +153,7 @@ class Metrics(Observer):
     def inferred(self, model: str, real_tokens: int, pads: int, stages_s: dict[str, float]) -> None:
         """An inference was answered with success."""
         self.of(self.real_tokens, model).inc(real_tokens)
-        self.of(self.pad_cells_saved, model).inc(pads)
+        self.of(self.pad_tokens_skipped, model).inc(pads)
         for stage, seconds in stages_s.items():
             self.of(self.stage_seconds, model, stage).observe(seconds)
 
@@ -176,7 +180,7 @@ class Metrics(Observer):
             self.of(
                 self.engine_failures, model.name
             )  # shown before the first: an increase needs what it rose from
-            self.of(self.invariance_probes, model.name)
+            self.of(self.invariance_checks, model.name)
             self.of(self.invariance_violations, model.name)
             self.of(self.invariance_max_difference, model.name)
         return generate_latest(self.registry)

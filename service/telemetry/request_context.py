@@ -7,7 +7,7 @@ from addnorm.service.scheduling.deadline import Deadline
 
 
 @dataclass
-class Facts:
+class RequestContext:
     """What becomes known of a request on its way; logged and counted at its end. Never its content."""
 
     request_id: str
@@ -18,7 +18,7 @@ class Facts:
     code: str = ""  # of an error
     param: str = ""  # the field that the error is about
     real_tokens: int = 0
-    padded_tokens: int = 0
+    pad_tokens: int = 0
     deadline: Deadline | None = None  # where the request has one
     first_byte_s: float | None = (
         None  # after it came; when the first bytes of the answer's body had been written

@@ -24,7 +24,7 @@ from addnorm.service.errors import (
     UnsupportedMediaType,
 )
 from addnorm.service.inference.pipeline import QUICK_BYTES, Inference
-from addnorm.service.inference.request import Answer, Query
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.negotiation import (
     JSON,
@@ -34,8 +34,8 @@ from addnorm.service.protocols.codec.negotiation import (
     sliced,
     wanted_coding,
 )
-from addnorm.service.scheduling.byte_budget import Room
-from addnorm.service.scheduling.cooperative import Pieces
+from addnorm.service.scheduling.byte_budget import ByteBudget
+from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.deadline import Deadline
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
@@ -43,19 +43,19 @@ SENT_BYTES = 256 * 1024  # of an answer, handed to the socket in one go
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
-class Sent(NamedTuple):
+class RawRequest(NamedTuple):
     """A request as a protocol decodes it."""
 
     body: bytes  # decompressed
     headers: Headers
     deadline: Deadline
-    facts: Any = None  # what becomes known of it, for the log
+    context: Any = None  # what becomes known of it, for the log
 
     def model(self, inference: Inference, ref: str | None) -> Model:
         """The model meant, from now on the log's too, whatever is wrong with the rest."""
         model = inference.models.find(ref)
-        if self.facts:
-            self.facts.model = model.name
+        if self.context:
+            self.context.model = model.name
         return model
 
 
@@ -69,8 +69,8 @@ class Payload(NamedTuple):
     headers: Mapping[str, str] = NO_HEADERS
 
 
-Encode = Callable[[Answer], Pieces[Payload]]
-Decode = Callable[[Sent, Inference], Awaitable[tuple[Query, Encode]]]
+Encode = Callable[[InferenceResponse], Steps[Payload]]
+Decode = Callable[[RawRequest, Inference], Awaitable[tuple[InferenceRequest, Encode]]]
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
@@ -95,15 +95,15 @@ async def _decompressed(body: bytes, coding: str, max_bytes: int, inference: Inf
     return await inference.aside(work) if plain is None else plain
 
 
-async def _whole(request: Request, max_bytes: int, bodies: Room) -> bytes:
+async def _whole(request: Request, max_bytes: int, bodies: ByteBudget) -> bytes:
     body, more = await _piece(request, 0)
     if not more and len(body) <= max_bytes:
         return body  # as most come
     pieces, num_bytes = [body], len(body)
-    with bodies.held(num_bytes) as held:
+    with bodies.reserve(num_bytes) as reservation:
         while more and num_bytes <= max_bytes:
             body, more = await _piece(request, num_bytes)
-            held.grow(len(body))
+            reservation.grow(len(body))
             pieces.append(body)
             num_bytes += len(body)
     if num_bytes > max_bytes:
@@ -144,31 +144,33 @@ def timeout_s(request: Request) -> float | None:
 async def respond(request: Request, decode: Decode) -> Response:
     """What every inference route does between its own decode and encode. Expired or ClientGone between any two stages."""
     inference: Inference = request.app.state.inference
-    facts, deadline = request.state.facts, begun(request)
+    context, deadline = request.state.context, begun(request)
     num_bytes, model = _num_bytes(request.headers), request.path_params.get("model")
-    inference.scheduler.admit(deadline.timeout_s, facts.key, num_bytes, model)
+    inference.scheduler.admit(deadline.timeout_s, context.key, num_bytes, model)
     body = await read_body(request, inference.settings.max_body_bytes)
     deadline.check()
     with watched(request, deadline):
         started = time.monotonic()
-        with inference.bodies.held(len(body) if len(body) > QUICK_BYTES else 0):
-            query, encode = await decode(Sent(body, request.headers, deadline, facts), inference)
+        with inference.bodies.reserve(len(body) if len(body) > QUICK_BYTES else 0):
+            query, encode = await decode(
+                RawRequest(body, request.headers, deadline, context), inference
+            )
         del body
-        query = query._replace(key=facts.key)
+        query = query._replace(key=context.key)
         if query.timeout_s is not None and TIMEOUT_HEADER not in request.headers:
             deadline.timeout_s = query.timeout_s
         if coding := wanted_coding(request.headers):
             query, encode = query._replace(coding=coding), partial(_compressing, encode, coding)
-        facts.decoded_from, facts.stages_s = started, {"decode": time.monotonic() - started}
-        return await _answered(query, encode, inference, facts)
+        context.decoded_from, context.stages_s = started, {"decode": time.monotonic() - started}
+        return await _answered(query, encode, inference, context)
 
 
 def begun(request: Request) -> Deadline:
     """The request's deadline: its own, or the server's."""
     inference: Inference = request.app.state.inference
-    facts = request.state.facts
-    facts.deadline = Deadline(timeout_s(request) or inference.settings.timeout_s, facts.started)
-    return facts.deadline  # type: ignore[no-any-return]
+    context = request.state.context
+    context.deadline = Deadline(timeout_s(request) or inference.settings.timeout_s, context.started)
+    return context.deadline  # type: ignore[no-any-return]
 
 
 @contextmanager
@@ -181,22 +183,26 @@ def watched(request: Request, deadline: Deadline) -> Iterator[None]:
         watch.end()
 
 
-async def _answered(query: Query, encode: Encode, inference: Inference, facts: Any) -> Response:
+async def _answered(
+    query: InferenceRequest, encode: Encode, inference: Inference, context: Any
+) -> Response:
     """The answer, and what is counted and told of it."""
-    facts.real_tokens, facts.padded_tokens = query.batch.num_tokens, query.cells.num_pads
+    context.real_tokens, context.pad_tokens = query.batch.num_tokens, query.padding.num_pads
     statistics = query.model.statistics
     try:
-        payload, stages_s = await inference.answer(query, encode, facts.deadline)
+        payload, stages_s = await inference.run(query, encode, context.deadline)
     except ServiceError:
-        statistics.failed(time.monotonic() - facts.decoded_from)
+        statistics.failed(time.monotonic() - context.decoded_from)
         raise
-    facts.stages_s |= stages_s
-    statistics.answered(len(query.cells.lengths), facts.stages_s)
-    inference.metrics.inferred(facts.model, facts.real_tokens, facts.padded_tokens, facts.stages_s)
-    timing = ", ".join(
-        f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in facts.stages_s.items()
+    context.stages_s |= stages_s
+    statistics.answered(len(query.padding.lengths), context.stages_s)
+    inference.metrics.inferred(
+        context.model, context.real_tokens, context.pad_tokens, context.stages_s
     )
-    return PayloadResponse(payload, timing, inference.answers)
+    timing = ", ".join(
+        f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in context.stages_s.items()
+    )
+    return PayloadResponse(payload, timing, inference.responses)
 
 
 class Watch:
@@ -229,7 +235,7 @@ def _num_bytes(headers: Headers) -> float:
     return math.inf if declared is None or "content-encoding" in headers else int(declared)
 
 
-def _compressing(encode: Encode, coding: str, answer: Answer) -> Pieces[Payload]:
+def _compressing(encode: Encode, coding: str, answer: InferenceResponse) -> Steps[Payload]:
     plain = yield from encode(answer)
     parts = yield from compressed(plain.parts, coding)
     return Payload(parts, plain.media_type, {**plain.headers, "content-encoding": coding})
@@ -238,8 +244,8 @@ def _compressing(encode: Encode, coding: str, answer: Answer) -> Pieces[Payload]
 class PayloadResponse(Response):
     """Sends a payload part by part. A large one counts among the pending answers until its caller has taken it."""
 
-    def __init__(self, payload: Payload, server_timing: str, answers: Room) -> None:
-        self.payload, self.answers = payload, answers
+    def __init__(self, payload: Payload, server_timing: str, responses: ByteBudget) -> None:
+        self.payload, self.responses = payload, responses
         self.background, self.status_code = None, 200
         self.num_bytes = num_bytes = sum(map(len, payload.parts))
         headers = {
@@ -257,8 +263,8 @@ class PayloadResponse(Response):
         if self.num_bytes <= HIGH_WATER_LIMIT:
             await _send(send, *self.payload.parts)
             return
-        with self.answers.held(0) as held:
-            held.keep(self.num_bytes)
+        with self.responses.reserve(0) as reservation:
+            reservation.keep(self.num_bytes)
             # the server takes the last part only once the caller has taken the others
             await _send(send, *self.payload.parts, b"")
 
@@ -302,6 +308,6 @@ class ErrorResponse(Response):
         self.param = (error.param or "") if error.names_own_field else ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        facts = scope["state"]["facts"]
-        facts.code, facts.param = self.code, self.param
+        context = scope["state"]["context"]
+        context.code, context.param = self.code, self.param
         await super().__call__(scope, receive, send)

@@ -9,7 +9,7 @@ import orjson
 from starlette.datastructures import Headers
 
 from addnorm.service.errors import BodyTooLarge, InvalidInput, NotAcceptable, UnsupportedMediaType
-from addnorm.service.scheduling.cooperative import Pieces
+from addnorm.service.scheduling.cooperative import Steps
 
 JSON = "application/json"
 OCTETS = "application/octet-stream"
@@ -17,9 +17,9 @@ WINDOWS = {
     "gzip": 16 + zlib.MAX_WBITS,
     "deflate": zlib.MAX_WBITS,
 }  # zlib's wbits; deflate means zlib's own format
-PIECE_VALUES = 32_768  # numbers written in one go: 2 to 4 ms, in which no other thread runs
+STEP_VALUES = 32_768  # numbers written in one go: 2 to 4 ms, in which no other thread runs
 VALUE_BYTES = 12  # of one, about
-PIECE_BYTES = PIECE_VALUES * VALUE_BYTES
+STEP_BYTES = STEP_VALUES * VALUE_BYTES
 LEVEL = 1  # of compression: answers are floats, which higher levels hardly make smaller
 
 
@@ -103,13 +103,11 @@ def wanted_coding(headers: Headers) -> str | None:
     return coding if coding in WINDOWS and quality else None
 
 
-def compressed(
-    parts: Sequence[bytes | memoryview], coding: str
-) -> Pieces[list[bytes | memoryview]]:
+def compressed(parts: Sequence[bytes | memoryview], coding: str) -> Steps[list[bytes | memoryview]]:
     stream = zlib.compressobj(LEVEL, wbits=WINDOWS[coding])
     done: list[bytes | memoryview] = []
     for part in parts:
-        for piece in sliced(part, PIECE_BYTES):
+        for piece in sliced(part, STEP_BYTES):
             if made := stream.compress(piece):
                 done.append(made)
             yield
@@ -126,19 +124,19 @@ def sliced(part: bytes | memoryview, num_bytes: int) -> Iterator[bytes | memoryv
         yield whole[start : start + num_bytes]
 
 
-def written(value: Any, num_bytes: int) -> Pieces[list[bytes | memoryview]]:
+def written(value: Any, num_bytes: int) -> Steps[list[bytes | memoryview]]:
     """The value as JSON, numpy's arrays as lists: the bytes of one `orjson.dumps`, which would hold the interpreter's lock
-    to its end, in parts of about PIECE_BYTES.
+    to its end, in parts of about STEP_BYTES.
 
     num_bytes: about how many it will be.
     """
-    if num_bytes <= PIECE_BYTES:
+    if num_bytes <= STEP_BYTES:
         return [_dumped(value)]
     parts: list[bytes | memoryview] = []
     pending: list[bytes] = []
     for part in _parts(value):
         pending.append(part)
-        if sum(map(len, pending)) >= PIECE_BYTES:
+        if sum(map(len, pending)) >= STEP_BYTES:
             parts.append(b"".join(pending))
             pending.clear()
         yield
@@ -163,7 +161,7 @@ def _parts(value: Any) -> Iterator[bytes]:
 def _array_parts(values: Any) -> Iterator[bytes]:
     joint = b"["
     for start, end, size in _groups(values):
-        if end - start == 1 and size > PIECE_VALUES and not isinstance(values[start], str):
+        if end - start == 1 and size > STEP_VALUES and not isinstance(values[start], str):
             yield joint
             yield from _parts(values[start])
         else:
@@ -173,10 +171,10 @@ def _array_parts(values: Any) -> Iterator[bytes]:
 
 
 def _groups(values: Any) -> Iterator[tuple[int, int, int]]:
-    """Consecutive items of about PIECE_VALUES numbers together: the first, one past the last, and their numbers."""
+    """Consecutive items of about STEP_VALUES numbers together: the first, one past the last, and their numbers."""
     if isinstance(values, np.ndarray):
         each = values.size // len(values)
-        step = max(1, PIECE_VALUES // max(1, each))
+        step = max(1, STEP_VALUES // max(1, each))
         yield from (
             (start, min(start + step, len(values)), each * step)
             for start in range(0, len(values), step)
@@ -185,7 +183,7 @@ def _groups(values: Any) -> Iterator[tuple[int, int, int]]:
     start = size = 0
     for end, item in enumerate(values):
         more = _size(item)
-        if end > start and size + more > PIECE_VALUES:
+        if end > start and size + more > STEP_VALUES:
             yield start, end, size
             start, size = end, 0
         size += more

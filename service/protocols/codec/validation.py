@@ -8,7 +8,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from addnorm.service.errors import BodyTooLarge, InvalidInput, UnknownField
-from addnorm.service.scheduling.cooperative import Pieces
+from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.settings import Settings
 
 MAX_KEYS = 1000  # of all objects of a body
@@ -21,7 +21,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 def validated(
     model: type[Body], body: bytes, settings: Settings, reserved: Sequence[str] = ()
-) -> Pieces[Body]:
+) -> Steps[Body]:
     """JSON -> the model. InvalidInput says in our words what does not fit.
 
     Each step holds the interpreter's lock to its end, so each is bounded by what is looked at before.
@@ -85,14 +85,14 @@ def _max_strings(settings: Settings) -> int:
     return settings.max_sequences + 2 * MAX_KEYS
 
 
-def _check_counts(body: bytes, settings: Settings) -> Pieces[None]:
+def _check_counts(body: bytes, settings: Settings) -> Steps[None]:
     """Some bodies that fit the limit take long to parse, and hold up every other request. They are known by counting."""
     num_lists = _max_lists(settings)
     most = {
         b":": ("keys", MAX_KEYS),
         b"{": ("objects", MAX_KEYS),
         b"[": ("lists", num_lists),
-        b",": ("values", 2 * settings.max_cells + num_lists + MAX_KEYS),
+        b",": ("values", 2 * settings.max_padded_tokens + num_lists + MAX_KEYS),
     }
     max_strings = _max_strings(settings)
     for character, limit in (

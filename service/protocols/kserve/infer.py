@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from addnorm.service.errors import InvalidInput, UnknownField
 from addnorm.service.inference.pipeline import Inference
-from addnorm.service.inference.request import Answer, Query
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Model
-from addnorm.service.protocols.codec.bodies import Encode, Payload, Sent, respond
+from addnorm.service.protocols.codec.bodies import Encode, Payload, RawRequest, respond
 from addnorm.service.protocols.codec.negotiation import JSON, OCTETS, written
 from addnorm.service.protocols.codec.safetensors_body import raw_bytes
 from addnorm.service.protocols.codec.validation import validated
@@ -25,9 +25,9 @@ from addnorm.service.protocols.kserve.schema import (
     V2InferResponse,
 )
 from addnorm.service.protocols.kserve.tensors import LENGTH_HEADER, STATS
-from addnorm.service.runtime.batch import Batch, Cells, from_grid
+from addnorm.service.runtime.batch import Batch, Padding, from_grid
 from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.scheduling.cooperative import Pieces, one_piece
+from addnorm.service.scheduling.cooperative import Steps, one_step
 
 router = APIRouter(prefix="/v2")
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
@@ -80,28 +80,30 @@ async def infer_version(request: Request, model: str, version: str) -> Response:
     return await respond(request, partial(decode, ref(model, version)))
 
 
-async def decode(ref: str, sent: Sent, inference: Inference) -> tuple[Query, Encode]:
-    """Body -> Query, and how to encode its answer. InvalidInput names the field."""
-    body, raw = tensors.split(sent)
+async def decode(
+    ref: str, raw: RawRequest, inference: Inference
+) -> tuple[InferenceRequest, Encode]:
+    """Body -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
+    body, tail = tensors.split(raw)
     asked = await inference.read(
-        len(body), validated(V2InferRequest, body, inference.settings), sent.deadline
+        len(body), validated(V2InferRequest, body, inference.settings), raw.deadline
     )
-    model = sent.model(inference, ref)
+    model = raw.model(inference, ref)
     _check_name(asked, model)
     _check_parameters(asked)
-    batch, cells = await inference.read(
-        len(sent.body), one_piece(partial(_from_tensors, asked, raw)), sent.deadline
+    batch, padding = await inference.read(
+        len(raw.body), one_step(partial(_from_tensors, asked, tail)), raw.deadline
     )
     wanted, own = _wanted(asked, model), asked.parameters
-    query = Query(
-        model, batch, cells, _native(wanted), pooling=own.pooling, normalize=own.normalize, precision=own.precision,
+    request = InferenceRequest(
+        model, batch, padding, _native(wanted), pooling=own.pooling, normalize=own.normalize, precision=own.precision,
         timeout_s=own.timeout / 1e6 or None, binary=all(output.binary for output in wanted),
     )  # fmt: skip
-    return query, partial(encode, wanted, asked.id)
+    return request, partial(encode, wanted, asked.id)
 
 
-def _from_tensors(asked: V2InferRequest, raw: memoryview) -> tuple[Batch, Cells]:
-    grids = tensors.read(asked.inputs, raw)
+def _from_tensors(asked: V2InferRequest, tail: memoryview) -> tuple[Batch, Padding]:
+    grids = tensors.read(asked.inputs, tail)
     input_ids = grids["input_ids"].astype(np.int64, copy=False)
     return from_grid(input_ids, grids.get("attention_mask", np.ones_like(input_ids)))
 
@@ -162,13 +164,15 @@ def _native(wanted: list[Wanted]) -> tuple[str, ...]:
     return tuple(dict.fromkeys("norm_stats" if name in STATS else name for name, _ in wanted))
 
 
-def encode(wanted: list[Wanted], request_id: str | None, answer: Answer) -> Pieces[Payload]:
-    """Answer -> JSON, and the bytes of the outputs that go out so, not copied."""
-    manifest = answer.query.model.bundle.manifest
+def encode(
+    wanted: list[Wanted], request_id: str | None, response: InferenceResponse
+) -> Steps[Payload]:
+    """InferenceResponse -> JSON, and the bytes of the outputs that go out so, not copied."""
+    manifest = response.request.model.bundle.manifest
     described: list[dict[str, Any]] = []
     raw: list[bytes | memoryview] = []
     for name, binary in wanted:
-        tensor = _tensor(answer, name)
+        tensor = _tensor(response, name)
         about = {"name": name, "datatype": "FP32", "shape": tensor.shape}
         if binary:
             raw.append(raw_bytes(tensor))
@@ -181,7 +185,7 @@ def encode(wanted: list[Wanted], request_id: str | None, answer: Answer) -> Piec
         "model_version": str(manifest.version),
         "outputs": described,
     }
-    head = yield from written(body, answer.num_bytes)
+    head = yield from written(body, response.num_bytes)
     return (
         Payload([*head, *raw], OCTETS, {LENGTH_HEADER: str(sum(map(len, head)))})
         if raw
@@ -189,7 +193,7 @@ def encode(wanted: list[Wanted], request_id: str | None, answer: Answer) -> Piec
     )
 
 
-def _tensor(answer: Answer, name: str) -> NDArray[Any]:
+def _tensor(response: InferenceResponse, name: str) -> NDArray[Any]:
     return np.asarray(
-        answer.outputs["norm_stats"][STATS[name]] if name in STATS else answer.outputs[name]
+        response.outputs["norm_stats"][STATS[name]] if name in STATS else response.outputs[name]
     )

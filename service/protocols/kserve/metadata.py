@@ -45,7 +45,7 @@ async def live(request: Request) -> Live:
 
 @router.get(
     "/health/ready",
-    summary="Every model gives its canary's known answer",
+    summary="Every model gives its known answer",
     responses={503: V2_ERRORS[503]},
 )
 async def ready(request: Request) -> Ready:

@@ -180,8 +180,8 @@ class V2Error(BaseModel):
 
 V2_ERRORS: dict[int | str, dict[str, Any]] = {
     **{
-        status: {"model": V2Error, "description": answer["description"]}
-        for status, answer in ERRORS.items()
+        status: {"model": V2Error, "description": response["description"]}
+        for status, response in ERRORS.items()
     },
     415: {"model": V2Error, "description": "The body's coding is none that is known."},
     "default": {"model": V2Error, "description": "Whatever else went wrong."},

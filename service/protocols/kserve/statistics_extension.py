@@ -49,7 +49,7 @@ class ModelStatistics(BaseModel):
     last_inference: int = Field(description="Milliseconds since 1970, 0 before the first.")
     inference_count: int = Field(description="Sequences of requests answered.")
     execution_count: int = Field(
-        description="Micro-batches computed, those of canaries and probes among them."
+        description="Micro-batches computed, those of known-answer tests and probes among them."
     )
     inference_stats: InferenceStatistics
     batch_stats: list[BatchStatistics]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.protocols.codec.bodies import Sent
+from addnorm.service.protocols.codec.bodies import RawRequest
 from addnorm.service.protocols.codec.validation import shown
 from addnorm.service.protocols.kserve.schema import InputTensor
 from addnorm.service.runtime.bundle import Bundle
@@ -50,12 +50,12 @@ def outputs(bundle: Bundle) -> dict[str, list[int]]:
     }
 
 
-def split(sent: Sent) -> tuple[bytes, memoryview]:
+def split(raw: RawRequest) -> tuple[bytes, memoryview]:
     """A body -> its JSON, and the bytes that follow it. Without the header all is JSON, whatever the content type."""
-    body = memoryview(sent.body)
-    length = sent.headers.get(LENGTH_HEADER)
+    body = memoryview(raw.body)
+    length = raw.headers.get(LENGTH_HEADER)
     if length is None:
-        return sent.body, body[len(body) :]
+        return raw.body, body[len(body) :]
     if not (
         length.isascii() and length.isdigit() and len(length) < 19 and int(length) <= len(body)
     ):
@@ -68,7 +68,7 @@ def split(sent: Sent) -> tuple[bytes, memoryview]:
             f"{LENGTH_HEADER} is 0: a body without JSON is for models of one input, these have {' and '.join(INPUTS)}",
             param=LENGTH_HEADER,
         )
-    return sent.body[: int(length)], body[int(length) :]
+    return raw.body[: int(length)], body[int(length) :]
 
 
 def read(inputs: list[InputTensor], raw: memoryview) -> dict[str, NDArray[Any]]:
