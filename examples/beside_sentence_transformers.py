@@ -30,8 +30,8 @@ from tokenizers import Tokenizer
 
 MODEL = "all-minilm-l6-v2"
 SERVE = [sys.executable, "-m", "service"]
-INSTALL = "pip install torch sentence-transformers fastapi 'uvicorn[standard]'"
-NUM_TEXTS = 1000
+INSTALL = "pip install torch sentence-transformers fastapi 'uvicorn[standard]'"  # `make beside` does
+NUM_TEXTS = 512
 NUM_CALLERS = 8
 NUM_ROUNDS = 7
 START_S = 120.0
