@@ -108,7 +108,7 @@ def peer_versions(python: str) -> str:
     """What the peer runs on. Ends the program where something is missing."""
     ask = "import torch, fastapi, uvicorn, sentence_transformers as s; print(s.__version__, torch.__version__)"
     try:
-        found = subprocess.run([python, "-c", ask], check=True, stdout=subprocess.PIPE, text=True).stdout
+        found = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True).stdout
     except (OSError, subprocess.CalledProcessError):
         sys.exit(f"{python} lacks sentence-transformers; in an environment of its own: {INSTALL}")
     return "sentence-transformers {}, torch {}".format(*found.split())
@@ -118,7 +118,7 @@ def serve_peer(checkpoint: str, port: int) -> None:
     """What one would write: no coroutine, so that FastAPI runs it in its thread pool."""
     import uvicorn
     from fastapi import Body, FastAPI, Response
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found]
 
     model, app = SentenceTransformer(checkpoint, device="cpu"), FastAPI()
 
