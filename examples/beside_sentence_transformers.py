@@ -3,7 +3,8 @@
 python examples/beside_sentence_transformers.py CHECKPOINT_FOLDER BUNDLES PEER_PYTHON
 
 PEER_PYTHON is the interpreter of an environment with sentence-transformers, FastAPI and uvicorn. It runs this file too:
-as a FastAPI application around `SentenceTransformer.encode`, with the defaults of both.
+as a FastAPI application around `SentenceTransformer.encode`, with the defaults of both. Run it on a machine that does
+nothing else: PyTorch's threads wait for each other, and lose more than Addnorm's where other programs take a core.
 """
 
 import base64
@@ -58,14 +59,14 @@ Runs = dict[tuple[str, int], list[Run]]  # who answered and the texts of a reque
 
 
 def main(checkpoint: Path, bundles: Path, peer_python: str) -> None:
-    versions = peer_versions(peer_python)
+    machine = f"{os.cpu_count()} cores, load average before {os.getloadavg()[0]:.1f}; {peer_versions(peer_python)}"
     texts = some_texts(NUM_TEXTS)
     with ExitStack() as servers:
         peer, addnorm = free_port(), free_port()
         servers.enter_context(running([peer_python, __file__, "peer", str(checkpoint), str(peer)], peer))
         servers.enter_context(running([*SERVE, "--bundles", str(bundles)], addnorm, ADDNORM_PORT=str(addnorm)))
         runs = rounds(texts, peer, addnorm)
-    print(f"{os.cpu_count()} cores, {versions}. {lengths(texts, checkpoint)} Medians of {NUM_ROUNDS} rounds.\n")
+    print(f"{machine}. {lengths(texts, checkpoint)} Medians of {NUM_ROUNDS} rounds.\n")
     print_table(runs)
     check_vectors(runs)
 
