@@ -30,8 +30,10 @@ import numpy as np
 from tokenizers import Tokenizer
 
 MODEL = "all-minilm-l6-v2"
-SERVE = [sys.executable, "-m", "service"]
-INSTALL = "pip install torch sentence-transformers fastapi 'uvicorn[standard]'"  # `make beside` does
+SERVE = [sys.executable, "-m", "addnorm", "serve"]
+INSTALL = (
+    "pip install torch sentence-transformers fastapi 'uvicorn[standard]'"  # `make beside` does
+)
 NUM_TEXTS = 512
 NUM_CALLERS = 8
 NUM_ROUNDS = 7
@@ -55,7 +57,9 @@ class Run:
         return NUM_TEXTS / self.seconds
 
 
-Runs = dict[tuple[str, int], list[Run]]  # who answered and the texts of a request -> a run of each round
+Runs = dict[
+    tuple[str, int], list[Run]
+]  # who answered and the texts of a request -> a run of each round
 
 
 def main(checkpoint: Path, bundles: Path, peer_python: str) -> None:
@@ -63,8 +67,12 @@ def main(checkpoint: Path, bundles: Path, peer_python: str) -> None:
     texts = some_texts(NUM_TEXTS)
     with ExitStack() as servers:
         peer, addnorm = free_port(), free_port()
-        servers.enter_context(running([peer_python, __file__, "peer", str(checkpoint), str(peer)], peer))
-        servers.enter_context(running([*SERVE, "--bundles", str(bundles)], addnorm, ADDNORM_PORT=str(addnorm)))
+        servers.enter_context(
+            running([peer_python, __file__, "peer", str(checkpoint), str(peer)], peer)
+        )
+        servers.enter_context(
+            running([*SERVE, "--bundles", str(bundles)], addnorm, ADDNORM_PORT=str(addnorm))
+        )
         runs = rounds(texts, peer, addnorm)
     print(f"{machine}. {lengths(texts, checkpoint)} Medians of {NUM_ROUNDS} rounds.\n")
     print_table(runs)
@@ -79,13 +87,18 @@ def some_texts(number: int, seed: int = 0) -> list[str]:
     prose = documentation()
     starts = [i + 1 for i, word in enumerate(prose[:-300]) if word.endswith(".")]
     draws = random.Random(seed)
-    return [" ".join(prose[start : start + num_words(draws)]) for start in draws.choices(starts, k=number)]
+    return [
+        " ".join(prose[start : start + num_words(draws)])
+        for start in draws.choices(starts, k=number)
+    ]
 
 
 def documentation() -> list[str]:
     """The words of its paragraphs, without headings, code and grammar."""
     paragraphs = "\n\n".join(pydoc_data.topics.topics.values()).split("\n\n")
-    return " ".join(part for part in paragraphs if re.match("[A-Z]", part) and "***" not in part).split()
+    return " ".join(
+        part for part in paragraphs if re.match("[A-Z]", part) and "***" not in part
+    ).split()
 
 
 def num_words(draws: random.Random) -> int:
@@ -97,7 +110,9 @@ def lengths(texts: list[str], checkpoint: Path) -> str:
     """Of their tokens, as both servers cut them."""
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(json.loads((checkpoint / "sentence_bert_config.json").read_text())["max_seq_length"])
+    tokenizer.enable_truncation(
+        json.loads((checkpoint / "sentence_bert_config.json").read_text())["max_seq_length"]
+    )
     counts = [len(encoding.ids) for encoding in tokenizer.encode_batch(texts)]
     return f"{len(texts):,} texts of {min(counts)} to {max(counts)} tokens, median {median(counts):.0f}, mean {sum(counts) / len(counts):.0f}."
 
@@ -109,7 +124,9 @@ def peer_versions(python: str) -> str:
     """What the peer runs on. Ends the program where something is missing."""
     ask = "import torch, fastapi, uvicorn, sentence_transformers as s; print(s.__version__, torch.__version__)"
     try:
-        found = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True).stdout
+        found = subprocess.run(
+            [python, "-c", ask], check=True, capture_output=True, text=True
+        ).stdout
     except (OSError, subprocess.CalledProcessError):
         sys.exit(f"{python} lacks sentence-transformers; in an environment of its own: {INSTALL}")
     return "sentence-transformers {}, torch {}".format(*found.split())
@@ -126,9 +143,13 @@ def serve_peer(checkpoint: str, port: int) -> None:
     @app.post("/embed")
     def embed(texts: list[str] = Body()) -> Response:  # noqa: B008
         started = time.perf_counter()
-        vectors = model.encode(texts, batch_size=32, normalize_embeddings=True, show_progress_bar=False)
+        vectors = model.encode(
+            texts, batch_size=32, normalize_embeddings=True, show_progress_bar=False
+        )
         seconds = time.perf_counter() - started
-        return Response(vectors.tobytes(), headers={"encode-seconds": str(seconds)})  # JSON would take it longer
+        return Response(
+            vectors.tobytes(), headers={"encode-seconds": str(seconds)}
+        )  # JSON would take it longer
 
     uvicorn.run(app, port=port, log_level="warning")
 
@@ -136,7 +157,9 @@ def serve_peer(checkpoint: str, port: int) -> None:
 @contextmanager
 def running(command: list[str], port: int, **settings: str) -> Iterator[None]:
     """A server as its own process, from when it listens until the block is left."""
-    process = subprocess.Popen(command, env={**os.environ, "ADDNORM_LOG_LEVEL": "warning", **settings})
+    process = subprocess.Popen(
+        command, env={**os.environ, "ADDNORM_LOG_LEVEL": "warning", **settings}
+    )
     try:
         await_listening(process, port)
         yield
@@ -169,12 +192,16 @@ def free_port() -> int:
 
 def rounds(texts: list[str], peer: int, addnorm: int) -> Runs:
     """All loads in turns, so that what else the machine does meets all of them. A first round warms up."""
-    loads: dict[tuple[str, int], Callable[[], Run]] = {(ENCODE, NUM_TEXTS): partial(encode, peer, texts)}
+    loads: dict[tuple[str, int], Callable[[], Run]] = {
+        (ENCODE, NUM_TEXTS): partial(encode, peer, texts)
+    }
     for size in (32, 1):
         loads[FASTAPI, size] = partial(call, peer, ask_fastapi, texts, size)
     for size in (NUM_TEXTS, 32, 1):
         for precision in (FP32, INT8):
-            loads[precision, size] = partial(call, addnorm, partial(ask_addnorm, precision), texts, size)
+            loads[precision, size] = partial(
+                call, addnorm, partial(ask_addnorm, precision), texts, size
+            )
     runs: Runs = {key: [] for key in loads}
     for _ in range(1 + NUM_ROUNDS):
         for key, load in loads.items():
@@ -214,14 +241,26 @@ def ask_fastapi(connection: http.client.HTTPConnection, texts: list[str]) -> np.
     return as_vectors(post(connection, "/embed", texts)[0], len(texts))
 
 
-def ask_addnorm(precision: str, connection: http.client.HTTPConnection, texts: list[str]) -> np.ndarray:
+def ask_addnorm(
+    precision: str, connection: http.client.HTTPConnection, texts: list[str]
+) -> np.ndarray:
     """What OpenAI's client sends and reads."""
-    body = {"model": MODEL, "input": texts, "encoding_format": "base64", "precision": precision, "truncate": True}
+    body = {
+        "model": MODEL,
+        "input": texts,
+        "encoding_format": "base64",
+        "precision": precision,
+        "truncate": True,
+    }
     answer = json.loads(post(connection, "/v1/embeddings", body)[0])
-    return as_vectors(b"".join(base64.b64decode(entry["embedding"]) for entry in answer["data"]), len(texts))
+    return as_vectors(
+        b"".join(base64.b64decode(entry["embedding"]) for entry in answer["data"]), len(texts)
+    )
 
 
-def post(connection: http.client.HTTPConnection, path: str, body: object) -> tuple[bytes, http.client.HTTPMessage]:
+def post(
+    connection: http.client.HTTPConnection, path: str, body: object
+) -> tuple[bytes, http.client.HTTPMessage]:
     """The body and headers of the answer."""
     connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
     response = connection.getresponse()
@@ -241,10 +280,28 @@ def as_vectors(values: bytes, number: int) -> np.ndarray:
 def print_table(runs: Runs) -> None:
     """The ratios are medians over rounds, each against the peer of the same round."""
     print("| texts per second | sentence-transformers | Addnorm fp32 | int8 |\n|---|---|---|---|")
-    print(texts_row(runs, "all texts in one call, beside `encode` without a server", ENCODE, NUM_TEXTS, NUM_TEXTS))
-    print(texts_row(runs, f"{NUM_CALLERS} callers, 32 texts a request, beside the same", ENCODE, NUM_TEXTS, 32))
+    print(
+        texts_row(
+            runs,
+            "all texts in one call, beside `encode` without a server",
+            ENCODE,
+            NUM_TEXTS,
+            NUM_TEXTS,
+        )
+    )
+    print(
+        texts_row(
+            runs,
+            f"{NUM_CALLERS} callers, 32 texts a request, beside the same",
+            ENCODE,
+            NUM_TEXTS,
+            32,
+        )
+    )
     print(texts_row(runs, "the same, beside FastAPI around `encode`", FASTAPI, 32, 32))
-    print(texts_row(runs, f"{NUM_CALLERS} callers, 1 text a request, beside FastAPI", FASTAPI, 1, 1))
+    print(
+        texts_row(runs, f"{NUM_CALLERS} callers, 1 text a request, beside FastAPI", FASTAPI, 1, 1)
+    )
     print(latency_row(runs, 50))
     print(latency_row(runs, 99))
 
@@ -254,7 +311,9 @@ def texts_row(runs: Runs, load: str, peer: str, peer_size: int, size: int) -> st
     cells = [f"{median(run.texts_per_s for run in base):,.0f}"]
     for precision in (FP32, INT8):
         ours = runs[precision, size]
-        ratio = median(mine.texts_per_s / theirs.texts_per_s for mine, theirs in zip(ours, base, strict=True))
+        ratio = median(
+            mine.texts_per_s / theirs.texts_per_s for mine, theirs in zip(ours, base, strict=True)
+        )
         cells.append(f"{median(run.texts_per_s for run in ours):,.0f} ({ratio:.1f} x)")
     return f"| {load} | {' | '.join(cells)} |"
 
@@ -270,11 +329,25 @@ def latency_row(runs: Runs, percent: int) -> str:
 def check_vectors(runs: Runs) -> None:
     """Every text's vector in every load, against `encode`'s. Ends the program where Addnorm's is not what it should be."""
     expected = runs[ENCODE, NUM_TEXTS][0].vectors
-    for name, answering in {"sentence-transformers": (ENCODE, FASTAPI), FP32: (FP32,), INT8: (INT8,)}.items():
-        found = np.stack([run.vectors for (who, _), measured in runs.items() if who in answering for run in measured])
+    for name, answering in {
+        "sentence-transformers": (ENCODE, FASTAPI),
+        FP32: (FP32,),
+        INT8: (INT8,),
+    }.items():
+        found = np.stack(
+            [
+                run.vectors
+                for (who, _), measured in runs.items()
+                if who in answering
+                for run in measured
+            ]
+        )
         cosines = (found * expected).sum(2)  # all have length 1
         num_changed = int((found != found[0]).any(axis=(0, 2)).sum())
-        print(f"\n{name}: cosine to `encode` lowest {cosines.min():.7f}, mean {cosines.mean():.7f};", end=" ")
+        print(
+            f"\n{name}: cosine to `encode` lowest {cosines.min():.7f}, mean {cosines.mean():.7f};",
+            end=" ",
+        )
         print(f"{num_changed} of {NUM_TEXTS} texts have other bits in other requests")
         if name == FP32 and cosines.min() < LEAST_COSINE:
             sys.exit(f"the limit is {LEAST_COSINE}")
