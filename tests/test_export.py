@@ -106,7 +106,7 @@ def test_attention_on_the_callers_cells_is_not_certified(
     class CallersCells(Packed):
         def __init__(self, attention_mask: Tensor) -> None:
             super().__init__(attention_mask)
-            self.keys, self.grid_cells, self.grid_rows = self.mask, self.padding, self.row_of_cell
+            self.keys, self.grid_cells, self.grid_rows = self.mask, self.cells, self.row_of_cell
 
     monkeypatch.setitem(transformer.LAYOUTS, "packed", CallersCells)
     message = refused(Source("postnorm"), tmp_path)
