@@ -62,7 +62,7 @@ import uvicorn.lifespan.on, uvicorn.loops.uvloop, uvicorn.protocols.http.httptoo
 # ---- serve ----
 FROM python:3.11-slim AS serve
 LABEL org.opencontainers.image.title="Addnorm" \
-      org.opencontainers.image.description="LayerNorm transformers over HTTP: the same sequence gives the same bits, and padding costs nothing" \
+      org.opencontainers.image.description="LayerNorm transformers over HTTP: the same sequence gives the same bits, and pads are never computed" \
       org.opencontainers.image.licenses="Apache-2.0"
 # nothing is written at run time: the root file system may be read-only
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONPYCACHEPREFIX=/opt/pycache PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 \
