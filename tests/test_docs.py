@@ -48,7 +48,7 @@ def test_the_readmes_curl_lines_answer_what_it_shows(
 
 
 def test_there_are_curl_lines() -> None:
-    assert len(CURLS) == 4
+    assert len(CURLS) == 3
     for command, _ in CURLS:
         json.loads(shlex.split(command.partition(" | ")[0])[-1])
 
@@ -87,11 +87,11 @@ def test_named_make_targets_and_files_exist() -> None:
 
 
 CLIENTS = (ROOT / "docs" / "clients.md").read_text()
-PROGRAMS = re.findall(r"```python\n(.+?)```", CLIENTS, re.DOTALL)
+PROGRAMS = re.findall(r"```python\n(.+?)```", README + CLIENTS, re.DOTALL)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
-def test_the_programs_of_the_clients_page_run(text_url: str, program: str) -> None:
+def test_the_programs_of_the_readme_and_the_clients_page_run(text_url: str, program: str) -> None:
     for package in re.findall(r"^from (\w+)", program, re.MULTILINE):
         pytest.importorskip(package)  # kserve brings hundreds of megabytes along
     program = program.replace("localhost:8000", text_url.removeprefix("http://"))
