@@ -17,7 +17,7 @@ MAX_BUFFERED = 100  # records; formatting and writing them takes about 1 ms
 
 
 class JsonFormatter(OrjsonFormatter):
-    """time, level, logger, message; then what the caller gave as `extra`, and an exception's traceback."""
+    """time, level, logger, message; then the caller's `extra`, and an exception's traceback."""
 
     converter = staticmethod(time.gmtime)
     default_time_format = "%Y-%m-%dT%H:%M:%S"
