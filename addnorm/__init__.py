@@ -1,1 +1,4 @@
-"""One import name for the four folders beside this one: addnorm.service, addnorm.model, addnorm.export, addnorm.load."""
+"""One import name for the folders beside this one.
+
+They are addnorm.service, addnorm.model, addnorm.export and addnorm.load.
+"""

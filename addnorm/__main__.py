@@ -2,43 +2,61 @@
 
 import sys
 from importlib import import_module
+from typing import NamedTuple
 
+
+class Command(NamedTuple):
+    module: str  # has a function of the command's name, which takes the arguments
+    meaning: str
+    package: str  # what pip installs with all that the command imports
+
+
+EXPORT, LOAD, SERVE = "addnorm[export]", "addnorm[dev]", "addnorm"
 COMMANDS = {
-    "export": ("addnorm.export.command", "write a certified bundle of a preset or a checkpoint"),
-    "verify": ("addnorm.export.command", "make a bundle's certificate again"),
-    "serve": ("addnorm.service.command", "serve a folder of bundles"),
-    "settings": (
-        "addnorm.service.command",
-        "list the settings in force, and where each comes from",
+    "export": Command(
+        "addnorm.export.command", "write a certified bundle of a preset or a checkpoint", EXPORT
     ),
-    "load": ("addnorm.load.run", "send load to a server and check every answer"),
+    "verify": Command("addnorm.export.command", "make a bundle's certificate again", EXPORT),
+    "serve": Command("addnorm.service.command", "serve a folder of bundles", SERVE),
+    "settings": Command(
+        "addnorm.service.command", "list the settings in force, and where each comes from", SERVE
+    ),
+    "load": Command("addnorm.load.run", "send load to a server and check every answer", LOAD),
 }
 USAGE = "\n".join(
-    ["usage: addnorm COMMAND [OPTIONS]", ""]
-    + [f"  {name:10s}{meaning}" for name, (_, meaning) in COMMANDS.items()]
-    + ["", "`addnorm COMMAND --help` lists the options of one command."]
+    [
+        "usage: addnorm COMMAND [OPTIONS]",
+        "",
+        *(f"  {name:10s}{command.meaning}" for name, command in COMMANDS.items()),
+        "",
+        "`addnorm COMMAND --help` lists the options of one command.",
+        "Example: addnorm export --preset notebook --out bundles",
+    ]
 )
 
 
 def main() -> None:
+    """Runs the command that the first argument names."""
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
         print(USAGE)
     elif name not in COMMANDS:
         sys.exit(f"addnorm: there is no command {name!r}\n\n{USAGE}")
     else:
-        getattr(_imported(name), name)(arguments)
+        _run(name, arguments)
 
 
-def _imported(name: str) -> object:
+def _run(name: str, arguments: list[str]) -> None:
+    """Exits with one line if a package is missing."""
+    command = COMMANDS[name]
     try:
-        return import_module(COMMANDS[name][0])
+        getattr(import_module(command.module), name)(arguments)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("addnorm"):
             raise
-        extra = "export" if name in ("export", "verify") else "dev"
         sys.exit(
-            f"addnorm {name} needs the package {error.name}: run `pip install 'addnorm[{extra}]'`"
+            f"addnorm {name}: the package {error.name} is not installed;"
+            f" run `pip install '{command.package}'`"
         )
 
 

@@ -1,4 +1,4 @@
-"""A real checkpoint, served: all-MiniLM-L6-v2 against transformers' BertModel. `make minilm` runs it.
+"""A real checkpoint, served: all-MiniLM-L6-v2 against transformers' BertModel (`make minilm`).
 
 python examples/minilm.py CHECKPOINT_FOLDER BUNDLES
 """
@@ -40,9 +40,8 @@ def main(checkpoint: Path, bundles: Path) -> None:
             f"{url}/v1/infer",
             json={"model": MODEL, "input_ids": input_ids, "outputs": ["activations", "pooled"]},
         ).json()
-    print(
-        f"{len(input_ids)} sentences of {', '.join(str(len(ids)) for ids in input_ids)} tokens, sent ragged"
-    )
+    lengths = ", ".join(str(len(ids)) for ids in input_ids)
+    print(f"{len(input_ids)} sentences of {lengths} tokens, sent ragged")
     worst = largest_difference(checkpoint, input_ids, answer["activations"])
     print(f"largest difference of a hidden state to transformers' BertModel: {worst:.1e}")
     show_neighbours(np.array(answer["pooled"]))

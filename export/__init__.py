@@ -1,3 +1,3 @@
-"""The bridge: PyTorch model -> ONNX graphs -> certified bundle. The only package that knows the other two."""
+"""PyTorch model -> ONNX graphs -> certified bundle. Alone knows both `model` and `service`."""
 
 import addnorm.service  # noqa: F401  # first: it keeps onnxruntime quiet

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from addnorm.export import writer
 from addnorm.export.graph import UnfitError
-from addnorm.export.parity import CertificationError
 from addnorm.export.quantize import QuantizationError
+from addnorm.export.served import CertificationError
 from addnorm.export.writer import GRAPHS, Plan, Source, UsageError
 from addnorm.model.checkpoint import CheckpointError
 from addnorm.model.presets import PRESETS
@@ -44,7 +44,7 @@ def verify(arguments: Sequence[str]) -> None:
 
 @contextmanager
 def _one_line(command: str) -> Iterator[None]:
-    """What is refused ends the process with one line, not with a traceback."""
+    """An expected failure ends the process with one line, not with a traceback."""
     quiet_exporter()
     try:
         yield
@@ -53,7 +53,7 @@ def _one_line(command: str) -> Iterator[None]:
 
 
 def quiet_exporter() -> None:
-    """The exporter warns of torchvision's absence, four lines a graph."""
+    """Silences the exporter, which warns in four lines a graph that torchvision is missing."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
 
 
@@ -114,9 +114,8 @@ def _verify_parser() -> argparse.ArgumentParser:
 def _precisions(asked: str, default: str | None) -> tuple[tuple[str, ...], str]:
     names = tuple(asked.split(","))
     if set(names) - set(GRAPHS) or len(set(names)) < len(names):
-        raise UsageError(
-            f"--precision {asked}: some of {', '.join(GRAPHS)}, each once, with a comma between them"
-        )
+        known = ", ".join(GRAPHS)
+        raise UsageError(f"--precision {asked}: name {known} once each, with commas between them")
     if default and default not in names:
         raise UsageError(f"--default-precision {default} is not among --precision {asked}")
     return names, default or names[0]

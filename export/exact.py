@@ -1,12 +1,12 @@
-"""What a bundle's graphs must be exactly: every weight, attribute and node of the reference. Asks no graph for numbers.
+"""What must be exactly as in the reference: every weight, attribute and node. Runs no graph.
 
-    manifest    shape and limits, with the reference's Config
-    weights     every float constant with the reference's state_dict, bit for bit; int8 weights within rounding
-    attributes  of norms, activations, attention and products, with the reference's Config
-    ranges      those that int8 was made with, with new ones: equal up to rounding
-    graph       node by node, with a fresh export of the reference, and for int8 with `quantize` of that
+    manifest    shape and limits: as in the reference's Config
+    weights     every float constant: the bits of the reference's state_dict; int8 within rounding
+    attributes  of norms, activations, attention and products: as in the reference's Config
+    ranges      those that int8 was made with: equal to new ones up to rounding
+    graph       node by node: as in a fresh export of the reference; for int8, `quantize` of that
 
-The first three know nothing of the exporter: its own mistakes would show there, or in what the graphs answer.
+The first three know nothing of the exporter, so they show its mistakes.
 """
 
 import copy
@@ -23,11 +23,11 @@ import onnxscript
 import torch
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, numpy_helper
+from onnx import ModelProto, numpy_helper
 from safetensors.numpy import load_file
 from torch import nn
 
-from addnorm.export import quantize, structure
+from addnorm.export import attributes, quantize, structure
 from addnorm.export.graph import OPSET, export_body, export_head
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Config, Transformer
@@ -37,10 +37,9 @@ from addnorm.service.runtime.bundle import HEAD, Bundle, Manifest
 Array = NDArray[Any]
 RANGES = "model.int8.ranges.safetensors"
 INT8_STEPS, FLOAT_ROWS = 0.501, 1e-5  # rounding is half a step
-RANGES_RTOL = 1e-4  # of the column's range or the mean of all, whichever is larger; processors differ by some 1e-6
-ONE_ELEMENT = (
-    1  # what of float constants no state_dict holds: numbers that stand in the model's code
-)
+# of the column's range or the mean of all, whichever is larger; processors differ by some 1e-6
+RANGES_RTOL = 1e-4
+ONE_ELEMENT = 1  # a float constant of this size need not be in the state_dict: it is in the code
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def _load(path: Path) -> ModelProto:
 
 @dataclass(frozen=True)
 class Expected:
-    """What those files must be: made from the reference, by the exporter that is installed here."""
+    """What those files must hold: exported from the reference, by the exporter installed here."""
 
     reference: Transformer
     body: ModelProto  # fp32
@@ -89,7 +88,7 @@ class Expected:
 
 
 def versions() -> dict[str, str]:
-    """Of all that decides what a graph looks like."""
+    """The packages that decide what a graph looks like."""
     return {
         "torch": torch.__version__,
         "onnx": onnx.__version__,
@@ -108,7 +107,7 @@ def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Fi
     yield from _head(files.head, expected)
     for precision, body in files.bodies.items():
         yield (precision, "weights"), _weights(body, expected.reference, leaving="head.")
-        yield (precision, "attributes"), [*_body_attributes(body, config)]
+        yield (precision, "attributes"), [*attributes.body(body, config)]
         if precision == "int8":
             yield (precision, "ranges"), [*_ranges(files.ranges, expected.ranges)]
         yield (precision, "graph"), [*_graph(precision, body, files.ranges, expected)]
@@ -118,7 +117,7 @@ def _head(head: ModelProto | None, expected: Expected) -> Iterator[Finding]:
     module, config = expected.reference.head, expected.reference.config
     if head and module and expected.head:
         yield ("fp32", "head, weights"), _weights(head, module)
-        yield ("fp32", "head, attributes"), [*_head_attributes(head, config)]
+        yield ("fp32", "head, attributes"), [*attributes.head(head, config)]
         yield ("fp32", "head, graph"), [*structure.differences(head, expected.head)]
     elif head or module:
         yield ("fp32", "head"), ["only one of bundle and reference has a head"]
@@ -136,7 +135,7 @@ def _graph(
 
 
 def _manifest(manifest: Manifest, config: Config) -> list[str]:
-    """What of the manifest the model decides."""
+    """How the manifest differs from the model."""
     said = {
         **manifest.model_dump(include={"config", "d_model", "n_norms", "opset"}),
         **dict(manifest.limits),
@@ -201,117 +200,52 @@ def _is_left_out(
     parts: Container[str],
 ) -> bool:
     weight = name.removesuffix("bias") + "weight"
-    no_bias = name.endswith(".bias") and (
-        not tensor.any() or weight in parts
-    )  # parts hold the bias too
+    # the parts of a quantized weight hold its bias
+    no_bias = name.endswith(".bias") and (not tensor.any() or weight in parts)
     return no_bias or any(_same(state[other], tensor) for other in state.keys() & constants.keys())
 
 
 def _int8(
     name: str, parts: quantize.Parts, weight: Array, state: Mapping[str, Array]
 ) -> Iterator[str]:
-    """One wrong column scale is within the noise of the outputs, not of this."""
+    """Finds one wrong column scale, which is within the noise of the outputs."""
     steps, rows = parts.deviation(weight.T, state.get(name.removesuffix("weight") + "bias", 0.0))
-    if not steps <= INT8_STEPS:
-        yield f"{name}: int8 entries are up to {steps:.3g} steps from the reference, {INT8_STEPS} allowed"
-    if not rows <= FLOAT_ROWS:
-        yield f"{name}: float rows are up to {rows:.3g} from the reference, {FLOAT_ROWS} allowed"
+    for what, gap, unit, limit in (
+        ("int8 entries", steps, " steps", INT8_STEPS),
+        ("float rows", rows, "", FLOAT_ROWS),
+    ):
+        if not gap <= limit:
+            yield f"{name}: {what} are up to {gap:.3g}{unit} from the reference, {limit} allowed"
 
 
 def _ranges(stored: Mapping[str, Floats], measured: Mapping[str, Floats]) -> Iterator[str]:
-    """As `quantize.split` reads them: what is below the mean counts as the mean."""
+    """Compared as `quantize.split` reads them: a range below the mean counts as the mean."""
     if stored.keys() != measured.keys():
         yield f"there are ranges of {len(stored)} weights, {len(measured)} expected"
         return
     for name, expected in measured.items():
         got = stored[name]
-        if got.dtype != expected.dtype or got.shape != expected.shape:
-            yield f"{name} has ranges {got.dtype}{list(got.shape)}, {expected.dtype}{list(expected.shape)} expected"
-        elif not (
-            np.abs(got - expected) <= RANGES_RTOL * np.maximum(expected, expected.mean())
-        ).all():
+        if _kind(got) != _kind(expected):
+            yield f"{name} has ranges {_kind(got)}, {_kind(expected)} expected"
+            continue
+        limits = RANGES_RTOL * np.maximum(expected, expected.mean())
+        if not (np.abs(got - expected) <= limits).all():
             yield f"the ranges of {name} are not those measured here{_where(got, expected)}"
 
 
-def _body_attributes(body: ModelProto, config: Config) -> Iterator[str]:
-    yield from _attributes(
-        body, config, norms=config.n_norms, activations=config.n_layers, attentions=config.n_layers
-    )
-
-
-def _head_attributes(head: ModelProto, config: Config) -> Iterator[str]:
-    once = int(config.head == "transform")
-    yield from _attributes(head, config, norms=once, activations=once, attentions=0)
-
-
-def _attributes(
-    model: ModelProto, config: Config, norms: int, activations: int, attentions: int
-) -> Iterator[str]:
-    """What the operators must say that have a meaning in the model's Config, and how often each occurs."""
-    norm = {"epsilon": float(np.float32(config.eps)), "axis": -1, "stash_type": 1}
-    gelu = {"approximate": b"tanh" if config.activation == "gelu_tanh" else b"none"}
-    heads = {"q_num_heads": config.n_heads, "kv_num_heads": config.n_heads}
-    yield from _each(model, "LayerNormalization", norm, norms * (config.norm == "layer"))
-    yield from _each(model, "Gelu", gelu, activations * (config.activation != "relu"))
-    yield from _each(model, "Relu", {}, activations * (config.activation == "relu"))
-    yield from _each(model, "Attention", heads, attentions)
-    yield from _std_norms(model, config, norms * (config.norm == "std"))
-    yield from _products(model)
-
-
-def _each(
-    model: ModelProto, operator: str, attributes: dict[str, Any], count: int
-) -> Iterator[str]:
-    nodes = [node for node in model.graph.node if node.op_type == operator]
-    if len(nodes) != count:
-        yield f"{operator} occurs {len(nodes)} times, {count} expected"
-    for node in nodes:
-        if (got := structure.attributes(node)) != attributes:
-            yield f"{node.name} ({operator}) has {got}, {attributes} expected"
-
-
-def _products(model: ModelProto) -> Iterator[str]:
-    plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
-    for node in model.graph.node:
-        if node.op_type == "Gemm" and {**plain, **(got := structure.attributes(node))} != {
-            **got,
-            **plain,
-        }:
-            yield f"{node.name} (Gemm) has {got}, {plain} expected"
-
-
-def _std_norms(model: ModelProto, config: Config, count: int) -> Iterator[str]:
-    """Each such norm adds eps to a square root."""
-    roots = {node.output[0] for node in model.graph.node if node.op_type == "Sqrt"}
-    constants = {item.name: item for item in model.graph.initializer}
-    added = [
-        _added(node, constants)
-        for node in model.graph.node
-        if node.op_type == "Add" and roots & {*node.input}
-    ]
-    expected = [float(np.float32(config.eps))] * count
-    if added != expected:
-        yield f"the norms add {added} to the deviation, {expected} expected"
-
-
-def _added(node: NodeProto, constants: Mapping[str, onnx.TensorProto]) -> float | None:
-    values = [numpy_helper.to_array(constants[name]) for name in node.input if name in constants]
-    return float(values[0]) if len(values) == 1 and values[0].size == 1 else None
-
-
 def _same(one: Array, other: Array) -> bool:
-    return (
-        one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    )
+    return _kind(one) == _kind(other) and one.tobytes() == other.tobytes()
+
+
+def _kind(array: Array) -> str:
+    return f"{array.dtype}{list(array.shape)}"
 
 
 def _where(got: Array, expected: Array) -> str:
     """The first entry that differs."""
-    if got.shape != expected.shape or got.dtype != expected.dtype:
-        return f": {got.dtype}{list(got.shape)}, {expected.dtype}{list(expected.shape)} expected"
+    if _kind(got) != _kind(expected):
+        return f": {_kind(got)}, {_kind(expected)} expected"
     index = tuple(np.argwhere(~(got == expected))[:1].flatten().tolist())
-    return (
-        f" at {list(index)}: {got[index]}, {expected[index]} expected"
-        if index
-        else " in the sign of a zero"
-    )
+    if not index:
+        return " in the sign of a zero"
+    return f" at {list(index)}: {got[index]}, {expected[index]} expected"

@@ -3,7 +3,7 @@
 import warnings
 
 import torch
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 from torch import nn
 from torch.export import Dim
 
@@ -16,26 +16,24 @@ BODY_OUTPUTS = ["activations", "norm_mean", "norm_rstd"]
 
 
 class UnfitError(ValueError):
-    """The model cannot be exported so that it keeps its promise. The message names all that stands against it."""
+    """The exported model would not be batch-invariant. The message names every reason."""
 
 
 def check_fit(model: Transformer) -> None:
-    """UnfitError for weights that are not finite, and for heads too wide.
+    """UnfitError for weights that are not finite, and for heads that are too wide.
 
-    onnxruntime cuts a dot product of more than 128 terms at places that depend on the width of the grid (64 or
-    fewer columns: 256 terms at a time), so a query times a key would have other bits with pads than without.
+    onnxruntime splits a dot product of more than 128 terms at places that depend on the width of
+    the grid (64 or fewer columns: 256 terms at a time). So a query times a key would have other
+    bits with pads than without.
     """
     config = model.config
     dims = config.d_model // config.n_heads
-    found = [
-        _not_finite(name, tensor)
-        for name, tensor in model.state_dict().items()
-        if not tensor.isfinite().all()
-    ]
+    weights = model.state_dict().items()
+    found = [_not_finite(name, tensor) for name, tensor in weights if not tensor.isfinite().all()]
     if dims > MAX_HEAD_DIMS:
         found.append(
-            f"a head has {dims} dimensions (d_model {config.d_model} / n_heads {config.n_heads}), at most"
-            f" {MAX_HEAD_DIMS} can be served: with more, bits would depend on padding"
+            f"a head has {dims} dimensions (d_model {config.d_model} / n_heads {config.n_heads}),"
+            f" at most {MAX_HEAD_DIMS} can be served: with more, bits would depend on padding"
         )
     if found:
         raise UnfitError("the model cannot be exported: " + "; ".join(found))
@@ -43,17 +41,20 @@ def check_fit(model: Transformer) -> None:
 
 def _not_finite(name: str, tensor: torch.Tensor) -> str:
     bad = (~tensor.isfinite()).nonzero()
-    return f"{name}{bad[0].tolist()} is {tensor[tuple(bad[0])].item()} ({len(bad)} of {tensor.numel()} are not finite)"
+    first, count = bad[0], f"{len(bad)} of {tensor.numel()} are not finite"
+    return f"{name}{first.tolist()} is {tensor[tuple(first)].item()} ({count})"
 
 
 def export_body(model: Transformer) -> ModelProto:
-    """input_ids, attention_mask `[batch, seq]` int64 -> activations, norm_mean, norm_rstd `[batch, seq, ...]`."""
+    """input_ids, attention_mask `[batch, seq]` int64
+
+    -> activations, norm_mean, norm_rstd `[batch, seq, ...]`.
+    """
     ids = torch.zeros(2, 3, dtype=torch.int64)
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
     grid = {0: Dim("batch"), 1: Dim("seq")}
-    return _export(
-        model, (ids, mask), BODY_INPUTS, BODY_OUTPUTS, {"input_ids": grid, "attention_mask": grid}
-    )
+    shapes = dict.fromkeys(BODY_INPUTS, grid)
+    return _export(model, (ids, mask), BODY_INPUTS, BODY_OUTPUTS, shapes)
 
 
 def export_head(head: nn.Module, d_model: int) -> ModelProto:
@@ -78,27 +79,22 @@ def _export(
     return _standard(program.model_proto)
 
 
+def _operator(node: NodeProto) -> str:
+    return f"{node.domain or 'ai.onnx'}.{node.op_type}"
+
+
 def _standard(model: ModelProto) -> ModelProto:
-    """Strips what the exporter wrote about this machine's files, and refuses operators outside ai.onnx."""
-    foreign = sorted(
-        {
-            f"{node.domain}.{node.op_type}"
-            for node in model.graph.node
-            if node.domain not in ("", "ai.onnx")
-        }
-    )
+    """Removes what the exporter wrote about this machine's files.
+
+    ValueError for operators outside ai.onnx.
+    """
+    graph = model.graph
+    foreign = {node for node in map(_operator, graph.node) if not node.startswith("ai.onnx.")}
     if foreign or model.functions:
-        raise ValueError(
-            f"the graph needs operators outside ai.onnx: {', '.join(foreign) or 'local functions'}"
-        )
-    for item in (
-        model,
-        model.graph,
-        *model.graph.node,
-        *model.graph.value_info,
-        *model.graph.initializer,
-    ):
+        names = ", ".join(sorted(foreign)) or "local functions"
+        raise ValueError(f"the graph needs operators outside ai.onnx: {names}")
+    for item in (model, graph, *graph.node, *graph.value_info, *graph.initializer):
         del item.metadata_props[:]
-    for node in model.graph.node:
+    for node in graph.node:
         node.doc_string = ""
     return model

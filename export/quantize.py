@@ -1,20 +1,23 @@
 """fp32 graph -> row-wise int8 graph, standard operators only. Knows ONNX; no PyTorch, no bundles.
 
-Every `x @ W + b` (Gemm) of the body becomes, with one scale s and one zero point z per ROW of x, so that a
-neighbour in the batch changes nothing:
+Every `x @ W + b` (Gemm) of the body becomes the following. It has one scale s and one zero point z
+per ROW of x, so a neighbour in the batch changes nothing:
 
-    u = x / f, zero in the float columns           u8 = round(u / s) + z, the row's own range on 0 .. 255
+    u = x / f, zero in the float columns
+    u8 = round(u / s) + z, the row's own range on 0 .. 255
     y = (u8 @ W8) * s * w + [x_float, z * s, 1] @ [W_float; -colsum(W8) * w; b]
 
-W8 is f * W as int8, one scale w per output column. The little float product holds what int8 cannot: the few
-columns of x whose range is many times the others' (LLM.int8(), arXiv:2208.07339, with columns fixed here), the
-zero point (MatMulInteger takes one per tensor only) and the bias. f takes a little range out of the remaining
-wide columns into W (SmoothQuant, arXiv:2211.10438). Both come from ranges seen on seeded random token ids: wide
-columns are a property of the weights, and real sentences gave no better choice.
+W8 is f * W as int8, with one scale w per output column. The small float product holds what int8
+cannot: the few columns of x whose range is many times the others' (LLM.int8(), arXiv:2208.07339,
+with columns fixed here), the zero point (MatMulInteger takes one per tensor only) and the bias. f
+moves some range from the remaining wide columns into W (SmoothQuant, arXiv:2211.10438). Both come
+from ranges measured on seeded random token ids: wide columns are a property of the weights, and
+real sentences gave no better choice.
 
-int8 sums are exact, whatever their order. Weights use all of -127 .. 127; on x86 without VNNI onnxruntime would
-saturate 16-bit sums, so `service.engine` asks it for exact kernels there. DequantizeLinear applies the row scale:
-Cast, Mul(Mul(s, w)), Add(b) is fused by onnxruntime 1.31 into a kernel that loses b where s is no scalar.
+int8 sums are exact, whatever their order. Weights use all of -127 .. 127. On x86 without VNNI
+onnxruntime would saturate 16-bit sums, so `service.runtime.engine` asks it for exact kernels there.
+DequantizeLinear applies the row scale: onnxruntime 1.31 fuses Cast, Mul(Mul(s, w)), Add(b) into a
+kernel that loses b where s is no scalar.
 """
 
 import math
@@ -33,14 +36,10 @@ from addnorm.service.runtime.bundle import Limits
 from addnorm.service.runtime.selfcheck import sequences
 
 Array = NDArray[Any]
-MIN_ENTRIES = (
-    2**15
-)  # smaller weights cost more to quantize rows for than int8 saves (128 x 128: 0.95 of fp32's speed)
-FLOAT_COLUMNS = 4  # 8 gain nothing more; each costs a 1 / K of the product in fp32
-ROOTS = (
-    3,
-    5,
-)  # square roots whose product is range(W) / range(x) to the power of 1/8 + 1/32; see `_power`
+# of a weight; for smaller ones quantizing rows costs more than int8 saves (128 x 128: 0.95 x fp32)
+MIN_ENTRIES = 2**15
+FLOAT_COLUMNS = 4  # 8 gain nothing more; each costs 1 / K of the product in fp32
+ROOTS = (3, 5)  # numbers of square roots; see `_power`
 CALIBRATION_LENGTHS = (1, 5, 10, 20, 40, 60, 100, 128, 128)
 TINY = np.array(1e-30, np.float32)  # keeps a scale from being zero
 CONSTANTS: dict[str, Array] = {
@@ -57,7 +56,10 @@ class QuantizationError(ValueError):
 
 
 def quantize(model: ModelProto, ranges: Mapping[str, Floats]) -> ModelProto:
-    """fp32 model -> the same with its large Gemms in row-wise int8. ranges: of each of their weights, from `measure`."""
+    """fp32 model -> the same with its large Gemms in row-wise int8.
+
+    ranges: for each of their weights, from `measure`.
+    """
     quantized = ModelProto()
     quantized.CopyFrom(model)
     graph = quantized.graph
@@ -67,9 +69,8 @@ def quantize(model: ModelProto, ranges: Mapping[str, Floats]) -> ModelProto:
         x, name = gemm.input[0], gemm.input[1]
         tensors |= _tensors(name, split(*_operands(gemm, constants), ranges[name]))
         new[gemm.output[0]] = _nodes(name, x, gemm.output[0])
-    _replace(
-        graph, [part for node in graph.node for part in new.get(node.output[0], [node])], tensors
-    )
+    nodes = [part for node in graph.node for part in new.get(node.output[0], [node])]
+    _replace(graph, nodes, tensors)
     onnx.checker.check_model(quantized)
     return quantized
 
@@ -77,16 +78,12 @@ def quantize(model: ModelProto, ranges: Mapping[str, Floats]) -> ModelProto:
 def large_gemms(model: ModelProto) -> list[NodeProto]:
     """The Gemms that int8 pays for. QuantizationError if there is none."""
     constants = {item.name: item for item in model.graph.initializer}
-    gemms = [
-        node
-        for node in model.graph.node
-        if node.op_type == "Gemm" and _pays(constants[node.input[1]])
-    ]
-    if not gemms:
-        raise QuantizationError(
-            f"int8 does not pay: no weight of the body has {MIN_ENTRIES} entries or more"
-        )
-    return gemms
+    gemms = [node for node in model.graph.node if node.op_type == "Gemm"]
+    large = [node for node in gemms if _pays(constants[node.input[1]])]
+    if not large:
+        why = f"no weight of the body has {MIN_ENTRIES} entries or more"
+        raise QuantizationError(f"int8 does not pay: {why}")
+    return large
 
 
 def _pays(weight: TensorProto) -> bool:
@@ -105,8 +102,11 @@ def _operands(gemm: NodeProto, constants: dict[str, TensorProto]) -> tuple[Float
 
 
 def measure(model: ModelProto, limits: Limits) -> dict[str, Floats]:
-    """By the name of each weight `[M, K]` that `quantize` replaces: the largest |x| of each column of what it is
-    multiplied with, `[K]`, over seeded random token ids."""
+    """Ranges `[K]` by the name of each weight `[M, K]` that `quantize` replaces.
+
+    A range is the largest |x| of a column of what the weight is multiplied with, over seeded random
+    token ids.
+    """
     inputs = {gemm.input[1]: gemm.input[0] for gemm in large_gemms(model)}
     probe = ModelProto()
     probe.CopyFrom(model)
@@ -125,33 +125,32 @@ def measure(model: ModelProto, limits: Limits) -> dict[str, Floats]:
 
 @dataclass(frozen=True)
 class Parts:
-    """What stands for one weight `[K, M]` and bias `[M]`. k float columns, the zero point and the bias make k + 2 rows."""
+    """What replaces one weight `[K, M]` and bias `[M]`, with k float columns."""
 
     columns: Array  # [k] int64, columns of x that stay float
     shrink: Floats  # [K] 1 / f, 0 in the float columns
     weight: Array  # [K, M] int8
     scale: Floats  # [M]
-    rest: Floats  # [k + 2, M] float weights, -colsum(W8) * w, bias
+    rest: Floats  # [k + 2, M] k rows of float weights, -colsum(W8) * w, bias
 
     def deviation(self, weight: Floats, bias: Floats | float) -> tuple[float, float]:
-        """How far the parts are from `weight` `[K, M]`, `bias` `[M]`: the int8 entries in steps (0.5 is rounding), the
-        float rows in units of their largest value (rounding again)."""
+        """How far the parts are from `weight` `[K, M]` and `bias` `[M]`.
+
+        The int8 entries in steps (0.5 is rounding), the float rows in units of their largest value.
+        """
         inner = self.shrink > 0
-        steps = (self.weight[inner] - weight[inner] / self.shrink[inner, None] / self.scale).astype(
-            np.float32
-        )
+        exact = weight[inner] / self.shrink[inner, None] / self.scale
+        steps = (self.weight[inner] - exact).astype(np.float32)
         rest = _rest(weight, bias, self.columns, self.weight, self.scale)
-        return float(np.abs(steps).max()), float(
-            np.abs(self.rest - rest).max() / np.abs(rest).max()
-        )
+        rows = np.abs(self.rest - rest).max() / np.abs(rest).max()
+        return float(np.abs(steps).max()), float(rows)
 
 
 def split(weight: Floats, bias: Floats, ranges: Floats) -> Parts:
     """weight `[K, M]`, bias `[M]`, ranges `[K]` (the largest |x| of each column seen)."""
     columns = np.sort(np.argsort(-ranges, kind="stable")[:FLOAT_COLUMNS])
-    seen = np.maximum(
-        ranges, ranges.mean()
-    )  # what was narrow here, as a ReLU that was never on, may be wide elsewhere
+    # a column that was narrow here, such as a ReLU that was never on, may be wide for other texts
+    seen = np.maximum(ranges, ranges.mean())
     shrink = _power(np.maximum(np.abs(weight).max(1), TINY) / np.maximum(seen, TINY))
     shrink[columns] = 0
     inner = np.divide(weight, shrink[:, None], out=np.zeros_like(weight), where=shrink[:, None] > 0)
@@ -161,8 +160,11 @@ def split(weight: Floats, bias: Floats, ranges: Floats) -> Parts:
 
 
 def _power(ratio: Floats) -> Floats:
-    """ratio to the power of 5/32 (of 0 .. 0.5 about 0.15 is the most accurate). By square roots, which every processor
-    rounds alike: a bundle's int8 weights can be made again anywhere, bit for bit."""
+    """ratio to the power of 5/32 = 1/8 + 1/32. Of exponents 0 .. 0.5, about 0.15 is most accurate.
+
+    It is made of square roots, which every processor rounds alike, so a bundle's int8 weights can
+    be made again anywhere, bit for bit.
+    """
     roots = [ratio]
     for _ in range(max(ROOTS)):
         roots.append(np.sqrt(roots[-1]))
@@ -173,9 +175,8 @@ def _rest(
     weight: Floats, bias: Floats | float, columns: Array, quantized: Array, scale: Floats
 ) -> Floats:
     column_sums = quantized.sum(0, dtype=np.int64) * scale
-    return np.vstack([weight[columns], -column_sums, np.broadcast_to(bias, scale.shape)]).astype(
-        np.float32
-    )
+    rows = [weight[columns], -column_sums, np.broadcast_to(bias, scale.shape)]
+    return np.vstack(rows).astype(np.float32)
 
 
 def _tensors(name: str, parts: Parts) -> dict[str, Array]:
@@ -193,21 +194,18 @@ def read_parts(model: ModelProto) -> dict[str, Parts]:
 
 
 def _nodes(name: str, x: str, y: str) -> list[NodeProto]:
-    """x `[N, K]` -> y `[N, M]`. Row scales and zero points are `[N]`."""
+    """x `[N, K]` -> y `[N, M]`. Row scales and zero points are `[N]`. `~` stands for the name."""
 
     def node(operator: str, inputs: list[str], output: str, **attributes: Any) -> NodeProto:
-        inputs, output = (
-            [item.replace("~", f"{name}.") for item in inputs],
-            output.replace("~", f"{name}."),
-        )
+        inputs = [item.replace("~", f"{name}.") for item in inputs]
+        output = output.replace("~", f"{name}.")
         return helper.make_node(operator, inputs, [output], f"{operator}.{output}", **attributes)
 
     return [
         node("Mul", [x, "~shrink"], "~u"),
-        node(
-            "ReduceMax", ["~u", "int8.axis"], "~high", keepdims=0
-        ),  # at least 0, as the float columns are
-        node("ReduceMin", ["~u", "int8.axis"], "~low", keepdims=0),  # at most 0
+        # the float columns are 0, so the highest is at least 0 and the lowest at most 0
+        node("ReduceMax", ["~u", "int8.axis"], "~high", keepdims=0),
+        node("ReduceMin", ["~u", "int8.axis"], "~low", keepdims=0),
         node("Sub", ["~high", "~low"], "~range"),
         node("Div", ["~range", "int8.levels"], "~step"),
         node("Max", ["~step", "int8.tiny"], "~s"),

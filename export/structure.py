@@ -1,8 +1,9 @@
-"""Two ONNX models compared node by node, whatever their values and nodes are called. Knows ONNX alone, runs nothing.
+"""Compares two ONNX models node by node, whatever their values and nodes are called.
 
-A value's key is a digest of all that leads to it: operator, attributes, the inputs' keys, the constants' bytes. Two
-models with equal keys compute the same. The order of nodes, which means nothing, may differ. Nothing else may: an
-attribute that states its default, swapped inputs of an addition and a node that nothing reads are differences.
+It knows ONNX alone and runs nothing. A value's key is a digest of all that leads to it: operator,
+attributes, the inputs' keys, the constants' bytes. Two models with equal keys compute the same.
+Only names and the order of nodes may differ. An attribute that states its default, swapped inputs
+of an addition and a node that nothing reads are differences.
 """
 
 import hashlib
@@ -15,31 +16,25 @@ from google.protobuf.message import Message
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 TENSOR_DATA = (
-    "name", "raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data",
+    "name", "raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data",
+    "string_data",
 )  # fmt: skip
-SAID_ELSEWHERE = {
-    "node",
-    "initializer",
-    "value_info",
-    "name",
-    "graph",
-    "producer_name",
-    "producer_version",
-}
+COMPARED_ELSEWHERE = {"node", "initializer", "value_info", "graph"}
+MEANINGLESS = {"name", "producer_name", "producer_version"}
 
 
 @dataclass(frozen=True)
 class _Keys:
-    """The keys of one model. `undefined`: names that a node reads before anything gives them, or that are given twice."""
+    """The keys of one model."""
 
     values: dict[str, str]  # value's name -> key
     nodes: dict[str, NodeProto]  # key -> the first such node, in order
     counts: Counter[str]  # of nodes, constants and shapes noted, by key
-    undefined: list[str]
+    undefined: list[str]  # names that a node reads before they are defined, or defined twice
 
 
 def differences(found: ModelProto, expected: ModelProto) -> Iterator[str]:
-    """What of `found` is not as in `expected`, in words; nothing if both are the same."""
+    """How `found` differs from `expected`, in words; nothing if both are the same."""
     ours, theirs = _keys(found), _keys(expected)
     yield from (f"{name} is undefined, or defined twice" for name in ours.undefined)
     yield from _header(found, expected)
@@ -84,7 +79,7 @@ def _keys(model: ModelProto) -> _Keys:
 
 
 def _constant(item: TensorProto) -> str:
-    """Type, shape and bytes. Bytes in another file are not read: the field that names it makes the difference."""
+    """Type, shape and bytes. Bytes in another file are not read: naming a file is a difference."""
     try:
         data = b"" if item.data_location else numpy_helper.to_array(item).tobytes()
     except (ValueError, TypeError) as error:
@@ -93,7 +88,7 @@ def _constant(item: TensorProto) -> str:
 
 
 def _node(node: NodeProto) -> bytes:
-    """All that a node says but names: of its outputs, which are there."""
+    """A node's operator, attributes, and which of its outputs are used; no names."""
     copy = NodeProto()
     copy.CopyFrom(node)
     for name in ("name", "input", "output", "attribute"):
@@ -107,32 +102,32 @@ def _node(node: NodeProto) -> bytes:
 def _header(found: ModelProto, expected: ModelProto) -> Iterator[str]:
     """Versions, inputs, outputs, and every other field that a model may have."""
     for ours, theirs in ((found, expected), (found.graph, expected.graph)):
-        one, other = _fields(ours), _fields(theirs)
-        yield from (
-            f"{name} is another"
-            for name in sorted(one.keys() | other.keys())
-            if one.get(name) != other.get(name)
-        )
+        yield from (f"{name} is another" for name in _unequal(_fields(ours), _fields(theirs)))
+
+
+def _unequal(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Names whose values differ."""
+    return [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]
 
 
 def _fields(message: Message) -> dict[str, Any]:
     return {
         field.name: _plain(value)
         for field, value in message.ListFields()
-        if field.name not in SAID_ELSEWHERE
+        if field.name not in COMPARED_ELSEWHERE | MEANINGLESS
     }
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Message):
         return value.SerializeToString(deterministic=True)
-    return (
-        value if isinstance(value, str | bytes | int | float) else [_plain(item) for item in value]
-    )
+    if isinstance(value, str | bytes | int | float):
+        return value
+    return [_plain(item) for item in value]
 
 
 def _words(node: NodeProto, ours: _Keys, model: ModelProto, theirs: _Keys) -> str:
-    """What of a node that the expected model lacks is another there, if it has one of that name."""
+    """How a node differs from the expected model's node of that name, if there is one."""
     twin = next((other for other in model.graph.node if other.name == node.name), None)
     what = f"node {node.name} ({node.op_type})"
     if twin is None:
@@ -140,17 +135,12 @@ def _words(node: NodeProto, ours: _Keys, model: ModelProto, theirs: _Keys) -> st
     if twin.op_type != node.op_type:
         return f"{what} is expected to be {twin.op_type}"
     one, other = attributes(node), attributes(twin)
-    for name in sorted(one.keys() | other.keys()):
-        if one.get(name) != other.get(name):
-            return f"{what}: {name} is {one.get(name)!r}, {other.get(name)!r} expected"
-    inputs = [ours.values.get(name) for name in node.input] == [
-        theirs.values[name] for name in twin.input
-    ]
-    return (
-        f"{what}: its outputs or its header are others"
-        if inputs
-        else f"{what}: reads another value"
-    )
+    for name in _unequal(one, other):
+        return f"{what}: {name} is {one.get(name)!r}, {other.get(name)!r} expected"
+    read = [ours.values.get(name) for name in node.input]
+    if read != [theirs.values[name] for name in twin.input]:
+        return f"{what}: reads another value"
+    return f"{what}: its outputs or its header are others"
 
 
 def attributes(node: NodeProto) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""A checkpoint folder's texts: its tokenizer, how many tokens its authors cut texts to, and the proof of both.
+"""How a checkpoint folder's authors treat texts, and the proof that the server does the same.
 
-The reference is what sentence-transformers does: transformers' own tokenizer of the folder, the model in PyTorch,
-pooling and scaling. It shares no code with the server's path from text to vector.
+This is its tokenizer, and how many tokens texts are cut to. The reference is what
+sentence-transformers does: transformers' own tokenizer of the folder, the model in PyTorch, pooling
+and scaling. It shares no code with the server's path from text to vector.
 """
 
 import asyncio
@@ -65,8 +66,9 @@ class Texts:
 
 
 def read(folder: Path, max_positions: int) -> Texts:
-    """NoTexts where the folder has no tokenizer, or where its authors do with texts what the server does not.
+    """What the folder says of texts.
 
+    NoTexts if it has no tokenizer, or if its authors do something that the server does not.
     CheckpointError if one of its files is broken.
     """
     file = folder / TOKENIZER
@@ -74,15 +76,12 @@ def read(folder: Path, max_positions: int) -> Texts:
         raise NoTexts(f"there is no {TOKENIZER} in {folder}{_how_to_make_one(folder)}")
     content = _as_transformers_reads_it(file, _json(folder / "tokenizer_config.json"))
     _refuse_what_is_not_done(folder, json.loads(content))
-    limit, limited_by = _authors_limit(folder, json.loads(content)) or (
-        max_positions,
-        "the model's positions",
-    )
+    fallback = max_positions, "the model's positions"
+    limit, limited_by = _authors_limit(folder, json.loads(content)) or fallback
     num_special = _num_special(file, content)
     if limit <= num_special:
-        raise NoTexts(
-            f"{limited_by} cuts them to {limit} tokens, and {num_special} are special tokens"
-        )
+        cut = f"{limited_by} cuts them to {limit} tokens"
+        raise NoTexts(f"{cut}, and {num_special} are special tokens")
     return Texts(content, min(limit, max_positions), limited_by, num_special)
 
 
@@ -113,7 +112,7 @@ def _as_transformers_reads_it(file: Path, config: dict[str, Any]) -> bytes:
 
 
 def _refuse_what_is_not_done(folder: Path, tokenizer: dict[str, Any]) -> None:
-    """NoTexts where the vectors would be others than the authors'."""
+    """NoTexts if the server's vectors would differ from the authors'."""
     prompts = _json(folder / "config_sentence_transformers.json")
     if prompt := (prompts.get("prompts") or {}).get(prompts.get("default_prompt_name")):
         raise NoTexts(f"its authors put {prompt!r} before each, which is not supported yet")
@@ -122,13 +121,16 @@ def _refuse_what_is_not_done(folder: Path, tokenizer: dict[str, Any]) -> None:
     normalizer = tokenizer.get("normalizer") or {}
     lowers = normalizer.get("lowercase") or '"Lowercase"' in json.dumps(normalizer)
     if _sentence_transformers(folder).get("do_lower_case") and not lowers:
-        raise NoTexts(
-            f"sentence_bert_config.json has do_lower_case, but {TOKENIZER} keeps capitals: not supported"
-        )
+        setting = "sentence_bert_config.json has do_lower_case"
+        raise NoTexts(f"{setting}, but {TOKENIZER} keeps capitals: not supported")
 
 
 def _authors_limit(folder: Path, tokenizer: dict[str, Any]) -> tuple[int, str] | None:
-    """As sentence-transformers finds it; where it is not used, tokenizer.json's own truncation counts too."""
+    """The limit that sentence-transformers finds, and the file that says so.
+
+    A folder without modules.json is not of sentence-transformers: there tokenizer.json's own
+    truncation counts too.
+    """
     own, name = _sentence_transformers(folder), "sentence_bert_config.json"
     arguments = own.get("processor_kwargs") or own.get("tokenizer_args") or {}
     for limit, where in (
@@ -165,7 +167,8 @@ def checks(
     inference: Inference, bundle: Bundle, reference: Transformer, folder: Path
 ) -> list[tuple[str, Compare]]:
     """The certificate's cases from text to vector, each to be called with a precision."""
-    limit, authors = bundle.manifest.limits.max_text_tokens, _Authors(bundle, reference, folder)
+    limits, authors = bundle.manifest.limits, _Authors(bundle, reference, folder)
+    limit = limits.max_text_tokens
     words = _words(bundle.path / TOKENIZER, limit)
     cases = {
         "texts": [*SENTENCES, *words],
@@ -173,15 +176,12 @@ def checks(
     }
     if authors.ids(""):
         cases["an empty text"] = [""]
-    same_file = (bundle.path / TOKENIZER).read_bytes() == read(
-        folder, bundle.manifest.limits.max_positions
-    ).tokenizer
+    tokenizer = read(folder, limits.max_positions).tokenizer
+    num_other = int(tokenizer != (bundle.path / TOKENIZER).read_bytes())
+    compare = partial(_against_authors, inference, bundle, authors)
     return [
-        (TOKENIZER, lambda _: [("unlike the folder's", 0 if same_file else 1, 0)]),
-        *(
-            (name, partial(_against_authors, inference, bundle, authors, texts))
-            for name, texts in cases.items()
-        ),
+        (TOKENIZER, lambda _: [("unlike the folder's", num_other, 0)]),
+        *((name, partial(compare, texts)) for name, texts in cases.items()),
     ]
 
 
@@ -189,19 +189,18 @@ def _words(tokenizer: Path, limit: int) -> list[str]:
     """Seeded texts of the vocabulary's own words, every second one in capitals."""
     vocabulary = sorted(Tokenizer.from_file(str(tokenizer)).get_vocab())
     drawn = np.random.default_rng(0).choice(vocabulary, (8, max(1, limit // 4)))
-    words = [[word.removeprefix("##") for word in text] for text in drawn]
-    return [
-        " ".join(word.upper() if i % 2 else word for i, word in enumerate(text)) for text in words
-    ]
+    texts = [[word.removeprefix("##") for word in text] for text in drawn]
+    for text in texts:
+        text[1::2] = map(str.upper, text[1::2])
+    return [" ".join(text) for text in texts]
 
 
 class _Authors:
     """Token ids by transformers, vectors by PyTorch, as sentence-transformers makes them."""
 
     def __init__(self, bundle: Bundle, reference: Transformer, folder: Path) -> None:
-        from transformers import (
-            AutoTokenizer,  # takes seconds, and only folders with a tokenizer need it
-        )
+        # takes seconds to import, and only folders with a tokenizer need it
+        from transformers import AutoTokenizer
 
         self.manifest, self.reference = bundle.manifest, reference
         self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -222,7 +221,7 @@ class _Authors:
 def _against_authors(
     inference: Inference, bundle: Bundle, authors: _Authors, texts: list[str], precision: str
 ) -> Iterator[tolerances.Result]:
-    """The server's token ids and vectors of these texts."""
+    """Compares the server's token ids and vectors of these texts."""
     body = {
         "texts": texts,
         "truncate": True,
@@ -236,15 +235,14 @@ def _against_authors(
         return
     num_other = sum(got != authors.ids(text) for got, text in zip(ids, texts, strict=True))
     yield "texts with other token ids", num_other, 0
-    if not num_other:  # theirs may be ids that the model has not
-        yield from tolerances.vectors(
-            "pooled", vectors, np.array([authors.vector(row) for row in ids]), precision
-        )
+    if not num_other:  # the authors' ids may be ones that the model lacks
+        expected = np.array([authors.vector(row) for row in ids])
+        yield from tolerances.vectors("pooled", vectors, expected, precision)
 
 
 async def _served(inference: Inference, body: bytes) -> tuple[list[list[int]], Array]:
-    query, encode = await decode(RawRequest(body, Headers(), Deadline(PATIENCE_S)), inference)
-    payload, _ = await inference.run(query, encode)
-    ends = np.cumsum(query.padding.lengths)[:-1]
-    ids = [row.tolist() for row in np.split(query.batch.tokens, ends)]
+    request, encode = await decode(RawRequest(body, Headers(), Deadline(PATIENCE_S)), inference)
+    payload, _ = await inference.run(request, encode)
+    ends = np.cumsum(request.padding.lengths)[:-1]
+    ids = [row.tolist() for row in np.split(request.batch.tokens, ends)]
     return ids, np.array(orjson.loads(b"".join(payload.parts))["pooled"])

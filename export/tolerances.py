@@ -1,12 +1,14 @@
-"""How near is near enough: an engine's numbers against the reference's, for each precision. Knows arrays only.
+"""Limits for an engine's numbers against the reference's, for each precision. Knows arrays only.
 
-Every function yields (output, difference, limit); a check passes where the difference is at most the limit.
+Every function yields (output, difference, limit). A check passes if the difference is at most the
+limit.
 
-fp32 must be equal up to rounding. int8 must be near in direction: its noise is some 3 % of a row's length and grows
-with depth. Over the presets and a real six-layer checkpoint the lowest and the mean cosine seen in any case were
-0.998 and 0.9991 (the checkpoint, 512 random token ids; on real sentences it does better). Two to four times that
-gap is allowed: what fails is broken, not unlucky. A cosine does not see scale, so lengths are compared too. What is
-smaller, one wrong column scale say, `exact.py` finds.
+fp32 must be equal up to rounding. int8 must have nearly the same direction: its noise is about 3 %
+of a row's length and grows with depth. Over the presets and a real six-layer checkpoint, the lowest
+and the mean cosine seen in any case were 0.998 and 0.9991 (the checkpoint, 512 random token ids;
+real sentences come closer). The limits allow two to four times that gap, so a failure means a
+broken graph. A cosine ignores scale, so lengths are compared too. `exact.py` finds smaller errors,
+such as one wrong column scale.
 """
 
 from collections.abc import Iterator
@@ -19,14 +21,10 @@ Array = NDArray[Any]
 Result = tuple[str, float, float]
 ABSOLUTE, COSINE, NORM_MEAN, NORM_RSTD = 1e-4, 0.99999, 1e-4, 1e-3  # fp32
 INT8_LOWEST, INT8_MEAN = 0.99, 0.998  # cosine over a case's rows
-INT8_NORM, INT8_NORM_WORST = (
-    0.02,
-    0.25,
-)  # seen: 0.017 as the worst case's average, 0.17 as its largest
-INT8_LENGTH, INT8_LENGTH_MEAN = (
-    0.25,
-    0.03,
-)  # seen: 0.11 of one row among 512 random ids, 0.012 of their average
+# seen: an average of 0.017 in the worst case, and a largest of 0.17
+INT8_NORM, INT8_NORM_WORST = 0.02, 0.25
+# seen: 0.11 for one row among 512 random ids, and 0.012 for their average
+INT8_LENGTH, INT8_LENGTH_MEAN = 0.25, 0.03
 
 
 def vectors(output: str, got: Array, expected: Array, precision: str) -> Iterator[Result]:
@@ -46,8 +44,11 @@ def vectors(output: str, got: Array, expected: Array, precision: str) -> Iterato
 def norms(
     got: tuple[Array, Array], expected: tuple[Array, Array], precision: str
 ) -> Iterator[Result]:
-    """The norms' (mean, rstd), each `[n, n_norms]`. In int8 means are compared in standard deviations, and the average
-    of rstd is held tighter than its largest: one huge hidden unit may change a single token's spread by a sixth."""
+    """The norms' (mean, rstd), each `[n, n_norms]`.
+
+    In int8, means are compared in standard deviations. The average of rstd has a tighter limit than
+    the largest: one huge hidden unit may change a single token's deviation by a sixth.
+    """
     mean, relative = got[0] - expected[0], np.abs(got[1] / expected[1] - 1)
     if precision == "fp32":
         yield "norm_mean", largest(mean), NORM_MEAN
@@ -63,11 +64,10 @@ def largest(values: Array) -> float:
 
 
 def _length_ratios(got: Array, expected: Array) -> Array:
-    """Length of each row over its expected length: what a cosine does not see. 1 for rows that should be zero."""
+    """Length of each row over its expected length. 1 for rows that should be zero."""
     lengths = np.linalg.norm(expected, axis=-1)
-    return np.where(
-        lengths > 0, np.linalg.norm(got, axis=-1) / np.where(lengths > 0, lengths, 1), 1.0
-    )
+    ratios = np.linalg.norm(got, axis=-1) / np.where(lengths > 0, lengths, 1)
+    return np.where(lengths > 0, ratios, 1.0)
 
 
 def _cosine_gaps(got: Array, expected: Array) -> Array:

@@ -33,12 +33,15 @@ class UsageError(Exception):
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model comes from: a preset and its seed, or a checkpoint folder and how long its texts may be."""
+    """Where a model comes from: a preset and its seed, or a checkpoint folder.
+
+    max_length: tokens of a text, in place of the authors' limit.
+    """
 
     preset: str | None = None
     checkpoint: Path | None = None
     seed: int = SEED
-    max_length: int | None = None  # tokens of a text, instead of the authors' limit
+    max_length: int | None = None
 
     @property
     def name(self) -> str:
@@ -49,28 +52,22 @@ class Source:
         return self.checkpoint.resolve()
 
     def model(self, layout: str) -> tuple[Transformer, dict[str, Any]]:
-        """The model, and what the manifest says of its source, pooling and normalization."""
+        """The model, and the manifest's source, pooling and normalize."""
         if self.preset:
             source: dict[str, Any] = {"preset": self.preset, "seed": self.seed}
-            return build(self.preset, layout, self.seed), {
-                "source": source,
-                "pooling": "mean",
-                "normalize": False,
-            }
+            model = build(self.preset, layout, self.seed)
+            return model, {"source": source, "pooling": "mean", "normalize": False}
         assert self.checkpoint
         loaded = load_checkpoint(self.checkpoint, layout)
         weights = bundles.sha256(self._folder() / "model.safetensors")
         source = {"checkpoint": self._folder().name, "sha256": weights, "unused": loaded.unused}
         if self.max_length is not None:
             source["max_length"] = self.max_length
-        return loaded.model, {
-            "source": source,
-            "pooling": loaded.pooling,
-            "normalize": loaded.normalize,
-        }
+        pooling, normalize = loaded.pooling, loaded.normalize
+        return loaded.model, {"source": source, "pooling": pooling, "normalize": normalize}
 
     def texts(self, max_positions: int) -> texts.Texts:
-        """NoTexts says why the model takes none. UsageError if max_length is none that it can have."""
+        """NoTexts says why the model takes none. UsageError if max_length does not fit it."""
         if not self.checkpoint:
             raise texts.NoTexts(f"preset {self.preset} has no tokenizer")
         found = texts.read(self._folder(), max_positions)
@@ -78,8 +75,8 @@ class Source:
             return found
         if not found.num_special < self.max_length <= max_positions:
             raise UsageError(
-                f"--max-length {self.max_length}: {found.num_special + 1} to {max_positions} for this model, whose"
-                f" texts have {found.num_special} special tokens"
+                f"--max-length {self.max_length}: {found.num_special + 1} to {max_positions} for"
+                f" this model, whose texts have {found.num_special} special tokens"
             )
         return replace(found, max_tokens=self.max_length, limited_by="--max-length")
 
@@ -96,22 +93,20 @@ class Plan:
 def export(source: Source, out: Path, name: str, version: int | None, plan: Plan) -> Bundle:
     """Writes `out/name/version/`, certified. Nothing lands there unless every check has passed."""
     if not bundles.NAME.fullmatch(name):
-        raise UsageError(
-            f"name {name!r}: letters, digits, '.', '_' and '-', beginning with a letter or a digit"
-        )
+        allowed = "letters, digits, '.', '_' and '-', beginning with a letter or a digit"
+        raise UsageError(f"name {name!r}: {allowed}")
     version = _version(out / name, version)
     place, partial = out / name / str(version), out / name / f".{version}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         bundle = _write(source, partial, name, version, plan)
-        bundles.write_certificate(
-            bundle, certify(bundle, source.model("padded")[0], source.checkpoint)
-        )
+        reference, _ = source.model("padded")
+        bundles.write_certificate(bundle, certify(bundle, reference, source.checkpoint))
         partial.rename(place)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-        with suppress(OSError):  # it holds versions
+        with suppress(OSError):  # it holds other versions
             (out / name).rmdir()
     print(f"wrote {place}")
     return bundles.read(place)
@@ -122,24 +117,19 @@ def _version(folder: Path, asked: int | None) -> int:
     if asked is None:
         return max(taken, default=0) + 1
     if asked < 1 or asked in taken:
-        raise UsageError(
-            f"version {asked} of {folder.name}: "
-            + ("is there already" if asked in taken else "1 or more")
-        )
+        problem = "is there already" if asked in taken else "1 or more"
+        raise UsageError(f"version {asked} of {folder.name}: {problem}")
     return asked
 
 
 def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) -> Bundle:
     """The graphs and the manifest, not yet certified."""
-    model, facts = source.model(plan.layout)
+    model, origin = source.model(plan.layout)
     check_fit(model)
-    print(
-        f"exporting {name}/{version}: {model.config.n_layers} layers, d_model {model.config.d_model}",
-        flush=True,
-    )
-    limits = _limits(source, model.config, folder)
-    _write_graphs(model, folder, plan.precisions, limits)
     config = model.config
+    say(f"exporting {name}/{version}: {config.n_layers} layers, d_model {config.d_model}")
+    limits = _limits(source, config, folder)
+    _write_graphs(model, folder, plan.precisions, limits)
     manifest = {
         "name": name,
         "version": version,
@@ -153,26 +143,25 @@ def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) ->
         "default_precision": plan.default_precision,
         "opset": OPSET,
         "versions": versions(),
-        **facts,
+        **origin,
     }
     bundle = bundles.write_manifest(folder, manifest)
-    text.load(bundle)  # StartupError now rather than when it is served
+    text.load(bundle)  # raises StartupError now, not only when it is served
     return bundle
 
 
 def _limits(source: Source, config: Config, folder: Path) -> Limits:
-    """The model's own, and that of its texts, whose tokenizer is written to `folder` where there is one."""
+    """The model's own limits and that of its texts. Writes the tokenizer to `folder`, if any."""
     limits = {"max_positions": config.max_positions, "vocab_size": config.vocab_size}
     try:
         found = source.texts(config.max_positions)
     except texts.NoTexts as why:
         if source.max_length is not None:
-            raise UsageError(
-                f"--max-length {source.max_length} is of texts, and it takes none: {why}"
-            ) from None
-        print(f"texts: no, because {why}", flush=True)
+            message = f"--max-length {source.max_length} is of texts, and it takes none: {why}"
+            raise UsageError(message) from None
+        say(f"texts: no, because {why}")
         return Limits(**limits)
-    print(f"texts: {found}", flush=True)
+    say(f"texts: {found}")
     (folder / bundles.TOKENIZER).write_bytes(found.tokenizer)
     return Limits(**limits, max_text_tokens=found.max_tokens)
 
@@ -180,15 +169,19 @@ def _limits(source: Source, config: Config, folder: Path) -> Limits:
 def _write_graphs(
     model: Transformer, folder: Path, precisions: Sequence[str], limits: Limits
 ) -> None:
-    """The body in each precision, and the head. int8 is made from fp32, which is written only if asked for."""
+    """The body in each precision, and the head. int8 is made from fp32."""
+    say("exporting the body with PyTorch")
     body = export_body(model)
     if "fp32" in precisions:
+        say(f"writing {GRAPHS['fp32']}")
         onnx.save(body, folder / GRAPHS["fp32"])
     if "int8" in precisions:
+        say(f"writing {GRAPHS['int8']}")
         ranges = measure(body, limits)
         onnx.save(quantize(body, ranges), folder / GRAPHS["int8"])
         save_file(ranges, folder / RANGES)
     if model.head:
+        say(f"writing {bundles.HEAD}")
         onnx.save(export_head(model.head, model.config.d_model), folder / bundles.HEAD)
 
 
@@ -199,16 +192,16 @@ def verify(path: Path, checkpoint: Path | None) -> None:
     if "preset" in recorded:
         source = Source(recorded["preset"], seed=recorded["seed"])
     elif checkpoint is None:
-        raise UsageError(
-            f"{bundle.ref} was made from {recorded['checkpoint']}: name that folder with --checkpoint DIR"
-        )
+        made_from = f"{bundle.ref} was made from {recorded['checkpoint']}"
+        raise UsageError(f"{made_from}: name that folder with --checkpoint DIR")
     else:
         source = Source(checkpoint=checkpoint, max_length=recorded.get("max_length"))
-    reference, facts = source.model("padded")
-    for name, value in facts.items():
-        if (said := getattr(bundle.manifest, name)) != value:
+    reference, origin = source.model("padded")
+    for name, value in origin.items():
+        if (found := getattr(bundle.manifest, name)) != value:
             what = "was made from" if name == "source" else f"says {name}"
-            raise UsageError(f"{bundle.ref} {what} {said}, this is {value}")
+            raise UsageError(f"{bundle.ref} {what} {found}, this is {value}")
+    say(f"verifying {bundle.ref}")
     check_fit(reference)
     _check_text_limit(bundle, source)
     bundles.write_certificate(bundle, certify(bundle, reference, source.checkpoint))
@@ -216,11 +209,18 @@ def verify(path: Path, checkpoint: Path | None) -> None:
 
 
 def _check_text_limit(bundle: Bundle, source: Source) -> None:
-    """UsageError if texts would be cut otherwise than the bundle's source says."""
+    """UsageError if the bundle cuts texts to another number of tokens than its source."""
+    if bundles.TOKENIZER not in bundle.manifest.files:
+        return
     limits = bundle.manifest.limits
-    if bundles.TOKENIZER in bundle.manifest.files and limits.max_text_tokens != (
-        limit := source.texts(limits.max_positions).max_tokens
-    ):
+    limit = source.texts(limits.max_positions).max_tokens
+    if limits.max_text_tokens != limit:
         raise UsageError(
-            f"{bundle.ref} takes texts of {limits.max_text_tokens} tokens, its authors cut them to {limit}: export it again"
+            f"{bundle.ref} takes texts of {limits.max_text_tokens} tokens, its authors cut them to"
+            f" {limit}: export it again"
         )
+
+
+def say(text: str) -> None:
+    """Tells at once what is being done: an export takes from seconds to minutes."""
+    print(text, flush=True)

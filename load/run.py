@@ -197,7 +197,11 @@ def table(result: Result) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="addnorm load", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="addnorm load",
+        description=__doc__,
+        epilog="Example: addnorm load --bundle bundles/notebook/1 --seconds 5",
+    )
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument(
         "--bundle",

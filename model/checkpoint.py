@@ -1,4 +1,7 @@
-"""Hugging Face BERT folders (`config.json`, `model.safetensors`) -> Config and weights, strictly. No pickle."""
+"""Hugging Face BERT folders (`config.json`, `model.safetensors`) -> Config and weights.
+
+Whatever does not fit is refused. No pickle is read.
+"""
 
 import json
 import re
@@ -20,11 +23,24 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 POOLINGS = {
-    "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first", "pooling_mode_lasttoken": "last",
-    "mean": "mean", "cls": "first", "lasttoken": "last",  # as newer releases write it
-}  # fmt: skip
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "first",
+    "pooling_mode_lasttoken": "last",
+    # as newer releases write it
+    "mean": "mean",
+    "cls": "first",
+    "lasttoken": "last",
+}
+SUPPORTED: dict[str, list[str | bool | None]] = {  # field of config.json -> its values
+    "model_type": ["bert"],
+    "hidden_act": [*ACTIVATIONS],
+    "position_embedding_type": ["absolute", None],
+    "is_decoder": [False, None],
+    "add_cross_attention": [False, None],
+}
 # Known parts of BERT checkpoints that the forward does not use: named in the manifest, not refused
 UNUSED = re.compile(r"pooler\..*|.*\.position_ids|cls\.seq_relationship\..*")
+FIRST_RELEASE = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
 class CheckpointError(ValueError):
@@ -40,7 +56,10 @@ class Checkpoint:
 
 
 def load_checkpoint(folder: Path, layout: str = "packed") -> Checkpoint:
-    """The folder's model in evaluation mode. CheckpointError if anything is missing, unexpected or misshaped."""
+    """The folder's model in evaluation mode.
+
+    CheckpointError if anything is missing, unexpected or misshaped.
+    """
     if wrong := problem(folder):
         raise CheckpointError(wrong)
     weights, unused = _read_weights(folder / "model.safetensors")
@@ -59,12 +78,9 @@ def load_checkpoint(folder: Path, layout: str = "packed") -> Checkpoint:
 
 def read_config(raw: dict[str, Any], with_head: bool) -> Config:
     """A Hugging Face BertConfig's fields -> Config."""
-    for name, fine in (
-        ("model_type", ["bert"]), ("hidden_act", list(ACTIVATIONS)), ("position_embedding_type", ["absolute", None]),
-        ("is_decoder", [False, None]), ("add_cross_attention", [False, None]),
-    ):  # fmt: skip
-        if raw.get(name) not in fine:
-            raise CheckpointError(f"config.json: {name} is {raw.get(name)!r}, supported are {fine}")
+    for name, supported in SUPPORTED.items():
+        if (value := raw.get(name)) not in supported:
+            raise CheckpointError(f"config.json: {name} is {value!r}, supported are {supported}")
     try:
         return Config(
             vocab_size=raw["vocab_size"],
@@ -84,7 +100,7 @@ def read_config(raw: dict[str, Any], with_head: bool) -> Config:
 
 @dataclass
 class _Reader:
-    """Hands out tensors by key, and keeps a list of all that does not fit."""
+    """Returns tensors by key, and collects everything that does not fit."""
 
     weights: dict[str, Tensor]
     used: set[str] = field(default_factory=set)
@@ -92,7 +108,7 @@ class _Reader:
     misshaped: list[str] = field(default_factory=list)
 
     def read(self, key: str, shape: torch.Size) -> Tensor:
-        """The tensor as float32; zeros of that shape where it does not fit, which `finish` then reports."""
+        """The tensor as float32. Zeros if it does not fit, which `finish` then reports."""
         tensor = self.weights.get(key)
         self.used.add(key)
         if tensor is None:
@@ -104,6 +120,7 @@ class _Reader:
         return torch.zeros(shape)
 
     def finish(self, folder: Path) -> None:
+        """CheckpointError if anything did not fit."""
         unexpected = sorted(set(self.weights) - self.used)
         found = {
             "missing": sorted(self.missing),
@@ -117,17 +134,13 @@ class _Reader:
 
 def _fill(model: Transformer, reader: _Reader) -> None:
     """Copies every parameter of the model out of the checkpoint."""
-    config = model.config
-    model.tokens.weight.copy_(
-        reader.read("embeddings.word_embeddings.weight", model.tokens.weight.shape)
-    )
-    positions = reader.read("embeddings.position_embeddings.weight", model.positions.weight.shape)
-    segments = reader.read(
-        "embeddings.token_type_embeddings.weight", _segment_shape(reader, config)
-    )
-    model.positions.weight.copy_(
-        positions + segments[0]
-    )  # one segment: its vector is the same at every position
+    tokens, positions = model.tokens.weight, model.positions.weight
+    tokens.copy_(reader.read("embeddings.word_embeddings.weight", tokens.shape))
+    by_position = reader.read("embeddings.position_embeddings.weight", positions.shape)
+    shape = _segment_shape(reader, model.config)
+    by_segment = reader.read("embeddings.token_type_embeddings.weight", shape)
+    # there is one segment, so its vector is added at every position
+    positions.copy_(by_position + by_segment[0])
     _norm(model.embedding_norm, reader, "embeddings.LayerNorm")
     for index, block in enumerate(model.blocks):
         assert isinstance(block, Block)
@@ -160,16 +173,15 @@ def _attention(attention: Attention, reader: _Reader, prefix: str) -> None:
 def _head(head: Head, model: Transformer, reader: _Reader) -> None:
     _linear(head.dense, reader, "cls.predictions.transform.dense")
     _norm(head.norm, reader, "cls.predictions.transform.LayerNorm")
-    head.decoder.bias.copy_(reader.read("cls.predictions.bias", head.decoder.bias.shape))
+    weight, bias = head.decoder.weight, head.decoder.bias
+    bias.copy_(reader.read("cls.predictions.bias", bias.shape))
     reader.used.add(
         "cls.predictions.decoder.bias"
-    )  # the same vector, stored again by some versions
+    )  # the same vector, stored twice by some versions
     if "cls.predictions.decoder.weight" in reader.weights:
-        head.decoder.weight.copy_(
-            reader.read("cls.predictions.decoder.weight", head.decoder.weight.shape)
-        )
+        weight.copy_(reader.read("cls.predictions.decoder.weight", weight.shape))
     else:  # tied to the embeddings
-        head.decoder.weight.copy_(model.tokens.weight)
+        weight.copy_(model.tokens.weight)
 
 
 def _linear(linear: nn.Linear, reader: _Reader, prefix: str) -> None:
@@ -183,7 +195,7 @@ def _norm(norm: LayerNorm, reader: _Reader, prefix: str) -> None:
 
 
 def _read_weights(path: Path) -> tuple[dict[str, Tensor], list[str]]:
-    """Tensors by BERT's own key, and what was set aside: the `bert.` prefix and the known unused keys."""
+    """Tensors by BERT's own key, and what was left out: the prefix `bert.`, known unused keys."""
     try:
         stored = load_file(path)
     except (OSError, ValueError, RuntimeError) as error:
@@ -195,10 +207,8 @@ def _read_weights(path: Path) -> tuple[dict[str, Tensor], list[str]]:
         name = key.removeprefix("bert.")
         if name != key and "bert." not in unused:
             unused.append("bert.")
-        # the names of the first BERT release
-        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
-            "LayerNorm.beta", "LayerNorm.bias"
-        )
+        for old, new in FIRST_RELEASE.items():
+            name = name.replace(old, new)
         if UNUSED.fullmatch(name):
             unused.append(name)
         else:
@@ -207,7 +217,7 @@ def _read_weights(path: Path) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def _sentence_transformers(folder: Path) -> tuple[str, bool]:
-    """Pooling and normalization as `modules.json` and `1_Pooling` say; mean and not normalized without them."""
+    """Pooling and normalization by `modules.json` and `1_Pooling`; without them mean, and none."""
     if not (folder / "modules.json").exists():
         return "mean", False
     kinds = [module["type"].rpartition(".")[2] for module in _read_json(folder / "modules.json")]

@@ -1,4 +1,4 @@
-"""What a checkpoint folder lacks, or has and is not read: each in words, with what to do about it."""
+"""What a checkpoint folder lacks, or has and is not read: in words, with what to do about it."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,32 +20,38 @@ def problem(folder: Path) -> str | None:
 
 
 def unserved_head(folder: Path, keys: Iterable[str]) -> str | None:
-    """A head that the forward has not, among the keys of the weights, and how to do without it."""
+    """Names a head that the forward lacks, by the keys of the weights, and how to leave it out."""
     for prefix, name in HEADS.items():
         if found := sorted(key for key in keys if key.startswith(prefix)):
             body = folder.with_name(f"{folder.resolve().name}-body")
             return (
-                f"{folder / WEIGHTS} has {name} ({', '.join(found)}), which is not served yet. For activations and pooled"
-                f' vectors, leave it out and export {body}: `python -c "from shutil import copytree; from'
-                f" safetensors.torch import load_file, save_file; copytree('{folder}', '{body}'); save_file({{k: v for"
-                f" k, v in load_file('{folder / WEIGHTS}').items() if not k.startswith('{prefix}')}},"
-                f" '{body / WEIGHTS}')\"`"
+                f"{folder / WEIGHTS} has {name} ({', '.join(found)}), which is not served yet. For"
+                f" activations and pooled vectors, leave it out and export {body}:"
+                f" {_removal(folder, body, prefix)}"
             )
     return None
 
 
+def _removal(folder: Path, body: Path, prefix: str) -> str:
+    """The command that writes the folder to `body` without the weights of that prefix."""
+    return (
+        '`python -c "from shutil import copytree;'
+        " from safetensors.torch import load_file, save_file;"
+        f" copytree('{folder}', '{body}');"
+        f" save_file({{k: v for k, v in load_file('{folder / WEIGHTS}').items()"
+        f" if not k.startswith('{prefix}')}}, '{body / WEIGHTS}')\"`"
+    )
+
+
 def _download(folder: Path) -> str:
-    """`organization/name` is how the hub names models."""
-    if (
-        folder.is_absolute()
-        or len(folder.parts) != 2
-        or folder.parent.exists()
-        or folder.parts[0] in (".", "..")
-    ):
+    """How to download it, if it may be a model of the hub: these are named `organization/name`."""
+    is_relative = not folder.is_absolute() and folder.parts[:1] not in ((".",), ("..",))
+    if not is_relative or len(folder.parts) != 2 or folder.parent.exists():
         return ""
     return (
         "; if it is a model of the Hugging Face hub, download it first:"
-        f" `hf download {folder} --local-dir {folder.name}` (of `pip install huggingface_hub`), and name that folder"
+        f" `hf download {folder} --local-dir {folder.name}` (of `pip install huggingface_hub`),"
+        " and name that folder"
     )
 
 
@@ -59,8 +65,10 @@ def _other_weights(folder: Path) -> str:
 
 def _conversion(folder: Path, files: str, load: str) -> str:
     return (
-        f'{folder} has its weights in {files}, and only {WEIGHTS} is read: convert them with `python -c "from torch import load;'
-        " from glob import glob; from safetensors.torch import load_file, save_file; save_file({k:"
-        f" v.contiguous().clone() for f in glob('{folder / files}') for k, v in {load}.items()}},"
+        f"{folder} has its weights in {files}, and only {WEIGHTS} is read: convert them with"
+        ' `python -c "from torch import load; from glob import glob;'
+        " from safetensors.torch import load_file, save_file;"
+        " save_file({k: v.contiguous().clone()"
+        f" for f in glob('{folder / files}') for k, v in {load}.items()}},"
         f" '{folder / WEIGHTS}')\"`"
     )

@@ -1,8 +1,9 @@
-"""Which cells of the caller's `[batch, seq]` grid are rows of the network, and where attention puts them.
+"""Which positions of the caller's `[batch, seq]` grid are rows, and where attention puts these.
 
-Everything in a transformer but attention is per token, so the body runs on rows `[N, d]`. A layout is made
-once per forward pass from `attention_mask`; B is the batch, S the grid's width, N the number of rows.
-Both are written with operations that export to standard ONNX ops (NonZero, CumSum, Gather, Where).
+Everything in a transformer but attention works token by token, so the body runs on rows `[N, d]`.
+A layout is made once per forward pass from `attention_mask`. B is the batch, S the grid's width, N
+the number of rows. A cell is one place of a grid, numbered `row * S + column`. Both layouts use
+operations that export to standard ONNX operators (NonZero, CumSum, Gather, Where).
 """
 
 from collections.abc import Callable, Sequence
@@ -11,9 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-MASKED = (
-    -1e9
-)  # finite: minus infinity makes NaN where every key is masked, and 0 * NaN reaches neighbours
+# finite: minus infinity makes NaN where every key is masked, and 0 * NaN reaches neighbours
+MASKED = -1e9
 
 
 class Layout(Protocol):
@@ -26,7 +26,7 @@ class Layout(Protocol):
         ...
 
     def to_grid(self, qkv: Tensor) -> Sequence[Tensor]:
-        """Rows `[N, 3 * d]` of queries, keys, values -> the three on attention's grid, each `[B, S, d]`."""
+        """Rows `[N, 3 * d]` of queries, keys, values -> three `[B, S, d]` on attention's grid."""
         ...
 
     def from_grid(self, context: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ class Layout(Protocol):
         ...
 
     def attention_bias(self, causal: bool) -> Tensor:
-        """What is added to the scores: 0 where a query may see a key, else MASKED. `[B, 1, S, S]`"""
+        """Added to the scores: 0 where a query may see a key, else MASKED. `[B, 1, S, S]`"""
         ...
 
     def scatter(self, rows: Tensor) -> Tensor:
@@ -69,11 +69,15 @@ class Padded:
 class Packed:
     """Only real tokens are rows; attention runs on a grid of its own, left-aligned.
 
-    A real token's cell there is `row * S + position`, so wherever the caller put the pads, softmax adds the
-    same numbers in the same order. The pads of that grid hold their own sequence's first token: what is not finite
-    (NaN + MASKED is NaN, 0 * inf too) stays within the sequence, which would be lost anyway. Row 0 is a filler, a copy
-    of the grid's first cell: it keeps N at least 2 where there is a token (a product of one row has other bits) and
-    at least 1 where there is none. No sequence with a token reads it; the caller's pads do, and are overwritten.
+    A real token's cell there is `sequence * S + position`. So wherever the caller put the pads,
+    softmax adds the same numbers in the same order.
+
+    The pads of attention's grid hold their own sequence's first token. A value that is not finite
+    (NaN + MASKED is NaN, 0 * inf too) then stays within its sequence, which is lost anyway.
+
+    Row 0 is a filler, a copy of the grid's first cell. It keeps N at least 2 where there is a token
+    (a product of one row has other bits), and at least 1 where there is none. No sequence with a
+    token reads it. The caller's pads do, and are overwritten.
     """
 
     def __init__(self, attention_mask: Tensor) -> None:
@@ -86,32 +90,26 @@ class Packed:
 
         flat = real.reshape(-1)
         filler = torch.zeros(1, dtype=torch.int64, device=real.device)
-        self.cells = torch.cat(
-            [filler, flat.nonzero().squeeze(1)]
-        )  # [N] the caller's cell of each row
+        # [N] the caller's cell of each row
+        self.cells = torch.cat([filler, flat.nonzero().squeeze(1)])
         self.row_of_cell = flat.cumsum(0) * flat  # [B * S] 0 at pads
 
         positions = _positions(self.mask)  # [B, S]
         self.position_ids = self.gather(positions)
-        first = (
-            torch.arange(batch, device=real.device)[:, None] * seq
-        )  # cell of each sequence's first token
-        self.grid_cells = self.gather(first + positions)  # [N] attention's cell of each row
+        # [B, 1] attention's cell of each sequence's first token
+        first_cell = torch.arange(batch, device=real.device)[:, None] * seq
+        self.grid_cells = self.gather(first_cell + positions)  # [N] attention's cell of each row
         before = lengths.cumsum(0) - lengths  # [B, 1] real tokens in the sequences above
-        own_first = torch.where(
-            lengths > 0, before + 1, 0
-        )  # [B, 1] row of each sequence's first token
-        self.grid_rows = torch.where(self.keys, before + columns + 1, own_first).reshape(
-            -1
-        )  # [B * S]
+        # [B, 1] row of each sequence's first token
+        first_row = torch.where(lengths > 0, before + 1, 0)
+        # [B * S] row of each of attention's cells
+        self.grid_rows = torch.where(self.keys, before + columns + 1, first_row).reshape(-1)
 
     def gather(self, cells: Tensor) -> Tensor:
         return cells.reshape(-1).index_select(0, self.cells)
 
     def to_grid(self, qkv: Tensor) -> Sequence[Tensor]:
-        parts = qkv.reshape(
-            -1, qkv.shape[-1] // 3
-        )  # [3 * N, d] gathered from as they lie: no copy before or after
+        parts = qkv.reshape(-1, qkv.shape[-1] // 3)  # [3 * N, d], without a copy
         return [
             parts.index_select(0, 3 * self.grid_rows + i).reshape(*self.shape, -1) for i in range(3)
         ]
@@ -131,7 +129,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Layout]] = {"packed": Packed, "padded": Pa
 
 
 def _positions(mask: Tensor) -> Tensor:
-    """Positions count real tokens only, so left, right or scattered padding mean the same sequence. `[B, S]`."""
+    """`[B, S]`. Positions count real tokens only, so padding anywhere means the same sequence."""
     return (mask.to(torch.int64).cumsum(1) - 1).clamp(min=0)
 
 

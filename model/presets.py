@@ -10,36 +10,40 @@ from torch import Tensor
 from addnorm.model.transformer import Block, Config, Transformer, randomize
 
 PRESETS = {
-    # "Layer Normalization" from a notebook series that builds a transformer by hand: one residual, one norm
+    # "Layer Normalization" from a notebook series that builds a transformer by hand: one residual,
+    # one norm
     "notebook": Config(
-        vocab_size=6, d_model=16, n_heads=2, d_ff=64, n_layers=1, max_positions=5, causal=True, block="single",
-        activation="gelu_tanh", eps=1e-5, attention_bias=False, head_bias=False,
+        vocab_size=6, d_model=16, n_heads=2, d_ff=64, n_layers=1, max_positions=5, causal=True,
+        block="single", activation="gelu_tanh", eps=1e-5, attention_bias=False, head_bias=False,
     ),
     # "Why Not Batch Normalization?": its LayerNorm divides by (unbiased std + eps)
     "postnorm": Config(
-        vocab_size=1000, d_model=128, n_heads=4, d_ff=512, n_layers=2, max_positions=512, activation="relu",
-        norm="std", eps=1e-6,
+        vocab_size=1000, d_model=128, n_heads=4, d_ff=512, n_layers=2, max_positions=512,
+        activation="relu", norm="std", eps=1e-6,
     ),
     # "Normalization Layers", GPT: pre-norm, causal, a final norm
     "gpt": Config(
-        vocab_size=1000, d_model=128, n_heads=4, d_ff=512, n_layers=4, max_positions=512, causal=True, block="pre",
-        activation="gelu_tanh", eps=1e-5, final_norm=True,
+        vocab_size=1000, d_model=128, n_heads=4, d_ff=512, n_layers=4, max_positions=512,
+        causal=True, block="pre", activation="gelu_tanh", eps=1e-5, final_norm=True,
     ),
     # the original encoder (Vaswani et al., 2017)
     "encoder": Config(
-        vocab_size=1000, d_model=512, n_heads=8, d_ff=2048, n_layers=6, max_positions=512, activation="relu",
-        eps=1e-6, positions="sinusoidal", embedding_scale=math.sqrt(512),
+        vocab_size=1000, d_model=512, n_heads=8, d_ff=2048, n_layers=6, max_positions=512,
+        activation="relu", eps=1e-6, positions="sinusoidal", embedding_scale=math.sqrt(512),
     ),
     # BERT's shape, as small sentence-embedding models have it
     "minilm": Config(
-        vocab_size=30522, d_model=384, n_heads=12, d_ff=1536, n_layers=6, max_positions=512, activation="gelu",
-        eps=1e-12, embedding_norm=True,
+        vocab_size=30522, d_model=384, n_heads=12, d_ff=1536, n_layers=6, max_positions=512,
+        activation="gelu", eps=1e-12, embedding_norm=True,
     ),
 }  # fmt: skip
 
 
 def build(name: str, layout: str = "packed", seed: int = 42) -> Transformer:
-    """The preset's model in evaluation mode, its weights drawn from `seed`. KeyError for an unknown name."""
+    """The preset's model in evaluation mode, its weights drawn from `seed`.
+
+    KeyError for an unknown name.
+    """
     model = Transformer(PRESETS[name], layout)
     if name == "notebook":
         load_notebook(model, seed)
@@ -49,7 +53,7 @@ def build(name: str, layout: str = "packed", seed: int = 42) -> Transformer:
 
 
 def load_notebook(model: Transformer, seed: int) -> None:
-    """Weights as the notebook draws them, in its order; the head comes after them. gamma 1, beta 0."""
+    """Draws the weights in the notebook's order, then the head's. gamma is 1, beta 0."""
     config, matrix = model.config, _matrices(random.Random(seed))
     block = model.blocks[0]
     assert isinstance(block, Block)

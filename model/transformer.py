@@ -1,7 +1,7 @@
-"""One transformer forward over rows `[N, d_model]`. B batch, S grid width, N rows, H heads, V vocabulary.
+"""One transformer forward over rows `[N, d_model]`.
 
-It holds every variant that the presets name (where the norms stand, which norm, which activation) and knows
-nothing of ONNX or HTTP.
+B batch, S grid width, N rows, H heads, V vocabulary. It holds every variant that the presets name
+(where the norms stand, which norm, which activation) and knows nothing of ONNX or HTTP.
 """
 
 import math
@@ -49,7 +49,7 @@ class Config:
 class LayerNorm(nn.Module):
     """gamma * (x - mean) / denominator + beta over the trailing axes `normalized_shape`.
 
-    kind "layer": the denominator is sqrt(biased variance + eps) (Ba et al., 2016, arXiv:1607.06450).
+    kind "layer": the denominator is sqrt(biased variance + eps) (Ba et al., arXiv:1607.06450).
     kind "std": it is unbiased std + eps, as many tutorials write it.
     """
 
@@ -68,7 +68,7 @@ class LayerNorm(nn.Module):
         self.beta = nn.Parameter(torch.zeros(self.shape))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x `[..., *normalized_shape]` -> (y like x, mean, reciprocal denominator), the two `[..., 1, ...]`."""
+        """x `[..., *normalized_shape]` -> y like x; mean, 1 / denominator `[..., 1, ...]`."""
         if self.kind == "layer":  # one ONNX LayerNormalization node, whose statistics come for free
             return torch.native_layer_norm(x, self.shape, self.gamma, self.beta, self.eps)
         axes = list(range(-len(self.shape), 0))
@@ -80,9 +80,10 @@ class LayerNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Scaled dot-product attention with H heads (Vaswani et al., 2017, arXiv:1706.03762, section 3.2).
+    """Scaled dot-product attention with H heads (Vaswani et al., arXiv:1706.03762, section 3.2).
 
-    `attention` is ONNX's operator, which PyTorch computes here: softmax(q k^T / sqrt(d_head) + bias) v, head by head.
+    `attention` is ONNX's operator, which PyTorch computes here:
+    softmax(q k^T / sqrt(d_head) + bias) v, head by head.
     """
 
     def __init__(self, config: Config) -> None:
@@ -94,9 +95,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, layout: Layout, bias: Tensor) -> Tensor:
         """x `[N, d]`, bias as of Layout.attention_bias -> `[N, d]`."""
         q, k, v = layout.to_grid(self.qkv(x))  # each [B, S, d]
-        context = attention(q, k, v, bias, q_num_heads=self.n_heads, kv_num_heads=self.n_heads)[
-            0
-        ]  # [B, S, d]
+        heads = self.n_heads
+        context = attention(q, k, v, bias, q_num_heads=heads, kv_num_heads=heads)[0]  # [B, S, d]
         return self.out(layout.from_grid(context))  # type: ignore[no-any-return]
 
 
@@ -163,7 +163,7 @@ class NormStats:
 
 
 class Head(nn.Module):
-    """Rows -> logits: one matrix ("linear"), or BERT's dense, activation, norm before it ("transform")."""
+    """Rows -> logits: one matrix ("linear"), or also a dense layer and a norm ("transform")."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class Head(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Embeddings, blocks, and beside them a head that is run on rows asked for, not in `forward`."""
+    """Embeddings and blocks. The head is not part of `forward`: it runs on the rows asked for."""
 
     def __init__(self, config: Config, layout: str = "packed") -> None:
         super().__init__()
@@ -191,9 +191,8 @@ class Transformer(nn.Module):
         if config.positions == "learned":
             self.positions = nn.Embedding(config.max_positions, config.d_model)
         else:
-            self.positions = nn.Embedding.from_pretrained(
-                sinusoids(config.max_positions, config.d_model)
-            )
+            table = sinusoids(config.max_positions, config.d_model)
+            self.positions = nn.Embedding.from_pretrained(table)
         if config.embedding_norm:
             self.embedding_norm = LayerNorm(config.d_model, config.eps, config.norm)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
@@ -203,7 +202,7 @@ class Transformer(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """input_ids, attention_mask `[B, S]` int64, non-zero mask = real token
-        -> activations `[B, S, d]`, norm_mean `[B, S, n_norms]`, norm_rstd `[B, S, n_norms]`, zeros at pads.
+        -> activations `[B, S, d]`, norm_mean and norm_rstd `[B, S, n_norms]`, zeros at pads.
         """
         layout = self.layout(attention_mask)
         bias = layout.attention_bias(self.config.causal)
@@ -230,20 +229,26 @@ class Transformer(nn.Module):
 
 
 def sinusoids(max_positions: int, d_model: int) -> Tensor:
-    """sin and cos of position / 10000^(2i / d_model), interleaved (arXiv:1706.03762, 3.5). `[max_positions, d]`."""
+    """sin and cos of position / 10000^(2i / d_model), interleaved. `[max_positions, d]`.
+
+    arXiv:1706.03762, section 3.5.
+    """
     frequencies = torch.exp(torch.arange(0, d_model, 2) * (-math.log(10000.0) / d_model))
     angles = torch.arange(max_positions)[:, None] * frequencies
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :d_model]
 
 
 def randomize(model: Transformer, seed: int) -> Transformer:
-    """Draws every parameter from `seed`, gamma and beta included: with ones and zeros a dropped one is never seen."""
+    """Draws every parameter from `seed`.
+
+    gamma and beta too: with ones and zeros nobody would notice that an export drops one.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                spread = 0.1 if parameter.dim() == 1 else 1 / math.sqrt(parameter.shape[-1])
-                parameter.normal_(0.0, spread, generator=generator)
+                deviation = 0.1 if parameter.dim() == 1 else 1 / math.sqrt(parameter.shape[-1])
+                parameter.normal_(0.0, deviation, generator=generator)
                 if name.endswith("gamma"):
                     parameter.add_(1.0)
     return model

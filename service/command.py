@@ -4,7 +4,8 @@ import argparse
 import resource
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from addnorm.service.errors import StartupError
@@ -12,9 +13,8 @@ from addnorm.service.server import process
 from addnorm.service.settings import Settings, describe, read_settings
 from addnorm.service.telemetry import logs
 
-OPTIONS = [
-    name for name in Settings.model_fields if name != "api_keys"
-]  # process lists show the command line
+# process lists show the command line, so keys are no option
+OPTIONS = [name for name in Settings.model_fields if name != "api_keys"]
 
 
 def serve(arguments: Sequence[str]) -> None:
@@ -29,29 +29,34 @@ def serve(arguments: Sequence[str]) -> None:
         help="folder of <name>/<version>/ (bundles)",
     )
     found = parser.parse_args(arguments)
+    logs.configure("info")  # until the settings are read
     open_all_files()
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(0)
-    )  # while bundles load; process 1 would not hear it else
-    try:
-        process.serve(found.bundles, read_settings(**_options(found)))
-    except StartupError as error:
-        sys.exit(f"addnorm: {error}")
+    # while bundles load; as process 1 it would ignore the signal otherwise
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with _one_line():
+        process.serve(found.bundles, read_settings(**_given(found)))
 
 
 def settings(arguments: Sequence[str]) -> None:
     """Prints every setting in force, and where it comes from."""
     parser = _parser("settings", "Lists the settings in force.", "addnorm settings --port 9000")
-    options = _options(parser.parse_args(arguments))
-    try:
+    options = _given(parser.parse_args(arguments))
+    logs.configure("info")
+    with _one_line():
         print(describe(read_settings(**options), options))
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """What prevents the start ends the process with one line, not with a traceback."""
+    try:
+        yield
     except StartupError as error:
         sys.exit(f"addnorm: {error}")
 
 
 def _parser(command: str, description: str, example: str) -> argparse.ArgumentParser:
-    """With every setting as an option."""
-    logs.configure("info")
+    """A parser that has every setting as an option."""
     parser = argparse.ArgumentParser(
         prog=f"addnorm {command}",
         description=f"{description} An option wins over its environment variable ADDNORM_*.",
@@ -60,16 +65,19 @@ def _parser(command: str, description: str, example: str) -> argparse.ArgumentPa
     for name in OPTIONS:
         field = Settings.model_fields[name]
         meaning = f"{field.description} ({field.default})".replace("%", "%%")
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar="X", help=meaning)
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE", help=meaning)
     return parser
 
 
-def _options(found: argparse.Namespace) -> dict[str, str]:
-    """Those that were given."""
+def _given(found: argparse.Namespace) -> dict[str, str]:
+    """The settings among the options that were given."""
     return {name: value for name in OPTIONS if (value := getattr(found, name)) is not None}
 
 
 def open_all_files() -> None:
-    """Shells allow 1024 at once unless a program asks for what the system would give; every connection is one."""
+    """Raises the limit on open files as far as the system allows: each connection is one.
+
+    Shells start programs with a limit of 1024.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,4 +1,4 @@
-"""Settings: read once from the environment (prefix ADDNORM_), frozen, passed down."""
+"""Settings: read once from options and the environment (prefix ADDNORM_), frozen, passed down."""
 
 import logging
 import math
@@ -13,12 +13,17 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 from addnorm.service.errors import StartupError
 
 PREFIX = "ADDNORM_"
+# how the variables go on that Kubernetes injects for a service called addnorm
+OF_KUBERNETES = ("port_", "service_")
 log = logging.getLogger("addnorm")
 MIB = 2**20
 
 
 class Settings(BaseModel):
-    """Each description says what the setting is and when to change it. Only `read_settings` reads the environment."""
+    """Each description says what the setting is and when to change it.
+
+    Only `read_settings` reads the environment.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -31,32 +36,47 @@ class Settings(BaseModel):
     )
     provider: Literal["cpu", "cuda", "auto"] = Field(
         "cpu",
-        description="Where sessions run. cuda refuses to start without a GPU; auto takes one if it is there.",
+        description=(
+            "Where sessions run. cuda refuses to start without a GPU; auto takes one if "
+            "it is there."
+        ),
     )
     worker_threads: int = Field(
         0,
         ge=0,
-        description="Concurrent session runs. 0: as many as the cores of the cgroup quota. Set it beside other busy processes.",
+        description=(
+            "Concurrent session runs. 0: as many as the cores of the cgroup quota. "
+            "Set it beside other busy processes."
+        ),
     )
     run_timeout_s: float = Field(
         20.0,
         gt=0,
-        description="Longest session run; a worker that takes longer is replaced. Raise for huge sequences.",
+        description=(
+            "Longest session run; a worker that takes longer is replaced. Raise for huge sequences."
+        ),
     )
     token_budget: int = Field(
         0,
         ge=0,
-        description="Real tokens in one micro-batch. 0: found at warm-up. Set it where start-up is noisy.",
+        description=(
+            "Real tokens in one micro-batch. 0: found at warm-up. Set it where start-up is noisy."
+        ),
     )
     timeout_s: float = Field(
         30.0,
         gt=0,
-        description="Deadline of a request that sends no x-request-timeout-ms. Match it to your clients'.",
+        description=(
+            "Deadline of a request that sends no x-request-timeout-ms. Match it to your clients'."
+        ),
     )
     known_answer_timeout_s: float = Field(
         2.0,
         gt=0,
-        description="Longest known-answer test of a ready server. Raise where one micro-batch takes longer than that.",
+        description=(
+            "Longest known-answer test of a ready server. "
+            "Raise where one micro-batch takes longer than that."
+        ),
     )
     grace_s: float = Field(
         30.0,
@@ -64,13 +84,20 @@ class Settings(BaseModel):
         description="Longest drain after SIGTERM. Keep it below the orchestrator's own kill delay.",
     )
     invariance_check_share: float = Field(
-        0.001, ge=0, le=1,
-        description="Share of micro-batches computed again alone when idle, and compared. Raise on new hardware; 0: none.",
-    )  # fmt: skip
+        0.001,
+        ge=0,
+        le=1,
+        description=(
+            "Share of micro-batches computed again alone when idle, and compared. "
+            "Raise on new hardware; 0: none."
+        ),
+    )
     watch_s: float = Field(
         0.0,
         ge=0,
-        description="How often the bundle folder is looked at for versions to load or unload. 0: never.",
+        description=(
+            "How often the bundle folder is looked at for versions to load or unload. 0: never."
+        ),
     )
     max_sequences: int = Field(
         1024, ge=1, description="Sequences in one request. Raise for bulk callers."
@@ -87,7 +114,9 @@ class Settings(BaseModel):
     max_json_bytes: int = Field(
         8 * MIB,
         ge=1,
-        description="Bytes of JSON in a body; parsing holds up other requests. Raise for indented grids.",
+        description=(
+            "Bytes of JSON in a body; parsing holds up other requests. Raise for indented grids."
+        ),
     )
     max_response_bytes: int = Field(
         256 * MIB,
@@ -97,7 +126,10 @@ class Settings(BaseModel):
     max_queue_tokens: int = Field(
         65_536,
         ge=1,
-        description="Real tokens that may wait; one API key may hold 16/17 of them for one model. Raise for bursts.",
+        description=(
+            "Real tokens that may wait; one API key may hold 16/17 of them for one "
+            "model. Raise for bursts."
+        ),
     )
     max_pending_response_bytes: int = Field(
         512 * MIB,
@@ -107,22 +139,32 @@ class Settings(BaseModel):
     max_pending_body_bytes: int = Field(
         256 * MIB,
         ge=1,
-        description="Bytes of all bodies being received or read, and of texts being tokenized. Lower where memory is short.",
+        description=(
+            "Bytes of all bodies being received or read, and of texts being tokenized. "
+            "Lower where memory is short."
+        ),
     )
     max_header_bytes: int = Field(
         32_768,
         ge=1024,
-        description="Bytes of a request's head, and of what frames its body. Raise for a proxy's long heads.",
+        description=(
+            "Bytes of a request's head, and of what frames its body. "
+            "Raise for a proxy's long heads."
+        ),
     )
     max_connections: int = Field(
         1024,
         ge=1,
-        description="Connections answered; more get 503. Raise it, and `ulimit -n`, for many callers.",
+        description=(
+            "Connections answered; more get 503. Raise it, and `ulimit -n`, for many callers."
+        ),
     )
     body_timeout_s: float = Field(
         30.0,
         gt=0,
-        description="Longest a request's head and body may take to arrive. Raise for slow networks.",
+        description=(
+            "Longest a request's head and body may take to arrive. Raise for slow networks."
+        ),
     )
     send_timeout_s: float = Field(
         60.0,
@@ -131,15 +173,23 @@ class Settings(BaseModel):
     )
     api_keys_file: Path | None = Field(
         None,
-        description="File of API keys, a line each: `name scopes key [limit]`. Set it wherever callers are not all trusted.",
+        description=(
+            "File of API keys, a line each: `name scopes key [limit]`. "
+            "Set it wherever callers are not all trusted."
+        ),
     )
     api_keys: SecretStr | None = Field(
         None,
-        description="The same in place of a file, `;` between keys. For where only variables can be set.",
+        description=(
+            "The same in place of a file, `;` between keys. For where only variables can be set."
+        ),
     )
     cors_origins: str | None = Field(
         None,
-        description="Origins whose pages may call from a browser, commas between. Set it for a web page of yours.",
+        description=(
+            "Origins whose pages may call from a browser, commas between. "
+            "Set it for a web page of yours."
+        ),
     )
     tls_cert: Path | None = Field(
         None, description="Certificate chain, PEM. With tls_key, serves HTTPS where no proxy does."
@@ -150,7 +200,9 @@ class Settings(BaseModel):
 
     admin: bool = Field(
         False,
-        description="Whether /v2/repository may load and unload models. Only where callers are trusted.",
+        description=(
+            "Whether /v2/repository may load and unload models. Only where callers are trusted."
+        ),
     )
 
     @field_validator("port", mode="before")
@@ -183,9 +235,8 @@ def read_settings(**options: Any) -> Settings:
         first = error.errors()[0]
         name = str(first["loc"][0])
         where = f"--{name.replace('_', '-')}" if name in options else f"{PREFIX}{name.upper()}"
-        raise StartupError(
-            f"{where}={first['input']}: {first['msg']}; correct or unset it"
-        ) from None
+        message = f"{where}={first['input']}: {first['msg']}; correct or unset it"
+        raise StartupError(message) from None
 
 
 def _environment() -> dict[str, str]:
@@ -195,24 +246,26 @@ def _environment() -> dict[str, str]:
         name = variable.removeprefix(PREFIX).lower()
         if name in Settings.model_fields:
             found[name] = os.environ[variable]
-        elif not name.startswith(
-            ("port_", "service_")
-        ):  # Kubernetes' own, for a service called addnorm
-            close = get_close_matches(name.upper(), map(str.upper, Settings.model_fields), 1)
-            hint = (
-                f"did you mean {PREFIX}{close[0]}?"
-                if close
-                else "`addnorm settings` lists them all"
-            )
-            log.warning("%s is no setting: %s", variable, hint)
+        elif not name.startswith(OF_KUBERNETES):
+            log.warning("%s is no setting: %s", variable, _hint(name))
     return found
 
 
-def usable_cores() -> int:
-    """Cores this process may use: its affinity, capped by the cgroup's CPU quota (not the host's core count)."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _hint(name: str) -> str:
+    """What may have been meant."""
+    close = get_close_matches(name, Settings.model_fields, 1)
+    return (
+        f"did you mean {PREFIX}{close[0].upper()}?"
+        if close
+        else "`addnorm settings` lists them all"
     )
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, capped by the cgroup's CPU quota."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         if quota != "max":
@@ -231,10 +284,8 @@ def describe(settings: Settings, options: Collection[str] = ()) -> str:
     for name, field in Settings.model_fields.items():
         source = "default"
         if name in settings.model_fields_set:
-            source = (
-                f"{'command line' if name in options else 'environment'}; default {field.default}"
-            )
-        lines.append(
-            f"{PREFIX}{name.upper()}={getattr(settings, name)}  ({source})\n    {field.description}"
-        )
+            where = "command line" if name in options else "environment"
+            source = f"{where}; default {field.default}"
+        lines.append(f"{PREFIX}{name.upper()}={getattr(settings, name)}  ({source})")
+        lines.append(f"    {field.description}")
     return "\n".join(lines)

@@ -7,13 +7,12 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
@@ -21,7 +20,7 @@ from pydantic import SecretStr
 
 from addnorm.service.inference.pipeline import Inference
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.server.connection import LONG_PIECE_S, READ_BYTES, Connection, Joined
+from addnorm.service.server.connection import LONG_PIECE_S, READ_BYTES, Connection
 from tests.conftest import Serve, inference_of, serving
 from tests.test_faults import eventually
 from tests.test_lifecycle import samples
@@ -668,36 +667,6 @@ def test_a_slow_but_steady_reader_gets_all_of_its_answer(serve: Serve) -> None:
             if piece.endswith(b"}}") or not piece:
                 break
         assert received > 30_000_000
-
-
-class Wire:
-    """A transport that keeps each packet."""
-
-    def __init__(self) -> None:
-        self.packets: list[bytes] = []
-
-    def write(self, data: bytes) -> None:
-        self.writelines([data])
-
-    def writelines(self, parts: Iterable[bytes]) -> None:
-        self.packets.append(b"".join(parts))
-
-    def close(self) -> None:
-        self.packets.append(b"closed")
-
-
-def test_the_head_of_an_answer_is_sent_with_its_body() -> None:
-    wire, connection = Wire(), cast(Any, SimpleNamespace(cycle=None))
-    transport = Joined(wire, connection)
-    connection.cycle = SimpleNamespace(response_started=False)
-    transport.write(b"100 Continue")
-    connection.cycle.response_started = True
-    for part in (b"head", b" of this", b"more"):
-        transport.write(part)
-    connection.cycle = SimpleNamespace(response_started=True)
-    transport.write(b"head alone")
-    transport.close()
-    assert wire.packets == [b"100 Continue", b"head of this", b"more", b"head alone", b"closed"]
 
 
 def test_all_headers_hide_the_server_and_forbid_sniffing(quick: str) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.telemetry.logs import BufferedHandler
+from addnorm.service.telemetry import logs
 from tests.conftest import inference_of, serving
 from tests.test_scheduler import echo, of_lengths
 
@@ -274,12 +276,23 @@ def test_warnings_and_threads_that_end_break_no_line_of_the_log() -> None:
 
 
 def test_lines_are_written_together_once_flushed() -> None:
-    handler = BufferedHandler(io.StringIO())
-    handler.lines = lines = ["a\n", "b\n"]
-    assert handler.stream.getvalue() == ""  # type: ignore[attr-defined]
+    stream = io.StringIO()
+    logger = logging.Logger("of the test")
+    logger.addHandler(handler := logs.buffered(stream))
+    logger.info("one", extra={"ms": 1.5})
+    logger.info("two")
+    assert stream.getvalue() == ""
     handler.flush()
-    assert handler.stream.getvalue() == "".join(lines)  # type: ignore[attr-defined]
-    assert handler.lines == []
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [list(line) for line in lines] == [
+        ["time", "level", "logger", "message", "ms"],
+        ["time", "level", "logger", "message"],
+    ]
+    assert [line["message"] for line in lines] == ["one", "two"]
+    assert datetime.fromisoformat(lines[0]["time"]).tzinfo == UTC
+    logger.warning("three")
+    assert json.loads(stream.getvalue().splitlines()[-1])["level"] == "warning"
+    handler.close()
 
 
 def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

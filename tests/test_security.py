@@ -342,7 +342,7 @@ def test_the_image_runs_as_nobody() -> None:
 def test_the_images_health_check_asks_with_and_without_https(
     serve: Serve, certificate: tuple[Path, Path]
 ) -> None:
-    command = json.loads(re.findall(r"CMD (\[.*readyz.*\])", (ROOT / "Dockerfile").read_text())[0])
+    command = json.loads(re.findall(r"CMD (\[.*health.*\])", (ROOT / "Dockerfile").read_text())[0])
     cert, key = certificate
     for files in ({}, {"tls_cert": cert, "tls_key": key}):
         with serve(**files) as url:

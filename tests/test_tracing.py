@@ -83,7 +83,7 @@ def test_a_request_is_a_span_with_its_stages_below(
     assert times[1:] == sorted(times[1:], key=lambda ns: ns or 0)  # one after another
     assert (times[-1] or 0) <= (request.end_time or 0) <= time.time_ns()
     assert abs((request.start_time or 0) - before) < 1e9
-    line, *_ = [record.context for record in caplog.records if record.name == "addnorm.access"]  # type: ignore[attr-defined]
+    line, *_ = [vars(record) for record in caplog.records if record.name == "addnorm.access"]
     assert line["trace_id"] == TRACE_ID
 
 

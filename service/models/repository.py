@@ -1,6 +1,7 @@
-"""The folder of bundles while the server runs: versions are loaded beside what runs, switched to, and unloaded.
+"""Loads and unloads versions while the server runs, and follows the folder of bundles.
 
-One change at a time, on a thread that is not the event loop's. Requests keep the model they found; knows none of them.
+A version is loaded beside the one that runs, and then replaces it. One change runs at a time, on a
+thread other than the event loop's. Requests keep the model they found. Knows no requests.
 """
 
 import gc
@@ -29,49 +30,53 @@ class Repository:
         self._models, self._settings = models, settings
         self._changing = threading.Lock()
         self._tried = {model.bundle.path: _signature(model.bundle.path) for model in models.all()}
-        self._seen: dict[Path, Signature] = {}  # by the last rescan
-        self._unreadable = self._listing().unreadable  # then
+        self._seen: dict[Path, Signature] = {}  # at the last rescan
+        self._unreadable = self._listing().unreadable  # at the last rescan
         self._closed = threading.Event()
         if settings.watch_s:
             threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def load(self, ref: str) -> None:
-        """Reads all versions of `name`, or `name/version`, and switches to what is new or has changed.
+        """Reads all versions of `name`, or `name/version`; serves those that are new or changed.
 
-        NotFound if there is none on disk; BundleRefused if one cannot be trusted, which leaves what runs as it is.
+        NotFound if there is none on disk. BundleRefused if one cannot be trusted; the version that
+        runs then stays.
         """
         with self._changing:
-            found = self._listing()
-            paths = [path for path in found.paths if ref in (path.parent.name, _ref(path))]
-            problems = [
-                why
-                for path, why in found.unreadable.items()
-                if ref in (path.name, path.parent.name, _ref(path))
-            ]
-            if not paths and not problems:
-                raise NotFound(
-                    f"no bundle {ref[:200]!r} in the folder this server loads from", param="model"
-                )
-            problems += [problem for path in paths if (problem := self._load(path))]
+            problems = self._load_all(ref)
         if problems:
-            raise BundleRefused(
-                f"{'; '.join(problems)}; {self._serving(ref.partition('/')[0])}", param="model"
-            )
+            message = f"{'; '.join(problems)}; {self._serving(ref.partition('/')[0])}"
+            raise BundleRefused(message, param="model")
+
+    def _load_all(self, ref: str) -> list[str]:
+        """What is wrong with any of them."""
+        found = self._listing()
+        paths = [path for path in found.paths if ref in (path.parent.name, _ref(path))]
+        problems = [
+            why
+            for path, why in found.unreadable.items()
+            if ref in (path.name, path.parent.name, _ref(path))
+        ]
+        if not paths and not problems:
+            message = f"no bundle {ref[:200]!r} in the folder this server loads from"
+            raise NotFound(message, param="model")
+        return problems + [problem for path in paths if (problem := self._load(path))]
 
     def _serving(self, name: str) -> str:
-        """What of a model is served now, some of which may just have been loaded."""
+        """Which versions of a model are served now; some may just have been loaded."""
         refs = [model.bundle.ref for model in self._models.all() if model.name == name]
-        return (
-            f"serving now: {', '.join(refs)}" if refs else f"no version of {name[:200]} is served"
-        )
+        if not refs:
+            return f"no version of {name[:200]} is served"
+        return f"serving now: {', '.join(refs)}"
 
     def unload(self, ref: str) -> None:
-        """Serves no version of `name`, or not `name/version`, and frees its memory. NotFound if none is served."""
+        """Stops serving all versions of `name`, or `name/version`, and frees their memory.
+
+        NotFound if none is served.
+        """
         with self._changing:
-            bundles_served = [model.bundle for model in self._models.all()]
-            refs = [
-                bundle.ref for bundle in bundles_served if ref in (bundle.manifest.name, bundle.ref)
-            ]
+            served = [model.bundle for model in self._models.all()]
+            refs = [bundle.ref for bundle in served if ref in (bundle.manifest.name, bundle.ref)]
             if not refs:
                 raise NotFound(f"model {ref[:200]!r} is not served here", param="model")
             engines = [engine for gone in refs for engine in self._drop(gone)]
@@ -81,33 +86,33 @@ class Repository:
             _free(engines)
 
     def rescan(self) -> None:
-        """Loads what is new or has changed, unloads what has vanished, if the last rescan saw the same."""
+        """Loads versions that are new or changed, unloads those that are gone.
+
+        It acts on what the last rescan saw too: files that are still being written are left alone.
+        """
         if not self._models.root or not self._models.root.is_dir():
-            return  # a volume that is away for a moment takes no model along
+            return  # a volume may be away for a moment: no model is unloaded for that
         with self._changing:
             listing = self._listing()
-            self._tell(listing.unreadable)
+            self._log_new(listing.unreadable)
             found = {path: _signature(path) for path in listing.paths}
             for path, signature in found.items():
                 if signature == self._seen.get(path) and signature != self._tried.get(path):
                     self._load(path)
-            hidden = {
-                path
-                for path in self._tried
-                if not listing.unreadable.keys().isdisjoint((path, *path.parents))
-            }
-            vanished = [
-                path for path in self._tried if path not in found and path not in self._seen
-            ]
-            for path in vanished:
-                if path not in hidden:  # whether that has vanished cannot be known
-                    del self._tried[path]
-                    _free(self._drop(_ref(path)))
-                    log.info("unloaded %s: %s is gone", _ref(path), path)
+            self._unload_missing(found, listing.unreadable)
             self._seen = found
 
-    def _tell(self, unreadable: dict[Path, str]) -> None:
-        """Logs what was not so at the last look."""
+    def _unload_missing(self, found: dict[Path, Signature], unreadable: dict[Path, str]) -> None:
+        """Unloads the versions that neither this rescan nor the last one has seen."""
+        for path in list(self._tried):
+            is_hidden = not unreadable.keys().isdisjoint((path, *path.parents))  # it may be there
+            if path not in found and path not in self._seen and not is_hidden:
+                del self._tried[path]
+                _free(self._drop(_ref(path)))
+                log.info("unloaded %s: %s is gone", _ref(path), path)
+
+    def _log_new(self, unreadable: dict[Path, str]) -> None:
+        """Logs what could be read at the last rescan."""
         for path, problem in unreadable.items():
             if path not in self._unreadable:
                 log.error("%s", problem)
@@ -120,7 +125,7 @@ class Repository:
         while not self._closed.wait(self._settings.watch_s):
             try:
                 self.rescan()
-            except Exception:  # whatever the folder holds, the next look may go well
+            except Exception:  # whatever the folder holds, the next rescan may succeed
                 log.exception("cannot follow %s", self._models.root)
 
     def _listing(self) -> bundles.Listing:
@@ -128,12 +133,14 @@ class Repository:
         if not self._models.root:
             return bundles.Listing([], {})
         found = bundles.listing(self._models.root)
-        return found._replace(
-            paths=[path for path in found.paths if (path / bundles.CERTIFICATE).is_file()]
-        )
+        complete = [path for path in found.paths if (path / bundles.CERTIFICATE).is_file()]
+        return found._replace(paths=complete)
 
     def _load(self, path: Path) -> str | None:
-        """Loads what lies there beside what runs, then switches. What is wrong, if anything; then nothing has changed."""
+        """Loads the version beside the one that runs, then replaces that.
+
+        Returns what is wrong, if anything; then nothing has changed.
+        """
         ref = _ref(path)
         self._tried[path] = _signature(path)
         running = self._models.get(ref)
@@ -144,14 +151,10 @@ class Repository:
                 log.info("serving %s as before: it has not changed", ref)
                 return None
             model = load(path, self._settings, running or self._models.get(path.parent.name))
-        except (
-            Exception
-        ) as error:  # there is no end to how a bundle can break; what runs must not notice
-            problem = (
-                str(error)
-                if isinstance(error, StartupError)
-                else f"bundle {path}: {type(error).__name__}: {error}"
-            )
+        except Exception as error:  # however a bundle is broken, the running version must go on
+            problem = str(error)
+            if not isinstance(error, StartupError):
+                problem = f"bundle {path}: {type(error).__name__}: {error}"
             self._models.note(ref, "UNAVAILABLE", problem)
             log.error("%s", problem)
             return problem
@@ -162,18 +165,20 @@ class Repository:
         return None
 
     def _drop(self, ref: str) -> list[weakref.ref[Engine]]:
-        """The engines that nobody new will find."""
+        """Its engines, which no new request will find."""
         model = self._models.remove(ref)
         return [weakref.ref(engine) for engine in model.engines.values()] if model else []
 
 
 def _free(engines: list[weakref.ref[Engine]]) -> None:
-    """Waits for the requests that still hold them, then hands their memory back."""
+    """Waits for the requests that still use the engines, then returns their memory."""
     if not engines:
         return
     deadline = time.monotonic() + FREE_S
-    while gc.collect() >= 0 and any(engine() for engine in engines) and time.monotonic() < deadline:
+    gc.collect()
+    while any(engine() for engine in engines) and time.monotonic() < deadline:
         time.sleep(0.2)
+        gc.collect()
     memory.give_back()
 
 
@@ -182,9 +187,9 @@ def _ref(path: Path) -> str:
 
 
 def _signature(path: Path) -> Signature:
-    """Changes with whatever is written there."""
+    """Changes whenever one of the folder's files does."""
     try:
         files = [(file.name, file.stat()) for file in sorted(path.iterdir())]
-    except OSError:  # it vanishes just now
+    except OSError:  # removed in this moment
         return ()
     return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in files)

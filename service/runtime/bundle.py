@@ -1,8 +1,9 @@
 """The bundle format: reader and writer. A bundle is a folder `<name>/<version>/`:
 
-manifest.json  model.onnx  model.int8.onnx?  its ranges?  head.onnx?  tokenizer.json?  certificate.json
+manifest.json  model.onnx  head.onnx?  tokenizer.json?  certificate.json
+model.int8.onnx?  model.int8.ranges.safetensors?
 
-The manifest names every other file but the certificate with its sha256; the certificate names the manifest's.
+The manifest holds the sha256 of every file but the certificate, which holds the manifest's.
 """
 
 import hashlib
@@ -20,12 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from addnorm.service.errors import StartupError
 
 FORMAT = 3
-MANIFEST, CERTIFICATE, HEAD, TOKENIZER = (
-    "manifest.json",
-    "certificate.json",
-    "head.onnx",
-    "tokenizer.json",
-)
+MANIFEST, CERTIFICATE = "manifest.json", "certificate.json"
+HEAD, TOKENIZER = "head.onnx", "tokenizer.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 Pooling = Literal["mean", "first", "last"]
 
@@ -42,15 +39,17 @@ class File(_Part):
 class Limits(_Part):
     max_positions: int = Field(description="Real tokens in a sequence.")
     vocab_size: int = Field(description="Token ids are below it.")
-    # the default serves bundles without a tokenizer: there are no texts to cut
+    # the default is for bundles without a tokenizer, which take no texts
     max_text_tokens: int = Field(
         default_factory=lambda given: given["max_positions"],
-        description="Tokens of a text, special tokens included: what the model's authors cut texts to.",
+        description=(
+            "Tokens of a text, special tokens included: what the model's authors cut texts to."
+        ),
     )
 
 
 class Manifest(_Part):
-    """What the server needs to know of a bundle, and where it came from."""
+    """What the server needs to know about a bundle, and where the bundle came from."""
 
     format: int
     name: str
@@ -64,7 +63,7 @@ class Manifest(_Part):
     precisions: dict[str, str]  # name -> graph file
     default_precision: str
     pooling: Pooling
-    normalize: bool  # what the model's authors do to a pooled vector; answers do it only when asked
+    normalize: bool  # whether the authors normalize pooled vectors; responses do when asked to
     source: dict[str, Any]  # preset and seed, or checkpoint and its sha256; weights not used
     opset: int
     versions: dict[str, str]  # torch, onnxruntime
@@ -114,28 +113,27 @@ class Listing(NamedTuple):
 
 
 def listing(root: Path) -> Listing:
-    """A folder that cannot be read hides nothing but what is in it."""
+    """The bundles below `root`. A folder that cannot be read does not hide the others."""
     found, unreadable = list[Path](), dict[Path, str]()
     for model in _folders(root, unreadable) if root.is_dir() else ():
         if NAME.fullmatch(model.name):
-            found += [
-                path
-                for path in _folders(model, unreadable)
-                if path.name.isascii() and path.name.isdigit()
-            ]
+            found += filter(_is_version, _folders(model, unreadable))
     for path in found:
         _folders(path, unreadable)
-    readable = (path for path in found if path not in unreadable)
-    return Listing(
-        sorted(readable, key=lambda path: (path.parent.name, int(path.name))), unreadable
-    )
+    readable = [path for path in found if path not in unreadable]
+    readable.sort(key=lambda path: (path.parent.name, int(path.name)))
+    return Listing(readable, unreadable)
+
+
+def _is_version(path: Path) -> bool:
+    return path.name.isascii() and path.name.isdigit()
 
 
 def _folders(path: Path, unreadable: dict[Path, str]) -> list[Path]:
-    """Those in a folder; none if it cannot be read."""
+    """The folders in a folder; none if it cannot be read, which goes to `unreadable`."""
     try:
         return [entry for entry in path.iterdir() if entry.is_dir()]
-    except FileNotFoundError:  # it vanishes just now
+    except FileNotFoundError:  # removed in this moment
         return []
     except OSError as error:
         unreadable[path] = _unreadable(path, error)
@@ -143,33 +141,31 @@ def _folders(path: Path, unreadable: dict[Path, str]) -> list[Path]:
 
 
 def _unreadable(path: Path, error: OSError) -> str:
-    """For instance, written under umask 077 and read by another user."""
-    how = (
-        f"let this user read it, with `chmod -R a+rX {path}`"
-        if error.errno == EACCES
-        else "repair or remove it"
-    )
-    return (
-        f"{error.filename or path} cannot be read by user {os.geteuid()}: {error.strerror}; {how}"
-    )
+    """Why it cannot be read, and what to do. A common cause is another user's umask of 077."""
+    how = "repair or remove it"
+    if error.errno == EACCES:
+        how = f"let this user read it, with `chmod -R a+rX {path}`"
+    file = error.filename or path
+    return f"{file} cannot be read by user {os.geteuid()}: {error.strerror}; {how}"
 
 
 def find(root: Path) -> Listing:
     """The bundle folders below `root`. StartupError if there is none that can be read."""
     found = listing(root)
-    if not found.paths and found.unreadable:
-        raise StartupError(
-            f"no bundle under {root} can be read: {'; '.join(found.unreadable.values())}"
-        )
-    if not found.paths:
-        raise StartupError(
-            f"no bundle under {root}: make one with `addnorm export --preset notebook --out {root}`"
-        )
-    return found
+    if found.paths:
+        return found
+    if found.unreadable:
+        reasons = "; ".join(found.unreadable.values())
+        raise StartupError(f"no bundle under {root} can be read: {reasons}")
+    command = f"addnorm export --preset notebook --out {root}"
+    raise StartupError(f"no bundle under {root}: make one with `{command}`")
 
 
 def read(path: Path) -> Bundle:
-    """A certified bundle, every file checked against its sha256. StartupError says what does not match."""
+    """A certified bundle, every file checked against its sha256.
+
+    StartupError says what does not match.
+    """
     try:
         return _read(path)
     except OSError as error:
@@ -200,42 +196,38 @@ def read_uncertified(path: Path) -> Bundle:
         where = ".".join(map(str, first["loc"])) or "JSON"
         raise _refused(path, f"{MANIFEST} is broken: {where}: {first['msg']}", "export") from None
     if manifest.format != FORMAT:
-        raise _refused(
-            path, f"{MANIFEST} has format {manifest.format}, this version reads {FORMAT}", "export"
-        )
-    if manifest.default_precision not in manifest.precisions:
-        raise _refused(
-            path,
-            f"{MANIFEST} has default precision {manifest.default_precision}, but no such graph",
-            "export",
-        )
+        what = f"{MANIFEST} has format {manifest.format}, this version reads {FORMAT}"
+        raise _refused(path, what, "export")
+    if (default := manifest.default_precision) not in manifest.precisions:
+        what = f"{MANIFEST} has default precision {default}, but no such graph"
+        raise _refused(path, what, "export")
     _check_files(path, manifest)
     return Bundle(path, manifest, None)
 
 
 def _check_files(path: Path, manifest: Manifest) -> None:
-    named = {*manifest.precisions.values(), *manifest.files}
-    for name in sorted(named):
-        recorded = manifest.files.get(name)
-        file = path / name
-        if recorded is None or Path(name).name != name:
-            raise _refused(
-                path, f"{MANIFEST} has no sha256 of a file {name!r} in its folder", "export"
-            )
-        if not file.is_file():
-            raise _refused(path, f"{name} is missing", "export")
-        if file.stat().st_size != recorded.num_bytes:
-            raise _refused(
-                path,
-                f"{name} has {file.stat().st_size} bytes, {recorded.num_bytes} recorded",
-                "export",
-            )
-        if sha256(file) != recorded.sha256:
-            raise _refused(path, f"{name} does not match its sha256", "export")
+    for name in sorted({*manifest.precisions.values(), *manifest.files}):
+        if what := _mismatch(path, name, manifest.files.get(name)):
+            raise _refused(path, what, "export")
+
+
+def _mismatch(path: Path, name: str, recorded: File | None) -> str | None:
+    """How a file differs from what the manifest records. None if it does not."""
+    file = path / name
+    if recorded is None or Path(name).name != name:
+        return f"{MANIFEST} has no sha256 of a file {name!r} in its folder"
+    if not file.is_file():
+        return f"{name} is missing"
+    if (num_bytes := file.stat().st_size) != recorded.num_bytes:
+        return f"{name} has {num_bytes} bytes, {recorded.num_bytes} recorded"
+    return None if sha256(file) == recorded.sha256 else f"{name} does not match its sha256"
 
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> Bundle:
-    """Writes the manifest over the files that lie in `path`, and reads it back. `manifest` lacks format and files."""
+    """Writes the manifest for the files in `path`, and reads it back.
+
+    manifest: all fields but format and files.
+    """
     files = {
         file.name: describe(file)
         for file in sorted(path.iterdir())

@@ -1,4 +1,4 @@
-"""What glibc keeps of the memory that was freed. Does nothing under another C library."""
+"""Keeps glibc from holding freed memory. Does nothing under another C library."""
 
 import ctypes
 from contextlib import suppress
@@ -7,12 +7,16 @@ M_ARENA_MAX = -8  # malloc.h
 
 
 def share_arenas() -> None:
-    """glibc gives each thread a heap of its own, and what one frees another cannot use: resident memory triples."""
+    """Lets all threads share two of glibc's heaps.
+
+    By default each thread has a heap of its own and cannot use what another one has freed, which
+    triples resident memory.
+    """
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
 
 
 def give_back() -> None:
-    """Hands what is free back to the system; glibc itself does so only from a heap's top."""
+    """Returns free memory to the system. glibc by itself does so only at the top of a heap."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Texts -> token ids, by a bundle's own tokenizer.json. Knows models' limits; no requests, no threads."""
+"""Texts -> token ids, by a bundle's own tokenizer.json. Knows models' limits, no requests."""
 
 import os
 from collections.abc import Sequence
@@ -8,18 +8,16 @@ import tokenizers
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
 
-os.environ["TOKENIZERS_PARALLELISM"] = (
-    "false"  # else each call starts threads, which compete with the workers
-)
-CHARACTERS_PER_TOKEN = (
-    16  # languages have 2 to 5; a text with more for each position is refused before any work
-)
-LIKELY_CHARACTERS = 8  # for each token: so long a beginning of a text is mostly enough to cut it
-EDGE_CHARACTERS = 64  # at the end of a beginning, where what follows may still change the tokens
+# else each call starts threads of its own, which compete with the worker threads
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Characters of a text for each token that it may have. Languages have 2 to 5.
+CHARACTERS_PER_TOKEN = 16  # more are refused before any work, unless the text may be cut
+LIKELY_CHARACTERS = 8  # mostly enough to cut the text
+EDGE_CHARACTERS = 64  # at the end of a beginning: what follows may still change their tokens
 
 
 class CannotCut(Exception):
-    """The beginning that may be looked at does not hold all the tokens that the text is to be cut to."""
+    """The beginning of a text that may be tokenized holds fewer tokens than the text is cut to."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
@@ -27,10 +25,10 @@ class CannotCut(Exception):
 
 
 class Tokenizer:
-    """Safe to call from several threads at once: neither of its two halves changes once made."""
+    """Safe to call from several threads at once: its two tokenizers never change once made."""
 
     def __init__(self, bundle: Bundle) -> None:
-        """StartupError if the file is broken, or has ids that the model has not."""
+        """StartupError if the file is broken, or has ids that the model lacks."""
         limits = bundle.manifest.limits
         self.max_tokens = limits.max_text_tokens
         self.max_characters = CHARACTERS_PER_TOKEN * limits.max_positions
@@ -45,40 +43,42 @@ class Tokenizer:
         limits, highest = bundle.manifest.limits, max(self._whole.get_vocab().values(), default=0)
         if highest >= limits.vocab_size:
             raise StartupError(
-                f"bundle {bundle.path}: {TOKENIZER} has ids up to {highest}, the model's are below {limits.vocab_size}:"
-                " export it again with the tokenizer that it was trained with"
+                f"bundle {bundle.path}: {TOKENIZER} has ids up to {highest}, the model's are below"
+                f" {limits.vocab_size}: export it again with the tokenizer it was trained with"
             )
-        if not self.num_special < self.max_tokens <= limits.max_positions:
+        special, positions = self.num_special, limits.max_positions
+        if not special < self.max_tokens <= positions:
             raise StartupError(
-                f"bundle {bundle.path}: texts may have {self.max_tokens} tokens; with {self.num_special} special tokens"
-                f" and {limits.max_positions} positions it must be {self.num_special + 1} to {limits.max_positions}:"
-                " export it again"
+                f"bundle {bundle.path}: texts may have {self.max_tokens} tokens; with {special}"
+                f" special tokens and {positions} positions it must be {special + 1} to"
+                f" {positions}: export it again"
             )
 
     def ids(self, texts: Sequence[str], truncate: bool) -> list[list[int]]:
-        """Token ids of each text, special tokens included. `truncate` cuts them to max_tokens, or raises CannotCut."""
-        # of all its methods this one holds Python's lock least
-        return [
-            encoding.ids
-            for encoding in self._half(truncate).encode_batch_fast(self._looked_at(texts, truncate))
-        ]
+        """Token ids of each text, special tokens included.
+
+        truncate: cuts them to max_tokens, or raises CannotCut.
+        """
+        chosen = self._chosen(truncate)
+        # of the library's methods this one holds Python's global lock for the shortest time
+        encodings = chosen.encode_batch_fast(self._readable(texts, truncate))
+        return [encoding.ids for encoding in encodings]
 
     def encode(self, texts: Sequence[str], truncate: bool) -> list[tokenizers.Encoding]:
         """As `ids`, with tokens and offsets."""
-        return self._half(truncate).encode_batch(self._looked_at(texts, truncate))
+        return self._chosen(truncate).encode_batch(self._readable(texts, truncate))
 
-    def _half(self, truncate: bool) -> tokenizers.Tokenizer:
+    def _chosen(self, truncate: bool) -> tokenizers.Tokenizer:
         return self._cut if truncate else self._whole
 
-    def _looked_at(self, texts: Sequence[str], truncate: bool) -> list[str]:
-        return (
-            [self._beginning(index, text) for index, text in enumerate(texts)]
-            if truncate
-            else list(texts)
-        )
+    def _readable(self, texts: Sequence[str], truncate: bool) -> list[str]:
+        """What of each text is tokenized."""
+        if not truncate:
+            return list(texts)
+        return [self._beginning(index, text) for index, text in enumerate(texts)]
 
     def _beginning(self, index: int, text: str) -> str:
-        """So much of the text that cutting it gives the same tokens as cutting all of it: bounded work, exact tokens."""
+        """Enough of the text to cut it to the same tokens as the whole text. Bounds the work."""
         for size in (LIKELY_CHARACTERS * self.max_tokens, self.max_characters):
             if len(text) <= size:
                 return text
@@ -87,16 +87,15 @@ class Tokenizer:
         raise CannotCut(index)
 
     def _num_settled(self, beginning: str) -> int:
-        """Leading tokens that are the same whatever follows: those of words that end well before the edge.
+        """Number of leading tokens that are the same whatever text follows.
 
-        The last word may go on behind the edge, and an added token may begin shortly before it.
+        They are those of the words that end well before the edge: the last word may go on behind
+        the edge, and an added token may begin shortly before it.
         """
         encoding = self._whole.encode_batch([beginning], add_special_tokens=False)[0]
         words, edge = encoding.word_ids, len(beginning) - self._edge
         beyond = (index for index, (_, end) in enumerate(encoding.offsets) if end > edge)
-        first = next(
-            beyond, len(words) - 1
-        )  # the first token that is not settled, and with it its word
+        first = next(beyond, len(words) - 1)  # neither it nor the rest of its word is settled
         return words.index(words[first]) if words else 0
 
 
@@ -106,7 +105,7 @@ def load(bundle: Bundle) -> Tokenizer | None:
 
 
 def _read(bundle: Bundle) -> tokenizers.Tokenizer:
-    """The file's tokenizer without the file's padding and truncation: here pads are never made, and nothing is cut unasked."""
+    """The file's tokenizer, without the padding and the truncation that the file sets."""
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(bundle.path / TOKENIZER))
     except Exception as error:  # tokenizers has no class of its own

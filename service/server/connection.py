@@ -58,7 +58,7 @@ class Connection(HttpToolsProtocol):
         self._is_surplus = self._is_refused = self._has_ended = False
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(cast(Any, Joined(transport, self)))
+        super().connection_made(transport)
         self.flow = Flow(self)
         self._since = self._all_sent = (
             self.loop.time()
@@ -140,10 +140,6 @@ class Connection(HttpToolsProtocol):
             return
         if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self.transport.abort()
-
-    def on_response_complete(self) -> None:
-        cast(Joined, self.transport).flush()
-        super().on_response_complete()
 
     def _wrong(self) -> ServiceError | None:
         """What is wrong with a whole head."""
@@ -300,36 +296,6 @@ class Flow(FlowControl):
     def resume_reading(self) -> None:
         if not self._pipeline:
             super().resume_reading()
-
-
-class Joined:
-    """A transport that sends the head of an answer with the first of its body: uvicorn would send two packets."""
-
-    def __init__(self, transport: Any, connection: Connection) -> None:
-        self._transport, self._connection = transport, connection
-        self._head: bytes | None = None
-        self._answered: Any = None  # the request whose answer was begun last
-
-    def write(self, data: Any) -> None:
-        cycle = self._connection.cycle
-        if self._head is not None:
-            head, self._head = self._head, None
-            self._transport.writelines((head, data))
-        elif cycle is not None and cycle.response_started and cycle is not self._answered:
-            self._head, self._answered = data, cycle
-        else:
-            self._transport.write(data)
-
-    def flush(self) -> None:
-        if self._head is not None:  # without a body: to HEAD, or the application broke off
-            self.write(b"")
-
-    def close(self) -> None:
-        self.flush()
-        self._transport.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
 
 
 class Steps(BufferedProtocol):

@@ -95,11 +95,9 @@ class RequestMiddleware:
             level,
             "request",
             extra={
-                "context": {
-                    "request_id": context.request_id, "method": scope["method"], "route": route, "status": context.status,
-                    "ms": round(seconds * 1000, 3), "model": context.model, "real_tokens": context.real_tokens,
-                    "pad_tokens": context.pad_tokens, **named, **context.times_ms(), **traced,
-                }
+                "request_id": context.request_id, "method": scope["method"], "route": route, "status": context.status,
+                "ms": round(seconds * 1000, 3), "model": context.model, "real_tokens": context.real_tokens,
+                "pad_tokens": context.pad_tokens, **named, **context.times_ms(), **traced,
             },
         )  # fmt: skip
 

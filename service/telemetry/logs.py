@@ -4,67 +4,60 @@ import io
 import logging
 import sys
 import threading
-from contextlib import suppress
-from datetime import UTC, datetime
+import time
+from logging.handlers import MemoryHandler
 from typing import TextIO
 
-import orjson
+from pythonjsonlogger.core import RESERVED_ATTRS, LogData
+from pythonjsonlogger.orjson import OrjsonFormatter
+
+FIELDS = {"asctime": "time", "levelname": "level", "name": "logger", "message": "message"}
+NOT_SHOWN = [*RESERVED_ATTRS, "color_message"]  # uvicorn's messages again, with terminal colours
+MAX_BUFFERED = 100  # records; formatting and writing them takes about 1 ms
 
 
-class JsonFormatter(logging.Formatter):
-    """time, level, logger, message; then a record's `context`, and the traceback of an exception."""
+class JsonFormatter(OrjsonFormatter):
+    """time, level, logger, message; then the caller's `extra`, and an exception's traceback."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **getattr(record, "context", {}),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(line, default=str).decode()
+    converter = staticmethod(time.gmtime)
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03d+00:00"
+
+    def __init__(self) -> None:
+        super().__init__(
+            list(FIELDS),
+            rename_fields={**FIELDS, "exc_info": "exception"},
+            reserved_attrs=NOT_SHOWN,
+            json_default=str,
+        )
+
+    def process_log_record(self, log_data: LogData) -> LogData:
+        log_data["level"] = log_data["level"].lower()
+        return log_data
 
 
-class BufferedHandler(logging.Handler):
-    """Collects lines and writes them together: a write for each hands the interpreter's lock away each time.
+def buffered(stream: TextIO) -> MemoryHandler:
+    """Holds records and writes them together: each write releases Python's global lock.
 
-    Flushed by the server ten times a second, at once from a warning on, and at exit.
+    It writes from a warning on, when MAX_BUFFERED records are held, when flushed, and at exit.
     """
-
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__()
-        self.stream, self.lines = stream, list[str]()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(self.format(record) + "\n")
-        if record.levelno >= logging.WARNING:
-            self.flush()
-
-    def flush(self) -> None:
-        self.acquire()
-        lines, self.lines = self.lines, []
-        self.release()
-        with suppress(
-            OSError
-        ):  # the disk is full, or the reader gone: that must cost log lines and nothing else
-            self.stream.write("".join(lines))
+    target = logging.StreamHandler(stream)
+    target.setFormatter(JsonFormatter())
+    return MemoryHandler(MAX_BUFFERED, logging.WARNING, target)
 
 
 def configure(level: str) -> None:
-    """All loggers of the process, uvicorn's too."""
-    # unbuffered: what could not be written must not wait in the stream and fail again, even at exit
+    """Sets up all loggers of the process, uvicorn's too."""
+    # unbuffered: a line that could not be written must not fail again at exit
     stderr = io.TextIOWrapper(
         io.FileIO(sys.stderr.fileno(), "w", closefd=False), "utf-8", write_through=True
     )
-    handler = BufferedHandler(stderr)
-    handler.setFormatter(JsonFormatter())
-    # what no line shows is not gathered (logging's "Optimization"): the caller's place alone costs a walk up the stack
+    logging.raiseExceptions = False  # a full disk or a closed pipe costs log lines only
+    # no line shows these, and gathering them costs time (logging's "Optimization")
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # what Python would write beside them
+    logging.basicConfig(level=level.upper(), handlers=[buffered(stderr)], force=True)
+    # Python writes these to stderr by itself, not as JSON
     logging.captureWarnings(True)
     threading.excepthook = _log_thread_end
 

@@ -1,4 +1,4 @@
-"""What bodies are written in: media types and content codings, negotiated. Knows bytes and headers only."""
+"""Media types and content codings of bodies, negotiated. Knows bytes and headers only."""
 
 import zlib
 from collections.abc import Iterator, Sequence
@@ -35,31 +35,33 @@ def require_json(headers: Headers) -> None:
 
 
 def negotiated(headers: Headers, offered: Sequence[str]) -> str:
-    """Which of the offered media types Accept prefers (RFC 9110, 12.5.1), the first where it says nothing."""
+    """The offered media type that Accept prefers (RFC 9110, 12.5.1); the first without Accept.
+
+    Among types of equal quality one that is named goes before one that a range covers, and then
+    the one that is offered first.
+    """
     accept = headers.get("accept", "*/*")
     if accept in ("*/*", offered[0]):
         return offered[0]
     ranges = dict(_weighted(accept))
-    # the most specific range that fits decides; among equals, who is named wins, then who is offered first
     best = max(offered, key=lambda media_type: _preference(ranges, media_type))
     if not _preference(ranges, best)[0]:
-        raise NotAcceptable(
-            f"Accept is {accept[:200]!r}: offered are {' and '.join(offered)}", param="accept"
-        )
+        message = f"Accept is {accept[:200]!r}: offered are {' and '.join(offered)}"
+        raise NotAcceptable(message, param="accept")
     return best
 
 
 def _preference(ranges: dict[str, float], media_type: str) -> tuple[float, int]:
-    """Quality and how closely it is meant."""
+    """Quality and precision of the most precise range that covers the media type."""
     kind = media_type.partition("/")[0]
-    for closeness, named in ((2, media_type), (1, f"{kind}/*"), (0, "*/*")):
-        if named in ranges:
-            return ranges[named], closeness
+    for precision, media_range in ((2, media_type), (1, f"{kind}/*"), (0, "*/*")):
+        if media_range in ranges:
+            return ranges[media_range], precision
     return 0.0, 0
 
 
 def _weighted(header: str) -> list[tuple[str, float]]:
-    """`a;q=0.5, b` -> [("a", 0.5), ("b", 1.0)]"""
+    """`a;q=0.5, b` -> [("a", 0.5), ("b", 1.0)]. InvalidInput for a q that is no number."""
     weighted = []
     for element in header.lower().split(","):
         name, *parameters = (part.strip() for part in element.split(";"))
@@ -67,9 +69,8 @@ def _weighted(header: str) -> list[tuple[str, float]]:
         try:
             weighted.append((name, min(1.0, max(0.0, float(quality)))))
         except ValueError:
-            raise InvalidInput(
-                f"q is {quality[:60]!r}: a number from 0 to 1", param="accept"
-            ) from None
+            message = f"q is {quality[:60]!r}: a number from 0 to 1"
+            raise InvalidInput(message, param="accept") from None
     return weighted
 
 
@@ -95,7 +96,10 @@ def decompressed(body: bytes, coding: str, max_bytes: int, most: int | None = No
 
 
 def wanted_coding(headers: Headers) -> str | None:
-    """The answer's coding. One named alone is a wish; a list is what HTTP libraries send of themselves."""
+    """The content coding of the response: the one that accept-encoding names alone, if known.
+
+    A list is no wish: HTTP libraries send one by themselves.
+    """
     accept = headers.get("accept-encoding")
     if accept is None or "," in accept:
         return None

@@ -1,0 +1,73 @@
+"""Compares the attributes of a graph's operators with the reference's Config."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+
+from addnorm.export import structure
+from addnorm.model.transformer import Config
+
+
+def body(graph: ModelProto, config: Config) -> Iterator[str]:
+    """What differs from the reference's Config."""
+    yield from _attributes(
+        graph, config, norms=config.n_norms, activations=config.n_layers, attentions=config.n_layers
+    )
+
+
+def head(graph: ModelProto, config: Config) -> Iterator[str]:
+    """What differs from the reference's Config."""
+    once = int(config.head == "transform")
+    yield from _attributes(graph, config, norms=once, activations=once, attentions=0)
+
+
+def _attributes(
+    model: ModelProto, config: Config, norms: int, activations: int, attentions: int
+) -> Iterator[str]:
+    """Attributes of the operators that the model's Config decides, and how often each occurs."""
+    norm = {"epsilon": float(np.float32(config.eps)), "axis": -1, "stash_type": 1}
+    gelu = {"approximate": b"tanh" if config.activation == "gelu_tanh" else b"none"}
+    heads = {"q_num_heads": config.n_heads, "kv_num_heads": config.n_heads}
+    yield from _each(model, "LayerNormalization", norm, norms * (config.norm == "layer"))
+    yield from _each(model, "Gelu", gelu, activations * (config.activation != "relu"))
+    yield from _each(model, "Relu", {}, activations * (config.activation == "relu"))
+    yield from _each(model, "Attention", heads, attentions)
+    yield from _std_norms(model, config, norms * (config.norm == "std"))
+    yield from _products(model)
+
+
+def _each(
+    model: ModelProto, operator: str, attributes: dict[str, Any], count: int
+) -> Iterator[str]:
+    nodes = [node for node in model.graph.node if node.op_type == operator]
+    if len(nodes) != count:
+        yield f"{operator} occurs {len(nodes)} times, {count} expected"
+    for node in nodes:
+        if (got := structure.attributes(node)) != attributes:
+            yield f"{node.name} ({operator}) has {got}, {attributes} expected"
+
+
+def _products(model: ModelProto) -> Iterator[str]:
+    plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
+    for node in model.graph.node:
+        got = structure.attributes(node)
+        if node.op_type == "Gemm" and plain | got != got | plain:
+            yield f"{node.name} (Gemm) has {got}, {plain} expected"
+
+
+def _std_norms(model: ModelProto, config: Config, count: int) -> Iterator[str]:
+    """Each such norm adds eps to a square root."""
+    roots = {node.output[0] for node in model.graph.node if node.op_type == "Sqrt"}
+    constants = {item.name: item for item in model.graph.initializer}
+    additions = [node for node in model.graph.node if node.op_type == "Add"]
+    added = [_added(node, constants) for node in additions if roots & {*node.input}]
+    expected = [float(np.float32(config.eps))] * count
+    if added != expected:
+        yield f"the norms add {added} to the deviation, {expected} expected"
+
+
+def _added(node: NodeProto, constants: Mapping[str, TensorProto]) -> float | None:
+    values = [numpy_helper.to_array(constants[name]) for name in node.input if name in constants]
+    return float(values[0]) if len(values) == 1 and values[0].size == 1 else None

@@ -1,0 +1,245 @@
+"""Cases of the certificate: what is served against PyTorch, and its bits against themselves.
+
+Cases go through the server's own decode, scheduler, engine and encode; a few through the bare
+graph. The reference is always the plain `Padded` model in PyTorch, so packing is proved too.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import compress
+from typing import Any
+
+import numpy as np
+import orjson
+import torch
+from numpy.typing import NDArray
+from starlette.datastructures import Headers
+
+from addnorm.export import tolerances
+from addnorm.model.transformer import Transformer
+from addnorm.service.inference.pipeline import Inference
+from addnorm.service.models.registry import PADDINGS, Model, Models
+from addnorm.service.protocols.codec.bodies import RawRequest
+from addnorm.service.protocols.native import decode
+from addnorm.service.runtime import selfcheck
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.settings import Settings
+
+Array = NDArray[Any]
+NamedCompare = tuple[str, Callable[[str], Iterable[tolerances.Result]]]  # called with a precision
+MAX_LOGITS = 4_000_000  # values compared per case; beyond it only each row's last token's
+PLACES = ("right", "left", "holes")  # of pads
+BIT_LENGTHS = (1, 2, 3, 5, 8, 16, 17, 33, 64, 100, 129, 512)
+PATIENCE_S = 3600.0  # for one case: a slow machine is no fault of the graph
+
+
+class CertificationError(Exception):
+    """A check failed. The message names the case in words."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request: rows of token ids, and a mask or none."""
+
+    name: str
+    input_ids: list[list[int]]
+    attention_mask: list[list[int]] | None = None
+
+    def grid(self) -> tuple[Array, Array]:
+        """input_ids, mask `[B, S]`; ragged rows are padded on the right."""
+        width = max(map(len, self.input_ids))
+        ids = np.array([row + [0] * (width - len(row)) for row in self.input_ids], np.int64)
+        padded = [[1] * len(row) + [0] * (width - len(row)) for row in self.input_ids]
+        return ids, np.array(self.attention_mask or padded, np.int64)
+
+
+class Served:
+    """The server's path without HTTP: a body in, the parsed answer out."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.inference = Inference(Models([model]), Settings(max_response_bytes=2**32))
+
+    def ask(self, case: Case, precision: str, **options: Any) -> dict[str, Any]:
+        body = {"input_ids": case.input_ids, "precision": precision, **options}
+        if case.attention_mask is not None:
+            body["attention_mask"] = case.attention_mask
+        return asyncio.run(self._answer(orjson.dumps(body)))
+
+    async def _answer(self, body: bytes) -> dict[str, Any]:
+        deadline = Deadline(PATIENCE_S)
+        request, encode = await decode(RawRequest(body, Headers(), deadline), self.inference)
+        payload, _ = await self.inference.run(request, encode, deadline)
+        return orjson.loads(b"".join(payload.parts))  # type: ignore[no-any-return]
+
+
+@contextmanager
+def path_of(model: Model) -> Iterator[Served]:
+    """Closed at the end."""
+    path = Served(model)
+    yield path
+    path.inference.close()
+
+
+def named(path: Served, reference: Transformer) -> list[NamedCompare]:
+    """Every case by name, as a function to be called with the precision."""
+    requests = cases(path.model.bundle)
+    return [
+        *((case.name, partial(_against_torch, path, case, reference)) for case in requests),
+        ("bare graph, pads holes", partial(_bare_graph, path, reference)),
+        ("padded like alone", partial(_unequal_paddings, path)),
+        ("co-batched like alone", partial(_unequal_co_batched, path)),
+        ("bare graph, its bits", partial(_bare_bits, path)),
+    ]
+
+
+def cases(bundle: Bundle) -> list[Case]:
+    """The seeded requests of the certificate."""
+    limits = bundle.manifest.limits
+    longest = limits.max_positions
+    drawn = selfcheck.sequences(limits, [1, longest, 3, 29, 7, 60, 2])
+    one, full, *ragged = (sequence.tolist() for sequence in drawn)
+    padded = [_padded(ragged, where) for where in PLACES]
+    ids, mask = padded[0].grid()
+    mask[1] = 0
+    return [
+        Case("length 1", [one]),
+        Case("lowest and highest id", [[0], [limits.vocab_size - 1]]),
+        Case(f"maximum length {longest}", [full]),
+        Case("ragged", ragged),
+        *padded,
+        Case("a row of pads alone", ids.tolist(), mask.tolist()),
+    ]
+
+
+def _padded(sequences: list[list[int]], where: str) -> Case:
+    grid = [selfcheck.place(np.array(sequence), 64, where) for sequence in sequences]
+    ids, masks = ([row[0].tolist() for row in rows] for rows in zip(*grid, strict=True))
+    return Case(f"pads {where}", ids, masks)
+
+
+def _against_torch(
+    path: Served, case: Case, reference: Transformer, precision: str
+) -> Iterator[tolerances.Result]:
+    """Every output over real tokens."""
+    ids, mask = case.grid()
+    activations, mean, rstd = _by_torch(reference, ids, mask)
+    got = path.ask(case, precision, outputs=["activations", "pooled", "norm_stats"], pooling="mean")
+    real = mask != 0
+    served = _real(got["activations"], real, case)
+    yield from tolerances.vectors("activations", served, activations[real], precision)
+    pooled = activations.sum(1) / np.maximum(real.sum(1, keepdims=True), 1)
+    yield from tolerances.vectors("pooled", np.array(got["pooled"]), pooled, precision)
+    stats = got["norm_stats"]
+    norms = _real(stats["mean"], real, case), _real(stats["rstd"], real, case)
+    yield from tolerances.norms(norms, (mean[real], rstd[real]), precision)
+    if reference.head:
+        logits = _logits(path, case, reference, precision, activations, real)
+        yield from tolerances.vectors("logits", *logits, precision)
+
+
+def _by_torch(reference: Transformer, ids: Array, mask: Array) -> tuple[Array, Array, Array]:
+    """activations, norm_mean, norm_rstd `[B, S, ...]`."""
+    with torch.no_grad():
+        activations, mean, rstd = reference(torch.from_numpy(ids), torch.from_numpy(mask))
+    return activations.numpy(), mean.numpy(), rstd.numpy()
+
+
+def _logits(
+    path: Served,
+    case: Case,
+    reference: Transformer,
+    precision: str,
+    activations: Array,
+    real: Array,
+) -> tuple[Array, Array]:
+    """Served and reference logits over real tokens.
+
+    Where these are too many values, over the last token of each row.
+    """
+    assert reference.head
+    rows = activations[real]
+    positions = _positions(case, path.model.bundle)
+    got = path.ask(case, precision, outputs=["logits"], logits={"positions": positions})["logits"]
+    if positions == "last":
+        rows = rows[np.cumsum(real.sum(1))[real.any(1)] - 1]
+    with torch.no_grad():
+        expected = reference.head(torch.from_numpy(rows)).numpy()
+    return _real(got, real, case) if positions == "all" else np.array(got)[real.any(1)], expected
+
+
+def _positions(case: Case, bundle: Bundle) -> str:
+    num_logits = case.grid()[1].sum() * bundle.manifest.limits.vocab_size
+    return "all" if num_logits <= MAX_LOGITS else "last"
+
+
+def _real(answer: list[Any], real: Array, case: Case) -> Array:
+    """The answer's rows over real tokens `[n, w]`; pads must be exact zeros."""
+    if case.attention_mask is None:
+        return np.concatenate([np.array(row) for row in answer])
+    grid = np.array(answer)
+    if grid[~real].any():
+        raise CertificationError(f"{case.name}: a pad is not zero")
+    return grid[real]
+
+
+def _bare_graph(
+    path: Served, reference: Transformer, precision: str
+) -> Iterator[tolerances.Result]:
+    """The graph as any other ONNX server would call it: on the padded grid."""
+    case = next(case for case in cases(path.model.bundle) if case.name == "pads holes")
+    ids, mask = case.grid()
+    expected, *_ = _by_torch(reference, ids, mask)
+    got = path.model.engine(precision).run_grid(ids, mask)[0]
+    flat = (-1, expected.shape[-1])
+    served, expected = got.reshape(flat), expected.reshape(flat)
+    yield from tolerances.vectors("activations", served, expected, precision)
+
+
+def _bare_bits(path: Served, precision: str) -> Iterator[tolerances.Result]:
+    engine, manifest = path.model.engine(precision), path.model.bundle.manifest
+    paddings = PADDINGS[manifest.layout]
+    unequal = list(selfcheck.unequal(engine, manifest.limits, paddings, BIT_LENGTHS))
+    yield f"unequal ({', '.join(paddings)})", len(unequal), 0
+    yield "not zero where all are pads", 0 if selfcheck.all_pad_is_zero(engine) else 1, 0
+
+
+def _unequal_paddings(path: Served, precision: str) -> Iterator[tolerances.Result]:
+    """Rows that, padded, differ in a bit from the same rows sent ragged."""
+    chosen = {case.name: case for case in cases(path.model.bundle)}
+    plain = _rows(path, chosen["ragged"], precision)
+    padded = [_rows(path, chosen[f"pads {where}"], precision) for where in PLACES]
+    unequal = (row != same for rows in padded for row, same in zip(rows, plain, strict=True))
+    yield "unequal rows", sum(unequal), 0
+
+
+def _unequal_co_batched(path: Served, precision: str) -> Iterator[tolerances.Result]:
+    """Rows that, in one batch, differ in a bit from the same rows sent alone."""
+    ragged = next(case for case in cases(path.model.bundle) if case.name == "ragged")
+    together = _rows(path, ragged, precision)
+    alone = [_rows(path, Case("alone", [row]), precision)[0] for row in ragged.input_ids]
+    yield "unequal rows", sum(row != same for row, same in zip(together, alone, strict=True)), 0
+
+
+def _rows(path: Served, case: Case, precision: str) -> list[Any]:
+    """Every output of each row over its real tokens.
+
+    Equal numbers are equal bits: floats print exactly.
+    """
+    bundle = path.model.bundle
+    positions = _positions(case, bundle)
+    options = {"logits": {"positions": positions}} if bundle.has_head else {}
+    got = path.ask(case, precision, outputs=list(bundle.outputs), **options)
+    grids = [got["activations"], got["norm_stats"]["mean"], got["norm_stats"]["rstd"]]
+    vectors = [got["pooled"]]
+    if bundle.has_head:
+        (grids if positions == "all" else vectors).append(got["logits"])
+    masks = case.attention_mask or [[1] * len(row) for row in case.input_ids]
+    return [
+        ([list(compress(grid[i], mask)) for grid in grids], [vector[i] for vector in vectors])
+        for i, mask in enumerate(masks)
+    ]

@@ -1,0 +1,38 @@
+"""Docker's health check: exit code 0 if the server of this container is ready, 1 if not.
+
+It runs every few seconds, so it imports the standard library alone.
+"""
+
+import http.client
+import os
+import ssl
+import sys
+
+TIMEOUT_S = 3.0
+
+
+def main() -> None:
+    """Asks /readyz at the port, and in the scheme, that the server's own variables name."""
+    port = int(os.environ.get("ADDNORM_PORT", "8000"))
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    if "ADDNORM_TLS_CERT" in os.environ:
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", port, timeout=TIMEOUT_S, context=_unverified()
+        )
+    try:
+        connection.request("GET", "/readyz")
+        sys.exit(connection.getresponse().status != 200)
+    except (OSError, http.client.HTTPException) as error:
+        sys.exit(f"no answer from port {port}: {error}")
+
+
+def _unverified() -> ssl.SSLContext:
+    """The certificate is for the name that callers use, not for 127.0.0.1."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""What is installed: one import name, all of its code, and no code of anybody else's."""
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from shutil import copy, copytree, ignore_patterns
+
+import pytest
+
+pytest.importorskip("setuptools")
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("addnorm", "service", "model", "export", "load")
+FILES = ("pyproject.toml", "README.md", "LICENSE")
+BUILD = "import sys; from setuptools import build_meta as b; b.build_{}(sys.argv[1])"
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout, links included: a build leaves files behind."""
+    copied = tmp_path_factory.mktemp("sources")
+    for name in FOLDERS:
+        copytree(
+            ROOT / name,
+            copied / name,
+            symlinks=True,
+            ignore=ignore_patterns("__pycache__", "report"),
+        )
+    for name in FILES:
+        copy(ROOT / name, copied)
+    return copied
+
+
+@pytest.fixture(scope="module")
+def unpacked(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution, unpacked."""
+    out = tmp_path_factory.mktemp("sdist")
+    subprocess.run(
+        [sys.executable, "-c", BUILD.format("sdist"), out],
+        cwd=sources,
+        check=True,
+        capture_output=True,
+    )
+    (archive,) = out.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(out, filter="data")
+    return out / archive.name.removesuffix(".tar.gz")
+
+
+def modules(root: Path) -> set[str]:
+    """Every module of the import name, as a path: the four folders' files and the two beside their links."""
+    found = {f"addnorm/{path.name}" for path in (root / "addnorm").glob("*.py")}
+    for name in FOLDERS[1:]:
+        found |= {f"addnorm/{path.relative_to(root)}" for path in (root / name).rglob("*.py")}
+    return found
+
+
+def test_the_source_distribution_holds_files_in_place_of_the_links(unpacked: Path) -> None:
+    packed = {str(path.relative_to(unpacked)) for path in (unpacked / "addnorm").rglob("*.py")}
+    assert packed == modules(ROOT)
+    assert not any(path.is_symlink() for path in unpacked.rglob("*"))
+
+
+def test_the_wheel_holds_addnorm_alone(unpacked: Path, tmp_path: Path) -> None:
+    """Built from the source distribution, as package indexes' users do where no wheel fits."""
+    subprocess.run(
+        [sys.executable, "-c", BUILD.format("wheel"), tmp_path],
+        cwd=unpacked,
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    installed = {name for name in names if ".dist-info/" not in name}
+    assert installed == modules(ROOT)
+    assert {name.partition("/")[0] for name in names} == {
+        "addnorm",
+        f"addnorm-{version(wheel)}.dist-info",
+    }
+
+
+def version(wheel: Path) -> str:
+    return wheel.name.split("-")[1]
