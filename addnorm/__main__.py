@@ -11,7 +11,7 @@ COMMANDS = {
         "addnorm.service.command",
         "list the settings in force, and where each comes from",
     ),
-    "load": ("addnorm.load.run", "send load to a server and check every answer"),
+    "load": ("addnorm.load.bench.run", "send load to a server and check every answer"),
 }
 USAGE = "\n".join(
     ["usage: addnorm COMMAND [OPTIONS]", ""]

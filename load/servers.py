@@ -82,7 +82,8 @@ def folder(
 def naive(bundle: Bundle, *flags: str) -> Iterator[Server]:
     port = _free_port()
     with _process(
-        ["addnorm.load.naive", "--bundle", str(bundle.path), "--port", str(port), *flags], port
+        ["addnorm.load.bench.naive", "--bundle", str(bundle.path), "--port", str(port), *flags],
+        port,
     ) as server:
         yield server
 
@@ -95,7 +96,7 @@ def ready_made(answer: bytes) -> Iterator[Server]:
         file = Path(folder, "answer.json")
         file.write_bytes(answer)
         with _process(
-            ["addnorm.load.ready", "--answer", str(file), "--port", str(port)], port
+            ["addnorm.load.bench.ready", "--answer", str(file), "--port", str(port)], port
         ) as server:
             yield server
 

@@ -18,7 +18,7 @@ from addnorm.service.models.registry import Models, load_all
 from addnorm.service.server.app import create_app
 from addnorm.service.server.process import Server
 from addnorm.service.settings import Settings
-from tests.texts import TEXT_MODEL, checkpoint
+from tests.support.texts import TEXT_MODEL, checkpoint
 
 GOLDEN = Path(__file__).parent / "golden"
 PRESETS = ("notebook", "postnorm", "gpt", "encoder", "minilm")
