@@ -31,7 +31,7 @@ class Process:
     """`addnorm serve` on a free port, its log read line by line."""
 
     def __init__(self, bundles: Path, *arguments: str, **environment: str) -> None:
-        self.targets: list[dict[str, Any]] = []
+        self.lines: list[dict[str, Any]] = []
         self.process = subprocess.Popen(
             [sys.executable, "-m", "addnorm", "serve", "--bundles", str(bundles), *arguments],
             env={**os.environ, "ADDNORM_PORT": "0", **environment},
@@ -40,24 +40,24 @@ class Process:
         )
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
-        started = self.wait_for(lambda target: "running on" in target["message"])
+        started = self.wait_for(lambda line: "running on" in line["message"])
         self.port = int(started["message"].split(":")[2].split()[0])
         self.url = f"http://127.0.0.1:{self.port}"
 
     def _read(self) -> None:
         assert self.process.stderr
         with self.process.stderr:
-            for target in self.process.stderr:
-                self.targets.append(json.loads(target))
+            for line in self.process.stderr:
+                self.lines.append(json.loads(line))
 
     def wait_for(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            for target in list(self.targets):
-                if wanted(target):
-                    return target
+            for line in list(self.lines):
+                if wanted(line):
+                    return line
             time.sleep(0.01)
-        raise AssertionError(f"never logged; last were {self.targets[-3:]}")
+        raise AssertionError(f"never logged; last were {self.lines[-3:]}")
 
     def terminate(self) -> int:
         """Exit code."""
@@ -135,9 +135,9 @@ def test_logs_are_json_with_ids_and_timings_and_never_the_content(process: Proce
         json={**body, "input_ids": [[314, 99_999, 1]]},
         headers={"x-request-id": "seen-2"},
     )
-    target = process.wait_for(lambda target: target.get("request_id") == "seen-1")
+    line = process.wait_for(lambda line: line.get("request_id") == "seen-1")
     known = {
-        key: target[key]
+        key: line[key]
         for key in (
             "level",
             "message",
@@ -153,13 +153,13 @@ def test_logs_are_json_with_ids_and_timings_and_never_the_content(process: Proce
         "level": "info", "message": "request", "method": "POST", "route": "/v1/infer", "status": 200, "model": "gpt",
         "real_tokens": 2, "pad_tokens": 1,
     }  # fmt: skip
-    stages = [target[f"{stage}_ms"] for stage in ("decode", "queue", "infer", "encode")]
+    stages = [line[f"{stage}_ms"] for stage in ("decode", "queue", "infer", "encode")]
     assert all(ms >= 0 for ms in stages)
-    assert sum(stages) <= target["first_byte_ms"] <= target["ms"]
-    assert target["timeout_ms"] == 5000
-    bad = process.wait_for(lambda target: target.get("request_id") == "seen-2")
+    assert sum(stages) <= line["first_byte_ms"] <= line["ms"]
+    assert line["timeout_ms"] == 5000
+    bad = process.wait_for(lambda line: line.get("request_id") == "seen-2")
     assert bad["status"] == 400
-    assert not any(content in json.dumps(process.targets) for content in ("314", "99999"))
+    assert not any(content in json.dumps(process.lines) for content in ("314", "99999"))
 
 
 REFUSED: list[tuple[str, Any, dict[str, Any]]] = [
@@ -186,8 +186,8 @@ def test_lines_of_refused_requests_say_why_and_never_show_content(small: Path) -
         body = len(tensors).to_bytes(8, "little") + tensors + b"\0" * 8
         headers = {"content-type": "application/vnd.safetensors", "x-request-id": "tensors"}
         httpx.post(f"{process.url}/v1/infer", content=body, headers=headers)
-        target = process.wait_for(lambda target: target.get("request_id") == "tensors")
-        assert (target["status"], target["code"], target.get("field")) == (
+        line = process.wait_for(lambda line: line.get("request_id") == "tensors")
+        assert (line["status"], line["code"], line.get("field")) == (
             400,
             "invalid_input",
             None,
@@ -196,13 +196,13 @@ def test_lines_of_refused_requests_say_why_and_never_show_content(small: Path) -
             httpx.post(
                 f"{process.url}{path}", json=sent, headers={"x-request-id": f"refused-{number}"}
             )
-            target = process.wait_for(
-                lambda target, number=number: target.get("request_id") == f"refused-{number}"
+            line = process.wait_for(
+                lambda line, number=number: line.get("request_id") == f"refused-{number}"
             )
-            assert {name: target.get(name) for name in expected} == expected, sent
+            assert {name: line.get(name) for name in expected} == expected, sent
     finally:
         process.terminate()
-    assert "31415926" not in json.dumps(process.targets)
+    assert "31415926" not in json.dumps(process.lines)
 
 
 def test_health_that_is_well_is_logged_at_debug_only(small: Path) -> None:
@@ -211,7 +211,7 @@ def test_health_that_is_well_is_logged_at_debug_only(small: Path) -> None:
         for path in ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/v1/models"):
             assert httpx.get(f"{process.url}{path}").status_code == 200
         process.terminate()
-        return [target["route"] for target in process.targets if target["message"] == "request"]
+        return [line["route"] for line in process.lines if line["message"] == "request"]
 
     assert routes("info") == ["/v1/models"]
     assert routes("debug") == [
@@ -231,10 +231,10 @@ def test_a_port_in_use_is_found_before_models_load(tmp_path: Path) -> None:
             env={**os.environ, "ADDNORM_PORT": port}, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
     assert ended.returncode == 1
-    (target,) = ended.stderr.splitlines()  # nothing of bundles: the folder has none
+    (line,) = ended.stderr.splitlines()  # nothing of bundles: the folder has none
     assert (
         f"ADDNORM_PORT={port}: cannot listen there: Address already in use; end what listens there"
-        in target
+        in line
     )
 
 
@@ -245,13 +245,13 @@ def test_an_address_that_nobody_has_ends_the_start_in_one_line(tmp_path: Path, h
         env={**os.environ, "ADDNORM_HOST": host}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert ended.returncode == 1
-    (target,) = ended.stderr.splitlines()
-    assert f"ADDNORM_HOST={host}" in target
+    (line,) = ended.stderr.splitlines()
+    assert f"ADDNORM_HOST={host}" in line
 
 
 LOUD = """
 import sys, threading, warnings
-from service import logs
+from addnorm.service.telemetry import logs
 logs.configure("info")
 warnings.warn("of a library", RuntimeWarning)
 import numpy
@@ -265,21 +265,21 @@ logs.flush()
 
 def test_warnings_and_threads_that_end_break_no_line_of_the_log() -> None:
     loud = subprocess.run([sys.executable, "-c", LOUD], capture_output=True, text=True, timeout=60)
-    targets = [json.loads(target) for target in loud.stderr.splitlines()]
-    assert [target["level"] for target in targets] == ["warning", "warning", "error"]
-    assert "of a library" in targets[0]["message"]
-    assert "overflow encountered in cast" in targets[1]["message"]
-    assert targets[2]["message"] == "the thread worker has ended"
-    assert "ZeroDivisionError" in targets[2]["exception"]
+    lines = [json.loads(line) for line in loud.stderr.splitlines()]
+    assert [line["level"] for line in lines] == ["warning", "warning", "error"]
+    assert "of a library" in lines[0]["message"]
+    assert "overflow encountered in cast" in lines[1]["message"]
+    assert lines[2]["message"] == "the thread worker has ended"
+    assert "ZeroDivisionError" in lines[2]["exception"]
 
 
 def test_lines_are_written_together_once_flushed() -> None:
     handler = BufferedHandler(io.StringIO())
-    handler.targets = targets = ["a\n", "b\n"]
+    handler.lines = lines = ["a\n", "b\n"]
     assert handler.stream.getvalue() == ""  # type: ignore[attr-defined]
     handler.flush()
-    assert handler.stream.getvalue() == "".join(targets)  # type: ignore[attr-defined]
-    assert handler.targets == []
+    assert handler.stream.getvalue() == "".join(lines)  # type: ignore[attr-defined]
+    assert handler.lines == []
 
 
 def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

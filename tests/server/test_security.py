@@ -22,7 +22,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from addnorm.service import protocols as routes
+from addnorm.service import protocols
 from addnorm.service import settings
 from addnorm.service.errors import StartupError
 from addnorm.service.inference.pipeline import Inference
@@ -247,7 +247,7 @@ def test_nothing_is_unpickled_run_or_taken_from_elsewhere() -> None:
 
 def request_models() -> Iterator[type[BaseModel]]:
     """What callers' JSON is read into."""
-    for module in pkgutil.walk_packages(routes.__path__, "service.routes."):
+    for module in pkgutil.walk_packages(protocols.__path__, "addnorm.service.protocols."):
         for kind in vars(importlib.import_module(module.name)).values():
             if (
                 isinstance(kind, type)
