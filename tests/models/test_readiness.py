@@ -18,8 +18,8 @@ from addnorm.service.models.readiness import Readiness
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.scheduling.fair_queue import Target
 from tests.conftest import inference_of, serving
-from tests.scheduling.test_faults import eventually
-from tests.scheduling.test_scheduler import echo, of_lengths
+from tests.support.scheduling import echo, of_lengths
+from tests.support.waiting import eventually
 
 
 @contextmanager

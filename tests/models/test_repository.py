@@ -26,9 +26,9 @@ from addnorm.service.inference.pipeline import Inference
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Rows
 from tests.conftest import inference_of, serving
-from tests.runtime.test_bundle import flip
-from tests.scheduling.test_faults import eventually
-from tests.server.test_lifecycle import samples
+from tests.support.bundles import flip
+from tests.support.metrics import samples
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from addnorm.service.server.app import create_app
 from tests.conftest import inference_of, serving
-from tests.protocols.test_text import LONG, ids_of
-from tests.support.texts import D_MODEL, MAX_TEXT_TOKENS, TEXT_MODEL
+from tests.support.texts import D_MODEL, LONG, MAX_TEXT_TOKENS, TEXT_MODEL, ids_of
 
 TEXTS = ["Pads are dropped.", "a b c"]
 IDS = ids_of(TEXTS)

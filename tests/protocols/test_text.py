@@ -25,7 +25,15 @@ from addnorm.service.protocols.tokenization import STEP_CHARACTERS
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.tokenizer import CannotCut, Tokenizer
 from tests.conftest import inference_of, serving
-from tests.support.texts import MAX_POSITIONS, MAX_TEXT_TOKENS, TEXT_MODEL, tokenizer
+from tests.support.texts import (
+    LONG,
+    MAX_POSITIONS,
+    MAX_TEXT_TOKENS,
+    TEXT_MODEL,
+    ids_of,
+    library,
+    tokenizer,
+)
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [
@@ -35,7 +43,6 @@ TEXTS = [
     "",
     "unheard of",
 ]
-LONG = "a " * 40  # 42 tokens
 MANY_LENGTHS = [
     "",
     "a b c",
@@ -45,19 +52,6 @@ MANY_LENGTHS = [
     LONG,
     "padding costs nothing, " * 400,
 ]
-
-
-def library(max_length: int | None = None) -> Library:
-    made = tokenizer()
-    made.no_padding()
-    made.no_truncation()
-    if max_length:
-        made.enable_truncation(max_length)
-    return made
-
-
-def ids_of(texts: Sequence[str], max_length: int | None = None) -> list[list[int]]:
-    return [encoding.ids for encoding in library(max_length).encode_batch(list(texts))]
 
 
 def post(client: httpx.Client, path: str = "/v1/infer", **body: Any) -> httpx.Response:

@@ -14,6 +14,7 @@ from addnorm.service.errors import StartupError
 from addnorm.service.models.registry import load
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.settings import Settings
+from tests.support.bundles import flip
 
 
 @pytest.fixture
@@ -26,12 +27,6 @@ def edit(path: Path, change: Callable[[dict], object]) -> None:
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 BREAK: dict[str, tuple[Callable[[Path], object], str]] = {

@@ -18,7 +18,9 @@ from addnorm.service.scheduling.fair_queue import MicroBatch, Target
 from addnorm.service.scheduling.scheduler import Observer, Scheduler
 from addnorm.service.telemetry.metrics import Metrics
 from tests.conftest import inference_of, serving
-from tests.scheduling.test_scheduler import batch, echo, of_lengths, values
+from tests.support.metrics import value
+from tests.support.scheduling import batch, echo, of_lengths, values
+from tests.support.waiting import eventually
 
 POISON = 7
 
@@ -61,17 +63,6 @@ def reserve(scheduler: Scheduler) -> Iterator[None]:
     yield
     engine.go.set()
     values(job.future)
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 5
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.002)
-    return condition()
-
-
-def value(metrics: Metrics, name: str, **labels: str) -> float | None:
-    return metrics.registry.get_sample_value(name, labels)
 
 
 def test_only_the_poisoned_job_fails_and_its_mates_are_answered() -> None:

@@ -10,7 +10,7 @@ import pytest
 from addnorm.service.errors import ServiceError
 from addnorm.service.scheduling.fair_queue import Queue, Target
 from addnorm.service.scheduling.virtual_time import Flow, Order, Turns
-from tests.scheduling.test_scheduler import batch, echo, lengths, of_lengths, run, submit
+from tests.support.scheduling import batch, echo, lengths, of_lengths, run, submit
 
 
 def busy(turns: Turns[Flow]) -> Flow:

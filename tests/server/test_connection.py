@@ -23,8 +23,8 @@ from addnorm.service.inference.pipeline import Inference
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.server.connection import LONG_PIECE_S, READ_BYTES, Connection, Joined
 from tests.conftest import Serve, inference_of, serving
-from tests.scheduling.test_faults import eventually
-from tests.server.test_lifecycle import samples
+from tests.support.metrics import samples
+from tests.support.waiting import eventually
 
 GOOD = json.dumps(
     {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}

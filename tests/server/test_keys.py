@@ -17,7 +17,7 @@ from addnorm.service.errors import StartupError, TooManyAtOnce, Unauthenticated
 from addnorm.service.server.auth import Keys, needed
 from addnorm.service.settings import Settings
 from tests.conftest import Serve
-from tests.server.test_lifecycle import Process
+from tests.support.process import Process
 
 ASK, SCRAPE, RUN = "ask-0123456789abcdef", "scrape-0123456789abcdef", "run-0123456789abcdef"
 LINES = f"""

@@ -9,65 +9,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.telemetry.logs import BufferedHandler
 from tests.conftest import inference_of, serving
-from tests.scheduling.test_scheduler import echo, of_lengths
+from tests.support.metrics import samples
+from tests.support.process import Process
+from tests.support.scheduling import echo, of_lengths
 
 LONG = {"model": "gpt", "input_ids": [[7] * 500] * 60, "outputs": ["pooled"]}
 SHORT = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}
-
-
-class Process:
-    """`addnorm serve` on a free port, its log read line by line."""
-
-    def __init__(self, bundles: Path, *arguments: str, **environment: str) -> None:
-        self.lines: list[dict[str, Any]] = []
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "addnorm", "serve", "--bundles", str(bundles), *arguments],
-            env={**os.environ, "ADDNORM_PORT": "0", **environment},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-        started = self.wait_for(lambda line: "running on" in line["message"])
-        self.port = int(started["message"].split(":")[2].split()[0])
-        self.url = f"http://127.0.0.1:{self.port}"
-
-    def _read(self) -> None:
-        assert self.process.stderr
-        with self.process.stderr:
-            for line in self.process.stderr:
-                self.lines.append(json.loads(line))
-
-    def wait_for(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            for line in list(self.lines):
-                if wanted(line):
-                    return line
-            time.sleep(0.01)
-        raise AssertionError(f"never logged; last were {self.lines[-3:]}")
-
-    def terminate(self) -> int:
-        """Exit code."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.wait()
-
-    def wait(self) -> int:
-        code = self.process.wait(timeout=60)
-        self._reader.join()
-        return code
 
 
 @pytest.fixture
@@ -280,14 +238,6 @@ def test_lines_are_written_together_once_flushed() -> None:
     handler.flush()
     assert handler.stream.getvalue() == "".join(lines)  # type: ignore[attr-defined]
     assert handler.lines == []
-
-
-def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
 
 
 def test_a_full_disk_under_the_log_costs_log_lines_only(notebook: Path) -> None:

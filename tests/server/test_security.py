@@ -22,8 +22,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from addnorm.service import protocols
-from addnorm.service import settings
+from addnorm.service import protocols, settings
 from addnorm.service.errors import StartupError
 from addnorm.service.inference.pipeline import Inference
 from addnorm.service.models.registry import Models
@@ -31,8 +30,8 @@ from addnorm.service.runtime import bundle
 from addnorm.service.server.app import create_app
 from addnorm.service.server.process import Server
 from tests.conftest import Serve
+from tests.support.imports import imported
 from tests.support.texts import TEXT_MODEL
-from tests.test_architecture import imported
 
 ROOT = Path(__file__).parents[2]
 GOOD = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}

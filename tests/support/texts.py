@@ -1,6 +1,7 @@
 """A BERT checkpoint so small that it is made and exported in seconds, with a tokenizer of a few words."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -39,6 +40,7 @@ WORDS = [
 ]
 MAX_POSITIONS, MAX_TEXT_TOKENS, D_MODEL = 16, 12, 32
 TEXT_MODEL = "all-minilm-l6-v2"  # whose place it takes in the examples
+LONG = "a " * 40  # 42 tokens
 KINDS = ("Transformer", "Pooling", "Normalize")
 
 
@@ -54,6 +56,19 @@ def tokenizer() -> Tokenizer:
     made.enable_padding(length=128)
     made.enable_truncation(8)
     return made
+
+
+def library(max_length: int | None = None) -> Tokenizer:
+    made = tokenizer()
+    made.no_padding()
+    made.no_truncation()
+    if max_length:
+        made.enable_truncation(max_length)
+    return made
+
+
+def ids_of(texts: Sequence[str], max_length: int | None = None) -> list[list[int]]:
+    return [encoding.ids for encoding in library(max_length).encode_batch(list(texts))]
 
 
 def checkpoint(folder: Path) -> Path:

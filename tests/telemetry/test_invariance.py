@@ -16,9 +16,9 @@ from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.telemetry.invariance import MAX_KEPT, InvarianceCheck
 from addnorm.service.telemetry.metrics import Metrics
 from tests.conftest import inference_of, serving
-from tests.scheduling.test_faults import eventually, value
-from tests.scheduling.test_scheduler import batch, echo, of_lengths, values
-from tests.server.test_lifecycle import samples
+from tests.support.metrics import samples, value
+from tests.support.scheduling import batch, echo, of_lengths, values
+from tests.support.waiting import eventually
 
 
 def crowded(batch: Batch) -> list[Rows]:
