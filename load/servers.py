@@ -55,11 +55,21 @@ class Server:
 @contextmanager
 def addnorm(bundle: Bundle, **settings: str) -> Iterator[Server]:
     """`addnorm serve` over this one bundle, with default settings but these."""
+    with serving([bundle], **settings) as server:
+        yield server
+
+
+@contextmanager
+def serving(
+    bundles: Sequence[Bundle], worktree: Path | None = None, /, **settings: str
+) -> Iterator[Server]:
+    """`addnorm serve` over these bundles, which have different names."""
     with TemporaryDirectory() as root:
-        name, version = bundle.ref.split("/")
-        Path(root, name).mkdir()
-        Path(root, name, version).symlink_to(bundle.path.resolve())
-        with folder(Path(root), None, **settings) as server:
+        for bundle in bundles:
+            name, version = bundle.ref.split("/")
+            Path(root, name).mkdir()
+            Path(root, name, version).symlink_to(bundle.path.resolve())
+        with folder(Path(root), worktree, **settings) as server:
             yield server
 
 

@@ -18,6 +18,7 @@ from addnorm.load.bench.offline import Offline, Sgemm
 from addnorm.load.bench.report import Figures
 from addnorm.load.bench.run import Load, Result, measure
 from addnorm.load.bench.stream import PROFILES, SWEEP_LONGEST, Stream, make
+from addnorm.load.machine import machine
 from addnorm.load.servers import Server
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
@@ -253,7 +254,7 @@ def bits(
 def main() -> None:
     arguments = _parser().parse_args()
     bundle, padded = _same_model(arguments.bundle, arguments.padded)
-    machine = report.machine()
+    where = machine()
     clock = Clock(60 * arguments.minutes)
     with ExitStack() as stack:
         clock.show("starting servers")
@@ -274,7 +275,7 @@ def main() -> None:
             contenders, figures | {f"open/{who}": runs for who, runs in points.items()}, clock
         )
     clock.close()
-    print(report.write(arguments.out, report.Findings(bundle, machine, figures, points, counted)))
+    print(report.write(arguments.out, report.Findings(bundle, where, figures, points, counted)))
     if any(run.get("num_errors") for runs in (*figures.values(), *points.values()) for run in runs):
         raise SystemExit("some answers were not right: see bench.json")
 

@@ -1,13 +1,10 @@
 """What was measured -> a table of ratios (medians of pairs), all figures as JSON, and the plots."""
 
 import json
-import os
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median as middle
-
-import onnxruntime
 
 from addnorm.load import plots
 from addnorm.load.bench.stream import SWEEP_LONGEST
@@ -51,67 +48,56 @@ class Ratio:
         return f"| {self.title} | {self.metric} | {names} | {shown[0]} / {shown[1]} | **{middle(ratios):.2f}** | {scatter} |"
 
 
+# title, metric, line: what is compared with the naive server
+AGAINST_NAIVE = (
+    ("`big`, concurrency 8", "tokens_per_s", "big"),
+    ("`big`, concurrency 8", CPU, "big"),
+    ("`small`, concurrency 1", "p50_ms", "small-1"),
+    ("`small`, concurrency 8", "tokens_per_s", "small-8"),
+    ("`small`, concurrency 8", "p99_ms", "small-8"),
+    ("`small`, concurrency 8", CPU, "small-8"),
+    ("`small`, concurrency 32", "tokens_per_s", "small-32"),
+    ("`small`, concurrency 32", "p99_ms", "small-32"),
+    ("`hidden`, concurrency 8", "tokens_per_s", "hidden"),
+)
+# title, metric, over, under: ours beside each other and beside the two ceilings
+CEILINGS = (
+    ("tiny model, concurrency 32: over HTTP alone", "requests_per_s", "tiny/addnorm", "tiny/ready"),
+    ("served `big` over the engine offline", "tokens_per_s", "big/addnorm", "offline/addnorm"),
+    ("served `big` over the engine offline", "tokens_per_s", "big/int8", "offline/int8"),
+    (
+        "engine offline over matrices alone (fp32)",
+        "tokens_per_s",
+        "offline/addnorm",
+        "sgemm/sgemm",
+    ),
+)
+
+
 def _ratios() -> list[Ratio]:
-    lines = []
-    for who in ("addnorm", "int8"):
-        against_naive = [
-            ("`big`, concurrency 8", "tokens_per_s", "big"),
-            ("`big`, concurrency 8", CPU, "big"),
-            ("`small`, concurrency 1", "p50_ms", "small-1"),
-            ("`small`, concurrency 8", "tokens_per_s", "small-8"),
-            ("`small`, concurrency 8", "p99_ms", "small-8"),
-            ("`small`, concurrency 8", CPU, "small-8"),
-            ("`small`, concurrency 32", "tokens_per_s", "small-32"),
-            ("`small`, concurrency 32", "p99_ms", "small-32"),
-            ("`hidden`, concurrency 8", "tokens_per_s", "hidden"),
-        ]
-        for title, metric, line in against_naive:
-            sides = [f"{line}/{who}", f"{line}/naive"]
-            lines.append(Ratio(title, metric, *(sides if metric in RATES else reversed(sides))))
-        lines.append(
-            Ratio(
-                "`hidden`, over naive with declared types",
-                "tokens_per_s",
-                f"hidden/{who}",
-                "hidden/typed",
-            )
-        )
-        lines.append(
-            Ratio(
-                "`hidden`, safetensors over JSON",
-                "tokens_per_s",
-                f"hidden/{who}-tensors",
-                f"hidden/{who}",
-            )
-        )
-    longest, least = f"longest-{SWEEP_LONGEST[-1]}", f"longest-{SWEEP_LONGEST[0]}"
-    for who in ("addnorm", "int8", "naive"):
-        shares = f"{padding_share(SWEEP_LONGEST[-1]):.0%} padding over {padding_share(SWEEP_LONGEST[0]):.0%}"
-        title = f"{shares}, concurrency {2 if who == 'naive' else 8}"
-        lines.append(Ratio(title, "tokens_per_s", f"{longest}/{who}", f"{least}/{who}"))
-    lines.append(
-        Ratio(
-            "tiny model, concurrency 32: over HTTP alone",
-            "requests_per_s",
-            "tiny/addnorm",
-            "tiny/ready",
-        )
-    )
-    lines += [
-        Ratio(
-            "served `big` over the engine offline", "tokens_per_s", f"big/{who}", f"offline/{who}"
-        )
-        for who in ("addnorm", "int8")
+    return [
+        *_against_naive("addnorm"),
+        *_against_naive("int8"),
+        *(_padding(who) for who in ("addnorm", "int8", "naive")),
+        *(Ratio(*line) for line in CEILINGS),
     ]
-    lines.append(
-        Ratio(
-            "engine offline over matrices alone (fp32)",
-            "tokens_per_s",
-            "offline/addnorm",
-            "sgemm/sgemm",
-        )
-    )
-    return lines
+
+
+def _against_naive(who: str) -> Iterator[Ratio]:
+    for title, metric, line in AGAINST_NAIVE:
+        sides = (f"{line}/{who}", f"{line}/naive")
+        yield Ratio(title, metric, *(sides if metric in RATES else reversed(sides)))
+    ours, typed = f"hidden/{who}", "hidden/typed"
+    yield Ratio("`hidden`, over naive with declared types", "tokens_per_s", ours, typed)
+    yield Ratio("`hidden`, safetensors over JSON", "tokens_per_s", f"{ours}-tensors", ours)
+
+
+def _padding(who: str) -> Ratio:
+    """The sweep's end with most padding over that with least."""
+    least, most = SWEEP_LONGEST[0], SWEEP_LONGEST[-1]
+    shares = f"{padding_share(most):.0%} padding over {padding_share(least):.0%}"
+    title = f"{shares}, concurrency {2 if who == 'naive' else 8}"
+    return Ratio(title, "tokens_per_s", f"longest-{most}/{who}", f"longest-{least}/{who}")
 
 
 def _paired(over: list[Figures], under: list[Figures]) -> tuple[list[Figures], list[Figures]]:
@@ -163,22 +149,6 @@ def _by_padding(figures: dict[str, list[Figures]]) -> dict[str, list[tuple[float
                     (padding_share(longest), median(rounds, "tokens_per_s"))
                 )
     return shares
-
-
-def machine() -> dict[str, str | int | float]:
-    """Where, when, and how busy before we began: figures of other machines are not comparable, ratios hardly."""
-    names = (
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if "model name" in line
-    )
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="minutes"),
-        "processor": next(names, "unknown"),
-        "cores": len(os.sched_getaffinity(0)),
-        "load_average": os.getloadavg()[0],
-        "onnxruntime": onnxruntime.__version__,
-    }
 
 
 def _markdown(findings: Findings) -> str:

@@ -22,21 +22,23 @@ from addnorm.model.transformer import Transformer
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Floats
 from tests.mutation import KINDS, Mutant, Subject, mutants, verdict, write
+from tests.support.exports import shared_exports
 
 UNSEEN = 7  # an id of `postnorm` that no case of the certificate contains
 
 
 @pytest.fixture(scope="module")
 def notebook_subject(notebook: Path) -> Subject:
-    return Subject.of(bundles.read(notebook), Source("notebook"))
+    with shared_exports():
+        return Subject.of(bundles.read(notebook), Source("notebook"))
 
 
 @pytest.fixture(scope="module")
 def postnorm(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     source, plan = Source("postnorm"), Plan(precisions=("fp32", "int8"))
-    return Subject.of(
-        writer.export(source, tmp_path_factory.mktemp("bundles"), "postnorm", None, plan), source
-    )
+    place = tmp_path_factory.mktemp("bundles")
+    with shared_exports():
+        return Subject.of(writer.export(source, place, "postnorm", None, plan), source)
 
 
 @pytest.fixture
@@ -379,6 +381,7 @@ def test_heads_of_more_than_128_dimensions_are_refused_by_name(n_heads: int, fit
         check_fit(model)
 
 
+@pytest.mark.usefixtures("exports_shared")
 def test_certificate_lines_have_one_form(
     notebook: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,6 +114,7 @@ def test_attention_on_the_callers_cells_is_not_certified(
     assert "bare graph, its bits: unequal (right, left, holes)" in message
 
 
+@pytest.mark.usefixtures("exports_shared")
 def test_padded_layout_is_certified_for_what_it_promises(tmp_path: Path) -> None:
     bundle = export(Source("notebook"), tmp_path, "plain", None, Plan("padded"))
     assert bundle.manifest.layout == "padded"
@@ -136,6 +137,7 @@ def test_graphs_hold_standard_operators_only_and_nothing_of_this_machine(noteboo
     assert shapes == [["batch", "seq"], ["batch", "seq"]]
 
 
+@pytest.mark.usefixtures("exports_shared")
 def test_versions_count_up_and_verify_makes_the_certificate_again(
     notebook: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,6 +152,7 @@ def test_versions_count_up_and_verify_makes_the_certificate_again(
     assert "co-batched like alone" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("exports_shared")
 def test_verify_finds_a_bundle_that_its_hashes_hide(notebook: Path, tmp_path: Path) -> None:
     """Someone changed a weight and wrote the hashes anew."""
     path = tmp_path / "notebook" / "1"
@@ -191,6 +194,7 @@ def test_the_notebook_preset_is_seeded(notebook: Path) -> None:
     assert torch.equal(build("gpt", seed=1).tokens.weight, one.tokens.weight)
 
 
+@pytest.mark.usefixtures("exports_shared")
 def test_the_environment_of_a_server_does_not_reach_an_export(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

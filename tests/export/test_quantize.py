@@ -23,6 +23,7 @@ from addnorm.model.presets import build
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
+from tests.support.exports import shared_exports
 
 INT8 = "model.int8.onnx"
 WEIGHT = "blocks.1.ffn.down.weight"
@@ -31,7 +32,8 @@ WEIGHT = "blocks.1.ffn.down.weight"
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     plan = Plan(precisions=("fp32", "int8"), default_precision="int8")
-    return export(Source("gpt"), tmp_path_factory.mktemp("bundles"), "gpt", None, plan)
+    with shared_exports():
+        return export(Source("gpt"), tmp_path_factory.mktemp("bundles"), "gpt", None, plan)
 
 
 def tampered(bundle: Bundle, folder: Path, change: Callable[[ModelProto], None]) -> Bundle:
@@ -55,7 +57,8 @@ def set_constant(graph: ModelProto, name: str, change: Callable[[np.ndarray], np
 
 @pytest.fixture(scope="module")
 def expected(bundle: Bundle) -> Expected:
-    return Expected.of(build("gpt", "padded"), bundle.manifest)
+    with shared_exports():
+        return Expected.of(build("gpt", "padded"), bundle.manifest)
 
 
 def refused(bundle: Bundle, expected: Expected, exactly: str, in_numbers: str = "") -> None:
@@ -239,6 +242,7 @@ def test_zero_rows_and_dead_weights() -> None:
         (["--precision", "int8"], "int8 does not pay"),  # the notebook's largest weight is 16 x 64
     ],
 )
+@pytest.mark.usefixtures("exports_shared")
 def test_unfit_precisions_are_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
     """A precision that does not exist, or would be slower than fp32, is refused in words, and nothing is written."""
     with pytest.raises(SystemExit, match=message):
@@ -246,6 +250,7 @@ def test_unfit_precisions_are_refused(arguments: list[str], message: str, tmp_pa
     assert not list(tmp_path.rglob("*.onnx"))
 
 
+@pytest.mark.usefixtures("exports_shared")
 def test_int8_alone(tmp_path: Path) -> None:
     """`--precision int8` keeps no fp32 graph, in the padded layout as in the packed."""
     command.export(

@@ -15,6 +15,8 @@ from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.tokenizer import Tokenizer
 from tests.support.texts import MAX_POSITIONS, MAX_TEXT_TOKENS, TEXT_MODEL
 
+pytestmark = pytest.mark.usefixtures("exports_shared")
+
 
 @pytest.fixture
 def folder(text_checkpoint: Path, tmp_path: Path) -> Path:

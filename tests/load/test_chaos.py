@@ -1,4 +1,4 @@
-"""The storms of `python -m addnorm.load.stress.scenarios.storms`, in short; `make chaos` runs them long."""
+"""Some scenarios of `python -m addnorm.load.stress`, in short; `make chaos` runs them long."""
 
 import json
 from collections import Counter
@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from addnorm.load.stress.mutants import mutants
+from addnorm.load.stress.requests.mutants import mutants
 from addnorm.load.stress.scenarios.overload import overload
-from addnorm.load.stress.scenarios.storms import SCENARIOS, good_bodies
+from addnorm.load.stress.scenarios.storms import STORMS, good_bodies
 from addnorm.service.runtime import bundle as bundle_format
 
 SIZES = {"bodies": 1000, "leavers": 100, "slow": 60}
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", STORMS)
 def test_a_storm_hurts_nothing(bundles: Path, name: str) -> None:
-    assert SCENARIOS[name].run(notebook_of(bundles), SIZES[name])
+    assert STORMS[name](notebook_of(bundles), SIZES[name])
 
 
 def test_an_overloaded_server_answers_right_or_refuses_and_says_when(bundles: Path) -> None:

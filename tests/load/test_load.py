@@ -23,15 +23,16 @@ from addnorm.load.bench.stream import PROFILES, SWEEP_LONGEST, make
 from addnorm.load.servers import Server
 from addnorm.load.stress.caller import Request, Seen
 from addnorm.load.stress.livez import delays
+from addnorm.load.stress.requests.mixed import Sent, mixed
+from addnorm.load.stress.requests.worst import CASES, Case
 from addnorm.load.stress.scenarios import fairness
-from addnorm.load.stress.scenarios.deadlines import Findings as Deadlines
-from addnorm.load.stress.scenarios.deadlines import Sent, deadlines, joined, late, mixed
+from addnorm.load.stress.scenarios.deadlines import Deadlines, deadlines, joined, late
 from addnorm.load.stress.scenarios.stall import stalls
-from addnorm.load.stress.worst import CASES, Case
 from addnorm.service.runtime import bundle as bundle_format
 from addnorm.service.runtime.batch import Floats, Ints
 from addnorm.service.runtime.bundle import Bundle, Limits, Manifest
 from addnorm.service.settings import Settings
+from tests.support.exports import shared_exports
 
 LIMITS = Limits(max_positions=512, vocab_size=1000)
 MIN_RATIO = 1.5  # of useful tokens/s over naive on `big`; the full bench on an idle machine says how much it is
@@ -315,10 +316,11 @@ def test_every_request_under_a_deadline_is_answered_and_logged(bundles: Path) ->
 def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     """The preset of the standard load, in both layouts."""
     out = tmp_path_factory.mktemp("bundles")
-    return {
-        layout: export(Source("postnorm"), out, layout, None, Plan(layout))
-        for layout in ("packed", "padded")
-    }
+    with shared_exports():
+        return {
+            layout: export(Source("postnorm"), out, layout, None, Plan(layout))
+            for layout in ("packed", "padded")
+        }
 
 
 def test_addnorm_outruns_naive_on_padded_batches(layouts: dict[str, Bundle]) -> None:
@@ -338,7 +340,7 @@ def test_addnorm_outruns_naive_on_padded_batches(layouts: dict[str, Bundle]) -> 
 
 def test_fairness_in_the_simulation_is_a_table_and_a_plot(tmp_path: Path) -> None:
     seen = {case.name: fairness.simulated(case, 3) for case in fairness.CASES}
-    assert all(f"| {case.name} |" in fairness.table(seen) for case in fairness.CASES)
+    assert all(f"| {case.name} |" in fairness.cases_table(seen) for case in fairness.CASES)
     beside, another = seen["3 tokens, other model, 1 s"], seen["8 x 512, another key"].figures()
     assert beside.figures()["refused"] == 0
     assert max(beside.waits_s) < 3 * 512 / fairness.SIMULATED_TOKENS_PER_S

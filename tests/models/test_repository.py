@@ -20,7 +20,8 @@ from typing import Any
 import httpx
 import pytest
 
-from addnorm.load.stress.scenarios.swaps import republish, swaps
+from addnorm.load.stress.copies import republish
+from addnorm.load.stress.scenarios.swaps import swaps
 from addnorm.service.errors import BundleRefused, NotFound
 from addnorm.service.inference.pipeline import Inference
 from addnorm.service.runtime import bundle as bundles

@@ -14,6 +14,7 @@ from onnx import numpy_helper
 from addnorm.export.writer import Plan, Source, export
 from addnorm.model.presets import build
 from addnorm.service.runtime.bundle import Bundle
+from tests.support.exports import shared_exports
 
 BAD = 7  # token id whose embedding is broken
 VALUES = {
@@ -26,9 +27,9 @@ LENGTHS = (1, 4, 9, 3, 17)  # the bad sequence takes the place of each of them i
 @pytest.fixture(scope="module", params=VALUES)
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     plan = Plan(precisions=("fp32", "int8"))
-    return export(
-        Source(request.param), tmp_path_factory.mktemp("bundles"), request.param, None, plan
-    )
+    place = tmp_path_factory.mktemp("bundles")
+    with shared_exports():
+        return export(Source(request.param), place, request.param, None, plan)
 
 
 def broken(graph: Path, value: float) -> onnxruntime.InferenceSession:

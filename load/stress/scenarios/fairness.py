@@ -1,10 +1,8 @@
-"""`python -m addnorm.load.stress.scenarios.fairness --bundles BUNDLES`: what one caller waits while twelve others send long requests.
+"""What one caller waits while twelve others send long requests.
 
-Starts a server with two models, without keys and with, and asks it through HTTP; then the same in the simulation.
-`--worktree` starts the server of another checkout, so that two versions can be compared with the same client.
+Asks a server with two models through HTTP, without API keys and with, and then a simulation of its queue.
 """
 
-import argparse
 import asyncio
 import json
 import time
@@ -18,10 +16,10 @@ import numpy as np
 from addnorm.load import plots, servers
 from addnorm.load.client import Client, runner
 from addnorm.load.servers import Server
+from addnorm.load.stress.findings import Findings, Options, table
 from addnorm.load.stress.simulation import Group, Simulation
-from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch
-from addnorm.service.runtime.bundle import Limits
+from addnorm.service.runtime.bundle import Bundle, Manifest
 from addnorm.service.scheduling.fair_queue import Queue, Target
 
 CALLERS = 12  # of long requests
@@ -89,28 +87,19 @@ class Seen:
         }
 
 
-def asked(
-    server: Server,
-    case: Case,
-    models: tuple[str, str],
-    limits: tuple[Limits, Limits],
-    seconds: float,
-) -> Seen:
+def asked(server: Server, case: Case, models: tuple[Manifest, Manifest], seconds: float) -> Seen:
     """Through HTTP."""
-    crowd, caller = (
-        Client(server.host, server.port, [body], 60.0, *headers)
-        for body, headers in (
-            (_body(models[0], LONG, limits[0]), _headers(case, "a", None)),
-            (
-                _body(models[case.other_model], case.lengths, limits[case.other_model]),
-                _headers(case, "b", case.time_ms),
-            ),
-        )
-    )
+    crowd = _client(server, _body(models[0], LONG), _headers(case, "a", None))
+    body = _body(models[case.other_model], case.lengths)
+    caller = _client(server, body, _headers(case, "b", case.time_ms))
     seen = Seen()
     with runner() as loop:
         loop.run(_ask(seen, crowd, caller, case.callers, seconds))
     return seen
+
+
+def _client(server: Server, body: bytes, headers: list[str]) -> Client:
+    return Client(server.host, server.port, [body], 60.0, *headers)
 
 
 async def _ask(seen: Seen, crowd: Client, caller: Client, num_callers: int, seconds: float) -> None:
@@ -138,15 +127,16 @@ async def _loop(
             await asyncio.sleep(PAUSE_S)
 
 
-def _body(model: str, lengths: tuple[int, ...], limits: Limits) -> bytes:
-    longest = min(max(lengths), limits.max_positions)
-    draws = np.random.default_rng(0)
-    batch = Batch.of(
-        [draws.integers(0, limits.vocab_size, min(length, longest)) for length in lengths]
-    )
-    input_ids, attention_mask = batch.grid()
+def _body(model: Manifest, lengths: tuple[int, ...]) -> bytes:
+    """Sequences of these lengths, as far as the model takes them."""
+    draws, limits = np.random.default_rng(0), model.limits
+    sequences = [
+        draws.integers(0, limits.vocab_size, min(length, limits.max_positions))
+        for length in lengths
+    ]
+    input_ids, attention_mask = Batch.of(sequences).grid()
     grid = {"input_ids": input_ids.tolist(), "attention_mask": attention_mask.tolist()}
-    return json.dumps({"model": model, "outputs": ["pooled"], **grid}).encode()
+    return json.dumps({"model": model.name, "outputs": ["pooled"], **grid}).encode()
 
 
 def _headers(case: Case, key: str, time_ms: int | None) -> list[str]:
@@ -179,80 +169,53 @@ def _always(lengths: tuple[int, ...]) -> Callable[[np.random.Generator], list[in
     return lambda _: list(lengths)
 
 
-def table(results: dict[str, Seen]) -> str:
-    """Markdown, a line per case."""
+def cases_table(results: dict[str, Seen]) -> str:
+    """Markdown, a row per case."""
     figures = {name: seen.figures() for name, seen in results.items()}
     columns = list(next(iter(figures.values())))
-    targets = [
-        f"| case | {' | '.join(column.replace('_', ' ') for column in columns)} |",
-        "|---" * (len(columns) + 1) + "|",
+    rows = [
+        [name, *(_shown(column, values[column]) for column in columns)]
+        for name, values in figures.items()
     ]
-    for name, values in figures.items():
-        targets.append(
-            f"| {name} | " + " | ".join(_shown(column, values[column]) for column in columns) + " |"
-        )
-    return "\n".join(targets)
+    return table(["case", *(column.replace("_", " ") for column in columns)], rows)
 
 
 def _shown(column: str, value: float) -> str:
     return f"{value:.1%}" if column == "refused" else f"{value:,.0f}"
 
 
-def main() -> None:
-    arguments = _parser().parse_args()
-    models = (arguments.model, arguments.other)
-    limits = tuple(
-        bundles.read(arguments.bundles / model / "1").manifest.limits for model in models
-    )
+def run(options: Options) -> Findings:
+    if not options.tiny:
+        return Findings("", ["needs --tiny: the bundle of the other model"])
+    results = _through_http(options.bundle, options.tiny, options.seconds, options.worktree)
+    simulations = {case.name: simulated(case, options.seconds) for case in CASES}
+    tables = [
+        f"Through HTTP:\n\n{cases_table(results)}",
+        f"In the simulation of this checkout:\n\n{cases_table(simulations)}",
+    ]
+    shown = {"now": results, "simulated": simulations}
+    if options.before:
+        earlier = json.loads(options.before.read_text())
+        shown = {"before": {name: Seen(**seen) for name, seen in earlier.items()}, **shown}
+    seen = {name: vars(result) for name, result in results.items()}
+    return Findings("\n\n".join(tables), (), seen, lambda file: plots.waits(file, _waits(shown)))
+
+
+def _waits(shown: dict[str, dict[str, Seen]]) -> dict[str, dict[str, list[float]]]:
+    return {
+        label: {name: seen.waits_s for name, seen in results.items()}
+        for label, results in shown.items()
+    }
+
+
+def _through_http(
+    bundle: Bundle, other: Bundle, seconds: float, worktree: Path | None
+) -> dict[str, Seen]:
     results = {}
     for with_keys in (False, True):
         keys = ";".join(f"{name} infer {key}" for name, key in KEYS.items())
         settings = {"ADDNORM_API_KEYS": keys} if with_keys else {}
-        with servers.folder(arguments.bundles, arguments.worktree, **settings) as server:
+        with servers.serving([bundle, other], worktree, **settings) as server:
             for case in (case for case in CASES if case.with_keys == with_keys):
-                results[case.name] = asked(
-                    server, case, models, (limits[0], limits[1]), arguments.seconds
-                )
-    print(f"Through HTTP, {arguments.label}:\n\n{table(results)}\n")
-    simulations = {case.name: simulated(case, arguments.seconds) for case in CASES}
-    print(f"In the simulation of this checkout:\n\n{table(simulations)}")
-    shown = {arguments.label: results, "simulated": simulations}
-    if arguments.beside:
-        earlier = json.loads(arguments.beside.read_text())
-        shown = {
-            earlier["label"]: {name: Seen(**seen) for name, seen in earlier["seen"].items()},
-            **shown,
-        }
-    if arguments.json:
-        seen = {name: vars(result) for name, result in results.items()}
-        arguments.json.write_text(json.dumps({"label": arguments.label, "seen": seen}))
-    if arguments.png:
-        waits = {
-            label: {name: seen.waits_s for name, seen in some.items()}
-            for label, some in shown.items()
-        }
-        plots.waits(arguments.png, waits)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m addnorm.load.stress.scenarios.fairness", description=__doc__
-    )
-    parser.add_argument("--bundles", type=Path, required=True, help="folder with both models")
-    parser.add_argument("--model", default="minilm", help="what the twelve ask")
-    parser.add_argument("--other", default="gpt", help="the other model")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each case")
-    parser.add_argument(
-        "--worktree", type=Path, help="checkout whose server is started; this one by default"
-    )
-    parser.add_argument("--label", default="now", help="of this run in the table and the plot")
-    parser.add_argument("--json", type=Path, help="where to write what was seen")
-    parser.add_argument(
-        "--beside", type=Path, help="what --json wrote before, shown in the plot beside this run"
-    )
-    parser.add_argument("--png", type=Path, help="where to write the plot")
-    return parser
-
-
-if __name__ == "__main__":
-    main()
+                results[case.name] = asked(server, case, (bundle.manifest, other.manifest), seconds)
+    return results

@@ -1,18 +1,17 @@
-"""`python -m addnorm.load.stress.scenarios.stall --bundle BUNDLE --tiny TINY`: how long others wait beside the worst requests of every route.
+"""How long others wait beside the worst requests of every route.
 
-A process of its own asks `GET /livez` every 5 ms, alone, and beside each case of load/worst.py, which is sent over two
-connections for some seconds. Nothing may hold the event loop: the p99 beside a case may be 50 ms over that alone.
+A process of its own asks `GET /livez` every 5 ms, alone, and beside each case of requests/worst.py, which is sent over
+two connections for some seconds. Nothing may hold the event loop: the p99 beside a case may be 50 ms over that alone.
 """
 
-import argparse
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,14 +22,13 @@ import numpy as np
 from tqdm import tqdm
 
 from addnorm.load import plots, servers
-from addnorm.load.bench import report
+from addnorm.load.machine import machine
 from addnorm.load.servers import Server
-from addnorm.load.stress import texts
 from addnorm.load.stress.caller import Caller, Request, Seen
+from addnorm.load.stress.copies import publish, republish
+from addnorm.load.stress.findings import Findings, Options, table
 from addnorm.load.stress.livez import Asker, asker
-from addnorm.load.stress.scenarios.swaps import republish
-from addnorm.load.stress.worst import CASES, Case
-from addnorm.service.runtime import bundle as bundles
+from addnorm.load.stress.requests.worst import CASES, Case
 from addnorm.service.runtime.bundle import Bundle, Manifest
 
 ALONE_S = 1.0
@@ -40,7 +38,6 @@ IDLE_CORES = 0.1
 MAX_OVER_MS = 50.0
 NUM_MODELS = 100
 MIN_VOCABULARY = 500  # where texts make sense
-OUT = Path("load/report/stall.json")
 
 
 @dataclass(frozen=True)
@@ -131,7 +128,7 @@ def send(
 @contextmanager
 def _one(bundle: Bundle, worktree: Path | None) -> Iterator[Target]:
     with TemporaryDirectory() as name:
-        texts.publish(bundle, Path(name))
+        publish(bundle, Path(name))
         with _serving(Path(name), bundle.manifest, worktree) as target:
             yield target
 
@@ -181,7 +178,7 @@ def measure(
 
 
 @dataclass(frozen=True)
-class Findings:
+class Stalls:
     """All of one run."""
 
     machine: dict[str, str | int | float]
@@ -195,18 +192,12 @@ class Findings:
         rows = [Row(**{**row, "beside": Delays(**row["beside"])}) for row in facts["rows"]]
         return cls(facts["machine"], Delays(**facts["alone"]), rows)
 
-    def write(self, file: Path, before: Self | None) -> str:
-        """The JSON, and beside it the table and the plot. -> the table"""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        table = self.table(before)
-        file.with_suffix(".md").write_text(table)
+    def plot(self, before: Self | None, file: Path) -> None:
         runs = {"before": before, "now": self} if before else {"now": self}
         p99 = {
             name: {row.key: row.beside.p99 for row in run.rows} for name, run in runs.items() if run
         }
-        plots.stalls(file.with_suffix(".png"), p99)
-        return table
+        plots.stalls(file, p99)
 
     def over(self, row: Row) -> float:
         """ms of p99 that the case costs others."""
@@ -214,24 +205,29 @@ class Findings:
 
     def table(self, before: Self | None) -> str:
         """Markdown. Bold is what is over the limit."""
-        known = {row.key: row for row in before.rows} if before else {}
-        earlier = f" {before.alone} |" if before else ""
+        known = {row.key: row.beside for row in before.rows} if before else {}
+        columns = ["route", "beside", "answers", "now", "p99 over alone"]
+        rows: list[list[object]] = [["", "alone", "", self.alone, ""]]
+        rows += [self._cells(row) for row in self.rows]
+        if before:
+            columns.insert(3, "before")
+            earlier = [before.alone, *(known.get(row.key, "") for row in self.rows)]
+            for cells, then in zip(rows, earlier, strict=True):
+                cells.insert(3, then)
         lines = [
             ", ".join(f"{name} {value}" for name, value in self.machine.items()),
             "",
             "`GET /livez`, ms: p50 / p99 / longest",
             "",
-            f"| route | beside | answers |{' before |' if before else ''} now | p99 over alone |",
-            f"|---|---|---|{'---|' if before else ''}---|---|",
-            f"| | alone | |{earlier} {self.alone} | |",
+            table(columns, rows),
         ]
-        for row in self.rows:
-            answers = ", ".join(f"{number} x {status}" for status, number in row.answers.items())
-            then = f" {known[row.key].beside if row.key in known else ''} |" if before else ""
-            over = self.over(row)
-            shown = f"**{over:,.0f}**" if over > MAX_OVER_MS else f"{over:,.0f}"
-            lines.append(f"| {row.route} | {row.name} | {answers} |{then} {row.beside} | {shown} |")
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines)
+
+    def _cells(self, row: Row) -> list[object]:
+        answers = ", ".join(f"{number} x {status}" for status, number in row.answers.items())
+        over = self.over(row)
+        shown = f"**{over:,.0f}**" if over > MAX_OVER_MS else f"{over:,.0f}"
+        return [row.route, row.name, answers, row.beside, shown]
 
 
 def stalls(
@@ -241,9 +237,9 @@ def stalls(
     seconds: float,
     url: str | None = None,
     worktree: Path | None = None,
-) -> Findings:
+) -> Stalls:
     """All cases that the bundles can show; those of a hundred models need a tiny one, or a server that has them."""
-    machine = report.machine()
+    where = machine()
     alone: list[float] = []
     rows: list[Row] = []
     shown = [case for case in cases if (tiny or url or not case.many) and _fits(case, bundle)]
@@ -254,7 +250,7 @@ def stalls(
                     seen, measured = measure(target, asked, seconds, bar)
                 alone += seen
                 rows += measured
-    return Findings(machine, Delays.of(alone), rows)
+    return Stalls(where, Delays.of(alone), rows)
 
 
 def _target(
@@ -269,59 +265,21 @@ def _fits(case: Case, bundle: Bundle) -> bool:
     return not case.has_texts or bundle.manifest.limits.vocab_size >= MIN_VOCABULARY
 
 
-def main() -> None:
-    servers.end_on_sigterm()
-    arguments = _parser().parse_args()
-    wanted = [
-        case
-        for case in CASES
-        if any(part in f"{case.route}: {case.name}" for part in arguments.only)
-    ]
-    if not wanted:
-        sys.exit(f"no case has {arguments.only} in its name or route")
-    tiny = bundles.read(arguments.tiny) if arguments.tiny else None
+def run(options: Options) -> Findings:
+    cases = [case for case in CASES if _is_wanted(case, options.only)]
+    if not cases:
+        return Findings("", [f"no case has {options.only} in its name or route"])
     found = stalls(
-        bundles.read(arguments.bundle),
-        tiny,
-        wanted,
-        arguments.seconds,
-        arguments.url,
-        arguments.worktree,
+        options.bundle, options.tiny, cases, options.seconds, options.url, options.worktree
     )
-    before = Findings.read(arguments.before) if arguments.before else None
-    print(found.write(arguments.out, before), end="")
-    if over := [row.key for row in found.rows if found.over(row) > MAX_OVER_MS]:
-        sys.exit(
-            f"{len(over)} of {len(found.rows)} cases hold others up for more than {MAX_OVER_MS:.0f} ms over alone"
-        )
+    before = Stalls.read(options.before) if options.before else None
+    missed = [
+        f"{row.key}: p99 {found.over(row):,.0f} ms over alone, at most {MAX_OVER_MS:.0f} ms"
+        for row in found.rows
+        if found.over(row) > MAX_OVER_MS
+    ]
+    return Findings(found.table(before), missed, asdict(found), partial(found.plot, before))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m addnorm.load.stress.scenarios.stall", description=__doc__
-    )
-    parser.add_argument(
-        "--bundle", type=Path, required=True, help="is given a tokenizer where it has none"
-    )
-    parser.add_argument("--tiny", type=Path, help="a bundle to serve a hundred copies of")
-    parser.add_argument(
-        "--only", nargs="+", default=[""], metavar="PART", help="cases with this in route or name"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=4.0, help="for each case, and until its last answer"
-    )
-    parser.add_argument("--url", help="of a server that runs already, in place of one of our own")
-    parser.add_argument(
-        "--worktree", type=Path, help="the folder whose code serves, if it is not this one's"
-    )
-    parser.add_argument(
-        "--before", type=Path, help="the JSON of an earlier run, to stand beside this one"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=OUT, help=f"the JSON; table and plot go beside it ({OUT})"
-    )
-    return parser
-
-
-if __name__ == "__main__":
-    main()
+def _is_wanted(case: Case, only: Sequence[str]) -> bool:
+    return not only or any(part in f"{case.route}: {case.name}" for part in only)

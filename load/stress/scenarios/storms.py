@@ -1,21 +1,15 @@
-"""`python -m addnorm.load.stress.scenarios.storms NAME --bundle BUNDLE` does to a server what must not hurt it, and prints what was seen.
+"""Bad bodies, callers who leave, and callers who are slow: none of them may hurt the server or other callers."""
 
-A scenario is a function of a bundle and a size; it returns figures, or raises Hurt. `all` runs each.
-"""
-
-import argparse
 import asyncio
 import json
 import random
 import socket
 import struct
-import sys
 import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +19,8 @@ from tqdm import tqdm
 from addnorm.load import servers
 from addnorm.load.client import Client, runner
 from addnorm.load.servers import Server
-from addnorm.load.stress.mutants import mutants
-from addnorm.service.runtime import bundle as bundles
+from addnorm.load.stress.findings import Findings, Options, figures
+from addnorm.load.stress.requests.mutants import mutants
 from addnorm.service.runtime.bundle import Bundle
 
 Figures = dict[str, Any]
@@ -245,38 +239,18 @@ def _num_files(server: Server) -> int:
     return len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
 
 
-@dataclass(frozen=True)
-class Scenario:
-    run: Callable[[Bundle, int], Figures]
-    size: int  # of the long form
-
-
-SCENARIOS = {
-    "bodies": Scenario(body_storm, 10_000),
-    "leavers": Scenario(leave_storm, 500),
-    "slow": Scenario(slow_storm, 500),
+STORMS: dict[str, Callable[[Bundle, int], Figures]] = {
+    "bodies": body_storm,
+    "leavers": leave_storm,
+    "slow": slow_storm,
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m addnorm.load.stress.scenarios.storms", description=__doc__
-    )
-    parser.add_argument("name", choices=["all", *SCENARIOS])
-    parser.add_argument("--bundle", type=Path, required=True)
-    parser.add_argument(
-        "--size", type=int, help="bodies or callers; by default that of the long form"
-    )
-    arguments = parser.parse_args()
-    bundle = bundles.read(arguments.bundle)
-    for name in SCENARIOS if arguments.name == "all" else [arguments.name]:
-        scenario = SCENARIOS[name]
+def scenario(name: str) -> Callable[[Options], Findings]:
+    def run(options: Options) -> Findings:
         try:
-            figures = scenario.run(bundle, arguments.size or scenario.size)
+            return Findings(figures(STORMS[name](options.smallest, options.size)))
         except Hurt as hurt:
-            sys.exit(f"{name}: {hurt}")
-        print(f"{name}: " + ", ".join(f"{figure} {value}" for figure, value in figures.items()))
+            return Findings("", [str(hurt)])
 
-
-if __name__ == "__main__":
-    main()
+    return run

@@ -1,15 +1,13 @@
-"""`python -m addnorm.load.stress.scenarios.swaps --bundle BUNDLE` replaces a served version again and again under load, and counts mistakes.
+"""Replaces a served version again and again under load, and counts wrong answers.
 
-A version is a copy under the next number; the one before is deleted once the new one answers. Each answer must come,
-with the bits of the first, from a version not older than any seen before it was asked for.
+A version is a copy under the next number; the one before is deleted once the new one answers. Each answer must have
+the bits of the first one, and come from a version not older than any seen before the request was sent.
 """
 
-import argparse
 import asyncio
 import shutil
-import sys
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -22,45 +20,14 @@ from tqdm import tqdm
 from addnorm.load import servers
 from addnorm.load.client import Client, runner
 from addnorm.load.servers import Server
-from addnorm.load.stress.scenarios.memory import bodies
-from addnorm.service.runtime import bundle as bundles
+from addnorm.load.stress.copies import republish
+from addnorm.load.stress.findings import Findings, Options, figures
+from addnorm.load.stress.requests.everyday import bodies
 from addnorm.service.runtime.bundle import Bundle
 
 WATCH_S = 0.1
 SWITCH_S = 60.0  # a version that takes longer to appear is taken for lost
 GROWTH = 1.05  # allowed of resident memory
-
-
-def republish(
-    bundle: Bundle,
-    root: Path,
-    version: int,
-    name: str | None = None,
-    added: Mapping[str, bytes] | None = None,
-) -> Path:
-    """The same weights as `root/<name>/<version>`, certified as that; there at once and whole.
-
-    name: if it is another. added: files that the bundle lacks.
-    """
-    manifest, name = bundle.manifest, name or bundle.manifest.name
-    place, partial = (root / name / folder for folder in (str(version), f".{version}.partial"))
-    partial.mkdir(parents=True)
-    for file in manifest.files:
-        shutil.copyfile(bundle.path / file, partial / file)
-    for file, content in (added or {}).items():
-        (partial / file).write_bytes(content)
-    fields = {
-        key: value for key, value in manifest if key not in ("format", "files", "version", "name")
-    }
-    copy = bundles.write_manifest(partial, {**fields, "version": version, "name": name})
-    assert bundle.certificate
-    known = {
-        name: value
-        for name, value in bundle.certificate.items()
-        if name not in ("bundle", "manifest_sha256")
-    }
-    bundles.write_certificate(copy, known)
-    return partial.rename(place)
 
 
 @dataclass
@@ -151,25 +118,18 @@ async def _replace(
     seen.rss_mib.append(server.rss_mib() or 0.0)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m addnorm.load.stress.scenarios.swaps", description=__doc__
-    )
-    parser.add_argument("--bundle", type=Path, required=True)
-    parser.add_argument("--swaps", type=int, default=100)
-    arguments = parser.parse_args()
-    seen = swaps(bundles.read(arguments.bundle), arguments.swaps)
-    print(
-        f"{arguments.swaps} swaps, {seen.num_answers} answers, {len(seen.mistakes)} mistakes, slowest {seen.slowest_s:.2f} s"
-    )
-    print(
-        f"resident MiB: {seen.rss_mib[0]:.0f} at the start, {max(seen.rss_mib):.0f} at most, {seen.rss_mib[-1]:.0f} at the end"
-    )
-    if seen.mistakes or seen.growth > GROWTH:
-        sys.exit(
-            f"growth {seen.growth:.3f} of {GROWTH} allowed; first mistakes: {seen.mistakes[:3]}"
-        )
-
-
-if __name__ == "__main__":
-    main()
+def run(options: Options) -> Findings:
+    seen = swaps(options.bundle, options.size)
+    shown = {
+        "versions": options.size,
+        "answers": seen.num_answers,
+        "wrong answers": len(seen.mistakes),
+        "slowest answer, s": seen.slowest_s,
+        "resident memory at the start, MiB": seen.rss_mib[0],
+        "most": max(seen.rss_mib),
+        "at the end": seen.rss_mib[-1],
+    }
+    missed = [f"{len(seen.mistakes)} wrong answers: {seen.mistakes[:3]}"] if seen.mistakes else []
+    if seen.growth > GROWTH:
+        missed.append(f"memory grew by {seen.growth:.3f}, at most {GROWTH}")
+    return Findings(figures(shown), missed)

@@ -2,7 +2,6 @@
 
 import random
 import string
-from pathlib import Path
 
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
@@ -10,19 +9,11 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 
-from addnorm.load.stress.scenarios.swaps import republish
-from addnorm.service.runtime.bundle import TOKENIZER, Bundle, Limits
+from addnorm.service.runtime.bundle import Limits
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 NO_LETTER = "\ua66e"  # a letter of Unicode that no vocabulary has
 WORD_CHARACTERS = 100  # WordPiece takes no longer word apart
-
-
-def publish(bundle: Bundle, root: Path) -> None:
-    """The bundle under `root`, with a tokenizer: its own, or one of made-up words."""
-    has_one = TOKENIZER in bundle.manifest.files
-    made = {} if has_one else {TOKENIZER: tokenizer(bundle.manifest.limits).to_str().encode()}
-    republish(bundle, root, bundle.manifest.version, added=made)
 
 
 def tokenizer(limits: Limits, seed: int = 0) -> Tokenizer:

@@ -8,8 +8,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from addnorm.load.stress import texts
 from addnorm.load.stress.caller import JSON, Request
+from addnorm.load.stress.requests import texts
 from addnorm.service.inference.request import BINARY_BYTES, JSON_BYTES_PER_FLOAT, JSON_BYTES_PER_PAD
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.runtime.bundle import Manifest

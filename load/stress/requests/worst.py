@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from addnorm.load.stress import texts
-from addnorm.load.stress.bodies import (
+from addnorm.load.stress.caller import Request
+from addnorm.load.stress.requests import texts
+from addnorm.load.stress.requests.bodies import (
     DIGITS,
     EMBEDDINGS,
     INFER,
@@ -49,7 +50,6 @@ from addnorm.load.stress.bodies import (
     v2_wrong_mask,
     wrong_mask,
 )
-from addnorm.load.stress.caller import Request
 from addnorm.service.runtime.bundle import Manifest
 
 LOAD, UNLOAD = "/v2/repository/models/{model}/load", "/v2/repository/models/{model}/unload"
