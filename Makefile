@@ -37,11 +37,7 @@ bench: .venv/ready $(BUNDLES)/minilm $(BUNDLES)/minilm-padded $(BUNDLES)/noteboo
 	$(PYTHON) -m addnorm.load.bench --bundle $(BUNDLES)/minilm/1 --padded $(BUNDLES)/minilm-padded/1 --tiny $(BUNDLES)/notebook/1
 
 chaos: .venv/ready $(BUNDLES)/notebook $(BUNDLES)/minilm  ## storms of bad bodies and callers, overload, 100 versions, stalls, deadlines
-	$(PYTHON) -m addnorm.load.stress.scenarios.storms all --bundle $(BUNDLES)/notebook/1
-	$(PYTHON) -m addnorm.load.stress.scenarios.overload --bundle $(BUNDLES)/minilm/1
-	$(PYTHON) -m addnorm.load.stress.scenarios.swaps --bundle $(BUNDLES)/minilm/1
-	$(PYTHON) -m addnorm.load.stress.scenarios.deadlines --bundle $(BUNDLES)/minilm/1
-	$(PYTHON) -m addnorm.load.stress.scenarios.stall --bundle $(BUNDLES)/minilm/1 --tiny $(BUNDLES)/notebook/1
+	$(PYTHON) -m addnorm.load.stress all --bundle $(BUNDLES)/minilm/1 --tiny $(BUNDLES)/notebook/1
 
 container-test:  ## build and run the image and the compose file with a real Docker engine (root needed)
 	SERVICE=addnorm HEALTH_PATH=/readyz INNER_PORT=8000 PORT_VAR=ADDNORM_PORT STOP_LOG='' $(SMOKE) .
