@@ -1,4 +1,4 @@
-"""A real checkpoint, served: all-MiniLM-L6-v2 against transformers' BertModel. `make minilm` runs it.
+"""`make minilm`: all-MiniLM-L6-v2, served and compared with transformers' BertModel.
 
 python examples/minilm.py CHECKPOINT_FOLDER BUNDLES
 """
@@ -41,7 +41,8 @@ def main(checkpoint: Path, bundles: Path) -> None:
             json={"model": MODEL, "input_ids": input_ids, "outputs": ["activations", "pooled"]},
         ).json()
     print(
-        f"{len(input_ids)} sentences of {', '.join(str(len(ids)) for ids in input_ids)} tokens, sent ragged"
+        f"{len(input_ids)} sentences of {', '.join(str(len(ids)) for ids in input_ids)} tokens,"
+        " sent ragged"
     )
     worst = largest_difference(checkpoint, input_ids, answer["activations"])
     print(f"largest difference of a hidden state to transformers' BertModel: {worst:.1e}")

@@ -160,7 +160,7 @@ def _await(process: subprocess.Popen[bytes], port: int) -> None:
 
 
 def _free_port() -> int:
-    """One that the system hands out: of a fixed range, two programs that start at once would take the same."""
+    """One that the system hands out: two programs that start at once never get the same."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -1,7 +1,7 @@
-"""`python -m addnorm.load.bench --bundle BUNDLE --padded PADDED_BUNDLE` measures Addnorm beside a naive server.
+"""`python -m addnorm.load.bench --bundle BUNDLE --padded PADDED`: Addnorm beside a naive server.
 
-Naive, addnorm fp32 and addnorm int8 are processes of their own, measured in turn (A B C A B C ...). Every answer of
-every run is checked. Writes load/report/.
+Naive, addnorm fp32 and addnorm int8 are measured in turn (A B C A B C ...). Every answer is
+checked. Writes load/report/.
 """
 
 import argparse
@@ -61,7 +61,7 @@ class Clock:
 
 
 def interleave(sides: list[Side], budget_s: float, clock: Clock) -> dict[str, list[Figures]]:
-    """Rounds over all sides until another would not fit; at least one. -> key -> figures of each round."""
+    """Rounds over all sides, as many as fit, at least one. -> key -> figures of each round."""
     least, most = RUN_S
     run_s = min(most, max(least, budget_s / MIN_ROUNDS / len(sides)))
     figures: dict[str, list[Figures]] = {side.key: [] for side in sides}
@@ -79,7 +79,7 @@ def interleave(sides: list[Side], budget_s: float, clock: Clock) -> dict[str, li
 def open_loops(
     contenders: list[Contender], capacity: float, budget_s: float, clock: Clock
 ) -> dict[str, list[Figures]]:
-    """Latency at growing shares of `capacity` (requests/s), for each contender until it is saturated."""
+    """Latency at growing shares of `capacity` (requests/s), until a contender is saturated."""
     seconds = max(MIN_OPEN_S, budget_s / len(FRACTIONS) / len(contenders))
     points: dict[str, list[Figures]] = {contender.name: [] for contender in contenders}
     for fraction in FRACTIONS:
@@ -95,7 +95,7 @@ def open_loops(
 def bits(
     contenders: list[Contender], so_far: dict[str, list[Figures]], clock: Clock
 ) -> dict[str, Figures]:
-    """Answers of addnorm over the bundle compared bit for bit in all runs, and how many were not right."""
+    """How many answers of addnorm were compared bit for bit, and how many were not right."""
     counted = {}
     for contender in contenders[1:]:
         keys = [
@@ -151,11 +151,13 @@ def _same_model(packed: Path, padded: Path) -> tuple[Bundle, Bundle]:
     for bundle, layout in ((ours, "packed"), (theirs, "padded")):
         if bundle.manifest.layout != layout:
             raise SystemExit(
-                f"{bundle.path} has layout {bundle.manifest.layout}: export it with --layout {layout}"
+                f"{bundle.path} has layout {bundle.manifest.layout}:"
+                f" export it with --layout {layout}"
             )
     if ours.manifest.source != theirs.manifest.source:
         raise SystemExit(
-            f"{packed} and {padded} are of different models: {ours.manifest.source}, {theirs.manifest.source}"
+            f"{packed} and {padded} are of different models:"
+            f" {ours.manifest.source}, {theirs.manifest.source}"
         )
     return ours, theirs
 

@@ -1,8 +1,9 @@
-"""`python -m addnorm.load.bench.accuracy BUNDLE TEXT...`: what int8 costs on real sentences, and what it brings.
+"""`python -m addnorm.load.bench.accuracy BUNDLE TEXT...`: accuracy and speed of int8 on sentences.
 
-Mean-pooled vectors of the texts' sentences against fp32: cosine, and how often the nearest neighbour stays the same;
-then useful tokens per second of both engines on the standard load (32 sequences, mean length 30, longest 100, in
-micro-batches of about 256 tokens), one thread, run in turns. Needs a bundle with fp32, int8 and a tokenizer.
+Mean-pooled vectors of the texts' sentences against fp32: cosine, and how often the nearest
+neighbour stays the same. Then useful tokens per second of both engines on the standard load (32 sequences,
+mean length 30, longest 100, in micro-batches of about 256 tokens) on one thread, in turns. Needs a
+bundle with fp32, int8 and a tokenizer.
 """
 
 import argparse
@@ -52,7 +53,7 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def tokenize(bundle: Bundle, texts: list[str]) -> list[Ints]:
-    """Token ids of each distinct text, cut as the server cuts them, not as the tokenizer's file says."""
+    """Token ids of each distinct text, cut as the server cuts them."""
     tokenizer = Tokenizer.from_file(str(bundle.path / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(bundle.manifest.limits.max_text_tokens)
@@ -85,7 +86,8 @@ def pooled(engine: Engine, found: list[Ints]) -> Floats:
 def agreement(expected: Floats, got: Floats) -> str:
     cosines = (expected * got).sum(1)
     same = np.mean(_nearest(expected) == _nearest(got))
-    return f"cosine: mean {cosines.mean():.5f}, lowest {cosines.min():.5f}; same nearest neighbour: {same:.1%}"
+    shown = f"cosine: mean {cosines.mean():.5f}, lowest {cosines.min():.5f}"
+    return f"{shown}; same nearest neighbour: {same:.1%}"
 
 
 def _nearest(vectors: Floats) -> Ints:
@@ -106,7 +108,7 @@ def standard_load(bundle: Bundle) -> list[Ints]:
 
 
 def speed(fp32: Engine, int8: Engine, found: list[Ints]) -> str:
-    """Wall time by turns, so that a busy machine slows both; CPU time beside it, which a neighbour hardly touches."""
+    """Wall time in turns, so that a busy machine slows both; CPU time, which depends on it less."""
     batches = [Batch.of([found[i] for i in batch]) for batch in micro_batches(found)]
     spent = np.array(
         [[_spend(engine, batches) for engine in (fp32, int8)] for _ in range(ROUNDS + 1)]

@@ -43,7 +43,7 @@ class Reference:
     """The right answer to each request, and what passes for it."""
 
     def __init__(self, compute: Compute, tolerance: float | None = None) -> None:
-        """tolerance: None asks for the same bits, zeros at pads included; a number only for near real tokens."""
+        """tolerance: of real tokens. None asks for the same bits, and for zeros at pads."""
         self._compute = compute
         self._alone: dict[tuple[str, bytes], Floats] = {}
         self._tolerance = tolerance

@@ -1,7 +1,7 @@
-"""The server that most people would write: one padded `session.run` a request, default options. The baseline.
+"""The baseline, a server that most people would write: one padded `session.run` a request.
 
-Kept as it is on purpose: do not make it quicker, and do not compute it by hand elsewhere. FastAPI writes an answer
-through its general encoder unless the route declares what it returns; `--typed` declares it.
+Kept as it is on purpose: do not make it quicker. FastAPI writes an answer through its general
+encoder unless the route declares what it returns; `--typed` declares it.
 """
 
 import argparse
@@ -23,8 +23,9 @@ class Body(BaseModel):
 def create_app(graph: Path, typed: bool) -> FastAPI:
     app = FastAPI()
     session = ort.InferenceSession(graph)
+    response_model = dict[str, list] if typed else None  # type: ignore[type-arg]
 
-    @app.post("/v1/infer", response_model=dict[str, list] if typed else None)  # type: ignore[type-arg]
+    @app.post("/v1/infer", response_model=response_model)
     def infer(body: Body) -> dict[str, list]:  # type: ignore[type-arg]
         inputs = {
             "input_ids": np.array(body.input_ids),

@@ -1,4 +1,4 @@
-"""What the engine gives without a server, and what the processor gives without a model: the two ceilings."""
+"""Two ceilings: the engine without a server, and matrix products without a model."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ SGEMM_ROWS = 256
 
 
 class Offline:
-    """The engine over a stream's sequences in the best order there is: sorted by length, all known beforehand."""
+    """The engine over a stream's sequences in the best order: all known, sorted by length."""
 
     def __init__(self, bundle: Bundle, precision: str, num_workers: int, token_budget: int) -> None:
         self._engine = Engine(bundle, precision, "cpu")
@@ -65,9 +65,9 @@ def _together(run: Callable[[int], Any], num_workers: int, seconds: float) -> tu
 
 
 def matrix_flops_per_token(config: dict[str, Any]) -> int:
-    """Floating-point operations of the model's weight matrices for one token: what no implementation can save.
+    """Floating-point operations of the model's weight matrices for one token.
 
-    The work of attention over other tokens is left out: it depends on lengths, and is small at these.
+    Attention over other tokens is left out: it depends on lengths, and is small at these.
     """
     d_model, d_ff = config["d_model"], config["d_ff"]
     return int(2 * config["n_layers"] * (4 * d_model * d_model + 2 * d_model * d_ff))

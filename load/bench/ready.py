@@ -1,4 +1,4 @@
-"""A FastAPI route that parses the body and returns an answer made beforehand: what HTTP alone costs."""
+"""What HTTP alone costs: a FastAPI route that parses the body and returns a ready-made answer."""
 
 import argparse
 import json

@@ -45,7 +45,8 @@ class Ratio:
         scatter = f"{min(ratios):.2f} - {max(ratios):.2f}, {len(ratios)}"
         shown = [_short(median(side, self.metric)) for side in (over, under)]
         names = f"{self.over} / {self.under}"
-        return f"| {self.title} | {self.metric} | {names} | {shown[0]} / {shown[1]} | **{middle(ratios):.2f}** | {scatter} |"
+        cells = (self.title, self.metric, names, " / ".join(shown), f"**{middle(ratios):.2f}**")
+        return f"| {' | '.join(cells)} | {scatter} |"
 
 
 # title, metric, line: what is compared with the naive server

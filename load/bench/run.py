@@ -1,6 +1,4 @@
-"""`addnorm load --url URL --bundle BUNDLE --profile P` drives any server that takes our bodies, checks every
-answer, and prints one table.
-"""
+"""`addnorm load --url URL --bundle BUNDLE`: loads a server, checks every answer, prints a table."""
 
 import argparse
 import asyncio
@@ -25,7 +23,7 @@ from addnorm.service.runtime import bundle as bundles
 
 @dataclass(frozen=True)
 class Load:
-    """How a server is loaded: `concurrency` callers, or `rate` requests a second on that many connections."""
+    """`concurrency` callers, or `rate` requests a second on that many connections."""
 
     concurrency: int
     seconds: float

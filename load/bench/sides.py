@@ -1,4 +1,4 @@
-"""What the bench measures in each round: naive, addnorm in each precision, and the ceilings beside them."""
+"""What the bench measures in each round: naive, addnorm in each precision, and the ceilings."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -128,7 +128,7 @@ def _offline_side(contender: Contender, num_workers: int, token_budget: int) -> 
 
 
 def typed_side(stack: ExitStack, naive: Contender, padded: Bundle) -> Side:
-    """The naive server with its answer's type declared: the same but for how large answers are written."""
+    """The naive server with its answer's type declared, which changes how answers are written."""
     server = stack.enter_context(servers.naive(padded, "--typed"))
     return replace(naive, name="typed", server=server).side("hidden", "hidden", 8)
 
@@ -145,7 +145,7 @@ def tensor_sides(contenders: list[Contender]) -> Iterator[Side]:
 
 
 def tiny_sides(stack: ExitStack, bundle: Bundle) -> Iterator[Side]:
-    """Addnorm over a model that costs next to nothing, and HTTP alone returning that very answer."""
+    """Addnorm over a model that costs almost nothing, and HTTP alone with the same answer."""
     reference = Reference(alone(bundle, "fp32"))
     addnorm = Contender("addnorm", stack.enter_context(servers.addnorm(bundle)), reference, bundle)
     answer = addnorm.server.ask(addnorm.stream("same").requests[0].body)

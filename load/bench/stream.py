@@ -1,6 +1,7 @@
 """Seeded streams of requests: what callers send, as padded grids with a mask. Knows no server.
 
-A stream is a bounded list of distinct requests in a drawn order, so each answer can be known beforehand.
+A stream is a bounded list of distinct requests in a drawn order, so that each answer is known
+beforehand.
 """
 
 import json
@@ -16,7 +17,7 @@ from addnorm.service.runtime.batch import Batch, Ints
 from addnorm.service.runtime.bundle import Limits
 
 SIGMA = 0.6  # of the logarithm of lengths: real text has a long tail
-NUM_VARIANTS = 4  # distinct sequences of one length: callers meet each other's sequences in other co-batched sequences
+NUM_VARIANTS = 4  # distinct sequences of one length: the same ones are co-batched with many others
 SWEEP_LONGEST = (60, 100, 200, 350, 500)  # 50 to 94 % padding
 
 
@@ -73,7 +74,7 @@ class Stream:
     seed: int
 
     def indices(self) -> Iterator[int]:
-        """Every request once in a drawn order, then again in another: short runs have the stream's mix too."""
+        """Every request once in a drawn order, then again in another."""
         for turn in count():
             yield from (
                 np.random.default_rng([self.seed, turn]).permutation(len(self.requests)).tolist()
@@ -88,7 +89,7 @@ class Stream:
 def make(
     profile: Profile, limits: Limits, seed: int = 0, fields: dict[str, Any] | None = None
 ) -> Stream:
-    """The profile's stream within the model's limits. `fields` go into each body (model, precision)."""
+    """The profile's stream within the model's limits. fields: of each body (model, precision)."""
     profile = replace(profile, max_length=min(profile.max_length, limits.max_positions))
     draws = np.random.default_rng(seed)
     requests = []
@@ -112,13 +113,14 @@ def _lengths(profile: Profile, draws: np.random.Generator) -> list[int]:
     wanted = draws.lognormal(np.log(profile.mean_length) - SIGMA**2 / 2, SIGMA, num_sequences)
     if profile.exact:
         return _exact(wanted, profile.max_length, num_sequences * profile.mean_length, draws)
-    return np.clip(wanted.round(), 1, profile.max_length).astype(int).tolist()  # type: ignore[no-any-return]
+    lengths: list[int] = np.clip(wanted.round(), 1, profile.max_length).astype(int).tolist()
+    return lengths
 
 
 def _exact(
     wanted: NDArray[np.float64], longest: int, total: int, draws: np.random.Generator
 ) -> list[int]:
-    """Lengths in proportion to `wanted`, except that one is `longest`, the others shorter, and the sum is `total`."""
+    """Lengths in proportion to `wanted`; one is `longest`, and their sum is `total`."""
     rest = total - longest
     others = wanted[1:]
     lengths = np.clip((others * rest / others.sum()).round(), 1, longest - 1).astype(int)

@@ -1,6 +1,6 @@
-"""`python -m addnorm.load.stress NAME --bundle BUNDLE` loads a server in a way that must not hurt it.
+"""`python -m addnorm.load.stress NAME --bundle BUNDLE`: load that must not hurt a server.
 
-Prints what it found as Markdown, keeps it in load/report, and exits with code 1 if a goal was missed.
+Prints what it found as Markdown and writes it to load/report. Exits with 1 if a goal was missed.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""One caller: a keep-alive connection that sends any request and reads the answer away. Blocking; knows no protocol.
+"""One blocking caller: a keep-alive connection that sends any request and drops the answer.
 
-For few large requests. `load.client` is lighter where there are many small ones.
+For few large requests. `load.client` is lighter for many small ones.
 """
 
 import http.client
@@ -57,7 +57,7 @@ class Caller:
         self._buffer = bytearray(READ_BYTES)
 
     def ask(self, request: Request) -> Seen:
-        """The answer, read to its end and dropped. The next request opens a new connection if this one breaks."""
+        """The answer, read to its end and dropped. Reconnects for the next request if it breaks."""
         started = time.monotonic()
         try:
             self._connection.request(

@@ -1,4 +1,4 @@
-"""What every scenario is given, and what it gives back: tables as Markdown, and the goals that were missed."""
+"""What every scenario is given, and what it gives back: tables as Markdown, and missed goals."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence

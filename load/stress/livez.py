@@ -1,4 +1,4 @@
-"""Asks a server whether it lives, every few milliseconds, from a process of its own. Imports little: it must be light."""
+"""Asks `GET /livez` every few milliseconds, from a process of its own. Light: imports little."""
 
 import multiprocessing
 import os
@@ -18,8 +18,9 @@ def delays(
 ) -> list[float]:
     """Seconds that each ask waited for its answer.
 
-    An answer that comes late holds up the asks that were due meanwhile. Each of them counts with the time from when it
-    was due, and is not sent: else a stall would hide most of itself ("coordinated omission", G. Tene).
+    A late answer delays the requests that were due meanwhile. Each of those is not sent, and counts
+    with the time since it was due. Otherwise a stall would hide most of itself ("coordinated
+    omission", G. Tene).
     """
     seen: list[float] = []
     with socket.create_connection((host, port), TIMEOUT_S) as connection:

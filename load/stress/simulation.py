@@ -1,6 +1,7 @@
-"""The service's own queue under callers that exist only in numbers: seconds pass without waiting for them.
+"""The service's own queue under simulated callers, in simulated time.
 
-Knows no HTTP, no engine and no threads. A worker needs a fixed time for each token, so that only the queue decides.
+Knows no HTTP, no engine and no threads. A worker needs a fixed time for each token, so that only
+the queue decides.
 """
 
 from collections.abc import Callable
@@ -24,8 +25,11 @@ BYTES_PER_TOKEN = 5  # of a JSON body
 
 @dataclass(frozen=True)
 class Group:
-    """Callers of one kind. With `rate`, that many requests a second whatever becomes of them; else each caller sends
-    its next request once it has an answer, or `pause_s` after a refusal."""
+    """Callers of one kind.
+
+    rate: requests a second, whatever becomes of them. 0: each caller sends its next request once
+    the last one is answered, or `pause_s` after it was rejected.
+    """
 
     name: str
     lengths: Callable[[np.random.Generator], list[int]]  # of a request's sequences

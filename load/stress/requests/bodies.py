@@ -1,4 +1,4 @@
-"""Large and odd requests of every protocol, as large as the default settings let through. Knows no server."""
+"""Large and odd requests of every protocol, as large as the default settings allow."""
 
 import gzip
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ V2 = "/v2/models/{model}/infer"
 
 
 def grid(manifest: Manifest, num_padded_tokens: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Ids and mask of so many cells, one of them real."""
+    """Ids and mask of so many padded tokens, one of them real."""
     num_rows = min(LIMITS.max_sequences // 2, num_padded_tokens)
     shape = num_rows, num_padded_tokens // num_rows
     mask = np.zeros(shape, np.int64)
@@ -147,7 +147,7 @@ def string(
 
 
 def slow_count(manifest: Manifest) -> Request:
-    """Colons in a string, so that what is counted is only what stands outside; backslashes, so that this takes long."""
+    """A string of colons, which must not be counted as keys, and of backslashes, which are slow."""
     return string("x", b":" * 2000 + b"\\\\" * (JSON_BYTES // 4))
 
 

@@ -9,7 +9,7 @@ from addnorm.service.runtime.bundle import Limits
 
 
 def bodies(limits: Limits, precisions: list[str], num_requests: int) -> Iterator[bytes]:
-    """Seeded requests: 1 to 6 sequences, mostly short, one in fifty of up to the model's own limit."""
+    """1 to 6 sequences each, mostly short; one in fifty is as long as the model allows."""
     draws = np.random.default_rng(0)
     for _ in range(num_requests):
         longest = limits.max_positions if draws.random() < 0.02 else min(48, limits.max_positions)

@@ -1,4 +1,4 @@
-"""Requests of all protocols with deadlines of 50 to 2,000 ms, drawn from a seed. Knows no server."""
+"""Seeded requests of all protocols, with deadlines of 50 to 2,000 ms. Knows no server."""
 
 import json
 import random

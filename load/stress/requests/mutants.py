@@ -1,4 +1,4 @@
-"""Bad request bodies: good ones, broken in seeded ways. Knows JSON, not what a server makes of it."""
+"""Bad request bodies: good ones, broken in seeded ways. Knows no server."""
 
 import json
 import random
@@ -7,8 +7,9 @@ from copy import deepcopy
 from typing import Any
 
 JUNK: tuple[Any, ...] = (
-    None, True, -1, 0, 1.5, 2**31, 2**63, 2**70, -(2**63), 1e308, float("nan"), float("inf"), "", "x", "\x00", "\ud800",
-    "../../etc/passwd", "n" * 3000, [], {}, [[]], [[1]], [[[1]]], {"a": {"b": {}}}, [None], [[None]], [["1"]],
+    None, True, -1, 0, 1.5, 2**31, 2**63, 2**70, -(2**63), 1e308, float("nan"), float("inf"),
+    "", "x", "\x00", "\ud800", "../../etc/passwd", "n" * 3000,
+    [], {}, [[]], [[1]], [[[1]]], {"a": {"b": {}}}, [None], [[None]], [["1"]],
 )  # fmt: skip
 BYTES = b'{}[]",:\\\x00\xff09.eE-+ntf \n'
 

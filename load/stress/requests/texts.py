@@ -17,7 +17,7 @@ WORD_CHARACTERS = 100  # WordPiece takes no longer word apart
 
 
 def tokenizer(limits: Limits, seed: int = 0) -> Tokenizer:
-    """BERT's kind: letters, their continuations, and words of syllables up to the vocabulary's size."""
+    """WordPiece: letters, their continuations, and made-up words up to the vocabulary's size."""
     draws, letters = random.Random(seed), string.ascii_lowercase
     words = dict.fromkeys(
         [*SPECIAL, *letters, *(f"##{letter}" for letter in letters), *string.punctuation]
@@ -37,7 +37,7 @@ def tokenizer(limits: Limits, seed: int = 0) -> Tokenizer:
 
 
 def hopeless_words(num_words: int) -> str:
-    """Words of one token each, for which all ways to take them apart are tried: the last letter fits none."""
+    """Words of one token each that cost a search: no split fits, because of the last letter."""
     return " ".join(["qj" * (WORD_CHARACTERS // 2 - 1) + NO_LETTER] * num_words)
 
 

@@ -1,4 +1,4 @@
-"""The worst requests within the limits, a row for each kind: what costs a server most for what it costs to send.
+"""The worst requests within the limits, a row for each kind: cheap to send, expensive to answer.
 
 Names state sizes for the `minilm` shape; bodies follow the limits of the bundle that is served.
 """

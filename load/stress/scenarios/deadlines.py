@@ -1,7 +1,8 @@
 """Mixed requests of all protocols with short deadlines, more than can be met.
 
-No answer with 200 may begin to leave later than 50 ms after its deadline, by the server's own log. What its callers
-see stands beside it: they share the machine with the server, and their clock starts before the request is sent.
+By the server's own log, no answer with 200 may begin to leave later than 50 ms after its deadline.
+What the callers see stands beside it: they share the machine with the server, and their clock
+starts before the request is sent.
 """
 
 import json
@@ -36,7 +37,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Answered:
-    """What became of one request. Lateness is ms from its deadline to the first byte, below 0 in time."""
+    """What became of one request. Lateness: ms from deadline to first byte; negative is in time."""
 
     kind: str
     timeout_ms: int

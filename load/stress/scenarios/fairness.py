@@ -1,6 +1,7 @@
 """What one caller waits while twelve others send long requests.
 
-Asks a server with two models through HTTP, without API keys and with, and then a simulation of its queue.
+Asks a server with two models through HTTP, without API keys and with them, and then a simulation
+of its queue.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Mixed requests whose shapes and outputs change all the time: memory must be flat once it is warm."""
+"""Requests of ever new shapes and outputs: memory must be flat once the server is warm."""
 
 import asyncio
 

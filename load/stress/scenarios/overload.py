@@ -1,6 +1,7 @@
 """Several times what the server can do, open loop, with a deadline.
 
-The server must keep its throughput, answer in time what it accepts, and reject the rest at once with Retry-After.
+The server must keep its throughput, answer in time what it accepts, and reject the rest at once
+with Retry-After.
 """
 
 from dataclasses import dataclass, replace

@@ -1,7 +1,8 @@
 """How long others wait beside the worst requests of every route.
 
-A process of its own asks `GET /livez` every 5 ms, alone, and beside each case of requests/worst.py, which is sent over
-two connections for some seconds. Nothing may hold the event loop: the p99 beside a case may be 50 ms over that alone.
+A process of its own asks `GET /livez` every 5 ms: first alone, then beside each case of
+requests/worst.py, which is sent over two connections for some seconds. Nothing may block the event
+loop: the p99 beside a case may be at most 50 ms longer than alone.
 """
 
 import json
@@ -238,7 +239,7 @@ def stalls(
     url: str | None = None,
     worktree: Path | None = None,
 ) -> Stalls:
-    """All cases that the bundles can show; those of a hundred models need a tiny one, or a server that has them."""
+    """Cases of a hundred models are left out without `tiny` or `url`; texts need a vocabulary."""
     where = machine()
     alone: list[float] = []
     rows: list[Row] = []

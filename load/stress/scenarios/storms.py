@@ -1,4 +1,4 @@
-"""Bad bodies, callers who leave, and callers who are slow: none of them may hurt the server or other callers."""
+"""Bad bodies, callers who leave, and slow callers: none may hurt the server or other callers."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ def require(holds: bool, what: str) -> None:
 
 
 def body_storm(bundle: Bundle, size: int) -> Figures:
-    """Bad bodies: no 500, no dropped answer, no growth, and the next good request is answered as the first was."""
+    """Bad bodies: no 500, no dropped answer, no growth, and good requests get the same answer."""
     with servers.addnorm(bundle) as server, runner() as run:
         good = good_bodies(bundle)
         right = server.ask(json.dumps(good[0]).encode())
@@ -96,7 +96,7 @@ async def _statuses(server: Server, sent: list[bytes], concurrency: int = 8) -> 
 
 
 def leave_storm(bundle: Bundle, size: int) -> Figures:
-    """Callers who leave at any moment: what was held for them is given back, and the next request is answered right."""
+    """Callers who leave at any moment: nothing stays reserved, and the next answer is right."""
     with servers.addnorm(bundle) as server, runner() as run:
         good = json.dumps(good_bodies(bundle)[0]).encode()
         right, files = server.ask(good), _num_files(server)
@@ -143,7 +143,7 @@ async def _leave(server: Server, bundle: Bundle, size: int) -> None:
 
 
 def slow_storm(bundle: Bundle, size: int) -> Figures:
-    """Callers who send a byte now and then: quick ones are served as ever, and the slow ones are shown out."""
+    """Callers who send a byte now and then get 408; the others are as quick as before."""
     with servers.addnorm(bundle, ADDNORM_BODY_TIMEOUT_S="4") as server, runner() as run:
         good = json.dumps(good_bodies(bundle)[0]).encode()
         right = server.ask(good)

@@ -1,7 +1,8 @@
 """Replaces a served version again and again under load, and counts wrong answers.
 
-A version is a copy under the next number; the one before is deleted once the new one answers. Each answer must have
-the bits of the first one, and come from a version not older than any seen before the request was sent.
+A version is a copy under the next number; the one before is deleted once the new one answers. Each
+answer must have the bits of the first one. It must not come from a version older than one that had
+answered before the request was sent.
 """
 
 import asyncio
