@@ -1,9 +1,9 @@
 """`python -m addnorm.load.bench.accuracy BUNDLE TEXT...`: accuracy and speed of int8 on sentences.
 
 Mean-pooled vectors of the texts' sentences against fp32: cosine, and how often the nearest
-neighbour stays the same. Then useful tokens per second of both engines on the standard load (32 sequences,
-mean length 30, longest 100, in micro-batches of about 256 tokens) on one thread, in turns. Needs a
-bundle with fp32, int8 and a tokenizer.
+neighbour stays the same. Then useful tokens per second of both engines on the standard load (32
+sequences, mean length 30, longest 100, in micro-batches of about 256 tokens) on one thread, in
+turns. Needs a bundle with fp32, int8 and a tokenizer.
 """
 
 import argparse

@@ -327,6 +327,7 @@ def test_a_file_that_is_no_graph_is_refused(notebook_subject: Subject, tmp_path:
         parity.certify(bundle, notebook_subject.expected.reference)
 
 
+@pytest.mark.usefixtures("exports_shared")
 def test_an_exporter_that_writes_another_eps_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

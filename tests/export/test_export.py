@@ -57,6 +57,7 @@ def change_eps(model: Transformer) -> None:
             module.eps = 1e-3
 
 
+@pytest.mark.usefixtures("exports_shared")
 @pytest.mark.parametrize("change", [perturb_a_weight, drop_a_gamma, change_eps])
 def test_a_changed_model_shows_in_its_numbers(
     change: Callable[[Transformer], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
