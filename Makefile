@@ -20,7 +20,7 @@ test: .venv/ready  ## run the tests
 	$(PYTHON) -m pytest
 
 fuzz: .venv/ready  ## make requests up from the OpenAPI document for some minutes; `make test` does for seconds
-	$(PYTHON) -m pytest tests/test_openapi.py -k made_up --fuzz-s 150
+	$(PYTHON) -m pytest tests/protocols/test_openapi.py -k made_up --fuzz-s 150
 
 mutants: .venv/ready  ## a thousand mutations of graphs and weights, each of which the certificate must refuse; minutes
 	$(PYTHON) -m tests.mutation
@@ -41,11 +41,7 @@ bench: .venv/ready $(BUNDLES)/minilm $(BUNDLES)/minilm-padded $(BUNDLES)/noteboo
 	$(PYTHON) -m addnorm.load.bench --bundle $(BUNDLES)/minilm/1 --padded $(BUNDLES)/minilm-padded/1 --tiny $(BUNDLES)/notebook/1
 
 chaos: .venv/ready $(BUNDLES)/notebook $(BUNDLES)/minilm  ## storms of bad bodies and callers, overload, 100 versions, stalls, deadlines
-	$(PYTHON) -m addnorm.load.chaos all --bundle $(BUNDLES)/notebook/1
-	$(PYTHON) -m addnorm.load.overload --bundle $(BUNDLES)/minilm/1
-	$(PYTHON) -m addnorm.load.swaps --bundle $(BUNDLES)/minilm/1
-	$(PYTHON) -m addnorm.load.deadlines --bundle $(BUNDLES)/minilm/1
-	$(PYTHON) -m addnorm.load.stall --bundle $(BUNDLES)/minilm/1 --tiny $(BUNDLES)/notebook/1
+	$(PYTHON) -m addnorm.load.stress all --bundle $(BUNDLES)/minilm/1 --tiny $(BUNDLES)/notebook/1
 
 container-test:  ## build and run the image and the compose file with a real Docker engine (root needed)
 	SERVICE=addnorm HEALTH_PATH=/readyz INNER_PORT=8000 PORT_VAR=ADDNORM_PORT STOP_LOG='' $(SMOKE) .

@@ -1,10 +1,11 @@
-"""Texts per second of a served checkpoint, beside sentence-transformers on this machine. `make beside` runs it.
+"""Texts per second of a served checkpoint, beside sentence-transformers (`make beside`).
 
 python examples/beside_sentence_transformers.py CHECKPOINT_FOLDER BUNDLES PEER_PYTHON
 
-PEER_PYTHON is the interpreter of an environment with sentence-transformers, FastAPI and uvicorn. It runs this file too:
-as a FastAPI application around `SentenceTransformer.encode`, with the defaults of both. Run it on a machine that does
-nothing else: PyTorch's threads wait for each other, and lose more than Addnorm's where other programs take a core.
+PEER_PYTHON is the interpreter of an environment with sentence-transformers, FastAPI and uvicorn.
+It runs this file too: as a FastAPI application around `SentenceTransformer.encode`, with the
+defaults of both. Run it on a machine that does nothing else: PyTorch's threads wait for each other,
+and lose more than Addnorm's where other programs take a core.
 """
 
 import base64
@@ -63,7 +64,8 @@ Runs = dict[
 
 
 def main(checkpoint: Path, bundles: Path, peer_python: str) -> None:
-    machine = f"{os.cpu_count()} cores, load average before {os.getloadavg()[0]:.1f}; {peer_versions(peer_python)}"
+    before = f"{os.cpu_count()} cores, load average before {os.getloadavg()[0]:.1f}"
+    machine = f"{before}; {peer_versions(peer_python)}"
     texts = some_texts(NUM_TEXTS)
     with ExitStack() as servers:
         peer, addnorm = free_port(), free_port()
@@ -83,7 +85,7 @@ def main(checkpoint: Path, bundles: Path, peer_python: str) -> None:
 
 
 def some_texts(number: int, seed: int = 0) -> list[str]:
-    """Pieces of Python's own documentation: mostly sentences, some of a few words, some long paragraphs."""
+    """Pieces of Python's own documentation: from a few words to long paragraphs."""
     prose = documentation()
     starts = [i + 1 for i, word in enumerate(prose[:-300]) if word.endswith(".")]
     draws = random.Random(seed)
@@ -114,7 +116,8 @@ def lengths(texts: list[str], checkpoint: Path) -> str:
         json.loads((checkpoint / "sentence_bert_config.json").read_text())["max_seq_length"]
     )
     counts = [len(encoding.ids) for encoding in tokenizer.encode_batch(texts)]
-    return f"{len(texts):,} texts of {min(counts)} to {max(counts)} tokens, median {median(counts):.0f}, mean {sum(counts) / len(counts):.0f}."
+    middle = f"median {median(counts):.0f}, mean {sum(counts) / len(counts):.0f}"
+    return f"{len(texts):,} texts of {min(counts)} to {max(counts)} tokens, {middle}."
 
 
 # The servers
@@ -122,7 +125,10 @@ def lengths(texts: list[str], checkpoint: Path) -> str:
 
 def peer_versions(python: str) -> str:
     """What the peer runs on. Ends the program where something is missing."""
-    ask = "import torch, fastapi, uvicorn, sentence_transformers as s; print(s.__version__, torch.__version__)"
+    ask = (
+        "import torch, fastapi, uvicorn, sentence_transformers as s;"
+        "print(s.__version__, torch.__version__)"
+    )
     try:
         found = subprocess.run(
             [python, "-c", ask], check=True, capture_output=True, text=True
@@ -191,7 +197,7 @@ def free_port() -> int:
 
 
 def rounds(texts: list[str], peer: int, addnorm: int) -> Runs:
-    """All loads in turns, so that what else the machine does meets all of them. A first round warms up."""
+    """All loads in turns, so that other work on the machine meets all. Round one warms up."""
     loads: dict[tuple[str, int], Callable[[], Run]] = {
         (ENCODE, NUM_TEXTS): partial(encode, peer, texts)
     }
@@ -217,7 +223,7 @@ def encode(port: int, texts: list[str]) -> Run:
 
 
 def call(port: int, ask: Ask, texts: list[str], size: int) -> Run:
-    """Callers, each with its own connection, send requests of `size` texts until all are answered."""
+    """Callers with a connection each send requests of `size` texts until all are answered."""
     parts = [texts[i : i + size] for i in range(0, len(texts), size)]
     answers: list[np.ndarray] = [np.empty(0)] * len(parts)
     latencies_s = [0.0] * len(parts)
@@ -319,15 +325,16 @@ def texts_row(runs: Runs, load: str, peer: str, peer_size: int, size: int) -> st
 
 
 def latency_row(runs: Runs, percent: int) -> str:
-    cells = [
-        f"{median(float(np.percentile(run.latencies_s, percent)) for run in runs[who, 1]) * 1000:.0f} ms"
+    seconds = {
+        who: median(float(np.percentile(run.latencies_s, percent)) for run in runs[who, 1])
         for who in (FASTAPI, FP32, INT8)
-    ]
+    }
+    cells = [f"{value * 1000:.0f} ms" for value in seconds.values()]
     return f"| the same: p{percent} of a request | {' | '.join(cells)} |"
 
 
 def check_vectors(runs: Runs) -> None:
-    """Every text's vector in every load, against `encode`'s. Ends the program where Addnorm's is not what it should be."""
+    """Compares every text's vector in every load with `encode`'s. Exits if Addnorm's is wrong."""
     expected = runs[ENCODE, NUM_TEXTS][0].vectors
     for name, answering in {
         "sentence-transformers": (ENCODE, FASTAPI),

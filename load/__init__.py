@@ -1,1 +1,1 @@
-"""Load: a baseline server, seeded request streams, a light client, and the comparison. A tool beside the product."""
+"""Tools that load a server: bench/ measures it beside a naive one, stress/ tries to hurt it."""

@@ -40,7 +40,7 @@ def padding(path: Path, shares: dict[str, list[tuple[float, float]]]) -> None:
         percent, rates = [100 * share for share, _ in measured], [rate for _, rate in measured]
         axes.plot(percent, rates, "-o", color=COLOURS[who], label=who)
     axes.set(
-        xlabel="pads in a request, % of its cells",
+        xlabel="pads in a request, % of its padded tokens",
         ylabel="useful tokens per second",
         ylim=(0, None),
     )
@@ -61,7 +61,10 @@ def stalls(path: Path, runs: dict[str, dict[str, float]]) -> None:
 
 
 def waits(path: Path, shown: dict[str, dict[str, list[float]]]) -> None:
-    """Run -> case -> seconds: each answer a dot, the median a bar. A case without dots was answered nothing in time."""
+    """Run -> case -> seconds: each answer a dot, the median a bar.
+
+    A case without dots got no answer in time.
+    """
     figure = Figure(figsize=(9, 6))
     axes = figure.subplots()
     cases = list(next(iter(shown.values())))

@@ -55,11 +55,21 @@ class Server:
 @contextmanager
 def addnorm(bundle: Bundle, **settings: str) -> Iterator[Server]:
     """`addnorm serve` over this one bundle, with default settings but these."""
+    with serving([bundle], **settings) as server:
+        yield server
+
+
+@contextmanager
+def serving(
+    bundles: Sequence[Bundle], worktree: Path | None = None, /, **settings: str
+) -> Iterator[Server]:
+    """`addnorm serve` over these bundles, which have different names."""
     with TemporaryDirectory() as root:
-        name, version = bundle.ref.split("/")
-        Path(root, name).mkdir()
-        Path(root, name, version).symlink_to(bundle.path.resolve())
-        with folder(Path(root), None, **settings) as server:
+        for bundle in bundles:
+            name, version = bundle.ref.split("/")
+            Path(root, name).mkdir()
+            Path(root, name, version).symlink_to(bundle.path.resolve())
+        with folder(Path(root), worktree, **settings) as server:
             yield server
 
 
@@ -82,7 +92,8 @@ def folder(
 def naive(bundle: Bundle, *flags: str) -> Iterator[Server]:
     port = _free_port()
     with _process(
-        ["addnorm.load.naive", "--bundle", str(bundle.path), "--port", str(port), *flags], port
+        ["addnorm.load.bench.naive", "--bundle", str(bundle.path), "--port", str(port), *flags],
+        port,
     ) as server:
         yield server
 
@@ -95,7 +106,7 @@ def ready_made(answer: bytes) -> Iterator[Server]:
         file = Path(folder, "answer.json")
         file.write_bytes(answer)
         with _process(
-            ["addnorm.load.ready", "--answer", str(file), "--port", str(port)], port
+            ["addnorm.load.bench.ready", "--answer", str(file), "--port", str(port)], port
         ) as server:
             yield server
 
@@ -149,7 +160,7 @@ def _await(process: subprocess.Popen[bytes], port: int) -> None:
 
 
 def _free_port() -> int:
-    """One that the system hands out: of a fixed range, two programs that start at once would take the same."""
+    """One that the system hands out: two programs that start at once never get the same."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

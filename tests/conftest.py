@@ -18,7 +18,8 @@ from addnorm.service.models.registry import Models, load_all
 from addnorm.service.server.app import create_app
 from addnorm.service.server.process import Server
 from addnorm.service.settings import Settings
-from tests.texts import TEXT_MODEL, checkpoint
+from tests.support.exports import shared_exports
+from tests.support.texts import TEXT_MODEL, checkpoint
 
 GOLDEN = Path(__file__).parent / "golden"
 PRESETS = ("notebook", "postnorm", "gpt", "encoder", "minilm")
@@ -39,8 +40,9 @@ def bundles(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactor
     if given := pytestconfig.getoption("--bundles"):
         return given  # type: ignore[no-any-return]
     root = tmp_path_factory.mktemp("bundles")
-    for preset in PRESETS:
-        export(Source(preset), root, preset, None, Plan())
+    with shared_exports():
+        for preset in PRESETS:
+            export(Source(preset), root, preset, None, Plan())
     return root
 
 
@@ -48,8 +50,16 @@ def bundles(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactor
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The smallest bundle's folder. Copy it before breaking it."""
     root = tmp_path_factory.mktemp("notebook")
-    export(Source("notebook"), root, "notebook", None, Plan())
+    with shared_exports():
+        export(Source("notebook"), root, "notebook", None, Plan())
     return root / "notebook" / "1"
+
+
+@pytest.fixture
+def exports_shared() -> Iterator[None]:
+    """For a test that exports a model as it is, and so may take graphs that others made."""
+    with shared_exports():
+        yield
 
 
 @contextmanager
@@ -127,7 +137,8 @@ def text_bundles(
     """notebook, and under the name that the examples use a BERT of a few words that takes texts."""
     root = tmp_path_factory.mktemp("texts")
     (root / "notebook").symlink_to(notebook.parent)
-    export(Source(checkpoint=text_checkpoint), root, TEXT_MODEL, None, Plan())
+    with shared_exports():
+        export(Source(checkpoint=text_checkpoint), root, TEXT_MODEL, None, Plan())
     return root
 
 

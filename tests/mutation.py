@@ -35,7 +35,7 @@ from addnorm.service.models.registry import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine
-from tests.texts import WORDS, tokenizer
+from tests.support.texts import WORDS, tokenizer
 
 INT8 = ("fp32", "int8")
 SIBLINGS = (  # operators of the same arity, each of which may stand in another's place

@@ -1,6 +1,7 @@
 """Imports: the arrow model <- export -> service, the folders of service from top to bottom, no cycle, one import name."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from addnorm.service import VERSION
+from tests.support.imports import imported
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("model", "export", "service", "load")
@@ -30,17 +32,6 @@ LAYERS = (
     "settings",
     "errors",
 )
-
-
-def imported(path: Path) -> set[str]:
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names
 
 
 def module_of(path: Path) -> str:
@@ -97,6 +88,13 @@ def test_the_import_name_is_addnorm() -> None:
     for path in sources(*PACKAGES, "tests", "examples"):
         bare = {name.partition(".")[0] for name in imported(path)} & set(PACKAGES)
         assert not bare, f"{path}: import addnorm.{bare.pop()}"
+
+
+def test_no_test_file_imports_another() -> None:
+    """What several of them share lies in tests/support."""
+    for path in sources("tests"):
+        shared = {name for name in imported(path) if re.match(r"tests\.(.*\.)?test_", name)}
+        assert not shared, f"{path} imports {shared}: move what is shared to tests/support"
 
 
 def test_the_version_stands_in_the_package_and_in_pyproject() -> None:

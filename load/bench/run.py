@@ -1,0 +1,237 @@
+"""`addnorm load --url URL --bundle BUNDLE`: loads a server, checks every answer, prints a table."""
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+from tqdm import tqdm
+
+from addnorm.load.bench.check import NAIVE_TOLERANCE, Reference, alone
+from addnorm.load.bench.stream import PROFILES, Stream, make
+from addnorm.load.client import Answers, Client, closed_loop, open_loop, runner
+from addnorm.load.servers import Server
+from addnorm.service.runtime import bundle as bundles
+
+
+@dataclass(frozen=True)
+class Load:
+    """`concurrency` callers, or `rate` requests a second on that many connections."""
+
+    concurrency: int
+    seconds: float
+    rate: float | None = None
+    warm_up_s: float = 0.5
+    num_answers: int | None = None  # closed loop: stop after so many
+    seed: int = 0
+    headers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """Rates and latencies of right answers only. Tokens are real ones."""
+
+    num_answers: int
+    errors: dict[str, int]
+    wall_s: float
+    requests_per_s: float
+    tokens_per_s: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    server_cpu_s_per_1000_tokens: float | None
+    server_rss_mib: float | None
+    client_cpu_ms_per_request: float
+    num_without_when: int = 0  # refusals that lacked Retry-After
+
+    @property
+    def num_errors(self) -> int:
+        return sum(self.errors.values())
+
+
+def measure(
+    server: Server, stream: Stream, reference: Reference, load: Load, progress: bool = True
+) -> Result:
+    """Loads the server, then checks every answer. `reference` must have learned the stream."""
+    with runner() as loop:
+        answers, server_cpu_s, client_cpu_s, num_without_when = loop.run(
+            _apply(server, stream, load, progress)
+        )
+    result = _result(stream, reference, answers, server.rss_mib(), server_cpu_s, client_cpu_s)
+    return replace(result, num_without_when=num_without_when)
+
+
+async def _apply(
+    server: Server, stream: Stream, load: Load, progress: bool
+) -> tuple[Answers, float | None, float, int]:
+    bodies = [request.body for request in stream.requests]
+    client = Client(server.host, server.port, bodies, 60.0, *load.headers)
+    order = stream.indices()
+    if load.warm_up_s:
+        await closed_loop(client, order, load.concurrency, load.warm_up_s)
+    server_before, client_before = server.cpu_s(), time.process_time()
+    async with _bar(load.seconds, progress):
+        if load.rate is not None:
+            answers = await open_loop(
+                client, order, load.concurrency, load.seconds, load.rate, load.seed
+            )
+        else:
+            answers = await closed_loop(
+                client, islice(order, load.num_answers), load.concurrency, load.seconds
+            )
+    client_cpu_s, server_after = time.process_time() - client_before, server.cpu_s()
+    client.close()
+    server_cpu_s = (
+        None if server_before is None or server_after is None else server_after - server_before
+    )
+    return answers, server_cpu_s, client_cpu_s, client.num_without_when
+
+
+@asynccontextmanager
+async def _bar(seconds: float, progress: bool) -> AsyncIterator[None]:
+    """A bar of the time that has passed."""
+
+    async def tick() -> None:
+        with tqdm(total=round(seconds, 1), unit="s", leave=False) as bar:
+            while True:
+                await asyncio.sleep(0.25)
+                bar.update(min(0.25, bar.total - bar.n))
+
+    ticker = asyncio.create_task(tick()) if progress else None
+    try:
+        yield
+    finally:
+        if ticker:
+            ticker.cancel()
+
+
+def _result(
+    stream: Stream,
+    reference: Reference,
+    answers: Answers,
+    rss_mib: float | None,
+    server_cpu_s: float | None,
+    client_cpu_s: float,
+) -> Result:
+    right, errors = reference.verdicts(stream, answers)
+    latencies_ms = 1000 * np.array(
+        [s for s, is_right in zip(answers.latencies_s, right, strict=True) if is_right]
+    )
+    given = (index for (index, _), is_right in zip(answers.given, right, strict=True) if is_right)
+    num_tokens = sum(stream.requests[index].num_tokens for index in given)
+    p50, p95, p99 = (
+        np.percentile(latencies_ms, [50, 95, 99]).tolist()
+        if len(latencies_ms)
+        else [float("nan")] * 3
+    )
+    return Result(
+        num_answers=len(right),
+        errors=errors,
+        wall_s=answers.wall_s,
+        requests_per_s=sum(right) / answers.wall_s,
+        tokens_per_s=num_tokens / answers.wall_s,
+        p50_ms=p50,
+        p95_ms=p95,
+        p99_ms=p99,
+        server_cpu_s_per_1000_tokens=server_cpu_s / num_tokens * 1000
+        if server_cpu_s and num_tokens
+        else None,
+        server_rss_mib=rss_mib,
+        client_cpu_ms_per_request=1000 * client_cpu_s / max(1, len(right)),
+    )
+
+
+def load(options: Sequence[str]) -> None:
+    """Loads a server, and exits with code 1 if an answer was wrong."""
+    arguments = _parser().parse_args(options)
+    bundle = bundles.read(arguments.bundle)
+    precision = arguments.precision or bundle.manifest.default_precision
+    reference = Reference(alone(bundle, precision), arguments.tolerance)
+    fields = {name: value for name in ("model", "precision") if (value := getattr(arguments, name))}
+    stream = make(PROFILES[arguments.profile], bundle.manifest.limits, arguments.seed, fields)
+    reference.learn(stream, arguments.profile)
+    address = urlsplit(arguments.url)
+    server = Server(address.hostname or "127.0.0.1", address.port or 80, arguments.pid)
+    headers = (f"Accept: {arguments.accept}",) if arguments.accept else ()
+    load = Load(
+        arguments.concurrency,
+        arguments.seconds,
+        arguments.rate,
+        arguments.warm_up,
+        None,
+        arguments.seed,
+        headers,
+    )
+    result = measure(server, stream, reference, load)
+    print(table(result))
+    if arguments.json:
+        arguments.json.write_text(
+            json.dumps({"load": asdict(load), "result": asdict(result)}, indent=2) + "\n"
+        )
+    if result.num_errors:
+        raise SystemExit(f"{result.num_errors} of {result.num_answers} answers were not right")
+
+
+def table(result: Result) -> str:
+    """Markdown, a line per figure."""
+    lines = ["| figure | value |", "|---|---|"]
+    for name, value in asdict(result).items():
+        shown = (
+            f"{value:,.3f}"
+            if isinstance(value, float)
+            else "-"
+            if value in (None, {})
+            else str(value)
+        )
+        lines.append(f"| {name} | {shown} |")
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="addnorm load",
+        description=__doc__,
+        epilog="Example: addnorm load --bundle bundles/notebook/1 --seconds 5",
+    )
+    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument(
+        "--bundle",
+        type=Path,
+        required=True,
+        help="what the server serves: <bundles>/<name>/<version>",
+    )
+    parser.add_argument("--profile", choices=PROFILES, default="small")
+    parser.add_argument(
+        "--concurrency", type=int, default=8, help="callers; with --rate the most connections"
+    )
+    parser.add_argument(
+        "--rate",
+        type=float,
+        help="open loop: Poisson arrivals a second; latency from the intended time",
+    )
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--warm-up", type=float, default=1.0, metavar="SECONDS")
+    parser.add_argument("--precision", help="sent in each body, and that of the reference")
+    parser.add_argument("--model", help="sent in each body; needed where several models are served")
+    parser.add_argument(
+        "--accept",
+        help="media type of the answers: application/vnd.safetensors, or JSON by default",
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        help=f"instead of equal bits; {NAIVE_TOLERANCE:g} for other servers",
+    )
+    parser.add_argument(
+        "--pid", type=int, help="the server's process, to read its CPU time and memory"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="where to write the result")
+    return parser

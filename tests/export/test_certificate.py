@@ -1,0 +1,397 @@
+"""What a certificate compares exactly: break any weight, attribute or node, hashes made anew, and it is refused."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from addnorm.export import command, exact, parity, structure, writer
+from addnorm.export.exact import Files
+from addnorm.export.graph import UnfitError
+from addnorm.export.parity import CertificationError
+from addnorm.export.quantize import quantize
+from addnorm.export.writer import Plan, Source, check_fit
+from addnorm.model.presets import PRESETS, build
+from addnorm.model.transformer import Transformer
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.batch import Floats
+from tests.mutation import KINDS, Mutant, Subject, mutants, verdict, write
+from tests.support.exports import shared_exports
+
+UNSEEN = 7  # an id of `postnorm` that no case of the certificate contains
+
+
+@pytest.fixture(scope="module")
+def notebook_subject(notebook: Path) -> Subject:
+    with shared_exports():
+        return Subject.of(bundles.read(notebook), Source("notebook"))
+
+
+@pytest.fixture(scope="module")
+def postnorm(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    source, plan = Source("postnorm"), Plan(precisions=("fp32", "int8"))
+    place = tmp_path_factory.mktemp("bundles")
+    with shared_exports():
+        return Subject.of(writer.export(source, place, "postnorm", None, plan), source)
+
+
+@pytest.fixture
+def subject(request: pytest.FixtureRequest) -> Subject:
+    return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
+
+
+def constant(model: ModelProto, name: str, change: Callable[[Floats], Floats]) -> None:
+    item = next(item for item in model.graph.initializer if item.name == name)
+    item.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(item).copy()), name))
+
+
+def set_row(model: ModelProto, value: float) -> None:
+    def change(table: Floats) -> Floats:
+        table[UNSEEN] = value
+        return table
+
+    constant(model, "tokens.weight", change)
+
+
+def double_the_last_norm(model: ModelProto) -> None:
+    for part in ("gamma", "beta"):
+        constant(model, f"blocks.1.norm2.{part}", lambda values: values * 2)
+
+
+def gelu_without_tanh(model: ModelProto) -> None:
+    next(node for node in model.graph.node if node.op_type == "Gelu").attribute[0].s = b"none"
+
+
+def eps_times_thirty(model: ModelProto) -> None:
+    root = next(node for node in model.graph.node if node.op_type == "Sqrt").output[0]
+    added = next(node for node in model.graph.node if root in node.input and node.op_type == "Add")
+    constant(model, added.input[1], lambda eps: eps * np.float32(30))
+
+
+def broken(subject: Subject, precision: str, change: Callable[[ModelProto], object]) -> Mutant:
+    changed = ModelProto()
+    changed.CopyFrom(subject.files.bodies[precision])
+    change(changed)
+    files = replace(subject.files, bodies={**subject.files.bodies, precision: changed})
+    return Mutant(subject, "", change.__name__, files)
+
+
+def certified(mutant: Mutant, folder: Path) -> None:
+    """As `verify` does it from the files, but for the fresh export, which is made once."""
+    bundle = write(mutant, folder / "broken")
+    parity.compare(bundle, Files.read(bundle), mutant.subject.expected)
+
+
+@pytest.mark.parametrize(
+    ("subject", "precision", "change", "words"),
+    [
+        (
+            "postnorm",
+            "fp32",
+            lambda m: set_row(m, 0.0),
+            r"weights \(fp32\): tokens.weight differs .* at \[7, 0\]: 0.0",
+        ),
+        (
+            "postnorm",
+            "fp32",
+            lambda m: set_row(m, np.nan),
+            r"weights \(fp32\): tokens.weight differs .*: nan",
+        ),
+        ("postnorm", "int8", lambda m: set_row(m, 0.0), r"weights \(int8\): tokens.weight differs"),
+        (
+            "postnorm",
+            "int8",
+            double_the_last_norm,
+            r"weights \(int8\): blocks.1.norm2.gamma differs",
+        ),
+        ("postnorm", "fp32", eps_times_thirty, r"attributes \(fp32\): the norms add \[2.99"),
+        (
+            "notebook_subject",
+            "fp32",
+            gelu_without_tanh,
+            r"attributes \(fp32\): .*Gelu.* has {'approximate': b'none'}",
+        ),
+    ],
+    ids=["row zeroed", "row nan", "int8 row zeroed", "int8 norm doubled", "eps", "gelu"],
+    indirect=["subject"],
+)
+def test_what_numbers_hardly_show_is_refused_by_name(
+    subject: Subject,
+    precision: str,
+    change: Callable[[ModelProto], object],
+    words: str,
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(CertificationError, match=words):
+        certified(broken(subject, precision, change), tmp_path)
+
+
+def test_int8_is_measured_in_length_too(postnorm: Subject, tmp_path: Path) -> None:
+    """A cosine is blind to scale: what is served is refused without a look at the weights."""
+    bundle = write(broken(postnorm, "int8", double_the_last_norm), tmp_path / "broken")
+    with pytest.raises(CertificationError, match=r"length ratio - 1 .int8.: 1, the limit is"):
+        parity.near(parity.Model(bundle, "cpu"), postnorm.expected.reference)
+
+
+@pytest.mark.parametrize("subject", ["notebook_subject", "postnorm"], indirect=True)
+def test_any_single_mutation_is_refused_or_changes_no_bit(subject: Subject) -> None:
+    """Some of those that `python -m tests.mutation` tries a thousand of: weights, attributes, nodes, constants, wires.
+    Whatever changes a bit is refused before anything runs."""
+    found = [(mutant, verdict(mutant)) for mutant in mutants([subject], 10 * len(KINDS), seed=1)]
+    assert {mutant.kind for mutant, _ in found} == set(KINDS)
+    assert [mutant.words for mutant, said in found if said in ("SURVIVED", "served")] == []
+    assert sum(said == "equal bits" for _, said in found) < len(found) / 10
+
+
+@pytest.mark.parametrize(
+    ("subject", "precision"),
+    [("notebook_subject", "fp32"), ("postnorm", "int8")],
+    indirect=["subject"],
+)
+def test_every_single_constant_attribute_and_node_counts(subject: Subject, precision: str) -> None:
+    """Each constant changed, each attribute dropped and each node dropped, one at a time."""
+    body, wanted = subject.files.bodies[precision], subject.expected.body
+    if precision == "int8":
+        wanted = quantize(wanted, subject.files.ranges)
+    assert not list(structure.differences(body, wanted))
+    for index, item in enumerate(body.graph.initializer):
+        changed = copied(body)
+        values = numpy_helper.to_array(item) * 3 + 1
+        changed.graph.initializer[index].CopyFrom(numpy_helper.from_array(values, item.name))
+        assert list(structure.differences(changed, wanted)), item.name
+    for index, node in enumerate(body.graph.node):
+        for place in range(len(node.attribute)):
+            changed = copied(body)
+            del changed.graph.node[index].attribute[place]
+            assert list(structure.differences(changed, wanted)), node.name
+        changed = copied(body)
+        del changed.graph.node[index]
+        assert list(structure.differences(changed, wanted)), node.name
+
+
+def copied(model: ModelProto) -> ModelProto:
+    made = ModelProto()
+    made.CopyFrom(model)
+    return made
+
+
+def test_ranges_of_another_processor_are_accepted_and_others_not(postnorm: Subject) -> None:
+    """int8 made from ranges that differ by rounding is certified, though its bits are others."""
+    draws = np.random.default_rng(0)
+
+    def found(scatter: float) -> dict[str, list[str]]:
+        ranges = {
+            name: (values * (1 + scatter * draws.uniform(-1, 1, values.shape))).astype(np.float32)
+            for name, values in postnorm.files.ranges.items()
+        }
+        int8 = quantize(postnorm.expected.body, ranges)
+        assert int8.SerializeToString() != postnorm.files.bodies["int8"].SerializeToString()
+        files = replace(
+            postnorm.files, bodies={**postnorm.files.bodies, "int8": int8}, ranges=ranges
+        )
+        compared = exact.compare(files, postnorm.expected, postnorm.bundle.manifest)
+        return {comparison: words for (_, comparison), words in compared if words}
+
+    assert found(1e-5) == {}
+    (words,) = found(1e-2).items()
+    assert words[0] == "ranges"
+    assert "are not those measured here" in words[1][0]
+
+
+def test_int8_needs_its_ranges(postnorm: Subject, tmp_path: Path) -> None:
+    bundle = write(Mutant(postnorm, "", "", postnorm.files), tmp_path / "bare")
+    (bundle.path / exact.RANGES).unlink()
+    bundle = bundles.write_manifest(
+        bundle.path, bundle.manifest.model_dump(exclude={"format", "files"})
+    )
+    with pytest.raises(
+        CertificationError, match=r"ranges \(int8\): there are ranges of 0 weights, 6 expected"
+    ):
+        parity.compare(bundle, Files.read(bundle), postnorm.expected)
+
+
+def test_a_manifest_must_say_what_the_model_is(notebook_subject: Subject) -> None:
+    manifest = notebook_subject.bundle.manifest
+    changes = {
+        "config": {**manifest.config, "eps": 1e-3},
+        "n_norms": 3,
+        "limits": manifest.limits.model_copy(update={"vocab_size": 7}),
+    }
+    for name, value in changes.items():
+        changed = manifest.model_copy(update={name: value})
+        first = next(
+            iter(exact.compare(notebook_subject.files, notebook_subject.expected, changed))
+        )
+        assert first[0] == ("fp32", "manifest")
+        assert name in first[1][0] or "vocab_size" in first[1][0]
+
+
+def test_a_refusal_says_which_versions_wrote_the_graph(
+    notebook_subject: Subject, tmp_path: Path
+) -> None:
+    """Another exporter may write other nodes; where it writes the same, its version does not matter."""
+    manifest = notebook_subject.bundle.manifest.model_copy(
+        update={"versions": {**notebook_subject.bundle.manifest.versions, "torch": "2.9.0"}}
+    )
+    older = replace(notebook_subject, bundle=replace(notebook_subject.bundle, manifest=manifest))
+    certified(Mutant(older, "", "", older.files), tmp_path / "same")
+    mutant = broken(
+        older, "fp32", lambda model: model.graph.node.add().CopyFrom(model.graph.node[0])
+    )
+    with pytest.raises(
+        CertificationError,
+        match=r"graph \(fp32\).*exported with torch 2\.9\.0 \(here .*verify it with",
+    ):
+        certified(mutant, tmp_path / "other")
+
+
+def test_names_and_order_mean_nothing(notebook_subject: Subject) -> None:
+    """A graph whose values have other names, and whose independent nodes stand in another order, is the same graph."""
+    expected = notebook_subject.expected.body
+    other = copied(expected)
+    outside = {
+        item.name for item in (*other.graph.input, *other.graph.output, *other.graph.initializer)
+    }
+    for node in other.graph.node:
+        node.name = f"another {node.name}"
+        for names in (node.input, node.output):
+            names[:] = [
+                name if name in outside or not name else f"another {name}" for name in names
+            ]
+    for item in other.graph.value_info:
+        item.name = item.name if item.name in outside else f"another {item.name}"
+    first, second, *rest = (
+        other.graph.node
+    )  # the two parts of a shape's first size, and the second's
+    nodes = [*map(node_copy, (other.graph.node[2], first, second, *rest[1:]))]
+    assert first.output[0] not in other.graph.node[2].input
+    del other.graph.node[:]
+    other.graph.node.extend(nodes)
+    assert list(structure.differences(other, expected)) == []
+
+
+def node_copy(node: onnx.NodeProto) -> onnx.NodeProto:
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    return made
+
+
+def keep_elsewhere(model: ModelProto) -> None:
+    item = model.graph.initializer[0]
+    item.data_location = TensorProto.EXTERNAL
+    item.external_data.add(key="location", value="/etc/passwd")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        keep_elsewhere,
+        lambda model: setattr(model.opset_import[0], "version", 22),
+        lambda model: setattr(model.graph.input[0], "name", "ids"),
+        lambda model: model.graph.output.add().CopyFrom(model.graph.output[0]),
+        lambda model: model.graph.initializer[0].dims.reverse(),
+        lambda model: setattr(model.graph.value_info[5].type.tensor_type, "elem_type", 7),
+        lambda model: model.metadata_props.add(key="x", value="y"),
+        lambda model: model.functions.add(name="Gelu", domain="x"),
+        lambda model: model.graph.initializer.append(
+            helper.make_tensor("more", 1, [2], [1.0, 2.0])
+        ),
+        lambda model: setattr(model.graph.node[9], "domain", "com.microsoft"),
+        lambda model: setattr(model.graph.initializer[1], "raw_data", b"short"),
+    ],
+)
+def test_all_that_a_file_may_say_counts(
+    notebook_subject: Subject, change: Callable[[ModelProto], object]
+) -> None:
+    """Nothing but names is left out of the comparison, and no change makes it stumble."""
+    mutant = broken(notebook_subject, "fp32", change)
+    compared = exact.compare(
+        mutant.files, notebook_subject.expected, notebook_subject.bundle.manifest
+    )
+    assert any(words for _, words in compared)
+
+
+def test_a_file_that_is_no_graph_is_refused(notebook_subject: Subject, tmp_path: Path) -> None:
+    bundle = write(Mutant(notebook_subject, "", "", notebook_subject.files), tmp_path / "broken")
+    (bundle.path / "model.onnx").write_bytes(b"\xff" * 100)
+    bundle = bundles.write_manifest(
+        bundle.path, bundle.manifest.model_dump(exclude={"format", "files"})
+    )
+    with pytest.raises(CertificationError, match=r"model\.onnx is no ONNX file"):
+        parity.certify(bundle, notebook_subject.expected.reference)
+
+
+@pytest.mark.usefixtures("exports_shared")
+def test_an_exporter_that_writes_another_eps_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mistake is in the fresh export too: the comparison with the Config finds it."""
+
+    def mistaken(model: Transformer) -> ModelProto:
+        made = original(model)
+        norm = next(node for node in made.graph.node if node.op_type == "LayerNormalization")
+        next(item for item in norm.attribute if item.name == "epsilon").f = 1.2e-5
+        return made
+
+    original = writer.export_body
+    monkeypatch.setattr(writer, "export_body", mistaken)
+    monkeypatch.setattr(exact, "export_body", mistaken)
+    with pytest.raises(CertificationError, match=r"attributes \(fp32\): .*'epsilon': 1.2"):
+        writer.export(Source("notebook"), tmp_path, "broken", None, Plan())
+
+
+def test_weights_that_are_not_finite_are_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken_model(self: Source, layout: str) -> tuple[Transformer, dict[str, object]]:
+        model, facts = original(self, layout)
+        with torch.no_grad():
+            model.tokens.weight[3, 5] = torch.nan
+            model.blocks[0].ffn.up.bias[2:4] = -torch.inf  # type: ignore[union-attr, index, operator]
+        return model, facts
+
+    original = Source.model
+    monkeypatch.setattr(Source, "model", broken_model)
+    monkeypatch.setattr(
+        writer, "export_body", lambda model: pytest.fail("exported before it was refused")
+    )
+    with pytest.raises(SystemExit) as ended:
+        command.export(["--preset", "notebook", "--out", str(tmp_path)])
+    assert str(ended.value) == (
+        "addnorm export: the model cannot be exported: tokens.weight[3, 5] is nan (1 of 96 are not finite);"
+        " blocks.0.ffn.up.bias[2] is -inf (2 of 64 are not finite)"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("n_heads", "fits"), [(2, False), (1, False), (3, True), (4, True)])
+def test_heads_of_more_than_128_dimensions_are_refused_by_name(n_heads: int, fits: bool) -> None:
+    model = Transformer(replace(PRESETS["notebook"], d_model=384, n_heads=n_heads))
+    if fits:
+        return check_fit(model)
+    with pytest.raises(
+        UnfitError,
+        match=rf"a head has {384 // n_heads} dimensions .d_model 384 / n_heads {n_heads}., at most 128",
+    ):
+        check_fit(model)
+
+
+@pytest.mark.usefixtures("exports_shared")
+def test_certificate_lines_have_one_form(
+    notebook: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.verify([str(notebook)])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fp32")]
+    assert len(lines) == 19
+    assert all(re.search(r" of +\S+  ok, worst of \d+ measures$", line) for line in lines)
+
+
+def test_presets_fit() -> None:
+    for preset in PRESETS:
+        check_fit(build(preset))

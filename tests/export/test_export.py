@@ -1,0 +1,205 @@
+"""The certificate must fail where the export is wrong: each test breaks it on purpose. And the command line."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from torch import Tensor
+
+from addnorm.export import command, parity
+from addnorm.export.parity import CertificationError
+from addnorm.export.writer import Plan, Source, export
+from addnorm.model import layout as layouts
+from addnorm.model import transformer
+from addnorm.model.layout import Packed, Padded
+from addnorm.model.presets import build
+from addnorm.model.transformer import LayerNorm, Transformer
+from addnorm.service.runtime import bundle as bundles
+
+
+class Broken(Source):
+    """A preset whose exported model is changed; the reference it is measured against is not."""
+
+    def __init__(self, preset: str, change: Callable[[Transformer], object]) -> None:
+        super().__init__(preset)
+        object.__setattr__(self, "change", change)
+
+    def model(self, layout: str):  # type: ignore[no-untyped-def]
+        found, facts = super().model(layout)
+        if layout == "packed":
+            with torch.no_grad():
+                self.change(found)  # type: ignore[attr-defined]
+        return found, facts
+
+
+def refused(source: Source, root: Path) -> str:
+    with pytest.raises(CertificationError) as failed:
+        export(source, root, "broken", None, Plan())
+    assert not (root / "broken").exists(), "something was left in place"
+    return str(failed.value)
+
+
+def perturb_a_weight(model: Transformer) -> None:
+    model.blocks[0].ffn.up.weight[3, 5] += 0.05  # type: ignore[union-attr, index, operator]
+
+
+def drop_a_gamma(model: Transformer) -> None:
+    next(m for m in model.modules() if isinstance(m, LayerNorm)).gamma.fill_(1.0)
+
+
+def change_eps(model: Transformer) -> None:
+    for module in model.modules():
+        if isinstance(module, LayerNorm):
+            module.eps = 1e-3
+
+
+@pytest.mark.usefixtures("exports_shared")
+@pytest.mark.parametrize("change", [perturb_a_weight, drop_a_gamma, change_eps])
+def test_a_changed_model_shows_in_its_numbers(
+    change: Callable[[Transformer], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the exact comparisons, left out here, would find it first."""
+    monkeypatch.setattr(parity, "same", lambda *_: [])
+    message = refused(Broken("gpt", change), tmp_path)
+    assert "checks failed; " in message
+    assert "the limit is" in message
+
+
+def test_an_ignored_mask_is_not_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def see_everything(keys: Tensor, causal: bool) -> Tensor:
+        return torch.zeros(keys.shape[0], 1, keys.shape[1], keys.shape[1])
+
+    source = Source("postnorm")
+    reference = source.model("padded")[0]
+    monkeypatch.setattr(layouts, "_bias", see_everything)
+    monkeypatch.setattr(
+        Source,
+        "model",
+        lambda self, layout: (reference, {}) if layout == "padded" else original(self, layout),
+    )
+    reference.layout = _kept_padded()
+    assert "checks failed" in refused(source, tmp_path)
+
+
+original = Source.model
+
+
+def _kept_padded() -> type[Padded]:
+    """Padded with the true bias, whatever is patched."""
+    true_bias = layouts._bias
+
+    class Kept(Padded):
+        def attention_bias(self, causal: bool) -> Tensor:
+            return true_bias(self.mask, causal)
+
+    return Kept
+
+
+def test_attention_on_the_callers_cells_is_not_certified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right values everywhere; other bits where pads stand on the left or between."""
+
+    class CallersCells(Packed):
+        def __init__(self, attention_mask: Tensor) -> None:
+            super().__init__(attention_mask)
+            self.keys, self.grid_cells, self.grid_rows = self.mask, self.cells, self.row_of_cell
+
+    monkeypatch.setitem(transformer.LAYOUTS, "packed", CallersCells)
+    message = refused(Source("postnorm"), tmp_path)
+    assert "1 of " in message
+    assert "bare graph, its bits: unequal (right, left, holes)" in message
+
+
+@pytest.mark.usefixtures("exports_shared")
+def test_padded_layout_is_certified_for_what_it_promises(tmp_path: Path) -> None:
+    bundle = export(Source("notebook"), tmp_path, "plain", None, Plan("padded"))
+    assert bundle.manifest.layout == "padded"
+    assert bundle.certificate
+    assert any(check["output"] == "unequal (right)" for check in bundle.certificate["checks"])
+
+
+def test_graphs_hold_standard_operators_only_and_nothing_of_this_machine(notebook: Path) -> None:
+    for name in ("model.onnx", "head.onnx"):
+        graph = onnx.load(notebook / name)
+        assert {node.domain for node in graph.graph.node} <= {"", "ai.onnx"}
+        assert [entry.version for entry in graph.opset_import if entry.domain == ""] == [23]
+        text = (notebook / name).read_bytes()
+        assert b".py" not in text
+        assert b"/model" not in text
+    shapes = [
+        [d.dim_param or d.dim_value for d in i.type.tensor_type.shape.dim]
+        for i in onnx.load(notebook / "model.onnx").graph.input
+    ]
+    assert shapes == [["batch", "seq"], ["batch", "seq"]]
+
+
+@pytest.mark.usefixtures("exports_shared")
+def test_versions_count_up_and_verify_makes_the_certificate_again(
+    notebook: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(notebook, tmp_path / "notebook" / "1")
+    command.export(["--preset", "notebook", "--out", str(tmp_path)])
+    second = tmp_path / "notebook" / "2"
+    assert bundles.read(second).ref == "notebook/2"
+    before = json.loads((second / "certificate.json").read_text())
+    (second / "certificate.json").unlink()
+    command.verify([str(second)])
+    assert bundles.read(second).certificate == before
+    assert "co-batched like alone" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("exports_shared")
+def test_verify_finds_a_bundle_that_its_hashes_hide(notebook: Path, tmp_path: Path) -> None:
+    """Someone changed a weight and wrote the hashes anew."""
+    path = tmp_path / "notebook" / "1"
+    shutil.copytree(notebook, path)
+    graph = onnx.load(path / "model.onnx")
+    weight = next(w for w in graph.graph.initializer if w.name.endswith("ffn.up.weight"))
+    values = onnx.numpy_helper.to_array(weight).copy()
+    values[0, 0] += 1.0
+    weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+    onnx.save(graph, path / "model.onnx")
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["model.onnx"] = bundles.describe(path / "model.onnx").model_dump()
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(SystemExit, match=r"weights \(fp32\): blocks\.0\.ffn\.up\.weight differs"):
+        command.verify([str(path)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--preset", "notebook", "--name", "../x"], "name '../x'"),
+        (["--preset", "notebook", "--version", "1"], "version 1 of notebook: is there already"),
+        (["--preset", "notebook", "--version", "0"], "version 0 of notebook: 1 or more"),
+        (["--checkpoint", "nowhere"], "there is no folder nowhere"),
+    ],
+)
+def test_wrong_arguments_end_with_one_line(
+    notebook: Path, arguments: list[str], words: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.export([*arguments, "--out", str(notebook.parent.parent)])
+    assert words in str(ended.value)
+
+
+def test_the_notebook_preset_is_seeded(notebook: Path) -> None:
+    assert build("notebook").state_dict().keys() == build("notebook").state_dict().keys()
+    one, other = build("gpt", seed=1), build("gpt", seed=2)
+    assert not torch.equal(one.tokens.weight, other.tokens.weight)
+    assert torch.equal(build("gpt", seed=1).tokens.weight, one.tokens.weight)
+
+
+@pytest.mark.usefixtures("exports_shared")
+def test_the_environment_of_a_server_does_not_reach_an_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ADDNORM_MAX_SEQUENCES", "1")
+    monkeypatch.setenv("ADDNORM_PORT", "none")
+    command.export(["--preset", "notebook", "--out", str(tmp_path)])
+    assert bundles.read(tmp_path / "notebook" / "1").certificate

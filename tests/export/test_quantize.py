@@ -1,0 +1,270 @@
+"""Row-wise int8: near to fp32, bit for bit indifferent to co-batched sequences, and caught by the certificate when it is broken."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import ModelProto, helper, numpy_helper
+
+from addnorm.export import command, parity
+from addnorm.export import quantize as quantizing
+from addnorm.export.exact import Expected, Files
+from addnorm.export.parity import CertificationError
+from addnorm.export.writer import Plan, Source, export
+from addnorm.model.presets import build
+from addnorm.service.models.registry import Model
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.bundle import Bundle
+from tests.support.exports import shared_exports
+
+INT8 = "model.int8.onnx"
+WEIGHT = "blocks.1.ffn.down.weight"
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    plan = Plan(precisions=("fp32", "int8"), default_precision="int8")
+    with shared_exports():
+        return export(Source("gpt"), tmp_path_factory.mktemp("bundles"), "gpt", None, plan)
+
+
+def tampered(bundle: Bundle, folder: Path, change: Callable[[ModelProto], None]) -> Bundle:
+    """A copy with the int8 graph alone, which is changed, and a manifest that says so."""
+    place = folder / "tampered"
+    shutil.copytree(bundle.path, place)
+    graph = onnx.load(place / INT8)
+    change(graph)
+    onnx.save(graph, place / INT8)
+    manifest = json.loads((place / bundles.MANIFEST).read_text())
+    manifest["precisions"] = {"int8": INT8}
+    return bundles.write_manifest(
+        place, {k: v for k, v in manifest.items() if k not in ("format", "files")}
+    )
+
+
+def set_constant(graph: ModelProto, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    item = next(item for item in graph.graph.initializer if item.name == name)
+    item.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(item).copy()), name))
+
+
+@pytest.fixture(scope="module")
+def expected(bundle: Bundle) -> Expected:
+    with shared_exports():
+        return Expected.of(build("gpt", "padded"), bundle.manifest)
+
+
+def refused(bundle: Bundle, expected: Expected, exactly: str, in_numbers: str = "") -> None:
+    """By the exact comparisons, and by what the graph answers had they been left out."""
+    with pytest.raises(CertificationError, match=exactly):
+        parity.compare(bundle, Files.read(bundle), expected)
+    if in_numbers:
+        with pytest.raises(CertificationError, match=in_numbers):
+            parity.near(Model(bundle, "cpu"), expected.reference)
+
+
+def test_bundle_names_both_precisions(bundle: Bundle) -> None:
+    """The manifest names a graph for each precision, and the one for requests that name none."""
+    assert bundle.manifest.precisions == {"fp32": "model.onnx", "int8": INT8}
+    assert bundle.manifest.default_precision == "int8"
+
+
+def test_certificate_covers_int8(bundle: Bundle) -> None:
+    """int8 goes through every case that fp32 goes through, none of its bits unequal, and its weights are compared."""
+    assert bundle.certificate
+    cases = {
+        precision: {
+            check["case"]
+            for check in bundle.certificate["checks"]
+            if check["precision"] == precision
+        }
+        for precision in ("fp32", "int8")
+    }
+    of_the_model = {"manifest", "head, weights", "head, attributes", "head, graph"}
+    assert cases["int8"] == cases["fp32"] - of_the_model | {"ranges"}
+    assert {"weights", "attributes", "graph"} <= cases["int8"]
+    unequal = [c["difference"] for c in bundle.certificate["checks"] if "unequal" in c["output"]]
+    assert unequal == [0] * 6
+    assert set(bundle.certificate["known_answer"]) == {"fp32", "int8"}
+
+
+def test_graph_is_standard(bundle: Bundle) -> None:
+    """Every weight that pays is int8, by operators of ai.onnx alone."""
+    graph = onnx.load(bundle.graph("int8")).graph
+    assert {node.domain for node in graph.node} <= {"", "ai.onnx"}
+    fp32 = onnx.load(bundle.graph("fp32")).graph
+    large = [
+        item.name
+        for item in fp32.initializer
+        if item.name.startswith("blocks.") and np.prod(item.dims) >= 2**15
+    ]
+    assert sorted(quantizing.read_parts(onnx.load(bundle.graph("int8")))) == sorted(large)
+
+
+def test_wrong_column_scale_is_caught(bundle: Bundle, expected: Expected, tmp_path: Path) -> None:
+    """One scale of one column, 2 % too large: far below int8's own noise in the outputs."""
+
+    def one_column(scale: np.ndarray) -> np.ndarray:
+        scale[3] *= 1.02
+        return scale
+
+    broken = tampered(
+        bundle, tmp_path, lambda graph: set_constant(graph, f"{WEIGHT}.scale", one_column)
+    )
+    refused(broken, expected, "int8 entries")
+
+
+def test_wrong_float_row_is_caught(bundle: Bundle, expected: Expected, tmp_path: Path) -> None:
+    """Column sums of the wrong sign."""
+    broken = tampered(
+        bundle, tmp_path, lambda graph: set_constant(graph, f"{WEIGHT}.rest", np.negative)
+    )
+    refused(broken, expected, "float rows", "cosine|norm")
+
+
+def test_coarse_rows_are_caught(bundle: Bundle, expected: Expected, tmp_path: Path) -> None:
+    """Rows cut into 15 levels in place of 255: nothing is wrong with the weights, the outputs are too far off."""
+    coarse = tampered(
+        bundle,
+        tmp_path,
+        lambda graph: set_constant(graph, "int8.levels", lambda levels: levels * 15 / 255),
+    )
+    refused(coarse, expected, "graph", "cosine|norm")
+
+
+def test_scale_per_tensor_is_caught(bundle: Bundle, expected: Expected, tmp_path: Path) -> None:
+    """One scale for all rows of a run, as `quantize_dynamic` has it: a neighbour changes the answer."""
+    refused(tampered(bundle, tmp_path, scale_per_tensor), expected, "graph", "unequal")
+
+
+def scale_per_tensor(model: ModelProto) -> None:
+    """Every row's scale becomes the largest of all rows."""
+    nodes = []
+    for node in model.graph.node:
+        nodes.append(node)
+        if node.op_type == "Max" and node.output[0].endswith(".s"):
+            s, own = node.output[0], f"{node.output[0]}.own"
+            node.output[0] = own
+            nodes += [
+                helper.make_node("ReduceMax", [own], [f"{own}.largest"], keepdims=1),
+                helper.make_node("Shape", [own], [f"{own}.shape"]),
+                helper.make_node("Expand", [f"{own}.largest", f"{own}.shape"], [s]),
+            ]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+
+
+def run_product(
+    weight: np.ndarray, bias: np.ndarray, ranges: np.ndarray, x: np.ndarray
+) -> np.ndarray:
+    """x `[N, K]` through the nodes that stand for `x @ weight + bias`."""
+    tensors = quantizing.CONSTANTS | quantizing._tensors(
+        "w", quantizing.split(weight, bias, ranges)
+    )
+
+    def value(name: str, width: int) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", width])
+
+    graph = helper.make_graph(
+        quantizing._nodes("w", "x", "y"), "product", [value("x", weight.shape[0])], [value("y", weight.shape[1])],
+        [numpy_helper.from_array(array, name) for name, array in tensors.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
+
+
+@pytest.mark.parametrize("offset", [0.0, 3.0, -3.0], ids=["about zero", "all above", "all below"])
+def test_product_is_near(offset: float) -> None:
+    """Rows of very different sizes, with two columns a hundred times as wide: each row's error is small against the
+    rest of that row, so neither another row nor a wide column sets its step."""
+    draws = np.random.default_rng(1)
+    weight, bias = (
+        draws.normal(size=(96, 40)).astype(np.float32),
+        draws.normal(size=40).astype(np.float32),
+    )
+    x = (draws.normal(size=(7, 96)) + offset).astype(np.float32)
+    x[:, [5, 50]] *= 100
+    x *= 10.0 ** np.arange(-3, 4, dtype=np.float32)[:, None]
+    expected = x @ weight + bias
+    error = np.abs(run_product(weight, bias, np.abs(x).max(0), x) - expected).max(1)
+    narrow = np.delete(x, [5, 50], axis=1)
+    assert (error < 0.2 * np.abs(narrow).max(1)).all()
+
+
+def test_parts_are_the_same_on_every_processor() -> None:
+    """numpy's power has other bits with narrower vectors; the parts of a weight must not, or none could be checked."""
+    program = """
+import hashlib, numpy as np
+from export.quantize import Parts, split
+draws = np.random.default_rng(0)
+weight, bias, ranges = (draws.normal(size=shape).astype(np.float32) for shape in ((999, 64), 64, 999))
+parts = split(weight, bias, np.abs(ranges) * 10)
+print(hashlib.sha256(b"".join(getattr(parts, name).tobytes() for name in Parts.__dataclass_fields__)).hexdigest())
+"""
+    narrow = "X86_V3 X86_V4 AVX2 FMA3 AVX512F AVX512_SKX AVX512_ICL AVX512_SPR"  # names of several numpy versions
+    found = {
+        subprocess.check_output(
+            [sys.executable, "-W", "ignore", "-c", program],
+            env={**os.environ, "NPY_DISABLE_CPU_FEATURES": disabled},
+        )
+        for disabled in ("", narrow)
+    }
+    assert len(found) == 1
+
+
+def test_zero_rows_and_dead_weights() -> None:
+    """A row of zeros gives the bias; a column of x never seen, and a column of zero weights, do no harm."""
+    weight = np.random.default_rng(2).normal(size=(32, 8)).astype(np.float32)
+    weight[:, 2] = 0
+    bias, ranges = np.arange(8, dtype=np.float32), np.ones(32, np.float32)
+    ranges[9] = 0
+    x = np.zeros((2, 32), np.float32)
+    x[1, 9] = 1
+    y = run_product(weight, bias, ranges, x)
+    assert (y[0] == bias).all()
+    assert y[1] == pytest.approx(weight[9] + bias, abs=0.02)
+    assert y[1, 2] == bias[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--precision", "int4"], "--precision int4: some of fp32, int8"),
+        (["--precision", "int8,int8"], "each once"),
+        (["--precision", "fp32", "--default-precision", "int8"], "not among"),
+        (["--precision", "int8"], "int8 does not pay"),  # the notebook's largest weight is 16 x 64
+    ],
+)
+@pytest.mark.usefixtures("exports_shared")
+def test_unfit_precisions_are_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
+    """A precision that does not exist, or would be slower than fp32, is refused in words, and nothing is written."""
+    with pytest.raises(SystemExit, match=message):
+        command.export(["--preset", "notebook", "--out", str(tmp_path), *arguments])
+    assert not list(tmp_path.rglob("*.onnx"))
+
+
+@pytest.mark.usefixtures("exports_shared")
+def test_int8_alone(tmp_path: Path) -> None:
+    """`--precision int8` keeps no fp32 graph, in the padded layout as in the packed."""
+    command.export(
+        [
+            "--preset",
+            "postnorm",
+            "--out",
+            str(tmp_path),
+            "--precision",
+            "int8",
+            "--layout",
+            "padded",
+        ]
+    )
+    written = bundles.read(tmp_path / "postnorm" / "1")
+    assert written.manifest.precisions == {"int8": INT8}
+    assert "model.onnx" not in written.manifest.files

@@ -1,0 +1,210 @@
+"""Texts at export: how long they may be, why there are none, and a certificate that finds what cuts them otherwise."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from addnorm.export import command
+from addnorm.service.errors import StartupError
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.tokenizer import Tokenizer
+from tests.support.texts import MAX_POSITIONS, MAX_TEXT_TOKENS, TEXT_MODEL
+
+pytestmark = pytest.mark.usefixtures("exports_shared")
+
+
+@pytest.fixture
+def folder(text_checkpoint: Path, tmp_path: Path) -> Path:
+    """A checkpoint of one's own."""
+    return Path(shutil.copytree(text_checkpoint, tmp_path / "mine"))
+
+
+def change(file: Path, **changes: Any) -> None:
+    """A JSON file's keys; None takes one out."""
+    found = {**(json.loads(file.read_text()) if file.exists() else {}), **changes}
+    file.write_text(json.dumps({key: value for key, value in found.items() if value is not None}))
+
+
+def limit_of(folder: Path) -> tuple[int, str]:
+    from addnorm.export import texts
+
+    found = texts.read(folder, MAX_POSITIONS)
+    return found.max_tokens, found.limited_by
+
+
+def test_the_authors_limit_is_found_where_sentence_transformers_looks(folder: Path) -> None:
+    assert limit_of(folder) == (MAX_TEXT_TOKENS, "sentence_bert_config.json")
+    change(folder / "tokenizer_config.json", model_max_length=14)
+    assert limit_of(folder) == (MAX_TEXT_TOKENS, "sentence_bert_config.json")
+    change(folder / "sentence_bert_config.json", processor_kwargs={"model_max_length": 9})
+    assert limit_of(folder) == (9, "sentence_bert_config.json")
+    (folder / "sentence_bert_config.json").unlink()
+    assert limit_of(folder) == (14, "tokenizer_config.json")
+    change(folder / "tokenizer_config.json", model_max_length=10**30)
+    assert limit_of(folder) == (MAX_POSITIONS, "tokenizer_config.json")
+    (folder / "tokenizer_config.json").unlink()
+    assert limit_of(folder) == (MAX_POSITIONS, "the model's positions")
+    (folder / "modules.json").unlink()  # not of sentence-transformers: the file's own truncation
+    assert limit_of(folder) == (8, "tokenizer.json")
+
+
+WITHOUT: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no tokenizer": (
+        lambda folder: (folder / "tokenizer.json").unlink(),
+        "there is no tokenizer.json in ",
+    ),
+    "a prompt": (
+        lambda folder: change(
+            folder / "config_sentence_transformers.json",
+            prompts={"query": "find: "},
+            default_prompt_name="query",
+        ),
+        "its authors put 'find: ' before each",
+    ),
+    "cut on the left": (
+        lambda folder: change(folder / "tokenizer_config.json", truncation_side="left"),
+        "tokenizer_config.json cuts them on the left",
+    ),
+    "no room": (
+        lambda folder: change(folder / "sentence_bert_config.json", max_seq_length=2),
+        "sentence_bert_config.json cuts them to 2 tokens, and 2 are special tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT)
+def test_an_export_says_why_a_model_takes_no_texts(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    break_it, words = WITHOUT[case]
+    break_it(folder)
+    command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out")])
+    assert f"texts: no, because {words}" in capsys.readouterr().out
+    bundle = bundles.read(tmp_path / "out" / "mine" / "1")
+    assert bundles.TOKENIZER not in bundle.manifest.files
+    with pytest.raises(SystemExit, match="--max-length 9 is of texts, and it takes none: "):
+        command.export(
+            ["--checkpoint", str(folder), "--out", str(tmp_path / "out"), "--max-length", "9"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", '{"model": 3}'),
+        ("tokenizer_config.json", "{"),
+        ("modules.json", "{"),
+    ],
+)
+def test_a_broken_file_ends_the_export_with_its_name(
+    folder: Path, tmp_path: Path, file: str, content: str
+) -> None:
+    (folder / file).write_text(content)
+    with pytest.raises(SystemExit, match=re.escape(f"{folder / file}")):
+        command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out")])
+
+
+def test_vocab_txt_alone_comes_with_a_command(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").write_text("\n".join(vocabulary))
+    command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out")])
+    assert "make it of vocab.txt with `python -c" in capsys.readouterr().out
+
+
+def test_max_length_sets_another_limit_which_verify_knows(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.export(
+        ["--checkpoint", str(folder), "--out", str(tmp_path / "out"), "--max-length", "7"]
+    )
+    shown = capsys.readouterr().out
+    assert "texts: yes, up to 7 tokens (--max-length)" in shown
+    assert "texts cut to 7" in shown
+    assert "an empty text" in shown
+    path = tmp_path / "out" / "mine" / "1"
+    bundle = bundles.read(path)
+    assert (bundle.manifest.limits.max_text_tokens, bundle.manifest.source["max_length"]) == (7, 7)
+    assert [len(ids) for ids in Tokenizer(bundle).ids(["a " * 40, ""], truncate=True)] == [7, 2]
+    command.verify([str(path), "--checkpoint", str(folder)])
+    change(
+        path / "manifest.json", limits={**bundle.manifest.limits.model_dump(), "max_text_tokens": 8}
+    )
+    with pytest.raises(
+        SystemExit, match="mine/1 takes texts of 8 tokens, its authors cut them to 7"
+    ):
+        command.verify([str(path), "--checkpoint", str(folder)])
+
+
+@pytest.mark.parametrize("length", [-1, 0, 2, 17])
+def test_a_max_length_that_the_model_has_not_is_refused(
+    folder: Path, tmp_path: Path, length: int
+) -> None:
+    with pytest.raises(SystemExit, match=f"--max-length {length}: 3 to 16 for this model"):
+        command.export(
+            ["--checkpoint", str(folder), "--out", str(tmp_path / "out"), f"--max-length={length}"]
+        )
+    assert not (tmp_path / "out" / "mine").exists()
+
+
+@pytest.mark.parametrize("what", ["another word order", "no special tokens", "capitals"])
+def test_a_bundle_whose_tokenizer_is_not_the_folders_is_not_certified(
+    text_bundles: Path,
+    text_checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    what: str,
+) -> None:
+    path = tmp_path / TEXT_MODEL / "1"
+    shutil.copytree(text_bundles / TEXT_MODEL / "1", path)
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    if what == "another word order":
+        words = tokenizer["model"]["vocab"]
+        words["in"], words["."] = words.pop("a"), words["."]
+    elif what == "capitals":
+        tokenizer["normalizer"]["lowercase"] = False
+    else:
+        tokenizer["post_processor"] = None
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    files = json.loads((path / "manifest.json").read_text())["files"]
+    changed = {**files, "tokenizer.json": bundles.describe(path / "tokenizer.json").model_dump()}
+    change(path / "manifest.json", files=changed)
+    with pytest.raises(SystemExit, match=r"tokenizer\.json: unlike the folder's"):
+        command.verify([str(path), "--checkpoint", str(text_checkpoint)])
+    shown = capsys.readouterr().out
+    assert (
+        re.search(r"texts +texts with other token ids .* FAILED", shown)
+        or "refused: texts" in shown
+    )
+
+
+def test_settings_of_transformers_beside_the_tokenizer_are_obeyed(
+    folder: Path, tmp_path: Path
+) -> None:
+    """As AutoTokenizer, which the certificate compares with."""
+    change(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer", do_lower_case=False)
+    command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out")])
+    tokenizer = Tokenizer(bundles.read(tmp_path / "out" / "mine" / "1"))
+    assert tokenizer.ids(["a A"], truncate=False) == [[2, 16, 1, 3]]
+
+
+def test_a_manifest_without_a_limit_of_texts_has_that_of_positions(
+    text_bundles: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / TEXT_MODEL / "1"
+    shutil.copytree(text_bundles / TEXT_MODEL / "1", path)
+    limits = json.loads((path / "manifest.json").read_text())["limits"]
+    change(path / "manifest.json", limits={"max_positions": 16, "vocab_size": limits["vocab_size"]})
+    bundle = bundles.read_uncertified(path)
+    assert bundle.manifest.limits.max_text_tokens == Tokenizer(bundle).max_tokens == MAX_POSITIONS
+    change(path / "manifest.json", limits={**limits, "max_text_tokens": 17})
+    with pytest.raises(StartupError, match="it must be 3 to 16"):
+        Tokenizer(bundles.read_uncertified(path))

@@ -1,0 +1,199 @@
+"""Ready means work: known-answer tests go through queue and workers, past what waits, and say which model does not answer."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from addnorm.service.errors import Overloaded
+from addnorm.service.inference.pipeline import Inference
+from addnorm.service.models.readiness import Readiness
+from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.scheduling.fair_queue import Target
+from tests.conftest import inference_of, serving
+from tests.support.scheduling import echo, of_lengths
+from tests.support.waiting import eventually
+
+
+@contextmanager
+def inferring(root: Path, **changed: Any) -> Iterator[Inference]:
+    inference = inference_of(
+        root, **{"worker_threads": 1, "known_answer_timeout_s": 0.3, "token_budget": 128, **changed}
+    )
+    yield inference
+    inference.close()
+
+
+@pytest.fixture
+def notebooks(notebook: Path) -> Path:
+    return notebook.parent.parent
+
+
+def line_of(inference: Inference) -> Target:
+    return inference.models.find("notebook").target("fp32")
+
+
+def readiness_of(inference: Inference) -> Readiness:
+    return Readiness(inference.models, inference.scheduler, timeout_s=0.3, fresh_s=0)
+
+
+def wrong(readiness: Readiness) -> str:
+    return "; ".join(what for _, what in asyncio.run(readiness.failures()))
+
+
+def test_a_model_that_answers_otherwise_or_fails_or_hangs_is_named_until_it_is_well(
+    notebooks: Path,
+) -> None:
+    go = threading.Event()
+
+    def another(batch: Batch) -> list[Rows]:
+        return [Rows(*(part + np.float32(1) for part in rows)) for rows in right(batch)]
+
+    def fails(batch: Batch) -> list[Rows]:
+        raise ValueError("broken")
+
+    def hangs(batch: Batch) -> list[Rows]:
+        go.wait()
+        return right(batch)
+
+    with inferring(notebooks) as inference:
+        target, readiness = line_of(inference), readiness_of(inference)
+        right = target.run
+        assert wrong(readiness) == ""
+        target.run = another
+        assert wrong(readiness) == "notebook/1 fp32 does not give its known answer"
+        target.run = fails
+        assert (
+            wrong(readiness)
+            == "notebook/1 fp32 does not answer its known-answer test: inference failed: ValueError"
+        )
+        target.run = hangs
+        for _ in range(3):  # one known-answer test hangs, no more are sent after it
+            assert (
+                wrong(readiness)
+                == "notebook/1 fp32 does not answer its known-answer test within 0.3 s"
+            )
+        assert inference.scheduler.num_queued_tokens() == 0
+        go.set()
+        assert eventually(lambda: inference.scheduler.num_busy == 0)
+        target.run = right
+        assert wrong(readiness) == ""
+
+
+def test_no_lane_at_work_is_not_ready_and_a_new_lane_is(notebooks: Path) -> None:
+    go, hung = threading.Event(), threading.Event()
+
+    def hangs(batch: Batch) -> list[Rows]:
+        hung.set()
+        go.wait()
+        return echo(batch)
+
+    with inferring(notebooks, run_timeout_s=2.0) as inference:
+        inference.scheduler.submit(Target(hangs, 100), of_lengths(3), 30)
+        assert hung.wait(5)
+        readiness = readiness_of(inference)
+        assert "does not answer its known-answer test within 0.3 s" in wrong(readiness)
+        assert eventually(lambda: wrong(readiness) == "")
+        go.set()
+
+
+def test_a_full_queue_is_ready(notebooks: Path) -> None:
+    """Ten seconds of work came first, nobody else is let in, and the known-answer test is answered after one micro-batch."""
+    taken = threading.Event()
+
+    def slow(batch: Batch) -> list[Rows]:
+        taken.set()
+        time.sleep(0.1)
+        return echo(batch)
+
+    with inferring(notebooks, max_queue_tokens=1000) as inference:
+        target, readiness = Target(slow, 10), readiness_of(inference)
+        jobs = [inference.scheduler.submit(target, of_lengths(900), 600)]
+        assert taken.wait(5)
+        jobs += [inference.scheduler.submit(target, of_lengths(10), 600) for _ in range(94)]
+        with pytest.raises(Overloaded):
+            inference.scheduler.submit(line_of(inference), of_lengths(60), 600)
+        assert [wrong(readiness) for _ in range(3)] == [""] * 3
+        assert inference.scheduler.num_queued_tokens() > 900
+        for job in jobs:
+            job.future.cancel()
+
+
+def test_many_callers_share_one_canary_a_second(notebooks: Path) -> None:
+    with inferring(notebooks) as inference:
+        target, asked = line_of(inference), list[int]()
+        right = target.run
+
+        def record(batch: Batch) -> list[Rows]:
+            asked.append(len(batch))
+            time.sleep(0.05)
+            return right(batch)
+
+        target.run = record
+
+        async def together() -> None:
+            first = asyncio.create_task(inference.ready())
+            await asyncio.sleep(0.02)
+            first.cancel()  # a caller that leaves takes nobody along
+            await asyncio.gather(*(inference.ready() for _ in range(50)))
+            await inference.ready()
+            assert asked == [1]
+            await asyncio.sleep(1)
+            await inference.ready()
+            assert asked == [1, 1]
+
+        asyncio.run(together())
+
+
+def test_the_routes_say_what_is_wrong_and_livez_stays_alive(bundles: Path) -> None:
+    with (
+        inferring(bundles) as inference,
+        serving(inference) as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        target = inference.models.find("gpt").target("fp32")
+        target.run = lambda batch: [Rows(*(part * 0 for part in rows)) for rows in echo(batch)]
+        for path in ("/readyz", "/v2/health/ready", "/v2/models/gpt/ready"):
+            answer = client.get(path)
+            assert answer.status_code == 503
+            assert answer.headers["retry-after"] == "1"
+            assert "gpt/1 fp32 does not give its known answer" in answer.text
+            assert "minilm" not in answer.text
+        assert client.get("/v2/models/minilm/ready").status_code == 200
+        assert client.get("/livez").status_code == client.get("/v2/health/live").status_code == 200
+
+
+def test_livez_fails_once_so_many_runs_hang_that_only_a_new_process_helps(notebooks: Path) -> None:
+    go = threading.Event()
+
+    def hangs(batch: Batch) -> list[Rows]:
+        go.wait()
+        return echo(batch)
+
+    with (
+        inferring(notebooks, run_timeout_s=0.1) as inference,
+        serving(inference) as url,
+        httpx.Client(base_url=url) as c,
+    ):
+        target, num_workers = Target(hangs, 1), inference.scheduler.num_workers
+        for _ in range(4 * num_workers - 1):
+            inference.scheduler.submit(target, of_lengths(1), 60)
+        assert eventually(lambda: inference.scheduler.num_hung == 4 * num_workers - 1)
+        assert c.get("/livez").status_code == 200
+        inference.scheduler.submit(target, of_lengths(1), 60)
+        assert eventually(lambda: inference.scheduler.num_hung == 4 * num_workers)
+        for path in ("/livez", "/v2/health/live"):
+            answer = c.get(path)
+            assert answer.status_code == 503
+            assert f"{4 * num_workers} session runs hang" in answer.text
+        assert f"addnorm_worker_threads_hung {4 * num_workers}.0" in c.get("/metrics").text
+        go.set()
+        assert eventually(lambda: inference.scheduler.num_hung == 0)
+        assert c.get("/livez").status_code == 200

@@ -1,0 +1,381 @@
+"""Versions come and go while the server runs: beside what runs, checked, switched between two requests, freed."""
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from errno import EACCES
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import pytest
+
+from addnorm.load.stress.copies import republish
+from addnorm.load.stress.scenarios.swaps import swaps
+from addnorm.service.errors import BundleRefused, NotFound
+from addnorm.service.inference.pipeline import Inference
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.batch import Batch, Rows
+from tests.conftest import inference_of, serving
+from tests.support.bundles import flip
+from tests.support.metrics import samples
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def root(notebook: Path, tmp_path: Path) -> Path:
+    republish(bundles.read(notebook), tmp_path / "bundles", 1)
+    return tmp_path / "bundles"
+
+
+@pytest.fixture
+def inference(root: Path) -> Iterator[Inference]:
+    inference = inference_of(root, token_budget=128)
+    yield inference
+    inference.close()
+
+
+def publish(root: Path, version: int) -> Path:
+    return republish(bundles.read(root / "notebook" / "1"), root, version)
+
+
+def load(inference: Inference, ref: str) -> None:
+    asyncio.run(inference.load(ref))
+
+
+def unload(inference: Inference, ref: str) -> None:
+    asyncio.run(inference.unload(ref))
+
+
+def states(inference: Inference) -> dict[int, str]:
+    return {entry.version: entry.state for entry in inference.models.index()}
+
+
+def test_a_new_version_answers_by_default_and_the_old_one_by_its_number(
+    inference: Inference, root: Path
+) -> None:
+    publish(root, 2)
+    publish(root, 10)
+    inference.models.find("notebook").target("fp32").token_budget = 77
+    load(inference, "notebook")
+    assert (
+        inference.models.find("notebook").target("fp32").token_budget == 77
+    )  # found when nothing else ran
+    assert inference.models.find("notebook").bundle.ref == "notebook/10"
+    assert inference.models.find("notebook/1").bundle.ref == "notebook/1"
+    unload(inference, "notebook/10")
+    assert inference.models.find("notebook").bundle.ref == "notebook/2"
+    assert states(inference) == {1: "READY", 2: "READY", 10: "UNAVAILABLE"}
+    load(inference, "notebook/10")
+    assert states(inference)[10] == "READY"
+
+
+def test_a_broken_version_changes_nothing_and_the_index_says_why(
+    inference: Inference, root: Path
+) -> None:
+    flip(publish(root, 2) / "model.onnx")
+    with pytest.raises(BundleRefused, match=r"model\.onnx does not match its sha256"):
+        load(inference, "notebook")
+    assert inference.models.find("notebook").bundle.ref == "notebook/1"
+    assert states(inference) == {1: "READY", 2: "UNAVAILABLE"}
+    assert "does not match its sha256" in inference.models.index()[1].reason
+
+
+def test_a_load_that_fails_in_part_says_what_is_served_now(
+    inference: Inference, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(root, 2)
+    flip(publish(root, 3) / "model.onnx")
+    with pytest.raises(
+        BundleRefused, match=r"does not match its sha256.*; serving now: notebook/1, notebook/2$"
+    ):
+        load(inference, "notebook")
+    with pytest.raises(BundleRefused, match=r"; serving now: notebook/1, notebook/2$"):
+        load(inference, "notebook/3")
+    unload(inference, "notebook")
+    with pytest.raises(BundleRefused, match=r"; no version of notebook is served$"):
+        load(inference, "notebook/3")
+
+
+def test_loads_and_unloads_are_logged(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "addnorm")
+    inference = inference_of(root, token_budget=128)
+    publish(root, 2)
+    caplog.clear()
+    load(inference, "notebook")
+    unload(inference, "notebook/1")
+    shutil.rmtree(root / "notebook" / "2")
+    for _ in range(2):
+        inference._repository.rescan()
+    inference.close()
+    said = [record.message.split(", ready")[0] for record in caplog.records]
+    assert said == [
+        "serving notebook/1 as before: it has not changed",
+        "serving notebook/2",
+        "unloaded notebook/1: asked to",
+        f"unloaded notebook/2: {root / 'notebook' / '2'} is gone",
+    ]
+
+
+def test_a_version_tampered_with_on_disk_runs_on_and_is_not_read_again(
+    inference: Inference, root: Path
+) -> None:
+    running = inference.models.find("notebook")
+    flip(root / "notebook" / "1" / "model.onnx")
+    with pytest.raises(BundleRefused, match="does not match its sha256"):
+        load(inference, "notebook/1")
+    assert inference.models.find("notebook") is running
+    asyncio.run(inference.ready())
+    (entry,) = inference.models.index()
+    assert entry.state == "READY"
+    assert "does not match its sha256" in entry.reason
+
+
+def test_what_is_not_there_is_not_found(inference: Inference) -> None:
+    for ref in ("other", "notebook/7", "../notebook", "", "notebook/"):
+        with pytest.raises(NotFound):
+            load(inference, ref)
+        with pytest.raises(NotFound):
+            unload(inference, ref)
+
+
+def test_without_models_the_server_is_not_ready_and_says_so(inference: Inference) -> None:
+    unload(inference, "notebook")
+    with serving(inference) as url:
+        assert "no model is served" in httpx.get(f"{url}/readyz").text
+        assert httpx.get(f"{url}/v1/models").json()["data"] == []
+        for body in ({"input_ids": [[1]]}, {"input_ids": [[1]], "model": "notebook"}):
+            assert httpx.post(f"{url}/v1/infer", json=body).status_code == 404
+
+
+def test_a_request_under_way_ends_on_the_version_it_began_with_which_is_then_freed(
+    inference: Inference, root: Path
+) -> None:
+    entered, go = threading.Event(), threading.Event()
+    line = inference.models.find("notebook").target("fp32")
+    engine = weakref.ref(inference.models.find("notebook").engine("fp32"))
+
+    def slow(batch: Batch, run: Any = line.run) -> list[Rows]:
+        entered.set()
+        go.wait(5)
+        return run(batch)  # type: ignore[no-any-return]
+
+    line.run = slow
+    del line, slow  # which hold the engine
+    publish(root, 2)
+    with serving(inference) as url:
+        asked, answers = {"input_ids": [[1, 3, 4]]}, list[httpx.Response]()
+        old = threading.Thread(
+            target=lambda: answers.append(httpx.post(f"{url}/v1/infer", json=asked))
+        )
+        old.start()
+        assert entered.wait(5)
+        load(inference, "notebook")
+        leaving = threading.Thread(target=unload, args=(inference, "notebook/1"))
+        leaving.start()
+        assert eventually(lambda: states(inference)[1] == "UNAVAILABLE")
+        assert httpx.post(f"{url}/v1/infer", json=asked).json()["version"] == "2"
+        assert leaving.is_alive()  # as long as somebody waits for the old version
+        go.set()
+        old.join()
+        leaving.join()
+        assert engine() is None
+        got, new = answers[0].json(), httpx.post(f"{url}/v1/infer", json=asked).json()
+        assert (got.pop("version"), new.pop("version")) == ("1", "2")
+        assert got == new
+        info = [
+            dict(labels)
+            for name, labels in samples(httpx.get(f"{url}/metrics").text)
+            if name == "addnorm_model_info"
+        ]
+        assert [labels["version"] for labels in info] == ["2"]
+
+
+def test_the_folder_is_followed_when_asked_to(root: Path) -> None:
+    inference = inference_of(root, token_budget=128, watch_s=0.05)
+    publish(root, 2)
+    assert eventually(lambda: states(inference) == {1: "READY", 2: "READY"})
+    shutil.rmtree(root / "notebook" / "1")
+    assert eventually(lambda: states(inference) == {2: "READY"})
+    unload(inference, "notebook/2")
+    time.sleep(0.2)
+    assert states(inference) == {2: "UNAVAILABLE"}  # what was unloaded by hand stays so
+    root.rename(root.with_name("away"))
+    time.sleep(0.2)
+    root.with_name("away").rename(root)
+    republish(bundles.read(root / "notebook" / "2"), root, 3)
+    assert eventually(lambda: states(inference) == {2: "UNAVAILABLE", 3: "READY"})
+    inference.close()
+
+
+def test_a_volume_that_is_away_for_a_moment_takes_no_model_along(root: Path) -> None:
+    inference = inference_of(root, token_budget=128, watch_s=0.02)
+    root.rename(root.with_name("away"))
+    time.sleep(0.2)
+    assert states(inference) == {1: "READY"}
+    inference.close()
+
+
+@contextmanager
+def unreadable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whoever runs the tests: root reads whatever the permissions."""
+    listed = Path.iterdir
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        if path == folder:
+            raise PermissionError(EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", iterdir)
+        yield
+
+
+@pytest.mark.parametrize("which", ["private", "private/1"])
+def test_a_folder_that_cannot_be_read_is_named_once_and_stops_no_swap(
+    root: Path, which: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    inference = inference_of(root, token_budget=128, watch_s=0.05)
+    (root / "private" / "1").mkdir(parents=True)
+    with unreadable(root / which, monkeypatch):
+        publish(root, 2)
+        assert eventually(lambda: states(inference) == {1: "READY", 2: "READY"})
+        shutil.rmtree(root / "notebook" / "2")
+        assert eventually(lambda: states(inference) == {1: "READY"})
+        with pytest.raises(BundleRefused, match="cannot be read by user"):
+            load(inference, "private")
+        load(inference, "notebook")
+    inference.close()
+    (line,) = (record.message for record in caplog.records if "cannot be read" in record.message)
+    assert line.startswith(
+        f"{root / which} cannot be read by user {os.geteuid()}: Permission denied"
+    )
+    assert line.endswith(f"chmod -R a+rX {root / which}`")
+    assert not any(record.exc_info for record in caplog.records)
+
+
+@pytest.mark.parametrize("which", ["", "notebook", "notebook/1"])
+def test_what_cannot_be_read_for_a_while_is_served_on(
+    root: Path, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inference = inference_of(root, token_budget=128, watch_s=0.02)
+    running = inference.models.find("notebook")
+    with unreadable(root / which, monkeypatch):
+        time.sleep(0.6)
+        assert states(inference) == {1: "READY"}
+    publish(root, 2)
+    assert eventually(lambda: states(inference) == {1: "READY", 2: "READY"})
+    assert inference.models.find("notebook/1") is running
+    inference.close()
+
+
+# what is imported late must be there before: that user may not read this Python either
+AS_NOBODY = "import encodings.idna, os; import sys; from addnorm.service.command import serve; os.setegid(65534); os.seteuid(65534); serve(sys.argv[1:])"
+
+
+@contextmanager
+def started_as_nobody(root: Path) -> Iterator[tuple[subprocess.Popen[str], Iterator[str]]]:
+    """The server, by a user that owns none of it, and its log."""
+    code = (
+        AS_NOBODY
+        if os.geteuid() == 0
+        else "import sys; from addnorm.service.command import serve; serve(sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", code, "--bundles", str(root)]
+    process = subprocess.Popen(
+        command, env={**os.environ, "ADDNORM_PORT": "0"}, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr
+    try:
+        yield process, process.stderr
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def shared(root: Path) -> Iterator[Path]:
+    """A copy that others may enter."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        for name in ("notebook", "private"):
+            shutil.copytree(root / "notebook", Path(folder) / name)
+        yield Path(folder)
+
+
+def test_the_start_names_a_folder_that_it_cannot_read_and_goes_on(shared: Path) -> None:
+    (shared / "private").chmod(0)
+    with started_as_nobody(shared) as (_, lines):
+        seen = []
+        for line in lines:
+            seen.append(json.loads(line)["message"])
+            if "serving notebook/1" in line:
+                break
+        (named,) = (message for message in seen if "cannot be read" in message)
+        assert named.startswith(f"{shared / 'private'} cannot be read by user")
+        assert "serving notebook/1" in seen[-1]
+
+
+@pytest.mark.parametrize(
+    "which", ["", "notebook", "notebook/1", "notebook/1/model.onnx", "notebook/1/manifest.json"]
+)
+def test_a_start_without_a_bundle_that_it_can_read_ends_in_one_line(
+    shared: Path, which: str
+) -> None:
+    shutil.rmtree(shared / "private")
+    (shared / which).chmod(0)
+    with started_as_nobody(shared) as (process, _):
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert len(error.splitlines()) == 1, error
+    assert f"{shared / which} cannot be read by user" in error
+    assert "chmod -R a+rX" in error
+
+
+def test_a_version_copied_file_by_file_is_loaded_once_it_is_whole(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = republish(bundles.read(root / "notebook" / "1"), tmp_path / "elsewhere", 2)
+    inference = inference_of(root, token_budget=128, watch_s=0.3)
+    (target := root / "notebook" / "2").mkdir()
+    for file in sorted(whole.iterdir()):  # the certificate comes first
+        shutil.copy(file, target)
+        time.sleep(0.2)
+    assert eventually(lambda: states(inference) == {1: "READY", 2: "READY"})
+    assert "missing" not in caplog.text
+    inference.close()
+
+
+def rss_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def test_unloading_gives_the_memory_back(bundles: Path, tmp_path: Path) -> None:
+    (tmp_path / "minilm").mkdir()
+    (tmp_path / "minilm" / "1").symlink_to(bundles / "minilm" / "1")
+    inference = inference_of(tmp_path, token_budget=128)
+    asked = {"input_ids": [[1, 3, 4]] * 40, "outputs": ["logits"], "logits": {"top_k": 3}}
+    with serving(inference) as url:
+        assert httpx.post(f"{url}/v1/infer", json=asked, timeout=60).status_code == 200
+        loaded = rss_mib()
+        unload(inference, "minilm")
+        freed = loaded - rss_mib()
+    size = sum(file.stat().st_size for file in (bundles / "minilm" / "1").iterdir()) / 2**20
+    assert freed > 0.9 * size
+
+
+def test_versions_are_swapped_under_load_without_a_mistake(notebook: Path) -> None:
+    seen = swaps(bundles.read(notebook), num_swaps=5, concurrency=4, settle_s=0.5)
+    assert seen.mistakes == []
+    assert seen.newest == 6
+    assert seen.num_answers > 100

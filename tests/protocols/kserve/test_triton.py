@@ -1,0 +1,263 @@
+"""Triton's own clients, unmodified: what they send is understood, what they get they understand."""
+
+import asyncio
+import re
+import shutil
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http.aio as aio
+from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
+from tritonclient.utils import InferenceServerException
+
+from tests.conftest import Ask, inference_of, serving
+
+ROOT = Path(__file__).parents[3]
+IDS = np.array([[1, 3, 4, 0], [0, 5, 0, 2]])
+MASK = np.array([[True, True, True, False], [False, True, False, True]])
+Call = Callable[..., Any]
+
+
+class Sync:
+    """tritonclient.http over a keyword-only face that the asynchronous client shares."""
+
+    def __init__(self, url: str) -> None:
+        self.client = InferenceServerClient(url.removeprefix("http://"), network_timeout=60)
+
+    def __call__(self, method: str, *arguments: Any, **options: Any) -> Any:
+        return getattr(self.client, method)(*arguments, **options)
+
+    def close(self) -> None:
+        self.client.close()
+
+
+class Async:
+    """tritonclient.http.aio, a call at a time."""
+
+    def __init__(self, url: str) -> None:
+        self.runner = asyncio.Runner()
+        self.client = self.runner.run(self._made(url.removeprefix("http://")))
+
+    async def _made(self, url: str) -> Any:
+        return aio.InferenceServerClient(url)
+
+    def __call__(self, method: str, *arguments: Any, **options: Any) -> Any:
+        async def called() -> Any:
+            answer: Awaitable[Any] = getattr(self.client, method)(*arguments, **options)
+            return await answer
+
+        return self.runner.run(called())
+
+    def close(self) -> None:
+        self("close")
+        self.runner.close()
+
+
+@pytest.fixture(scope="module")
+def repository(bundles: Path) -> Iterator[str]:
+    with serving(inference_of(bundles, admin=True)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module", params=[Sync, Async])
+def triton(request: pytest.FixtureRequest, repository: str) -> Iterator[Call]:
+    call = request.param(repository)
+    yield call
+    call.close()
+
+
+def inputs(binary: bool = True) -> list[InferInput]:
+    made = []
+    for name, array, datatype in (("input_ids", IDS, "INT64"), ("attention_mask", MASK, "BOOL")):
+        made.append(InferInput(name, list(array.shape), datatype))
+        made[-1].set_data_from_numpy(array, binary_data=binary)
+    return made
+
+
+@pytest.fixture(scope="module")
+def expected(ask: Ask) -> dict[str, np.ndarray]:
+    native = ask(
+        "gpt",
+        IDS.tolist(),
+        MASK.astype(int).tolist(),
+        outputs=["activations", "pooled", "norm_stats"],
+    )
+    stats = {f"norm_{part}": values for part, values in native.pop("norm_stats").items()}
+    return {name: np.array(native[name], np.float32) for name in ("activations", "pooled")} | {
+        name: np.array(values, np.float32) for name, values in stats.items()
+    }
+
+
+def test_it_reads_health_metadata_and_configuration(triton: Call) -> None:
+    assert triton("is_server_live")
+    assert triton("is_server_ready")
+    assert triton("is_model_ready", "gpt", "1")
+    assert not triton("is_model_ready", "bert")
+    assert triton("get_server_metadata")["name"] == "addnorm"
+    metadata = triton("get_model_metadata", "gpt", "1")
+    assert metadata["versions"] == ["1"]
+    config = triton("get_model_config", "gpt")
+    assert [tensor["name"] for tensor in config["output"]] == [
+        tensor["name"] for tensor in metadata["outputs"]
+    ]
+
+
+@pytest.mark.parametrize("binary_in", [True, False])
+@pytest.mark.parametrize("binary_out", [True, False])
+def test_it_infers_with_bytes_and_json_in_and_out(
+    triton: Call, expected: dict[str, np.ndarray], binary_in: bool, binary_out: bool
+) -> None:
+    asked = [InferRequestedOutput(name, binary_data=binary_out) for name in reversed(expected)]
+    answer = triton(
+        "infer", "gpt", inputs(binary_in), outputs=asked, request_id="abc", model_version="1"
+    )
+    assert answer.get_response()["id"] == "abc"
+    assert [output["name"] for output in answer.get_response()["outputs"]] == list(
+        reversed(expected)
+    )
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(answer.as_numpy(name), tensor)
+
+
+@pytest.mark.parametrize("request_coding", [None, "gzip", "deflate"])
+@pytest.mark.parametrize("response_coding", [None, "gzip", "deflate"])
+@pytest.mark.parametrize("binary", [True, False])
+def test_it_compresses_either_way(
+    triton: Call,
+    expected: dict[str, np.ndarray],
+    request_coding: str | None,
+    response_coding: str | None,
+    binary: bool,
+) -> None:
+    answer = triton(
+        "infer", "gpt", inputs(binary), outputs=[InferRequestedOutput("activations", binary_data=binary)],
+        request_compression_algorithm=request_coding, response_compression_algorithm=response_coding,
+    )  # fmt: skip
+    np.testing.assert_array_equal(answer.as_numpy("activations"), expected["activations"])
+
+
+def test_without_outputs_it_gets_all_as_bytes(
+    triton: Call, expected: dict[str, np.ndarray]
+) -> None:
+    answer = triton(
+        "infer", "gpt", inputs(), parameters={"pooling": "mean", "mine": 1}, timeout=10_000_000
+    )
+    names = [output["name"] for output in answer.get_response()["outputs"]]
+    assert names == ["activations", "logits", "pooled", "norm_mean", "norm_rstd"]
+    assert all(
+        "binary_data_size" in output["parameters"] for output in answer.get_response()["outputs"]
+    )
+    for name in ("activations", "norm_mean", "norm_rstd"):
+        np.testing.assert_array_equal(answer.as_numpy(name), expected[name])
+
+
+def test_it_reads_statistics(triton: Call) -> None:
+    before = triton("get_inference_statistics", "gpt", "1")["model_stats"][0]
+    triton("infer", "gpt", inputs())
+    after = triton("get_inference_statistics", "gpt")["model_stats"][0]
+    assert after["inference_count"] == before["inference_count"] + len(IDS)
+    assert (
+        after["inference_stats"]["success"]["count"]
+        == before["inference_stats"]["success"]["count"] + 1
+    )
+    assert len(triton("get_inference_statistics")["model_stats"]) == 5
+
+
+def test_it_loads_and_unloads(triton: Call) -> None:
+    states = {model["name"]: model["state"] for model in triton("get_model_repository_index")}
+    assert set(states.values()) == {"READY"}
+    triton("unload_model", "postnorm")
+    assert not triton("is_model_ready", "postnorm")
+    states = {model["name"]: model["state"] for model in triton("get_model_repository_index")}
+    assert states["postnorm"] == "UNAVAILABLE"
+    triton("load_model", "postnorm")
+    assert triton("is_model_ready", "postnorm")
+
+
+def refused(call: Callable[[], Any]) -> tuple[str | None, str]:
+    with pytest.raises(InferenceServerException) as caught:
+        call()
+    return caught.value.status(), caught.value.message()
+
+
+def test_it_shows_our_messages(triton: Call) -> None:
+    assert refused(lambda: triton("get_model_metadata", "bert"))[1].startswith(
+        "model 'bert' is not served here: "
+    )
+    assert refused(lambda: triton("get_model_metadata", "gpt", "7")) == (
+        "404",
+        "model 'gpt' has no version '7': it has 1",
+    )
+    far = InferInput("input_ids", [1, 2], "INT64")
+    far.set_data_from_numpy(np.array([[1, 1000]]))
+    status, words = refused(lambda: triton("infer", "gpt", [far]))
+    assert (status, words) == ("400", "input_ids[0][1] is 1000: ids of gpt/1 are 0 to 999")
+    top = [InferRequestedOutput("logits", class_count=3)]
+    assert (
+        "classification is not offered"
+        in refused(lambda: triton("infer", "gpt", inputs(), outputs=top))[1]
+    )
+    assert (
+        "sequence_id is not supported"
+        in refused(lambda: triton("infer", "gpt", inputs(), sequence_id=1))[1]
+    )
+    assert "parameters.config" in refused(lambda: triton("load_model", "gpt", config="{}"))[1]
+
+
+def test_the_repository_is_closed_by_default(url: str) -> None:
+    with InferenceServerClient(url.removeprefix("http://")) as client:
+        for call in (client.get_model_repository_index, lambda: client.unload_model("gpt")):
+            status, words = refused(call)
+            assert status == "403"
+            assert "ADDNORM_ADMIN" in words
+
+
+ANALYZER = shutil.which("perf_analyzer")
+
+
+@pytest.mark.skipif(ANALYZER is None, reason="docs/clients.md says where perf_analyzer comes from")
+@pytest.mark.parametrize(
+    "load", [["--concurrency-range", "1:3:1"], ["--request-rate-range", "10:20:10"]]
+)
+def test_perf_analyzer_measures_to_the_end(url: str, load: list[str]) -> None:
+    out = analyzed(url, "--input-data", str(ROOT / "examples" / "perf_analyzer.json"), *load)
+    assert out.returncode == 0, out.stdout + out.stderr
+    assert len(re.findall(r"compute infer \d+ usec", out.stdout)) == 2 + (
+        load[0] == "--concurrency-range"
+    )
+
+
+@pytest.mark.skipif(ANALYZER is None, reason="docs/clients.md says where perf_analyzer comes from")
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [("random", "attention_mask[0][0] is"), ("zero", "Inferences/Second vs. Client")],
+)
+def test_perf_analyzers_own_data_is_refused_in_words_or_answered(
+    url: str, data: str, words: str
+) -> None:
+    shapes = ["--shape", "input_ids:16", "--shape", "attention_mask:16"]
+    out = analyzed(url, "--input-data", data, *shapes)
+    assert words in out.stdout + out.stderr
+
+
+def analyzed(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Short windows, any stability: it is the protocol that is tested."""
+    base = [
+        "-m",
+        "gpt",
+        "-u",
+        url.removeprefix("http://"),
+        "-p",
+        "1000",
+        "-s",
+        "999",
+        "--max-trials",
+        "3",
+    ]
+    return subprocess.run(
+        [str(ANALYZER), *base, *arguments], capture_output=True, text=True, timeout=120
+    )

@@ -1,0 +1,224 @@
+"""OpenAI's own SDK and LangChain, as they come from the registry, against /v1."""
+
+import asyncio
+import base64
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from langchain_openai import OpenAIEmbeddings
+from openai import AsyncOpenAI, OpenAI
+
+from addnorm.service.server.app import create_app
+from tests.conftest import inference_of, serving
+from tests.support.texts import D_MODEL, LONG, MAX_TEXT_TOKENS, TEXT_MODEL, ids_of
+
+TEXTS = ["Pads are dropped.", "a b c"]
+IDS = ids_of(TEXTS)
+
+
+@pytest.fixture(scope="module")
+def sdk(text_url: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{text_url}/v1", api_key="none", max_retries=0) as sdk:
+        yield sdk
+
+
+@pytest.fixture(scope="module")
+def expected(text_client: httpx.Client) -> Any:
+    """The native route's vectors, of length 1 as this model's authors make them."""
+    body = {"model": TEXT_MODEL, "input_ids": IDS, "outputs": ["pooled"], "normalize": True}
+    return np.array(text_client.post("/v1/infer", json=body).json()["pooled"], np.float32)
+
+
+def vectors(answer: Any) -> Any:
+    return np.array([entry.embedding for entry in answer.data], np.float32)
+
+
+@pytest.mark.parametrize(
+    "form", [{}, {"encoding_format": "float"}], ids=["base64, the SDK's own choice", "float"]
+)
+@pytest.mark.parametrize("sent", [TEXTS, IDS], ids=["texts", "tokens"])
+def test_embeddings_have_the_native_routes_bits(
+    sdk: OpenAI, expected: Any, sent: Any, form: Any
+) -> None:
+    answer = sdk.embeddings.create(model=TEXT_MODEL, input=sent, **form)
+    np.testing.assert_array_equal(vectors(answer), expected)
+    assert (answer.object, answer.model) == ("list", TEXT_MODEL)
+    assert [(entry.object, entry.index) for entry in answer.data] == [
+        ("embedding", 0),
+        ("embedding", 1),
+    ]
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(map(len, IDS))
+
+
+@pytest.mark.parametrize("sent", [TEXTS[1], IDS[1]], ids=["a text", "token ids"])
+def test_one_alone_is_a_list_of_one(sdk: OpenAI, expected: Any, sent: Any) -> None:
+    np.testing.assert_array_equal(
+        vectors(sdk.embeddings.create(model=TEXT_MODEL, input=sent)), expected[1:]
+    )
+
+
+def test_the_asynchronous_sdk_gets_the_same(text_url: str, expected: Any) -> None:
+    async def embed() -> Any:
+        async with AsyncOpenAI(base_url=f"{text_url}/v1", api_key="none") as sdk:
+            return await asyncio.gather(
+                *(sdk.embeddings.create(model=TEXT_MODEL, input=text) for text in TEXTS * 4)
+            )
+
+    for index, answer in enumerate(asyncio.run(embed())):
+        np.testing.assert_array_equal(vectors(answer)[0], expected[index % 2])
+
+
+def test_base64_on_the_wire_is_little_endian_float32(
+    text_client: httpx.Client, expected: Any
+) -> None:
+    body = {"model": TEXT_MODEL, "input": TEXTS, "encoding_format": "base64"}
+    data = text_client.post("/v1/embeddings", json=body).json()["data"]
+    assert [base64.b64decode(entry["embedding"]) for entry in data] == [
+        row.astype("<f4").tobytes() for row in expected
+    ]
+
+
+@pytest.mark.parametrize("dimensions", [1, 5, D_MODEL])
+def test_dimensions_are_the_first_at_length_1(sdk: OpenAI, expected: Any, dimensions: int) -> None:
+    got = vectors(sdk.embeddings.create(model=TEXT_MODEL, input=TEXTS, dimensions=dimensions))
+    cut = expected[:, :dimensions]
+    np.testing.assert_allclose(got, cut / np.linalg.norm(cut, axis=1, keepdims=True), atol=1e-6)
+    if dimensions == D_MODEL:
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_vectors_are_normalized_only_where_the_bundle_says_so(
+    sdk: OpenAI, text_client: httpx.Client
+) -> None:
+    got = vectors(sdk.embeddings.create(model="notebook", input=[[1, 3, 4]]))
+    body = {"model": "notebook", "input_ids": [[1, 3, 4]], "outputs": ["pooled"]}
+    plain = text_client.post("/v1/infer", json=body).json()["pooled"]
+    np.testing.assert_array_equal(got, np.array(plain, np.float32))
+    cut = vectors(sdk.embeddings.create(model="notebook", input=[[1, 3, 4]], dimensions=3))
+    np.testing.assert_array_equal(cut, got[:, :3])
+
+
+def test_what_is_ours_travels_in_extra_body_and_a_user_is_read_by_nobody(sdk: OpenAI) -> None:
+    options: dict[str, Any] = {
+        "user": "someone",
+        "extra_body": {"truncate": True, "precision": "fp32"},
+    }
+    answer = sdk.embeddings.create(model=TEXT_MODEL, input=LONG, **options)
+    assert answer.usage.prompt_tokens == MAX_TEXT_TOKENS
+
+
+@pytest.mark.parametrize("sent", ["", ["a", ""]])
+def test_an_empty_text_is_its_special_tokens(
+    sdk: OpenAI, text_client: httpx.Client, sent: Any
+) -> None:
+    answer = sdk.embeddings.create(model=TEXT_MODEL, input=sent)
+    ids = ids_of([sent] if isinstance(sent, str) else sent)
+    body = {"model": TEXT_MODEL, "input_ids": ids, "outputs": ["pooled"], "normalize": True}
+    expected = np.array(text_client.post("/v1/infer", json=body).json()["pooled"], np.float32)
+    np.testing.assert_array_equal(vectors(answer), expected)
+    assert len(ids[-1]) == 2
+
+
+def test_models_are_listed_and_retrieved(sdk: OpenAI) -> None:
+    assert [model.id for model in sdk.models.list()] == [TEXT_MODEL, "notebook"]
+    model = sdk.models.retrieve(TEXT_MODEL)
+    assert (model.object, model.owned_by) == ("model", "addnorm")
+    assert model.created > 1_700_000_000
+
+
+BAD: dict[str, tuple[dict[str, Any], type[openai.APIStatusError], str, str]] = {
+    "unknown model": ({"model": "gpt-5"}, openai.NotFoundError, "model_not_found", "'gpt-5' is not served here"),
+    "too long": ({"input": ["a", LONG]}, openai.BadRequestError, "invalid_input", "input[1] has 42 tokens, 30 more than"),
+    "too many ids": ({"input": [[1] * 17]}, openai.BadRequestError, "invalid_input", "input[0] has 17 real tokens, the limit"),
+    "another vocabulary": ({"input": [[1], [50256]]}, openai.BadRequestError, "invalid_input", "set check_embedding_ctx_length=False"),
+    "an id below 0": ({"input": [-1]}, openai.BadRequestError, "invalid_input", "input[0][0] is -1: ids of"),
+    "an id over 64 bits": ({"input": [[1, 2**64]]}, openai.BadRequestError, "invalid_input", "input[0][1]: Input should be a valid integer, got 1.8446744073709552e+19: more than 64 bits hold"),
+    "nothing": ({"input": []}, openai.BadRequestError, "invalid_input", "input is empty"),
+    "an empty sequence": ({"input": [[1], []]}, openai.BadRequestError, "invalid_input", "input[1] is empty"),
+    "texts and ids": ({"input": ["a", 1]}, openai.BadRequestError, "invalid_input", "input[1]: Input should be a valid string, got 1"),
+    "ids and texts": ({"input": [[1], "a"]}, openai.BadRequestError, "invalid_input", 'input[1]: Input should be a valid list, got "a"'),
+    "a boolean": ({"input": [1, True]}, openai.BadRequestError, "invalid_input", "input[1]: Input should be a valid integer, got true"),
+    "an object": ({"input": {}}, openai.BadRequestError, "invalid_input", "input: Input should be a text, a list of texts"),
+    "no dimensions": ({"dimensions": 0}, openai.BadRequestError, "invalid_input", "dimensions is 0: 1 to 32"),
+    "too many dimensions": ({"dimensions": 33}, openai.BadRequestError, "invalid_input", "dimensions is 33: 1 to 32"),
+    "another format": ({"encoding_format": "int8"}, openai.BadRequestError, "invalid_input", "encoding_format: Input should be"),
+    "a field misspelt": ({"extra_body": {"dimension": 3}}, openai.BadRequestError, "invalid_input", "dimension is unknown; known are input, model"),
+    "ids to be cut": ({"input": [1], "extra_body": {"truncate": True}}, openai.BadRequestError, "invalid_input", "truncate is set, but it cuts texts only"),
+    "texts without a tokenizer": ({"model": "notebook"}, openai.BadRequestError, "invalid_input", "notebook/1 has no tokenizer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_mistakes_are_the_sdks_own_errors_with_our_words(sdk: OpenAI, case: str) -> None:
+    changes, kind, code, words = BAD[case]
+    with pytest.raises(kind) as failed:
+        sdk.embeddings.create(**{"model": TEXT_MODEL, "input": "a", **changes})
+    assert failed.value.code == code
+    assert failed.value.type == "invalid_request_error"
+    assert words in failed.value.message
+
+
+def test_a_full_queue_is_the_sdks_rate_limit_error_and_its_own_retries_get_through(
+    bundles: Path,
+) -> None:
+    long = [[7] * 500] * 2
+    with (
+        serving(inference_of(bundles, max_queue_tokens=1000, worker_threads=1)) as url,
+        ThreadPoolExecutor(12) as callers,
+    ):
+        sdk = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+        def ask(patient: OpenAI) -> str:
+            try:
+                return patient.embeddings.create(model="encoder", input=long).model
+            except openai.RateLimitError as error:
+                return (
+                    str(error.code)
+                    if int(error.response.headers["retry-after"])
+                    else "no Retry-After"
+                )
+
+        assert set(callers.map(ask, [sdk] * 12)) == {"encoder", "queue_full"}
+        assert set(callers.map(ask, [sdk.with_options(max_retries=20)] * 3)) == {"encoder"}
+
+
+def test_a_draining_server_is_the_sdks_server_error_and_retry_after_is_honoured(
+    text_bundles: Path,
+) -> None:
+    edge = create_app(inference_of(text_bundles))
+    edge.draining = True
+
+    async def embed() -> float:
+        transport = httpx.ASGITransport(edge)
+        async with AsyncOpenAI(
+            base_url="http://here/v1",
+            api_key="none",
+            http_client=httpx.AsyncClient(transport=transport),
+        ) as sdk:
+            with pytest.raises(openai.InternalServerError) as failed:
+                await sdk.with_options(max_retries=0).embeddings.create(model=TEXT_MODEL, input="a")
+            assert (failed.value.status_code, failed.value.code) == (503, "not_ready")
+            started = time.monotonic()
+            asyncio.get_running_loop().call_later(0.1, setattr, edge, "draining", False)
+            await sdk.embeddings.create(model=TEXT_MODEL, input="a")
+            return time.monotonic() - started
+
+    assert (
+        asyncio.run(embed()) > 0.95
+    )  # of its own the SDK comes back within 0.5 s; Retry-After says 1
+
+
+def langchain(url: str, **options: Any) -> OpenAIEmbeddings:
+    return OpenAIEmbeddings(model=TEXT_MODEL, base_url=f"{url}/v1", api_key="none", **options)
+
+
+def test_langchain_gets_the_same_vectors(text_url: str, expected: Any) -> None:
+    got = langchain(text_url, check_embedding_ctx_length=False).embed_documents(TEXTS)
+    np.testing.assert_array_equal(np.array(got, np.float32), expected)

@@ -1,0 +1,138 @@
+"""/openapi.json: valid, its examples run, its schemas hold for what is answered, whatever is sent."""
+
+import os
+import re
+import subprocess
+import sys
+from base64 import b64decode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import jsonschema
+import numpy as np
+import pytest
+from openapi_spec_validator import validate
+
+from addnorm.service.protocols.codec.negotiation import JSON
+from addnorm.service.protocols.codec.openapi import ErrorBody
+
+ROOT = Path(__file__).parents[2]
+
+
+class Operation(NamedTuple):
+    method: str
+    path: str
+    spec: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def document(text_client: httpx.Client) -> dict[str, Any]:
+    return text_client.get("/openapi.json").json()  # type: ignore[no-any-return]
+
+
+def operations(document: dict[str, Any]) -> Iterator[Operation]:
+    for path, methods in document["paths"].items():
+        for method, spec in methods.items():
+            yield Operation(method, path, spec)
+
+
+def test_the_document_is_valid_openapi(document: dict[str, Any]) -> None:
+    validate(document)
+
+
+def test_every_example_succeeds_and_answers_as_the_document_shows(
+    text_client: httpx.Client, document: dict[str, Any]
+) -> None:
+    num_examples = 0
+    for method, path, spec in operations(document):
+        body = spec.get("requestBody", {"content": {JSON: {}}})["content"][JSON]
+        answers = spec["responses"]["200"].get("content", {}).get(JSON, {})
+        schema = {**answers.get("schema", {}), "components": document["components"]}
+        shown = {name: example["value"] for name, example in answers.get("examples", {}).items()}
+        for name, example in body.get("examples", {}).items():
+            num_examples += 1
+            place = path.replace("{model}", "notebook").replace("{version}", "1")
+            answer = text_client.request(method, place, json=example["value"])
+            assert answer.status_code == 200, f"{path}, {name}: {answer.text}"
+            jsonschema.validate(answer.json(), schema)
+            if (
+                name in shown and example["value"]["model"] == "notebook"
+            ):  # here another stands for the real MiniLM
+                assert_same(answer.json(), shown[name])
+        for value in shown.values():
+            jsonschema.validate(value, schema)
+        assert not (body and path.startswith("/v1") and not shown), path
+    assert num_examples == 11
+
+
+def assert_same(got: Any, shown: Any) -> None:
+    """But for a float32's last digits, which differ between processors."""
+    if isinstance(shown, dict):
+        assert list(got) == list(shown)
+        for key, value in shown.items():
+            in_base64 = key == "embedding" and isinstance(value, str)
+            assert_same(*map(floats, (got[key], value))) if in_base64 else assert_same(
+                got[key], value
+            )
+    elif isinstance(shown, list):
+        for one, other in zip(got, shown, strict=True):
+            assert_same(one, other)
+    else:
+        assert got == (pytest.approx(shown, abs=1e-5) if isinstance(shown, float) else shown)
+
+
+def floats(in_base64: str) -> list[float]:
+    return np.frombuffer(b64decode(in_base64), "<f4").tolist()
+
+
+def test_every_error_is_documented_with_an_example_of_its_envelope(
+    document: dict[str, Any],
+) -> None:
+    for _, path, spec in operations(document):
+        if path.startswith("/v2"):
+            continue  # another envelope, by other tests
+        errors = {status: answer for status, answer in spec["responses"].items() if status != "200"}
+        assert path == "/metrics" or "503" in errors
+        for status, answer in errors.items():
+            assert answer["content"][JSON]["schema"] == {"$ref": "#/components/schemas/ErrorBody"}
+            ErrorBody.model_validate(answer["content"][JSON]["example"])
+            assert answer["description"], status
+
+
+def test_every_schema_of_a_body_has_a_name_that_clients_are_generated_with(
+    document: dict[str, Any],
+) -> None:
+    for _, path, spec in operations(document):
+        if "requestBody" in spec:
+            assert list(spec["requestBody"]["content"][JSON]["schema"]) == ["$ref"], path
+    ids = [spec["operationId"] for _, path, spec in operations(document) if path.startswith("/v1")]
+    assert {"infer", "embeddings", "tokenize", "list_models"} <= set(ids)
+
+
+def test_the_page_of_routes_needs_nothing_from_elsewhere(text_client: httpx.Client) -> None:
+    page = text_client.get("/docs").text
+    assert "://" not in page
+    for address in re.findall(r"(?:src|href)=\"(.+?)\"|url: '(.+?)'", page):
+        assert text_client.get("/" + "".join(address)).status_code == 200, address
+
+
+def test_requests_made_up_from_the_document_never_break_the_server_or_its_word(
+    pytestconfig: pytest.Config, text_url: str
+) -> None:
+    seconds = pytestconfig.getoption("--fuzz-s")
+    command = [
+        sys.executable, "-m", "schemathesis.cli", "--config-file", "tests/schemathesis.toml", "run", f"{text_url}/openapi.json",
+        "--max-time", seconds, "--suppress-health-check", "all",
+    ]  # fmt: skip
+    environment = {**os.environ, "SCHEMATHESIS_HOOKS": "tests.fuzzing"}
+    run = subprocess.run(
+        list(map(str, command)),
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=seconds + 120,
+    )
+    assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]

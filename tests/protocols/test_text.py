@@ -1,0 +1,442 @@
+"""Texts: the library's own token ids, the bits of these ids, and words for what does not fit."""
+
+import json
+import random
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer as Library
+from transformers import AutoTokenizer, BertModel
+
+from addnorm.service.errors import StartupError
+from addnorm.service.protocols.tokenization import STEP_CHARACTERS
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.tokenizer import CannotCut, Tokenizer
+from tests.conftest import inference_of, serving
+from tests.support.texts import (
+    LONG,
+    MAX_POSITIONS,
+    MAX_TEXT_TOKENS,
+    TEXT_MODEL,
+    ids_of,
+    library,
+    tokenizer,
+)
+
+ROOT = Path(__file__).parents[2]
+TEXTS = [
+    "Pads are dropped.",
+    "a",
+    "Padding costs nothing, tokenize the same text",
+    "",
+    "unheard of",
+]
+MANY_LENGTHS = [
+    "",
+    "a b c",
+    "a " * 9,
+    "a " * 10,
+    "the same " * 6,
+    LONG,
+    "padding costs nothing, " * 400,
+]
+
+
+def post(client: httpx.Client, path: str = "/v1/infer", **body: Any) -> httpx.Response:
+    content = json.dumps({"model": TEXT_MODEL, **body})  # httpx refuses to send what is no text
+    return client.post(path, content=content, headers={"content-type": "application/json"})
+
+
+def test_texts_are_answered_like_their_ids_in_ragged_layout_to_the_last_bit(
+    text_client: httpx.Client,
+) -> None:
+    options = {"outputs": ["activations", "pooled", "norm_stats"]}
+    answer = post(text_client, texts=TEXTS, **options).json()
+    ids = ids_of(TEXTS)
+    assert answer == post(text_client, input_ids=ids, **options).json()
+    assert [len(row) for row in answer["activations"]] == list(map(len, ids))
+    assert answer["usage"] == {"real_tokens": sum(map(len, ids)), "pad_tokens": 0}
+
+
+def test_tokenize_shows_ids_tokens_and_offsets_and_what_the_limit_is(
+    text_client: httpx.Client,
+) -> None:
+    answer = post(text_client, "/v1/tokenize", texts=[*TEXTS, LONG]).json()
+    expected = library().encode_batch([*TEXTS, LONG])
+    assert answer["input_ids"] == [encoding.ids for encoding in expected]
+    assert answer["tokens"] == [encoding.tokens for encoding in expected]
+    assert answer["offsets"] == [[list(pair) for pair in encoding.offsets] for encoding in expected]
+    assert answer["num_tokens"] == list(map(len, expected))
+    assert (answer["model"], answer["version"], answer["limit"]) == (
+        TEXT_MODEL,
+        "1",
+        MAX_TEXT_TOKENS,
+    )
+
+
+def test_truncate_cuts_like_the_library_and_keeps_the_special_tokens(
+    text_client: httpx.Client,
+) -> None:
+    texts = [LONG, "a", " the same text" * 1000]
+    cut = post(text_client, "/v1/tokenize", texts=texts, truncate=True).json()["input_ids"]
+    assert cut == ids_of(texts, MAX_TEXT_TOKENS)
+    assert (cut[0][0], cut[0][-1]) == (2, 3)
+    assert len(cut[0]) == MAX_TEXT_TOKENS
+    answer = post(text_client, texts=texts, truncate=True, outputs=["pooled"])
+    assert answer.json() == post(text_client, input_ids=cut, outputs=["pooled"]).json()
+
+
+def authors(folder: Path, texts: Sequence[str], max_length: int = MAX_TEXT_TOKENS) -> Any:
+    """Vectors as sentence-transformers makes them of this folder: transformers' tokenizer and model, mean, length 1."""
+    tokenize, model = (
+        AutoTokenizer.from_pretrained(folder),
+        BertModel.from_pretrained(folder).eval(),
+    )
+    ids = [tokenize(text, truncation=True, max_length=max_length)["input_ids"] for text in texts]
+    with torch.no_grad():
+        means = [
+            model(input_ids=torch.tensor([row])).last_hidden_state[0].mean(0).numpy() for row in ids
+        ]
+    return np.array([mean / np.linalg.norm(mean) for mean in means])
+
+
+@pytest.mark.parametrize("route", ["/v1/infer", "/v1/embeddings"])
+def test_texts_give_the_authors_vectors_also_where_they_are_cut(
+    text_client: httpx.Client, text_checkpoint: Path, route: str
+) -> None:
+    if route == "/v1/infer":
+        answer = post(
+            text_client,
+            route,
+            texts=MANY_LENGTHS,
+            truncate=True,
+            outputs=["pooled"],
+            normalize=True,
+        )
+        got = answer.json()["pooled"]
+    else:
+        answer = post(text_client, route, input=MANY_LENGTHS, truncate=True)
+        got = [entry["embedding"] for entry in answer.json()["data"]]
+    np.testing.assert_allclose(got, authors(text_checkpoint, MANY_LENGTHS), atol=1e-5)
+
+
+def test_token_ids_may_be_as_many_as_the_model_takes(text_client: httpx.Client) -> None:
+    answer = post(text_client, input_ids=[[4] * MAX_POSITIONS], outputs=["pooled"])
+    assert answer.json()["usage"]["real_tokens"] == MAX_POSITIONS
+    limits = text_client.get(f"/v1/models/{TEXT_MODEL}").json()["limits"]
+    assert (limits["max_positions"], limits["max_text_tokens"]) == (MAX_POSITIONS, MAX_TEXT_TOKENS)
+
+
+def test_texts_give_pooled_vectors_unless_other_outputs_are_asked_for(
+    text_client: httpx.Client,
+) -> None:
+    answer = post(text_client, texts=["a", ""]).json()
+    assert list(answer) == ["model", "version", "pooled", "usage"]
+    assert answer == post(text_client, input_ids=ids_of(["a", ""]), outputs=["pooled"]).json()
+    assert "pooled" not in post(text_client, texts=["a"], outputs=["activations"]).json()
+    assert "activations" in post(text_client, input_ids=ids_of(["a"])).json()
+
+
+UNCUTTABLE = [
+    " " * 600 + "the same text",
+    "\u200b" * 600 + "a b",
+    "x" * 600,
+    f"{'x' * 600} the same text",
+]
+
+
+@pytest.mark.parametrize("text", UNCUTTABLE)
+def test_a_text_is_cut_where_the_library_cuts_it_or_refused(
+    text_client: httpx.Client, text: str
+) -> None:
+    """Its first 256 characters do not hold the tokens that it would be cut to."""
+    answer = post(text_client, "/v1/tokenize", texts=["a", text], truncate=True)
+    assert answer.status_code == 400
+    assert "texts[1] has" in answer.json()["error"]["message"]
+    assert (
+        "its first 256 do not hold the 12 tokens to cut it to" in answer.json()["error"]["message"]
+    )
+
+
+@pytest.mark.parametrize("gap", ["\u200b" * 90, "\u200b" * 200, "\u0301" * 90])
+def test_a_word_that_goes_on_behind_what_is_looked_at_is_cut_as_a_whole(
+    text_bundles: Path, gap: str
+) -> None:
+    """The gap is dropped before words are told apart."""
+    mine, text = Tokenizer(bundles.read(text_bundles / TEXT_MODEL / "1")), f"{'a ' * 9}b{gap}c"
+    assert mine.ids([text], truncate=True) == ids_of([text], MAX_TEXT_TOKENS)
+
+
+def test_a_cut_is_the_librarys_of_the_whole_text_or_there_is_none(text_bundles: Path) -> None:
+    """Texts of any length whose words, gaps and added tokens lie across the ends of what is looked at."""
+    mine, theirs = (
+        Tokenizer(bundles.read(text_bundles / TEXT_MODEL / "1")),
+        library(MAX_TEXT_TOKENS),
+    )
+    draws = random.Random(0)
+    parts = [
+        "a",
+        "the same",
+        "[MASK]",
+        "[SEP]",
+        "tokenizes",
+        "x" * 150,
+        " " * 40,
+        "\u200b" * 90,
+        "e\u0301",
+        ".",
+        "中",
+        "unheard",
+    ]
+    num_cut = 0
+    for _ in range(3000):
+        chosen = draws.choices(parts, k=draws.randint(2, 6))
+        text = "".join(
+            draws.choice(chosen) + draws.choice(["", " ", " "]) for _ in range(draws.randint(1, 90))
+        )
+        try:
+            assert mine.ids([text], truncate=True) == [theirs.encode(text).ids], text
+        except CannotCut:
+            assert len(text) > mine.max_characters
+        num_cut += len(text) > 8 * MAX_TEXT_TOKENS
+    assert num_cut > 1000
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "too long": ({"texts": ["a", LONG]}, f"texts[1] has 42 tokens, 30 more than {TEXT_MODEL}/1 takes (12): shorten it, or send"),
+    "far too long": ({"texts": ["a" * 600]}, f"texts[0] has 600 characters, 344 more than {TEXT_MODEL}/1 takes (256)"),
+    "none": ({"texts": []}, "texts is empty: send at least one text"),
+    "too many": ({"texts": ["a"] * 1025}, "texts has 1025 texts, the limit is 1024"),
+    "one text": ({"texts": "a"}, 'texts: Input should be a valid list, got "a"'),
+    "a number": ({"texts": ["a", 1]}, "texts[1]: Input should be a valid string, got 1"),
+    "bytes that are no text": ({"texts": ["\ud800"]}, "the body is not a JSON object"),
+    "a mask": ({"texts": ["a"], "attention_mask": [[1]]}, "texts stand alone"),
+    "too many tokens": ({"texts": ["a " * 10] * 1024, "truncate": False}, "texts has more than 500 tokens, the limit"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def strict_client(text_bundles: Path) -> Any:
+    with (
+        serving(inference_of(text_bundles, max_tokens=500)) as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_texts_are_refused_with_field_limit_and_value(
+    strict_client: httpx.Client, case: str
+) -> None:
+    body, words = BAD[case]
+    answer = post(strict_client, **body)
+    assert answer.status_code == 400, answer.text
+    assert words in answer.json()["error"]["message"]
+
+
+def test_the_models_say_whether_they_take_texts(text_client: httpx.Client) -> None:
+    inputs = {
+        entry["id"]: entry["inputs"] for entry in text_client.get("/v1/models").json()["data"]
+    }
+    assert inputs == {
+        "notebook": ["input_ids", "attention_mask"],
+        TEXT_MODEL: ["input_ids", "attention_mask", "texts"],
+    }
+
+
+def test_many_callers_at_once_each_get_their_own_cut_or_uncut_ids(
+    text_client: httpx.Client,
+) -> None:
+    cases = [([f"{LONG * (i % 3)}a b c", "the same text"], i % 2 == 0) for i in range(24)]
+
+    def tokenized(case: tuple[list[str], bool]) -> Any:
+        return post(text_client, "/v1/tokenize", texts=case[0], truncate=case[1]).json()[
+            "input_ids"
+        ]
+
+    with ThreadPoolExecutor(8) as callers:
+        for (texts, truncate), got in zip(cases, callers.map(tokenized, cases), strict=True):
+            assert got == ids_of(texts, MAX_TEXT_TOKENS if truncate else None)
+
+
+class Watched:
+    """A tokenizer that remembers who called it with which texts, and takes `pause_s` for each call."""
+
+    def __init__(self, real: Tokenizer, pause_s: float = 0.0) -> None:
+        self.real, self.pause_s = real, pause_s
+        self.calls: list[tuple[str, list[str]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def ids(self, texts: Sequence[str], truncate: bool) -> Any:
+        return self._watched(self.real.ids, texts, truncate)
+
+    def encode(self, texts: Sequence[str], truncate: bool) -> Any:
+        return self._watched(self.real.encode, texts, truncate)
+
+    def _watched(self, method: Callable[..., Any], texts: Sequence[str], truncate: bool) -> Any:
+        self.calls.append((threading.current_thread().name, list(texts)))
+        time.sleep(self.pause_s)
+        return method(texts, truncate)
+
+
+@contextmanager
+def watched(
+    root: Path, pause_s: float = 0.0, **settings: Any
+) -> Iterator[tuple[httpx.Client, Watched]]:
+    """A server of its own whose tokenizer is watched."""
+    inference = inference_of(root, **settings)
+    model = inference.models.find(TEXT_MODEL)
+    assert model.tokenizer
+    watch = model.tokenizer = Watched(model.tokenizer, pause_s)  # type: ignore[assignment]
+    with serving(inference) as url, httpx.Client(base_url=url, timeout=30) as client:
+        yield client, watch  # type: ignore[misc]
+
+
+MANY_PIECES = ["the same text " * 35] * 480  # 30 pieces of 16 texts
+
+
+def test_long_work_is_done_in_pieces_off_the_event_loop_and_no_further_than_the_limit(
+    text_bundles: Path,
+) -> None:
+    with watched(text_bundles, max_tokens=2000) as (client, watch):
+        assert post(client, texts=["a"], outputs=["pooled"]).status_code == 200
+        assert not watch.calls.pop()[0].startswith("encode")  # quicker than a change of threads
+        assert post(client, texts=["a " * 250] * 1000, truncate=True).status_code == 400
+    each = STEP_CHARACTERS // 500
+    assert {len(texts) for _, texts in watch.calls} == {each}
+    assert len(watch.calls) == -(
+        -2001 // (each * MAX_TEXT_TOKENS)
+    )  # then there are too many: the rest is left
+    assert all(name.startswith("encode") for name, _ in watch.calls)
+
+
+def test_the_first_text_that_is_too_long_ends_the_work(text_bundles: Path) -> None:
+    with watched(text_bundles) as (client, watch):
+        assert post(client, texts=["a " * 100] * 1000).status_code == 400
+    assert len(watch.calls) == 1
+
+
+@pytest.mark.parametrize("route", ["/v1/infer", "/v1/embeddings", "/v1/tokenize"])
+def test_the_deadline_is_kept_while_texts_are_tokenized(text_bundles: Path, route: str) -> None:
+    """And what is left of the work is not done."""
+    body: dict[str, Any] = {"model": TEXT_MODEL, "truncate": True}
+    body["input" if route == "/v1/embeddings" else "texts"] = MANY_PIECES
+    with watched(text_bundles, pause_s=0.1) as (client, watch):
+        started = time.monotonic()
+        answer = client.post(route, json=body, headers={"x-request-timeout-ms": "450"})
+        seconds = time.monotonic() - started
+        num_calls = len(watch.calls)
+        time.sleep(0.5)
+        assert len(watch.calls) == num_calls
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert 0.4 < seconds < 2.0  # 30 pieces would take 3 s
+    assert num_calls < 10
+
+
+@pytest.mark.parametrize("route", ["/v1/infer", "/v1/tokenize"])
+def test_tokenizing_stops_when_the_caller_leaves(text_bundles: Path, route: str) -> None:
+    with watched(text_bundles, pause_s=0.1) as (client, watch):
+        with pytest.raises(httpx.ReadTimeout):
+            client.post(
+                route,
+                json={"model": TEXT_MODEL, "truncate": True, "texts": MANY_PIECES},
+                timeout=0.5,
+            )
+        time.sleep(0.3)
+        num_calls = len(watch.calls)
+        time.sleep(0.5)
+        assert len(watch.calls) == num_calls < 12
+        assert post(client, texts=["a"]).status_code == 200
+
+
+def test_texts_count_as_bodies_while_they_are_tokenized(text_bundles: Path) -> None:
+    body = {"model": TEXT_MODEL, "texts": MANY_PIECES, "truncate": True}
+    num_bytes = sum(map(sys.getsizeof, MANY_PIECES)) + len(json.dumps(body))
+    with watched(text_bundles, pause_s=0.1, max_pending_body_bytes=2 * num_bytes - 1) as (
+        client,
+        _,
+    ):
+        with ThreadPoolExecutor(1) as other:
+            first = other.submit(post, client, **body)
+            time.sleep(0.5)
+            reserve = re.search(
+                r'^addnorm_pending_bytes{what="bodies"} (\S+)$',
+                client.get("/metrics").text,
+                re.MULTILINE,
+            )
+            second = post(client, **body)
+            assert first.result().status_code == 200
+        assert reserve
+        assert float(reserve[1]) == num_bytes
+        assert (second.status_code, second.json()["error"]["code"]) == (429, "bodies_full")
+        assert post(client, **body).status_code == 200
+
+
+def test_others_have_their_turn_between_the_pieces_of_one_caller(text_bundles: Path) -> None:
+    """With one thread for all: four callers of 8 pieces each delay a fifth's small piece by one of theirs."""
+    with (
+        watched(text_bundles, pause_s=0.15, worker_threads=1) as (client, watch),
+        ThreadPoolExecutor(4) as others,
+    ):
+        slow = [
+            others.submit(post, client, texts=MANY_PIECES[:128], truncate=True) for _ in range(4)
+        ]
+        time.sleep(0.5)
+        before = len(watch.calls)
+        assert post(client, texts=["a b c " * 100], truncate=True).status_code == 200
+        behind = [texts[0][:5] for _, texts in watch.calls[before:]].index("a b c")
+        assert behind <= 2  # one that runs, and one that began on the way
+        assert [answer.result().status_code for answer in slow] == [200] * 4
+
+
+def test_a_tokenizer_that_is_broken_or_of_another_model_stops_the_start(
+    text_bundles: Path, tmp_path: Path
+) -> None:
+    bundle = replace(bundles.read(text_bundles / TEXT_MODEL / "1"), path=tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(StartupError, match=r"tokenizer\.json is broken"):
+        Tokenizer(bundle)
+    other = tokenizer()
+    other.add_tokens(["another"])
+    other.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(StartupError, match="has ids up to 23, the model's are below 23"):
+        Tokenizer(bundle)
+
+
+@pytest.mark.skipif(
+    not (ROOT / "bundles" / TEXT_MODEL).exists(), reason="`make minilm` makes the real one"
+)
+def test_the_real_minilm_gives_the_vectors_of_transformers(tmp_path: Path) -> None:
+    (tmp_path / TEXT_MODEL).symlink_to(ROOT / "bundles" / TEXT_MODEL)
+    folder = next((ROOT / "build" / "minilm").glob("*/model"))
+    texts = [
+        "LayerNorm normalizes each token.",
+        "Pads are dropped at the door, and never computed. " * 20,
+    ]
+    with serving(inference_of(tmp_path)) as url:
+        body = {"model": TEXT_MODEL, "texts": texts, "outputs": ["pooled"], "normalize": True}
+        got = np.array(httpx.post(f"{url}/v1/infer", json=body, timeout=60).json()["pooled"])
+    theirs = Library.from_file(str(folder / "tokenizer.json"))
+    theirs.no_padding()
+    theirs.no_truncation()
+    model = BertModel.from_pretrained(folder).eval()
+    for vector, encoding in zip(got, theirs.encode_batch(texts), strict=True):
+        with torch.no_grad():
+            mean = (
+                model(input_ids=torch.tensor([encoding.ids])).last_hidden_state[0].mean(0).numpy()
+            )
+        np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=1e-5)

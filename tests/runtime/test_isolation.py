@@ -1,0 +1,105 @@
+"""A sequence whose numbers overflow, or are no numbers, changes no bit of another: tried on the bare graphs."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from addnorm.export.writer import Plan, Source, export
+from addnorm.model.presets import build
+from addnorm.service.runtime.bundle import Bundle
+from tests.support.exports import shared_exports
+
+BAD = 7  # token id whose embedding is broken
+VALUES = {
+    "postnorm": (3e38, np.nan, np.inf),
+    "gpt": (np.nan, np.inf),
+}  # gpt's first norm mends what is finite
+LENGTHS = (1, 4, 9, 3, 17)  # the bad sequence takes the place of each of them in turn
+
+
+@pytest.fixture(scope="module", params=VALUES)
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    plan = Plan(precisions=("fp32", "int8"))
+    place = tmp_path_factory.mktemp("bundles")
+    with shared_exports():
+        return export(Source(request.param), place, request.param, None, plan)
+
+
+def broken(graph: Path, value: float) -> onnxruntime.InferenceSession:
+    """The graph with the embedding of BAD set to `value`."""
+    model = onnx.load(graph)
+    table = next(item for item in model.graph.initializer if item.name == "tokens.weight")
+    values = numpy_helper.to_array(table).copy()
+    values[BAD] = value
+    table.CopyFrom(numpy_helper.from_array(values, table.name))
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+
+
+def run(session: onnxruntime.InferenceSession, ids: Any, mask: Any) -> list[Any]:
+    return session.run(None, {"input_ids": ids, "attention_mask": mask})  # type: ignore[no-any-return]
+
+
+def grid(
+    sequences: list[NDArray[np.int64]], where: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The sequences one above the other, the last row pads alone; pads hold BAD."""
+    width = max(map(len, sequences)) + 3
+    ids, mask = np.full((2, len(sequences) + 1, width), [[[BAD]], [[0]]], np.int64)
+    for index, sequence in enumerate(sequences):
+        columns = (
+            slice(0, len(sequence)) if where == "right" else slice(width - len(sequence), width)
+        )
+        ids[index, columns], mask[index, columns] = sequence, 1
+    return ids, mask
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("where", ["right", "left"])
+def test_a_broken_sequence_changes_no_bit_of_another(
+    bundle: Bundle, precision: str, where: str
+) -> None:
+    """Wherever it stands among the others, first included: each of them gives what it gives alone."""
+    for value in VALUES[bundle.manifest.name]:
+        session = broken(bundle.graph(precision), value)
+        draws = np.random.default_rng(0)
+        sequences = [draws.integers(BAD + 1, 1000, length) for length in LENGTHS]
+        alone = [
+            [output[0] for output in run(session, one[None], np.ones_like(one)[None])]
+            for one in sequences
+        ]
+        for place in range(len(sequences)):
+            rows = [one.copy() for one in sequences]
+            rows[place][len(rows[place]) // 2] = BAD
+            ids, mask = grid(rows, where)
+            together = run(session, ids, mask)
+            assert not np.isfinite(together[0][place]).all(), "the sequence was meant to break"
+            assert not any(output[mask == 0].any() for output in together), "a pad is not zero"
+            for index in set(range(len(rows))) - {place}:
+                for got, expected in zip(together, alone[index], strict=True):
+                    assert got[index][mask[index] == 1].tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("value", [3e38, float("nan")])
+def test_the_packed_model_keeps_sequences_apart(value: float) -> None:
+    """The same in PyTorch, for every place and for pads that hold the broken token."""
+    model = build("postnorm", "packed")
+    with torch.no_grad():
+        model.tokens.weight[BAD] = value
+    ids = torch.full((3, 6), BAD)
+    mask = torch.zeros_like(ids)
+    ids[1, 1:4], mask[1, 1:4] = torch.tensor([10, 11, 12]), 1
+    ids[2, :2], mask[2, :2] = torch.tensor([BAD, 20]), 1
+    with torch.no_grad():
+        for order in ([0, 1, 2], [2, 1, 0], [2, 0, 1], [1, 2, 0]):
+            activations = model(ids[order], mask[order])[0]
+            assert activations[order.index(1)].isfinite().all()
+            assert not activations[order.index(0)].any()

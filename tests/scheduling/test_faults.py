@@ -1,0 +1,350 @@
+"""What breaks costs what broke it and nothing else: poisoned jobs, hung workers, observers that raise."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError
+from addnorm.service.inference import outputs
+from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.scheduling.fair_queue import MicroBatch, Target
+from addnorm.service.scheduling.scheduler import Observer, Scheduler
+from addnorm.service.telemetry.metrics import Metrics
+from tests.conftest import inference_of, serving
+from tests.support.metrics import value
+from tests.support.scheduling import batch, echo, of_lengths, values
+from tests.support.waiting import eventually
+
+POISON = 7
+
+
+def poisoned(batch: Batch) -> list[Rows]:
+    if POISON in batch.tokens:
+        raise ValueError("poison")
+    return echo(batch)
+
+
+class Hanging:
+    """An engine that hangs on a poisoned batch until it is let go."""
+
+    def __init__(self) -> None:
+        self.hangs, self.go, self.num_ended = threading.Semaphore(0), threading.Event(), 0
+
+    def __call__(self, batch: Batch) -> list[Rows]:
+        if POISON in batch.tokens:
+            self.hangs.release()
+            self.go.wait()
+            self.num_ended += 1
+        return echo(batch)
+
+
+@contextmanager
+def scheduling(
+    num_workers: int = 1, *observers: Observer, run_timeout_s: float = 20.0
+) -> Iterator[Scheduler]:
+    scheduler = Scheduler(num_workers, 1000, observers, run_timeout_s)
+    yield scheduler
+    scheduler.close()
+
+
+@contextmanager
+def reserve(scheduler: Scheduler) -> Iterator[None]:
+    """The only worker is busy meanwhile, so that what is submitted runs together."""
+    engine = Hanging()
+    job = scheduler.submit(Target(engine, 1), batch([POISON]), 30)
+    engine.hangs.acquire()
+    yield
+    engine.go.set()
+    values(job.future)
+
+
+def test_only_the_poisoned_job_fails_and_its_mates_are_answered() -> None:
+    metrics = Metrics()
+    with scheduling(1, metrics) as scheduler:
+        target = Target(poisoned, 100, "model")
+        with reserve(scheduler):
+            mates = [scheduler.submit(target, batch([i, i], [i, i, i]), 30) for i in (1, 2)]
+            bad = scheduler.submit(target, batch([3, 3], [POISON, 3, 3]), 30)
+            mates.append(scheduler.submit(target, batch([4, 4], [4, 4, 4]), 30))
+        assert [values(job.future) for job in mates] == [[[i, i], [i, i, i]] for i in (1, 2, 4)]
+        with pytest.raises(ServiceError, match="inference failed: ValueError"):
+            bad.future.result(timeout=5)
+        assert (
+            value(metrics, "addnorm_engine_failures_total", model="model") == 2
+        )  # together, then its own share
+        assert eventually(lambda: scheduler.num_busy == 0)
+        assert scheduler.num_queued_tokens() == 0
+
+
+def overflowing(batch: Batch) -> list[Rows]:
+    """As an engine in which one sequence's numbers overflow, and reach the others in its micro-batch."""
+    rows = echo(batch)
+    if POISON not in batch.tokens:
+        return rows
+    return [Rows(*(np.full_like(part, np.nan) for part in own)) for own in rows]
+
+
+def test_only_the_job_whose_rows_are_not_finite_fails() -> None:
+    with scheduling(1) as scheduler:
+        target = Target(overflowing, 100, "model")
+        with reserve(scheduler):
+            mates = [scheduler.submit(target, batch([i, i]), 30) for i in (1, 2)]
+            bad = scheduler.submit(target, batch([3, 3], [POISON, 3]), 30)
+        assert [values(job.future) for job in mates] == [[[i, i]] for i in (1, 2)]
+        with pytest.raises(NotFinite, match=r"^activations of sequence 0 are not finite"):
+            bad.future.result(timeout=5)
+
+
+@pytest.mark.parametrize("output", Rows._fields)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_one_value_that_is_not_finite_is_found_in_any_output(output: str, value: float) -> None:
+    def broken(batch: Batch) -> list[Rows]:
+        rows = [Rows(*(part.copy() for part in own)) for own in echo(batch)]
+        getattr(rows[1], output)[-1, -1] = value
+        return rows
+
+    with scheduling(1) as scheduler:
+        job = scheduler.submit(Target(broken, 100), batch([1, 2], [3, 4]), 30)
+        with pytest.raises(NotFinite, match=f"^{output} of sequence 1 are not finite") as failed:
+            job.future.result(timeout=5)
+    assert (failed.value.status, failed.value.code) == (500, "not_finite")
+
+
+def test_a_caller_is_told_which_of_its_sequences_overflowed(small: Path) -> None:
+    inference = inference_of(small)
+    target = inference.models.find("gpt").target(None)
+
+    def overflow_last(batch: Batch) -> list[Rows]:
+        rows = echo(batch)
+        return [*rows[:-1], Rows(*(np.full_like(part, np.inf) for part in rows[-1]))]
+
+    target.run = overflow_last
+    ids, mask = [[1, 2, 0], [0, 0, 0], [4, 5, 6]], [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
+    with serving(inference) as url:
+        answer = httpx.post(
+            f"{url}/v1/infer", json={"model": "gpt", "input_ids": ids, "attention_mask": mask}
+        )
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "not_finite"
+    assert "activations of sequence 2 are" in answer.json()["error"]["message"]
+
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e18, LARGEST / 4])
+def test_vectors_of_any_finite_length_are_normalized(scale: float) -> None:
+    vectors = np.array([[3, -4], [0, 0], [0.5, 1]], np.float32) * np.float32(scale)
+    unit = outputs.unit(vectors)
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), [1, 0, 1], rtol=1e-6)
+    np.testing.assert_allclose(unit[0], [0.6, -0.8], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("output", "value", "options"),
+    [
+        ("pooled", LARGEST, {}),  # their sum overflows
+        ("logits", LARGEST, {}),
+        ("logits", LARGEST, {"logits": {"positions": "all", "top_k": 2}}),
+        ("logits", LARGEST, {"logits": {"positions": "last", "top_k": 2}}),
+    ],
+)
+def test_finite_rows_whose_output_overflows_fail_their_job_alone(
+    small: Path, output: str, value: float, options: dict[str, object]
+) -> None:
+    inference = inference_of(small)
+    target, run = (
+        inference.models.find("gpt").target(None),
+        inference.models.find("gpt").engine(None).run,
+    )
+
+    def huge(batch: Batch) -> list[Rows]:
+        rows = run(batch)
+        return [
+            Rows(np.full_like(own.activations, value), own.norm_mean, own.norm_rstd)
+            if POISON in sequence
+            else own
+            for own, sequence in zip(rows, np.split(batch.tokens, batch.offsets[1:-1]), strict=True)
+        ]
+
+    target.run = huge
+    with serving(inference) as url:
+        for ids, status in (([[1, 2], [3], [POISON, 4, 5]], 500), ([[1, 2], [3]], 200)):
+            answer = httpx.post(
+                f"{url}/v1/infer",
+                json={"model": "gpt", "input_ids": ids, "outputs": [output], **options},
+            )
+            assert answer.status_code == status, answer.text
+            if status == 500:
+                error = answer.json()["error"]
+                assert (error["code"], error["message"][:28]) == (
+                    "not_finite",
+                    f"{output} of sequence 2 are not f"[:28],
+                )
+
+
+def test_rows_that_do_not_fit_their_sequences_fail_the_job_and_not_the_lane() -> None:
+    engines: list[Callable[[Batch], list[Rows]]] = [
+        lambda batch: echo(batch)[:-1],
+        lambda batch: [Rows(*(part[:-1] for part in rows)) for rows in echo(batch)],
+    ]
+    with scheduling() as scheduler:
+        for engine in engines:
+            with pytest.raises(ServiceError, match="inference failed: AssertionError"):
+                scheduler.submit(Target(engine, 100), batch([1, 2], [3]), 30).future.result(
+                    timeout=5
+                )
+        assert values(scheduler.submit(Target(echo, 100), batch([8]), 30).future) == [[8]]
+
+
+def test_an_observer_that_raises_costs_nobody_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Observer):
+        def computed(self, micro: MicroBatch, rows: list[Rows]) -> None:
+            raise RuntimeError("cannot count")
+
+    metrics = Metrics()
+    with scheduling(1, Broken(), metrics) as scheduler:
+        for token in (8, 9):
+            assert values(
+                scheduler.submit(Target(echo, 100, "model"), batch([token]), 30).future
+            ) == [[token]]
+    assert "cannot count" in caplog.text
+    assert value(metrics, "addnorm_micro_batch_tokens_count", model="model") == 2
+
+
+def test_a_lane_that_hangs_is_replaced_and_what_it_brings_later_is_ignored() -> None:
+    metrics, engine = Metrics(), Hanging()
+    with scheduling(1, metrics, run_timeout_s=0.1) as scheduler:
+        target = Target(engine, 3)
+        stuck = scheduler.submit(target, batch([POISON], [1, 1, 1]), 30)  # its other sequence waits
+        assert engine.hangs.acquire(timeout=5)
+        next_one = scheduler.submit(target, batch([8, 8]), 30)
+        with pytest.raises(RunTimedOut, match=r"did not end within 0\.1 s"):
+            stuck.future.result(timeout=5)
+        assert values(next_one.future) == [[8, 8]]
+        assert value(metrics, "addnorm_worker_threads_replaced_total") == 1
+        measured = target.tokens_per_s
+        engine.go.set()
+        assert eventually(lambda: engine.num_ended == 1)
+        time.sleep(0.05)
+        assert target.tokens_per_s == measured
+        assert scheduler.num_busy == scheduler.num_queued_tokens() == 0
+        assert values(scheduler.submit(target, batch([9]), 30).future) == [[9]]
+
+
+def test_mates_answered_before_a_retry_hangs_keep_their_answers() -> None:
+    engine = Hanging()
+
+    def fail_together(batch: Batch) -> list[Rows]:
+        if len(batch) > 1:
+            raise ValueError("together")
+        return engine(batch)
+
+    with scheduling(1, run_timeout_s=0.2) as scheduler:
+        target = Target(fail_together, 100)
+        with reserve(scheduler):
+            jobs = [scheduler.submit(target, batch([token]), 30) for token in (1, POISON, 2)]
+        assert values(jobs[0].future) == [[1]]
+        for job in jobs[1:]:
+            with pytest.raises(RunTimedOut):
+                job.future.result(timeout=5)
+        engine.go.set()
+
+
+def test_closing_does_not_wait_for_lanes_that_hang() -> None:
+    engine = Hanging()
+    scheduler = Scheduler(1, 1000, (), run_timeout_s=0.2)
+    accepted = scheduler.submit(Target(echo, 100), of_lengths(1), 30)
+    for _ in range(20):
+        scheduler.submit(Target(engine, 1), batch([POISON]), 30)
+    started = time.monotonic()
+    scheduler.close()
+    assert time.monotonic() - started < 2
+    assert values(accepted.future) == [[1]]
+    engine.go.set()
+
+
+def test_gauges_return_to_zero_when_callers_leave_and_deadlines_pass() -> None:
+    ran: list[int] = []
+
+    def record(batch: Batch) -> list[Rows]:
+        ran.extend(batch.tokens.tolist())
+        return echo(batch)
+
+    with scheduling() as scheduler:
+        target = Target(record, 100)
+        with reserve(scheduler):
+            gone = scheduler.submit(target, of_lengths(5, 5), 30)
+            late = scheduler.submit(target, of_lengths(6), 0.01)
+            assert scheduler.num_queued_tokens() == 16
+            gone.future.cancel()
+            time.sleep(0.02)
+        assert eventually(lambda: scheduler.num_busy == 0)
+        assert scheduler.num_queued_tokens() == target.num_tokens == 0
+        assert late.future.exception(timeout=5)
+        assert not ran
+
+
+def test_a_wall_clock_that_jumps_moves_no_deadline(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, ahead_s = time.time, 0.0
+    monkeypatch.setattr(time, "time", lambda: real() + ahead_s)
+    body = {"model": "notebook", "input_ids": [[1, 3, 4]], "outputs": ["pooled"]}
+    inference = inference_of(small, worker_threads=1)
+    slow = threading.Event()
+    with (
+        serving(inference) as url,
+        httpx.Client(base_url=url) as client,
+        ThreadPoolExecutor() as callers,
+    ):
+        expected = client.post("/v1/infer", json=body).json()
+        target = inference.models.find("notebook").target("fp32")
+        run, taken = target.run, threading.Event()
+
+        def waits(batch: Batch) -> list[Rows]:
+            taken.set()
+            slow.wait(10)
+            return run(batch)
+
+        target.run = waits
+        for jump_s in (86_400.0, -86_400.0):
+            taken.clear()
+            slow.clear()
+            under_way = callers.submit(client.post, "/v1/infer", json=body)
+            assert taken.wait(5)
+            waiting = callers.submit(client.post, "/v1/infer", json=body)
+            assert eventually(lambda: inference.scheduler.num_queued_tokens() == 3)
+            ahead_s = jump_s
+            time.sleep(0.2)  # the loop ticks in the new time
+            slow.set()
+            answers = [
+                under_way.result(10),
+                waiting.result(10),
+                client.post("/v1/infer", json=body),
+            ]
+            assert [answer.json() for answer in answers] == [expected] * 3
+            assert client.get("/readyz").status_code == 200
+
+
+def test_the_traceback_of_an_error_of_ours_names_its_request(
+    small: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    inference = inference_of(small)
+    with (
+        serving(inference) as url,
+        httpx.Client(base_url=url, headers={"x-request-id": "the-one"}) as client,
+    ):
+        models, inference.models = inference.models, None  # type: ignore[assignment]
+        answer = client.post("/v1/infer", json={"input_ids": [[1]]})
+        inference.models = models
+    assert answer.status_code == 500
+    assert "an error of ours: AttributeError" in answer.text
+    assert "POST /v1/infer, request the-one" in caplog.text

@@ -1,0 +1,684 @@
+"""What callers can do to a connection: slow heads, slow bodies, unread answers, heads of any size, no HTTP at all."""
+
+import http.client
+import json
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from addnorm.service.inference.pipeline import Inference
+from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.server.connection import LONG_PIECE_S, READ_BYTES, Connection
+from tests.conftest import Serve, inference_of, serving
+from tests.support.metrics import samples
+from tests.support.waiting import eventually
+
+GOOD = json.dumps(
+    {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}
+).encode()
+LARGE = json.dumps(
+    {"model": "gpt", "input_ids": [[7] * 500] * 12, "outputs": ["logits"]}
+).encode()  # 78 MB of answer
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+def call(url: str) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port_of(url)), timeout=20)
+
+
+def head(length: int, *lines: str, path: str = "/v1/infer") -> bytes:
+    first = (
+        f"POST {path} HTTP/1.1",
+        "host: x",
+        "content-type: application/json",
+        f"content-length: {length}",
+    )
+    return "\r\n".join((*first, *lines, "", "")).encode()
+
+
+def answer_of(caller: socket.socket) -> tuple[int, Any]:
+    """Status and JSON of the one answer; the server must then close."""
+    received = b"".join(iter(lambda: caller.recv(65536), b""))
+    assert received, "closed without an answer"
+    first, _, body = received.partition(b"\r\n\r\n")
+    return int(first.split()[1]), json.loads(body)
+
+
+def status_of(caller: socket.socket) -> int:
+    """Takes one whole answer, however it comes in pieces; more may follow."""
+    with closing(http.client.HTTPResponse(caller)) as answer:
+        answer.begin()
+        answer.read()
+        return answer.status
+
+
+def is_closed(caller: socket.socket) -> bool:
+    """Once what was under way is read."""
+    try:
+        while caller.recv(65536):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def good(url: str) -> bool:
+    return httpx.post(f"{url}/v1/infer", content=GOOD, timeout=30).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def quick(serve: Serve) -> Iterator[str]:
+    """A server of little patience."""
+    with serve(body_timeout_s=0.5, send_timeout_s=1.0, max_header_bytes=2048) as url:
+        yield url
+
+
+def trickle(caller: socket.socket, data: bytes, seconds: float) -> None:
+    """A byte at a time, until the server closes."""
+    ends = time.monotonic() + seconds
+    for byte in data:
+        try:
+            caller.sendall(bytes([byte]))
+        except OSError:
+            return
+        time.sleep(0.05)
+        if time.monotonic() > ends:
+            return
+
+
+@pytest.mark.parametrize(
+    "start", [b"", GOOD and head(len(GOOD)) + GOOD], ids=["first request", "second request"]
+)
+def test_a_head_that_does_not_arrive_is_refused_with_408(quick: str, start: bytes) -> None:
+    with closing(call(quick)) as caller:
+        if start:
+            caller.sendall(start)
+            assert status_of(caller) == 200
+        started = time.monotonic()
+        trickle(caller, b"GET /livez HTTP/1.1\r\n" + b"x: y\r\n" * 100, 5)
+        status, body = answer_of(caller)
+        assert time.monotonic() - started < 4
+    assert status == 408
+    assert body["error"]["message"] == "the head did not arrive within 0.5 s"
+    assert body["error"]["code"] == "request_timeout"
+
+
+@pytest.mark.parametrize(
+    ("path", "key"), [("/v1/infer", "message"), ("/v2/models/notebook/infer", None)]
+)
+def test_a_body_that_does_not_arrive_is_refused_with_408(
+    quick: str, path: str, key: str | None
+) -> None:
+    with closing(call(quick)) as caller:
+        caller.sendall(head(1000, path=path) + b"{")
+        status, body = answer_of(caller)
+    assert status == 408
+    assert (body["error"][key] if key else body["error"]) == "the body did not arrive within 0.5 s"
+
+
+def test_a_body_that_nobody_waits_for_does_not_keep_its_connection(quick: str) -> None:
+    with closing(call(quick)) as caller:
+        caller.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
+        assert status_of(caller) == 200
+        started = time.monotonic()
+        trickle(caller, b" " * 1000, 15)
+        assert time.monotonic() - started < 8
+
+
+@pytest.mark.parametrize("sent", [b"", b"\r\n" * 1000], ids=["nothing", "empty lines"])
+def test_a_silent_connection_is_closed(quick: str, sent: bytes) -> None:
+    with closing(call(quick)) as caller:
+        started = time.monotonic()
+        trickle(caller, sent, 15)
+        assert caller.recv(100) == b""
+        assert time.monotonic() - started < 8
+
+
+def test_slow_callers_do_not_hold_up_quick_ones(serve: Serve) -> None:
+    with serve(body_timeout_s=30.0) as url:
+        slow = [call(url) for _ in range(100)]
+        for number, caller in enumerate(slow):
+            caller.sendall(head(1000) + b"{" if number % 2 else b"POST /v1/infer HTTP/1.1\r\nx: ")
+        started = time.monotonic()
+        assert all(good(url) for _ in range(10))
+        assert time.monotonic() - started < 5
+        for caller in slow:
+            caller.close()
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        ([f"x: {'y' * 3000}"], 431),
+        ([f"x{number}: y" for number in range(400)], 431),
+        ([f"x: {'y' * 1500}"], 200),
+    ],
+)
+def test_a_long_head_is_refused_with_431(quick: str, lines: list[str], status: int) -> None:
+    with closing(call(quick)) as caller:
+        caller.sendall(head(len(GOOD), *lines, "connection: close") + GOOD)
+        got, body = answer_of(caller)
+    assert got == status
+    assert status == 200 or "bytes, the limit is 2048" in body["error"]["message"]
+
+
+def test_a_head_without_end_is_refused_with_431_and_not_kept(quick: str) -> None:
+    with closing(call(quick)) as caller:
+        caller.sendall(b"GET /livez HTTP/1.1\r\nx: ")
+        for _ in range(5):
+            time.sleep(0.02)
+            caller.sendall(b"y" * 600)
+        status, body = answer_of(caller)
+    assert status == 431
+    assert body["error"]["code"] == "head_too_large"
+
+
+def test_a_connection_used_again_outlives_what_one_request_may_take(quick: str) -> None:
+    with closing(call(quick)) as caller:
+        for _ in range(7):
+            caller.sendall(head(len(GOOD)) + GOOD)
+            assert status_of(caller) == 200
+            time.sleep(0.6)
+
+
+def test_large_bodies_in_pieces_are_no_long_heads(quick: str) -> None:
+    body = GOOD + b" " * 200_000
+    with closing(call(quick)) as caller:
+        for _ in range(3):
+            caller.sendall(head(len(body)) + body[:50_000])
+            time.sleep(0.05)
+            caller.sendall(body[50_000:])
+            assert status_of(caller) == 200
+
+
+def test_requests_sent_ahead_are_answered_in_order(quick: str) -> None:
+    """Pipelining: heads that come in the same piece as bodies before them."""
+    body = GOOD + b" " * 3000
+    one = head(len(body)) + body
+    with closing(call(quick)) as caller:
+        caller.sendall(one * 3 + one[:50])
+        time.sleep(0.1)
+        caller.sendall(one[50:-1])
+        caller.sendall(one[-1:])
+        received = b""
+        while received.count(b"HTTP/1.1 200") < 4:
+            piece = caller.recv(65536)
+            assert piece, received[-500:]
+            received += piece
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "words"),
+    [
+        (b"nonsense\r\n\r\n", 400, "this is no HTTP/1.1 request"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, "this is no HTTP/1.1 request"),
+        (b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n", 400, "this is no HTTP/1.1 request"),
+        (b"GET  HTTP/1.1\r\nhost: x\r\n\r\n", 400, "this is no HTTP/1.1 request"),
+        (b"GET /livez HTTP/1.1\r\nhost x\r\n\r\n", 400, "this is no HTTP/1.1 request"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "this is no HTTP/1.1 request"),
+        (head(5, "content-length: 6"), 400, "this is no HTTP/1.1 request"),
+        (head(5, "transfer-encoding: chunked"), 400, "this is no HTTP/1.1 request"),
+        (head(5).replace(b" 5", b" +5"), 400, "this is no HTTP/1.1 request"),
+        (head(5).replace(b" 5", b" -5"), 400, "this is no HTTP/1.1 request"),
+        (head(5).replace(b" 5", b" 5,5"), 400, "this is no HTTP/1.1 request"),
+        (head(5).replace(b" 5", b" " + b"9" * 40), 400, "this is no HTTP/1.1 request"),
+        (head(5).replace(b" 5", b" 99999999999"), 413, "the limit is 16777216"),
+        (head(5).replace(b"content-length: 5", b"transfer-encoding: chunked") + b"zz\r\n", 400, "this is no HTTP"),
+        (head(5, "content-type: text/plain"), 400, "the header content-type is sent twice"),
+        (head(5, "host: y"), 400, "the header host is sent twice"),
+        (head(5, "x-request-timeout-ms: 1", "X-Request-Timeout-Ms: 2"), 400, "x-request-timeout-ms is sent twice"),
+        (b"GET /nowhere HTTP/1.1\r\nconnection: close\r\nupgrade: websocket\r\n\r\n", 404, "GET /nowhere: Not Found"),
+        (b"CONNECT localhost:80 HTTP/1.1\r\nhost: x\r\n\r\n", 400, "this is no HTTP/1.1 request"),
+    ],
+)  # fmt: skip
+def test_what_is_no_http_is_refused_in_json(
+    quick: str, sent: bytes, status: int, words: str
+) -> None:
+    with closing(call(quick)) as caller:
+        caller.sendall(sent)
+        caller.shutdown(socket.SHUT_WR)
+        got, body = answer_of(caller)
+    assert got == status, body
+    assert words in body["error"]["message"]
+    assert good(quick)
+
+
+CHUNKED = head(0).replace(b"content-length: 0", b"transfer-encoding: chunked")
+TRAILERS = (
+    b"x-request-timeout-ms: 1\r\nx-request-timeout-ms: 2\r\ncontent-encoding: gzip\r\ncontent-type: text/plain\r\n"
+    b"x-request-id: from-a-trailer\r\n"
+)
+
+
+def chunked(body: bytes, trailers: bytes = b"") -> bytes:
+    return b"%x\r\n%b\r\n0\r\n%b\r\n" % (len(body), body, trailers)
+
+
+def test_trailers_count_as_no_headers(quick: str) -> None:
+    with closing(call(quick)) as caller:
+        for _ in range(2):  # the connection can be used again
+            caller.sendall(CHUNKED + chunked(GOOD, TRAILERS))
+            with closing(http.client.HTTPResponse(caller)) as answer:
+                answer.begin()
+                assert answer.status == 200, answer.read()
+                assert answer.headers["x-request-id"] != "from-a-trailer"
+                answer.read()
+
+
+def test_a_key_in_a_trailer_opens_nothing(serve: Serve) -> None:
+    key = "trailing-0123456789abcdef"
+    with serve(api_keys=SecretStr(f"one infer {key}")) as url, closing(call(url)) as caller:
+        # the body is long in coming: its trailers are there before anybody looks at the headers
+        caller.sendall(CHUNKED + chunked(GOOD, f"authorization: Bearer {key}\r\n".encode()))
+        assert status_of(caller) == 401
+
+
+ENDLESS = {
+    "trailers": (b"0\r\n", b"x: y\r\n" * 100),
+    "a trailer's value": (b"0\r\nx: ", b"y" * 600),
+    "a trailer's name": (b"0\r\n", b"y" * 600),
+    "a chunk's extension": (b"1;", b"y" * 600),
+    "a chunk's size": (b"", b"0" * 600),
+    "extensions of empty value": (b"1", b";a=b" * 150),
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/infer", "/livez"], ids=["awaited", "answered before"])
+@pytest.mark.parametrize("case", ENDLESS)
+def test_what_frames_a_body_has_an_end(quick: str, case: str, path: str) -> None:
+    first, more = ENDLESS[case]
+    sent = 0
+    with closing(call(quick)) as caller:
+        caller.sendall(CHUNKED.replace(b"/v1/infer", path.encode()) + first)
+        if path == "/livez":
+            caller.settimeout(0.1)
+            while sent < 20_000 and not is_closed(caller):
+                with suppress(OSError):
+                    sent += len(more)
+                    caller.sendall(more)
+            assert sent <= 10_000
+            return
+        for _ in range(4):
+            time.sleep(0.02)
+            caller.sendall(more)
+        status, body = answer_of(caller)
+    assert status == 431
+    assert "sizes, extensions and trailers" in body["error"]["message"]
+    assert "the limit is 2048" in body["error"]["message"]
+
+
+def test_empty_lines_before_a_request_have_an_end(quick: str) -> None:
+    with closing(call(quick)) as caller:
+        for _ in range(4):
+            caller.sendall(b"\r\n" * 300)
+            time.sleep(0.02)
+        assert answer_of(caller)[0] == 431
+
+
+def rss_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+FLOODS = {
+    "trailers": (
+        CHUNKED + b"0\r\n",
+        b"".join(b"k%05d: %b\r\n" % (n, b"v" * 100) for n in range(1000)),
+    ),
+    "a trailer's value": (CHUNKED + b"0\r\nx: ", b"y" * 100_000),
+    "requests sent ahead": (b"", b"GET /nowhere HTTP/1.1\r\n\r\n" * 4000),
+}
+
+
+@pytest.mark.parametrize("case", FLOODS)
+def test_a_flood_on_one_connection_leaves_memory_and_others_alone(serve: Serve, case: str) -> None:
+    first, more = FLOODS[case]
+    with serve() as url, closing(call(url)) as caller, httpx.Client(base_url=url) as other:
+        assert other.get("/livez").status_code == 200
+        before, ends, longest_s = rss_mib(), time.monotonic() + 2, 0.0
+        caller.settimeout(0.05)
+        with suppress(ConnectionError):
+            caller.sendall(first)
+            while time.monotonic() < ends:
+                with suppress(TimeoutError):
+                    caller.sendall(more)
+                asked = time.monotonic()
+                assert other.get("/livez").status_code == 200
+                longest_s = max(longest_s, time.monotonic() - asked)
+        assert rss_mib() - before < 20
+        assert longest_s < 1.0
+
+
+@contextmanager
+def held_up(small: Path) -> Iterator[tuple[str, Inference, threading.Event]]:
+    """A server whose runs of notebook wait: its URL, itself, and what lets them go."""
+    inference, go = inference_of(small, worker_threads=1), threading.Event()
+    line = inference.models.find("notebook").target("fp32")
+
+    def waits(batch: Batch, run: Any = line.run) -> list[Rows]:
+        go.wait(20)
+        return run(batch)  # type: ignore[no-any-return]
+
+    line.run = waits
+    with serving(inference) as url:
+        yield url, inference, go
+        go.set()
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("waits_s", [0.0, 0.5, 1.5], ids=["quick", "slow", "swept"])
+def test_a_caller_that_sends_no_more_gets_its_answer(
+    small: Path, version: str, waits_s: float
+) -> None:
+    with held_up(small) as (url, _, go), closing(call(url)) as caller:
+        caller.sendall(head(len(GOOD)).replace(b"1.1", version.encode()) + GOOD)
+        caller.shutdown(socket.SHUT_WR)
+        threading.Timer(waits_s, go.set).start()
+        assert status_of(caller) == 200
+        assert is_closed(caller)
+
+
+def test_all_that_was_sent_ahead_is_answered_to_a_caller_that_sends_no_more(small: Path) -> None:
+    with held_up(small) as (url, _, go), closing(call(url)) as caller:
+        caller.sendall((head(len(GOOD)) + GOOD) * 3)
+        caller.shutdown(socket.SHUT_WR)
+        threading.Timer(0.5, go.set).start()
+        received = b"".join(iter(lambda: caller.recv(65536), b""))
+        assert received.count(b"HTTP/1.1 200 OK") == 3
+
+
+@pytest.mark.parametrize("linger", [False, True], ids=["closed", "reset"])
+def test_who_has_left_is_noticed_though_it_looks_as_if_it_sent_no_more(
+    small: Path, linger: bool
+) -> None:
+    with held_up(small) as (url, inference, go), closing(call(url)) as first:
+        first.sendall(head(len(GOOD)) + GOOD)
+        assert eventually(lambda: inference.scheduler.num_busy == 1)
+        callers = [call(url) for _ in range(3)]
+        for caller in callers:
+            caller.sendall(head(len(GOOD)) + GOOD)
+        assert eventually(lambda: inference.scheduler.num_queued_tokens() == 15)
+        for caller in callers:
+            if linger:
+                caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            caller.close()
+        assert eventually(lambda: num_left(url) == 3)
+        go.set()
+        assert status_of(first) == 200
+        assert eventually(
+            lambda: inference.scheduler.num_queued_tokens() == inference.scheduler.num_busy == 0
+        )
+        computed = ("addnorm_micro_batch_tokens_sum", (("model", "notebook"),))
+        assert samples(httpx.get(f"{url}/metrics").text)[computed] == 5
+
+
+def num_left(url: str) -> float:
+    got = samples(httpx.get(f"{url}/metrics").text)
+    return sum(
+        v
+        for (name, labels), v in got.items()
+        if name == "addnorm_requests_total" and ("status", "499") in labels
+    )
+
+
+def test_a_body_that_its_caller_cannot_end_any_more_is_not_waited_for(serve: Serve) -> None:
+    with serve() as url, closing(call(url)) as caller:
+        caller.sendall(head(1000) + b"{")
+        started = time.monotonic()
+        caller.shutdown(socket.SHUT_WR)
+        assert is_closed(caller)
+        assert time.monotonic() - started < 2
+
+
+def test_others_have_their_turn_between_pieces_that_take_long_to_parse(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    parse = Connection.data_received
+
+    def slow(self: Connection, data: bytes) -> None:
+        seen.append("piece")
+        self.loop.call_soon(seen.append, "others")
+        time.sleep(2 * LONG_PIECE_S)
+        parse(self, data)
+
+    monkeypatch.setattr(Connection, "data_received", slow)
+    assert httpx.post(f"{url}/v1/infer", content=b" " * 2**20).status_code == 400
+    assert seen.count("piece") >= 2**20 / READ_BYTES
+    assert ("piece", "piece") not in pairwise(seen)
+
+
+def test_what_comes_at_once_is_parsed_in_small_pieces(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No event loop may pass them by: each has its own way to tell who reads into a buffer."""
+    sizes, received = list[int](), Connection.data_received
+
+    def note(connection: Connection, data: bytes) -> None:
+        sizes.append(len(data))
+        received(connection, data)
+
+    monkeypatch.setattr(Connection, "data_received", note)
+    body = GOOD + b" " * 1_000_000
+    with serve() as url, closing(call(url)) as caller:
+        caller.sendall(head(len(body)) + body)
+        assert status_of(caller) == 200
+    assert sum(sizes) > 1_000_000
+    assert max(sizes) == READ_BYTES
+
+
+def test_very_many_tiny_chunks_are_one_body(quick: str) -> None:
+    body = GOOD + b" " * 20_000
+    with closing(call(quick)) as caller:
+        caller.sendall(CHUNKED + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
+        assert status_of(caller) == 200
+
+
+@pytest.mark.parametrize(
+    "coding", ["gzip, chunked", "gzip\r\ntransfer-encoding: chunked", "deflate, chunked"]
+)
+def test_transfer_codings_but_chunked_are_refused(quick: str, coding: str) -> None:
+    with closing(call(quick)) as caller:
+        caller.sendall(CHUNKED.replace(b"chunked", coding.encode()) + chunked(GOOD))
+        status, body = answer_of(caller)
+    assert status == 400
+    assert body["error"]["param"] == "transfer-encoding"
+    assert "send chunked alone" in body["error"]["message"]
+
+
+def test_chunks_are_not_known_to_http_1_0(quick: str) -> None:
+    with closing(call(quick)) as caller:
+        caller.sendall(CHUNKED.replace(b"HTTP/1.1", b"HTTP/1.0") + chunked(GOOD))
+        status, body = answer_of(caller)
+    assert (status, body["error"]["param"]) == (400, "transfer-encoding")
+
+
+def test_what_came_whole_is_answered_before_what_follows_ends_the_connection(quick: str) -> None:
+    request = head(len(GOOD)) + GOOD
+    with closing(call(quick)) as caller:
+        caller.sendall(request + request + b"no http\r\n\r\n")
+        received = b"".join(iter(lambda: caller.recv(65536), b""))
+    assert received.count(b"HTTP/1.1 200 OK") == 2
+    with closing(call(quick)) as caller:
+        caller.sendall(head(len(GOOD)) + GOOD + b"}")  # longer than it says
+        assert answer_of(caller)[0] == 200
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket", "TLS/1.0"])
+def test_who_asks_for_another_protocol_is_answered_in_this_one(quick: str, protocol: str) -> None:
+    asks = (
+        f"Upgrade: {protocol}",
+        "Connection: Upgrade, HTTP2-Settings",
+        "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA",
+    )
+    for body_apart in (False, True):
+        with closing(call(quick)) as caller:
+            for _ in range(2):
+                first, second = head(len(GOOD), *asks), GOOD
+                if body_apart:
+                    caller.sendall(first)
+                    time.sleep(0.05)
+                    caller.sendall(second)
+                else:
+                    caller.sendall(first + second)
+                assert status_of(caller) == 200
+
+
+def test_requests_sent_ahead_are_answered_after_one_that_asks_for_another_protocol(
+    quick: str,
+) -> None:
+    asks = (
+        "Upgrade: h2c",
+        "Connection: Upgrade, HTTP2-Settings",
+        "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA",
+    )
+    plain, other = head(len(GOOD)) + GOOD, head(len(GOOD), *asks) + GOOD
+    for sent in (other + plain + plain, plain + other + plain, plain + other + other, other * 3):
+        with closing(call(quick)) as caller:
+            caller.sendall(sent)
+            received = b""
+            while received.count(b"HTTP/1.1 200") < 3:
+                piece = caller.recv(65536)
+                assert piece, received[-300:]
+                received += piece
+
+
+def test_a_request_for_another_protocol_may_be_cut_anywhere(quick: str) -> None:
+    request = head(len(GOOD), "x-upgrade: no", "Upgrade: h2c", "Connection: Upgrade") + GOOD
+    with closing(call(quick)) as caller:
+        for cut in range(1, len(request), 3):
+            caller.sendall(request[:cut])
+            time.sleep(0.002)
+            caller.sendall(request[cut:])
+            assert status_of(caller) == 200, request[:cut]
+
+
+def test_more_connections_than_the_limit_get_503_and_many_more_nothing(serve: Serve) -> None:
+    with serve(max_connections=20) as url:
+        open_ones = [call(url) for _ in range(20)]
+        time.sleep(0.2)
+        for path, is_v2 in (("/v1/infer", False), ("/v2/models/notebook/infer", True)):
+            with closing(call(url)) as caller:
+                caller.sendall(head(len(GOOD), path=path) + GOOD)
+                status, body = answer_of(caller)
+            assert status == 503
+            words = body["error"] if is_v2 else body["error"]["message"]
+            assert words == "20 connections are open, the limit: come back later"
+        for path in (
+            "/livez",
+            "/readyz",
+            "/metrics",
+            "/v2/health/ready",
+        ):  # or an orchestrator would end it
+            assert httpx.get(f"{url}{path}").status_code == 200
+        open_ones += [call(url) for _ in range(20)]
+        time.sleep(0.2)
+        with closing(call(url)) as caller:
+            assert is_closed(caller)
+        for caller in open_ones:
+            caller.close()
+        time.sleep(0.2)
+        assert good(url)
+
+
+def held(client: httpx.Client, what: str) -> float:
+    return samples(client.get("/metrics").text)["addnorm_pending_bytes", (("what", what),)]
+
+
+def eventually_free(client: httpx.Client, what: str) -> bool:
+    ends = time.monotonic() + 10
+    while held(client, what) and time.monotonic() < ends:
+        time.sleep(0.1)
+    return held(client, what) == 0
+
+
+@contextmanager
+def not_reading(url: str) -> Iterator[socket.socket]:
+    with closing(socket.socket()) as caller:
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        caller.settimeout(20)
+        caller.connect(("127.0.0.1", port_of(url)))
+        caller.sendall(head(len(LARGE)) + LARGE)
+        yield caller
+
+
+def test_an_answer_that_nobody_takes_counts_until_it_is_dropped(serve: Serve) -> None:
+    with (
+        serve(send_timeout_s=1.5, max_pending_response_bytes=100_000_000) as url,
+        httpx.Client(base_url=url, timeout=30) as client,
+    ):
+        with not_reading(url) as caller:
+            assert caller.recv(12) == b"HTTP/1.1 200"
+            assert 30_000_000 < held(client, "responses") < 100_000_000
+            refused = client.post("/v1/infer", content=LARGE)
+            assert refused.status_code == 429
+            assert refused.json()["error"]["code"] == "responses_full"
+            assert refused.headers["retry-after"] == "1"
+            assert good(url)
+            assert eventually_free(client, "responses")
+            assert is_closed(caller)
+        assert client.post("/v1/infer", content=LARGE).status_code == 200
+        assert held(client, "responses") == 0
+
+
+def test_bodies_half_received_count_until_they_are_whole_or_gone(serve: Serve) -> None:
+    with (
+        serve(body_timeout_s=2.0, max_pending_body_bytes=3_000_000) as url,
+        httpx.Client(base_url=url, timeout=30) as client,
+    ):
+        callers = [call(url) for _ in range(2)]
+        for caller in callers:
+            caller.sendall(head(9_000_000) + b" " * 1_400_000)
+        time.sleep(0.3)
+        assert held(client, "bodies") == 2_800_000
+        full = client.post("/v1/infer", content=b" " * 500_000)
+        assert full.status_code == 429
+        assert full.json()["error"]["code"] == "bodies_full"
+        assert good(url)
+        callers[0].close()
+        assert answer_of(callers[1])[0] == 408
+        callers[1].close()
+        assert held(client, "bodies") == 0
+        assert client.post("/v1/infer", content=GOOD + b" " * 2_000_000).status_code == 200
+
+
+def test_a_slow_but_steady_reader_gets_all_of_its_answer(serve: Serve) -> None:
+    with serve(send_timeout_s=10.0) as url, not_reading(url) as caller:
+        received = 0
+        while True:
+            piece = caller.recv(1 << 20)
+            received += len(piece)
+            if piece.endswith(b"}}") or not piece:
+                break
+        assert received > 30_000_000
+
+
+def test_all_headers_hide_the_server_and_forbid_sniffing(quick: str) -> None:
+    for answer in (
+        httpx.get(f"{quick}/livez"),
+        httpx.get(f"{quick}/docs"),
+        httpx.post(f"{quick}/v1/infer"),
+    ):
+        assert "server" not in answer.headers
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_many_callers_at_once_are_all_answered(quick: str) -> None:
+    with ThreadPoolExecutor(16) as callers:
+        assert all(callers.map(good, [quick] * 64))

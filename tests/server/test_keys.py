@@ -1,0 +1,282 @@
+"""API keys: who is let in to what, what a refusal looks like, and that no key is ever shown."""
+
+import gc
+import hashlib
+import logging
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from addnorm.service.errors import StartupError, TooManyAtOnce, Unauthenticated
+from addnorm.service.server.auth import Keys, needed
+from addnorm.service.settings import Settings
+from tests.conftest import Serve
+from tests.support.process import Process
+
+ASK, SCRAPE, RUN = "ask-0123456789abcdef", "scrape-0123456789abcdef", "run-0123456789abcdef"
+LINES = f"""
+asker   infer  {ASK} 1   # at once
+scraper metrics sha256:{hashlib.sha256(SCRAPE.encode()).hexdigest()}
+runner  infer,admin,metrics {RUN}
+"""
+GOOD = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def keys_of(lines: str) -> Keys:
+    return Keys(Settings(api_keys=SecretStr(lines)))
+
+
+@pytest.fixture(scope="module")
+def closed(serve: Serve) -> Iterator[httpx.Client]:
+    with (
+        serve(api_keys=SecretStr(LINES), admin=True) as url,
+        httpx.Client(base_url=url, timeout=30) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize(
+    "path", ["/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/docs", "/openapi.json"]
+)
+def test_health_and_documentation_are_open(closed: httpx.Client, path: str) -> None:
+    assert closed.get(path).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "scope"),
+    [
+        ("POST", "/v1/infer", "infer"),
+        ("GET", "/v1/models", "infer"),
+        ("GET", "/v2", "infer"),
+        ("POST", "/v2/models/notebook/infer", "infer"),
+        ("GET", "/v2/models/notebook/ready", "infer"),
+        ("POST", "/v2/repository/index", "infer"),
+        ("POST", "/v2/repository/models/notebook/load", "admin"),
+        ("POST", "/v2/repository/models/notebook/unload", "admin"),
+        ("GET", "/metrics", "metrics"),
+        ("GET", "/nothing", "infer"),
+    ],
+)
+def test_paths_need_their_scope(closed: httpx.Client, method: str, path: str, scope: str) -> None:
+    opens = {"infer": {ASK, RUN}, "admin": {RUN}, "metrics": {SCRAPE, RUN}}[scope]
+    for key in (ASK, SCRAPE, RUN):
+        status = closed.request(method, path, json=GOOD, headers=bearer(key)).status_code
+        assert (status != 403) == (key in opens), (key, status)
+    assert closed.request(method, path, json=GOOD).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "scope"),
+    [
+        ("//metrics", "infer"),
+        ("/metrics/", "infer"),
+        ("/livez/", "infer"),
+        ("/v2/repository/index/", "admin"),
+        ("/v2/repository//index", "admin"),
+        ("/v2/health/../repository/models/a/load", None),
+    ],
+)
+def test_a_path_that_looks_like_another_leads_nowhere(
+    closed: httpx.Client, path: str, scope: str | None
+) -> None:
+    assert needed(path) == scope
+    request = f"GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {RUN}\r\nconnection: close\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", closed.base_url.port or 0)) as caller:
+        caller.sendall(request.encode())
+        assert caller.recv(100).startswith(b"HTTP/1.1 404")
+
+
+def test_every_documented_route_but_health_needs_a_key(closed: httpx.Client) -> None:
+    for path, methods in closed.get("/openapi.json").json()["paths"].items():
+        for method in methods:
+            status = closed.request(method, path).status_code
+            assert (status == 401) == (
+                path not in ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready")
+            ), path
+
+
+@pytest.mark.parametrize("path", ["/v1/infer", "/v2/models/notebook/infer", "/metrics"])
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"authorization": "Bearer"}, bearer("wrong"), bearer(ASK[:-1]), bearer(f"{ASK}x"), {"authorization": ASK}, {"authorization": f"Basic {ASK}"},
+     bearer(hashlib.sha256(ASK.encode()).hexdigest()), bearer("asker"), bearer("\xe9" * 20)],
+)  # fmt: skip
+def test_no_key_and_a_wrong_one_are_refused_in_the_paths_envelope(
+    closed: httpx.Client, path: str, headers: dict[str, str]
+) -> None:
+    answer = closed.post(
+        path, json=GOOD, headers={name: value.encode() for name, value in headers.items()}
+    )
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    error = answer.json()["error"]
+    if path.startswith("/v2"):
+        assert "API key" in error
+    else:
+        assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+    assert ASK[:8] not in answer.text
+
+
+def test_a_key_of_another_scope_is_told_what_it_is_for(closed: httpx.Client) -> None:
+    answer = closed.get("/metrics", headers=bearer(ASK))
+    assert answer.status_code == 403
+    assert (
+        answer.json()["error"]["message"] == "the API key 'asker' is for infer; this needs metrics"
+    )
+    assert answer.json()["error"]["code"] == "insufficient_permissions"
+
+
+def test_a_keys_own_limit_of_requests_at_once(closed: httpx.Client) -> None:
+    long = {"model": "gpt", "input_ids": [[7] * 500] * 16, "outputs": ["pooled"]}
+
+    def ask(key: str) -> httpx.Response:
+        return httpx.post(
+            closed.base_url.join("/v1/infer"), json=long, headers=bearer(key), timeout=60
+        )
+
+    with ThreadPoolExecutor(6) as callers:
+        answers = list(callers.map(ask, [ASK] * 3 + [RUN] * 3))
+    refused = [answer for answer in answers[:3] if answer.status_code == 429]
+    assert refused
+    assert {answer.headers["retry-after"] for answer in refused} == {"1"}
+    assert {answer.json()["error"]["code"] for answer in refused} == {
+        "too_many_concurrent_requests"
+    }
+    assert [answer.status_code for answer in answers[3:]] == [200] * 3
+    assert closed.post("/v1/infer", json=GOOD, headers=bearer(ASK)).status_code == 200  # given back
+
+
+def test_the_limit_is_given_back_when_a_request_fails() -> None:
+    keys = keys_of(f"one infer {ASK} 1")
+    key = keys.find(b"Bearer " + ASK.encode())
+    for _ in range(3):
+        with pytest.raises(ValueError, match="ours"), keys.counted(key):
+            raise ValueError("ours")
+    with (
+        keys.counted(key),
+        pytest.raises(TooManyAtOnce, match="1 requests under way, its limit is 1"),
+        keys.counted(key),
+    ):
+        pass
+
+
+def test_without_keys_all_is_open() -> None:
+    assert not Keys(Settings())
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("name infer", "entry 1: an API key is `name infer,admin,metrics KEY"),
+        (f"name infer {ASK} 1 more", "entry 1: an API key is"),
+        (f"name infer {ASK} -1", "entry 1: an API key is"),
+        (
+            f"name infer {ASK} 0",
+            "entry 1: the limit is 0 requests at once, which would let none in: from 1, or none for no",
+        ),
+        (f"name infer {ASK} 00", "entry 1: the limit is 0"),
+        (f"name infer {ASK} 2#3", "entry 1: an API key is"),
+        ("name infer 0123456789#45", "entry 1: the key has 13 characters, at least 16"),
+        (f"name infer sha256:{'0' * 64}#0", "entry 1: sha256: must be followed by 64"),
+        (f"#\n # comment\nname all {ASK}", "entry 3: an API key is"),
+        (f"# comment\nname all {ASK}", "entry 2: an API key is"),
+        ("name infer short-secret", "entry 1: the key has 12 characters, at least 16"),
+        ("name infer sha256:abc", "entry 1: sha256: must be followed by 64"),
+        (f"name infer {ASK}; name infer {RUN}", "a name or a key twice"),
+        (f"a infer {ASK}; b infer {ASK}", "a name or a key twice"),
+        ("  # all withdrawn", "there is no API key where the settings say"),
+        ("", "there is no API key where the settings say"),
+    ],
+)
+def test_a_line_that_is_no_key_stops_the_start_and_is_not_shown(lines: str, words: str) -> None:
+    with pytest.raises(StartupError, match=words) as caught:
+        keys_of(lines)
+    assert not {"short-secret", ASK} & set(str(caught.value).split())
+
+
+@pytest.mark.parametrize("rest", ["", " # comment", "\t#comment # more", " 3 # comment", "  "])
+def test_only_a_number_sign_after_white_space_begins_a_comment(rest: str) -> None:
+    keys = keys_of(f"#all\n # these\none infer {ASK}#{RUN}{rest}")
+    assert keys.find(f"Bearer {ASK}#{RUN}".encode()).name == "one"
+    for shorter in (ASK, f"{ASK}#", RUN):
+        with pytest.raises(Unauthenticated):
+            keys.find(f"Bearer {shorter}".encode())
+
+
+def test_a_file_that_changes_is_read_again_and_a_broken_one_is_not_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"old infer {ASK}\n")
+    keys = Keys(Settings(api_keys_file=file))
+    file.write_text(f"new infer {RUN}\nsecond infer {SCRAPE}\n")
+    keys.refresh()
+    assert keys.find(b"Bearer " + RUN.encode()).name == "new"
+    with pytest.raises(Unauthenticated):
+        keys.find(b"Bearer " + ASK.encode())
+    for broken in ("nonsense\n", "# none\n"):
+        file.write_text(broken)
+        with caplog.at_level(logging.ERROR):
+            keys.refresh()
+        assert "the API keys stay as they were" in caplog.text
+        assert keys.find(b"Bearer " + RUN.encode()).name == "new"
+        caplog.clear()
+    file.unlink()
+    keys.refresh()
+    assert keys.find(b"Bearer " + RUN.encode()).name == "new"
+
+
+def test_a_missing_file_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="cannot be read"):
+        Keys(Settings(api_keys_file=tmp_path / "none"))
+
+
+def test_only_digests_stay_in_memory(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"one infer {'held-' * 5}\n")
+    keys = Keys(Settings(api_keys_file=file))
+    seen: list[Any] = [keys]
+    reserve: set[int] = set()
+    while seen:
+        thing = seen.pop()
+        if (
+            id(thing) not in reserve
+            and not isinstance(thing, type)
+            and "module" not in type(thing).__name__
+        ):
+            reserve.add(id(thing))
+            assert "held-held" not in repr(thing)
+            seen += gc.get_referents(thing) if isinstance(thing, dict | list | tuple | Keys) else []
+
+
+def test_the_log_names_the_key_and_never_shows_it_and_an_open_server_is_warned_of(
+    small: Path,
+) -> None:
+    process = Process(small, ADDNORM_API_KEYS=LINES.replace("\n", ";"), ADDNORM_HOST="0.0.0.0")
+    try:
+        for key in (RUN, "wrong-0123456789abcdef"):
+            httpx.post(f"{process.url}/v1/infer", json=GOOD, headers=bearer(key))
+        assert process.wait_for(lambda line: line.get("key") == "runner")["status"] == 200
+        assert "key" not in process.wait_for(lambda line: line.get("status") == 401)
+        assert not any("no API keys" in line["message"] for line in process.lines)
+        assert not any(key in str(process.lines) for key in (RUN, ASK, "wrong-0"))
+    finally:
+        process.terminate()
+
+
+def test_an_open_server_that_others_reach_is_warned_of(small: Path) -> None:
+    process = Process(small, ADDNORM_HOST="0.0.0.0")
+    try:
+        assert process.wait_for(lambda line: "no API keys" in line["message"])["level"] == "warning"
+    finally:
+        process.terminate()

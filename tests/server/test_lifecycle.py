@@ -1,0 +1,386 @@
+"""The life of the process: what is accepted is answered, what comes while draining is refused, exit code 0."""
+
+import io
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.telemetry import logs
+from tests.conftest import inference_of, serving
+from tests.support.metrics import samples
+from tests.support.process import Process
+from tests.support.scheduling import echo, of_lengths
+
+LONG = {"model": "gpt", "input_ids": [[7] * 500] * 60, "outputs": ["pooled"]}
+SHORT = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}
+
+
+@pytest.fixture
+def process(bundles: Path) -> Iterator[Process]:
+    process = Process(bundles)
+    yield process
+    process.process.kill()
+    process.wait()
+
+
+def queued_tokens(client: httpx.Client) -> float:
+    return samples(client.get("/metrics").text)["addnorm_queue_tokens", ()]
+
+
+def refused(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return True
+    return False
+
+
+def test_sigterm_answers_what_was_accepted_refuses_what_comes_and_exits_0(process: Process) -> None:
+    with httpx.Client(base_url=process.url, timeout=60) as client, ThreadPoolExecutor(4) as callers:
+        accepted = [
+            callers.submit(httpx.post, f"{process.url}/v1/infer", json=LONG, timeout=60)
+            for _ in range(2)
+        ]
+        deadline = time.monotonic() + 20
+        while queued_tokens(client) <= 30_000 and time.monotonic() < deadline:  # until both are in
+            time.sleep(0.005)
+        process.process.send_signal(signal.SIGTERM)
+        while client.get("/readyz").status_code == 200:
+            time.sleep(0.005)
+        late = client.post("/v1/infer", json=SHORT)
+        assert late.status_code == 503
+        assert late.headers["connection"] == "close"
+        assert late.headers["retry-after"] == "1"
+        assert late.json()["error"]["message"].startswith("the server is shutting down")
+        assert client.get("/livez").status_code == 200
+        assert [answer.result().status_code for answer in accepted] == [200, 200]
+    assert process.wait() == 0
+    assert refused(process.port)
+
+
+def test_an_idle_server_exits_0_at_once(process: Process) -> None:
+    assert httpx.get(f"{process.url}/readyz").status_code == 200
+    assert process.terminate() == 0
+
+
+def test_logs_are_json_with_ids_and_timings_and_never_the_content(process: Process) -> None:
+    body = {
+        "model": "gpt",
+        "input_ids": [[314, 159, 265]],
+        "attention_mask": [[1, 1, 0]],
+        "outputs": ["pooled"],
+    }
+    httpx.post(
+        f"{process.url}/v1/infer",
+        json=body,
+        headers={"x-request-id": "seen-1", "x-request-timeout-ms": "5000"},
+    )
+    httpx.post(
+        f"{process.url}/v1/infer",
+        json={**body, "input_ids": [[314, 99_999, 1]]},
+        headers={"x-request-id": "seen-2"},
+    )
+    line = process.wait_for(lambda line: line.get("request_id") == "seen-1")
+    known = {
+        key: line[key]
+        for key in (
+            "level",
+            "message",
+            "method",
+            "route",
+            "status",
+            "model",
+            "real_tokens",
+            "pad_tokens",
+        )
+    }
+    assert known == {
+        "level": "info", "message": "request", "method": "POST", "route": "/v1/infer", "status": 200, "model": "gpt",
+        "real_tokens": 2, "pad_tokens": 1,
+    }  # fmt: skip
+    stages = [line[f"{stage}_ms"] for stage in ("decode", "queue", "infer", "encode")]
+    assert all(ms >= 0 for ms in stages)
+    assert sum(stages) <= line["first_byte_ms"] <= line["ms"]
+    assert line["timeout_ms"] == 5000
+    bad = process.wait_for(lambda line: line.get("request_id") == "seen-2")
+    assert bad["status"] == 400
+    assert not any(content in json.dumps(process.lines) for content in ("314", "99999"))
+
+
+REFUSED: list[tuple[str, Any, dict[str, Any]]] = [
+    ("/v1/infer", {"model": "gpt", "input_ids": [[31415926]]}, {"status": 400, "model": "gpt", "code": "invalid_input", "field": "input_ids"}),
+    ("/v1/infer", {"model": "gpt", "input_ids": [[1], [2]], "attention_mask": [[31415926], [1]]}, {"model": "gpt", "field": "attention_mask"}),
+    ("/v1/infer", {"model": "gpt", "input_ids": [[1]], "pooling": "s31415926"}, {"code": "invalid_input", "field": "pooling"}),
+    ("/v1/infer", {"model": "gpt", "input_ids": [[1]], "s31415926": 1}, {"code": "invalid_input", "field": None}),
+    ("/v1/infer", {"model": "s31415926", "input_ids": [[1]]}, {"status": 404, "code": "model_not_found", "field": "model"}),
+    ("/v1/embeddings", {"model": "gpt", "input": ["s31415926"]}, {"model": "gpt", "code": "invalid_input", "field": "input"}),
+    ("/v1/tokenize", {"model": "gpt", "texts": ["s31415926"]}, {"model": "gpt", "code": "invalid_input", "field": "texts"}),
+    ("/v2/models/gpt/infer", {"inputs": [], "parameters": {"triton_s31415926": 1}}, {"model": "gpt", "code": "invalid_input", "field": None}),
+    ("/v2/models/gpt/infer", {"inputs": [{"name": "s31415926", "shape": [1, 1], "datatype": "INT64"}]}, {"model": "gpt", "field": "inputs"}),
+    ("/v2/repository/models/gpt/load", {"parameters": {"s31415926": "x"}}, {"status": 400, "code": "invalid_input", "field": None}),
+    ("/v2/repository/models/s31415926/load", {}, {"status": 404, "code": "not_found", "field": "model"}),
+    ("/v1/s31415926", {}, {"status": 404, "route": "unknown", "code": "not_found"}),
+    ("/livez", {}, {"status": 405, "code": "method_not_allowed"}),
+]  # fmt: skip
+
+
+def test_lines_of_refused_requests_say_why_and_never_show_content(small: Path) -> None:
+    process = Process(small, ADDNORM_ADMIN="true", ADDNORM_LOG_LEVEL="debug")
+    try:
+        tensors = b'{"s31415926": {"dtype": "I64", "shape": [1, 1], "data_offsets": [0, 8]}}'
+        body = len(tensors).to_bytes(8, "little") + tensors + b"\0" * 8
+        headers = {"content-type": "application/vnd.safetensors", "x-request-id": "tensors"}
+        httpx.post(f"{process.url}/v1/infer", content=body, headers=headers)
+        line = process.wait_for(lambda line: line.get("request_id") == "tensors")
+        assert (line["status"], line["code"], line.get("field")) == (
+            400,
+            "invalid_input",
+            None,
+        )
+        for number, (path, sent, expected) in enumerate(REFUSED):
+            httpx.post(
+                f"{process.url}{path}", json=sent, headers={"x-request-id": f"refused-{number}"}
+            )
+            line = process.wait_for(
+                lambda line, number=number: line.get("request_id") == f"refused-{number}"
+            )
+            assert {name: line.get(name) for name in expected} == expected, sent
+    finally:
+        process.terminate()
+    assert "31415926" not in json.dumps(process.lines)
+
+
+def test_health_that_is_well_is_logged_at_debug_only(small: Path) -> None:
+    def routes(level: str) -> list[str]:
+        process = Process(small, ADDNORM_LOG_LEVEL=level)
+        for path in ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/v1/models"):
+            assert httpx.get(f"{process.url}{path}").status_code == 200
+        process.terminate()
+        return [line["route"] for line in process.lines if line["message"] == "request"]
+
+    assert routes("info") == ["/v1/models"]
+    assert routes("debug") == [
+        "/livez",
+        "/readyz",
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v1/models",
+    ]
+
+
+def test_a_port_in_use_is_found_before_models_load(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        ended = subprocess.run(
+            [sys.executable, "-m", "addnorm", "serve", "--bundles", str(tmp_path)],
+            env={**os.environ, "ADDNORM_PORT": port}, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()  # nothing of bundles: the folder has none
+    assert (
+        f"ADDNORM_PORT={port}: cannot listen there: Address already in use; end what listens there"
+        in line
+    )
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no such host", "a..b"])
+def test_an_address_that_nobody_has_ends_the_start_in_one_line(tmp_path: Path, host: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "addnorm", "serve", "--bundles", str(tmp_path)],
+        env={**os.environ, "ADDNORM_HOST": host}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert f"ADDNORM_HOST={host}" in line
+
+
+LOUD = """
+import sys, threading, warnings
+from addnorm.service.telemetry import logs
+logs.configure("info")
+warnings.warn("of a library", RuntimeWarning)
+import numpy
+numpy.float32([7e4]).astype(numpy.float16)
+thread = threading.Thread(target=lambda: 1 / 0, name="worker")
+thread.start()
+thread.join()
+logs.flush()
+"""
+
+
+def test_warnings_and_threads_that_end_break_no_line_of_the_log() -> None:
+    loud = subprocess.run([sys.executable, "-c", LOUD], capture_output=True, text=True, timeout=60)
+    lines = [json.loads(line) for line in loud.stderr.splitlines()]
+    assert [line["level"] for line in lines] == ["warning", "warning", "error"]
+    assert "of a library" in lines[0]["message"]
+    assert "overflow encountered in cast" in lines[1]["message"]
+    assert lines[2]["message"] == "the thread worker has ended"
+    assert "ZeroDivisionError" in lines[2]["exception"]
+
+
+def test_lines_are_written_together_once_flushed() -> None:
+    stream = io.StringIO()
+    logger = logging.Logger("of the test")
+    logger.addHandler(handler := logs.buffered(stream))
+    logger.info("one", extra={"ms": 1.5})
+    logger.info("two")
+    assert stream.getvalue() == ""
+    handler.flush()
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [list(line) for line in lines] == [
+        ["time", "level", "logger", "message", "ms"],
+        ["time", "level", "logger", "message"],
+    ]
+    assert [line["message"] for line in lines] == ["one", "two"]
+    assert datetime.fromisoformat(lines[0]["time"]).tzinfo == UTC
+    logger.warning("three")
+    assert json.loads(stream.getvalue().splitlines()[-1])["level"] == "warning"
+    handler.close()
+
+
+def test_a_full_disk_under_the_log_costs_log_lines_only(notebook: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "addnorm", "serve", "--bundles", str(notebook.parents[1])],
+            env={**os.environ, "ADDNORM_PORT": str(port)},
+            stderr=full,
+        )
+    try:
+        with httpx.Client(
+            transport=httpx.HTTPTransport(retries=8), base_url=f"http://127.0.0.1:{port}"
+        ) as client:
+            for _ in range(3):
+                assert client.post("/v1/infer", json=SHORT).status_code == 200
+                time.sleep(0.15)  # past a flush
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+
+
+def test_counters_agree_with_a_counted_load_to_the_request_and_the_token(bundles: Path) -> None:
+    with serving(inference_of(bundles)) as url, httpx.Client(base_url=url) as client:
+        body = {
+            **SHORT,
+            "input_ids": [[1, 3, 0], [4, 5, 2]],
+            "attention_mask": [[1, 1, 0], [1, 1, 1]],
+        }
+        for _ in range(7):
+            assert client.post("/v1/infer", json=body).status_code == 200
+        for _ in range(3):
+            assert client.post("/v1/infer", json={**SHORT, "input_ids": [[9]]}).status_code == 400
+        assert client.get("/v1/nothing").status_code == 404
+        got = samples(client.get("/metrics").text)
+
+    def value(name: str, **labels: str) -> float:
+        return got[name, tuple(sorted(labels.items()))]
+
+    route = {"route": "/v1/infer"}
+    assert value("addnorm_requests_total", **route, model="notebook", status="200") == 7
+    assert value("addnorm_requests_total", **route, model="notebook", status="400") == 3
+    assert value("addnorm_requests_total", route="unknown", model="", status="404") == 1
+    assert value("addnorm_request_seconds_count", **route) == 10
+    assert value("addnorm_real_tokens_total", model="notebook") == 35
+    assert value("addnorm_pad_tokens_skipped_total", model="notebook") == 7
+    assert value("addnorm_micro_batch_tokens_sum", model="notebook") == 35
+    assert value("addnorm_micro_batch_sequences_sum", model="notebook") == 14
+    assert value("addnorm_computed_tokens_total", model="notebook") == 7 * 2 * 3
+    assert (
+        0
+        < value("addnorm_worker_thread_busy_seconds_total")
+        < value("addnorm_request_seconds_sum", **route)
+    )
+    assert value("addnorm_engine_failures_total", model="notebook") == 0
+    for stage in ("decode", "queue", "infer", "encode"):
+        assert value("addnorm_stage_seconds_count", model="notebook", stage=stage) == 7
+    assert value("addnorm_queue_tokens") == 0
+    assert value("addnorm_worker_threads_busy") == 0
+    assert value("process_resident_memory_bytes") > 0
+
+
+def test_a_full_queue_and_an_impossible_deadline_are_refused_with_retry_after(
+    bundles: Path,
+) -> None:
+    with (
+        serving(inference_of(bundles, max_queue_tokens=1000, worker_threads=1)) as url,
+        ThreadPoolExecutor(16) as callers,
+    ):
+        with httpx.Client(base_url=url, timeout=60) as client:
+            full = client.post("/v1/infer", json={**LONG, "input_ids": [[7] * 500] * 3})
+            assert full.status_code == 400  # it would never fit
+            assert "1500 real tokens, the limit is 1000" in full.json()["error"]["message"]
+            one = {**LONG, "model": "encoder", "input_ids": [[7] * 500] * 2}
+            answers = list(callers.map(lambda _: client.post("/v1/infer", json=one), range(16)))
+            assert {answer.status_code for answer in answers} == {200, 429}
+            assert all(
+                int(answer.headers["retry-after"]) >= 1
+                for answer in answers
+                if answer.status_code == 429
+            )
+            late = client.post("/v1/infer", json=one, headers={"x-request-timeout-ms": "1"})
+            assert late.status_code in (429, 504)
+            got = samples(client.get("/metrics").text)
+        rejected = sum(v for (name, _), v in got.items() if name == "addnorm_rejections_total")
+        assert rejected == 1 + sum(answer.status_code == 429 for answer in answers)
+
+
+def test_while_one_was_just_refused_nobody_with_as_little_time_is_read(small: Path) -> None:
+    go = threading.Event()
+
+    def waits(batch: Batch) -> list[Rows]:
+        go.wait()
+        return echo(batch)
+
+    inference = inference_of(small, worker_threads=1)
+    with (
+        serving(inference) as url,
+        httpx.Client(base_url=url, headers={"x-request-timeout-ms": "500"}) as client,
+    ):
+        target = inference.models.find("notebook").target("fp32")
+        right, target.run, target.tokens_per_s = target.run, waits, 1000
+        jobs = [inference.scheduler.submit(target, of_lengths(2), 60) for _ in range(1500)]
+        refused = [
+            client.post("/v1/infer", json={"model": "notebook", "input_ids": [[1, 2]]})
+            for _ in range(2)
+        ]
+        paths = ("/v1/infer", "/v1/embeddings", "/v2/models/notebook/infer")
+        unread = [client.post(path, content=b"{ ") for path in paths]
+        assert [answer.status_code for answer in (*refused, *unread)] == [429] * 5
+        assert "the deadline is in" in refused[0].text
+        assert all(
+            "one with as much time was just refused" in answer.text
+            for answer in (refused[1], *unread)
+        )
+        assert all(int(answer.headers["retry-after"]) in (2, 3) for answer in (*refused, *unread))
+        read = [
+            client.post("/v2/models/gpt/infer", content=b"{ "),
+            client.post("/v1/infer", content=b"{"),
+        ]
+        assert [answer.status_code for answer in read] == [
+            400
+        ] * 2  # another model; fewer bytes than the others' tokens
+        patient = client.post("/v1/infer", content=b"{", headers={"x-request-timeout-ms": "50000"})
+        assert patient.status_code == 400
+        target.run = right
+        go.set()
+        assert all(len(job.future.result(5)) == 1 for job in jobs)
+        answer = client.post("/v1/infer", json={"model": "notebook", "input_ids": [[1]]})
+        assert answer.status_code == 200

@@ -1,0 +1,55 @@
+"""Exports that tests share: PyTorch's exporter takes seconds, and gives the same graph for the same model."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from hashlib import sha256
+from types import ModuleType
+from unittest import mock
+
+from onnx import ModelProto
+from torch import nn
+
+from addnorm.export import exact, writer
+
+Export = Callable[..., ModelProto]
+_known: dict[tuple[str, str, str], ModelProto] = {}
+
+
+@contextmanager
+def shared_exports() -> Iterator[None]:
+    """Runs PyTorch's exporter once per model for the writer, and once for the certificate.
+
+    The certificate still compares a written graph with a fresh export, since each has its own.
+    Not for tests that break the model's code or the exporter: the key is the model's class and values.
+    """
+    with ExitStack() as stack:
+        for module in (writer, exact):
+            for name in ("export_body", "export_head"):
+                stack.enter_context(mock.patch.object(module, name, _remembering(module, name)))
+        yield
+
+
+def _remembering(module: ModuleType, name: str) -> Export:
+    run: Export = getattr(module, name)
+
+    def export(model: nn.Module, *arguments: int) -> ModelProto:
+        key = module.__name__, name, _digest(model, *arguments)
+        if key not in _known:
+            _known[key] = run(model, *arguments)
+        copy = ModelProto()
+        copy.CopyFrom(_known[key])
+        return copy
+
+    return export
+
+
+def _digest(model: nn.Module, *arguments: int) -> str:
+    """Of all that the exporter sees: classes, attributes, weights and buffers."""
+    made = sha256(repr(arguments).encode())
+    for name, module in model.named_modules():
+        public = {key: value for key, value in vars(module).items() if not key.startswith("_")}
+        made.update(repr((name, type(module), public)).encode())
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        made.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        made.update(tensor.detach().numpy().tobytes())
+    return made.hexdigest()

@@ -1,0 +1,17 @@
+"""Values of metrics, from the registry and from the text of /metrics."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from addnorm.service.telemetry.metrics import Metrics
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }

@@ -1,0 +1,55 @@
+"""The server as a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class Process:
+    """`addnorm serve` on a free port, its log read line by line."""
+
+    def __init__(self, bundles: Path, *arguments: str, **environment: str) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "addnorm", "serve", "--bundles", str(bundles), *arguments],
+            env={**os.environ, "ADDNORM_PORT": "0", **environment},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        started = self.wait_for(lambda line: "running on" in line["message"])
+        self.port = int(started["message"].split(":")[2].split()[0])
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def _read(self) -> None:
+        assert self.process.stderr
+        with self.process.stderr:
+            for line in self.process.stderr:
+                self.lines.append(json.loads(line))
+
+    def wait_for(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            for line in list(self.lines):
+                if wanted(line):
+                    return line
+            time.sleep(0.01)
+        raise AssertionError(f"never logged; last were {self.lines[-3:]}")
+
+    def terminate(self) -> int:
+        """Exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        code = self.process.wait(timeout=60)
+        self._reader.join()
+        return code

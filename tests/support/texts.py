@@ -1,0 +1,97 @@
+"""A BERT checkpoint so small that it is made and exported in seconds, with a tokenizer of a few words."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import BertConfig, BertModel
+from transformers.utils.logging import disable_progress_bar
+
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "pads",
+    "are",
+    "drop",
+    "##ped",
+    "padding",
+    "costs",
+    "nothing",
+    "token",
+    "##ize",
+    "##s",
+    ".",
+    ",",
+    "a",
+    "b",
+    "c",
+    "the",
+    "same",
+    "text",
+    "[MASK]",
+]
+MAX_POSITIONS, MAX_TEXT_TOKENS, D_MODEL = 16, 12, 32
+TEXT_MODEL = "all-minilm-l6-v2"  # whose place it takes in the examples
+LONG = "a " * 40  # 42 tokens
+KINDS = ("Transformer", "Pooling", "Normalize")
+
+
+def tokenizer() -> Tokenizer:
+    """Padding to 128 and truncation to 8 stand in the file, as in those of sentence-transformers."""
+    made = Tokenizer(
+        WordPiece({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]")
+    )
+    made.normalizer, made.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
+    around = [(word, WORDS.index(word)) for word in ("[CLS]", "[SEP]")]
+    made.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=around)
+    made.add_special_tokens([word for word in WORDS if word.startswith("[")])
+    made.enable_padding(length=128)
+    made.enable_truncation(8)
+    return made
+
+
+def library(max_length: int | None = None) -> Tokenizer:
+    made = tokenizer()
+    made.no_padding()
+    made.no_truncation()
+    if max_length:
+        made.enable_truncation(max_length)
+    return made
+
+
+def ids_of(texts: Sequence[str], max_length: int | None = None) -> list[list[int]]:
+    return [encoding.ids for encoding in library(max_length).encode_batch(list(texts))]
+
+
+def checkpoint(folder: Path) -> Path:
+    """A Hugging Face folder as sentence-transformers writes it: mean pooling, vectors of length 1.
+
+    Its authors cut texts to MAX_TEXT_TOKENS, fewer than the model has positions.
+    """
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(WORDS), hidden_size=D_MODEL, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=MAX_POSITIONS,
+    )  # fmt: skip
+    disable_progress_bar()
+    BertModel(config).save_pretrained(folder)
+    tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "sentence_bert_config.json").write_text(
+        json.dumps({"max_seq_length": MAX_TEXT_TOKENS})
+    )
+    (folder / "modules.json").write_text(
+        json.dumps([{"type": f"sentence_transformers.models.{kind}"} for kind in KINDS])
+    )
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"pooling_mode_mean_tokens": True})
+    )
+    return folder
