@@ -23,14 +23,15 @@ from tqdm import tqdm
 
 from addnorm.export import exact, texts, tolerances
 from addnorm.model.transformer import Transformer
-from addnorm.service.inference.pipeline import Inference
 from addnorm.service.models.registry import PADDINGS, Model, Models
-from addnorm.service.protocols.codec.bodies import RawRequest
+from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.native import decode
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
+from addnorm.service.telemetry.request_context import RequestContext
 
 Array = NDArray[Any]
 MAX_LOGITS = 4_000_000  # values compared per case; beyond it the last token's stand for all
@@ -182,7 +183,7 @@ class _Path:
     def __init__(self, model: Model) -> None:
         settings = Settings(max_response_bytes=2**32)
         self.model = model
-        self.inference = Inference(Models([model]), settings)
+        self.service = build(Models([model]), settings)
 
     def ask(self, case: Case, precision: str, **options: Any) -> dict[str, Any]:
         body = {"input_ids": case.input_ids, "precision": precision, **options}
@@ -192,8 +193,9 @@ class _Path:
 
     async def _answer(self, body: bytes) -> dict[str, Any]:
         deadline = Deadline(PATIENCE_S)
-        query, encode = await decode(RawRequest(body, Headers(), deadline), self.inference)
-        payload, _ = await self.inference.run(query, encode, deadline)
+        raw = RawRequest(body, Headers(), deadline, RequestContext())
+        request, encode = await decode(raw, self.service.tools)
+        payload, _ = await self.service.pipeline.run(request, encode, deadline)
         return orjson.loads(b"".join(payload.parts))  # type: ignore[no-any-return]
 
 
@@ -201,7 +203,7 @@ class _Path:
 def _path(model: Model) -> Iterator[_Path]:
     path = _Path(model)
     yield path
-    path.inference.close()
+    path.service.close()
 
 
 Compare = Callable[[str], Iterable[tolerances.Result]]  # called with a precision
@@ -232,7 +234,7 @@ def _text_checks(
         raise CertificationError(
             f"{bundle.ref} has a tokenizer: the folder it came from is needed to certify it"
         )
-    return texts.checks(path.inference, bundle, reference, checkpoint)
+    return texts.checks(path.service, bundle, reference, checkpoint)
 
 
 def cases(bundle: Bundle) -> list[Case]:

@@ -23,11 +23,12 @@ from addnorm.export import tolerances
 from addnorm.model.checkpoint import CheckpointError
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import ServiceError
-from addnorm.service.inference.pipeline import Inference
-from addnorm.service.protocols.codec.bodies import RawRequest
+from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.native import decode
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.server.wiring import Service
+from addnorm.service.telemetry.request_context import RequestContext
 
 # settings of transformers' BERT tokenizer, and what they override in the file's normalizer
 BERT = {
@@ -162,7 +163,7 @@ Compare = Callable[[str], Iterable[tolerances.Result]]
 
 
 def checks(
-    inference: Inference, bundle: Bundle, reference: Transformer, folder: Path
+    service: Service, bundle: Bundle, reference: Transformer, folder: Path
 ) -> list[tuple[str, Compare]]:
     """The certificate's cases from text to vector, each to be called with a precision."""
     limit, authors = bundle.manifest.limits.max_text_tokens, _Authors(bundle, reference, folder)
@@ -179,7 +180,7 @@ def checks(
     return [
         (TOKENIZER, lambda _: [("unlike the folder's", 0 if same_file else 1, 0)]),
         *(
-            (name, partial(_against_authors, inference, bundle, authors, texts))
+            (name, partial(_against_authors, service, bundle, authors, texts))
             for name, texts in cases.items()
         ),
     ]
@@ -220,7 +221,7 @@ class _Authors:
 
 
 def _against_authors(
-    inference: Inference, bundle: Bundle, authors: _Authors, texts: list[str], precision: str
+    service: Service, bundle: Bundle, authors: _Authors, texts: list[str], precision: str
 ) -> Iterator[tolerances.Result]:
     """The server's token ids and vectors of these texts."""
     body = {
@@ -230,7 +231,7 @@ def _against_authors(
         "precision": precision,
     }
     try:
-        ids, vectors = asyncio.run(_served(inference, orjson.dumps(body)))
+        ids, vectors = asyncio.run(_served(service, orjson.dumps(body)))
     except ServiceError as error:
         yield f"refused: {error.message}", 1, 0
         return
@@ -242,9 +243,10 @@ def _against_authors(
         )
 
 
-async def _served(inference: Inference, body: bytes) -> tuple[list[list[int]], Array]:
-    query, encode = await decode(RawRequest(body, Headers(), Deadline(PATIENCE_S)), inference)
-    payload, _ = await inference.run(query, encode)
-    ends = np.cumsum(query.padding.lengths)[:-1]
-    ids = [row.tolist() for row in np.split(query.batch.tokens, ends)]
+async def _served(service: Service, body: bytes) -> tuple[list[list[int]], Array]:
+    raw = RawRequest(body, Headers(), Deadline(PATIENCE_S), RequestContext())
+    request, encode = await decode(raw, service.tools)
+    payload, _ = await service.pipeline.run(request, encode, raw.deadline)
+    ends = np.cumsum(request.padding.lengths)[:-1]
+    ids = [row.tolist() for row in np.split(request.batch.tokens, ends)]
     return ids, np.array(orjson.loads(b"".join(payload.parts))["pooled"])

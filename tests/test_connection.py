@@ -19,9 +19,9 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from addnorm.service.inference.pipeline import Inference
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.server.connection import LONG_PIECE_S, READ_BYTES, Connection, Joined
+from addnorm.service.server.wiring import Service
 from tests.conftest import Serve, inference_of, serving
 from tests.test_faults import eventually
 from tests.test_lifecycle import samples
@@ -367,10 +367,10 @@ def test_a_flood_on_one_connection_leaves_memory_and_others_alone(serve: Serve, 
 
 
 @contextmanager
-def held_up(small: Path) -> Iterator[tuple[str, Inference, threading.Event]]:
+def held_up(small: Path) -> Iterator[tuple[str, Service, threading.Event]]:
     """A server whose runs of notebook wait: its URL, itself, and what lets them go."""
     inference, go = inference_of(small, worker_threads=1), threading.Event()
-    line = inference.models.find("notebook").line("fp32")
+    line = inference.models.find("notebook").target("fp32")
 
     def waits(batch: Batch, run: Any = line.run) -> list[Rows]:
         go.wait(20)

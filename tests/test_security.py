@@ -25,11 +25,10 @@ from pydantic import BaseModel
 from addnorm.service import protocols as routes
 from addnorm.service import settings
 from addnorm.service.errors import StartupError
-from addnorm.service.inference.pipeline import Inference
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime import bundle
-from addnorm.service.server.app import create_app
 from addnorm.service.server.process import Server
+from addnorm.service.server.wiring import build
 from tests.conftest import Serve
 from tests.test_architecture import imported
 from tests.texts import TEXT_MODEL
@@ -98,9 +97,9 @@ def test_a_certificate_that_does_not_fit_stops_the_start(
         "no such file": {"tls_cert": cert, "tls_key": tmp_path / "none.pem"},
         "no certificate": {"tls_cert": tmp_path / "broken.pem", "tls_key": key},
     }[which]
-    inference = Inference(few, settings.Settings(**files))
+    inference = build(few, settings.Settings(**files))
     with pytest.raises(StartupError, match="ADDNORM_TLS_CERT"):
-        Server(create_app(inference), inference.settings)
+        Server(inference)
     inference.close()
 
 

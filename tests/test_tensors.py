@@ -114,7 +114,7 @@ def test_float16_is_the_rounded_float32(client: httpx.Client, ask: Ask) -> None:
 def huge(small: Path) -> Iterator[httpx.Client]:
     """A server whose activations are far above what a trained model's are."""
     inference = inference_of(small)
-    line = inference.models.find("gpt").line("fp32")
+    line = inference.models.find("gpt").target("fp32")
 
     def enlarged(batch: Batch, run: Any = line.run) -> list[Rows]:
         return [

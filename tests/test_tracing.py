@@ -41,7 +41,7 @@ def traced(notebook: Path) -> Iterator[Traced]:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     with (
-        serving(inference_of(notebook.parent.parent), provider.get_tracer("test")) as url,
+        serving(inference_of(notebook.parent.parent, provider.get_tracer("test"))) as url,
         httpx.Client(base_url=url) as client,
     ):
         yield Traced(client, exporter)
@@ -83,7 +83,7 @@ def test_a_request_is_a_span_with_its_stages_below(
     assert times[1:] == sorted(times[1:], key=lambda ns: ns or 0)  # one after another
     assert (times[-1] or 0) <= (request.end_time or 0) <= time.time_ns()
     assert abs((request.start_time or 0) - before) < 1e9
-    line, *_ = [record.facts for record in caplog.records if record.name == "addnorm.access"]  # type: ignore[attr-defined]
+    line, *_ = [record.context for record in caplog.records if record.name == "addnorm.access"]  # type: ignore[attr-defined]
     assert line["trace_id"] == TRACE_ID
 
 

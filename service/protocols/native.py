@@ -4,17 +4,15 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from addnorm.service.errors import InvalidInput, UnsupportedMediaType
 from addnorm.service.inference.outputs import NO_TOKEN, Positions, TopK
-from addnorm.service.inference.pipeline import Inference
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec import safetensors_body as tensors
-from addnorm.service.protocols.codec.bodies import Encode, Payload, RawRequest, respond
+from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, negotiated, sent_type, written
 from addnorm.service.protocols.codec.openapi import (
     DEADLINE,
@@ -24,14 +22,14 @@ from addnorm.service.protocols.codec.openapi import (
     examples,
     json_body,
 )
+from addnorm.service.protocols.codec.payload import Encode, Payload
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS, Arrays
-from addnorm.service.protocols.codec.validation import validated
-from addnorm.service.protocols.tokenization import Asked, Texts, batch_of_texts
+from addnorm.service.protocols.codec.texts import Texts, TextsToTokenize
+from addnorm.service.protocols.inference_route import Endpoint
 from addnorm.service.runtime.batch import Batch, Padding, from_grid, from_lists, from_rows
 from addnorm.service.runtime.bundle import Pooling
-from addnorm.service.scheduling.cooperative import Steps, one_step, run_now
+from addnorm.service.scheduling.cooperative import Steps, one_step
 
-router = APIRouter(prefix="/v1", generate_unique_id_function=by_name)
 RESERVED = ("token_type_ids",)
 Output = Literal["activations", "logits", "pooled", "norm_stats"]
 Row = Annotated[list[int], Field(fail_fast=True)]  # a bad body must not cost a million errors
@@ -95,7 +93,8 @@ class InferRequest(Options):
     )
     truncate: bool = Field(
         False,
-        description="Whether texts that are too long are cut, as the model's authors do it, instead of refused.",
+        description="Whether texts that are too long are cut, as the model's authors do it, instead"
+        " of refused.",
     )
 
     @property
@@ -175,64 +174,75 @@ BINARY = {
 }
 
 
-@router.post(
-    "/infer",
-    summary="Normalized activations, logits, pooled vectors and LayerNorm statistics of token batches",
-    response_model=InferResponse,
-    responses={
-        200: {"content": {JSON: {"examples": examples({"a padded grid": ANSWER})}, **BINARY}},
-        **ERRORS,
-    },
-    openapi_extra=json_body(InferRequest, EXAMPLES, **BINARY) | DEADLINE,
-)
-async def infer(request: Request) -> Response:
-    return await respond(request, decode)
-
-
-async def decode(raw: RawRequest, inference: Inference) -> tuple[InferenceRequest, Encode]:
+async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
     """Body -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
     answer_type = negotiated(raw.headers, (JSON, SAFETENSORS))
-    options, model, batch, padding = await _read(raw, inference)
+    options, model, batch, padding = await _read(raw, tools)
     logits = options.logits or LogitsOptions(positions="all", top_k=None)
     request = InferenceRequest(
-        model, batch, padding, options.wanted, logits.positions, logits.top_k,
-        options.pooling, options.normalize, options.precision, half=options.dtype == "float16",
-        binary=answer_type == SAFETENSORS, field=options.field,
-    )  # fmt: skip
+        model,
+        batch,
+        padding,
+        options.wanted,
+        logits.positions,
+        logits.top_k,
+        options.pooling,
+        options.normalize,
+        options.precision,
+        half=options.dtype == "float16",
+        binary=answer_type == SAFETENSORS,
+        field=options.field,
+    )
     _no_idle_options(options, request)
     return request, encode if answer_type == JSON else encode_tensors
 
 
-async def _read(raw: RawRequest, inference: Inference) -> tuple[Options, Model, Batch, Padding]:
-    """What is asked, of which model, and the sequences."""
-    media_type, num_bytes = sent_type(raw.headers), len(raw.body)
+async def _read(raw: RawRequest, tools: Tools) -> tuple[Options, Model, Batch, Padding]:
+    """The options, the model, and the sequences."""
+    media_type = sent_type(raw.headers)
     if media_type == SAFETENSORS:
-        found = await inference.read(
-            num_bytes, one_step(partial(tensors.read, raw.body)), raw.deadline
-        )
-        options = run_now(validated(Options, found.request, inference.settings, RESERVED))
-        model, work = (
-            raw.model(inference, options.model),
-            one_step(partial(_from_arrays, found.arrays)),
-        )
-        return (options, model, *await inference.read(num_bytes, work, raw.deadline))
+        return await _read_tensors(raw, tools)
     if media_type != JSON:
         raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON} or {SAFETENSORS}")
-    read = validated(InferRequest, raw.body, inference.settings, RESERVED)
-    asked = await inference.read(num_bytes, read, raw.deadline)
-    model = raw.model(inference, asked.model)
+    asked = await tools.bodies.read_json(InferRequest, raw.body, raw.deadline, RESERVED)
+    model = raw.model(tools.models, asked.model)
     if asked.texts is None:
-        return (
-            asked,
-            model,
-            *await inference.read(num_bytes, one_step(partial(_from_lists, asked)), raw.deadline),
-        )
+        work = one_step(partial(_from_lists, asked))
+        return asked, model, *await tools.bodies.read(len(raw.body), work, raw.deadline)
     if asked.input_ids is not None or asked.attention_mask is not None:
         raise InvalidInput(
             "texts stand alone: send either them or input_ids with attention_mask", param="texts"
         )
-    texts = Asked("texts", asked.texts, asked.truncate, model)
-    return (asked, model, *await batch_of_texts(texts, inference, raw.deadline))
+    texts = TextsToTokenize("texts", asked.texts, asked.truncate, model)
+    return asked, model, *await tools.texts.batch(texts, raw.deadline)
+
+
+async def _read_tensors(raw: RawRequest, tools: Tools) -> tuple[Options, Model, Batch, Padding]:
+    bodies, num_bytes = tools.bodies, len(raw.body)
+    work = one_step(partial(tensors.read, raw.body))
+    found = await bodies.read(num_bytes, work, raw.deadline)
+    options = await bodies.read_json(Options, found.request, raw.deadline, RESERVED)
+    model = raw.model(tools.models, options.model)
+    batch = one_step(partial(_from_arrays, found.arrays))
+    return options, model, *await bodies.read(num_bytes, batch, raw.deadline)
+
+
+ENDPOINT = Endpoint(
+    "/v1/infer",
+    decode,
+    {
+        "name": "infer",
+        "summary": "Normalized activations, logits, pooled vectors and LayerNorm statistics of token"
+        " batches",
+        "response_model": InferResponse,
+        "responses": {
+            200: {"content": {JSON: {"examples": examples({"a padded grid": ANSWER})}, **BINARY}},
+            **ERRORS,
+        },
+        "openapi_extra": json_body(InferRequest, EXAMPLES, **BINARY) | DEADLINE,
+        "generate_unique_id_function": by_name,
+    },
+)
 
 
 def _from_lists(asked: InferRequest) -> tuple[Batch, Padding]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.protocols.codec.bodies import RawRequest
+from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.codec.validation import shown
 from addnorm.service.protocols.kserve.schema import InputTensor
 from addnorm.service.runtime.bundle import Bundle
