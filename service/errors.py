@@ -1,6 +1,6 @@
 """Everything that can go wrong and that a caller, or the operator at start, is told of.
 
-ServiceError                     500  answered to the caller; server/error_response.py turns it into an answer
+ServiceError                     500  told to the caller, by server/error_response.py
   InvalidInput                   400  the body, or a header, can be corrected
     UnknownField                      a field, or a parameter, that has no meaning here
     InvalidHead                       a request head that is ambiguous, or sent wrong
@@ -30,7 +30,7 @@ ServiceError                     500  answered to the caller; server/error_respo
 
 StartupError                          the process, or a bundle, must not start
 
-Errors are raised where they are known. Protocols only choose the envelope they are sent in.
+Errors are raised where they are known. Protocols choose only the envelope.
 """
 
 from collections.abc import Mapping

@@ -20,7 +20,8 @@ import pytest
 from pydantic import SecretStr
 
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.server.connection import LONG_PIECE_S, READ_BYTES, Connection, Joined
+from addnorm.service.server.connection import LONG_PIECE_S, READ_BYTES, Connection
+from addnorm.service.server.transport import Joined
 from addnorm.service.server.wiring import Service
 from tests.conftest import Serve, inference_of, serving
 from tests.test_faults import eventually

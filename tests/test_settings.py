@@ -27,7 +27,9 @@ def test_misspelt_names_get_a_warning_with_the_nearest(
     monkeypatch.setenv("ADDNORM_XYZZY", "2")
     with caplog.at_level(logging.WARNING):
         read_settings()
-    assert "ADDNORM_WORKER_THREAD is no setting: did you mean ADDNORM_WORKER_THREADS?" in caplog.text
+    assert (
+        "ADDNORM_WORKER_THREAD is no setting: did you mean ADDNORM_WORKER_THREADS?" in caplog.text
+    )
     assert "ADDNORM_XYZZY is no setting: `addnorm settings`" in caplog.text
 
 
@@ -38,7 +40,8 @@ def test_the_log_level_may_be_in_any_case(monkeypatch: pytest.MonkeyPatch, level
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("PORT", "70000"), ("WORKER_THREADS", "-1"), ("PROVIDER", "tpu"), ("TIMEOUT_S", "0")]
+    ("name", "value"),
+    [("PORT", "70000"), ("WORKER_THREADS", "-1"), ("PROVIDER", "tpu"), ("TIMEOUT_S", "0")],
 )
 def test_a_value_that_does_not_fit_names_its_variable(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str

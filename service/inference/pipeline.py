@@ -116,7 +116,7 @@ class Pipeline:
         encode: Callable[[InferenceResponse], Steps[Encoded]],
         num_bytes: int,
     ) -> Steps[Encoded]:
-        """Makes the outputs and writes them; how long it took is what later predictions are made from."""
+        """Makes the outputs and writes them. The time it takes makes later predictions."""
         making, writing = self.cost.making(request), self.cost.writing(request)
         made = _outputs(request, rows)
         if num_rows := num_head_rows(request):
@@ -150,7 +150,7 @@ class Pipeline:
 
 
 async def _wait(job: Job, deadline: Deadline) -> list[Rows]:
-    """Cancels the job when the time is up or the caller leaves: what no worker has taken is not computed."""
+    """Cancels the job when the time is up or the caller leaves, unless a worker has taken it."""
     loop = asyncio.get_running_loop()
     settled = asyncio.Event()
     job.future.add_done_callback(lambda _: loop.call_soon_threadsafe(settled.set))

@@ -1,4 +1,4 @@
-"""Whether the server does its work: each engine's known-answer test, asked through queue and worker.
+"""Whether the server does its work: each engine's known-answer test, through queue and worker.
 
 Knows no HTTP.
 """
@@ -25,7 +25,7 @@ class Readiness:
     def __init__(
         self, models: Models, scheduler: Scheduler, timeout_s: float, fresh_s: float = 1.0
     ) -> None:
-        """timeout_s: of one known-answer test; fresh_s: callers within this time share one answer."""
+        """timeout_s: of one known-answer test; fresh_s: how long callers share one answer."""
         self.draining = False  # set once, when the server begins to shut down
         self._models, self._scheduler = models, scheduler
         self._timeout_s, self._fresh_s = timeout_s, fresh_s

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings under /v1: pooled vectors of token arrays, and of texts where the bundle has a tokenizer.
+"""OpenAI's embeddings under /v1: pooled vectors of token ids, and of texts.
 
 Source: OpenAI's API reference and its Python SDK, which asks for base64 unless told otherwise.
 """
@@ -28,15 +28,15 @@ from addnorm.service.protocols.codec.openapi import (
 from addnorm.service.protocols.codec.payload import Encode, Payload
 from addnorm.service.protocols.codec.texts import Texts, TextsToTokenize
 from addnorm.service.protocols.inference_route import Endpoint
-from addnorm.service.protocols.native import Integers, Row
+from addnorm.service.protocols.native_schema import Integers, Row
 from addnorm.service.runtime.batch import Batch, Floats, Padding, from_lists
 from addnorm.service.scheduling.cooperative import Steps, one_step
 
 Sequences = list[str] | list[list[int]]
 # LangChain sends texts as ids of OpenAI's own vocabulary unless told not to
 OTHER_VOCABULARY = (
-    ". Ids of another vocabulary, such as tiktoken's, mean nothing to it: in LangChain's OpenAIEmbeddings"
-    " set check_embedding_ctx_length=False, which sends texts"
+    ". Ids of another vocabulary, such as tiktoken's, mean nothing to it: in LangChain's"
+    " OpenAIEmbeddings set check_embedding_ctx_length=False, which sends texts"
 )
 ONE_ROW, ROWS, TEXTS = TypeAdapter(Row), TypeAdapter(Integers), TypeAdapter(Texts)
 
@@ -63,23 +63,27 @@ class EmbeddingsRequest(Strict):
     input: Annotated[
         Sequences, PlainValidator(_sequences, str | list[str] | list[int] | list[list[int]])
     ] = Field(
-        description="A text, token ids of the model's own vocabulary with its special tokens, or a list of such."
-        " An empty text is its special tokens alone."
+        description="A text, token ids of the model's own vocabulary with its special tokens, or a"
+        " list of such. An empty text is its special tokens alone."
     )
     model: str | None = Field(
         None, description="`name` or `name/version`; the latest version by default."
     )
     encoding_format: Literal["float", "base64"] | None = Field(
         None,
-        description="Numbers, which is the default, or base64 of little-endian float32, which is quicker.",
+        description="Numbers, which is the default, or base64 of little-endian float32, which is"
+        " quicker.",
     )
     dimensions: int | None = Field(
-        None, description="Only the first so many, scaled to length 1 where the model's vectors are. Means something only of models trained for it."
-    )  # fmt: skip
+        None,
+        description="Only the first so many, scaled to length 1 where the model's vectors are."
+        " Means something only of models trained for it.",
+    )
     user: str | None = Field(None, description="Read by nobody here.")
     truncate: bool | None = Field(
         None,
-        description="Whether texts that are too long are cut, as the model's authors do it, instead of refused.",
+        description="Whether texts that are too long are cut, as the model's authors do it, instead"
+        " of refused.",
     )
     precision: Literal["fp32", "int8"] | None = Field(
         None, description="One the model has; by default as it says."
@@ -179,7 +183,7 @@ async def _batch(
 
 
 def encode(dimensions: int | None, as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
-    """InferenceResponse -> JSON, the vectors as base64 or with the fewest digits that give the same float back."""
+    """InferenceResponse -> JSON. Numbers have the fewest digits that give the same float back."""
     request = response.request
     vectors: Floats = response.outputs["pooled"][:, :dimensions]
     if dimensions is not None and request.model.bundle.manifest.normalize:

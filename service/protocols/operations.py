@@ -80,7 +80,7 @@ class OperationsRoutes:
 
 
 def page_headers(page: bytes) -> dict[str, str]:
-    """The page may run its own scripts and this server's, ask this server alone, and be framed by nobody."""
+    """The page may run its own and this server's scripts and ask this server; no frames."""
     inline = re.findall(rb"<script>(.*?)</script>", page, re.DOTALL)
     hashes = [f"'sha256-{b64encode(sha256(script).digest()).decode()}'" for script in inline]
     policy = {

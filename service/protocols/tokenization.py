@@ -47,7 +47,8 @@ class TokenizeResponse(BaseModel):
     )
     tokens: list[list[str]]
     offsets: list[list[list[int]]] = Field(
-        description="First and one past the last character of each token in its text; 0, 0 for special tokens."
+        description="First and one past the last character of each token in its text; 0, 0 for"
+        " special tokens."
     )
     num_tokens: list[int] = Field(
         description="Of each text: the other routes refuse, or cut, one with more than `limit`."
@@ -77,7 +78,7 @@ ANSWER = {
 
 @dataclass(frozen=True)
 class Shown:
-    """One text's tokens, written as JSON where they were made: of a thousand texts that takes a while."""
+    """One text's tokens as JSON, made off the event loop: a thousand texts take a while."""
 
     num_tokens: int
     input_ids: orjson.Fragment

@@ -130,7 +130,7 @@ def _numbered(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _key(where: str, line: str) -> Key:
-    """An entry is `name scopes key [limit]`: comma-separated scopes, a plain or a sha256:HEX key."""
+    """An entry is `name scopes key [limit]`: scopes with commas, the key plain or as sha256:HEX."""
     name, scopes, secret, limit = (line.split() + [""] * 4)[:4]
     wanted = frozenset(scopes.split(","))
     if (

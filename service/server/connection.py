@@ -1,4 +1,4 @@
-"""uvicorn's connection, with bounds on heads, and on the time that callers take to send and to read.
+"""uvicorn's connection, with bounds on heads and on the time that callers take.
 
 What is wrong with a whole head goes to the application in the request's context: the application
 answers and logs it. What never becomes a request is answered here.
@@ -11,9 +11,8 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any, ClassVar, cast
 
-from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from httptools import HttpRequestParser
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from addnorm.service.errors import (
@@ -25,6 +24,8 @@ from addnorm.service.errors import (
     TooManyConnections,
 )
 from addnorm.service.server.error_response import error_response
+from addnorm.service.server.http_parser import Parser
+from addnorm.service.server.transport import Flow, Joined
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import attach_context
 
@@ -240,89 +241,6 @@ class Connection(HttpToolsProtocol):
             late = RequestTimeout(f"the body did not arrive within {limit_s:g} s")
             attach_context(self.scope["state"]).late = late
             self.cycle.message_event.set()  # wakes the application, which waits for the body
-
-
-class Parser:
-    """httptools', but after a head that asks for another protocol it goes on in HTTP/1.1.
-
-    Java's client asks for HTTP/2. A server may ignore that (RFC 9110, 7.8), but httptools would take
-    what follows for the other protocol's.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._parser = self._new()
-
-    def _new(self) -> HttpRequestParser:
-        parser = HttpRequestParser(self._connection)
-        # as uvicorn does, so that requests sent ahead are read
-        parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        return parser
-
-    def feed_data(self, data: bytes) -> None:
-        while data:
-            try:
-                self._parser.feed_data(data)
-                return
-            except HttpParserUpgrade as asked:
-                data = self._head_without_upgrade() + data[asked.args[0] :]
-                self._parser = self._new()
-
-    def _head_without_upgrade(self) -> bytes:
-        method, version = self._parser.get_method(), self._parser.get_http_version().encode()
-        if method == b"CONNECT":
-            raise HttpParserError("CONNECT is for proxies")
-        lines = [
-            b"%b: %b\r\n" % header for header in self._connection.headers if header[0] != b"upgrade"
-        ]
-        return b"".join(
-            (b"%b %b HTTP/%b\r\n" % (method, self._connection.url, version), *lines, b"\r\n")
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._parser, name)
-
-
-class Flow(FlowControl):
-    """uvicorn's, but nothing is read while requests sent ahead wait: all of them would be kept."""
-
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection.transport)
-        self._pipeline = connection.pipeline
-
-    def resume_reading(self) -> None:
-        if not self._pipeline:
-            super().resume_reading()
-
-
-class Joined:
-    """A transport that sends an answer's head and its body's first part in one packet, not in two."""
-
-    def __init__(self, transport: Any, connection: Connection) -> None:
-        self._transport, self._connection = transport, connection
-        self._head: bytes | None = None
-        self._answered: Any = None  # the request whose answer was begun last
-
-    def write(self, data: Any) -> None:
-        cycle = self._connection.cycle
-        if self._head is not None:
-            head, self._head = self._head, None
-            self._transport.writelines((head, data))
-        elif cycle is not None and cycle.response_started and cycle is not self._answered:
-            self._head, self._answered = data, cycle
-        else:
-            self._transport.write(data)
-
-    def flush(self) -> None:
-        if self._head is not None:  # there is no body: to HEAD, or the application failed
-            self.write(b"")
-
-    def close(self) -> None:
-        self.flush()
-        self._transport.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
 
 
 class PieceReader(BufferedProtocol):

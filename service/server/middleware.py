@@ -1,4 +1,4 @@
-"""ASGI middleware, in the order that requests pass it: context and report, errors, heads, API keys."""
+"""ASGI middleware in the order that requests pass it: context, errors, heads, API keys."""
 
 import asyncio
 import logging

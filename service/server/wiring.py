@@ -67,53 +67,62 @@ def build(models: Models, settings: Settings, tracer: Tracer | None = None) -> S
     scheduler = Scheduler(settings.num_workers, settings.max_queue_tokens, settings.run_timeout_s)
     readiness = Readiness(models, scheduler, settings.known_answer_timeout_s)
     repository = Repository(models, settings)
+    bodies = ByteBudget("bodies", settings.max_pending_body_bytes)
+    responses = ByteBudget("responses", settings.max_pending_response_bytes)
     # as many threads as workers: heads run there, and compete with the workers for the cores
     encoders = CooperativePool(settings.num_workers, "encode")
     # one thread: reading holds the interpreter's lock, and two would keep it from the event loop
     readers = CooperativePool(1, "read", rests=True)
-    bodies = ByteBudget("bodies", settings.max_pending_body_bytes)
-    responses = ByteBudget("responses", settings.max_pending_response_bytes)
-    reader, texts = BodyReader(settings, bodies, readers), TextReader(settings, bodies, encoders)
-    tools = Tools(models, reader, texts)
+    body_reader = BodyReader(settings, bodies, readers)
+    tools = Tools(models, body_reader, TextReader(settings, bodies, encoders))
     pipeline = Pipeline(settings, scheduler, responses, encoders)
     metrics = Metrics()
     exposition = Exposition(metrics, models, settings.provider, scheduler, (responses, bodies))
-    share = settings.invariance_check_share
-    invariance_check = InvarianceCheck(share, scheduler.is_idle, metrics.invariance_checked)
-    routes = {
-        "inference": _inference_routers(pipeline, tools, settings),
-        "models": [ModelListRoutes(models).router()],
-        "KServe V2": _kserve_routers(readiness, repository, pipeline, tools, readers, settings),
-        "operations": [OperationsRoutes(readiness, exposition, readers).router()],
-    }
-    app = create_app(routes, settings, keys, readiness, Reporter(metrics, tracer))
+    invariance_check = InvarianceCheck(
+        settings.invariance_check_share, scheduler.is_idle, metrics.invariance_checked
+    )
+    operations = OperationsRoutes(readiness, exposition, readers)
+    routers = _routers(settings, repository, readiness, pipeline, tools, readers, operations)
+    app = create_app(routers, settings, keys, readiness, Reporter(metrics, tracer))
     scheduler.start((metrics, invariance_check))
-    to_close = (repository, invariance_check, scheduler, encoders, readers)
     return Service(
-        settings, app, models, repository, tools, pipeline, scheduler, readiness, keys, metrics,
-        to_close,
-    )  # fmt: skip
+        settings=settings,
+        app=app,
+        models=models,
+        repository=repository,
+        tools=tools,
+        pipeline=pipeline,
+        scheduler=scheduler,
+        readiness=readiness,
+        keys=keys,
+        metrics=metrics,
+        to_close=(repository, invariance_check, scheduler, encoders, readers),
+    )
 
 
-def _inference_routers(pipeline: Pipeline, tools: Tools, settings: Settings) -> list[APIRouter]:
-    return [
-        inference_router(pipeline, tools, (native.ENDPOINT, openai.ENDPOINT)),
-        TokenizationRoutes(tools, settings.timeout_s).router(),
-    ]
-
-
-def _kserve_routers(
-    readiness: Readiness,
+def _routers(
+    settings: Settings,
     repository: Repository,
+    readiness: Readiness,
     pipeline: Pipeline,
     tools: Tools,
     readers: CooperativePool,
-    settings: Settings,
-) -> list[APIRouter]:
+    operations: OperationsRoutes,
+) -> dict[str, list[APIRouter]]:
+    """In the order of the documentation, by tag."""
     models = tools.models
-    return [
-        StatisticsRoutes(models, readers).router(),  # first: in /models/stats, `stats` is no model
-        MetadataRoutes(models, readiness, settings).router(),
-        inference_router(pipeline, tools, kserve.ENDPOINTS),
-        RepositoryRoutes(models, repository, tools.bodies, settings).router(),
-    ]
+    return {
+        "inference": [
+            inference_router(pipeline, tools, (native.ENDPOINT, openai.ENDPOINT)),
+            TokenizationRoutes(tools, settings.timeout_s).router(),
+        ],
+        "models": [ModelListRoutes(models).router()],
+        "KServe V2": [
+            # before MetadataRoutes: in /models/stats, `stats` is no model
+            StatisticsRoutes(models, readers).router(),
+            MetadataRoutes(models, readiness, settings).router(),
+            inference_router(pipeline, tools, kserve.ENDPOINTS),
+            RepositoryRoutes(models, repository, tools.bodies, settings).router(),
+        ],
+        "operations": [operations.router()],
+    }

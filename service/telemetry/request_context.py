@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any, cast
+from typing import Any
 
 from starlette.types import Scope
 
@@ -64,11 +64,12 @@ class RequestContext:
 
 def attach_context(state: dict[str, Any]) -> RequestContext:
     """The context of the request whose ASGI scope has this state, created at the first call."""
-    if KEY not in state:
-        state[KEY] = RequestContext()
-    return cast(RequestContext, state[KEY])
+    context: RequestContext = state.get(KEY) or RequestContext()
+    state[KEY] = context
+    return context
 
 
 def context_of(scope: Scope) -> RequestContext:
     """The context of a request that has one."""
-    return cast(RequestContext, scope["state"][KEY])
+    context: RequestContext = scope["state"][KEY]
+    return context

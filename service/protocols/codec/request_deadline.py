@@ -51,7 +51,7 @@ async def _left(request: Request) -> None:
 
 
 class Watch:
-    """Calls `then` when the caller leaves. Begins after a while: quick requests do not pay for it."""
+    """Calls `then` when the caller leaves. Begins late, so that quick requests pay nothing."""
 
     AFTER_S = 0.05
 

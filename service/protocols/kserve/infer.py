@@ -1,4 +1,4 @@
-"""POST /v2/models/{model}/infer: tensors as JSON or as bytes, in and out, each tensor as it says."""
+"""POST /v2/models/{model}/infer: tensors as JSON or as bytes, which each tensor chooses."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -47,9 +47,10 @@ BINARY = {
     "schema": {
         "type": "string",
         "format": "binary",
-        "description": "JSON as above, then the bytes of every tensor with `binary_data_size`, little-endian, row-major "
-        "and in the tensors' order. The header `Inference-Header-Content-Length` has the number of bytes of JSON; "
-        "in requests that header alone decides, whatever the content type.",
+        "description": "JSON as above, then the bytes of every tensor with `binary_data_size`,"
+        " little-endian, row-major and in the tensors' order. The header"
+        " `Inference-Header-Content-Length` has the number of bytes of JSON; in requests that"
+        " header alone decides, whatever the content type.",
     }
 }
 LENGTH = {
@@ -100,7 +101,7 @@ def _check_name(asked: V2InferRequest, model: Model) -> None:
 
 
 def _check_parameters(asked: V2InferRequest) -> None:
-    """Names with a meaning in V2 that has none here are refused; the caller's own are let through."""
+    """V2's own names without a meaning here are rejected; the caller's are accepted."""
     for name in asked.parameters.model_extra or {}:
         if name in REFUSED or name.startswith("triton_"):
             reason = REFUSED.get(name, "names in triton_ are Triton's own")

@@ -34,7 +34,7 @@ class InferenceStatistics(BaseModel):
 
 
 class BatchStatistics(BaseModel):
-    """Of the micro-batches of one size. Bytes are decoded and encoded by request, not by micro-batch."""
+    """Of the micro-batches of one size. Only the run is timed: requests are decoded and encoded."""
 
     batch_size: int = Field(description="Sequences, of however many requests.")
     compute_input: Duration
@@ -48,7 +48,7 @@ class ModelStatistics(BaseModel):
     last_inference: int = Field(description="Milliseconds since 1970, 0 before the first.")
     inference_count: int = Field(description="Sequences of requests answered.")
     execution_count: int = Field(
-        description="Micro-batches computed, those of known-answer tests and invariance checks among them."
+        description="Micro-batches computed, also of known-answer tests and invariance checks."
     )
     inference_stats: InferenceStatistics
     batch_stats: list[BatchStatistics]
