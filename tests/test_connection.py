@@ -581,7 +581,7 @@ def test_more_connections_than_the_limit_get_503_and_many_more_nothing(serve: Se
                 status, body = answer_of(caller)
             assert status == 503
             words = body["error"] if is_v2 else body["error"]["message"]
-            assert words == "20 connections are open, the limit: come back later"
+            assert words == "20 connections are open, the limit; retry in 1 s"
         for path in (
             "/livez",
             "/readyz",

@@ -79,7 +79,7 @@ class EmbeddingsRequest(Strict):
         description="Only the first so many, scaled to length 1 where the model's vectors are."
         " Means something only of models trained for it.",
     )
-    user: str | None = Field(None, description="Read by nobody here.")
+    user: str | None = Field(None, description="Has no effect.")
     truncate: bool | None = Field(
         None,
         description="Whether texts that are too long are cut, as the model's authors do it, instead"

@@ -59,7 +59,7 @@ class Keys:
         if kind.lower() != b"bearer" or not sent:
             raise Unauthenticated("no API key was sent: add the header `Authorization: Bearer KEY`")
         digest = hashlib.sha256(sent.strip()).digest()
-        # the time of this look-up depends on digests, from which nobody can tell a key
+        # the time of this look-up tells something of digests, but no key follows from a digest
         key = self._known.get(digest)
         if key is None or not hmac.compare_digest(key.digest, digest):
             raise Unauthenticated("the API key that was sent is unknown: check the header")

@@ -20,7 +20,7 @@ from addnorm.service.telemetry.request_context import RequestContext, attach_con
 log = logging.getLogger("addnorm")
 UNLIMITED = nullcontext()
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-DISCARD_S = 1.0  # longest reading of a body that nobody will look at
+DISCARD_S = 1.0  # longest time to read a body that is discarded
 
 
 class RequestMiddleware:

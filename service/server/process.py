@@ -53,7 +53,7 @@ def serve(bundles: Path, settings: Settings) -> None:
 
 
 def check_address(settings: Settings) -> None:
-    """StartupError if nobody could listen there: better known before models load than after."""
+    """StartupError if the address cannot be listened on, before any model is loaded."""
     try:
         found = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -74,7 +74,7 @@ def check_address(settings: Settings) -> None:
 
 
 def _check_bind(family: int, address: Any) -> None:
-    """As the event loop will bind it."""
+    """Binds as the event loop will."""
     with socket.socket(family) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
