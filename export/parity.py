@@ -161,7 +161,7 @@ def _text_cases(
     if checkpoint is None:
         needed = "the folder it came from is needed to certify it"
         raise CertificationError(f"{bundle.ref} has a tokenizer: {needed}")
-    return texts.checks(path.inference, bundle, reference, checkpoint)
+    return texts.checks(path.service, bundle, reference, checkpoint)
 
 
 def processor() -> str:

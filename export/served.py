@@ -20,14 +20,15 @@ from starlette.datastructures import Headers
 
 from addnorm.export import tolerances
 from addnorm.model.transformer import Transformer
-from addnorm.service.inference.pipeline import Inference
 from addnorm.service.models.registry import PADDINGS, Model, Models
-from addnorm.service.protocols.codec.bodies import RawRequest
+from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.native import decode
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
+from addnorm.service.telemetry.request_context import RequestContext
 
 Array = NDArray[Any]
 NamedCompare = tuple[str, Callable[[str], Iterable[tolerances.Result]]]  # called with a precision
@@ -62,7 +63,7 @@ class Served:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.inference = Inference(Models([model]), Settings(max_response_bytes=2**32))
+        self.service = build(Models([model]), Settings(max_response_bytes=2**32))
 
     def ask(self, case: Case, precision: str, **options: Any) -> dict[str, Any]:
         body = {"input_ids": case.input_ids, "precision": precision, **options}
@@ -72,8 +73,9 @@ class Served:
 
     async def _answer(self, body: bytes) -> dict[str, Any]:
         deadline = Deadline(PATIENCE_S)
-        request, encode = await decode(RawRequest(body, Headers(), deadline), self.inference)
-        payload, _ = await self.inference.run(request, encode, deadline)
+        raw = RawRequest(body, Headers(), deadline, RequestContext())
+        request, encode = await decode(raw, self.service.tools)
+        payload, _ = await self.service.pipeline.run(request, encode, deadline)
         return orjson.loads(b"".join(payload.parts))  # type: ignore[no-any-return]
 
 
@@ -82,7 +84,7 @@ def path_of(model: Model) -> Iterator[Served]:
     """Closed at the end."""
     path = Served(model)
     yield path
-    path.inference.close()
+    path.service.close()
 
 
 def named(path: Served, reference: Transformer) -> list[NamedCompare]:

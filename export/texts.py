@@ -24,11 +24,12 @@ from addnorm.export import tolerances
 from addnorm.model.checkpoint import CheckpointError
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import ServiceError
-from addnorm.service.inference.pipeline import Inference
-from addnorm.service.protocols.codec.bodies import RawRequest
+from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.native import decode
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.server.wiring import Service
+from addnorm.service.telemetry.request_context import RequestContext
 
 # settings of transformers' BERT tokenizer, and what they override in the file's normalizer
 BERT = {
@@ -164,7 +165,7 @@ Compare = Callable[[str], Iterable[tolerances.Result]]
 
 
 def checks(
-    inference: Inference, bundle: Bundle, reference: Transformer, folder: Path
+    service: Service, bundle: Bundle, reference: Transformer, folder: Path
 ) -> list[tuple[str, Compare]]:
     """The certificate's cases from text to vector, each to be called with a precision."""
     limits, authors = bundle.manifest.limits, _Authors(bundle, reference, folder)
@@ -178,7 +179,7 @@ def checks(
         cases["an empty text"] = [""]
     tokenizer = read(folder, limits.max_positions).tokenizer
     num_other = int(tokenizer != (bundle.path / TOKENIZER).read_bytes())
-    compare = partial(_against_authors, inference, bundle, authors)
+    compare = partial(_against_authors, service, bundle, authors)
     return [
         (TOKENIZER, lambda _: [("unlike the folder's", num_other, 0)]),
         *((name, partial(compare, texts)) for name, texts in cases.items()),
@@ -219,7 +220,7 @@ class _Authors:
 
 
 def _against_authors(
-    inference: Inference, bundle: Bundle, authors: _Authors, texts: list[str], precision: str
+    service: Service, bundle: Bundle, authors: _Authors, texts: list[str], precision: str
 ) -> Iterator[tolerances.Result]:
     """Compares the server's token ids and vectors of these texts."""
     body = {
@@ -229,7 +230,7 @@ def _against_authors(
         "precision": precision,
     }
     try:
-        ids, vectors = asyncio.run(_served(inference, orjson.dumps(body)))
+        ids, vectors = asyncio.run(_served(service, orjson.dumps(body)))
     except ServiceError as error:
         yield f"refused: {error.message}", 1, 0
         return
@@ -240,9 +241,10 @@ def _against_authors(
         yield from tolerances.vectors("pooled", vectors, expected, precision)
 
 
-async def _served(inference: Inference, body: bytes) -> tuple[list[list[int]], Array]:
-    request, encode = await decode(RawRequest(body, Headers(), Deadline(PATIENCE_S)), inference)
-    payload, _ = await inference.run(request, encode)
+async def _served(service: Service, body: bytes) -> tuple[list[list[int]], Array]:
+    raw = RawRequest(body, Headers(), Deadline(PATIENCE_S), RequestContext())
+    request, encode = await decode(raw, service.tools)
+    payload, _ = await service.pipeline.run(request, encode, raw.deadline)
     ends = np.cumsum(request.padding.lengths)[:-1]
     ids = [row.tolist() for row in np.split(request.batch.tokens, ends)]
     return ids, np.array(orjson.loads(b"".join(payload.parts))["pooled"])

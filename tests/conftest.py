@@ -13,10 +13,9 @@ import pytest
 from opentelemetry.trace import Tracer
 
 from addnorm.export.writer import Plan, Source, export
-from addnorm.service.inference.pipeline import Inference
 from addnorm.service.models.registry import Models, load_all
-from addnorm.service.server.app import create_app
 from addnorm.service.server.process import Server
+from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.support.exports import shared_exports
 from tests.support.texts import TEXT_MODEL, checkpoint
@@ -63,26 +62,26 @@ def exports_shared() -> Iterator[None]:
 
 
 @contextmanager
-def serving(inference: Inference, tracer: Tracer | None = None) -> Iterator[str]:
+def serving(service: Service) -> Iterator[str]:
     """Serves on a free port; yields the base URL."""
-    server = Server(create_app(inference, tracer), inference.settings)
+    server = Server(service)
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
-    scheme = "https" if inference.settings.tls_cert else "http"
+    scheme = "https" if service.settings.tls_cert else "http"
     try:
         yield f"{scheme}://127.0.0.1:{port}"
     finally:  # else a test that fails would never end
         server.should_exit = True
         thread.join()
-        inference.close()
+        service.close()
 
 
-def inference_of(root: Path, **changed: Any) -> Inference:
+def inference_of(root: Path, tracer: Tracer | None = None, **changed: Any) -> Service:
     settings = Settings(**{"worker_threads": 2, "port": 0, **changed})
-    return Inference(load_all(root, settings), settings)
+    return build(load_all(root, settings), settings, tracer)
 
 
 @pytest.fixture(scope="session")
@@ -107,7 +106,7 @@ def serve(few: Models) -> Serve:
     """Serves the two smallest presets with the settings given; yields the base URL."""
 
     def serve(**changed: Any) -> AbstractContextManager[str]:
-        return serving(Inference(few, Settings(**{"worker_threads": 2, "port": 0, **changed})))
+        return serving(build(few, Settings(**{"worker_threads": 2, "port": 0, **changed})))
 
     return serve
 

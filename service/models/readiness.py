@@ -1,33 +1,52 @@
-"""Whether the server does its work now: each engine's known-answer test, asked through the queue and a worker. Knows no HTTP."""
+"""Whether the server does its work: each engine's known-answer test, through queue and worker.
+
+Knows no HTTP.
+"""
 
 import asyncio
 import time
 
-from addnorm.service.errors import ServiceError
+from addnorm.service.errors import NotReady, ServiceError
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.runtime import selfcheck
 from addnorm.service.scheduling.fair_queue import Job, Target
 from addnorm.service.scheduling.scheduler import Scheduler
 
 Failures = list[tuple[str, str]]  # a model's name, and what is wrong with it
+MAX_HUNG = 4  # session runs for each worker thread: only a new process frees so many threads
 
 
 class Readiness:
-    """Known-answer tests go past what waits, so that load alone fails none; a target has one at a time, so that none piles up."""
+    """Known-answer tests go ahead of the queue, so that load alone fails none.
+
+    An engine has at most one under way, so that a hung engine does not gather them.
+    """
 
     def __init__(
         self, models: Models, scheduler: Scheduler, timeout_s: float, fresh_s: float = 1.0
     ) -> None:
-        """timeout_s: of one known-answer test; fresh_s: callers within this time share one answer."""
-        self._models, self._scheduler, self._timeout_s, self._fresh_s = (
-            models,
-            scheduler,
-            timeout_s,
-            fresh_s,
-        )
+        """timeout_s: of one known-answer test; fresh_s: how long callers share one answer."""
+        self.draining = False  # set once, when the server begins to shut down
+        self._models, self._scheduler = models, scheduler
+        self._timeout_s, self._fresh_s = timeout_s, fresh_s
         self._asked: dict[Target, Job] = {}  # known-answer tests without an answer so far
         self._flight: asyncio.Task[Failures] | None = None
         self._landed = 0.0
+
+    def check_alive(self) -> None:
+        """NotReady once so many session runs hang that only a new process helps."""
+        if (num_hung := self._scheduler.num_hung) >= MAX_HUNG * self._scheduler.num_workers:
+            raise NotReady(
+                f"{num_hung} session runs hang: end this process and start another",
+                code="workers_hung",
+            )
+
+    async def check(self, name: str | None = None) -> None:
+        """NotReady names the models that fail, of all or of this name, and says why."""
+        if self.draining:
+            raise NotReady("the server is shutting down", retry_after_s=1)
+        if wrong := [what for model, what in await self.failures() if name in (None, model)]:
+            raise NotReady("; ".join(wrong), retry_after_s=1)
 
     async def failures(self) -> Failures:
         """Empty if every engine gave its known answer at most fresh_s ago."""
@@ -35,21 +54,18 @@ class Readiness:
             self._flight.done() and time.monotonic() > self._landed + self._fresh_s
         ):
             self._flight = asyncio.create_task(self._ask_all())
-        return await asyncio.shield(
-            self._flight
-        )  # one caller's leaving must not end it for the others
+        # shielded: if one caller leaves, the others still get the answer
+        return await asyncio.shield(self._flight)
 
     async def _ask_all(self) -> Failures:
         models = self._models.all()
         engines = [(model, precision) for model in models for precision in model.targets]
         try:
-            wrong = await asyncio.gather(
-                *(self._ask(model, precision) for model, precision in engines)
-            )
+            wrong = await asyncio.gather(*(self._ask(*engine) for engine in engines))
         finally:
             self._landed = time.monotonic()
         failed = [
-            (model.bundle.manifest.name, f"{model.bundle.ref} {precision} {what}")
+            (model.name, f"{model.bundle.ref} {precision} {what}")
             for (model, precision), what in zip(engines, wrong, strict=True)
             if what
         ]
@@ -58,10 +74,8 @@ class Readiness:
     async def _ask(self, model: Model, precision: str) -> str | None:
         """What is wrong, None if nothing is."""
         assert model.bundle.certificate
-        known_answer, target = (
-            model.bundle.certificate["known_answer"][precision],
-            model.targets[precision],
-        )
+        known_answer = model.bundle.certificate["known_answer"][precision]
+        target = model.targets[precision]
         job = self._asked.get(target) or self._scheduler.submit_first(
             target, selfcheck.known_answer_batch(known_answer)
         )

@@ -1,1 +1,1 @@
-"""Protocols: thin edges that turn bodies into an InferenceRequest and an InferenceResponse into bytes."""
+"""Protocols turn bodies into an InferenceRequest, and an InferenceResponse into bytes."""

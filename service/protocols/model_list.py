@@ -1,16 +1,16 @@
 """What is served: models, their versions and limits, and what was proved of them."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.protocols.codec.openapi import NO_MODEL, NOT_READY, Responses, by_name
 from addnorm.service.runtime.bundle import Limits, Pooling
 
-router = APIRouter(prefix="/v1/models", generate_unique_id_function=by_name)
 NAMED: Responses = {404: NO_MODEL, 503: NOT_READY}
 
 
@@ -43,36 +43,41 @@ class ModelList(BaseModel):
     data: list[ModelEntry]
 
 
-@router.get(
-    "", summary="The models served here, in OpenAI's list shape", responses={503: NOT_READY}
-)
-async def list_models(request: Request) -> ModelList:
-    return ModelList(data=[_entry(name, versions) for name, versions in _served(request)])
+@dataclass(frozen=True)
+class ModelListRoutes:
+    models: Models
 
+    def router(self) -> APIRouter:
+        router = APIRouter(prefix="/v1/models", generate_unique_id_function=by_name)
+        router.get(
+            "", summary="The models served here, in OpenAI's list shape", responses={503: NOT_READY}
+        )(self.list_models)
+        router.get("/{name}", summary="One model", responses=NAMED)(self.show_model)
+        router.get(
+            "/{name}/certificate",
+            summary="What was proved of the model's latest version",
+            responses=NAMED,
+        )(self.show_certificate)
+        router.get(
+            "/{name}/{version}/certificate",
+            summary="What was proved of one version",
+            responses=NAMED,
+        )(self.show_version_certificate)
+        return router
 
-@router.get("/{name}", summary="One model", responses=NAMED)
-async def show_model(request: Request, name: str) -> ModelEntry:
-    return _entry(name, _served(request).versions(name))
+    async def list_models(self) -> ModelList:
+        return ModelList(data=[_entry(name, versions) for name, versions in self.models])
 
+    async def show_model(self, name: str) -> ModelEntry:
+        return _entry(name, self.models.versions(name))
 
-@router.get(
-    "/{name}/certificate", summary="What was proved of the model's latest version", responses=NAMED
-)
-async def show_certificate(request: Request, name: str) -> dict[str, Any]:
-    certificate = _served(request).find(name).bundle.certificate
-    assert certificate
-    return certificate
+    async def show_certificate(self, name: str) -> dict[str, Any]:
+        certificate = self.models.find(name).bundle.certificate
+        assert certificate
+        return certificate
 
-
-@router.get(
-    "/{name}/{version}/certificate", summary="What was proved of one version", responses=NAMED
-)
-async def show_version_certificate(request: Request, name: str, version: str) -> dict[str, Any]:
-    return await show_certificate(request, f"{name}/{version}")
-
-
-def _served(request: Request) -> Models:
-    return request.app.state.inference.models  # type: ignore[no-any-return]
+    async def show_version_certificate(self, name: str, version: str) -> dict[str, Any]:
+        return await self.show_certificate(f"{name}/{version}")
 
 
 def _entry(name: str, versions: Mapping[int, Model]) -> ModelEntry:

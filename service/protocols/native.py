@@ -1,238 +1,113 @@
 """The native protocol under /v1: JSON or safetensors, in and out."""
 
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field
 
 from addnorm.service.errors import InvalidInput, UnsupportedMediaType
-from addnorm.service.inference.outputs import NO_TOKEN, Positions, TopK
-from addnorm.service.inference.pipeline import Inference
+from addnorm.service.inference.outputs import NO_TOKEN, TopK
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec import safetensors_body as tensors
-from addnorm.service.protocols.codec.bodies import Encode, Payload, RawRequest, respond
+from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, negotiated, sent_type, written
 from addnorm.service.protocols.codec.openapi import (
     DEADLINE,
     ERRORS,
-    Strict,
     by_name,
     examples,
     json_body,
 )
+from addnorm.service.protocols.codec.payload import Encode, Payload
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS, Arrays
-from addnorm.service.protocols.codec.validation import validated
-from addnorm.service.protocols.tokenization import Asked, Texts, batch_of_texts
-from addnorm.service.runtime.batch import Batch, Padding, from_grid, from_lists, from_rows
-from addnorm.service.runtime.bundle import Pooling
-from addnorm.service.scheduling.cooperative import Steps, one_step, run_now
-
-router = APIRouter(prefix="/v1", generate_unique_id_function=by_name)
-RESERVED = ("token_type_ids",)
-Output = Literal["activations", "logits", "pooled", "norm_stats"]
-Row = Annotated[list[int], Field(fail_fast=True)]  # a bad body must not cost a million errors
-Integers = Annotated[list[Row], Field(fail_fast=True)]
-
-
-class LogitsOptions(Strict):
-    positions: Positions = Field(
-        "all", description="Logits of every token, or of each sequence's last."
-    )
-    top_k: int | None = Field(
-        None, description="Only the k likeliest tokens, with their log-probabilities."
-    )
-
-
-class Options(Strict):
-    """What is asked of the sequences, whatever they come in."""
-
-    model: str | None = Field(
-        None, description="`name` or `name/version`; the latest version by default."
-    )
-    outputs: Annotated[list[Output], Field(fail_fast=True)] | None = Field(
-        None,
-        description="By default activations, and logits if there is a head; of texts `pooled` alone.",
-    )
-    logits: LogitsOptions | None = None
-    pooling: Pooling | None = Field(
-        None, description="How `pooled` is made; by default as the bundle says."
-    )
-    normalize: bool = Field(False, description="Whether `pooled` vectors are scaled to length 1.")
-    precision: Literal["fp32", "int8"] | None = Field(
-        None, description="One the model has; by default as the bundle says."
-    )
-    dtype: Literal["float32", "float16"] = Field(
-        "float32",
-        description="Of activations, logits and pooled vectors in the answer; they are computed in float32.",
-    )
-
-    @property
-    def field(self) -> str:
-        """Where the sequences stand."""
-        return "input_ids"
-
-    @property
-    def wanted(self) -> tuple[str, ...] | None:
-        """The outputs asked for; None: those of the bundle's default."""
-        return None if self.outputs is None else tuple(self.outputs)
-
-
-class InferRequest(Options):
-    """Token batches, rectangular with a mask or ragged without; or texts, where the model has a tokenizer."""
-
-    input_ids: Integers | None = Field(
-        None, description="Token ids, a list per sequence. Either these or `texts`."
-    )
-    attention_mask: Integers | None = Field(
-        None, description="1 for a real token, 0 for a pad; shaped like input_ids."
-    )
-    texts: Texts | None = Field(
-        None, description="Tokenized as the model expects; answered like ragged input_ids."
-    )
-    truncate: bool = Field(
-        False,
-        description="Whether texts that are too long are cut, as the model's authors do it, instead of refused.",
-    )
-
-    @property
-    def field(self) -> str:
-        return "input_ids" if self.texts is None else "texts"
-
-    @property
-    def wanted(self) -> tuple[str, ...] | None:
-        """Who sends a text wants its vector: the logits of its tokens may be megabytes."""
-        return ("pooled",) if self.texts is not None and self.outputs is None else super().wanted
-
-
-class TopTokens(BaseModel):
-    token_ids: list[Any] = Field(
-        description="[B][S][k], or [B][k] for positions `last`; null at pads."
-    )
-    logprobs: list[Any]
-
-
-class NormStats(BaseModel):
-    mean: list[list[list[float]]] = Field(description="[B][S][n_norms]")
-    rstd: list[list[list[float]]] = Field(description="[B][S][n_norms], 1 / sqrt(variance + eps)")
-
-
-class Usage(BaseModel):
-    real_tokens: int
-    pad_tokens: int = Field(description="Pads, none of which was computed.")
-
-
-class InferResponse(BaseModel):
-    """The outputs asked for, in the caller's own layout, zeros at pads."""
-
-    model: str
-    version: str
-    activations: list[list[list[float]]] | None = Field(None, description="[B][S][d_model]")
-    logits: list[list[list[float]]] | list[list[float]] | TopTokens | None = Field(
-        None, description="[B][S][V], or [B][V] for `last`"
-    )
-    pooled: list[list[float]] | None = Field(None, description="[B][d_model]")
-    norm_stats: NormStats | None = None
-    usage: Usage
-
-
-GRID = {
-    "model": "notebook",
-    "input_ids": [[0, 1, 0, 3, 4]],
-    "attention_mask": [[0, 1, 0, 1, 1]],
-    "outputs": ["logits", "norm_stats"],
-    "logits": {"positions": "last", "top_k": 2},
-}
-EXAMPLES: dict[str, Any] = {
-    "a padded grid": GRID,
-    "pooled vectors of ragged rows": {
-        "model": "notebook",
-        "input_ids": [[1, 3, 4], [5]],
-        "outputs": ["pooled"],
-    },
-    "texts": {
-        "model": "all-minilm-l6-v2",
-        "texts": ["Pads are dropped."],
-        "outputs": ["pooled"],
-        "normalize": True,
-    },
-}
-ANSWER: dict[str, Any] = {
-    "model": "notebook",
-    "version": "1",
-    "logits": {"token_ids": [[4, 0]], "logprobs": [[-1.5515498, -1.562566]]},
-    "norm_stats": {
-        "mean": [[[0.0], [0.05210143], [0.0], [0.04436306], [0.04160607]]],
-        "rstd": [[[0.0], [9.178609], [0.0], [9.080391], [8.880019]]],
-    },
-    "usage": {"real_tokens": 3, "pad_tokens": 2},
-}
-BINARY = {
-    SAFETENSORS: {"schema": {"type": "string", "format": "binary", "description": tensors.__doc__}}
-}
-
-
-@router.post(
-    "/infer",
-    summary="Normalized activations, logits, pooled vectors and LayerNorm statistics of token batches",
-    response_model=InferResponse,
-    responses={
-        200: {"content": {JSON: {"examples": examples({"a padded grid": ANSWER})}, **BINARY}},
-        **ERRORS,
-    },
-    openapi_extra=json_body(InferRequest, EXAMPLES, **BINARY) | DEADLINE,
+from addnorm.service.protocols.codec.texts import TextsToTokenize
+from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.protocols.native_schema import (
+    ANSWER,
+    BINARY,
+    EXAMPLES,
+    InferRequest,
+    InferResponse,
+    LogitsOptions,
+    Options,
 )
-async def infer(request: Request) -> Response:
-    return await respond(request, decode)
+from addnorm.service.runtime.batch import Batch, Padding, from_grid, from_lists, from_rows
+from addnorm.service.scheduling.cooperative import Steps, one_step
+
+RESERVED = ("token_type_ids",)
 
 
-async def decode(raw: RawRequest, inference: Inference) -> tuple[InferenceRequest, Encode]:
+async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
     """Body -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
     answer_type = negotiated(raw.headers, (JSON, SAFETENSORS))
-    options, model, batch, padding = await _read(raw, inference)
+    options, model, batch, padding = await _read(raw, tools)
     logits = options.logits or LogitsOptions(positions="all", top_k=None)
     request = InferenceRequest(
-        model, batch, padding, options.wanted, logits.positions, logits.top_k,
-        options.pooling, options.normalize, options.precision, half=options.dtype == "float16",
-        binary=answer_type == SAFETENSORS, field=options.field,
-    )  # fmt: skip
+        model,
+        batch,
+        padding,
+        options.wanted,
+        logits.positions,
+        logits.top_k,
+        options.pooling,
+        options.normalize,
+        options.precision,
+        half=options.dtype == "float16",
+        binary=answer_type == SAFETENSORS,
+        field=options.field,
+    )
     _no_idle_options(options, request)
     return request, encode if answer_type == JSON else encode_tensors
 
 
-async def _read(raw: RawRequest, inference: Inference) -> tuple[Options, Model, Batch, Padding]:
-    """What is asked, of which model, and the sequences."""
-    media_type, num_bytes = sent_type(raw.headers), len(raw.body)
+async def _read(raw: RawRequest, tools: Tools) -> tuple[Options, Model, Batch, Padding]:
+    """The options, the model, and the sequences."""
+    media_type = sent_type(raw.headers)
     if media_type == SAFETENSORS:
-        found = await inference.read(
-            num_bytes, one_step(partial(tensors.read, raw.body)), raw.deadline
-        )
-        options = run_now(validated(Options, found.request, inference.settings, RESERVED))
-        model, work = (
-            raw.model(inference, options.model),
-            one_step(partial(_from_arrays, found.arrays)),
-        )
-        return (options, model, *await inference.read(num_bytes, work, raw.deadline))
+        return await _read_tensors(raw, tools)
     if media_type != JSON:
         raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON} or {SAFETENSORS}")
-    read = validated(InferRequest, raw.body, inference.settings, RESERVED)
-    asked = await inference.read(num_bytes, read, raw.deadline)
-    model = raw.model(inference, asked.model)
+    asked = await tools.bodies.read_json(InferRequest, raw.body, raw.deadline, RESERVED)
+    model = raw.model(tools.models, asked.model)
     if asked.texts is None:
-        return (
-            asked,
-            model,
-            *await inference.read(num_bytes, one_step(partial(_from_lists, asked)), raw.deadline),
-        )
+        work = one_step(partial(_from_lists, asked))
+        return asked, model, *await tools.bodies.read(len(raw.body), work, raw.deadline)
     if asked.input_ids is not None or asked.attention_mask is not None:
         raise InvalidInput(
             "texts stand alone: send either them or input_ids with attention_mask", param="texts"
         )
-    texts = Asked("texts", asked.texts, asked.truncate, model)
-    return (asked, model, *await batch_of_texts(texts, inference, raw.deadline))
+    texts = TextsToTokenize("texts", asked.texts, asked.truncate, model)
+    return asked, model, *await tools.texts.batch(texts, raw.deadline)
+
+
+async def _read_tensors(raw: RawRequest, tools: Tools) -> tuple[Options, Model, Batch, Padding]:
+    bodies, num_bytes = tools.bodies, len(raw.body)
+    work = one_step(partial(tensors.read, raw.body))
+    found = await bodies.read(num_bytes, work, raw.deadline)
+    options = await bodies.read_json(Options, found.request, raw.deadline, RESERVED)
+    model = raw.model(tools.models, options.model)
+    batch = one_step(partial(_from_arrays, found.arrays))
+    return options, model, *await bodies.read(num_bytes, batch, raw.deadline)
+
+
+ENDPOINT = Endpoint(
+    "/v1/infer",
+    decode,
+    {
+        "name": "infer",
+        "summary": "Normalized activations, logits, pooled vectors and LayerNorm statistics of"
+        " token batches",
+        "response_model": InferResponse,
+        "responses": {
+            200: {"content": {JSON: {"examples": examples({"a padded grid": ANSWER})}, **BINARY}},
+            **ERRORS,
+        },
+        "openapi_extra": json_body(InferRequest, EXAMPLES, **BINARY) | DEADLINE,
+        "generate_unique_id_function": by_name,
+    },
+)
 
 
 def _from_lists(asked: InferRequest) -> tuple[Batch, Padding]:
@@ -261,7 +136,8 @@ def _has_axes(arrays: Arrays, **num_axes: int) -> None:
     for name, num in num_axes.items():
         if arrays[name].ndim != num:
             raise InvalidInput(
-                f"{name} has shape {list(arrays[name].shape)}: {num} axes, [batch, seq], or ragged [tokens] with lengths [batch]",
+                f"{name} has shape {list(arrays[name].shape)}: {num} axes, [batch, seq], or ragged"
+                " [tokens] with lengths [batch]",
                 param=name,
             )
 

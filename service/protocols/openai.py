@@ -1,4 +1,4 @@
-"""OpenAI's embeddings under /v1: pooled vectors of token arrays, and of texts where the bundle has a tokenizer.
+"""OpenAI's embeddings under /v1: pooled vectors of token ids, and of texts.
 
 Source: OpenAI's API reference and its Python SDK, which asks for base64 unless told otherwise.
 """
@@ -8,16 +8,14 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, PlainValidator, TypeAdapter
 from pydantic_core import PydanticCustomError
 
-from addnorm.service.errors import InvalidInput
+from addnorm.service.errors import InvalidInput, ServiceError
 from addnorm.service.inference.outputs import unit
-from addnorm.service.inference.pipeline import Inference
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Model
-from addnorm.service.protocols.codec.bodies import Encode, Payload, RawRequest, respond
+from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
 from addnorm.service.protocols.codec.openapi import (
     DEADLINE,
@@ -27,18 +25,18 @@ from addnorm.service.protocols.codec.openapi import (
     examples,
     json_body,
 )
-from addnorm.service.protocols.codec.validation import validated
-from addnorm.service.protocols.native import Integers, Row
-from addnorm.service.protocols.tokenization import Asked, Texts, batch_of_texts
+from addnorm.service.protocols.codec.payload import Encode, Payload
+from addnorm.service.protocols.codec.texts import Texts, TextsToTokenize
+from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.protocols.native_schema import Integers, Row
 from addnorm.service.runtime.batch import Batch, Floats, Padding, from_lists
 from addnorm.service.scheduling.cooperative import Steps, one_step
 
-router = APIRouter(prefix="/v1", generate_unique_id_function=by_name)
 Sequences = list[str] | list[list[int]]
 # LangChain sends texts as ids of OpenAI's own vocabulary unless told not to
 OTHER_VOCABULARY = (
-    ". Ids of another vocabulary, such as tiktoken's, mean nothing to it: in LangChain's OpenAIEmbeddings"
-    " set check_embedding_ctx_length=False, which sends texts"
+    ". Ids of another vocabulary, such as tiktoken's, mean nothing to it: in LangChain's"
+    " OpenAIEmbeddings set check_embedding_ctx_length=False, which sends texts"
 )
 ONE_ROW, ROWS, TEXTS = TypeAdapter(Row), TypeAdapter(Integers), TypeAdapter(Texts)
 
@@ -65,23 +63,27 @@ class EmbeddingsRequest(Strict):
     input: Annotated[
         Sequences, PlainValidator(_sequences, str | list[str] | list[int] | list[list[int]])
     ] = Field(
-        description="A text, token ids of the model's own vocabulary with its special tokens, or a list of such."
-        " An empty text is its special tokens alone."
+        description="A text, token ids of the model's own vocabulary with its special tokens, or a"
+        " list of such. An empty text is its special tokens alone."
     )
     model: str | None = Field(
         None, description="`name` or `name/version`; the latest version by default."
     )
     encoding_format: Literal["float", "base64"] | None = Field(
         None,
-        description="Numbers, which is the default, or base64 of little-endian float32, which is quicker.",
+        description="Numbers, which is the default, or base64 of little-endian float32, which is"
+        " quicker.",
     )
     dimensions: int | None = Field(
-        None, description="Only the first so many, scaled to length 1 where the model's vectors are. Means something only of models trained for it."
-    )  # fmt: skip
-    user: str | None = Field(None, description="Read by nobody here.")
+        None,
+        description="Only the first so many, scaled to length 1 where the model's vectors are."
+        " Means something only of models trained for it.",
+    )
+    user: str | None = Field(None, description="Has no effect.")
     truncate: bool | None = Field(
         None,
-        description="Whether texts that are too long are cut, as the model's authors do it, instead of refused.",
+        description="Whether texts that are too long are cut, as the model's authors do it, instead"
+        " of refused.",
     )
     precision: Literal["fp32", "int8"] | None = Field(
         None, description="One the model has; by default as it says."
@@ -135,24 +137,12 @@ ANSWERS = {
 }
 
 
-@router.post(
-    "/embeddings",
-    summary="Embeddings, as OpenAI's clients ask for them",
-    response_model=EmbeddingsResponse,
-    responses={200: {"content": {JSON: {"examples": examples(ANSWERS)}}}, **ERRORS},
-    openapi_extra=json_body(EmbeddingsRequest, EXAMPLES) | DEADLINE,
-)
-async def embeddings(request: Request) -> Response:
-    return await respond(request, decode)
-
-
-async def decode(raw: RawRequest, inference: Inference) -> tuple[InferenceRequest, Encode]:
+async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
     """JSON -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
     require_json(raw.headers)
     negotiated(raw.headers, (JSON,))
-    read = validated(EmbeddingsRequest, raw.body, inference.settings)
-    asked = await inference.read(len(raw.body), read, raw.deadline)
-    model = raw.model(inference, asked.model)
+    asked = await tools.bodies.read_json(EmbeddingsRequest, raw.body, raw.deadline)
+    model = raw.model(tools.models, asked.model)
     manifest = model.bundle.manifest
     if asked.dimensions is not None and not 1 <= asked.dimensions <= manifest.d_model:
         raise InvalidInput(
@@ -161,21 +151,26 @@ async def decode(raw: RawRequest, inference: Inference) -> tuple[InferenceReques
         )
     as_base64 = asked.encoding_format == "base64"
     request = InferenceRequest(
-        model, *await _batch(asked, raw, model, inference), ("pooled",), normalize=manifest.normalize and asked.dimensions is None,
-        precision=asked.precision, binary=as_base64, field="input", hint=OTHER_VOCABULARY,
-    )  # fmt: skip
+        model,
+        *await _batch(asked, raw, model, tools),
+        ("pooled",),
+        normalize=manifest.normalize and asked.dimensions is None,
+        precision=asked.precision,
+        binary=as_base64,
+        field="input",
+        hint=OTHER_VOCABULARY,
+    )
     return request, partial(encode, asked.dimensions, as_base64)
 
 
 async def _batch(
-    asked: EmbeddingsRequest, raw: RawRequest, model: Model, inference: Inference
+    asked: EmbeddingsRequest, raw: RawRequest, model: Model, tools: Tools
 ) -> tuple[Batch, Padding]:
     if not asked.input:
         raise InvalidInput("input is empty: send at least one text or sequence", param="input")
     if isinstance(asked.input[0], str):
-        return await batch_of_texts(
-            Asked("input", asked.input, bool(asked.truncate), model), inference, raw.deadline
-        )
+        texts = TextsToTokenize("input", asked.input, bool(asked.truncate), model)
+        return await tools.texts.batch(texts, raw.deadline)
     for index, sequence in enumerate(asked.input):
         if not sequence:
             raise InvalidInput(f"input[{index}] is empty: leave it out", param="input")
@@ -183,13 +178,12 @@ async def _batch(
         raise InvalidInput(
             "truncate is set, but it cuts texts only: cut the token ids yourself", param="truncate"
         )
-    return await inference.read(
-        len(raw.body), one_step(partial(from_lists, asked.input, None, "input")), raw.deadline
-    )
+    work = one_step(partial(from_lists, asked.input, None, "input"))
+    return await tools.bodies.read(len(raw.body), work, raw.deadline)
 
 
 def encode(dimensions: int | None, as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
-    """InferenceResponse -> JSON, the vectors as base64 or with the fewest digits that give the same float back."""
+    """InferenceResponse -> JSON. Numbers have the fewest digits that give the same float back."""
     request = response.request
     vectors: Floats = response.outputs["pooled"][:, :dimensions]
     if dimensions is not None and request.model.bundle.manifest.normalize:
@@ -211,3 +205,29 @@ def encode(dimensions: int | None, as_base64: bool, response: InferenceResponse)
 def _base64(vector: Floats) -> str:
     """Little-endian float32, whatever this machine's order."""
     return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
+
+
+def error_body(error: ServiceError) -> dict[str, Any]:
+    """OpenAI's envelope, which all routes but V2's use."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.type,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+ENDPOINT = Endpoint(
+    "/v1/embeddings",
+    decode,
+    {
+        "name": "embeddings",
+        "summary": "Embeddings, as OpenAI's clients ask for them",
+        "response_model": EmbeddingsResponse,
+        "responses": {200: {"content": {JSON: {"examples": examples(ANSWERS)}}}, **ERRORS},
+        "openapi_extra": json_body(EmbeddingsRequest, EXAMPLES) | DEADLINE,
+        "generate_unique_id_function": by_name,
+    },
+)

@@ -1,7 +1,8 @@
-"""What operators and orchestrators ask: alive, ready, how much."""
+"""Routes for operators and orchestrators: alive, ready, metrics, and the API's documentation."""
 
 import re
 from base64 import b64encode
+from dataclasses import dataclass
 from hashlib import sha256
 
 import orjson
@@ -11,66 +12,75 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from addnorm.service.errors import NotReady
-from addnorm.service.inference.pipeline import Inference
+from addnorm.service.models.readiness import Readiness
 from addnorm.service.protocols.codec.negotiation import JSON
-from addnorm.service.protocols.codec.openapi import NOT_READY
+from addnorm.service.protocols.codec.openapi import NOT_READY, Responses
+from addnorm.service.scheduling.cooperative import CooperativePool
+from addnorm.service.telemetry.exposition import Exposition
 
-router = APIRouter()
 swagger = StaticFiles(packages=[("fastapi_swagger", "resources")])
 
 
-@router.get("/livez", summary="The process answers, and can go on", responses={503: NOT_READY})
-async def livez(request: Request) -> dict[str, str]:
-    inference: Inference = request.app.state.inference
-    inference.alive()
-    return {"status": "alive"}
+@dataclass(frozen=True)
+class OperationsRoutes:
+    readiness: Readiness
+    exposition: Exposition
+    readers: CooperativePool  # where large answers are made
 
+    def router(self) -> APIRouter:
+        router = APIRouter()
+        failing: Responses = {503: NOT_READY}
+        router.get("/livez", summary="The process answers, and can go on", responses=failing)(
+            self.livez
+        )
+        router.get("/readyz", summary="Every model gives its known answer", responses=failing)(
+            self.readyz
+        )
+        router.get(
+            "/metrics",
+            summary="Counters and gauges for Prometheus",
+            response_class=PlainTextResponse,
+        )(self.metrics)
+        router.get("/openapi.json", include_in_schema=False)(self.document)
+        router.get("/docs", include_in_schema=False)(self.docs)
+        router.get("/", include_in_schema=False)(self.home)
+        return router
 
-@router.get("/readyz", summary="Every model gives its known answer", responses={503: NOT_READY})
-async def readyz(request: Request) -> dict[str, str]:
-    if request.state.draining:
-        raise NotReady("the server is shutting down", retry_after_s=1)
-    inference: Inference = request.app.state.inference
-    await inference.ready()
-    return {"status": "ready"}
+    async def livez(self) -> dict[str, str]:
+        self.readiness.check_alive()
+        return {"status": "alive"}
 
+    async def readyz(self) -> dict[str, str]:
+        await self.readiness.check()
+        return {"status": "ready"}
 
-@router.get(
-    "/metrics", summary="Counters and gauges for Prometheus", response_class=PlainTextResponse
-)
-async def metrics(request: Request) -> Response:
-    inference: Inference = request.app.state.inference
-    return Response(
-        await inference.aside(inference.metrics.render), media_type=CONTENT_TYPE_PLAIN_0_0_4
-    )
+    async def metrics(self) -> Response:
+        text = await self.readers.call(self.exposition.render)
+        return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
+    async def document(self, request: Request) -> Response:
+        """Made when first asked for, off the event loop: it takes a while."""
+        document = await self.readers.call(lambda: orjson.dumps(request.app.openapi()))
+        return Response(document, media_type=JSON)
 
-@router.get("/openapi.json", include_in_schema=False)
-async def document(request: Request) -> Response:
-    """Made when first asked for, off the event loop: it takes a while."""
-    inference: Inference = request.app.state.inference
-    return Response(
-        await inference.aside(lambda: orjson.dumps(request.app.openapi())), media_type=JSON
-    )
+    async def docs(self) -> HTMLResponse:
+        """Addresses are relative, so that the page works below any prefix and without internet."""
+        page = get_swagger_ui_html(
+            openapi_url="openapi.json",
+            title="Addnorm",
+            swagger_js_url="swagger/swagger-ui-bundle.js",
+            swagger_css_url="swagger/swagger-ui.css",
+            swagger_favicon_url="swagger/favicon-32x32.png",
+        )
+        page.headers.update(page_headers(bytes(page.body)))
+        return page
 
-
-@router.get("/docs", include_in_schema=False)
-async def docs() -> HTMLResponse:
-    """Addresses are relative, so that the page works below any prefix, and in a network of its own."""
-    page = get_swagger_ui_html(
-        openapi_url="openapi.json",
-        title="Addnorm",
-        swagger_js_url="swagger/swagger-ui-bundle.js",
-        swagger_css_url="swagger/swagger-ui.css",
-        swagger_favicon_url="swagger/favicon-32x32.png",
-    )
-    page.headers.update(page_headers(bytes(page.body)))
-    return page
+    async def home(self) -> RedirectResponse:
+        return RedirectResponse("/docs")
 
 
 def page_headers(page: bytes) -> dict[str, str]:
-    """The page may run its own scripts and this server's, ask this server alone, and be framed by nobody."""
+    """The page may run its own and this server's scripts and ask this server; no frames."""
     inline = re.findall(rb"<script>(.*?)</script>", page, re.DOTALL)
     hashes = [f"'sha256-{b64encode(sha256(script).digest()).decode()}'" for script in inline]
     policy = {
@@ -87,8 +97,3 @@ def page_headers(page: bytes) -> dict[str, str]:
         "content-security-policy": "; ".join(f"{name} {value}" for name, value in policy.items()),
         "referrer-policy": "no-referrer",
     }
-
-
-@router.get("/", include_in_schema=False)
-async def home() -> RedirectResponse:
-    return RedirectResponse("/docs")

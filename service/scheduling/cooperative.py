@@ -100,6 +100,10 @@ class CooperativePool:
             if outcome.is_done:
                 return outcome.made  # type: ignore[return-value]
 
+    async def call(self, work: Callable[[], Done]) -> Done:
+        """Work in one piece, in no fixed order with what is done by turns."""
+        return await asyncio.get_running_loop().run_in_executor(self.executor, work)
+
     async def _come(self, length_s: float, deadline: Deadline) -> None:
         """Waits for a turn."""
         if self._num_free:

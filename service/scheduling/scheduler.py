@@ -53,23 +53,26 @@ class Scheduler:
         self,
         num_workers: int,
         max_queue_tokens: int,
-        observers: Sequence[Observer] = (),
         run_timeout_s: float = 20.0,
     ) -> None:
-        """run_timeout_s: a session run that takes longer is given up."""
+        """Starts no thread: see `start`. run_timeout_s: a session run that takes longer is given up."""
         self.num_workers, self.max_queue_tokens, self.run_timeout_s = (
             num_workers,
             max_queue_tokens,
             run_timeout_s,
         )
         self._queue = Queue(max_queue_tokens, num_workers)
-        self._observers = observers
+        self._observers: Sequence[Observer] = ()
         self._changed = threading.Condition()
         self._closing = False
         self._closed = threading.Event()
         self._workers: list[Worker] = []  # those at work; one that ends or is given up leaves
         self._given_up: list[Worker] = []  # whose session runs have not come back
-        for _ in range(num_workers):
+
+    def start(self, observers: Sequence[Observer] = ()) -> None:
+        """Starts the worker threads and the watchdog."""
+        self._observers = observers
+        for _ in range(self.num_workers):
             self._start_worker()
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 

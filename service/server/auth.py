@@ -1,4 +1,7 @@
-"""API keys: who may ask, what, and how much at once. Holds digests only; knows no HTTP but the header they come in."""
+"""API keys: which callers may use which paths, and how many requests at once.
+
+Holds digests only. Knows no HTTP but the Authorization header.
+"""
 
 import hashlib
 import hmac
@@ -13,31 +16,21 @@ from addnorm.service.settings import Settings
 
 SCOPES = ("infer", "admin", "metrics")
 LEAST_CHARACTERS = 16  # of a key written out; one drawn at random has more
-COMMENT = re.compile(r"(?:^|\s)#.*")  # within a word, a # is part of it
+COMMENT = re.compile(r"(?:^|\s)#.*")  # a # within a word is part of it
 log = logging.getLogger("addnorm")
-OPEN = (
-    "/livez",
-    "/readyz",
-    "/docs",
-    "/openapi.json",
-    "/",
-)  # orchestrators carry no keys; the page tells nothing
-HEALTH = ("/livez", "/readyz", "/v2/health/")
-PROBES = (*HEALTH, "/metrics")  # answered while full, and while draining
+# open to callers without a key: orchestrators have none, and the page shows nothing private
+OPEN = ("/livez", "/readyz", "/docs", "/openapi.json", "/")
 OPEN_BELOW = ("/v2/health/", "/swagger/")
+INDEX = "/v2/repository/index"  # Triton's clients ask for it before they infer
 
 
-def needed(path: str) -> str | None:
-    """The scope that a path needs; None: open. What is not named here needs `infer`."""
+def needed_scope(path: str) -> str | None:
+    """The scope that a path needs: `infer` unless another is named here. None: open to all."""
     if path in OPEN or path.startswith(OPEN_BELOW):
         return None
     if path == "/metrics":
         return "metrics"
-    if (
-        path.startswith("/v2/repository/") and path != "/v2/repository/index"
-    ):  # Triton's clients list before they ask
-        return "admin"
-    return "infer"
+    return "admin" if path.startswith("/v2/repository/") and path != INDEX else "infer"
 
 
 class Key(NamedTuple):
@@ -48,7 +41,7 @@ class Key(NamedTuple):
 
 
 class Keys:
-    """The keys of the settings. The file is read again when it changes, so that a key can be withdrawn at once."""
+    """The keys of the settings. A changed file is read again, so that a key can be withdrawn."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -57,7 +50,7 @@ class Keys:
         self._at_once: dict[str, int] = {}  # name -> requests being answered
 
     def __bool__(self) -> bool:
-        """Whether there are any. Without, all is open."""
+        """Whether there are any. Without keys every path is open."""
         return bool(self._known)
 
     def find(self, authorization: bytes) -> Key:
@@ -66,11 +59,10 @@ class Keys:
         if kind.lower() != b"bearer" or not sent:
             raise Unauthenticated("no API key was sent: add the header `Authorization: Bearer KEY`")
         digest = hashlib.sha256(sent.strip()).digest()
-        key = self._known.get(
-            digest
-        )  # how long this takes tells of digests, from which no key follows
+        # the time of this look-up tells something of digests, but no key follows from a digest
+        key = self._known.get(digest)
         if key is None or not hmac.compare_digest(key.digest, digest):
-            raise Unauthenticated("the API key that was sent is not known here")
+            raise Unauthenticated("the API key that was sent is unknown: check the header")
         return key
 
     @contextmanager
@@ -79,7 +71,8 @@ class Keys:
         now = self._at_once.get(key.name, 0)
         if key.max_at_once and now >= key.max_at_once:
             raise TooManyAtOnce(
-                f"the API key {key.name!r} has {now} requests under way, its limit is {key.max_at_once}",
+                f"the API key {key.name!r} has {now} requests under way, its limit is"
+                f" {key.max_at_once}; retry in 1 s",
                 retry_after_s=1,
             )
         self._at_once[key.name] = now + 1
@@ -101,7 +94,7 @@ class Keys:
             log.error("the API keys stay as they were: %s", error)
 
     def _read_stamp(self) -> tuple[int, int, int] | None:
-        """What tells that the file is another. None: there is none."""
+        """Changes when the file does. None: there is no file."""
         try:
             status = self._settings.api_keys_file.stat() if self._settings.api_keys_file else None
         except OSError:
@@ -110,7 +103,7 @@ class Keys:
 
 
 def _read(settings: Settings) -> dict[bytes, Key]:
-    """digest -> key, of the environment and the file. StartupError names place and line, never what stands there."""
+    """digest -> key, of the setting and the file. StartupError names the line, never its text."""
     written = settings.api_keys.get_secret_value() if settings.api_keys else ""
     lines = [(f"ADDNORM_API_KEYS, entry {number}", line) for number, line in _numbered(written)]
     if path := settings.api_keys_file:
@@ -130,14 +123,14 @@ def _read(settings: Settings) -> dict[bytes, Key]:
 
 
 def _numbered(text: str) -> Iterator[tuple[int, str]]:
-    """Entries stand on lines of their own or between semicolons; a # at their start or after white space begins a comment."""
+    """Entries, one a line or separated by semicolons, with their numbers, without comments."""
     for number, line in enumerate(text.replace(";", "\n").splitlines(), 1):
         if entry := COMMENT.sub("", line).strip():
             yield number, entry
 
 
 def _key(where: str, line: str) -> Key:
-    """`name scopes key [limit]`, the scopes with commas between, the key as it is or as sha256:HEX."""
+    """An entry is `name scopes key [limit]`: scopes with commas, the key plain or as sha256:HEX."""
     name, scopes, secret, limit = (line.split() + [""] * 4)[:4]
     wanted = frozenset(scopes.split(","))
     if (
@@ -148,22 +141,26 @@ def _key(where: str, line: str) -> Key:
         raise StartupError(
             f"{where}: an API key is `name {','.join(SCOPES)} KEY-or-sha256:HEX [requests at once]`"
         )
-    if secret.startswith("sha256:"):
-        try:
-            digest = bytes.fromhex(secret.removeprefix("sha256:"))
-        except ValueError:
-            digest = b""
-        if len(digest) != hashlib.sha256().digest_size:
-            raise StartupError(f"{where}: sha256: must be followed by 64 hexadecimal digits")
-    elif len(secret) < LEAST_CHARACTERS:
-        raise StartupError(
-            f"{where}: the key has {len(secret)} characters, at least {LEAST_CHARACTERS} are needed"
-        )
-    else:
-        digest = hashlib.sha256(secret.encode()).digest()
     if limit and not int(limit):
         raise StartupError(
-            f"{where}: the limit is 0 requests at once, which would let none in: from 1, or none for no limit;"
-            " leave the line out to withdraw the key"
+            f"{where}: the limit is 0 requests at once: write 1 or more, or nothing for no limit;"
+            " remove the line to withdraw the key"
         )
-    return Key(name, digest, wanted, int(limit or 0))
+    return Key(name, _digest(where, secret), wanted, int(limit or 0))
+
+
+def _digest(where: str, secret: str) -> bytes:
+    if not secret.startswith("sha256:"):
+        if len(secret) < LEAST_CHARACTERS:
+            raise StartupError(
+                f"{where}: the key has {len(secret)} characters, at least {LEAST_CHARACTERS} are"
+                " needed"
+            )
+        return hashlib.sha256(secret.encode()).digest()
+    try:
+        digest = bytes.fromhex(secret.removeprefix("sha256:"))
+    except ValueError:
+        digest = b""
+    if len(digest) != hashlib.sha256().digest_size:
+        raise StartupError(f"{where}: sha256: must be followed by 64 hexadecimal digits")
+    return digest

@@ -1,7 +1,7 @@
-"""One connection: uvicorn's, with bounds on its head, on the time it takes to send, and on the time it takes to read.
+"""uvicorn's connection, with bounds on heads and on the time that callers take.
 
-uvicorn has none of these. What is wrong with a whole head goes to the application, which answers and logs it; what
-never becomes a request is answered here.
+What is wrong with a whole head goes to the application in the request's context: the application
+answers and logs it. What never becomes a request is answered here.
 """
 
 import socket
@@ -11,22 +11,25 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any, ClassVar, cast
 
-import orjson
-from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from httptools import HttpRequestParser
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from addnorm.service.errors import (
     HeadTooLarge,
-    InvalidInput,
+    InvalidHead,
+    InvalidHttp,
     RequestTimeout,
     ServiceError,
     TooManyConnections,
 )
+from addnorm.service.server.error_response import error_response
+from addnorm.service.server.http_parser import Parser
+from addnorm.service.server.transport import Flow
 from addnorm.service.settings import Settings
+from addnorm.service.telemetry.request_context import attach_context
 
-SINGLE = {
+SINGLE = {  # headers that may be sent once
     b"authorization",
     b"content-encoding",
     b"content-type",
@@ -35,41 +38,41 @@ SINGLE = {
     b"x-request-timeout-ms",
 }
 LINE_BYTES = len(": \r\n")
-BODY_GRACE_S = 2.0  # the application refuses a slow body first, in words
-READ_BYTES = 16 * 1024  # at once: what is parsed in one piece holds up every other connection
-LONG_PIECE_S = 0.0005  # to parse; a piece of a plain body takes a twentieth
-ASK_AFTER_S = (
-    0.05  # how long a caller that sends no more waits before it is asked whether it is still there
-)
+BODY_GRACE_S = 2.0  # the application rejects a slow body first, with a message
+READ_BYTES = 16 * 1024  # parsed at once; other connections wait meanwhile
+LONG_PIECE_S = 0.0005  # a plain body's 16 KiB take a twentieth of that
+ASK_AFTER_S = 0.05  # before a caller that sends no more is asked whether it is still there
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Connection(HttpToolsProtocol):
-    """Swept once a second: timers for each request would cost more."""
+    """The server calls `sweep` once a second: timers for each request would cost more."""
 
-    settings: ClassVar[Settings]  # of the server; see `limited`
+    settings: ClassVar[Settings]  # of the server; see `protocol_factory`
 
     def __init__(self, config: Config, *arguments: Any, **named: Any) -> None:
         super().__init__(config, *arguments, **named)
         self.parser = cast(HttpRequestParser, Parser(self))
         self._since: float | None = None  # when what is being received began
         self._in_head = self._in_body = False
-        self._num_loose = 0  # bytes received since the last head or body ended, or began, or some of the body came
-        self._is_surplus = self._is_refused = self._has_ended = False
+        # bytes that are not body: since the last head or body began or ended, or body came
+        self._num_loose = 0
+        self._is_surplus = False  # the connection is over the limit on connections
+        self._is_refused = False
+        self._has_ended = False  # the caller sends no more
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.flow = Flow(self)
-        self._since = self._all_sent = (
-            self.loop.time()
-        )  # _all_sent: when there was last nothing to send
+        self._since = self.loop.time()
+        self._all_sent = self._since  # when there was last nothing to send
         self._is_surplus = len(self.connections) > self.settings.max_connections
         if len(self.connections) > 2 * self.settings.max_connections:
-            transport.abort()  # no longer worth an answer
+            transport.abort()  # so many connections are not answered any more
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
-            return  # not parsed: the parser keeps a header until it is whole
+            return  # not parsed: the parser would keep a header until it is whole
         if self._since is None:
             self._since = self.loop.time()
         self._num_loose += len(data)
@@ -77,8 +80,8 @@ class Connection(HttpToolsProtocol):
         if self._num_loose > self.settings.max_header_bytes and not self._is_refused:
             self._refuse(self._too_large(self._num_loose))
 
-    def let_others_go_first(self) -> None:
-        """Reads on in the event loop's next round: in one round it would read up to 32 pieces."""
+    def yield_to_others(self) -> None:
+        """Reads on in the event loop's next round. In one round it would read up to 32 pieces."""
         if not self.transport.is_closing() and not self.flow.read_paused:
             self.transport.pause_reading()
             self.loop.call_soon(self._read_on)
@@ -92,15 +95,15 @@ class Connection(HttpToolsProtocol):
         self._in_head, self._num_loose = True, 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # else a trailer, which comes too late to say anything of the request
+        if self._in_head:  # else it is a trailer, which is ignored
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
-            return  # the head comes again, see Parser
+            return  # the head is parsed again, see Parser
         self._in_head, self._in_body, self._num_loose = False, True, 0
         if refusal := self._wrong():
-            self.scope["state"]["refusal"] = refusal
+            attach_context(self.scope["state"]).refusal = refusal
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -109,18 +112,18 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if self._in_head:
-            return  # as above
+            return  # the head is parsed again
         super().on_message_complete()
         self._since, self._in_body, self._num_loose = None, False, 0
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own returns bool | None
-        """Whether to keep the connection: a caller that has sent all it wants may still read its answer.
+        """Whether to keep the connection: a caller that sends no more may still read its answer.
 
-        One that has left looks the same, so it is asked. TLS has no such half: there, asyncio closes in any case.
+        A caller that has left looks the same, so it is asked. In TLS asyncio closes in any case.
         """
         self._has_ended = self.scheme == "http" and self._is_answering() and not self._in_body
         if self._has_ended:
-            self.cycle.keep_alive = False  # the last answer closes
+            self.cycle.keep_alive = False  # the connection is closed after the last answer
             self.loop.call_later(ASK_AFTER_S, self._ask_whether_left)
         return self._has_ended
 
@@ -128,14 +131,17 @@ class Connection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _ask_whether_left(self) -> None:
-        """A caller must take a 100 at any time before its answer (RFC 9110, 15.2); who has left resets the connection."""
+        """Sends a 100, which every caller must accept before its answer (RFC 9110, 15.2).
+
+        If the caller has left, its side resets the connection.
+        """
         is_free = self._is_answering() and not self.cycle.response_started and not self.pipeline
         if is_free and not self.transport.is_closing() and self.scope["http_version"] == "1.1":
             self.transport.write(CONTINUE)
             self.loop.call_later(ASK_AFTER_S, self._end_if_left)
 
     def _end_if_left(self) -> None:
-        """Nobody reads any more, so nobody else would notice."""
+        """Nothing else notices that the caller has left: nothing reads from the connection."""
         if self.transport.is_closing():
             return
         if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -146,79 +152,66 @@ class Connection(HttpToolsProtocol):
         if self._is_surplus:
             limit = self.settings.max_connections
             return TooManyConnections(
-                f"{limit} connections are open, the limit: come back later", retry_after_s=1
+                f"{limit} connections are open, the limit; retry in 1 s", retry_after_s=1
             )
         if refusal := self._wrong_coding():
             return refusal
-        num_bytes = (
-            len(self.url)
-            + sum(map(len, chain.from_iterable(self.headers)))
-            + LINE_BYTES * len(self.headers)
-        )
+        num_bytes = len(self.url) + LINE_BYTES * len(self.headers)
+        num_bytes += sum(map(len, chain.from_iterable(self.headers)))
         if num_bytes > self.settings.max_header_bytes:
             return self._too_large(num_bytes)
         names = [name for name, _ in self.headers]
         if len(set(names)) < len(names):
             for name in SINGLE:
                 if names.count(name) > 1:
-                    return InvalidInput(
+                    return InvalidHead(
                         f"the header {name.decode()} is sent twice", param=name.decode()
                     )
         return None
 
-    def _wrong_coding(self) -> InvalidInput | None:
-        """Where a body ends must be beyond doubt."""
+    def _wrong_coding(self) -> InvalidHead | None:
+        """The end of the body must be beyond doubt."""
         codings = [
             value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"
         ]
-        if codings in ([], [b"chunked"]) and (
-            not codings or self.parser.get_http_version() == "1.1"
-        ):
+        version = self.parser.get_http_version()
+        if not codings or (codings == [b"chunked"] and version == "1.1"):
             return None
         sent = b", ".join(codings).decode("latin-1")[:60]
-        version = self.parser.get_http_version()
-        return InvalidInput(
-            f"transfer-encoding is {sent!r} in HTTP/{version}: send chunked alone, in HTTP/1.1; what is compressed"
-            " goes by content-encoding",
+        return InvalidHead(
+            f"transfer-encoding is {sent!r} in HTTP/{version}: send chunked alone, in HTTP/1.1;"
+            " name a compression in content-encoding",
             param="transfer-encoding",
         )
 
     def _too_large(self, num_bytes: int) -> HeadTooLarge:
-        what = (
-            "the body's chunk sizes, extensions and trailers have"
-            if self._in_body
-            else "the head has"
-        )
+        framing = "the body's chunk sizes, extensions and trailers have"
+        what = framing if self._in_body else "the head has"
         return HeadTooLarge(
             f"{what} {num_bytes} bytes, the limit is {self.settings.max_header_bytes}"
         )
 
     def send_400_response(self, msg: str) -> None:
-        """What the parser does not take."""
-        self._refuse(InvalidInput(f"this is no HTTP/1.1 request: {msg}", code="invalid_http"))
+        """uvicorn calls it when the parser does not accept the bytes."""
+        self._refuse(InvalidHttp(f"this is no HTTP/1.1 request: {msg}"))
 
     def _refuse(self, error: ServiceError) -> None:
-        """Answers what never became a whole request, unless an earlier one is being answered, and closes."""
+        """Answers what never became a whole request, and closes.
+
+        If an earlier request is being answered, the connection is closed after that answer instead.
+        """
         self._is_refused = True
         is_answering = self._is_answering()
         is_its_own = is_answering and self.cycle.more_body and not self.cycle.response_started
         is_answered = self._in_body and not is_answering
         if is_answering and not is_its_own:
-            self.cycle.keep_alive = False  # what came before is answered, the last of it closes
+            self.cycle.keep_alive = False
             return
         if not self.transport.is_closing() and not self.pipeline and not is_answered:
-            known = {
-                "message": error.message,
-                "type": error.type,
-                "param": error.param,
-                "code": error.code,
-            }
-            body = orjson.dumps({"error": known})
-            head = (
-                b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-                % len(body)
-            )
-            self.transport.write(STATUS_LINE[error.status] + head + body)
+            answer = error_response("", error)
+            headers = (b"%b: %b\r\n" % header for header in answer.raw_headers)
+            head = STATUS_LINE[answer.status_code] + b"".join(headers)
+            self.transport.write(head + b"\r\n" + bytes(answer.body))
         self.transport.close()
 
     def sweep(self, now: float) -> None:
@@ -235,74 +228,25 @@ class Connection(HttpToolsProtocol):
     def _sweep_received(self, now: float, seconds: float) -> None:
         limit_s = self.settings.body_timeout_s
         if self.flow.read_paused:
-            self._since = now  # it is we who do not read
+            self._since = now  # the server is not reading
         elif seconds > limit_s + BODY_GRACE_S:
             self.transport.abort()
         elif seconds > limit_s and self._in_head:
             self._refuse(RequestTimeout(f"the head did not arrive within {limit_s:g} s"))
         elif seconds > limit_s and self.cycle is not None:
-            self.scope["state"]["late"] = RequestTimeout(
-                f"the body did not arrive within {limit_s:g} s"
-            )
-            self.cycle.message_event.set()  # wakes who waits for the body
+            late = RequestTimeout(f"the body did not arrive within {limit_s:g} s")
+            attach_context(self.scope["state"]).late = late
+            self.cycle.message_event.set()  # wakes the application, which waits for the body
 
 
-class Parser:
-    """httptools', but one that goes on in HTTP/1.1 after a head that asks for another protocol (HTTP/2, as Java's client
-    does). Who asks may be left with this one (RFC 9110, 7.8), but httptools would take what follows for the other's."""
+class PieceReader(BufferedProtocol):
+    """Reads for a connection in small pieces.
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._parser = self._new()
-
-    def _new(self) -> HttpRequestParser:
-        parser = HttpRequestParser(self._connection)
-        parser.set_dangerous_leniencies(
-            lenient_data_after_close=True
-        )  # as uvicorn does: so requests sent ahead are read
-        return parser
-
-    def feed_data(self, data: bytes) -> None:
-        while data:
-            try:
-                self._parser.feed_data(data)
-                return
-            except HttpParserUpgrade as asked:
-                data = self._head_without_upgrade() + data[asked.args[0] :]
-                self._parser = self._new()
-
-    def _head_without_upgrade(self) -> bytes:
-        method, version = self._parser.get_method(), self._parser.get_http_version().encode()
-        if method == b"CONNECT":
-            raise HttpParserError("CONNECT is for proxies")
-        lines = [
-            b"%b: %b\r\n" % header for header in self._connection.headers if header[0] != b"upgrade"
-        ]
-        return b"".join(
-            (b"%b %b HTTP/%b\r\n" % (method, self._connection.url, version), *lines, b"\r\n")
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._parser, name)
-
-
-class Flow(FlowControl):
-    """uvicorn's, but nothing is read while requests sent ahead wait: each would be kept until its turn."""
-
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection.transport)
-        self._pipeline = connection.pipeline
-
-    def resume_reading(self) -> None:
-        if not self._pipeline:
-            super().resume_reading()
-
-
-class Steps(BufferedProtocol):
-    """Reads for a connection, little at a time: event loops hand a Protocol up to 256 KiB, which may be 10,000 requests."""
+    Event loops hand a Protocol up to 256 KiB at once, which may be 10,000 requests.
+    """
 
     def __init__(self, connection: Connection, buffer: bytearray) -> None:
-        """buffer: may be shared, for what is read is parsed at once."""
+        """buffer: may be shared, since what is read is parsed at once."""
         self._connection, self._buffer = connection, buffer
 
     def get_buffer(self, sizehint: int) -> bytearray:
@@ -312,7 +256,7 @@ class Steps(BufferedProtocol):
         started = time.monotonic()
         self._connection.data_received(bytes(memoryview(self._buffer)[:nbytes]))
         if time.monotonic() - started > LONG_PIECE_S:
-            self._connection.let_others_go_first()
+            self._connection.yield_to_others()
 
     def connection_made(self, transport: BaseTransport) -> None:
         self._connection.connection_made(transport)
@@ -330,7 +274,8 @@ class Steps(BufferedProtocol):
         self._connection.resume_writing()
 
 
-def limited(settings: Settings) -> Callable[..., Steps]:
-    """Makes one server's connections: uvicorn calls it, and hands nothing of ours on."""
-    kind, buffer = type("Connection", (Connection,), {"settings": settings}), bytearray(READ_BYTES)
-    return lambda **named: Steps(kind(**named), buffer)
+def protocol_factory(settings: Settings) -> Callable[..., PieceReader]:
+    """What uvicorn makes the connections of one server with."""
+    kind = type("Connection", (Connection,), {"settings": settings})
+    buffer = bytearray(READ_BYTES)
+    return lambda **named: PieceReader(kind(**named), buffer)

@@ -1,4 +1,4 @@
-"""ASGI middleware: the context of each request and its report at the end, refusals while draining, and API keys."""
+"""ASGI middleware in the order that requests pass it: context, errors, heads, API keys."""
 
 import asyncio
 import logging
@@ -7,67 +7,56 @@ import re
 import time
 from contextlib import nullcontext, suppress
 
-from opentelemetry.trace import Tracer
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from addnorm.service.errors import NotReady, OutOfScope, ServiceError, TooManyConnections
-from addnorm.service.protocols.codec.bodies import error_response
-from addnorm.service.server.auth import HEALTH, PROBES, Keys, needed
-from addnorm.service.telemetry import tracing
-from addnorm.service.telemetry.metrics import Metrics
-from addnorm.service.telemetry.request_context import RequestContext
+from addnorm.service.errors import Draining, OutOfScope, TooManyConnections
+from addnorm.service.models.readiness import Readiness
+from addnorm.service.server.auth import Keys, needed_scope
+from addnorm.service.server.error_response import error_response, service_error
+from addnorm.service.telemetry.report import PROBES, Reporter
+from addnorm.service.telemetry.request_context import RequestContext, attach_context, context_of
 
-log = logging.getLogger("addnorm.access")
-NOTHING = nullcontext()
+log = logging.getLogger("addnorm")
+UNLIMITED = nullcontext()
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+DISCARD_S = 1.0  # longest time to read a body that is discarded
 
 
 class RequestMiddleware:
-    """Outermost ASGI application."""
+    """Outermost. Begins each request's context, and reports the request at its end."""
 
-    def __init__(
-        self, app: ASGIApp, keys: Keys, metrics: Metrics, tracer: Tracer | None = None
-    ) -> None:
-        self.app, self.keys, self.metrics, self.tracer = app, keys, metrics, tracer
-        self.draining = False
+    def __init__(self, app: ASGIApp, reporter: Reporter, readiness: Readiness) -> None:
+        self._app, self._reporter, self._readiness = app, reporter, readiness
         self.in_flight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await self._app(scope, receive, send)
             return
         sent = Headers(scope=scope).get("x-request-id", "")
-        request_id = sent if REQUEST_ID.fullmatch(sent) else f"{random.getrandbits(128):032x}"
-        context = scope.setdefault("state", {})["context"] = RequestContext(
-            request_id, time.monotonic()
+        context = attach_context(scope.setdefault("state", {}))
+        context.request_id = (
+            sent if REQUEST_ID.fullmatch(sent) else f"{random.getrandbits(128):032x}"
         )
-        scope = (
-            {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
-        )  # uvicorn leaves the body away
+        context.started = time.monotonic()
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # uvicorn leaves the body out
         self.in_flight += 1
         try:
-            await self._answer(scope, receive, self._marked(send, context))
+            await self._app(scope, receive, self._marked(send, context))
         finally:
             self.in_flight -= 1
-            self._record(scope, context)
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["state"]["draining"] = self.draining
-        if self.draining and not scope["path"].startswith(PROBES):
-            refusal = NotReady("the server is shutting down: send it to another", retry_after_s=1)
-            self.metrics.rejected("draining")
-            await _read_away(receive)
-            await error_response(scope["path"], refusal)(scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
+            self._reporter.report(scope, context)
 
     def _marked(self, send: Send, context: RequestContext) -> Send:
+        """`send` that adds headers, and notes the status and when the first byte was sent."""
+
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 context.status = message["status"]
                 added = [(b"x-request-id", context.request_id.encode())]
-                if self.draining:
+                if self._readiness.draining:
                     added.append((b"connection", b"close"))
                 message["headers"] = [*message["headers"], *added]
             await send(message)
@@ -76,83 +65,72 @@ class RequestMiddleware:
 
         return marked
 
-    def _record(self, scope: Scope, context: RequestContext) -> None:
-        route = getattr(
-            scope.get("route"), "path", "unknown"
-        )  # the template: paths as they come have no bound
-        seconds = time.monotonic() - context.started
-        self.metrics.answered(route, context.model, context.status, seconds)
-        traced = self._traced(scope, route, context)
-        is_well = context.status == 200 and scope["path"].startswith(
-            HEALTH
-        )  # asked every few seconds, by orchestrators
-        level = logging.DEBUG if is_well else logging.INFO
-        if not log.isEnabledFor(level):
-            return
-        known = {"key": context.key, "code": context.code, "field": context.param}
-        named = {name: value for name, value in known.items() if value}
-        log.log(
-            level,
-            "request",
-            extra={
-                "request_id": context.request_id, "method": scope["method"], "route": route, "status": context.status,
-                "ms": round(seconds * 1000, 3), "model": context.model, "real_tokens": context.real_tokens,
-                "pad_tokens": context.pad_tokens, **named, **context.times_ms(), **traced,
-            },
-        )  # fmt: skip
 
-    def _traced(self, scope: Scope, route: str, context: RequestContext) -> dict[str, str]:
-        """Exports the request's spans, but for probes'. What the log says of it."""
-        if not self.tracer or scope["path"].startswith(PROBES):
-            return {}
-        own: dict[str, str | int] = {"addnorm.request_id": context.request_id}
-        if context.model:
-            own |= {"addnorm.model": context.model, "addnorm.real_tokens": context.real_tokens}
-            own |= {"addnorm.pad_tokens": context.pad_tokens}
-        return {
-            "trace_id": tracing.record(
-                self.tracer, scope, route, context.status, own, context.started, context.spans()
-            )
-        }
+class ErrorMiddleware:
+    """Answers whatever is raised below it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except Exception as error:  # whatever it is, the caller gets an answer
+            if scope["type"] != "http" or (context := context_of(scope)).status is not None:
+                raise  # the answer has begun: only the connection can be closed
+            method, path = scope["method"], scope["path"]
+            known = service_error(error, method, path, context.request_id)
+            context.note(known)
+            if known.status == 500:
+                where = f"{method} {path}, request {context.request_id}"
+                log.error("%s: %s", where, known.message, exc_info=error)
+            await error_response(path, known)(scope, receive, send)
 
 
-async def _read_away(receive: Receive) -> None:
-    """Takes the body in, for a while: a connection closed while its caller still sends is reset, the answer lost."""
+class HeadMiddleware:
+    """Rejects by the head alone: all but probes while draining, and what the connection found."""
+
+    def __init__(self, app: ASGIApp, readiness: Readiness) -> None:
+        self._app, self._readiness = app, readiness
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            is_probe = scope["path"].startswith(PROBES)
+            if self._readiness.draining and not is_probe:
+                await _discard_body(receive)
+                raise Draining(
+                    "the server is shutting down: send the request to another", retry_after_s=1
+                )
+            refusal = context_of(scope).refusal
+            if refusal and not (is_probe and isinstance(refusal, TooManyConnections)):
+                raise refusal
+        await self._app(scope, receive, send)
+
+
+async def _discard_body(receive: Receive) -> None:
+    """Reads it: if a connection is closed while its caller still sends, the answer is lost."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(DISCARD_S):
             while (await receive()).get("more_body"):
                 pass
 
 
 class AuthMiddleware:
-    """ASGI: refuses what the connection found wrong with the head, and who has no key for the path."""
+    """Rejects callers without a key for the path, and keys with too many requests under way."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics) -> None:
-        self.app, self.keys, self.metrics = app, keys, metrics
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+        self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
+        needed = needed_scope(scope["path"]) if self._keys and scope["type"] == "http" else None
+        if needed is None:
+            await self._app(scope, receive, send)
             return
-        try:
-            refusal = scope["state"].get("refusal")
-            if refusal and not (
-                isinstance(refusal, TooManyConnections) and scope["path"].startswith(PROBES)
-            ):
-                raise refusal
-            wanted = needed(scope["path"]) if self.keys else None
-            if wanted is None:
-                await self.app(scope, receive, send)
-                return
-            key = self.keys.find(
-                next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-            )
-            scope["state"]["context"].key = key.name
-            if wanted not in key.scopes:
-                allowed = ", ".join(sorted(key.scopes))
-                raise OutOfScope(f"the API key {key.name!r} is for {allowed}; this needs {wanted}")
-            with self.keys.counted(key) if key.max_at_once else NOTHING:
-                await self.app(scope, receive, send)
-        except ServiceError as error:  # of this class: the application answers its own
-            self.metrics.rejected(error.code)
-            await error_response(scope["path"], error)(scope, receive, send)
+        sent = (value for name, value in scope["headers"] if name == b"authorization")
+        key = self._keys.find(next(sent, b""))
+        context_of(scope).key = key.name
+        if needed not in key.scopes:
+            allowed = ", ".join(sorted(key.scopes))
+            raise OutOfScope(f"the API key {key.name!r} is for {allowed}; this needs {needed}")
+        with self._keys.counted(key) if key.max_at_once else UNLIMITED:
+            await self._app(scope, receive, send)

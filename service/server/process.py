@@ -1,7 +1,7 @@
 """The server's process: loads the bundles, listens, and drains.
 
-On SIGTERM the server is not ready at once, answers what it has accepted, refuses what comes, and closes the
-listener last.
+On SIGTERM the server is no longer ready at once. It answers what it has accepted, rejects new
+requests, and closes the listener last.
 """
 
 import asyncio
@@ -18,12 +18,11 @@ from typing import Any, cast
 import uvicorn
 
 from addnorm.service.errors import StartupError
-from addnorm.service.inference.pipeline import Inference
 from addnorm.service.models.registry import load_all
 from addnorm.service.runtime import memory
-from addnorm.service.server.app import create_app
-from addnorm.service.server.connection import Connection, limited
+from addnorm.service.server.connection import Connection, protocol_factory
 from addnorm.service.server.middleware import RequestMiddleware
+from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry import logs
 from addnorm.service.telemetry.tracing import tracer_of_environment
@@ -34,24 +33,27 @@ log = logging.getLogger("addnorm")
 
 
 def serve(bundles: Path, settings: Settings) -> None:
-    """Loads every bundle, then listens until told to stop. StartupError if a bundle cannot be trusted, or the port is in use."""
+    """Loads every bundle, then listens until told to stop.
+
+    StartupError if a bundle cannot be trusted, or the port is in use.
+    """
     check_address(settings)
     logs.configure(settings.log_level)
     memory.share_arenas()
-    inference = Inference(load_all(bundles, settings), settings)
-    app = create_app(inference, tracer_of_environment())
-    if not app.keys and settings.host not in LOOPBACK:
+    service = build(load_all(bundles, settings), settings, tracer_of_environment())
+    if not service.keys and settings.host not in LOOPBACK:
         log.warning(
-            "no API keys: whoever reaches %s may ask; see ADDNORM_API_KEYS_FILE", settings.host
+            "no API keys: every caller that reaches %s is served; see ADDNORM_API_KEYS_FILE",
+            settings.host,
         )
-    server = Server(app, settings)
+    server = Server(service)
     gc.freeze()  # what is loaded stays: the collector need not walk it again
     server.run()
-    inference.close()
+    service.close()
 
 
 def check_address(settings: Settings) -> None:
-    """StartupError if nobody could listen there: better known before models load than after."""
+    """StartupError if the address cannot be listened on, before any model is loaded."""
     try:
         found = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -72,7 +74,7 @@ def check_address(settings: Settings) -> None:
 
 
 def _check_bind(family: int, address: Any) -> None:
-    """As the event loop will bind it."""
+    """Binds as the event loop will."""
     with socket.socket(family) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
@@ -85,10 +87,19 @@ def configured(app: RequestMiddleware, settings: Settings) -> uvicorn.Config:
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise StartupError("one of ADDNORM_TLS_CERT and ADDNORM_TLS_KEY is set: set both, or none")
     config = uvicorn.Config(
-        app, host=settings.host, port=settings.port, http=cast(Any, limited(settings)), ws="none",
-        log_config=None, access_log=False, server_header=False, headers=[("x-content-type-options", "nosniff")],
-        proxy_headers=False, ssl_certfile=settings.tls_cert, ssl_keyfile=settings.tls_key,
-    )  # fmt: skip
+        app,
+        host=settings.host,
+        port=settings.port,
+        http=cast(Any, protocol_factory(settings)),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        headers=[("x-content-type-options", "nosniff")],
+        proxy_headers=False,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+    )
     try:
         config.load()
     except OSError as error:  # ssl.SSLError too
@@ -99,27 +110,31 @@ def configured(app: RequestMiddleware, settings: Settings) -> uvicorn.Config:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, but a signal drains first, the process then ends with exit code 0, and slow callers are swept out."""
+    """uvicorn, but a signal drains first, the exit code is 0, and slow callers are cut off."""
 
-    def __init__(self, app: RequestMiddleware, settings: Settings) -> None:
-        super().__init__(configured(app, settings))
-        self.app, self.grace_s = app, settings.grace_s
-        self.drain_until = float("inf")
+    def __init__(self, service: Service) -> None:
+        super().__init__(configured(service.app, service.settings))
+        self._service = service
+        self._drain_until = float("inf")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.app.draining and sig == signal.SIGINT:
+        readiness = self._service.readiness
+        if readiness.draining and sig == signal.SIGINT:
             self.force_exit = self.should_exit = True  # an impatient second Ctrl+C
-        elif not self.app.draining:
-            self.app.draining = True
-            self.drain_until = time.monotonic() + self.grace_s
+        elif not readiness.draining:
+            readiness.draining = True
+            self._drain_until = time.monotonic() + self._service.settings.grace_s
 
     async def on_tick(self, counter: int) -> bool:
         logs.flush()
         if counter % TICKS_PER_S == 0:
-            self.app.keys.refresh()
+            self._service.keys.refresh()
             now = asyncio.get_running_loop().time()
             for connection in list(self.server_state.connections):
                 cast(Connection, connection).sweep(now)
-        if self.app.draining and (self.app.in_flight == 0 or time.monotonic() > self.drain_until):
+        if self._service.readiness.draining and self._is_drained():
             self.should_exit = True
         return await super().on_tick(counter)
+
+    def _is_drained(self) -> bool:
+        return self._service.app.in_flight == 0 or time.monotonic() > self._drain_until

@@ -1,30 +1,51 @@
-"""What becomes known of one request on its way, for the log, the metrics and the traces. Never its content."""
+"""What becomes known of one request on its way. Reported once, at the request's end (report.py)."""
 
+import time
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import Any
 
+from starlette.types import Scope
+
+from addnorm.service.errors import RequestTimeout, ServiceError
+from addnorm.service.models.usage import Statistics
 from addnorm.service.scheduling.deadline import Deadline
+
+KEY = "context"
 
 
 @dataclass
 class RequestContext:
-    """What becomes known of a request on its way; logged and counted at its end. Never its content."""
+    """Travels with one request. Holds no content, and no model: an idle connection keeps it."""
 
-    request_id: str
-    started: float  # time.monotonic(): the deadline counts from here
-    status: int = 500
-    model: str = ""
+    request_id: str = ""
+    started: float = field(default_factory=time.monotonic)  # the deadline counts from here
     key: str = ""  # the name of the API key
-    code: str = ""  # of an error
-    param: str = ""  # the field that the error is about
+    # what the connection found
+    refusal: ServiceError | None = None  # what is wrong with the head
+    late: RequestTimeout | None = None  # the body takes too long to arrive
+    # what decoding found
+    model: str = ""
+    statistics: Statistics | None = None  # of the model's version
+    num_sequences: int = 0
     real_tokens: int = 0
     pad_tokens: int = 0
-    deadline: Deadline | None = None  # where the request has one
-    first_byte_s: float | None = (
-        None  # after it came; when the first bytes of the answer's body had been written
-    )
+    deadline: Deadline | None = None
+    # how it went
+    decoded_from: float | None = None  # time.monotonic(); the stages follow each other from there
     stages_s: dict[str, float] = field(default_factory=dict)
-    decoded_from: float = 0.0  # on time.monotonic(); the stages follow each other from there
+    is_inferred: bool = False  # an inference was computed and encoded
+    code: str = ""  # of an error
+    param: str = ""  # the field that the error is about
+    rejection: str = ""  # why it was rejected, if it was: a reason of addnorm_rejections
+    status: int | None = None  # of the answer, once its head was sent
+    first_byte_s: float | None = None  # after `started`; when the body's first bytes were sent
+
+    def note(self, error: ServiceError) -> None:
+        """What the caller is told instead of an answer. The error itself would keep its frames."""
+        self.code = error.code
+        self.param = (error.param or "") if error.names_own_field else ""
+        self.rejection = error.reason if error.is_rejection else ""
 
     def times_ms(self) -> dict[str, float]:
         """Of the stages, and the deadline and the first byte, where they are known."""
@@ -37,5 +58,18 @@ class RequestContext:
 
     def spans(self) -> dict[str, tuple[float, float]]:
         """Each stage's start and end."""
-        ends = list(accumulate(self.stages_s.values(), initial=self.decoded_from))
+        ends = accumulate(self.stages_s.values(), initial=self.decoded_from or 0.0)
         return dict(zip(self.stages_s, pairwise(ends), strict=True))
+
+
+def attach_context(state: dict[str, Any]) -> RequestContext:
+    """The context of the request whose ASGI scope has this state, created at the first call."""
+    context: RequestContext = state.get(KEY) or RequestContext()
+    state[KEY] = context
+    return context
+
+
+def context_of(scope: Scope) -> RequestContext:
+    """The context of a request that has one."""
+    context: RequestContext = scope["state"][KEY]
+    return context

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of a request, made at its end from what was measured anyway. Knows numbers, never content."""
+"""OpenTelemetry spans of a request, made at its end. Knows numbers, never content."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ log = logging.getLogger("addnorm")
 
 
 def tracer_of_environment() -> Tracer | None:
-    """Exports where the standard OTEL_ variables say. None where they ask for no traces, or for what is not here."""
+    """Exports as the standard OTEL_ variables say. None if they ask for nothing that is offered."""
     if not _asked():
         return None
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get(
@@ -33,7 +33,7 @@ def tracer_of_environment() -> Tracer | None:
     )
     if protocol not in (None, "http/protobuf"):
         log.warning(
-            "no traces: OTEL_EXPORTER_OTLP_PROTOCOL=%s, only http/protobuf is spoken", protocol
+            "no traces: OTEL_EXPORTER_OTLP_PROTOCOL=%s, only http/protobuf is offered", protocol
         )
         return None
     try:

@@ -15,12 +15,12 @@ import pytest
 
 from addnorm.service.errors import ClientGone, Expired, Overloaded
 from addnorm.service.inference.cost import HOPE_S, Cost, Rate
-from addnorm.service.inference.pipeline import Inference
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.batch import from_lists
 from addnorm.service.scheduling.cooperative import CooperativePool, Steps, run_now, timed
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import Serve
 
@@ -197,24 +197,24 @@ def test_the_deadline_is_looked_at_in_every_stage(few: Models, stage: str) -> No
     def encode(answer: InferenceResponse) -> Steps[str]:
         return (yield from slowly(1 if stage == "in the queue" else 1000, []))
 
-    inference = Inference(few, Settings(worker_threads=1))
+    inference = build(few, Settings(worker_threads=1))
     timeout_s, arrived = {
         "before": (1.0, time.monotonic() - 2), "in the queue": (1e-4, None), "while writing": (0.2, None)
     }[stage]  # fmt: skip
     with pytest.raises(Expired):
-        asyncio.run(inference.run(one(few), encode, Deadline(timeout_s, arrived)))
+        asyncio.run(inference.pipeline.run(one(few), encode, Deadline(timeout_s, arrived)))
     inference.close()
 
 
 def test_answers_under_way_are_counted_on(few: Models) -> None:
     """What others' answers take is a reason to come back later; what one's own takes is not."""
-    inference = Inference(few, Settings(worker_threads=1))
+    inference = build(few, Settings(worker_threads=1))
     query = one(few)
-    inference.cost.making(query).add(3, 0.6, is_done=True)
-    inference.cost.writing(query).add(1000, 0.0, is_done=True)
+    inference.pipeline.cost.making(query).add(3, 0.6, is_done=True)
+    inference.pipeline.cost.writing(query).add(1000, 0.0, is_done=True)
 
     async def ask(timeout_s: float) -> str:
-        made, _ = await inference.run(query, lambda _: slowly(60, []), Deadline(timeout_s))
+        made, _ = await inference.pipeline.run(query, lambda _: slowly(60, []), Deadline(timeout_s))
         return made
 
     async def three() -> list[Any]:

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from addnorm.service.errors import Overloaded
-from addnorm.service.inference.pipeline import Inference
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.scheduling.fair_queue import Target
+from addnorm.service.server.wiring import Service
 from tests.conftest import inference_of, serving
 from tests.support.scheduling import echo, of_lengths
 from tests.support.waiting import eventually
 
 
 @contextmanager
-def inferring(root: Path, **changed: Any) -> Iterator[Inference]:
+def inferring(root: Path, **changed: Any) -> Iterator[Service]:
     inference = inference_of(
         root, **{"worker_threads": 1, "known_answer_timeout_s": 0.3, "token_budget": 128, **changed}
     )
@@ -36,11 +36,11 @@ def notebooks(notebook: Path) -> Path:
     return notebook.parent.parent
 
 
-def line_of(inference: Inference) -> Target:
+def line_of(inference: Service) -> Target:
     return inference.models.find("notebook").target("fp32")
 
 
-def readiness_of(inference: Inference) -> Readiness:
+def readiness_of(inference: Service) -> Readiness:
     return Readiness(inference.models, inference.scheduler, timeout_s=0.3, fresh_s=0)
 
 
@@ -139,14 +139,14 @@ def test_many_callers_share_one_canary_a_second(notebooks: Path) -> None:
         target.run = record
 
         async def together() -> None:
-            first = asyncio.create_task(inference.ready())
+            first = asyncio.create_task(inference.readiness.check())
             await asyncio.sleep(0.02)
             first.cancel()  # a caller that leaves takes nobody along
-            await asyncio.gather(*(inference.ready() for _ in range(50)))
-            await inference.ready()
+            await asyncio.gather(*(inference.readiness.check() for _ in range(50)))
+            await inference.readiness.check()
             assert asked == [1]
             await asyncio.sleep(1)
-            await inference.ready()
+            await inference.readiness.check()
             assert asked == [1, 1]
 
         asyncio.run(together())

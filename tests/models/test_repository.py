@@ -23,9 +23,9 @@ import pytest
 from addnorm.load.stress.copies import republish
 from addnorm.load.stress.scenarios.swaps import swaps
 from addnorm.service.errors import BundleRefused, NotFound
-from addnorm.service.inference.pipeline import Inference
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.server.wiring import Service
 from tests.conftest import inference_of, serving
 from tests.support.bundles import flip
 from tests.support.metrics import samples
@@ -39,7 +39,7 @@ def root(notebook: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def inference(root: Path) -> Iterator[Inference]:
+def inference(root: Path) -> Iterator[Service]:
     inference = inference_of(root, token_budget=128)
     yield inference
     inference.close()
@@ -49,20 +49,20 @@ def publish(root: Path, version: int) -> Path:
     return republish(bundles.read(root / "notebook" / "1"), root, version)
 
 
-def load(inference: Inference, ref: str) -> None:
-    asyncio.run(inference.load(ref))
+def load(inference: Service, ref: str) -> None:
+    inference.repository.load(ref)
 
 
-def unload(inference: Inference, ref: str) -> None:
-    asyncio.run(inference.unload(ref))
+def unload(inference: Service, ref: str) -> None:
+    inference.repository.unload(ref)
 
 
-def states(inference: Inference) -> dict[int, str]:
+def states(inference: Service) -> dict[int, str]:
     return {entry.version: entry.state for entry in inference.models.index()}
 
 
 def test_a_new_version_answers_by_default_and_the_old_one_by_its_number(
-    inference: Inference, root: Path
+    inference: Service, root: Path
 ) -> None:
     publish(root, 2)
     publish(root, 10)
@@ -81,7 +81,7 @@ def test_a_new_version_answers_by_default_and_the_old_one_by_its_number(
 
 
 def test_a_broken_version_changes_nothing_and_the_index_says_why(
-    inference: Inference, root: Path
+    inference: Service, root: Path
 ) -> None:
     flip(publish(root, 2) / "model.onnx")
     with pytest.raises(BundleRefused, match=r"model\.onnx does not match its sha256"):
@@ -92,7 +92,7 @@ def test_a_broken_version_changes_nothing_and_the_index_says_why(
 
 
 def test_a_load_that_fails_in_part_says_what_is_served_now(
-    inference: Inference, root: Path, caplog: pytest.LogCaptureFixture
+    inference: Service, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(root, 2)
     flip(publish(root, 3) / "model.onnx")
@@ -116,7 +116,7 @@ def test_loads_and_unloads_are_logged(root: Path, caplog: pytest.LogCaptureFixtu
     unload(inference, "notebook/1")
     shutil.rmtree(root / "notebook" / "2")
     for _ in range(2):
-        inference._repository.rescan()
+        inference.repository.rescan()
     inference.close()
     said = [record.message.split(", ready")[0] for record in caplog.records]
     assert said == [
@@ -128,20 +128,20 @@ def test_loads_and_unloads_are_logged(root: Path, caplog: pytest.LogCaptureFixtu
 
 
 def test_a_version_tampered_with_on_disk_runs_on_and_is_not_read_again(
-    inference: Inference, root: Path
+    inference: Service, root: Path
 ) -> None:
     running = inference.models.find("notebook")
     flip(root / "notebook" / "1" / "model.onnx")
     with pytest.raises(BundleRefused, match="does not match its sha256"):
         load(inference, "notebook/1")
     assert inference.models.find("notebook") is running
-    asyncio.run(inference.ready())
+    asyncio.run(inference.readiness.check())
     (entry,) = inference.models.index()
     assert entry.state == "READY"
     assert "does not match its sha256" in entry.reason
 
 
-def test_what_is_not_there_is_not_found(inference: Inference) -> None:
+def test_what_is_not_there_is_not_found(inference: Service) -> None:
     for ref in ("other", "notebook/7", "../notebook", "", "notebook/"):
         with pytest.raises(NotFound):
             load(inference, ref)
@@ -149,7 +149,7 @@ def test_what_is_not_there_is_not_found(inference: Inference) -> None:
             unload(inference, ref)
 
 
-def test_without_models_the_server_is_not_ready_and_says_so(inference: Inference) -> None:
+def test_without_models_the_server_is_not_ready_and_says_so(inference: Service) -> None:
     unload(inference, "notebook")
     with serving(inference) as url:
         assert "no model is served" in httpx.get(f"{url}/readyz").text
@@ -159,7 +159,7 @@ def test_without_models_the_server_is_not_ready_and_says_so(inference: Inference
 
 
 def test_a_request_under_way_ends_on_the_version_it_began_with_which_is_then_freed(
-    inference: Inference, root: Path
+    inference: Service, root: Path
 ) -> None:
     entered, go = threading.Event(), threading.Event()
     line = inference.models.find("notebook").target("fp32")

@@ -15,7 +15,6 @@ import pytest
 from langchain_openai import OpenAIEmbeddings
 from openai import AsyncOpenAI, OpenAI
 
-from addnorm.service.server.app import create_app
 from tests.conftest import inference_of, serving
 from tests.support.texts import D_MODEL, LONG, MAX_TEXT_TOKENS, TEXT_MODEL, ids_of
 
@@ -192,11 +191,11 @@ def test_a_full_queue_is_the_sdks_rate_limit_error_and_its_own_retries_get_throu
 def test_a_draining_server_is_the_sdks_server_error_and_retry_after_is_honoured(
     text_bundles: Path,
 ) -> None:
-    edge = create_app(inference_of(text_bundles))
-    edge.draining = True
+    service = inference_of(text_bundles)
+    service.readiness.draining = True
 
     async def embed() -> float:
-        transport = httpx.ASGITransport(edge)
+        transport = httpx.ASGITransport(service.app)
         async with AsyncOpenAI(
             base_url="http://here/v1",
             api_key="none",
@@ -206,7 +205,9 @@ def test_a_draining_server_is_the_sdks_server_error_and_retry_after_is_honoured(
                 await sdk.with_options(max_retries=0).embeddings.create(model=TEXT_MODEL, input="a")
             assert (failed.value.status_code, failed.value.code) == (503, "not_ready")
             started = time.monotonic()
-            asyncio.get_running_loop().call_later(0.1, setattr, edge, "draining", False)
+            asyncio.get_running_loop().call_later(
+                0.1, setattr, service.readiness, "draining", False
+            )
             await sdk.embeddings.create(model=TEXT_MODEL, input="a")
             return time.monotonic() - started
 

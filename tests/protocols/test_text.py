@@ -21,7 +21,7 @@ from tokenizers import Tokenizer as Library
 from transformers import AutoTokenizer, BertModel
 
 from addnorm.service.errors import StartupError
-from addnorm.service.protocols.tokenization import STEP_CHARACTERS
+from addnorm.service.protocols.codec.texts import STEP_CHARACTERS
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.tokenizer import CannotCut, Tokenizer
 from tests.conftest import inference_of, serving

@@ -49,7 +49,8 @@ class Hanging:
 def scheduling(
     num_workers: int = 1, *observers: Observer, run_timeout_s: float = 20.0
 ) -> Iterator[Scheduler]:
-    scheduler = Scheduler(num_workers, 1000, observers, run_timeout_s)
+    scheduler = Scheduler(num_workers, 1000, run_timeout_s)
+    scheduler.start(observers)
     yield scheduler
     scheduler.close()
 
@@ -260,7 +261,8 @@ def test_mates_answered_before_a_retry_hangs_keep_their_answers() -> None:
 
 def test_closing_does_not_wait_for_lanes_that_hang() -> None:
     engine = Hanging()
-    scheduler = Scheduler(1, 1000, (), run_timeout_s=0.2)
+    scheduler = Scheduler(1, 1000, run_timeout_s=0.2)
+    scheduler.start()
     accepted = scheduler.submit(Target(echo, 100), of_lengths(1), 30)
     for _ in range(20):
         scheduler.submit(Target(engine, 1), batch([POISON]), 30)
@@ -335,16 +337,17 @@ def test_a_wall_clock_that_jumps_moves_no_deadline(
 
 
 def test_the_traceback_of_an_error_of_ours_names_its_request(
-    small: Path, caplog: pytest.LogCaptureFixture
+    small: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inference = inference_of(small)
     with (
         serving(inference) as url,
         httpx.Client(base_url=url, headers={"x-request-id": "the-one"}) as client,
     ):
-        models, inference.models = inference.models, None  # type: ignore[assignment]
+        monkeypatch.setattr(inference.models, "find", None)
         answer = client.post("/v1/infer", json={"input_ids": [[1]]})
-        inference.models = models
     assert answer.status_code == 500
-    assert "an error of ours: AttributeError" in answer.text
+    assert "internal server error (request id the-one)" in answer.text
+    assert "TypeError" not in answer.text
+    assert "TypeError: 'NoneType' object is not callable" in caplog.text
     assert "POST /v1/infer, request the-one" in caplog.text

@@ -337,6 +337,7 @@ def test_lanes_run_side_by_side_and_close_answers_what_was_accepted() -> None:
         return echo(batch)
 
     scheduler = Scheduler(num_workers=2, max_queue_tokens=1000)
+    scheduler.start()
     target = Target(together, 4)
     jobs = [scheduler.submit(target, of_lengths(4, 4), 30) for _ in range(5)]
     scheduler.close()
@@ -350,6 +351,7 @@ def test_a_lane_survives_whatever_the_engine_throws() -> None:
         return echo(batch)
 
     scheduler, target = Scheduler(num_workers=1, max_queue_tokens=1000), Target(fail_on_seven, 1)
+    scheduler.start()
     bad = scheduler.submit(target, batch([7]), 30)
     good = scheduler.submit(target, batch([8]), 30)
     with pytest.raises(ServiceError, match="inference failed: ValueError"):

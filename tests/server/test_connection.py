@@ -18,9 +18,9 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from addnorm.service.inference.pipeline import Inference
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.server.connection import LONG_PIECE_S, READ_BYTES, Connection
+from addnorm.service.server.wiring import Service
 from tests.conftest import Serve, inference_of, serving
 from tests.support.metrics import samples
 from tests.support.waiting import eventually
@@ -366,7 +366,7 @@ def test_a_flood_on_one_connection_leaves_memory_and_others_alone(serve: Serve, 
 
 
 @contextmanager
-def held_up(small: Path) -> Iterator[tuple[str, Inference, threading.Event]]:
+def held_up(small: Path) -> Iterator[tuple[str, Service, threading.Event]]:
     """A server whose runs of notebook wait: its URL, itself, and what lets them go."""
     inference, go = inference_of(small, worker_threads=1), threading.Event()
     line = inference.models.find("notebook").target("fp32")
@@ -579,7 +579,7 @@ def test_more_connections_than_the_limit_get_503_and_many_more_nothing(serve: Se
                 status, body = answer_of(caller)
             assert status == 503
             words = body["error"] if is_v2 else body["error"]["message"]
-            assert words == "20 connections are open, the limit: come back later"
+            assert words == "20 connections are open, the limit; retry in 1 s"
         for path in (
             "/livez",
             "/readyz",

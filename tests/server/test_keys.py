@@ -14,7 +14,7 @@ import pytest
 from pydantic import SecretStr
 
 from addnorm.service.errors import StartupError, TooManyAtOnce, Unauthenticated
-from addnorm.service.server.auth import Keys, needed
+from addnorm.service.server.auth import Keys, needed_scope
 from addnorm.service.settings import Settings
 from tests.conftest import Serve
 from tests.support.process import Process
@@ -89,7 +89,7 @@ def test_paths_need_their_scope(closed: httpx.Client, method: str, path: str, sc
 def test_a_path_that_looks_like_another_leads_nowhere(
     closed: httpx.Client, path: str, scope: str | None
 ) -> None:
-    assert needed(path) == scope
+    assert needed_scope(path) == scope
     request = f"GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {RUN}\r\nconnection: close\r\n\r\n"
     with socket.create_connection(("127.0.0.1", closed.base_url.port or 0)) as caller:
         caller.sendall(request.encode())
@@ -182,7 +182,7 @@ def test_without_keys_all_is_open() -> None:
         (f"name infer {ASK} -1", "entry 1: an API key is"),
         (
             f"name infer {ASK} 0",
-            "entry 1: the limit is 0 requests at once, which would let none in: from 1, or none for no",
+            "entry 1: the limit is 0 requests at once: write 1 or more, or nothing for no limit",
         ),
         (f"name infer {ASK} 00", "entry 1: the limit is 0"),
         (f"name infer {ASK} 2#3", "entry 1: an API key is"),

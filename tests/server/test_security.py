@@ -24,11 +24,10 @@ from pydantic import BaseModel
 
 from addnorm.service import protocols, settings
 from addnorm.service.errors import StartupError
-from addnorm.service.inference.pipeline import Inference
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime import bundle
-from addnorm.service.server.app import create_app
 from addnorm.service.server.process import Server
+from addnorm.service.server.wiring import build
 from tests.conftest import Serve
 from tests.support.imports import imported
 from tests.support.texts import TEXT_MODEL
@@ -97,9 +96,9 @@ def test_a_certificate_that_does_not_fit_stops_the_start(
         "no such file": {"tls_cert": cert, "tls_key": tmp_path / "none.pem"},
         "no certificate": {"tls_cert": tmp_path / "broken.pem", "tls_key": key},
     }[which]
-    inference = Inference(few, settings.Settings(**files))
+    inference = build(few, settings.Settings(**files))
     with pytest.raises(StartupError, match="ADDNORM_TLS_CERT"):
-        Server(create_app(inference), inference.settings)
+        Server(inference)
     inference.close()
 
 

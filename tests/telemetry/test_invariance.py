@@ -30,10 +30,9 @@ def crowded(batch: Batch) -> list[Rows]:
 def probing(
     metrics: Metrics, share: float = 1.0, is_idle: Callable[[], bool] | None = None
 ) -> Iterator[Scheduler]:
-    probe = InvarianceCheck(
-        share, is_idle or (lambda: scheduler.is_idle()), metrics.invariance_checked
-    )
-    scheduler = Scheduler(1, 10_000, (metrics, probe))
+    scheduler = Scheduler(1, 10_000)
+    probe = InvarianceCheck(share, is_idle or scheduler.is_idle, metrics.invariance_checked)
+    scheduler.start((metrics, probe))
     yield scheduler
     scheduler.close()
     probe.close()

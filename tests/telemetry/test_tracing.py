@@ -41,7 +41,7 @@ def traced(notebook: Path) -> Iterator[Traced]:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     with (
-        serving(inference_of(notebook.parent.parent), provider.get_tracer("test")) as url,
+        serving(inference_of(notebook.parent.parent, provider.get_tracer("test"))) as url,
         httpx.Client(base_url=url) as client,
     ):
         yield Traced(client, exporter)

@@ -79,7 +79,7 @@ def decompressed(body: bytes, coding: str, max_bytes: int) -> bytes: ...
 @overload
 def decompressed(body: bytes, coding: str, max_bytes: int, most: int) -> bytes | None: ...
 def decompressed(body: bytes, coding: str, max_bytes: int, most: int | None = None) -> bytes | None:
-    """Never makes more than max_bytes, whatever the body says it holds. None if there are more than `most`."""
+    """Never makes more than max_bytes. None if there are more than `most`."""
     stream = zlib.decompressobj(WINDOWS[coding])
     try:
         plain = stream.decompress(body, 1 + (max_bytes if most is None else min(most, max_bytes)))
@@ -129,8 +129,10 @@ def sliced(part: bytes | memoryview, num_bytes: int) -> Iterator[bytes | memoryv
 
 
 def written(value: Any, num_bytes: int) -> Steps[list[bytes | memoryview]]:
-    """The value as JSON, numpy's arrays as lists: the bytes of one `orjson.dumps`, which would hold the interpreter's lock
-    to its end, in parts of about STEP_BYTES.
+    """The value as JSON, numpy's arrays as lists, in parts of about STEP_BYTES.
+
+    Joined they are the bytes of one `orjson.dumps`, which would hold the interpreter's lock to its
+    end.
 
     num_bytes: about how many it will be.
     """
@@ -175,7 +177,7 @@ def _array_parts(values: Any) -> Iterator[bytes]:
 
 
 def _groups(values: Any) -> Iterator[tuple[int, int, int]]:
-    """Consecutive items of about STEP_VALUES numbers together: the first, one past the last, and their numbers."""
+    """Groups of about STEP_VALUES numbers: the first item, one past the last, their numbers."""
     if isinstance(values, np.ndarray):
         each = values.size // len(values)
         step = max(1, STEP_VALUES // max(1, each))

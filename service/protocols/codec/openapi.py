@@ -1,4 +1,4 @@
-"""What /openapi.json says beyond what FastAPI sees: bodies that routes read themselves, errors, examples."""
+"""The OpenAPI document beyond what FastAPI sees: bodies read by routes, errors, examples."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -39,45 +39,62 @@ def error(
     return {"model": ErrorBody, "description": description, "content": {JSON: {"example": body}}}
 
 
-CALLERS = "invalid_request_error"
+INVALID = "invalid_request_error"
 NO_MODEL = error(
     "No such model or version.",
     "model 'bert' is not served here: notebook",
-    CALLERS,
+    INVALID,
     "model_not_found",
     "model",
 )
 NOT_READY = error(
-    "Not ready, or draining. See Retry-After.", "the server is shutting down: send it to another", "server_error",
+    "Not ready, or shutting down. See Retry-After.",
+    "the server is shutting down: send the request to another",
+    "server_error",
     "not_ready",
-)  # fmt: skip
+)
 ERRORS: Responses = {
     400: error(
-        "The body can be mended: the message names field, limit and value.",
-        "input_ids[0][1] is 9: ids of notebook/1 are 0 to 5", CALLERS, "invalid_input", "input_ids",
+        "The request can be corrected: the message names field, limit and value.",
+        "input_ids[0][1] is 9: ids of notebook/1 are 0 to 5",
+        INVALID,
+        "invalid_input",
+        "input_ids",
     ),
     404: NO_MODEL,
     406: error(
-        "Accept names nothing that is offered.", "Accept is 'text/html': offered are application/json", CALLERS,
-        "not_acceptable", "accept",
+        "Accept names no media type that is offered.",
+        "Accept is 'text/html': offered are application/json",
+        INVALID,
+        "not_acceptable",
+        "accept",
     ),
     413: error(
-        "The body is over its limit.", "the body has 16777217 bytes, the limit is 16777216", CALLERS, "body_too_large"
+        "The body is over its limit.",
+        "the body has 16777217 bytes, the limit is 16777216",
+        INVALID,
+        "body_too_large",
     ),
     415: error(
-        "The body's media type or coding is none that is known.", "Content-Type is 'text/plain': send application/json",
-        CALLERS, "unsupported_media_type",
+        "The body's media type or coding is unknown.",
+        "Content-Type is 'text/plain': send application/json",
+        INVALID,
+        "unsupported_media_type",
     ),
     429: error(
-        "The queue is full, or the deadline cannot be met. See Retry-After.", "65536 tokens wait: come back later",
-        "rate_limit_error", "overloaded",
+        "The queue is full, or the deadline cannot be met. See Retry-After.",
+        "overloaded: 65536 tokens queued; retry in 2 s",
+        "rate_limit_error",
+        "overloaded",
     ),
     503: NOT_READY,
     504: error(
-        "The deadline passed after the request was admitted.", "no answer within 30 s", "server_error",
+        "The deadline passed after the request was admitted.",
+        "no answer within 30 s",
+        "server_error",
         "deadline_exceeded",
     ),
-}  # fmt: skip
+}
 DEADLINE: dict[str, Any] = {
     "parameters": [
         {
@@ -102,7 +119,7 @@ def examples(named: Mapping[str, Any]) -> dict[str, Any]:
 def json_body(
     model: type[BaseModel], named: Mapping[str, Any], **media_types: Any
 ) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads its own body. `named`: example bodies by a word on each."""
+    """`openapi_extra` of a route that reads its own body. named: example bodies by title."""
     content = {
         JSON: {"schema": model.model_json_schema(), "examples": examples(named)},
         **media_types,
@@ -111,7 +128,7 @@ def json_body(
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's document, its bodies' schemas put among the components that clients are generated from."""
+    """FastAPI's document, with bodies' schemas among the components, for generated clients."""
     if app.openapi_schema is None:
         made = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
@@ -130,7 +147,7 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 
 def _drop_422(made: dict[str, Any]) -> None:
-    """FastAPI documents it of every route with a parameter; here bodies are read by routes, and answered with 400."""
+    """FastAPI documents a 422 for every route with a parameter. Routes answer 400 instead."""
     for methods in made["paths"].values():
         for operation in methods.values():
             operation["responses"].pop("422", None)

@@ -1,8 +1,10 @@
 """Safetensors bodies: 8 bytes of header length, a JSON header, the tensors' bytes end to end.
 
-In: `input_ids` and `attention_mask`, both `[batch, seq]`; or ragged, `input_ids` `[tokens]` and `lengths` `[batch]`.
+In: `input_ids` and `attention_mask`, both `[batch, seq]`; or ragged, `input_ids` `[tokens]` and
+`lengths` `[batch]`.
 Every other field of a JSON body stands in the metadata, as one JSON object under the key `request`.
-Out: a tensor an output, in the same layout; what has parts has a tensor for each, as in `norm_stats.mean`.
+Out: a tensor an output, in the same layout; what has parts has a tensor for each, as in
+`norm_stats.mean`.
 """
 
 import json
@@ -35,7 +37,8 @@ def read(body: bytes) -> Found:
     num_bytes = int.from_bytes(body[:8], "little")
     if num_bytes > HEADER_BYTES:  # thousands of tensors would hold up every other request
         raise InvalidInput(
-            f"the body is not safetensors as known here: its header has {num_bytes} bytes, the limit is {HEADER_BYTES}"
+            f"the body is not safetensors as known here: its header has {num_bytes} bytes, the"
+            f" limit is {HEADER_BYTES}"
         )
     try:
         tensors = deserialize(body)  # type: ignore[no-untyped-call]
@@ -50,7 +53,7 @@ def read(body: bytes) -> Found:
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of two tensors of one name the library takes the last, other readers the first."""
+    """Where a tensor is sent twice the library takes the last, and other readers the first."""
     found = dict(pairs)
     if len(found) < len(pairs):
         name, _ = Counter(name for name, _ in pairs).most_common(1)[0]

@@ -24,12 +24,12 @@ def validated(
 ) -> Steps[Body]:
     """JSON -> the model. InvalidInput says in our words what does not fit.
 
-    Each step holds the interpreter's lock to its end, so each is bounded by what is looked at before.
+    Each step holds the interpreter's lock to its end, so the size of each is checked before it.
     """
     if len(body) > settings.max_json_bytes:
         raise BodyTooLarge(
-            f"the body has {len(body)} bytes of JSON, the limit is {settings.max_json_bytes}: send tensors as bytes,"
-            " or less at once"
+            f"the body has {len(body)} bytes of JSON, the limit is {settings.max_json_bytes}: send"
+            " tensors as bytes, or less at once"
         )
     if len(body) > min(
         MAX_KEYS, _max_lists(settings)
@@ -51,7 +51,10 @@ def validated(
 
 
 def _check_each_key_once(body: bytes, value: Any, settings: Settings) -> None:
-    """Of two values of one key the parser takes the last, others the first: what was checked elsewhere is not what is done."""
+    """Where a key is sent twice this parser takes the last value, and others the first.
+
+    Then what a proxy has checked would not be what is computed.
+    """
     num_keys = _num_keys(value)
     if body.count(b":") == num_keys:
         return  # as nearly always
@@ -65,7 +68,7 @@ def _check_each_key_once(body: bytes, value: Any, settings: Settings) -> None:
 
 
 def _num_keys(value: Any, depth: int = 1) -> int:
-    """Of all objects in it. Lists of numbers or texts are not walked. InvalidInput where it is nested too deep."""
+    """Of all objects, except in lists of numbers or texts. InvalidInput if nested too deep."""
     if depth > MAX_DEPTH:
         raise InvalidInput(f"the body is nested more than {MAX_DEPTH} deep, the limit")
     if type(value) is dict:
@@ -86,7 +89,7 @@ def _max_strings(settings: Settings) -> int:
 
 
 def _check_counts(body: bytes, settings: Settings) -> Steps[None]:
-    """Some bodies that fit the limit take long to parse, and hold up every other request. They are known by counting."""
+    """Rejects bodies that are within their size, but take long to parse and so hold up others."""
     num_lists = _max_lists(settings)
     most = {
         b":": ("keys", MAX_KEYS),

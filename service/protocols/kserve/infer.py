@@ -1,20 +1,19 @@
-"""POST /v2/models/{model}/infer: tensors as JSON or as bytes, in and out, each tensor as it says."""
+"""POST /v2/models/{model}/infer: tensors as JSON or as bytes, which each tensor chooses."""
 
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 
 from addnorm.service.errors import InvalidInput, UnknownField
-from addnorm.service.inference.pipeline import Inference
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Model
-from addnorm.service.protocols.codec.bodies import Encode, Payload, RawRequest, respond
+from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, OCTETS, written
+from addnorm.service.protocols.codec.payload import Encode, Payload
 from addnorm.service.protocols.codec.safetensors_body import raw_bytes
-from addnorm.service.protocols.codec.validation import validated
+from addnorm.service.protocols.inference_route import Endpoint
 from addnorm.service.protocols.kserve import tensors
 from addnorm.service.protocols.kserve.metadata import ref
 from addnorm.service.protocols.kserve.schema import (
@@ -29,7 +28,6 @@ from addnorm.service.runtime.batch import Batch, Padding, from_grid
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.scheduling.cooperative import Steps, one_step
 
-router = APIRouter(prefix="/v2")
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 REFUSED = {
     **dict.fromkeys(SEQUENCE, "every request stands alone"),
@@ -49,9 +47,10 @@ BINARY = {
     "schema": {
         "type": "string",
         "format": "binary",
-        "description": "JSON as above, then the bytes of every tensor with `binary_data_size`, little-endian, row-major "
-        "and in the tensors' order. The header `Inference-Header-Content-Length` has the number of bytes of JSON; "
-        "in requests that header alone decides, whatever the content type.",
+        "description": "JSON as above, then the bytes of every tensor with `binary_data_size`,"
+        " little-endian, row-major and in the tensors' order. The header"
+        " `Inference-Header-Content-Length` has the number of bytes of JSON; in requests that"
+        " header alone decides, whatever the content type.",
     }
 }
 LENGTH = {
@@ -61,44 +60,29 @@ LENGTH = {
     "description": "Bytes of JSON in the decompressed body. Without it the whole body is JSON.",
 }
 BODY = {JSON: {"schema": V2InferRequest.model_json_schema(), "examples": EXAMPLES}, OCTETS: BINARY}
-documented: dict[str, Any] = {
-    "response_model": V2InferResponse,
-    "responses": {200: {"content": {OCTETS: BINARY}}, **V2_ERRORS},
-    "openapi_extra": {"parameters": [LENGTH], "requestBody": {"required": True, "content": BODY}},
-}
 
 
-@router.post("/models/{model}/infer", summary="Inference by the latest version", **documented)
-async def infer(request: Request, model: str) -> Response:
-    return await respond(request, partial(decode, ref(model)))
-
-
-@router.post(
-    "/models/{model}/versions/{version}/infer", summary="Inference by one version", **documented
-)
-async def infer_version(request: Request, model: str, version: str) -> Response:
-    return await respond(request, partial(decode, ref(model, version)))
-
-
-async def decode(
-    ref: str, raw: RawRequest, inference: Inference
-) -> tuple[InferenceRequest, Encode]:
+async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
     """Body -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
     body, tail = tensors.split(raw)
-    asked = await inference.read(
-        len(body), validated(V2InferRequest, body, inference.settings), raw.deadline
-    )
-    model = raw.model(inference, ref)
+    asked = await tools.bodies.read_json(V2InferRequest, body, raw.deadline)
+    model = raw.model(tools.models, ref(**raw.path_params))
     _check_name(asked, model)
     _check_parameters(asked)
-    batch, padding = await inference.read(
-        len(raw.body), one_step(partial(_from_tensors, asked, tail)), raw.deadline
-    )
+    work = one_step(partial(_from_tensors, asked, tail))
+    batch, padding = await tools.bodies.read(len(raw.body), work, raw.deadline)
     wanted, own = _wanted(asked, model), asked.parameters
     request = InferenceRequest(
-        model, batch, padding, _native(wanted), pooling=own.pooling, normalize=own.normalize, precision=own.precision,
-        timeout_s=own.timeout / 1e6 or None, binary=all(output.binary for output in wanted),
-    )  # fmt: skip
+        model,
+        batch,
+        padding,
+        _native(wanted),
+        pooling=own.pooling,
+        normalize=own.normalize,
+        precision=own.precision,
+        timeout_s=own.timeout / 1e6 or None,
+        binary=all(output.binary for output in wanted),
+    )
     return request, partial(encode, wanted, asked.id)
 
 
@@ -117,7 +101,7 @@ def _check_name(asked: V2InferRequest, model: Model) -> None:
 
 
 def _check_parameters(asked: V2InferRequest) -> None:
-    """Names with a meaning in V2 that has none here are refused; the caller's own are let through."""
+    """V2's own names without a meaning here are rejected; the caller's are accepted."""
     for name in asked.parameters.model_extra or {}:
         if name in REFUSED or name.startswith("triton_"):
             reason = REFUSED.get(name, "names in triton_ are Triton's own")
@@ -197,3 +181,37 @@ def _tensor(response: InferenceResponse, name: str) -> NDArray[Any]:
     return np.asarray(
         response.outputs["norm_stats"][STATS[name]] if name in STATS else response.outputs[name]
     )
+
+
+def _documentation(name: str, summary: str, *path_params: str) -> dict[str, Any]:
+    parameters = [
+        {
+            "name": param,
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "title": param.capitalize()},
+        }
+        for param in path_params
+    ]
+    body = {"required": True, "content": BODY}
+    return {
+        "name": name,
+        "summary": summary,
+        "response_model": V2InferResponse,
+        "responses": {200: {"content": {OCTETS: BINARY}}, **V2_ERRORS},
+        "openapi_extra": {"parameters": [*parameters, LENGTH], "requestBody": body},
+    }
+
+
+ENDPOINTS = (
+    Endpoint(
+        "/v2/models/{model}/infer",
+        decode,
+        _documentation("infer", "Inference by the latest version", "model"),
+    ),
+    Endpoint(
+        "/v2/models/{model}/versions/{version}/infer",
+        decode,
+        _documentation("infer_version", "Inference by one version", "model", "version"),
+    ),
+)

@@ -1,11 +1,14 @@
 """What V2 says of the server and of its models: metadata, configuration, readiness."""
 
-from fastapi import APIRouter, Request
+from dataclasses import dataclass
+
+from fastapi import APIRouter
 
 from addnorm.service import VERSION
-from addnorm.service.errors import NotFound, NotReady
-from addnorm.service.inference.pipeline import Inference
-from addnorm.service.models.registry import Model
+from addnorm.service.errors import NotFound
+from addnorm.service.models.readiness import Readiness
+from addnorm.service.models.registry import Model, Models
+from addnorm.service.protocols.codec.openapi import Responses
 from addnorm.service.protocols.kserve import tensors
 from addnorm.service.protocols.kserve.schema import (
     V2_ERRORS,
@@ -19,141 +22,140 @@ from addnorm.service.protocols.kserve.schema import (
     TensorConfig,
     TensorMetadata,
 )
+from addnorm.service.settings import Settings
 
-router = APIRouter(prefix="/v2")
 PLATFORM, BACKEND = "onnxruntime_onnx", "onnxruntime"
-# Not schedule_policy: `timeout` is honoured, `priority` is not. Not classification: tensors are sent as they are.
+# Not schedule_policy: `timeout` is honoured, `priority` is not.
+# Not classification: tensors are sent as they are.
 EXTENSIONS = ("binary_tensor_data", "parameters", "statistics", "model_configuration")
 ADMIN_EXTENSIONS = ("model_repository",)
 
 
-@router.get("", summary="The server's name, version and extensions")
-async def server_metadata(request: Request) -> ServerMetadata:
-    inference: Inference = request.app.state.inference
-    extensions = EXTENSIONS + (ADMIN_EXTENSIONS if inference.settings.admin else ())
-    return ServerMetadata(name="addnorm", version=VERSION, extensions=list(extensions))
+@dataclass(frozen=True)
+class MetadataRoutes:
+    models: Models
+    readiness: Readiness
+    settings: Settings
+
+    def router(self) -> APIRouter:
+        router = APIRouter(prefix="/v2")
+        router.get("", summary="The server's name, version and extensions")(self.server_metadata)
+        self._add_health(router)
+        for suffix, model_route, version_route, model_summary, version_summary in (
+            (
+                "",
+                self.model_metadata,
+                self.version_metadata,
+                "A model's inputs and outputs",
+                "One version's inputs and outputs",
+            ),
+            (
+                "/config",
+                self.model_config,
+                self.version_config,
+                "A model's configuration",
+                "One version's configuration",
+            ),
+            (
+                "/ready",
+                self.model_ready,
+                self.version_ready,
+                "Whether a model can be asked",
+                "Whether a version can be asked",
+            ),
+        ):
+            path = "/models/{model}"
+            router.get(path + suffix, summary=model_summary, responses=V2_ERRORS)(model_route)
+            path += "/versions/{version}"
+            router.get(path + suffix, summary=version_summary, responses=V2_ERRORS)(version_route)
+        return router
+
+    def _add_health(self, router: APIRouter) -> None:
+        not_ready: Responses = {503: V2_ERRORS[503]}
+        router.get(
+            "/health/live", summary="The process answers, and can go on", responses=not_ready
+        )(self.live)
+        router.get(
+            "/health/ready", summary="Every model gives its known answer", responses=not_ready
+        )(self.ready)
+
+    async def server_metadata(self) -> ServerMetadata:
+        extensions = EXTENSIONS + (ADMIN_EXTENSIONS if self.settings.admin else ())
+        return ServerMetadata(name="addnorm", version=VERSION, extensions=list(extensions))
+
+    async def live(self) -> Live:
+        self.readiness.check_alive()
+        return Live(live=True)
+
+    async def ready(self) -> Ready:
+        await self.readiness.check()
+        return Ready(ready=True)
+
+    async def model_metadata(self, model: str) -> ModelMetadata:
+        return self._metadata(model)
+
+    async def version_metadata(self, model: str, version: str) -> ModelMetadata:
+        return self._metadata(model, version)
+
+    def _metadata(self, model: str, version: str | None = None) -> ModelMetadata:
+        bundle = find(self.models, model, version).bundle
+        return ModelMetadata(
+            name=model,
+            versions=[str(number) for number in sorted(self.models.versions(model))],
+            platform=PLATFORM,
+            inputs=[
+                TensorMetadata(name=name, datatype="INT64", shape=[-1, -1])
+                for name in tensors.INPUTS
+            ],
+            outputs=[
+                TensorMetadata(name=name, datatype="FP32", shape=shape)
+                for name, shape in tensors.outputs(bundle).items()
+            ],
+        )
+
+    async def model_config(self, model: str) -> ModelConfig:
+        return self._config(model)
+
+    async def version_config(self, model: str, version: str) -> ModelConfig:
+        return self._config(model, version)
+
+    def _config(self, model: str, version: str | None = None) -> ModelConfig:
+        bundle = find(self.models, model, version).bundle
+        return ModelConfig(
+            name=model,
+            platform=PLATFORM,
+            backend=BACKEND,
+            max_batch_size=self.settings.max_sequences,
+            input=[
+                InputConfig(
+                    name=name, data_type="TYPE_INT64", dims=[-1], optional=name in tensors.OPTIONAL
+                )
+                for name in tensors.INPUTS
+            ],
+            output=[
+                TensorConfig(name=name, data_type="TYPE_FP32", dims=shape[1:])
+                for name, shape in tensors.outputs(bundle).items()
+            ],
+        )
+
+    async def model_ready(self, model: str) -> ModelReady:
+        return await self._ready(model)
+
+    async def version_ready(self, model: str, version: str) -> ModelReady:
+        return await self._ready(model, version)
+
+    async def _ready(self, model: str, version: str | None = None) -> ModelReady:
+        find(self.models, model, version)
+        await self.readiness.check(model)
+        return ModelReady(name=model, ready=True)
 
 
-@router.get(
-    "/health/live", summary="The process answers, and can go on", responses={503: V2_ERRORS[503]}
-)
-async def live(request: Request) -> Live:
-    inference: Inference = request.app.state.inference
-    inference.alive()
-    return Live(live=True)
-
-
-@router.get(
-    "/health/ready",
-    summary="Every model gives its known answer",
-    responses={503: V2_ERRORS[503]},
-)
-async def ready(request: Request) -> Ready:
-    await _check_ready(request)
-    return Ready(ready=True)
-
-
-async def _check_ready(request: Request, model: str | None = None) -> None:
-    """NotReady unless every model, or the one named, answers."""
-    if request.state.draining:
-        raise NotReady("the server is shutting down", retry_after_s=1)
-    inference: Inference = request.app.state.inference
-    await inference.ready(model)
-
-
-@router.get("/models/{model}", summary="A model's inputs and outputs", responses=V2_ERRORS)
-async def model_metadata(request: Request, model: str) -> ModelMetadata:
-    return _metadata(request, model)
-
-
-@router.get(
-    "/models/{model}/versions/{version}",
-    summary="One version's inputs and outputs",
-    responses=V2_ERRORS,
-)
-async def version_metadata(request: Request, model: str, version: str) -> ModelMetadata:
-    return _metadata(request, model, version)
-
-
-def _metadata(request: Request, model: str, version: str | None = None) -> ModelMetadata:
-    inference: Inference = request.app.state.inference
-    bundle = found(request, model, version).bundle
-    return ModelMetadata(
-        name=model,
-        versions=[str(number) for number in sorted(inference.models.versions(model))],
-        platform=PLATFORM,
-        inputs=[
-            TensorMetadata(name=name, datatype="INT64", shape=[-1, -1]) for name in tensors.INPUTS
-        ],
-        outputs=[
-            TensorMetadata(name=name, datatype="FP32", shape=shape)
-            for name, shape in tensors.outputs(bundle).items()
-        ],
-    )
-
-
-@router.get("/models/{model}/config", summary="A model's configuration", responses=V2_ERRORS)
-async def model_config(request: Request, model: str) -> ModelConfig:
-    return _config(request, model)
-
-
-@router.get(
-    "/models/{model}/versions/{version}/config",
-    summary="One version's configuration",
-    responses=V2_ERRORS,
-)
-async def version_config(request: Request, model: str, version: str) -> ModelConfig:
-    return _config(request, model, version)
-
-
-def _config(request: Request, model: str, version: str | None = None) -> ModelConfig:
-    bundle = found(request, model, version).bundle
-    inference: Inference = request.app.state.inference
-    return ModelConfig(
-        name=model,
-        platform=PLATFORM,
-        backend=BACKEND,
-        max_batch_size=inference.settings.max_sequences,
-        input=[
-            InputConfig(
-                name=name, data_type="TYPE_INT64", dims=[-1], optional=name in tensors.OPTIONAL
-            )
-            for name in tensors.INPUTS
-        ],
-        output=[
-            TensorConfig(name=name, data_type="TYPE_FP32", dims=shape[1:])
-            for name, shape in tensors.outputs(bundle).items()
-        ],
-    )
-
-
-@router.get("/models/{model}/ready", summary="Whether a model can be asked", responses=V2_ERRORS)
-async def model_ready(request: Request, model: str) -> ModelReady:
-    return await _ready(request, model)
-
-
-@router.get(
-    "/models/{model}/versions/{version}/ready",
-    summary="Whether a version can be asked",
-    responses=V2_ERRORS,
-)
-async def version_ready(request: Request, model: str, version: str) -> ModelReady:
-    return await _ready(request, model, version)
-
-
-async def _ready(request: Request, model: str, version: str | None = None) -> ModelReady:
-    found(request, model, version)
-    await _check_ready(request, model)
-    return ModelReady(name=model, ready=True)
-
-
-def found(request: Request, model: str, version: str | None = None) -> Model:
-    inference: Inference = request.app.state.inference
-    return inference.models.find(ref(model, version))
+def find(models: Models, model: str, version: str | None = None) -> Model:
+    return models.find(ref(model, version))
 
 
 def ref(model: str, version: str | None = None) -> str:
-    """The one way to name a model; a slash in `model` itself would smuggle a version in."""
+    """`name` or `name/version`. A slash in `model` is refused: it would name a version."""
     if "/" in model:
         raise NotFound(f"model {model[:200]!r} is not served here", param="model")
     return model if version is None else f"{model}/{version}"

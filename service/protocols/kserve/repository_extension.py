@@ -1,20 +1,26 @@
-"""Triton's model repository extension: which bundles there are, loading and unloading. Off unless ADDNORM_ADMIN."""
+"""Triton's model repository extension: which bundles there are, loading and unloading.
 
+Off unless ADDNORM_ADMIN is set.
+"""
+
+import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from addnorm.service.errors import Forbidden, UnknownField
-from addnorm.service.inference.pipeline import Inference
-from addnorm.service.protocols.codec.bodies import read_body
+from addnorm.service.models.registry import Models
+from addnorm.service.models.repository import Repository
+from addnorm.service.protocols.codec.bodies import BodyReader
 from addnorm.service.protocols.codec.negotiation import JSON
-from addnorm.service.protocols.codec.validation import Body, validated
+from addnorm.service.protocols.codec.validation import Body
 from addnorm.service.protocols.kserve.metadata import ref
 from addnorm.service.protocols.kserve.schema import V2_ERRORS, V2Error
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.settings import Settings
 
-router = APIRouter(prefix="/v2")
 ERRORS = {**V2_ERRORS, 403: {"model": V2Error, "description": "ADDNORM_ADMIN is not set."}}
 
 
@@ -42,7 +48,7 @@ class LoadRequest(BaseModel):
 
 
 class UnloadRequest(LoadRequest):
-    """`unload_dependents` is let through: no model depends on another."""
+    """`unload_dependents` is accepted and has no effect: no model depends on another."""
 
 
 def _documented(body: type[BaseModel]) -> dict[str, Any]:
@@ -50,66 +56,64 @@ def _documented(body: type[BaseModel]) -> dict[str, Any]:
     return {"responses": ERRORS, "openapi_extra": {"requestBody": content}}
 
 
-@router.post(
-    "/repository/index",
-    summary="Every model and version, and its state",
-    **_documented(IndexRequest),
-)
-async def index(request: Request) -> list[ModelState]:
-    inference = _admin(request)
-    asked = await _asked(request, IndexRequest)
-    return [
-        ModelState(name=name, version=str(version), state=state, reason=reason)
-        for name, version, state, reason in inference.models.index()
-        if state == "READY" or not asked.ready
-    ]
+@dataclass(frozen=True)
+class RepositoryRoutes:
+    models: Models
+    repository: Repository
+    bodies: BodyReader
+    settings: Settings
 
+    def router(self) -> APIRouter:
+        router = APIRouter(prefix="/v2")
+        router.post(
+            "/repository/index",
+            summary="Every model and version, and its state",
+            **_documented(IndexRequest),
+        )(self.index)
+        router.post(
+            "/repository/models/{model}/load",
+            response_class=Response,
+            summary="Loads a model from its folder",
+            **_documented(LoadRequest),
+        )(self.load)
+        router.post(
+            "/repository/models/{model}/unload",
+            response_class=Response,
+            summary="Takes a model out of service",
+            **_documented(UnloadRequest),
+        )(self.unload)
+        return router
 
-@router.post(
-    "/repository/models/{model}/load",
-    response_class=Response,
-    summary="Loads a model from its folder",
-    **_documented(LoadRequest),
-)
-async def load(request: Request, model: str) -> Response:
-    inference = _admin(request)
-    for name in (await _asked(request, LoadRequest)).parameters:
-        raise UnknownField(
-            f"parameters.{name[:60]} is not supported: a model is loaded from the server's folder of bundles, as it is",
-            param=name[:60],
-        )
-    await inference.load(ref(model))
-    return Response()
+    async def index(self, request: Request) -> list[ModelState]:
+        asked = await self._read(request, IndexRequest)
+        return [
+            ModelState(name=name, version=str(version), state=state, reason=reason)
+            for name, version, state, reason in self.models.index()
+            if state == "READY" or not asked.ready
+        ]
 
+    async def load(self, request: Request, model: str) -> Response:
+        for name in (await self._read(request, LoadRequest)).parameters:
+            raise UnknownField(
+                f"parameters.{name[:60]} is not supported: a model is loaded from the server's"
+                " folder of bundles, as it is",
+                param=name[:60],
+            )
+        await asyncio.to_thread(self.repository.load, ref(model))
+        return Response()
 
-@router.post(
-    "/repository/models/{model}/unload",
-    response_class=Response,
-    summary="Takes a model out of service",
-    **_documented(UnloadRequest),
-)
-async def unload(request: Request, model: str) -> Response:
-    inference = _admin(request)
-    await _asked(request, UnloadRequest)
-    await inference.unload(ref(model))
-    return Response()
+    async def unload(self, request: Request, model: str) -> Response:
+        await self._read(request, UnloadRequest)
+        await asyncio.to_thread(self.repository.unload, ref(model))
+        return Response()
 
-
-def _admin(request: Request) -> Inference:
-    inference: Inference = request.app.state.inference
-    if not inference.settings.admin:
-        raise Forbidden(
-            "the model repository is closed: start the server with ADDNORM_ADMIN=true to open it"
-        )
-    return inference
-
-
-async def _asked(request: Request, model: type[Body]) -> Body:
-    """The body, which may be empty."""
-    inference: Inference = request.app.state.inference
-    body = await read_body(request, inference.settings.max_body_bytes)
-    read, deadline = (
-        validated(model, body or b"{}", inference.settings),
-        Deadline(inference.settings.timeout_s),
-    )
-    return await inference.read(len(body), read, deadline)
+    async def _read(self, request: Request, model: type[Body]) -> Body:
+        """The body, which may be empty. Forbidden unless ADDNORM_ADMIN is set."""
+        if not self.settings.admin:
+            raise Forbidden(
+                "the model repository is closed: start the server with ADDNORM_ADMIN=true to open"
+                " it"
+            )
+        body = await self.bodies.receive(request)
+        deadline = Deadline(self.settings.timeout_s)
+        return await self.bodies.read_json(model, body or b"{}", deadline)

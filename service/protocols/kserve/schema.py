@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from addnorm.service.errors import ServiceError
 from addnorm.service.protocols.codec.openapi import ERRORS, Strict
 from addnorm.service.runtime.bundle import Pooling
 
@@ -28,7 +29,7 @@ EXAMPLES: dict[str, Any] = {
 
 
 class _Open(BaseModel):
-    """The caller's own keys are let through and mean nothing here."""
+    """The caller's own keys are accepted and have no effect."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
@@ -176,6 +177,11 @@ class ModelConfig(BaseModel):
 
 class V2Error(BaseModel):
     error: str
+
+
+def error_body(error: ServiceError) -> dict[str, str]:
+    """V2's envelope: the message alone."""
+    return {"error": error.message}
 
 
 V2_ERRORS: dict[int | str, dict[str, Any]] = {

@@ -1,19 +1,18 @@
 """Triton's statistics extension: every field it names, since its clients read them all."""
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
-from addnorm.service.inference.pipeline import Inference
-from addnorm.service.models.registry import Model
+from addnorm.service.models.registry import Model, Models
 from addnorm.service.models.usage import Sum
 from addnorm.service.protocols.codec.negotiation import JSON
-from addnorm.service.protocols.kserve.metadata import found
+from addnorm.service.protocols.kserve.metadata import find
 from addnorm.service.protocols.kserve.schema import V2_ERRORS
-
-router = APIRouter(prefix="/v2")
+from addnorm.service.scheduling.cooperative import CooperativePool
 
 
 class Duration(BaseModel):
@@ -35,7 +34,7 @@ class InferenceStatistics(BaseModel):
 
 
 class BatchStatistics(BaseModel):
-    """Of the micro-batches of one size. Bytes are decoded and encoded by request, not by micro-batch."""
+    """Of the micro-batches of one size. Only the run is timed: requests are decoded and encoded."""
 
     batch_size: int = Field(description="Sequences, of however many requests.")
     compute_input: Duration
@@ -49,7 +48,7 @@ class ModelStatistics(BaseModel):
     last_inference: int = Field(description="Milliseconds since 1970, 0 before the first.")
     inference_count: int = Field(description="Sequences of requests answered.")
     execution_count: int = Field(
-        description="Micro-batches computed, those of known-answer tests and probes among them."
+        description="Micro-batches computed, also of known-answer tests and invariance checks."
     )
     inference_stats: InferenceStatistics
     batch_stats: list[BatchStatistics]
@@ -63,37 +62,43 @@ class AllStatistics(BaseModel):
     model_stats: list[ModelStatistics]
 
 
-documented: dict[str, Any] = {"response_model": AllStatistics, "responses": V2_ERRORS}
+@dataclass(frozen=True)
+class StatisticsRoutes:
+    """Must come before MetadataRoutes: in /models/stats, `stats` is no model."""
 
+    models: Models
+    readers: CooperativePool  # where large answers are made
 
-@router.get("/models/stats", summary="Counts and times of every model", **documented)
-async def all_statistics(request: Request) -> Response:
-    inference: Inference = request.app.state.inference
-    return await _told(
-        inference,
-        [model for _, versions in inference.models for _, model in sorted(versions.items())],
-    )
+    def router(self) -> APIRouter:
+        router = APIRouter(prefix="/v2")
+        documented: dict[str, Any] = {"response_model": AllStatistics, "responses": V2_ERRORS}
+        router.get("/models/stats", summary="Counts and times of every model", **documented)(
+            self.all_statistics
+        )
+        router.get(
+            "/models/{model}/stats", summary="Counts and times of a model's versions", **documented
+        )(self.model_statistics)
+        router.get(
+            "/models/{model}/versions/{version}/stats",
+            summary="Counts and times of one version",
+            **documented,
+        )(self.version_statistics)
+        return router
 
+    async def all_statistics(self) -> Response:
+        served = [sorted(versions.items()) for _, versions in self.models]
+        return await self._answer([model for versions in served for _, model in versions])
 
-@router.get("/models/{model}/stats", summary="Counts and times of a model's versions", **documented)
-async def model_statistics(request: Request, model: str) -> Response:
-    inference: Inference = request.app.state.inference
-    served = inference.models.versions(model)
-    return await _told(inference, [served[number] for number in sorted(served)])
+    async def model_statistics(self, model: str) -> Response:
+        served = self.models.versions(model)
+        return await self._answer([served[number] for number in sorted(served)])
 
+    async def version_statistics(self, model: str, version: str) -> Response:
+        return await self._answer([find(self.models, model, version)])
 
-@router.get(
-    "/models/{model}/versions/{version}/stats",
-    summary="Counts and times of one version",
-    **documented,
-)
-async def version_statistics(request: Request, model: str, version: str) -> Response:
-    return await _told(request.app.state.inference, [found(request, model, version)])
-
-
-async def _told(inference: Inference, models: list[Model]) -> Response:
-    """Off the event loop: there may be many models, and many sizes of micro-batches of each."""
-    return Response(await inference.aside(partial(_encoded, models)), media_type=JSON)
+    async def _answer(self, models: list[Model]) -> Response:
+        """Made off the event loop: there may be many models, and many sizes of micro-batches."""
+        return Response(await self.readers.call(partial(_encoded, models)), media_type=JSON)
 
 
 def _encoded(models: list[Model]) -> bytes:

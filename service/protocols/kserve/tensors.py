@@ -1,6 +1,7 @@
-"""V2's tensors: what it calls our inputs and outputs, and how they stand in JSON, or as bytes after it.
+"""V2's tensors: its names for inputs and outputs, and how they are read from JSON or from bytes.
 
-Source: Triton's binary tensor data extension. Bytes are little-endian and row-major, in the tensors' order.
+Source: Triton's binary tensor data extension. The bytes follow the JSON, little-endian, row-major
+and in the tensors' order.
 """
 
 from itertools import chain
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.protocols.codec.bodies import RawRequest
+from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.codec.validation import shown
 from addnorm.service.protocols.kserve.schema import InputTensor
 from addnorm.service.runtime.bundle import Bundle
@@ -51,7 +52,7 @@ def outputs(bundle: Bundle) -> dict[str, list[int]]:
 
 
 def split(raw: RawRequest) -> tuple[bytes, memoryview]:
-    """A body -> its JSON, and the bytes that follow it. Without the header all is JSON, whatever the content type."""
+    """A body -> its JSON, and the bytes that follow it. Without LENGTH_HEADER all is JSON."""
     body = memoryview(raw.body)
     length = raw.headers.get(LENGTH_HEADER)
     if length is None:
@@ -60,19 +61,21 @@ def split(raw: RawRequest) -> tuple[bytes, memoryview]:
         length.isascii() and length.isdigit() and len(length) < 19 and int(length) <= len(body)
     ):
         raise InvalidInput(
-            f"{LENGTH_HEADER} is {length[:60]!r}: the bytes of JSON, at most the body's {len(body)}",
+            f"{LENGTH_HEADER} is {length[:60]!r}: the bytes of JSON, at most the body's"
+            f" {len(body)}",
             param=LENGTH_HEADER,
         )
     if not int(length):
         raise InvalidInput(
-            f"{LENGTH_HEADER} is 0: a body without JSON is for models of one input, these have {' and '.join(INPUTS)}",
+            f"{LENGTH_HEADER} is 0: a body without JSON is for models of one input, these have"
+            f" {' and '.join(INPUTS)}",
             param=LENGTH_HEADER,
         )
     return raw.body[: int(length)], body[int(length) :]
 
 
 def read(inputs: list[InputTensor], raw: memoryview) -> dict[str, NDArray[Any]]:
-    """Name -> `[batch, seq]`, not copied where it came as bytes. InvalidInput says what does not fit."""
+    """Name -> `[batch, seq]`, not copied if sent as bytes. InvalidInput says what does not fit."""
     grids: dict[str, NDArray[Any]] = {}
     for tensor in inputs:
         if tensor.name not in INPUTS:
@@ -104,7 +107,8 @@ def _num_bytes(tensor: InputTensor, num_left: int) -> int:
         raise InvalidInput(f"{tensor.name} has both data and binary_data_size", param=tensor.name)
     if num_bytes > num_left:
         raise InvalidInput(
-            f"unexpected size for input {tensor.name!r}, expecting {num_bytes - num_left} additional bytes",
+            f"unexpected size for input {tensor.name!r}, expecting {num_bytes - num_left}"
+            " additional bytes",
             param=tensor.name,
         )
     return num_bytes
@@ -115,7 +119,8 @@ def _grid(tensor: InputTensor, raw: memoryview) -> NDArray[Any]:
         raise InvalidInput(f"{tensor.name}: shared memory is not offered", param=tensor.name)
     if tensor.datatype not in INPUTS[tensor.name]:
         raise InvalidInput(
-            f"{tensor.name} has datatype {tensor.datatype[:60]!r}: send {', '.join(INPUTS[tensor.name])}",
+            f"{tensor.name} has datatype {tensor.datatype[:60]!r}: send"
+            f" {', '.join(INPUTS[tensor.name])}",
             param=tensor.name,
         )
     values = (
@@ -136,7 +141,8 @@ def _from_bytes(tensor: InputTensor, raw: memoryview) -> NDArray[Any]:
     dtype = np.dtype(KINDS[tensor.datatype].dtype)
     if len(raw) % dtype.itemsize:
         raise InvalidInput(
-            f"{tensor.name} has {len(raw)} bytes, no multiple of the {dtype.itemsize} of {tensor.datatype}",
+            f"{tensor.name} has {len(raw)} bytes, no multiple of the {dtype.itemsize} of"
+            f" {tensor.datatype}",
             param=tensor.name,
         )
     return np.frombuffer(raw, dtype)

@@ -19,7 +19,6 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from addnorm.service.errors import BodyTooLarge, InvalidInput
-from addnorm.service.inference.pipeline import Inference
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec import negotiation as content
 from addnorm.service.protocols.codec.negotiation import (
@@ -33,6 +32,7 @@ from addnorm.service.protocols.codec.negotiation import (
 from addnorm.service.protocols.codec.validation import BLOCK_BYTES, shown, validated
 from addnorm.service.protocols.native import InferRequest
 from addnorm.service.scheduling.cooperative import run_now
+from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import Serve, serving
 
@@ -236,7 +236,7 @@ def test_what_is_told_of_many_models_is_made_off_the_event_loop(few: Models) -> 
             yield from ()
 
     threads: list[str] = []
-    inference = Inference(few, Settings(worker_threads=1, port=0))
+    inference = build(few, Settings(worker_threads=1, port=0))
     inference.metrics.registry.register(Asked())
     with serving(inference) as url:
         threads.clear()

@@ -13,7 +13,6 @@ import pytest
 from addnorm.model.presets import PRESETS
 from addnorm.service.errors import InvalidInput
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.server.app import create_app
 from tests.conftest import Ask, inference_of, serving
 
 
@@ -266,25 +265,28 @@ def test_what_goes_wrong_after_decoding_says_error_and_counts_as_failed(
     ) == (1, 0)
 
 
-def test_draining_and_faults_of_ours_say_error(notebook: Path) -> None:
+def test_draining_and_faults_of_ours_say_error(
+    notebook: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inference = inference_of(notebook.parent.parent)
-    edge = create_app(inference)
 
     async def answers() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(edge, raise_app_exceptions=False)
+        transport = httpx.ASGITransport(inference.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            edge.draining = True
+            inference.readiness.draining = True
             draining = [
                 await client.get("/v2/health/ready"),
                 await client.get("/v2/models/notebook"),
             ]
-            edge.draining, inference.models = False, None
-            return [*draining, await client.get("/v2/models/notebook")]
+            inference.readiness.draining = False
+            monkeypatch.setattr(inference.models, "versions", None)
+            named = {"x-request-id": "the-one"}
+            return [*draining, await client.get("/v2/models/notebook", headers=named)]
 
     texts = [(answer.status_code, answer.json()["error"]) for answer in asyncio.run(answers())]
     inference.close()
     assert texts == [
         (503, "the server is shutting down"),
-        (503, "the server is shutting down: send it to another"),
-        (500, "an error of ours: AttributeError"),
+        (503, "the server is shutting down: send the request to another"),
+        (500, "internal server error (request id the-one)"),
     ]

@@ -1,0 +1,44 @@
+"""What every protocol's `decode` gets: the request as it was sent, and the tools to read it."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from starlette.datastructures import Headers
+
+from addnorm.service.inference.request import InferenceRequest
+from addnorm.service.models.registry import Model, Models
+from addnorm.service.protocols.codec.bodies import BodyReader
+from addnorm.service.protocols.codec.payload import Encode
+from addnorm.service.protocols.codec.texts import TextReader
+from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.telemetry.request_context import RequestContext
+
+NO_PARAMS: Mapping[str, str] = MappingProxyType({})
+
+
+class Tools(NamedTuple):
+    """Shared by all requests."""
+
+    models: Models
+    bodies: BodyReader
+    texts: TextReader
+
+
+class RawRequest(NamedTuple):
+    """A request before it is decoded."""
+
+    body: bytes  # decompressed
+    headers: Headers
+    deadline: Deadline
+    context: RequestContext
+    path_params: Mapping[str, str] = NO_PARAMS
+
+    def model(self, models: Models, ref: str | None) -> Model:
+        """The model that is meant. The log names it from now on, even if the request fails."""
+        model = models.find(ref)
+        self.context.model = model.name
+        return model
+
+
+Decode = Callable[[RawRequest, Tools], Awaitable[tuple[InferenceRequest, Encode]]]

@@ -1,0 +1,158 @@
+"""/v1/infer's bodies as types: what requests are checked against, and what is documented."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from addnorm.service.inference.outputs import Positions
+from addnorm.service.protocols.codec import safetensors_body
+from addnorm.service.protocols.codec.openapi import Strict
+from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
+from addnorm.service.protocols.codec.texts import Texts
+from addnorm.service.runtime.bundle import Pooling
+
+Output = Literal["activations", "logits", "pooled", "norm_stats"]
+Row = Annotated[list[int], Field(fail_fast=True)]  # a bad body must not cost a million errors
+Integers = Annotated[list[Row], Field(fail_fast=True)]
+
+
+class LogitsOptions(Strict):
+    positions: Positions = Field(
+        "all", description="Logits of every token, or of each sequence's last."
+    )
+    top_k: int | None = Field(
+        None, description="Only the k likeliest tokens, with their log-probabilities."
+    )
+
+
+class Options(Strict):
+    """What is asked of the sequences, whatever they come in."""
+
+    model: str | None = Field(
+        None, description="`name` or `name/version`; the latest version by default."
+    )
+    outputs: Annotated[list[Output], Field(fail_fast=True)] | None = Field(
+        None,
+        description="By default activations, and logits if there is a head; of texts `pooled`"
+        " alone.",
+    )
+    logits: LogitsOptions | None = None
+    pooling: Pooling | None = Field(
+        None, description="How `pooled` is made; by default as the bundle says."
+    )
+    normalize: bool = Field(False, description="Whether `pooled` vectors are scaled to length 1.")
+    precision: Literal["fp32", "int8"] | None = Field(
+        None, description="One the model has; by default as the bundle says."
+    )
+    dtype: Literal["float32", "float16"] = Field(
+        "float32",
+        description="Of activations, logits and pooled vectors in the answer; they are computed in"
+        " float32.",
+    )
+
+    @property
+    def field(self) -> str:
+        """Where the sequences stand."""
+        return "input_ids"
+
+    @property
+    def wanted(self) -> tuple[str, ...] | None:
+        """The outputs asked for; None: those of the bundle's default."""
+        return None if self.outputs is None else tuple(self.outputs)
+
+
+class InferRequest(Options):
+    """Token batches, rectangular with a mask or ragged; or texts, if the model has a tokenizer."""
+
+    input_ids: Integers | None = Field(
+        None, description="Token ids, a list per sequence. Either these or `texts`."
+    )
+    attention_mask: Integers | None = Field(
+        None, description="1 for a real token, 0 for a pad; shaped like input_ids."
+    )
+    texts: Texts | None = Field(
+        None, description="Tokenized as the model expects; answered like ragged input_ids."
+    )
+    truncate: bool = Field(
+        False,
+        description="Whether texts that are too long are cut, as the model's authors do it, instead"
+        " of refused.",
+    )
+
+    @property
+    def field(self) -> str:
+        return "input_ids" if self.texts is None else "texts"
+
+    @property
+    def wanted(self) -> tuple[str, ...] | None:
+        """Who sends a text wants its vector: the logits of its tokens may be megabytes."""
+        return ("pooled",) if self.texts is not None and self.outputs is None else super().wanted
+
+
+class TopTokens(BaseModel):
+    token_ids: list[Any] = Field(
+        description="[B][S][k], or [B][k] for positions `last`; null at pads."
+    )
+    logprobs: list[Any]
+
+
+class NormStats(BaseModel):
+    mean: list[list[list[float]]] = Field(description="[B][S][n_norms]")
+    rstd: list[list[list[float]]] = Field(description="[B][S][n_norms], 1 / sqrt(variance + eps)")
+
+
+class Usage(BaseModel):
+    real_tokens: int
+    pad_tokens: int = Field(description="Pads, none of which was computed.")
+
+
+class InferResponse(BaseModel):
+    """The outputs asked for, in the caller's own layout, zeros at pads."""
+
+    model: str
+    version: str
+    activations: list[list[list[float]]] | None = Field(None, description="[B][S][d_model]")
+    logits: list[list[list[float]]] | list[list[float]] | TopTokens | None = Field(
+        None, description="[B][S][V], or [B][V] for `last`"
+    )
+    pooled: list[list[float]] | None = Field(None, description="[B][d_model]")
+    norm_stats: NormStats | None = None
+    usage: Usage
+
+
+GRID = {
+    "model": "notebook",
+    "input_ids": [[0, 1, 0, 3, 4]],
+    "attention_mask": [[0, 1, 0, 1, 1]],
+    "outputs": ["logits", "norm_stats"],
+    "logits": {"positions": "last", "top_k": 2},
+}
+EXAMPLES: dict[str, Any] = {
+    "a padded grid": GRID,
+    "pooled vectors of ragged rows": {
+        "model": "notebook",
+        "input_ids": [[1, 3, 4], [5]],
+        "outputs": ["pooled"],
+    },
+    "texts": {
+        "model": "all-minilm-l6-v2",
+        "texts": ["Pads are dropped."],
+        "outputs": ["pooled"],
+        "normalize": True,
+    },
+}
+ANSWER: dict[str, Any] = {
+    "model": "notebook",
+    "version": "1",
+    "logits": {"token_ids": [[4, 0]], "logprobs": [[-1.5515498, -1.562566]]},
+    "norm_stats": {
+        "mean": [[[0.0], [0.05210143], [0.0], [0.04436306], [0.04160607]]],
+        "rstd": [[[0.0], [9.178609], [0.0], [9.080391], [8.880019]]],
+    },
+    "usage": {"real_tokens": 3, "pad_tokens": 2},
+}
+BINARY = {
+    SAFETENSORS: {
+        "schema": {"type": "string", "format": "binary", "description": safetensors_body.__doc__}
+    }
+}

@@ -1,0 +1,36 @@
+"""The one place that turns an exception into an answer."""
+
+import math
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from addnorm.service.errors import InternalError, MethodNotAllowed, NotFound, ServiceError
+from addnorm.service.protocols import openai
+from addnorm.service.protocols.codec.negotiation import JSON
+from addnorm.service.protocols.kserve import schema as kserve
+
+STARLETTE = {404: NotFound, 405: MethodNotAllowed}  # what its routers raise
+
+
+def error_response(path: str, error: ServiceError) -> Response:
+    """In V2's envelope under /v2, in OpenAI's elsewhere."""
+    envelope = kserve.error_body if path.startswith("/v2") else openai.error_body
+    headers = dict(error.headers)
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if error.ends_connection:
+        headers["connection"] = "close"
+    return Response(orjson.dumps(envelope(error)), error.status, headers, JSON)
+
+
+def service_error(error: Exception, method: str, path: str, request_id: str) -> ServiceError:
+    """What the caller is told of any exception."""
+    if isinstance(error, ServiceError):
+        return error
+    if isinstance(error, HTTPException) and (known := STARLETTE.get(error.status_code)):
+        return known(f"{method} {path}: {error.detail}", headers=error.headers)
+    return InternalError(request_id)

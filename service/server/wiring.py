@@ -1,0 +1,128 @@
+"""Builds every object of the service, and hands each what it needs."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from fastapi import APIRouter
+from opentelemetry.trace import Tracer
+
+from addnorm.service.inference.pipeline import Pipeline
+from addnorm.service.models.readiness import Readiness
+from addnorm.service.models.registry import Models
+from addnorm.service.models.repository import Repository
+from addnorm.service.protocols import native, openai
+from addnorm.service.protocols.codec.bodies import BodyReader
+from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.texts import TextReader
+from addnorm.service.protocols.inference_route import inference_router
+from addnorm.service.protocols.kserve import infer as kserve
+from addnorm.service.protocols.kserve.metadata import MetadataRoutes
+from addnorm.service.protocols.kserve.repository_extension import RepositoryRoutes
+from addnorm.service.protocols.kserve.statistics_extension import StatisticsRoutes
+from addnorm.service.protocols.model_list import ModelListRoutes
+from addnorm.service.protocols.operations import OperationsRoutes
+from addnorm.service.protocols.tokenization import TokenizationRoutes
+from addnorm.service.scheduling.byte_budget import ByteBudget
+from addnorm.service.scheduling.cooperative import CooperativePool
+from addnorm.service.scheduling.scheduler import Scheduler
+from addnorm.service.server.app import create_app
+from addnorm.service.server.auth import Keys
+from addnorm.service.server.middleware import RequestMiddleware
+from addnorm.service.settings import Settings
+from addnorm.service.telemetry.exposition import Exposition
+from addnorm.service.telemetry.invariance import InvarianceCheck
+from addnorm.service.telemetry.metrics import Metrics
+from addnorm.service.telemetry.report import Reporter
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Service:
+    """Can be asked over HTTP through `app`, or directly through its parts."""
+
+    settings: Settings
+    app: RequestMiddleware
+    models: Models
+    repository: Repository
+    tools: Tools
+    pipeline: Pipeline
+    scheduler: Scheduler
+    readiness: Readiness
+    keys: Keys
+    metrics: Metrics
+    to_close: tuple[Closable, ...]
+
+    def close(self) -> None:
+        """Ends all threads. What is queued is computed first."""
+        for part in self.to_close:
+            part.close()
+
+
+def build(models: Models, settings: Settings, tracer: Tracer | None = None) -> Service:
+    """StartupError if the API keys cannot be read."""
+    keys = Keys(settings)
+    scheduler = Scheduler(settings.num_workers, settings.max_queue_tokens, settings.run_timeout_s)
+    readiness = Readiness(models, scheduler, settings.known_answer_timeout_s)
+    repository = Repository(models, settings)
+    bodies = ByteBudget("bodies", settings.max_pending_body_bytes)
+    responses = ByteBudget("responses", settings.max_pending_response_bytes)
+    # as many threads as workers: heads run there, and compete with the workers for the cores
+    encoders = CooperativePool(settings.num_workers, "encode")
+    # one thread: reading holds the interpreter's lock, and two would keep it from the event loop
+    readers = CooperativePool(1, "read", rests=True)
+    body_reader = BodyReader(settings, bodies, readers)
+    tools = Tools(models, body_reader, TextReader(settings, bodies, encoders))
+    pipeline = Pipeline(settings, scheduler, responses, encoders)
+    metrics = Metrics()
+    exposition = Exposition(metrics, models, settings.provider, scheduler, (responses, bodies))
+    invariance_check = InvarianceCheck(
+        settings.invariance_check_share, scheduler.is_idle, metrics.invariance_checked
+    )
+    operations = OperationsRoutes(readiness, exposition, readers)
+    routers = _routers(settings, repository, readiness, pipeline, tools, readers, operations)
+    app = create_app(routers, settings, keys, readiness, Reporter(metrics, tracer))
+    scheduler.start((metrics, invariance_check))
+    return Service(
+        settings=settings,
+        app=app,
+        models=models,
+        repository=repository,
+        tools=tools,
+        pipeline=pipeline,
+        scheduler=scheduler,
+        readiness=readiness,
+        keys=keys,
+        metrics=metrics,
+        to_close=(repository, invariance_check, scheduler, encoders, readers),
+    )
+
+
+def _routers(
+    settings: Settings,
+    repository: Repository,
+    readiness: Readiness,
+    pipeline: Pipeline,
+    tools: Tools,
+    readers: CooperativePool,
+    operations: OperationsRoutes,
+) -> dict[str, list[APIRouter]]:
+    """In the order of the documentation, by tag."""
+    models = tools.models
+    return {
+        "inference": [
+            inference_router(pipeline, tools, (native.ENDPOINT, openai.ENDPOINT)),
+            TokenizationRoutes(tools, settings.timeout_s).router(),
+        ],
+        "models": [ModelListRoutes(models).router()],
+        "KServe V2": [
+            # before MetadataRoutes: in /models/stats, `stats` is no model
+            StatisticsRoutes(models, readers).router(),
+            MetadataRoutes(models, readiness, settings).router(),
+            inference_router(pipeline, tools, kserve.ENDPOINTS),
+            RepositoryRoutes(models, repository, tools.bodies, settings).router(),
+        ],
+        "operations": [operations.router()],
+    }
