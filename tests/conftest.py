@@ -1,4 +1,4 @@
-"""Fixtures: bundles exported once per run, and a real server on a real socket that serves them all."""
+"""Fixtures: bundles exported once per run, and a real server that serves them all."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""Schemathesis' hooks: left to itself it names models that nobody serves, and its requests end there."""
+"""Schemathesis' hooks: without them it names models that nobody serves, and all is a 404."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`python -m tests.mutation`: single mutations of exported graphs and weights, each of which the certificate must refuse.
+"""`python -m tests.mutation`: single mutations of graphs and weights, all of which must be refused.
 
 A mutant that it does not refuse must give equal bits on seeded random batches (nodes that traded places, say).
 Prints a table by kind, and ends with 1 if a mutant is certified whose bits are others.
@@ -249,7 +249,7 @@ def _mutant(draws: random.Random, subject: Subject, kind: str) -> Mutant | None:
 
 
 def verdict(mutant: Mutant) -> str:
-    """Which comparison refuses it first; else "served" if what it answers does; else "equal bits" or "SURVIVED"."""
+    """The comparison that refuses it first; else "served", "equal bits" or "SURVIVED"."""
     subject = mutant.subject
     for (_, comparison), words in exact.compare(
         mutant.files, subject.expected, subject.bundle.manifest
@@ -280,7 +280,7 @@ def write(mutant: Mutant, place: Path) -> Bundle:
 
 
 def equal_bits(one: Bundle, other: Bundle) -> bool:
-    """Whether both give the same bytes on random batches: every output, every precision, the head's too."""
+    """Whether both give the same bytes on random batches: all outputs and precisions, the head."""
     draws, limits = np.random.default_rng(0), one.manifest.limits
     for precision in one.manifest.precisions:
         left, right = (Engine(bundle, precision, "cpu") for bundle in (one, other))
@@ -350,7 +350,7 @@ def _rename(nodes: list[NodeProto], before: str, after: str) -> None:
 
 
 def checkpoint(folder: Path) -> Path:
-    """A two-layer BERT with a language model's head and a tokenizer, every parameter drawn: no ones, no zeros."""
+    """A two-layer BERT with a language model's head and a tokenizer, every parameter drawn."""
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=len(WORDS), hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512,

@@ -1,4 +1,4 @@
-"""Imports: the arrow model <- export -> service, the folders of service from top to bottom, no cycle, one import name."""
+"""Imports: model <- export -> service, service's folders from top to bottom, no cycle."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""What the documents say is run: every curl line against the server, every make target, every path."""
+"""The documents' commands run: every curl line, every make target, every path."""
 
 import json
 import re
@@ -62,7 +62,7 @@ def test_a_make_target_installs_what_it_needs_and_no_more(target: str, extras: s
 
 
 def test_what_padding_costs_is_said_as_the_table_shows_it() -> None:
-    """At 94 % padding the speed falls: pads are not computed, but longer sequences cost more attention."""
+    """At 94 % padding it is slower: longer sequences cost more attention, though pads are free."""
     for text in (
         README,
         (ROOT / "pyproject.toml").read_text(),

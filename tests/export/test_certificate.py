@@ -1,4 +1,4 @@
-"""What a certificate compares exactly: break any weight, attribute or node, hashes made anew, and it is refused."""
+"""The exact comparisons refuse any changed weight, attribute or node, with hashes made anew."""
 
 import re
 from collections.abc import Callable
@@ -141,8 +141,10 @@ def test_int8_is_measured_in_length_too(postnorm: Subject, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("subject", ["notebook_subject", "postnorm"], indirect=True)
 def test_any_single_mutation_is_refused_or_changes_no_bit(subject: Subject) -> None:
-    """Some of those that `python -m tests.mutation` tries a thousand of: weights, attributes, nodes, constants, wires.
-    Whatever changes a bit is refused before anything runs."""
+    """Some of the thousand that `python -m tests.mutation` tries.
+
+    Whatever changes a bit is refused before anything runs.
+    """
     found = [(mutant, verdict(mutant)) for mutant in mutants([subject], 10 * len(KINDS), seed=1)]
     assert {mutant.kind for mutant, _ in found} == set(KINDS)
     assert [mutant.words for mutant, said in found if said in ("SURVIVED", "served")] == []
@@ -235,7 +237,7 @@ def test_a_manifest_must_say_what_the_model_is(notebook_subject: Subject) -> Non
 def test_a_refusal_says_which_versions_wrote_the_graph(
     notebook_subject: Subject, tmp_path: Path
 ) -> None:
-    """Another exporter may write other nodes; where it writes the same, its version does not matter."""
+    """Another exporter may write other nodes. If it writes the same, its version is no matter."""
     manifest = notebook_subject.bundle.manifest.model_copy(
         update={"versions": {**notebook_subject.bundle.manifest.versions, "torch": "2.9.0"}}
     )
@@ -252,7 +254,7 @@ def test_a_refusal_says_which_versions_wrote_the_graph(
 
 
 def test_names_and_order_mean_nothing(notebook_subject: Subject) -> None:
-    """A graph whose values have other names, and whose independent nodes stand in another order, is the same graph."""
+    """A graph with other names and another order of independent nodes is the same graph."""
     expected = notebook_subject.expected.body
     other = copied(expected)
     outside = {

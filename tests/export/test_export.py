@@ -1,4 +1,4 @@
-"""The certificate must fail where the export is wrong: each test breaks it on purpose. And the command line."""
+"""The certificate fails where the export is wrong: each test breaks it. And the command line."""
 
 import json
 import shutil

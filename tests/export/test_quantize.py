@@ -1,4 +1,4 @@
-"""Row-wise int8: near to fp32, bit for bit indifferent to co-batched sequences, and caught by the certificate when it is broken."""
+"""Row-wise int8: near to fp32, batch-invariant, and refused when it is broken."""
 
 import json
 import os
@@ -77,7 +77,7 @@ def test_bundle_names_both_precisions(bundle: Bundle) -> None:
 
 
 def test_certificate_covers_int8(bundle: Bundle) -> None:
-    """int8 goes through every case that fp32 goes through, none of its bits unequal, and its weights are compared."""
+    """int8 passes every case that fp32 passes, with equal bits, and its weights are compared."""
     assert bundle.certificate
     cases = {
         precision: {
@@ -130,7 +130,7 @@ def test_wrong_float_row_is_caught(bundle: Bundle, expected: Expected, tmp_path:
 
 
 def test_coarse_rows_are_caught(bundle: Bundle, expected: Expected, tmp_path: Path) -> None:
-    """Rows cut into 15 levels in place of 255: nothing is wrong with the weights, the outputs are too far off."""
+    """Rows cut into 15 levels instead of 255: the weights are right, the outputs are not."""
     coarse = tampered(
         bundle,
         tmp_path,
@@ -140,7 +140,7 @@ def test_coarse_rows_are_caught(bundle: Bundle, expected: Expected, tmp_path: Pa
 
 
 def test_scale_per_tensor_is_caught(bundle: Bundle, expected: Expected, tmp_path: Path) -> None:
-    """One scale for all rows of a run, as `quantize_dynamic` has it: a neighbour changes the answer."""
+    """One scale for all rows of a run, as `quantize_dynamic` has it: neighbours change answers."""
     refused(tampered(bundle, tmp_path, scale_per_tensor), expected, "graph", "unequal")
 
 
@@ -182,8 +182,11 @@ def run_product(
 
 @pytest.mark.parametrize("offset", [0.0, 3.0, -3.0], ids=["about zero", "all above", "all below"])
 def test_product_is_near(offset: float) -> None:
-    """Rows of very different sizes, with two columns a hundred times as wide: each row's error is small against the
-    rest of that row, so neither another row nor a wide column sets its step."""
+    """Rows of very different sizes, with two columns a hundred times as wide.
+
+    Each row's error is small beside the rest of that row, so neither another row nor a wide column
+    sets its step.
+    """
     draws = np.random.default_rng(1)
     weight, bias = (
         draws.normal(size=(96, 40)).astype(np.float32),
@@ -199,7 +202,7 @@ def test_product_is_near(offset: float) -> None:
 
 
 def test_parts_are_the_same_on_every_processor() -> None:
-    """numpy's power has other bits with narrower vectors; the parts of a weight must not, or none could be checked."""
+    """numpy's power gives other bits for narrower vectors; the parts of a weight must not."""
     program = """
 import hashlib, numpy as np
 from export.quantize import Parts, split
@@ -220,7 +223,7 @@ print(hashlib.sha256(b"".join(getattr(parts, name).tobytes() for name in Parts._
 
 
 def test_zero_rows_and_dead_weights() -> None:
-    """A row of zeros gives the bias; a column of x never seen, and a column of zero weights, do no harm."""
+    """Zeros give the bias; an unseen column of x and a column of zero weights do no harm."""
     weight = np.random.default_rng(2).normal(size=(32, 8)).astype(np.float32)
     weight[:, 2] = 0
     bias, ranges = np.arange(8, dtype=np.float32), np.ones(32, np.float32)
@@ -244,7 +247,7 @@ def test_zero_rows_and_dead_weights() -> None:
 )
 @pytest.mark.usefixtures("exports_shared")
 def test_unfit_precisions_are_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
-    """A precision that does not exist, or would be slower than fp32, is refused in words, and nothing is written."""
+    """A precision that does not exist, or is slower than fp32, is refused; nothing is written."""
     with pytest.raises(SystemExit, match=message):
         command.export(["--preset", "notebook", "--out", str(tmp_path), *arguments])
     assert not list(tmp_path.rglob("*.onnx"))

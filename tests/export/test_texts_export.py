@@ -1,4 +1,4 @@
-"""Texts at export: how long they may be, why there are none, and a certificate that finds what cuts them otherwise."""
+"""Texts at export: their limit, why there are none, and a certificate that checks the cut."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The "Layer Normalization" notebook's own code, in plain Python; run it to make notebook.json again.
+"""The "Layer Normalization" notebook's own code in plain Python. Run it to make notebook.json.
 
 python tests/golden/notebook.py > tests/golden/notebook.json
 """

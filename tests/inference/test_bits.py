@@ -1,4 +1,4 @@
-"""The promise, over HTTP: the same sequence gives the same bits, whatever the padding, whoever shares the batch."""
+"""Batch-invariance over HTTP: the same bits, whatever the padding and the other sequences."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -26,7 +26,7 @@ def options(preset: str) -> dict[str, Any]:
 
 
 def row(answer: dict[str, Any], index: int, mask: list[int]) -> list[Any]:
-    """Everything an answer says of one row, read at its real places. Equal numbers are equal bits."""
+    """All that an answer says of one row, at its real places. Equal numbers are equal bits."""
     grids = [answer["activations"], answer["norm_stats"]["mean"], answer["norm_stats"]["rstd"]]
     vectors = [answer["pooled"][index]]
     if np.ndim(answer["logits"][index]) == 2:

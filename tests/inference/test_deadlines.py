@@ -1,4 +1,4 @@
-"""Deadlines: looked at between all stages, and what the making and writing of an answer will take is counted on."""
+"""Deadlines are checked between all stages, and count the time to make and write an answer."""
 
 import asyncio
 import gzip

@@ -1,4 +1,4 @@
-"""The load tool itself: streams as stated, stalls seen, wrong answers counted; and the one ratio that CI holds."""
+"""The load tools: streams as stated, stalls seen, wrong answers counted, and one speed ratio."""
 
 import gzip
 import threading
@@ -40,7 +40,7 @@ Answer = Callable[[bytes], tuple[int, bytes]]
 
 
 def compute(output: str, sequence: Ints) -> Floats:
-    """What the fake server knows: a token's activation is its id and a third of it; pooled is their mean."""
+    """A token's activation is its id and a third of it; pooled is their mean."""
     rows = np.stack([sequence, sequence / 3], axis=1).astype(np.float32)
     return rows if output == "activations" else rows.mean(0)
 
@@ -73,7 +73,7 @@ def pads_not_zero(body: bytes) -> tuple[int, bytes]:
 
 @contextmanager
 def fake_server(answer: Answer, stall_s: float = 0.0) -> Iterator[Server]:
-    """A server that gives answer(body) to each body; nobody is answered for `stall_s` from the first request on."""
+    """A server that gives answer(body) to each body, after the first `stall_s` seconds."""
     stalls, turn = iter([stall_s]), threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -202,7 +202,7 @@ def test_a_server_that_is_not_there_is_an_error() -> None:
 
 
 def test_open_loop_latency_counts_from_the_intended_time() -> None:
-    """A stall of 0.6 s delays all who meant to come during it, not only the one request on the wire."""
+    """A stall of 0.6 s delays all requests that were due during it."""
     with fake_server(right, stall_s=0.6) as server:
         result = measured(server, "tiny", Load(1, 1.2, rate=100.0, warm_up_s=0.0))
     assert result.errors == {}
@@ -213,7 +213,7 @@ def test_open_loop_latency_counts_from_the_intended_time() -> None:
 
 
 def test_a_late_answer_counts_for_every_ask_that_it_held_up() -> None:
-    """A stall of 0.5 s delays a hundred asks that were due every 5 ms: the last of them hardly, the first all of it."""
+    """A stall of 0.5 s delays a hundred requests that were due every 5 ms, the first one most."""
     with fake_server(lambda _: (200, b"{}"), stall_s=0.5) as server:
         end = time.monotonic() + 1.0
         seen = delays(server.host, server.port, lambda: time.monotonic() > end)
@@ -265,7 +265,7 @@ def test_stalls_are_measured_beside_the_requests_of_a_case(bundles: Path) -> Non
 
 
 def test_answers_later_than_their_deadline_are_found_in_the_log() -> None:
-    """By the first byte where the log tells it, else by the last; only those with 200, and only beyond the margin."""
+    """By the first byte if the log has it, else by the last. Counts 200s beyond the margin."""
     sent = [Sent(number, "small", 100, Request("")) for number in range(5)]
     seen = [
         Seen(200, 0.09, 1),
@@ -324,7 +324,7 @@ def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
 
 
 def test_addnorm_outruns_naive_on_padded_batches(layouts: dict[str, Bundle]) -> None:
-    """On 70 % padding, by real processes over HTTP, each answer checked; in turn, so that noise meets both."""
+    """On 70 % padding, real processes over HTTP, every answer checked, measured in turn."""
     stream = make(PROFILES["big"], layouts["packed"].manifest.limits)
     bits = Reference(alone(layouts["packed"], "fp32"))
     bits.learn(stream)

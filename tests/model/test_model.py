@@ -1,4 +1,4 @@
-"""The model against the documents it comes from. Worked numbers are recomputed; some in the documents are wrong."""
+"""The model against the documents it comes from. Wrong numbers in them are recomputed."""
 
 import math
 from dataclasses import replace
@@ -93,7 +93,9 @@ def test_add_and_norm_example() -> None:
 
 
 def test_feed_forward_example() -> None:
-    """x W1 + b1 = [0.49, -0.03, 0.96] and the output is [-0.043, 0.194, 0.431, 0.531]; the document's are wrong."""
+    """x W1 + b1 = [0.49, -0.03, 0.96], the output is [-0.043, 0.194, 0.431, 0.531]. Not as the
+    document says.
+    """
     config = replace(PRESETS["encoder"], d_model=4, d_ff=3, n_heads=1)
     ffn = FeedForward(config)
     with torch.no_grad():

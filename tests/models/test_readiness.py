@@ -1,4 +1,4 @@
-"""Ready means work: known-answer tests go through queue and workers, past what waits, and say which model does not answer."""
+"""Readiness: known-answer tests go through queue and workers, and name the model that fails."""
 
 import asyncio
 import threading
@@ -105,7 +105,7 @@ def test_no_lane_at_work_is_not_ready_and_a_new_lane_is(notebooks: Path) -> None
 
 
 def test_a_full_queue_is_ready(notebooks: Path) -> None:
-    """Ten seconds of work came first, nobody else is let in, and the known-answer test is answered after one micro-batch."""
+    """Before ten seconds of work that came first: it is answered after one micro-batch."""
     taken = threading.Event()
 
     def slow(batch: Batch) -> list[Rows]:

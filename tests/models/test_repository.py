@@ -1,4 +1,4 @@
-"""Versions come and go while the server runs: beside what runs, checked, switched between two requests, freed."""
+"""Versions come and go while the server runs: checked, switched between requests, freed."""
 
 import asyncio
 import json

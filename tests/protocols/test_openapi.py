@@ -1,4 +1,4 @@
-"""/openapi.json: valid, its examples run, its schemas hold for what is answered, whatever is sent."""
+"""/openapi.json: it is valid, its examples run, and all answers fit its schemas."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""One question through every protocol: the same float32 bits come back. A new protocol is one more line of the table."""
+"""The same float32 bits through every protocol. A new protocol is one more row of the table."""
 
 import json
 from base64 import b64decode

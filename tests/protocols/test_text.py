@@ -99,7 +99,7 @@ def test_truncate_cuts_like_the_library_and_keeps_the_special_tokens(
 
 
 def authors(folder: Path, texts: Sequence[str], max_length: int = MAX_TEXT_TOKENS) -> Any:
-    """Vectors as sentence-transformers makes them of this folder: transformers' tokenizer and model, mean, length 1."""
+    """As sentence-transformers makes them of this folder: transformers' model, mean, length 1."""
     tokenize, model = (
         AutoTokenizer.from_pretrained(folder),
         BertModel.from_pretrained(folder).eval(),
@@ -180,7 +180,7 @@ def test_a_word_that_goes_on_behind_what_is_looked_at_is_cut_as_a_whole(
 
 
 def test_a_cut_is_the_librarys_of_the_whole_text_or_there_is_none(text_bundles: Path) -> None:
-    """Texts of any length whose words, gaps and added tokens lie across the ends of what is looked at."""
+    """Words, gaps and added tokens that lie across the ends of the pieces that are looked at."""
     mine, theirs = (
         Tokenizer(bundles.read(text_bundles / TEXT_MODEL / "1")),
         library(MAX_TEXT_TOKENS),
@@ -272,7 +272,7 @@ def test_many_callers_at_once_each_get_their_own_cut_or_uncut_ids(
 
 
 class Watched:
-    """A tokenizer that remembers who called it with which texts, and takes `pause_s` for each call."""
+    """A tokenizer that records its callers and their texts, and takes `pause_s` a call."""
 
     def __init__(self, real: Tokenizer, pause_s: float = 0.0) -> None:
         self.real, self.pause_s = real, pause_s
@@ -387,7 +387,7 @@ def test_texts_count_as_bodies_while_they_are_tokenized(text_bundles: Path) -> N
 
 
 def test_others_have_their_turn_between_the_pieces_of_one_caller(text_bundles: Path) -> None:
-    """With one thread for all: four callers of 8 pieces each delay a fifth's small piece by one of theirs."""
+    """One thread for all: four callers of 8 pieces each delay a small one by one piece each."""
     with (
         watched(text_bundles, pause_s=0.15, worker_threads=1) as (client, watch),
         ThreadPoolExecutor(4) as others,

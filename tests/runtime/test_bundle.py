@@ -1,4 +1,4 @@
-"""Bundles on disk: whatever is missing, truncated, tampered or uncertified is refused in one line at start."""
+"""Missing, truncated, tampered or uncertified bundles are refused in one line at start."""
 
 import json
 import os

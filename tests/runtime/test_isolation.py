@@ -1,4 +1,4 @@
-"""A sequence whose numbers overflow, or are no numbers, changes no bit of another: tried on the bare graphs."""
+"""A sequence whose numbers overflow or are NaN changes no bit of another, in the bare graphs."""
 
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ def grid(
 def test_a_broken_sequence_changes_no_bit_of_another(
     bundle: Bundle, precision: str, where: str
 ) -> None:
-    """Wherever it stands among the others, first included: each of them gives what it gives alone."""
+    """Wherever the bad sequence stands, the others give what they give alone."""
     for value in VALUES[bundle.manifest.name]:
         session = broken(bundle.graph(precision), value)
         draws = np.random.default_rng(0)

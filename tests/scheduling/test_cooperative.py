@@ -1,4 +1,4 @@
-"""Turns at work that is done in steps: short work passes long work, and who gives up holds nothing."""
+"""Work in steps: short work passes long work, and work that is given up holds nothing."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Who waits for whom, in simulated time: one queue, two workers of 6,000 tokens a second, callers of several kinds."""
+"""Who waits for whom: one queue in simulated time, two workers of 6,000 tokens a second."""
 
 from collections.abc import Callable
 
@@ -72,7 +72,7 @@ def test_a_tiny_job_with_a_second_is_not_refused_beside_long_ones_with_half_a_mi
 
 @pytest.mark.parametrize("small", [TINY, of(100)], ids=["3", "100"])
 def test_a_long_job_still_finishes_under_a_flood_of_small_ones(small: Lengths) -> None:
-    """Its 4,096 tokens take 0.34 s alone. What waits when it comes is 20,000 tokens at most: 1.7 s."""
+    """Its 4,096 tokens take 0.34 s alone, the 20,000 tokens that wait before it 1.7 s at most."""
     its = target()
     seen = simulated(Group("long", LONG, its), Group("small", small, its, callers=200))
     assert len(seen["long"].waits_s) >= 3

@@ -1,4 +1,4 @@
-"""What breaks costs what broke it and nothing else: poisoned jobs, hung workers, observers that raise."""
+"""A fault costs its own job only: poisoned jobs, hung workers, observers that raise."""
 
 import threading
 import time
@@ -85,7 +85,7 @@ def test_only_the_poisoned_job_fails_and_its_mates_are_answered() -> None:
 
 
 def overflowing(batch: Batch) -> list[Rows]:
-    """As an engine in which one sequence's numbers overflow, and reach the others in its micro-batch."""
+    """An engine in which one sequence's overflow reaches the others of its micro-batch."""
     rows = echo(batch)
     if POISON not in batch.tokens:
         return rows

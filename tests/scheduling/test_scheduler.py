@@ -1,4 +1,4 @@
-"""The queue with whole numbers for seconds; the workers with a fake engine that gives each token's value as its row."""
+"""The queue with whole numbers for seconds; the workers with a fake engine."""
 
 import threading
 from collections.abc import Callable
@@ -133,7 +133,7 @@ def test_a_tiny_job_is_promised_a_quick_turn_whatever_waits() -> None:
 
 
 def test_a_rate_of_a_bad_moment_does_not_refuse_for_ever() -> None:
-    """Nothing waits: what is not hopeless is tried, and what is refused makes the next more likely to be tried."""
+    """If nothing waits, what is not hopeless is tried. Each rejection makes a trial more likely."""
     queue, target = Queue(10_000), Target(echo, 100)
     target.tokens_per_s = 10.0  # a hundredth of what it is
     assert submit(queue, target, of_lengths(20), 0, 1.0)  # 2.4 s predicted

@@ -106,7 +106,7 @@ def test_a_canary_goes_before_all_and_costs_nobody_a_turn() -> None:
 
 
 def test_nothing_of_a_line_or_a_job_outlives_them() -> None:
-    """Models are swapped under load: what is held here would stay in memory. No garbage collection is needed."""
+    """Models are swapped under load: what is kept of them would stay in memory."""
     queue, target = Queue(1000), Target(echo, 4)
     gc.disable()
     try:

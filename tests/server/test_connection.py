@@ -1,4 +1,4 @@
-"""What callers can do to a connection: slow heads, slow bodies, unread answers, heads of any size, no HTTP at all."""
+"""What callers can do to a connection: slow heads and bodies, unread answers, odd HTTP."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""The life of the process: what is accepted is answered, what comes while draining is refused, exit code 0."""
+"""The life of the process: draining answers what was accepted, and the exit code is 0."""
 
 import io
 import json

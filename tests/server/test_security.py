@@ -1,4 +1,4 @@
-"""HTTPS, other origins, pages, names that are paths, and what must never be in the code or the containers."""
+"""HTTPS, CORS, pages, names that are paths, and what must not be in code and containers."""
 
 import ast
 import base64

@@ -1,4 +1,4 @@
-"""Exports that tests share: PyTorch's exporter takes seconds, and gives the same graph for the same model."""
+"""Exports that tests share: PyTorch's exporter takes seconds, and repeats itself."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

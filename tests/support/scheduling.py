@@ -17,7 +17,7 @@ def of_lengths(*lengths: int) -> Batch:
 
 
 def echo(batch: Batch) -> list[Rows]:
-    """FakeEngine: each token's value is its row, so that a row routed to another caller shows at once."""
+    """A fake engine: each token's value is its row, so rows routed to another caller show."""
     columns = [batch.sequence(i)[:, None].astype(np.float32) for i in range(len(batch))]
     return [Rows(column, column, column) for column in columns]
 

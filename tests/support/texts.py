@@ -1,4 +1,4 @@
-"""A BERT checkpoint so small that it is made and exported in seconds, with a tokenizer of a few words."""
+"""A BERT checkpoint so small that it is exported in seconds, with a tokenizer of a few words."""
 
 import json
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ KINDS = ("Transformer", "Pooling", "Normalize")
 
 
 def tokenizer() -> Tokenizer:
-    """Padding to 128 and truncation to 8 stand in the file, as in those of sentence-transformers."""
+    """Its file pads to 128 and truncates to 8, as those of sentence-transformers do."""
     made = Tokenizer(
         WordPiece({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]")
     )

@@ -1,4 +1,4 @@
-"""What is served is computed again, alone, when idle: a neighbour that shows is counted; a busy server is left alone."""
+"""The invariance check: served rows are computed again, alone, when nothing waits."""
 
 import logging
 from collections.abc import Callable, Iterator

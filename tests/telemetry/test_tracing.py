@@ -1,4 +1,4 @@
-"""Traces: one span a request with its stages below it, under the caller's own trace, and nothing of the content."""
+"""Traces: a span per request, its stages below it, under the caller's trace, without content."""
 
 import logging
 import time

@@ -221,7 +221,7 @@ LARGE: dict[str, tuple[str, bytes, str]] = {
 
 @pytest.mark.parametrize("name", LARGE)
 def test_what_is_large_does_not_hold_up_the_event_loop(serve: Serve, name: str) -> None:
-    """The bound is for a busy machine, where the best of some attempts counts; `python -m addnorm.load.stress.scenarios.stall` has the figures."""
+    """The best of some attempts, for a busy machine. `addnorm.load.stress stall` has figures."""
     path, body, headers = LARGE[name]
     with serve() as url:
         assert (

@@ -1,4 +1,4 @@
-"""Safetensors over HTTP: the numbers of the JSON answer, bit for bit; bodies that lie are refused in words."""
+"""Safetensors over HTTP: the bits of the JSON answer; bodies that lie are refused."""
 
 import json
 import re

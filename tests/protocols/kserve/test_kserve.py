@@ -1,4 +1,4 @@
-"""KServe V2 in JSON: a thin edge over the same line, bit for bit, with V2's own words for what is wrong."""
+"""KServe V2 in JSON: the same bits as the native protocol, and V2's own errors."""
 
 import asyncio
 import json

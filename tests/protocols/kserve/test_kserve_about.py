@@ -1,4 +1,4 @@
-"""What V2 says of the server and its models: metadata, configuration, statistics, repository, and its documents."""
+"""V2's metadata, configuration, statistics, repository, and documents."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""V2's tensors as bytes after the JSON: the bits of the JSON answer, and bodies that lie refused in words."""
+"""V2's binary tensors: the bits of the JSON answer; bodies that lie are refused."""
 
 import gzip
 import json
