@@ -9,6 +9,8 @@ from shutil import copy, copytree, ignore_patterns
 
 import pytest
 
+from addnorm.__main__ import COMMANDS
+
 pytest.importorskip("setuptools")
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("addnorm", "service", "model", "export", "load")
@@ -82,3 +84,32 @@ def test_the_wheel_holds_addnorm_alone(unpacked: Path, tmp_path: Path) -> None:
 
 def version(wheel: Path) -> str:
     return wheel.name.split("-")[1]
+
+
+WITHOUT = "import sys; sys.modules[sys.argv.pop(1)] = None; import addnorm.__main__ as a; a.main()"
+
+
+@pytest.mark.parametrize(
+    ("package", "command", "extra"),
+    [
+        ("torch", "export", "addnorm[export]"),
+        ("onnx", "verify", "addnorm[export]"),
+        ("tqdm", "load", "addnorm[dev]"),
+    ],
+)
+def test_a_missing_package_is_named_in_one_line(package: str, command: str, extra: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT, package, command, "--help"], capture_output=True, text=True
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        f"addnorm {command}: the package {package} is not installed; run `pip install '{extra}'`\n"
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_shows_an_example(command: str) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "addnorm", command, "--help"], capture_output=True, text=True
+    )
+    assert f"Example: addnorm {command} " in shown.stdout
