@@ -22,7 +22,9 @@ from addnorm.load.simulation import Group, Simulation
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.bundle import Limits
-from addnorm.service.scheduling.fair_queue import Queue, Target
+from addnorm.service.scheduling.admission import AdmissionControl
+from addnorm.service.scheduling.fair_queue import JobQueue
+from addnorm.service.scheduling.job import Target
 
 CALLERS = 12  # of long requests
 LONG = (512,) * 8  # tokens of their sequences
@@ -165,7 +167,8 @@ def simulated(case: Case, seconds: float) -> Seen:
         "caller", _always(case.lengths), targets[case.other_model], key=keys[1], begins_s=1,
         time_s=(case.time_ms or 30_000) / 1000,
     )  # fmt: skip
-    outcomes = Simulation(Queue(65_536, SIMULATED_LANES), [crowd, caller]).run(1 + seconds)
+    admission = AdmissionControl(JobQueue(SIMULATED_LANES), 65_536)
+    outcomes = Simulation(admission, [crowd, caller]).run(1 + seconds)
     one, many = outcomes["caller"], outcomes["crowd"]
     statuses = Counter(
         {200: len(one.waits_s), 429: one.num_read + one.num_unread, 504: one.num_late}

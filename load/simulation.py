@@ -1,6 +1,6 @@
-"""The service's own queue under callers that exist only in numbers: seconds pass without waiting for them.
+"""The service's own queue and admission control under simulated callers, in simulated time.
 
-Knows no HTTP, no engine and no threads. A worker needs a fixed time for each token, so that only the queue decides.
+Knows no HTTP, no engine and no threads. A worker needs a fixed time per token, so that only the queue decides.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,8 @@ import numpy as np
 
 from addnorm.service.errors import Expired, Overloaded
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.fair_queue import Job, MicroBatch, Queue, Target
+from addnorm.service.scheduling.admission import AdmissionControl
+from addnorm.service.scheduling.job import Job, MicroBatch, Target
 
 EMPTY = np.empty((0, 0), np.float32)
 NO_ROWS = Rows(EMPTY, EMPTY, EMPTY)  # the queue hands rows on and never looks at them
@@ -79,15 +80,15 @@ class Outcome:
 class Simulation:
     """One queue, its workers, and the groups that ask."""
 
-    def __init__(self, queue: Queue, groups: list[Group], seed: int = 0) -> None:
-        self.queue, self.groups = queue, groups
+    def __init__(self, admission: AdmissionControl, groups: list[Group], seed: int = 0) -> None:
+        self.admission, self.queue, self.groups = admission, admission.queue, groups
         self.outcomes = {group.name: Outcome() for group in groups}
         self._s_per_token = {group.target: group.target.s_per_token for group in groups}
         self.fill: list[float] = []  # real tokens over cells, of each micro-batch
         self.busy_s = 0.0
         self.now = 0.0
         self._num_taken = 0
-        self._num_idle = queue.num_workers
+        self._num_idle = self.queue.num_workers
         self._draws = np.random.default_rng(seed)
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = count()
@@ -128,11 +129,11 @@ class Simulation:
         outcome.sent.append(sum(lengths))
         outcome.num_unread += 1
         with suppress(Overloaded, Expired):
-            self.queue.admit(group.time_s, group.key, BYTES_PER_TOKEN * sum(lengths))
+            self.admission.admit(group.time_s, group.key, BYTES_PER_TOKEN * sum(lengths))
             outcome.num_unread -= 1
             outcome.num_read += 1
             batch = Batch.of([np.zeros(length, np.int64) for length in lengths])
-            job = self.queue.submit(
+            job = self.admission.submit(
                 group.target, batch, self.now, self.now + group.time_s, group.key
             )
             outcome.num_read -= 1

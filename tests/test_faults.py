@@ -14,7 +14,7 @@ import pytest
 from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError
 from addnorm.service.inference import outputs
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.fair_queue import MicroBatch, Target
+from addnorm.service.scheduling.job import MicroBatch, Target
 from addnorm.service.scheduling.scheduler import Observer, Scheduler
 from addnorm.service.telemetry.metrics import Metrics
 from tests.conftest import inference_of, serving

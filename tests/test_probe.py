@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.fair_queue import Target
+from addnorm.service.scheduling.job import Target
 from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.telemetry.invariance import MAX_KEPT, InvarianceCheck
 from addnorm.service.telemetry.metrics import Metrics
@@ -59,7 +59,7 @@ def test_rows_that_depend_on_neighbours_are_counted_and_logged_once(
     metrics = Metrics()
     with probing(metrics) as scheduler:
         ask(scheduler, Target(engine, 100, "model"), batch([1], [2, 3], [4, 5, 6]))
-        assert eventually(lambda: counted(metrics, "probes") == 3)
+        assert eventually(lambda: counted(metrics, "checks") == 3)
     assert counted(metrics, "violations") == violations
     assert metrics.differences["model"] == difference
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == (
@@ -77,7 +77,7 @@ def test_an_engine_that_is_not_exact_may_differ_a_little() -> None:
     metrics = Metrics()
     with probing(metrics) as scheduler:
         ask(scheduler, Target(nearly, 100, "model", exact=False), batch([1], [2, 3]))
-        assert eventually(lambda: counted(metrics, "probes") == 2)
+        assert eventually(lambda: counted(metrics, "checks") == 2)
     assert counted(metrics, "violations") == 0
     assert 0 < metrics.differences["model"] < 1e-4
 
@@ -92,7 +92,7 @@ def test_a_server_that_is_never_idle_drops_samples_and_keeps_few() -> None:
     with probing(metrics, is_idle=lambda: False) as scheduler:
         for _ in range(3 * MAX_KEPT):
             ask(scheduler, Target(record, 100, "model"), of_lengths(2, 3))
-    assert counted(metrics, "probes") is None
+    assert counted(metrics, "checks") is None
     assert ran == [2] * 3 * MAX_KEPT
 
 
@@ -100,7 +100,7 @@ def test_only_the_share_asked_for_is_probed() -> None:
     metrics = Metrics()
     with probing(metrics, share=1e-12) as scheduler:
         ask(scheduler, Target(crowded, 100, "model"), of_lengths(2, 3))
-    assert counted(metrics, "probes") is None
+    assert counted(metrics, "checks") is None
 
 
 def test_live_micro_batches_of_a_real_model_keep_the_promise(bundles: Path) -> None:

@@ -16,7 +16,7 @@ from addnorm.service.errors import Overloaded
 from addnorm.service.inference.pipeline import Inference
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.fair_queue import Target
+from addnorm.service.scheduling.job import Target
 from tests.conftest import inference_of, serving
 from tests.test_faults import eventually
 from tests.test_scheduler import echo, of_lengths

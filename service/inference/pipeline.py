@@ -28,7 +28,7 @@ from addnorm.service.scheduling.cooperative import (
     timed,
 )
 from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.fair_queue import Job
+from addnorm.service.scheduling.job import Job
 from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.invariance import InvarianceCheck
@@ -63,7 +63,7 @@ class Inference:
         # as many as workers: what runs a head competes with them for the cores
         self._encoders = CooperativePool(settings.num_workers, "encode")
         # one: readers of bodies hold the interpreter's lock, and two of them would keep it from the event loop
-        self._readers = CooperativePool(1, "read", rests=True)
+        self._readers = CooperativePool(1, "read", pauses=True)
         self.cost = Cost()
         self._promised_s = 0.0  # of making and writing the answers of requests under way, predicted
 
@@ -121,7 +121,7 @@ class Inference:
         encode_s = self.cost.predicted_s(request, num_bytes)
         left_s, others_s = deadline.left_s(), self._promised_s / self._encoders.num_threads
         if encode_s > left_s:
-            self.cost.hope(request, time.monotonic())
+            self.cost.fade(request, time.monotonic())
             raise Expired(
                 f"making and writing the answer takes about {encode_s:.3g} s, the deadline is in {left_s:.3g} s:"
                 " ask for less at once, or allow more time"

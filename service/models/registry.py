@@ -16,7 +16,7 @@ from addnorm.service.runtime import tokenizer as text
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.bundle import Bundle, Limits
 from addnorm.service.runtime.engine import Engine
-from addnorm.service.scheduling.fair_queue import Target
+from addnorm.service.scheduling.job import Target
 from addnorm.service.settings import Settings
 
 log = logging.getLogger("addnorm")

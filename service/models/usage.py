@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.fair_queue import Run
+from addnorm.service.scheduling.job import Run
 
 # Triton's name -> the stage it stands for here
 STAGES = {

@@ -16,7 +16,7 @@ import numpy as np
 
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Batch, Ints, Rows
-from addnorm.service.scheduling.fair_queue import MicroBatch, Target
+from addnorm.service.scheduling.job import MicroBatch, Target
 from addnorm.service.scheduling.scheduler import Observer
 
 log = logging.getLogger("addnorm")

@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.batch import Rows
 from addnorm.service.scheduling.byte_budget import ByteBudget
-from addnorm.service.scheduling.fair_queue import MicroBatch, Target
+from addnorm.service.scheduling.job import MicroBatch, Target
 from addnorm.service.scheduling.scheduler import Observer, Scheduler
 from addnorm.service.settings import Settings
 
