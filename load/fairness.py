@@ -18,7 +18,7 @@ import numpy as np
 from addnorm.load import plots, servers
 from addnorm.load.client import Client, runner
 from addnorm.load.servers import Server
-from addnorm.load.simulation import Group, Simulation
+from addnorm.load.simulation import Group, Simulation, no_rows
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.bundle import Limits
@@ -158,7 +158,7 @@ def _headers(case: Case, key: str, time_ms: int | None) -> list[str]:
 
 def simulated(case: Case, seconds: float) -> Seen:
     """The same on the queue alone, with two workers that need an equal time for each token."""
-    targets = [Target(lambda batch: [], 256, name) for name in ("one", "other")]
+    targets = [Target(no_rows, 256, name) for name in ("one", "other")]
     for target in targets:
         target.tokens_per_s = SIMULATED_TOKENS_PER_S
     keys = ("a", "b") if case.with_keys else ("", "")

@@ -18,9 +18,13 @@ from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.scheduling.admission import AdmissionControl
 from addnorm.service.scheduling.job import Job, MicroBatch, Target
 
-EMPTY = np.empty((0, 0), np.float32)
-NO_ROWS = Rows(EMPTY, EMPTY, EMPTY)  # the queue hands rows on and never looks at them
 BYTES_PER_TOKEN = 5  # of a JSON body
+
+
+def no_rows(batch: Batch) -> Rows:
+    """A target's run that computes nothing: the queue does not look into rows."""
+    nothing = np.empty((batch.num_tokens, 0), np.float32)
+    return Rows(nothing, nothing, nothing)
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ class Simulation:
         return None
 
     def _answered(
-        self, group: Group, sent: float, num_tokens: int, taken: int, future: Future[list[Rows]]
+        self, group: Group, sent: float, num_tokens: int, taken: int, future: Future[Rows]
     ) -> None:
         outcome = self.outcomes[group.name]
         if future.exception() is None and self.now <= sent + group.time_s:
@@ -166,4 +170,5 @@ class Simulation:
 
     def _settle(self, micro: MicroBatch) -> None:
         self._num_idle += 1
-        self.queue.settle(micro, [NO_ROWS] * len(micro.sequences), self.now)
+        micro.deliver(micro.target.run(micro.batch()))
+        self.queue.settle(micro, None, self.now)

@@ -372,7 +372,7 @@ def held_up(small: Path) -> Iterator[tuple[str, Inference, threading.Event]]:
     inference, go = inference_of(small, worker_threads=1), threading.Event()
     target = inference.models.find("notebook").target("fp32")
 
-    def waits(batch: Batch, run: Any = target.run) -> list[Rows]:
+    def waits(batch: Batch, run: Any = target.run) -> Rows:
         go.wait(20)
         return run(batch)  # type: ignore[no-any-return]
 

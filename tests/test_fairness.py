@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from addnorm.load.simulation import Group, Outcome, Simulation
+from addnorm.load.simulation import Group, Outcome, Simulation, no_rows
 from addnorm.service.scheduling.admission import AdmissionControl
 from addnorm.service.scheduling.fair_queue import JobQueue
 from addnorm.service.scheduling.job import Target
@@ -17,7 +17,7 @@ Lengths = Callable[[np.random.Generator], list[int]]
 
 
 def target() -> Target:
-    made = Target(lambda batch: [], BUDGET)
+    made = Target(no_rows, BUDGET)
     made.tokens_per_s = RATE
     return made
 
@@ -127,7 +127,7 @@ def test_a_flood_costs_neither_goodput_nor_deadlines_nor_the_large_jobs_nor_much
     deadline_s: float,
 ) -> None:
     """One worker of 1,000 tokens a second, offered five times as much in jobs of 60 tokens on average."""
-    its = Target(lambda batch: [], 100)
+    its = Target(no_rows, 100)
     its.tokens_per_s = 1000
 
     def three(draws: np.random.Generator) -> list[int]:

@@ -230,7 +230,7 @@ class Slow:
     def __init__(self, seconds: float, broken: bool = False) -> None:
         self.seconds, self.broken = seconds, broken
 
-    def __call__(self, batch: Batch) -> list[Rows]:
+    def __call__(self, batch: Batch) -> Rows:
         time.sleep(self.seconds)
         if self.broken:
             raise RuntimeError("a session broke")

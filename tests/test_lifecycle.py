@@ -382,7 +382,7 @@ def test_a_full_queue_and_an_impossible_deadline_are_refused_with_retry_after(
 def test_while_one_was_just_refused_nobody_with_as_little_time_is_read(small: Path) -> None:
     go = threading.Event()
 
-    def waits(batch: Batch) -> list[Rows]:
+    def waits(batch: Batch) -> Rows:
         go.wait()
         return echo(batch)
 

@@ -164,7 +164,7 @@ def test_a_request_under_way_ends_on_the_version_it_began_with_which_is_then_fre
     target = inference.models.find("notebook").target("fp32")
     engine = weakref.ref(inference.models.find("notebook").engine("fp32"))
 
-    def slow(batch: Batch, run: Any = target.run) -> list[Rows]:
+    def slow(batch: Batch, run: Any = target.run) -> Rows:
         entered.set()
         go.wait(5)
         return run(batch)  # type: ignore[no-any-return]

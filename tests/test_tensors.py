@@ -116,10 +116,9 @@ def huge(small: Path) -> Iterator[httpx.Client]:
     inference = inference_of(small)
     target = inference.models.find("gpt").target("fp32")
 
-    def enlarged(batch: Batch, run: Any = target.run) -> list[Rows]:
-        return [
-            rows._replace(activations=rows.activations * np.float32(1e6)) for rows in run(batch)
-        ]
+    def enlarged(batch: Batch, run: Any = target.run) -> Rows:
+        rows: Rows = run(batch)
+        return rows._replace(activations=rows.activations * np.float32(1e6))
 
     target.run = enlarged
     with serving(inference) as url, httpx.Client(base_url=url, timeout=30) as client:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain, count
 
 from addnorm.service.errors import Expired
-from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.runtime.batch import Batch
 from addnorm.service.scheduling.backlog import Backlog, KeyBacklogs
 from addnorm.service.scheduling.job import Job, MicroBatch, SortedJobs, Target, Waiting
 from addnorm.service.scheduling.start_time_fairness import StartTimeFairQueue
@@ -124,7 +124,7 @@ class JobQueue:
             self._charge(backlog, target, taken)
         for sequence in taken:
             self._take_out(sequence, now)
-        return MicroBatch(target, taken, now)
+        return MicroBatch.of(target, taken, now)
 
     def _next(self) -> Job:
         """The job whose turn it is."""
@@ -176,15 +176,15 @@ class JobQueue:
             jobs = backlog.by_size if smallest_first else backlog.by_age
             yield from (other for other in jobs if other is not job)
 
-    def settle(self, micro: MicroBatch, outcome: list[Rows] | Exception, now: float) -> None:
-        """Hands each sequence's rows to its job. An error fails the jobs of this micro-batch only."""
-        if isinstance(outcome, Exception):
-            for sequence in micro.sequences:
-                sequence.job.fail(outcome)
-            return
-        micro.target.measured(micro.num_tokens, now - micro.taken)
-        for sequence, rows in zip(micro.sequences, outcome, strict=True):
-            sequence.job.settle(sequence.sequence_index, rows, now)
+    def settle(self, micro: MicroBatch, error: Exception | None, now: float) -> None:
+        """The rows of the micro-batch were delivered, or an error came in their place. The error fails its jobs only."""
+        if error is None:
+            micro.target.measured(micro.num_tokens, now - micro.taken)
+        for job, sequences in micro.by_job():
+            if error:
+                job.fail(error)
+            else:
+                job.settle(len(sequences), now)
 
     def sweep(self, now: float) -> None:
         """Removes the jobs whose caller has left, that failed in part, or whose deadline has passed."""

@@ -1,4 +1,4 @@
-"""The nouns of scheduling: targets, jobs, the sequences of a job that wait, micro-batches. Knows no order and no threads."""
+"""The nouns of scheduling: targets, jobs, the sequences of a job that wait, micro-batches. Knows no queue."""
 
 import math
 from bisect import bisect_left, insort
@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
+from threading import Lock
 from typing import NamedTuple
 
 from addnorm.service.runtime.batch import Batch, Rows
@@ -19,7 +22,8 @@ from addnorm.service.runtime.batch import Batch, Rows
 SMOOTHING = 0.2
 OPTIMISM = 1.05
 
-Run = Callable[[Batch], list[Rows]]  # the one seam: a micro-batch in, each sequence's rows out
+Run = Callable[[Batch], Rows]  # the one seam: a micro-batch in, a row for each of its tokens out
+ALLOCATION = Lock()
 
 
 class Target:
@@ -57,19 +61,20 @@ class Target:
 
 @dataclass(eq=False)
 class Job:
-    """A batch that someone waits for. `future` gets the rows of each sequence, or the error."""
+    """A batch that someone waits for. `future` gets a row for each of its tokens, or the error."""
 
     number: int  # in order of arrival
     target: Target
     batch: Batch
     submitted: float
     deadline: float
-    future: Future[list[Rows]] = field(default_factory=Future)
+    future: Future[Rows] = field(default_factory=Future)
     started: float | None = None  # when its first sequence was taken
     finished: float | None = None
 
     def __post_init__(self) -> None:
-        self.rows: dict[int, Rows] = {}
+        self._rows: Rows | None = None  # complete once as many sequences are settled as there are
+        self._num_settled = 0
         self.size = self.num_tokens = self.batch.num_tokens  # all tokens, and those that wait
         lengths = self.batch.lengths.tolist()
         self.waiting = sorted(
@@ -80,13 +85,29 @@ class Job:
         with suppress(InvalidStateError):  # the caller has left in the meantime
             self.future.set_exception(error)
 
-    def settle(self, index: int, rows: Rows, now: float) -> None:
-        """One of its sequences was computed."""
-        self.rows[index] = rows
-        if len(self.rows) == len(self.batch):
+    def receive(self, sequences: "list[Waiting]", rows: Rows) -> None:
+        """Rows of some of its sequences. If these are all, the rows are kept as they are; else they are copied to
+        their places. Called by worker threads, several at once."""
+        if len(sequences) == len(self.batch):
+            self._rows = rows
+            return
+        with ALLOCATION:
+            self._rows = self._rows or rows.allocate(self.size)
+        start = 0
+        for sequence in sequences:
+            first, length = self.batch.offsets[sequence.sequence_index], sequence.length
+            for own, part in zip(self._rows, rows, strict=True):
+                own[first : first + length] = part[start : start + length]
+            start += length
+
+    def settle(self, num_sequences: int, now: float) -> None:
+        """So many sequences have been received."""
+        self._num_settled += num_sequences
+        if self._num_settled == len(self.batch):
+            assert self._rows
             self.finished = now
             with suppress(InvalidStateError):
-                self.future.set_result([self.rows[i] for i in range(len(self.batch))])
+                self.future.set_result(self._rows)
 
 
 class Waiting(NamedTuple):
@@ -99,25 +120,37 @@ class Waiting(NamedTuple):
 
 
 class MicroBatch(NamedTuple):
-    """Sequences of one target that run together."""
+    """Sequences of one target that run together. Those of one job stand together, in the job's order."""
 
     target: Target
     sequences: list[Waiting]
     taken: float
+
+    @classmethod
+    def of(cls, target: Target, sequences: list[Waiting], taken: float) -> "MicroBatch":
+        return cls(target, sorted(sequences, key=attrgetter("number", "sequence_index")), taken)
 
     @property
     def num_tokens(self) -> int:
         return sum(sequence.length for sequence in self.sequences)
 
     def batch(self) -> Batch:
+        first = self.sequences[0].job
+        if first is self.sequences[-1].job and len(self.sequences) == len(first.batch):
+            return first.batch
         return Batch.of([job.batch.sequence(index) for _, _, index, job in self.sequences])
 
-    def by_job(self) -> list["MicroBatch"]:
-        """One micro-batch for each of its jobs."""
-        own: dict[Job, list[Waiting]] = {}
-        for sequence in self.sequences:
-            own.setdefault(sequence.job, []).append(sequence)
-        return [self._replace(sequences=sequences) for sequences in own.values()]
+    def by_job(self) -> list[tuple[Job, list[Waiting]]]:
+        """Its jobs, and the sequences of each."""
+        return [(job, list(own)) for job, own in groupby(self.sequences, attrgetter("job"))]
+
+    def deliver(self, rows: Rows) -> None:
+        """Gives each job its rows."""
+        start = 0
+        for job, sequences in self.by_job():
+            end = start + sum(sequence.length for sequence in sequences)
+            job.receive(sequences, rows.span(start, end))
+            start = end
 
 
 class SortedJobs:

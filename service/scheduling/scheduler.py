@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError
 from addnorm.service.runtime.batch import Batch, Rows
@@ -20,8 +21,8 @@ TICKS = 10  # of the watchdog, within the run timeout
 class Observer:
     """Told of the workers' work, on their threads. If an observer raises, the error is logged and no job fails."""
 
-    def computed(self, micro: MicroBatch, rows: list[Rows]) -> None:
-        """A micro-batch was computed. rows: of each of its sequences."""
+    def computed(self, micro: MicroBatch, rows: Rows) -> None:
+        """A micro-batch was computed. rows: of its tokens, in its order."""
 
     def failed(self, target: Target) -> None:
         """A session run raised an error."""
@@ -141,9 +142,10 @@ class Scheduler:
         outcome = _run(micro)
         if isinstance(outcome, Exception):
             self._tell(lambda observer: observer.failed(micro.target))
+            self._settle(worker, micro, outcome)
         else:
             self._tell(lambda observer: observer.computed(micro, outcome))
-        self._settle(worker, micro, outcome)
+            self._settle(worker, micro, None)
         return True
 
     def _next(self, worker: Worker) -> MicroBatch | None:
@@ -165,16 +167,15 @@ class Scheduler:
     def _take(self) -> MicroBatch | None:
         return self._queue.take(time.monotonic(), self.num_workers - self.num_busy)
 
-    def _settle(self, worker: Worker, micro: MicroBatch, outcome: list[Rows] | Exception) -> None:
+    def _settle(self, worker: Worker, micro: MicroBatch, error: Exception | None) -> None:
         with self._changed:
             if worker not in self._workers:
                 return  # it was replaced, and its jobs have failed already
             del worker.todo[0]
-            retries = micro.by_job() if isinstance(outcome, Exception) else []
-            if len(retries) > 1:
-                worker.todo = retries  # again, job by job: only the job at fault must fail
+            if error and len(jobs := micro.by_job()) > 1:  # again, job by job: only one is at fault
+                worker.todo = [micro._replace(sequences=sequences) for _, sequences in jobs]
             else:
-                self._queue.settle(micro, outcome, time.monotonic())
+                self._queue.settle(micro, error, time.monotonic())
 
     def _watch(self) -> None:
         """Counts its own ticks instead of seconds, so that no worker is replaced because the whole process was stopped."""
@@ -205,18 +206,27 @@ class Scheduler:
                 log.exception("an observer of the workers failed")
 
 
-def _run(micro: MicroBatch) -> list[Rows] | Exception:
+def _run(micro: MicroBatch) -> Rows | Exception:
+    """Computes the micro-batch and gives each job its rows."""
     try:
-        rows = micro.target.run(micro.batch())
-        assert [len(row.activations) for row in rows] == [
-            sequence.length for sequence in micro.sequences
-        ]
-        for sequence, own in zip(micro.sequences, rows, strict=True):
-            if output := own.not_finite():
-                raise NotFinite(output, sequence.sequence_index)
+        batch = micro.batch()
+        rows = micro.target.run(batch)
+        assert all(len(part) == batch.num_tokens for part in rows)
+        if rows.not_finite():
+            raise _not_finite(micro, batch, rows)
+        micro.deliver(rows)
     except Exception as error:  # any error of a session fails these jobs only, never the worker
         return error if isinstance(error, ServiceError) else _internal(error)
     return rows
+
+
+def _not_finite(micro: MicroBatch, batch: Batch, rows: Rows) -> NotFinite:
+    """Names the first sequence with such a value."""
+    return next(
+        NotFinite(output, sequence.sequence_index)
+        for sequence, (start, end) in zip(micro.sequences, pairwise(batch.offsets), strict=True)
+        if (output := rows.span(start, end).not_finite())
+    )
 
 
 def _internal(cause: Exception) -> ServiceError:

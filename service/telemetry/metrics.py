@@ -128,7 +128,7 @@ class Metrics(Observer):
         for budget in self._rooms:
             self.of(self.pending_bytes, budget.what).set(budget.num_bytes)
 
-    def computed(self, micro: MicroBatch, rows: list[Rows]) -> None:
+    def computed(self, micro: MicroBatch, rows: Rows) -> None:
         model, lengths = micro.target.name, [sequence.length for sequence in micro.sequences]
         self.of(self.micro_batch_tokens, model).observe(sum(lengths))
         self.of(self.micro_batch_sequences, model).observe(len(lengths))
