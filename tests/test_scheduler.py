@@ -87,6 +87,30 @@ def test_a_micro_batch_holds_near_equal_lengths_of_all_jobs_within_the_budget() 
     assert lengths(queue.take(0)) == [1, 1, 2, 11]
 
 
+def test_rows_of_a_job_that_ran_in_one_piece_are_not_copied_and_others_hold_no_micro_batch() -> (
+    None
+):
+    queue, target = Queue(1000), Target(echo, 6)
+    whole, split = (
+        submit(queue, target, batch([1, 2], [3])),
+        submit(queue, target, batch([4, 5, 6], [7, 8])),
+    )
+    computed = list[Rows]()
+    while micro := queue.take(0):
+        computed.append(echo(micro.batch()))
+        micro.deliver(computed[-1])
+        queue.settle(micro, None, 0)
+    assert len(computed) == 2
+    assert values(whole) == [[1, 2], [3]]
+    assert values(split) == [[4, 5, 6], [7, 8]]
+    shared = [
+        any(np.shares_memory(own, part) for rows in computed for part in rows)
+        for job in (whole, split)
+        for own in job.future.result()
+    ]
+    assert shared == [True] * 3 + [False] * 3
+
+
 def test_what_waits_is_shared_out_among_idle_lanes() -> None:
     queue, target = Queue(1000), Target(echo, 256)
     submit(queue, target, of_lengths(*[30] * 4))

@@ -66,7 +66,7 @@ def unequal(
                 yield f"{len(sequence)} tokens alone differ from the same tokens padded ({where})"
 
 
-def make_canary(engine: Engine, limits: Limits) -> dict[str, Any]:
+def make_known_answer(engine: Engine, limits: Limits) -> dict[str, Any]:
     """The known-answer test: a short sequence and its answer, to be recorded in the certificate."""
     sequence = sequences(limits, [8])[0]
     rows = engine.run(Batch.of([sequence]))
