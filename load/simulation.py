@@ -1,6 +1,7 @@
 """The service's own queue and admission control under simulated callers, in simulated time.
 
-Knows no HTTP, no engine and no threads. A worker needs a fixed time per token, so that only the queue decides.
+Knows no HTTP, no engine and no threads. A worker needs a fixed time per token, so that only the
+queue decides.
 """
 
 from collections.abc import Callable
@@ -29,8 +30,8 @@ def no_rows(batch: Batch) -> Rows:
 
 @dataclass(frozen=True)
 class Group:
-    """Callers of one kind. With `rate`, that many requests a second whatever becomes of them; else each caller sends
-    its next request once it has an answer, or `pause_s` after a refusal."""
+    """Callers of one kind. With `rate`, that many requests a second whatever becomes of them; else
+    each caller sends its next request once it has an answer, or `pause_s` after a refusal."""
 
     name: str
     lengths: Callable[[np.random.Generator], list[int]]  # of a request's sequences

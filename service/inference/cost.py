@@ -1,20 +1,23 @@
-"""Predicts how long the outputs of a request take to compute and to encode, from what earlier requests took."""
+"""Predicts how long the outputs of a request take to compute and to encode, from what earlier
+requests took."""
 
 import math
 from collections.abc import Hashable
 
 from addnorm.service.inference.request import InferenceRequest
 
-# WINDOW_S: measurements count over about this much work. Larger: predictions follow a change later. Smaller: they
-#   follow noise.
-# FADE_S: while requests are rejected, predictions shrink by a factor e in this time, because only work that runs
-#   corrects them. Larger: one bad measurement rejects for longer. Smaller: more work is started that comes late.
+# WINDOW_S: measurements count over about this much work. Larger: predictions follow a change later.
+#   Smaller: they follow noise.
+# FADE_S: while requests are rejected, predictions shrink by a factor e in this time, because only
+#   work that runs corrects them. Larger: one bad measurement rejects for longer. Smaller: more work
+#   is started that comes late.
 WINDOW_S = 2.0
 FADE_S = 10.0
 
 
 class Rate:
-    """Seconds per unit of one kind of work, averaged over about the last WINDOW_S of it. 0 until measured."""
+    """Seconds per unit of one kind of work, averaged over about the last WINDOW_S of it. 0 until
+    measured."""
 
     def __init__(self) -> None:
         self._seconds = self._units = 0.0
@@ -25,7 +28,8 @@ class Rate:
         return self._seconds / self._units if self._units else 0.0
 
     def add(self, units: float, seconds: float, is_done: bool) -> None:
-        """So many units took so long. Work that was stopped early shows only that they take longer than this."""
+        """So many units took so long. Work that was stopped early shows only that they take longer
+        than this."""
         if is_done or seconds > units * self.s_per_unit:
             kept = math.exp(-seconds / WINDOW_S)
             self._seconds = kept * self._seconds + seconds

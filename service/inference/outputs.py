@@ -1,4 +1,4 @@
-"""Rows -> the outputs asked for, in the caller's layout. Heads run here, on the rows asked for only.
+"""Rows -> the outputs asked for, in the caller's layout. Heads run here, on wanted rows only.
 
 Heads run in steps (`scheduling/cooperative.py`).
 """
@@ -21,14 +21,16 @@ MIN_LENGTH = np.float32(1e-12)  # shorter vectors are divided by this, as torch'
 
 
 class TopK(NamedTuple):
-    """The k likeliest tokens, likeliest first; NO_TOKEN and 0.0 at pads. In the caller's layout, or `[rows, k]` for "last"."""
+    """The k likeliest tokens, likeliest first; NO_TOKEN and 0.0 at pads. In the caller's layout, or
+    `[rows, k]` for "last"."""
 
     token_ids: Any
     logprobs: Any
 
 
 def pooled(activations: Floats, batch: Batch, pooling: Pooling, normalize: bool) -> Floats:
-    """Rows `[num_tokens, d_model]` -> a vector for each sequence `[num_sequences, d_model]`. NotFinite if one is not."""
+    """Rows `[num_tokens, d_model]` -> a vector for each sequence `[num_sequences, d_model]`.
+    NotFinite if one is not."""
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
         vectors = _pool(activations, batch.offsets, pooling)
     _check_finite("pooled", vectors)
@@ -48,8 +50,8 @@ def _pool(activations: Floats, offsets: Ints, pooling: Pooling) -> Floats:
 
 
 def _check_finite(output: str, values: Floats, sequences: Ints | None = None) -> None:
-    """NotFinite names the first sequence with a value `[n, w]` that is not finite. sequences: of each of n; in order if
-    None."""
+    """NotFinite names the first sequence with a value `[n, w]` that is not finite. sequences: of
+    each of n; in order if None."""
     if not np.isfinite(values).all():
         index = int((~np.isfinite(values).all(1)).argmax())
         raise NotFinite(output, index if sequences is None else int(sequences[index]))
@@ -67,7 +69,8 @@ def unit(vectors: Floats) -> Floats:
 
 
 def _long_unit(row: Floats) -> Floats:
-    """As `unit`, of one row `[1, w]`, whose length may overflow float32: then it is computed in float64."""
+    """As `unit`, of one row `[1, w]`, whose length may overflow float32: then it is computed in
+    float64."""
     with np.errstate(over="ignore"):
         fits = bool(np.isfinite(np.linalg.norm(row)))
     return unit(row) if fits else _divided(row, np.linalg.norm(row.astype(np.float64)))
@@ -103,7 +106,8 @@ def logits(engine: Engine, rows: HeadRows, vocab_size: int) -> Steps[Floats]:
 
 
 def top_k(engine: Engine, rows: HeadRows, k: int) -> Steps[tuple[Ints, Floats]]:
-    """Ids and log-probabilities of the k likeliest tokens, each `[n, k]`. Never holds the logits of all rows."""
+    """Ids and log-probabilities of the k likeliest tokens, each `[n, k]`. Never holds the logits of
+    all rows."""
     token_ids = np.empty((len(rows.activations), k), np.int64)
     logprobs = np.empty(token_ids.shape, np.float32)
     for span, chunk in _chunks(engine, rows):
@@ -128,7 +132,7 @@ def _chunks(engine: Engine, rows: HeadRows) -> Iterator[tuple[slice, Floats]]:
 
 
 def _best(logits: Floats, k: int) -> Steps[tuple[np.ndarray, Floats]]:
-    """logits `[n, V]` -> ids and log-probabilities `[n, k]`, likeliest first, ties by the lower id."""
+    """logits `[n, V]` -> ids and log-probabilities `[n, k]`, likeliest first, lower ids first."""
     largest = logits.max(1, keepdims=True)
     log_sum = np.log(np.exp(logits - largest).sum(1, keepdims=True)) + largest
     ids = np.empty((len(logits), k), np.int64)

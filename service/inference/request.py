@@ -1,4 +1,5 @@
-"""A request and its response, in the form common to all protocols. Every limit is checked here, before any work."""
+"""A request and its response, in the form common to all protocols. Every limit is checked here,
+before any work."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -47,7 +48,8 @@ class InferenceRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class InferenceResponse:
-    """outputs: name -> arrays in the caller's layout, `[rows, seq, w]` or `[rows, w]`; a list of `[n, w]` if ragged.
+    """outputs: name -> arrays in the caller's layout, `[rows, seq, w]` or `[rows, w]`; a list of
+    `[n, w]` if ragged.
 
     num_bytes: their encoded size, estimated.
     """
@@ -58,7 +60,8 @@ class InferenceResponse:
 
 
 def check(request: InferenceRequest, settings: Settings) -> int:
-    """The estimated bytes of the response. InvalidInput, with field, limit and value, for what no engine may see."""
+    """The estimated bytes of the response. InvalidInput, with field, limit and value, for what no
+    engine may see."""
     _check_size(request, settings)
     _check_tokens(request)
     _check_outputs(request)
@@ -99,8 +102,8 @@ def _check_tokens(request: InferenceRequest) -> None:
         index = int(outside.argmax())
         row, column = _place(request.padding, index)
         raise InvalidInput(
-            f"{request.field}[{row}][{column}] is {tokens[index]}: ids of {request.model.bundle.ref}"
-            f" are 0 to {limits.vocab_size - 1}{request.hint}",
+            f"{request.field}[{row}][{column}] is {tokens[index]}:"
+            f" ids of {request.model.bundle.ref} are 0 to {limits.vocab_size - 1}{request.hint}",
             param=request.field,
         )
 

@@ -20,20 +20,22 @@ from addnorm.service.scheduling.job import Target
 from addnorm.service.settings import Settings
 
 log = logging.getLogger("addnorm")
-# Warm-up chooses a target's token budget: the smallest of BUDGETS whose rate is GOOD_ENOUGH times the best one's.
-# Larger micro-batches are hardly faster, and answer later.
+# Warm-up chooses a target's token budget: the smallest of BUDGETS whose rate is GOOD_ENOUGH times
+# the best one's. Larger micro-batches are hardly faster, and answer later.
 BUDGETS = (128, 256, 512, 1024)  # tokens of a micro-batch
 GOOD_ENOUGH = 0.97
 WARM_UP_S = 1.5  # of one bundle; with the checks, loading takes less than 2 s more
 TYPICAL_LENGTH = 30  # tokens of the sequences that warm-up runs
-# The paddings for which the graph of a layout is batch-invariant. The server itself always pads on the right.
+# The paddings for which the graph of a layout is batch-invariant. The server itself always pads on
+# the right.
 PADDINGS = {"packed": ("right", "left", "holes"), "padded": ("right",)}
 CHECK_LENGTHS = (1, 3, 17, 40)
 State = Literal["READY", "LOADING", "UNAVAILABLE"]  # in KServe's words
 
 
 class Model:
-    """One version of one model: its bundle, and for each precision an engine and the target that its jobs go to."""
+    """One version of one model: its bundle, and for each precision an engine and the target that
+    its jobs go to."""
 
     def __init__(self, bundle: Bundle, provider: str, token_budget: int = 0) -> None:
         """token_budget: of a micro-batch; 0 if warm_up is to choose it."""
@@ -70,7 +72,8 @@ class Model:
         return precision
 
     def check(self) -> None:
-        """StartupError if an engine does not give the known answer, or on CPU is not batch-invariant."""
+        """StartupError if an engine does not give the known answer, or on CPU is not
+        batch-invariant."""
         manifest, certificate = self.bundle.manifest, self.bundle.certificate
         for precision, engine in self.engines.items():
             known_answer = certificate["known_answer"][precision] if certificate else None
@@ -88,10 +91,11 @@ class Model:
                     )
 
     def warm_up(self, before: "Model | None" = None) -> None:
-        """Runs growing micro-batches: memory is allocated for the largest, and each target gets its token budget.
+        """Runs growing micro-batches: memory is allocated for the largest, and each target gets its
+        token budget.
 
-        before: the version that runs now. If it has the same shape, its budgets and rates are taken: while it works,
-        nothing can be measured.
+        before: the version that runs now. If it has the same shape, its budgets and rates are
+        taken: while it works, nothing can be measured.
         """
         alike = before and before.bundle.manifest.config == self.bundle.manifest.config
         known = before.targets if before and alike else {}
@@ -108,7 +112,7 @@ class Model:
 
 
 def _rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, float]:
-    """Tokens/s at each of BUDGETS: the better of two runs. Stops early when the seconds are over."""
+    """Tokens/s at each of BUDGETS, the better of two runs. Stops early when time is up."""
     draws, ends = np.random.default_rng(0), time.monotonic() + seconds
     length = min(TYPICAL_LENGTH, limits.max_positions)
     rates: dict[int, float] = {}
@@ -133,7 +137,8 @@ def _smallest_good(rates: dict[int, float]) -> int:
 
 
 class Entry(NamedTuple):
-    """A version that is served or lies on disk. reason: why it is not served, or what is wrong on disk."""
+    """A version that is served or lies on disk. reason: why it is not served, or what is wrong on
+    disk."""
 
     name: str
     version: int
@@ -142,7 +147,8 @@ class Entry(NamedTuple):
 
 
 class Models:
-    """All served models, found by `name` or `name/version`. One thread may change them while others read.
+    """All served models, found by `name` or `name/version`. One thread may change them while others
+    read.
 
     Readers see one mapping that is never changed, only replaced.
     """
@@ -191,7 +197,8 @@ class Models:
         return model
 
     def note(self, ref: str, state: State | None, reason: str = "") -> None:
-        """Keeps for the index why `name/version` is not served, or what is wrong on disk. None removes the note."""
+        """Keeps for the index why `name/version` is not served, or what is wrong on disk. None
+        removes the note."""
         others = {known: note for known, note in self._notes.items() if known != ref}
         self._notes = {**others, ref: (state, reason)} if state else others
 
@@ -241,7 +248,8 @@ class Models:
 
 
 def load(path: Path, settings: Settings, before: Model | None = None) -> Model:
-    """Reads, checks and warms one bundle. StartupError if it is refused. before: the version that runs now."""
+    """Reads, checks and warms one bundle. StartupError if it is refused. before: the version that
+    runs now."""
     started = time.monotonic()
     model = Model(bundles.read(path), settings.provider, settings.token_budget)
     _check_folder(model.bundle)
@@ -252,7 +260,8 @@ def load(path: Path, settings: Settings, before: Model | None = None) -> Model:
 
 
 def load_all(root: Path, settings: Settings) -> Models:
-    """Every bundle below `root`. StartupError if one is refused. A folder that cannot be read is logged."""
+    """Every bundle below `root`. StartupError if one is refused. A folder that cannot be read is
+    logged."""
     found = bundles.find(root)
     for problem in found.unreadable.values():
         log.error("%s", problem)

@@ -1,4 +1,5 @@
-"""Counts and times of one version of a model, by the names of Triton's statistics extension. Knows numbers only."""
+"""Counts and times of one version of a model, by the names of Triton's statistics extension. Knows
+numbers only."""
 
 import threading
 import time
@@ -31,7 +32,8 @@ class Sum:
 
 
 class Statistics:
-    """Requests are counted when they end, by one thread; micro-batches by the worker threads that run them."""
+    """Requests are counted when they end, by one thread; micro-batches by the worker threads that
+    run them."""
 
     def __init__(self) -> None:
         self.requests = {name: Sum() for name in ("success", "fail", *STAGES)}

@@ -1,4 +1,4 @@
-"""Batch: sequences end to end, from HTTP to the session. Rows: one per token. Padding: the caller's own layout."""
+"""Batch: sequences end to end. Rows: the results for each token. Padding: the caller's layout."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -73,7 +73,8 @@ class Batch:
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     def grid(self) -> tuple[Ints, Ints]:
-        """What a session takes: input_ids and attention_mask `[num_sequences, longest]`, padded on the right."""
+        """What a session takes: input_ids and attention_mask `[num_sequences, longest]`, padded on
+        the right."""
         lengths = self.lengths
         mask = np.arange(lengths.max()) < lengths[:, None]
         input_ids = np.zeros(mask.shape, np.int64)
@@ -83,7 +84,8 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Padding:
-    """The caller's layout: where its grid holds real tokens. A ragged request has no grid: `mask` is None."""
+    """The caller's layout: where its grid holds real tokens. A ragged request has no grid: `mask`
+    is None."""
 
     lengths: Ints  # [num_rows] real tokens in each of the caller's rows, 0 allowed
     mask: NDArray[np.bool_] | None  # [num_rows, seq]
@@ -93,11 +95,13 @@ class Padding:
         return 0 if self.mask is None else int(self.mask.size - self.lengths.sum())
 
     def row_of(self, sequence: int) -> int:
-        """The caller's row of a sequence of the batch. They differ where the caller sent rows of pads only."""
+        """The caller's row of a sequence of the batch. They differ where the caller sent rows of
+        pads only."""
         return int(np.flatnonzero(self.lengths)[sequence])
 
     def scatter(self, values: NDArray[Any], fill: float = 0.0) -> NDArray[Any] | list[NDArray[Any]]:
-        """Values of each token `[num_tokens, w]` -> the caller's `[num_rows, seq, w]`, with `fill` at pads.
+        """Values of each token `[num_tokens, w]` -> the caller's `[num_rows, seq, w]`, with `fill`
+        at pads.
 
         Ragged: a `[length, w]` for each row. Not copied where there are no pads.
         """
@@ -108,7 +112,8 @@ class Padding:
         return _placed(self.mask, values, fill)
 
     def scatter_rows(self, values: NDArray[Any], fill: float = 0.0) -> NDArray[Any]:
-        """Values of each sequence `[num_sequences, w]` -> `[num_rows, w]`, with `fill` for rows of pads only."""
+        """Values of each sequence `[num_sequences, w]` -> `[num_rows, w]`, with `fill` for rows of
+        pads only."""
         real = self.lengths > 0
         return values if real.all() else _placed(real, values, fill)
 
@@ -124,7 +129,8 @@ def _placed(mask: NDArray[np.bool_], values: NDArray[Any], fill: float) -> NDArr
 def from_lists(
     input_ids: list[list[int]], attention_mask: list[list[int]] | None, field: str = "input_ids"
 ) -> tuple[Batch, Padding]:
-    """A body's lists -> the batch of real tokens, and the caller's layout. InvalidInput names what does not fit.
+    """A body's lists -> the batch of real tokens, and the caller's layout. InvalidInput names what
+    does not fit.
 
     field: the caller's name for input_ids.
     """
@@ -143,7 +149,7 @@ def from_lists(
 
 
 def from_rows(tokens: Ints, lengths: Ints) -> tuple[Batch, Padding]:
-    """Sequences end to end, none empty -> the same as a batch. InvalidInput unless the lengths add up."""
+    """Sequences end to end, none empty -> a batch. InvalidInput unless the lengths add up."""
     if not len(lengths) or (lengths < 1).any():
         raise InvalidInput(
             "lengths has an empty sequence, or none at all: each has at least one token",
@@ -159,7 +165,8 @@ def from_rows(tokens: Ints, lengths: Ints) -> tuple[Batch, Padding]:
 
 
 def from_grid(input_ids: Ints, attention_mask: NDArray[Any]) -> tuple[Batch, Padding]:
-    """Both `[num_rows, seq]` -> the batch of real tokens, and the caller's layout. InvalidInput unless the mask fits."""
+    """Both `[num_rows, seq]` -> the batch of real tokens, and the caller's layout. InvalidInput
+    unless the mask fits."""
     if not input_ids.size:
         raise InvalidInput(
             f"input_ids has shape {list(input_ids.shape)}: send at least one sequence of one token",
@@ -167,7 +174,8 @@ def from_grid(input_ids: Ints, attention_mask: NDArray[Any]) -> tuple[Batch, Pad
         )
     if attention_mask.shape != input_ids.shape:
         raise InvalidInput(
-            f"attention_mask has shape {list(attention_mask.shape)}, input_ids has {list(input_ids.shape)}",
+            f"attention_mask has shape {list(attention_mask.shape)},"
+            f" input_ids has {list(input_ids.shape)}",
             param="attention_mask",
         )
     if (odd := (attention_mask != 0) & (attention_mask != 1)).any():
@@ -199,7 +207,8 @@ def _same_shape(lengths: Ints, attention_mask: list[list[int]]) -> None:
         raise _invalid(
             "input_ids",
             row,
-            f"has {lengths[row]} tokens, row 0 has {lengths[0]}: rows under a mask are of one length",
+            f"has {lengths[row]} tokens, row 0 has {lengths[0]}:"
+            " rows under a mask are of one length",
         )
     if len(attention_mask) != len(lengths):
         raise InvalidInput(

@@ -16,7 +16,7 @@ OUTPUTS = list(Rows._fields)
 
 
 class Engine:
-    """The body in one precision, and the head if there is one. Safe to call from several threads at once."""
+    """The body in one precision, and the head if there is one. Thread-safe."""
 
     def __init__(self, bundle: Bundle, precision: str, provider: str) -> None:
         """provider: cpu, cuda or auto. StartupError if cuda is wanted and not available."""
@@ -38,14 +38,17 @@ class Engine:
         return Rows(*(output.take(real, 0) for output in flat))
 
     def run_grid(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> list[Floats]:
-        """The graph as it is: `[batch, seq]` int64 twice -> activations, norm_mean, norm_rstd `[batch, seq, ...]`."""
-        return self._body.run(OUTPUTS, {"input_ids": input_ids, "attention_mask": attention_mask})  # type: ignore[no-any-return]
+        """The graph as it is: `[batch, seq]` int64 twice -> activations, norm_mean, norm_rstd
+        `[batch, seq, ...]`."""
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        return self._body.run(OUTPUTS, inputs)  # type: ignore[no-any-return]
 
     def logits(self, rows: Floats) -> Floats:
         """rows `[n, d_model]`, n at most HEAD_ROWS -> `[n, vocab_size]`."""
         assert self._head
         assert len(rows) <= HEAD_ROWS
-        return self._head.run(None, {"rows": np.ascontiguousarray(rows)})[0]  # type: ignore[no-any-return]
+        inputs = {"rows": np.ascontiguousarray(rows)}
+        return self._head.run(None, inputs)[0]  # type: ignore[no-any-return]
 
     def empty(self) -> Rows:
         """The rows of a batch without tokens, which no session runs."""
@@ -66,8 +69,8 @@ def _session(graph: Path, provider: str) -> ort.InferenceSession:
     available = PROVIDERS["cuda"] in ort.get_available_providers()
     if provider == "cuda" and not available:
         raise StartupError(
-            "ADDNORM_PROVIDER=cuda, but this onnxruntime has no CUDA: install onnxruntime-gpu, or set"
-            " ADDNORM_PROVIDER=cpu"
+            "ADDNORM_PROVIDER=cuda, but this onnxruntime has no CUDA:"
+            " install onnxruntime-gpu, or set ADDNORM_PROVIDER=cpu"
         )
     wanted = [PROVIDERS["cuda"]] if available and provider != "cpu" else []
     try:
@@ -78,8 +81,8 @@ def _session(graph: Path, provider: str) -> ort.InferenceSession:
         ) from error
     if provider == "cuda" and PROVIDERS["cuda"] not in session.get_providers():
         raise StartupError(
-            "ADDNORM_PROVIDER=cuda, but onnxruntime fell back to the CPU: check the GPU and its driver, or set"
-            " ADDNORM_PROVIDER=cpu"
+            "ADDNORM_PROVIDER=cuda, but onnxruntime fell back to the CPU:"
+            " check the GPU and its driver, or set ADDNORM_PROVIDER=cpu"
         )
     return session
 
@@ -87,8 +90,9 @@ def _session(graph: Path, provider: str) -> ort.InferenceSession:
 def _int8_is_exact() -> bool:
     """Whether onnxruntime sums uint8 x int8 products in 32 bits on this processor.
 
-    On x86 without VNNI its default kernels saturate 16-bit sums, so the exact, slower kernels must be asked for. On x86
-    with VNNI they must not be, because onnxruntime would then not use VNNI. Elsewhere the option has no effect.
+    On x86 without VNNI its default kernels saturate 16-bit sums, so the exact, slower kernels must
+    be asked for. On x86 with VNNI they must not be, because onnxruntime would then not use VNNI.
+    Elsewhere the option has no effect.
     """
     try:
         return re.search(r"\bavx(512)?_vnni\b", Path("/proc/cpuinfo").read_text()) is not None

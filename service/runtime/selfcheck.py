@@ -1,4 +1,5 @@
-"""Checks that a loaded engine is batch-invariant: a sequence gives the same bits alone, co-batched and padded.
+"""Checks that a loaded engine is batch-invariant: a sequence gives the same bits alone, co-batched
+and padded.
 
 Used at every load and, with more cases, by the certificate.
 """
@@ -17,7 +18,7 @@ KNOWN_ANSWER_RTOL = 1e-3  # processors round differently; another model differs 
 
 
 def sequences(limits: Limits, lengths: Sequence[int], seed: int = 0) -> list[Ints]:
-    """Seeded sequences of these lengths, cut to the model's. Each has the lowest and the highest id."""
+    """Seeded sequences of these lengths, cut to the model's. Each has the lowest and highest id."""
     draws = np.random.default_rng(seed)
     drawn = [
         draws.integers(0, limits.vocab_size, min(length, limits.max_positions))
@@ -29,7 +30,7 @@ def sequences(limits: Limits, lengths: Sequence[int], seed: int = 0) -> list[Int
 
 
 def place(sequence: Ints, width: int, where: str, seed: int = 0) -> tuple[Ints, Ints]:
-    """The sequence on a `[1, width]` grid: pads on the right, on the left, or in holes. -> input_ids, mask."""
+    """input_ids and mask `[1, width]` of the sequence, with pads right, left or in holes."""
     draws = np.random.default_rng(seed)
     columns = {
         "right": np.arange(len(sequence)),
@@ -50,7 +51,7 @@ def same_bits(left: Rows, right: Rows) -> bool:
 def unequal(
     engine: Engine, limits: Limits, paddings: Sequence[str], lengths: Sequence[int]
 ) -> Iterator[str]:
-    """Runs each sequence alone, co-batched and padded; yields a line for each case whose bits differ."""
+    """Runs each sequence alone, co-batched and padded. Yields a line for each case that differs."""
     neighbours = sequences(limits, lengths)
     together = Batch.of(neighbours)
     rows = engine.run(together)

@@ -14,8 +14,8 @@ class ByteBudget:
         self.num_bytes = 0  # held now
 
     def reserve(self, num_bytes: int) -> "Reservation":
-        """Overloaded if these exceed the limit. If nothing else is reserved, any number is granted: other limits
-        bound a single request."""
+        """Overloaded if these exceed the limit. If nothing else is reserved, any number is granted:
+        other limits bound a single request."""
         reservation = Reservation(self)
         reservation.grow(num_bytes)
         return reservation
@@ -31,8 +31,8 @@ class Reservation:
         budget, others = self._budget, self._budget.num_bytes - self._num_bytes
         if others and budget.num_bytes + num_bytes > budget.max_bytes:
             raise Overloaded(
-                f"overloaded: {budget.what} in progress hold {budget.num_bytes:,} bytes, this request needs"
-                f" {num_bytes:,} more, the limit is {budget.max_bytes:,}; retry in 1 s",
+                f"overloaded: {budget.what} in progress hold {budget.num_bytes:,} bytes,"
+                f" this request needs {num_bytes:,} more, the limit is {budget.max_bytes:,}; retry in 1 s",
                 code=f"{budget.what}_full",
                 retry_after_s=1,
             )

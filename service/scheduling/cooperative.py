@@ -1,4 +1,5 @@
-"""Work in steps: requests share threads fairly, and no work continues after its deadline. Knows no HTTP."""
+"""Work in steps: requests share threads fairly, and no work continues after its deadline. Knows no
+HTTP."""
 
 import asyncio
 import time
@@ -13,10 +14,10 @@ from addnorm.service.scheduling.deadline import Deadline
 
 Done = TypeVar("Done")
 Steps = Generator[None, None, Done]  # yields after each step, of some ms; returns the result
-# PAUSE_S: longest pause after a step that held the interpreter's lock. Larger: reading bodies takes longer. Smaller:
-#   the event loop waits for the lock at each of its system calls.
-# SLICE_S: of one request's work before another request's turn. Larger: short work waits longer behind long work.
-#   Smaller: more changes of threads, at about 0.1 ms each.
+# PAUSE_S: longest pause after a step that held the interpreter's lock. Larger: reading bodies takes
+#   longer. Smaller: the event loop waits for the lock at each of its system calls.
+# SLICE_S: of one request's work before another request's turn. Larger: short work waits longer
+#   behind long work. Smaller: more changes of threads, at about 0.1 ms each.
 PAUSE_S = 0.002
 SLICE_S = 0.01
 
@@ -38,7 +39,8 @@ def run_now(work: Steps[Done]) -> Done:
 
 
 def timed(work: Steps[Done], tell: Callable[[float, bool], None]) -> Steps[Done]:
-    """The same work. At its end `tell` is called with the seconds that its steps took, and whether all were done."""
+    """The same work. At its end `tell` is called with the seconds that its steps took, and whether
+    all were done."""
     seconds, is_done = 0.0, False
     try:
         while True:
@@ -63,16 +65,18 @@ def one_step(work: Callable[[], Done]) -> Steps[Done]:
 
 
 class CooperativePool:
-    """Threads that requests share. Each request has turns of about SLICE_S, and others have theirs in between.
+    """Threads that requests share. Each request has turns of about SLICE_S, and others have theirs
+    in between.
 
-    The order is self-clocked fair queueing (Golestani 1994). A turn's virtual finish time is the finish time of the
-    turn that started last, plus the turn's expected length. The least is next. So short turns pass long ones, and no
-    flood of short turns starves a long one.
+    The order is self-clocked fair queueing (Golestani 1994). A turn's virtual finish time is the
+    finish time of the turn that started last, plus the turn's expected length. The least is next.
+    So short turns pass long ones, and no flood of short turns starves a long one.
     """
 
     def __init__(self, num_threads: int, name: str, pauses: bool = False) -> None:
-        """pauses: whether to pause after each step. For steps that hold the interpreter's lock to their end: the
-        event loop works in the pauses, and would otherwise wait for the lock at each of its system calls."""
+        """pauses: whether to pause after each step. For steps that hold the interpreter's lock to
+        their end: the event loop works in the pauses, and would otherwise wait for the lock at each
+        of its system calls."""
         self.num_threads, self._pause_s = num_threads, PAUSE_S if pauses else 0.0
         self.executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._num_free = num_threads
@@ -84,7 +88,8 @@ class CooperativePool:
     async def finish(
         self, work: Steps[Done], deadline: Deadline, expected_s: float = SLICE_S
     ) -> Done:
-        """The result of the work. Expired or ClientGone as soon as nobody waits for it: the present step is its last.
+        """The result of the work. Expired or ClientGone as soon as nobody waits for it: the present
+        step is its last.
 
         expected_s: how long the work will take, if known.
         """

@@ -1,13 +1,15 @@
-"""The queue: which sequences run together, and when. Knows no tensors, no HTTP, no clock and no threads.
+"""The queue: which sequences run together, and when. Knows no tensors, HTTP, clock and threads.
 
 Order is decided at three levels:
 
-1. API keys share the worker threads by start-time fair queueing (Goyal, Vin, Cheng 1996), by computing time.
+1. API keys share the worker threads by start-time fair queueing (Goyal, Vin, Cheng 1996), by
+   computing time.
 2. The targets (model and precision) of a key share the key's part in the same way.
 3. Within a key and target, the smallest job and the oldest job take turns (`backlog.py`).
 
-The scheduling unit is the sequence: a micro-batch takes sequences of near-equal length from the jobs that are next.
-There is no batching window: the next micro-batch is what queued while the worker threads were busy.
+The scheduling unit is the sequence: a micro-batch takes sequences of near-equal length from the
+jobs that are next. There is no batching window: the next micro-batch is what queued while the
+worker threads were busy.
 """
 
 import math
@@ -22,11 +24,11 @@ from addnorm.service.scheduling.backlog import Backlog, KeyBacklogs
 from addnorm.service.scheduling.job import Job, MicroBatch, SortedJobs, Target, Waiting
 from addnorm.service.scheduling.start_time_fairness import StartTimeFairQueue
 
-# CANDIDATE_BATCHES: a micro-batch is chosen from this many micro-batches' worth of waiting tokens. With three,
-#   micro-batches are as full as with arrival order alone (78 % real tokens under mixed lengths). Larger: lengths match
-#   better, but sequences of odd lengths wait longer. Smaller: more padding in the session's grid.
-# MIN_TOKENS_PER_WORKER: idle worker threads share what waits, but none gets fewer real tokens than this. Larger: short
-#   requests use fewer cores. Smaller: waking a thread costs more than it gains.
+# CANDIDATE_BATCHES: a micro-batch is chosen from this many micro-batches' worth of waiting tokens.
+#   Larger: lengths match better, but odd lengths wait longer. Smaller: more padding in the session
+#   (mixed lengths give 59 % real tokens with 1, 78 % with 3, 89 % with 10).
+# MIN_TOKENS_PER_WORKER: idle worker threads share what waits, but none gets fewer real tokens than
+#   this. Larger: short requests use fewer cores. Smaller: waking a thread costs more than it gains.
 CANDIDATE_BATCHES = 3
 MIN_TOKENS_PER_WORKER = 16
 
@@ -74,7 +76,8 @@ class JobQueue:
         return job
 
     def add_first(self, target: Target, batch: Batch, now: float) -> Job:
-        """Queues the batch before all others. For the server's own known-answer tests, which are small and few."""
+        """Queues the batch before all others. For the server's own known-answer tests, which are
+        small and few."""
         job = Job(next(self._numbers), target, batch, now, math.inf)
         self._urgent[job.number] = job
         self.active.setdefault(target, {})
@@ -108,7 +111,8 @@ class JobQueue:
             backlog.num_tokens += num_tokens
 
     def take(self, now: float, num_idle: int = 1) -> MicroBatch | None:
-        """The next micro-batch: the longest sequence of the job whose turn it is, and sequences of similar length.
+        """The next micro-batch: the longest sequence of the job whose turn it is, and sequences of
+        similar length.
 
         num_idle: worker threads without work, this one included. They share what waits.
         """
@@ -133,7 +137,8 @@ class JobQueue:
         return self._fairness.next().fairness.next().order().first()
 
     def _charge(self, backlog: Backlog, target: Target, taken: list[Waiting]) -> None:
-        """Other backlogs pay nothing for their part of the micro-batch: without it the space would stay empty."""
+        """Other backlogs pay nothing for their part of the micro-batch: without it the space would
+        stay empty."""
         own = [
             sequence.length for sequence in taken if self._backlog_of.get(sequence.job) is backlog
         ]
@@ -154,8 +159,8 @@ class JobQueue:
     def _candidates(self, job: Job, num_tokens: int) -> list[Waiting]:
         """About so many tokens of the target, of the jobs that are next, sorted by length.
 
-        If all jobs were candidates, a job's odd lengths would wait while later jobs fill the micro-batches, and
-        admission control could not predict when the job is done.
+        If all jobs were candidates, a job's odd lengths would wait while later jobs fill the
+        micro-batches, and admission control could not predict when the job is done.
         """
         candidates: list[Waiting] = []
         for other in self._following(job):
@@ -167,7 +172,8 @@ class JobQueue:
         return candidates
 
     def _following(self, job: Job) -> Iterator[Job]:
-        """The job, then the other jobs of its target in the order of this turn, its own backlog's first."""
+        """The job, then the other jobs of its target in the order of this turn, its own backlog's
+        first."""
         yield job
         own = self._backlog_of.get(job)
         smallest_first = own is not None and own.is_for_smallest()
@@ -177,7 +183,8 @@ class JobQueue:
             yield from (other for other in jobs if other is not job)
 
     def settle(self, micro: MicroBatch, error: Exception | None, now: float) -> None:
-        """The rows of the micro-batch were delivered, or an error came in their place. The error fails its jobs only."""
+        """The rows of the micro-batch were delivered, or an error came in their place. The error
+        fails its jobs only."""
         if error is None:
             micro.target.measured(micro.num_tokens, now - micro.taken)
         for job, sequences in micro.by_job():
@@ -187,7 +194,8 @@ class JobQueue:
                 job.settle(len(sequences), now)
 
     def sweep(self, now: float) -> None:
-        """Removes the jobs whose caller has left, that failed in part, or whose deadline has passed."""
+        """Removes the jobs whose caller has left, that failed in part, or whose deadline has
+        passed."""
         while self._done:
             if job := self.jobs.get(self._done.popleft()):
                 self._remove(job)
@@ -198,7 +206,8 @@ class JobQueue:
 
 
 def _nearest(candidates: list[Waiting], anchor: Waiting, budget: int) -> list[Waiting]:
-    """The anchor and its neighbours in length: first the shorter ones, then the longer ones, within the budget."""
+    """The anchor and its neighbours in length: first the shorter ones, then the longer ones, within
+    the budget."""
     low = bisect_left(candidates, anchor)
     high, left = low + 1, budget - anchor.length
     while low > 0 and candidates[low - 1].length <= left:

@@ -1,4 +1,4 @@
-"""The nouns of scheduling: targets, jobs, the sequences of a job that wait, micro-batches. Knows no queue."""
+"""The nouns of scheduling: targets, jobs, waiting sequences, micro-batches. Knows no queue."""
 
 import math
 from bisect import bisect_left, insort
@@ -15,29 +15,28 @@ from addnorm.service.runtime.batch import Batch, Rows
 
 # How the measured rate of a target follows its runs.
 #
-# SMOOTHING: weight of a new measurement. At 0.2 about five full runs replace the old rate. Larger follows noise;
-#   smaller predicts wrongly for longer after the load of the machine changes.
-# OPTIMISM: factor on the rate when a job is rejected for the rate alone. A wrong, low rate would otherwise reject
-#   jobs for ever, because only runs correct it. Larger tries hopeless jobs more often; smaller recovers later.
+# SMOOTHING: weight of a new measurement. At 0.2 about five full runs replace the old rate. Larger
+#   follows noise; smaller predicts wrongly for longer after the load of the machine changes.
+# OPTIMISM: factor on the rate when a job is rejected for the rate alone. A wrong, low rate would
+#   otherwise reject jobs for ever, because only runs correct it. Larger tries hopeless jobs more
+#   often; smaller recovers later.
 SMOOTHING = 0.2
 OPTIMISM = 1.05
 
 Run = Callable[[Batch], Rows]  # the one seam: a micro-batch in, a row for each of its tokens out
-ALLOCATION = Lock()
+ALLOCATION = Lock()  # worker threads may get the first rows of a job at the same time
 
 
 class Target:
-    """One engine (model, version, precision) as jobs see it: its run function, its measured rate, how much waits."""
+    """One engine (model, version, precision) as jobs see it: run function, rate, what waits."""
 
     def __init__(self, run: Run, token_budget: int, name: str = "", exact: bool = True) -> None:
-        """token_budget: of a micro-batch; name: of the model; exact: whether equal bits are promised for co-batched
-        sequences."""
+        """token_budget: of a micro-batch; name: of the model; exact: whether equal bits are
+        promised for co-batched sequences."""
         self.run, self.name, self.exact = run, name, exact
         self.token_budget = token_budget
         self.num_tokens = 0  # that wait
-        self.tokens_per_s: float | None = (
-            None  # of one worker thread, smoothed; None until measured
-        )
+        self.tokens_per_s: float | None = None  # of one worker, smoothed; None until measured
 
     @property
     def s_per_token(self) -> float:
@@ -45,8 +44,9 @@ class Target:
         return 1 / self.tokens_per_s if self.tokens_per_s else 0.0
 
     def measured(self, num_tokens: int, seconds: float) -> None:
-        """A run took so long. A run of less than half the token budget may raise the rate, but never lowers it: small
-        runs are slower per token, and the rate is meant for times when much waits."""
+        """A run took so long. A run of less than half the token budget may raise the rate, but
+        never lowers it: small runs are slower per token, and the rate is meant for times when much
+        waits."""
         rate = num_tokens / max(seconds, 1e-6)
         if self.tokens_per_s is None:
             self.tokens_per_s = rate
@@ -86,8 +86,8 @@ class Job:
             self.future.set_exception(error)
 
     def receive(self, sequences: "list[Waiting]", rows: Rows) -> None:
-        """Rows of some of its sequences. If these are all, the rows are kept as they are; else they are copied to
-        their places. Called by worker threads, several at once."""
+        """Rows of some of its sequences. If these are all, the rows are kept as they are; else they
+        are copied to their places. Called by worker threads, several at once."""
         if len(sequences) == len(self.batch):
             self._rows = rows
             return
@@ -111,7 +111,8 @@ class Job:
 
 
 class Waiting(NamedTuple):
-    """One sequence of a job that no worker thread has taken yet. Sorts by length, then by arrival."""
+    """One sequence of a job that no worker thread has taken yet. Sorts by length, then by
+    arrival."""
 
     length: int
     number: int  # of the job
@@ -120,7 +121,8 @@ class Waiting(NamedTuple):
 
 
 class MicroBatch(NamedTuple):
-    """Sequences of one target that run together. Those of one job stand together, in the job's order."""
+    """Sequences of one target that run together. Those of one job stand together, in the job's
+    order."""
 
     target: Target
     sequences: list[Waiting]

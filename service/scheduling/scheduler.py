@@ -1,4 +1,5 @@
-"""The worker threads: they take from the queue, run, and settle. A watchdog replaces those that hang. Knows no HTTP."""
+"""The worker threads: they take from the queue, run, and settle. A watchdog replaces those that
+hang. Knows no HTTP."""
 
 import logging
 import math
@@ -19,7 +20,8 @@ TICKS = 10  # of the watchdog, within the run timeout
 
 
 class Observer:
-    """Told of the workers' work, on their threads. If an observer raises, the error is logged and no job fails."""
+    """Told of the workers' work, on their threads. If an observer raises, the error is logged and
+    no job fails."""
 
     def computed(self, micro: MicroBatch, rows: Rows) -> None:
         """A micro-batch was computed. rows: of its tokens, in its order."""
@@ -33,7 +35,8 @@ class Observer:
 
 @dataclass(eq=False)
 class Worker:
-    """One thread, the micro-batches it has taken and not yet settled, and the ticks that its present run has lasted."""
+    """One thread, the micro-batches it has taken and not yet settled, and the ticks that its
+    present run has lasted."""
 
     todo: list[MicroBatch] = field(default_factory=list)
     ticks: int = 0
@@ -73,12 +76,14 @@ class Scheduler:
     def admit(
         self, timeout_s: float, key: str = "", num_bytes: float = math.inf, model: str | None = None
     ) -> None:
-        """Overloaded if load shedding covers a request with such a body: see AdmissionControl.admit."""
+        """Overloaded if load shedding covers a request with such a body: see
+        AdmissionControl.admit."""
         with self._changed:
             self._admission.admit(timeout_s, key, num_bytes, model)
 
     def submit(self, target: Target, batch: Batch, timeout_s: float, key: str = "") -> Job:
-        """Queues the batch, or raises Overloaded or Expired. Cancelling the job's future removes it from the queue.
+        """Queues the batch, or raises Overloaded or Expired. Cancelling the job's future removes it
+        from the queue.
 
         key: the name of the caller's API key, for fairness among keys.
         """
@@ -97,7 +102,8 @@ class Scheduler:
 
     @property
     def num_hung(self) -> int:
-        """Replaced workers whose session runs have not returned: each still holds a thread and memory."""
+        """Replaced workers whose session runs have not returned: each still holds a thread and
+        memory."""
         with self._changed:
             self._hung = [worker for worker in self._hung if worker.thread.is_alive()]
             return len(self._hung)
@@ -134,7 +140,8 @@ class Scheduler:
     def _step(self, worker: Worker) -> bool:
         """Runs one micro-batch. False when the worker has to end.
 
-        A function of its own, so that its locals end with it: an idle worker must keep no model and no rows in memory.
+        A function of its own, so that its locals end with it: an idle worker must keep no model and
+        no rows in memory.
         """
         micro = self._next(worker)
         if micro is None:
@@ -178,7 +185,8 @@ class Scheduler:
                 self._queue.settle(micro, error, time.monotonic())
 
     def _watch(self) -> None:
-        """Counts its own ticks instead of seconds, so that no worker is replaced because the whole process was stopped."""
+        """Counts its own ticks instead of seconds, so that no worker is replaced because the whole
+        process was stopped."""
         while not self._closed.wait(self.run_timeout_s / TICKS):
             with self._changed:
                 for worker in list(self._workers):
@@ -187,7 +195,8 @@ class Scheduler:
                         self._replace(worker)
 
     def _replace(self, worker: Worker) -> None:
-        """Fails the worker's jobs and starts another worker. A late result of its session run is ignored."""
+        """Fails the worker's jobs and starts another worker. A late result of its session run is
+        ignored."""
         self._workers.remove(worker)
         self._hung.append(worker)
         error = RunTimedOut(f"inference did not end within {self.run_timeout_s:g} s")

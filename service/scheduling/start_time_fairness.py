@@ -6,7 +6,8 @@ from typing import Generic, TypeVar
 
 
 class Flow:
-    """One of several that share something fairly. `start` is the virtual start time of its next turn."""
+    """One of several that share something fairly. `start` is the virtual start time of its next
+    turn."""
 
     start = 0.0
     is_in_heap = False  # of its StartTimeFairQueue
@@ -19,11 +20,13 @@ SomeFlow = TypeVar("SomeFlow", bound=Flow)
 class StartTimeFairQueue(Generic[SomeFlow]):
     """Start-time fair queueing (Goyal, Vin, Cheng 1996), with equal weights.
 
-    The flow whose turn has the least virtual start time is served. The start time of its next turn grows by the cost
-    of what it was given. So flows that always have work get equal shares, whatever they ask for at once.
+    The flow whose turn has the least virtual start time is served. The start time of its next turn
+    grows by the cost of what it was given. So flows that always have work get equal shares,
+    whatever they ask for at once.
 
-    Virtual time is the start time of the turn in service. A flow that becomes active starts at the virtual time, or
-    where its last turn ended if that is later. So it is served soon, and saves nothing up while it has no work.
+    Virtual time is the start time of the turn in service. A flow that becomes active starts at the
+    virtual time, or where its last turn ended if that is later. So it is served soon, and saves
+    nothing up while it has no work.
 
     Each operation costs O(log flows).
     """

@@ -1,4 +1,5 @@
-"""The invariance check: when idle, some served micro-batches are computed again, each sequence alone, and compared.
+"""The invariance check: when idle, some served micro-batches are computed again, each sequence
+alone, and compared.
 
 Knows no models and no requests: only what ran, and its rows.
 """
@@ -39,11 +40,12 @@ class Sample:
 
 
 class InvarianceCheck(Observer):
-    """Keeps a share of the micro-batches with several sequences, and compares them on a thread of its own."""
+    """Keeps a share of the micro-batches with several sequences, and compares them on a thread of
+    its own."""
 
     def __init__(self, share: float, is_idle: Callable[[], bool], report: Report) -> None:
-        """share: of micro-batches, 0 to 1; is_idle: whether nothing waits in the queue; report: called for each
-        sequence with the model, whether its rows differ, and by how much."""
+        """share: of micro-batches, 0 to 1; is_idle: whether nothing waits in the queue; report:
+        called for each sequence with the model, whether its rows differ, and by how much."""
         self._share, self._is_idle, self._report = share, is_idle, report
         self._kept: queue.Queue[Sample | None] = queue.Queue(MAX_KEPT)
         self._closed = threading.Event()
@@ -68,7 +70,8 @@ class InvarianceCheck(Observer):
             self._step()
 
     def _step(self) -> None:
-        """Compares one sample. A function of its own, so that the thread keeps no model in memory while it waits."""
+        """Compares one sample. A function of its own, so that the thread keeps no model in memory
+        while it waits."""
         if sample := self._kept.get():
             try:
                 self._check(sample)
