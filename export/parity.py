@@ -56,7 +56,7 @@ def certify(
         "reference": "PyTorch, layout padded",
         "checks": [asdict(check) for check in checks],
         "known_answer": {
-            name: selfcheck.make_canary(engine, bundle.manifest.limits)
+            name: selfcheck.make_known_answer(engine, bundle.manifest.limits)
             for name, engine in model.engines.items()
         },
     }

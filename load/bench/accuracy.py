@@ -10,6 +10,7 @@ import argparse
 import re
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -77,8 +78,10 @@ def pooled(engine: Engine, found: list[Ints]) -> Floats:
     """Mean over each sequence's tokens, length 1. `[num_sequences, d_model]`."""
     vectors = np.empty((len(found), engine.d_model), np.float32)
     for batch in micro_batches(found):
-        for index, rows in zip(batch, engine.run(Batch.of([found[i] for i in batch])), strict=True):
-            vectors[index] = rows.activations.mean(0)
+        together = Batch.of([found[i] for i in batch])
+        rows = engine.run(together).activations
+        for index, (start, end) in zip(batch, pairwise(together.offsets), strict=True):
+            vectors[index] = rows[start:end].mean(0)
     unit: Floats = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return unit
 

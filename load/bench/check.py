@@ -30,10 +30,11 @@ def alone(bundle: Bundle, precision: str) -> Compute:
     engine = Engine(bundle, precision, "cpu")
 
     def compute(output: str, sequence: Ints) -> Floats:
-        rows = engine.run(Batch.of([sequence]))
+        batch = Batch.of([sequence])
+        activations = engine.run(batch).activations
         if output == "activations":
-            return rows[0].activations.copy()
-        vector: Floats = outputs.pooled(rows, bundle.manifest.pooling, normalize=False)[0]
+            return activations.copy()
+        vector: Floats = outputs.pooled(activations, batch, bundle.manifest.pooling, False)[0]
         return vector
 
     return compute

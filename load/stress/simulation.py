@@ -1,7 +1,7 @@
-"""The service's own queue under simulated callers, in simulated time.
+"""The service's own queue and admission control under simulated callers, in simulated time.
 
-Knows no HTTP, no engine and no threads. A worker needs a fixed time for each token, so that only
-the queue decides.
+Knows no HTTP, no engine and no threads. A worker needs a fixed time per token, so that only the
+queue decides.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,16 @@ import numpy as np
 
 from addnorm.service.errors import Expired, Overloaded
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.fair_queue import Job, MicroBatch, Queue, Target
+from addnorm.service.scheduling.admission import AdmissionControl
+from addnorm.service.scheduling.job import Job, MicroBatch, Target
 
-EMPTY = np.empty((0, 0), np.float32)
-NO_ROWS = Rows(EMPTY, EMPTY, EMPTY)  # the queue hands rows on and never looks at them
 BYTES_PER_TOKEN = 5  # of a JSON body
+
+
+def no_rows(batch: Batch) -> Rows:
+    """A target's run that computes nothing: the queue does not look into rows."""
+    nothing = np.empty((batch.num_tokens, 0), np.float32)
+    return Rows(nothing, nothing, nothing)
 
 
 @dataclass(frozen=True)
@@ -83,15 +88,15 @@ class Outcome:
 class Simulation:
     """One queue, its workers, and the groups that ask."""
 
-    def __init__(self, queue: Queue, groups: list[Group], seed: int = 0) -> None:
-        self.queue, self.groups = queue, groups
+    def __init__(self, admission: AdmissionControl, groups: list[Group], seed: int = 0) -> None:
+        self.admission, self.queue, self.groups = admission, admission.queue, groups
         self.outcomes = {group.name: Outcome() for group in groups}
         self._s_per_token = {group.target: group.target.s_per_token for group in groups}
         self.fill: list[float] = []  # real tokens over cells, of each micro-batch
         self.busy_s = 0.0
         self.now = 0.0
         self._num_taken = 0
-        self._num_idle = queue.num_workers
+        self._num_idle = self.queue.num_workers
         self._draws = np.random.default_rng(seed)
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = count()
@@ -132,11 +137,11 @@ class Simulation:
         outcome.sent.append(sum(lengths))
         outcome.num_unread += 1
         with suppress(Overloaded, Expired):
-            self.queue.admit(group.time_s, group.key, BYTES_PER_TOKEN * sum(lengths))
+            self.admission.admit(group.time_s, group.key, BYTES_PER_TOKEN * sum(lengths))
             outcome.num_unread -= 1
             outcome.num_read += 1
             batch = Batch.of([np.zeros(length, np.int64) for length in lengths])
-            job = self.queue.submit(
+            job = self.admission.submit(
                 group.target, batch, self.now, self.now + group.time_s, group.key
             )
             outcome.num_read -= 1
@@ -145,7 +150,7 @@ class Simulation:
         return None
 
     def _answered(
-        self, group: Group, sent: float, num_tokens: int, taken: int, future: Future[list[Rows]]
+        self, group: Group, sent: float, num_tokens: int, taken: int, future: Future[Rows]
     ) -> None:
         outcome = self.outcomes[group.name]
         if future.exception() is None and self.now <= sent + group.time_s:
@@ -169,4 +174,5 @@ class Simulation:
 
     def _settle(self, micro: MicroBatch) -> None:
         self._num_idle += 1
-        self.queue.settle(micro, [NO_ROWS] * len(micro.sequences), self.now)
+        micro.deliver(micro.target.run(micro.batch()))
+        self.queue.settle(micro, None, self.now)

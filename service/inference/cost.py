@@ -1,68 +1,76 @@
-"""How long the outputs of a request will take to make and to write: predicted from what such work took before."""
+"""Predicts how long the outputs of a request take to compute and to encode, from what earlier
+requests took."""
 
 import math
 from collections.abc import Hashable
 
 from addnorm.service.inference.request import InferenceRequest
 
-WINDOW_S = 2.0  # of work: what took place before counts less
-HOPE_S = 10.0  # refusals let predictions fade at this pace: else one bad measurement could refuse for ever
+# WINDOW_S: measurements count over about this much work. Larger: predictions follow a change later.
+#   Smaller: they follow noise.
+# FADE_S: while requests are rejected, predictions shrink by a factor e in this time, because only
+#   work that runs corrects them. Larger: one bad measurement rejects for longer. Smaller: more work
+#   is started that comes late.
+WINDOW_S = 2.0
+FADE_S = 10.0
 
 
 class Rate:
-    """Seconds per unit of one kind of work, over about the last WINDOW_S of it. 0 until measured."""
+    """Seconds per unit of one kind of work, averaged over about the last WINDOW_S of it. 0 until
+    measured."""
 
     def __init__(self) -> None:
         self._seconds = self._units = 0.0
-        self._hoped = math.inf  # when a prediction was last let fade
+        self._faded = math.inf  # when `fade` was last called
 
     @property
     def s_per_unit(self) -> float:
         return self._seconds / self._units if self._units else 0.0
 
     def add(self, units: float, seconds: float, is_done: bool) -> None:
-        """Work that was given up tells only that so many units take longer than this."""
+        """So many units took so long. Work that was stopped early shows only that they take longer
+        than this."""
         if is_done or seconds > units * self.s_per_unit:
             kept = math.exp(-seconds / WINDOW_S)
             self._seconds = kept * self._seconds + seconds
             self._units = kept * self._units + units
 
-    def hope(self, now: float) -> None:
-        """A request was refused for what it was predicted to take."""
-        self._seconds *= math.exp(-min(1.0, max(0.0, now - self._hoped) / HOPE_S))
-        self._hoped = now
+    def fade(self, now: float) -> None:
+        """A request was rejected for its prediction: the rate may be wrong."""
+        self._seconds *= math.exp(-min(1.0, max(0.0, now - self._faded) / FADE_S))
+        self._faded = now
 
 
 class Cost:
-    """Of all queries of one server. A kind of work that was never measured counts as instant."""
+    """The rates of one server. Work of a kind that was never measured counts as instant."""
 
     def __init__(self) -> None:
         self._rates: dict[Hashable, Rate] = {}
 
     def predicted_s(self, request: InferenceRequest, num_bytes: int) -> float:
-        """num_bytes: of the answer, estimated."""
+        """num_bytes: of the response, estimated."""
         made_s = self.making(request).s_per_unit * num_head_rows(request)
         return made_s + self.writing(request).s_per_unit * num_bytes
 
     def making(self, request: InferenceRequest) -> Rate:
-        """For each row of a head. The likeliest tokens are sorted, which takes longer the more of them are wanted."""
+        """Per row that a head runs on. Sorting the likeliest tokens takes longer for a larger k."""
         return self._rate(request.model.bundle.ref, (request.top_k or 0).bit_length())
 
     def writing(self, request: InferenceRequest) -> Rate:
-        """For each byte of the answer."""
+        """Per byte of the response."""
         return self._rate(request.binary, request.coding)
 
-    def hope(self, request: InferenceRequest, now: float) -> None:
-        """A request was refused for what it was predicted to take."""
-        self.making(request).hope(now)
-        self.writing(request).hope(now)
+    def fade(self, request: InferenceRequest, now: float) -> None:
+        """A request was rejected for its prediction: the rates may be wrong."""
+        self.making(request).fade(now)
+        self.writing(request).fade(now)
 
     def _rate(self, *kind: Hashable) -> Rate:
         return self._rates.setdefault(kind, Rate())
 
 
 def num_head_rows(request: InferenceRequest) -> int:
-    """Rows that a head runs on."""
+    """The number of rows that a head runs on."""
     if "logits" not in request.wanted:
         return 0
     return request.batch.num_tokens if request.positions == "all" else len(request.batch)

@@ -1,46 +1,57 @@
-"""Rows -> what the caller asked for, in the caller's grid. Heads run here, on the rows asked for and no others.
+"""Rows -> the outputs asked for, in the caller's layout. Heads run here, on wanted rows only.
 
-What runs a head is done in steps (`scheduling/cooperative.py`).
+Heads run in steps (`scheduling/cooperative.py`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from addnorm.service.errors import InvalidInput, NotFinite
-from addnorm.service.runtime.batch import Floats, Ints, Padding, Rows
+from addnorm.service.runtime.batch import Batch, Floats, Ints, Padding
 from addnorm.service.runtime.bundle import Pooling
 from addnorm.service.runtime.engine import HEAD_ROWS, Engine
 from addnorm.service.scheduling.cooperative import Steps
 
 Positions = Literal["all", "last"]
 NO_TOKEN = -1
-SHORTEST = np.float32(
-    1e-12
-)  # what a vector's length is taken for at least, as torch's normalize does
+MIN_LENGTH = np.float32(1e-12)  # shorter vectors are divided by this, as torch's normalize does
 
 
 class TopK(NamedTuple):
-    """The k likeliest tokens, likeliest first; NO_TOKEN and 0.0 at pads. In the caller's layout, or `[rows, k]` for "last"."""
+    """The k likeliest tokens, likeliest first; NO_TOKEN and 0.0 at pads. In the caller's layout, or
+    `[rows, k]` for "last"."""
 
     token_ids: Any
     logprobs: Any
 
 
-def pooled(rows: list[Rows], pooling: Pooling, normalize: bool) -> Floats:
-    """One vector per row over its real tokens, zeros where it has none. `[num_rows, d_model]`."""
-    vectors = np.zeros((len(rows), rows[0].activations.shape[1]), np.float32)
+def pooled(activations: Floats, batch: Batch, pooling: Pooling, normalize: bool) -> Floats:
+    """Rows `[num_tokens, d_model]` -> a vector for each sequence `[num_sequences, d_model]`.
+    NotFinite if one is not."""
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
-        for vector, row in zip(vectors, rows, strict=True):
-            if len(row.activations):
-                POOLS[pooling](row.activations, vector)
+        vectors = _pool(activations, batch.offsets, pooling)
     _check_finite("pooled", vectors)
     return unit(vectors) if normalize else vectors
 
 
+def _pool(activations: Floats, offsets: Ints, pooling: Pooling) -> Floats:
+    if pooling == "first":
+        return activations[offsets[:-1]]
+    if pooling == "last":
+        return activations[offsets[1:] - 1]
+    vectors = np.empty((len(offsets) - 1, activations.shape[1]), np.float32)
+    for vector, (start, end) in zip(vectors, pairwise(offsets.tolist()), strict=True):
+        np.add.reduce(activations[start:end], 0, out=vector)
+        vector /= np.float32(end - start)
+    return vectors
+
+
 def _check_finite(output: str, values: Floats, sequences: Ints | None = None) -> None:
-    """NotFinite names the first sequence that has a value `[n, w]` which is not. sequences: of each of n; in order if None."""
+    """NotFinite names the first sequence with a value `[n, w]` that is not finite. sequences: of
+    each of n; in order if None."""
     if not np.isfinite(values).all():
         index = int((~np.isfinite(values).all(1)).argmax())
         raise NotFinite(output, index if sequences is None else int(sequences[index]))
@@ -53,12 +64,13 @@ def unit(vectors: Floats) -> Floats:
             np.float32, copy=False
         )
     if np.isfinite(lengths).all():
-        return _divided(vectors, np.maximum(lengths, SHORTEST))
+        return _divided(vectors, np.maximum(lengths, MIN_LENGTH))
     return np.concatenate([_long_unit(row) for row in vectors[:, None]])
 
 
 def _long_unit(row: Floats) -> Floats:
-    """As `unit`, of one row `[1, w]`. Where float32 does not hold its length, float64 does."""
+    """As `unit`, of one row `[1, w]`, whose length may overflow float32: then it is computed in
+    float64."""
     with np.errstate(over="ignore"):
         fits = bool(np.isfinite(np.linalg.norm(row)))
     return unit(row) if fits else _divided(row, np.linalg.norm(row.astype(np.float64)))
@@ -69,92 +81,64 @@ def _divided(vectors: Floats, lengths: Any) -> Floats:
     return divided
 
 
-def _mean(activations: Floats, out: Floats) -> None:
-    np.add.reduce(activations, 0, out=out)
-    out /= np.float32(len(activations))
+class HeadRows(NamedTuple):
+    """The rows that a head runs on, and the sequence that each belongs to."""
+
+    activations: Floats  # [n, d_model]
+    sequences: Ints  # [n]
+
+    @classmethod
+    def at(cls, positions: Positions, activations: Floats, batch: Batch) -> "HeadRows":
+        """Of all tokens, or of the last token of each sequence."""
+        sequences = np.arange(len(batch))
+        if positions == "last":
+            return cls(activations[batch.offsets[1:] - 1], sequences)
+        return cls(activations, np.repeat(sequences, batch.lengths))
 
 
-POOLS: dict[Pooling, Callable[[Floats, Floats], object]] = {
-    "mean": _mean,
-    "first": lambda activations, out: np.copyto(out, activations[0]),
-    "last": lambda activations, out: np.copyto(out, activations[-1]),
-}
-
-
-def logits(
-    engine: Engine, rows: list[Rows], positions: Positions, vocab_size: int
-) -> Steps[list[Floats]]:
-    """Logits of each row's tokens `[n, V]`; for "last" of its last token `[1, V]`. Of an empty row `[0, V]`."""
-    wanted = _wanted(rows, positions)
-    out = np.empty((sum(map(len, wanted)), vocab_size), np.float32)
-    for start, chunk in _chunks(engine, wanted):
-        out[start : start + len(chunk)] = chunk
+def logits(engine: Engine, rows: HeadRows, vocab_size: int) -> Steps[Floats]:
+    """`[n, vocab_size]`. NotFinite if a value is not."""
+    out = np.empty((len(rows.activations), vocab_size), np.float32)
+    for span, chunk in _chunks(engine, rows):
+        out[span] = chunk
         yield
-    return np.split(out, np.cumsum([len(row) for row in wanted])[:-1])
-
-
-def last_logits(engine: Engine, rows: list[Rows], vocab_size: int) -> Steps[Floats]:
-    """Logits of each row's last token `[num_rows, V]`, zeros where it has none."""
-    last = yield from logits(engine, rows, "last", vocab_size)
-    out = np.zeros((len(rows), vocab_size), np.float32)
-    for vector, row in zip(out, last, strict=True):
-        vector[:] = row[0] if len(row) else 0.0
     return out
 
 
-def top_k(
-    engine: Engine, rows: list[Rows], padding: Padding, positions: Positions, k: int
-) -> Steps[TopK]:
-    """The k likeliest tokens in the caller's grid, without ever holding all logits."""
-    wanted = _wanted(rows, positions)
-    token_ids = np.empty((sum(map(len, wanted)), k), np.int64)
+def top_k(engine: Engine, rows: HeadRows, k: int) -> Steps[tuple[Ints, Floats]]:
+    """Ids and log-probabilities of the k likeliest tokens, each `[n, k]`. Never holds the logits of
+    all rows."""
+    token_ids = np.empty((len(rows.activations), k), np.int64)
     logprobs = np.empty(token_ids.shape, np.float32)
-    for start, chunk in _chunks(engine, wanted):
-        span = slice(start, start + len(chunk))
+    for span, chunk in _chunks(engine, rows):
         token_ids[span], logprobs[span] = yield from _best(chunk, k)
+    return token_ids, logprobs
+
+
+def laid_out(values: Any, padding: Padding, positions: Positions, fill: float = 0.0) -> Any:
+    """Values of a head's rows -> the caller's layout; for "last" `[num_rows, w]`."""
     if positions == "last":
-        real = np.array([len(row.activations) > 0 for row in rows])
-        return TopK(_scatter(real, token_ids, NO_TOKEN), _scatter(real, logprobs, 0.0))
-    ends = padding.lengths.cumsum()[:-1]
-    return TopK(
-        padding.scatter(np.split(token_ids, ends), NO_TOKEN),
-        padding.scatter(np.split(logprobs, ends)),
-    )
+        return padding.scatter_rows(values, fill)
+    return padding.scatter(values, fill)
 
 
-def _scatter(real: np.ndarray, values: np.ndarray, fill: float) -> np.ndarray:
-    """values `[n, k]` of the n rows that are real -> `[num_rows, k]`."""
-    out = np.full((len(real), values.shape[1]), fill, values.dtype)
-    out[real] = values
-    return out
-
-
-def _wanted(rows: list[Rows], positions: Positions) -> list[Floats]:
-    return [row.activations[-1:] if positions == "last" else row.activations for row in rows]
-
-
-def _chunks(engine: Engine, wanted: list[Floats]) -> Iterator[tuple[int, Floats]]:
-    """Logits of all rows end to end, HEAD_ROWS at a time, each after the index of its first. NotFinite if one is not."""
-    flat, sequences = (
-        np.concatenate(wanted),
-        np.repeat(np.arange(len(wanted)), list(map(len, wanted))),
-    )
-    for start in range(0, len(flat), HEAD_ROWS):
-        chunk = engine.logits(flat[start : start + HEAD_ROWS])
-        _check_finite("logits", chunk, sequences[start:])
-        yield start, chunk
+def _chunks(engine: Engine, rows: HeadRows) -> Iterator[tuple[slice, Floats]]:
+    """Logits of HEAD_ROWS rows at a time, and which rows these are. NotFinite if a value is not."""
+    for start in range(0, len(rows.activations), HEAD_ROWS):
+        span = slice(start, start + HEAD_ROWS)
+        chunk = engine.logits(rows.activations[span])
+        _check_finite("logits", chunk, rows.sequences[span])
+        yield span, chunk
 
 
 def _best(logits: Floats, k: int) -> Steps[tuple[np.ndarray, Floats]]:
-    """logits `[n, V]` -> ids and log-probabilities `[n, k]`, likeliest first, ties by the lower id."""
+    """logits `[n, V]` -> ids and log-probabilities `[n, k]`, likeliest first, lower ids first."""
     largest = logits.max(1, keepdims=True)
     log_sum = np.log(np.exp(logits - largest).sum(1, keepdims=True)) + largest
     ids = np.empty((len(logits), k), np.int64)
     for out, row in zip(ids, logits, strict=True):
         least = np.partition(row, -k)[-k]
-        candidates = np.flatnonzero(
-            row >= least
-        )  # in order of id; more than k only where values tie
+        candidates = np.flatnonzero(row >= least)  # in order of id; more than k only if values tie
         out[:] = candidates[np.argsort(-row[candidates], kind="stable")[:k]]
         yield
     return ids, np.take_along_axis(logits, ids, 1) - log_sum
@@ -176,8 +160,8 @@ def _half(name: str, values: Floats) -> np.ndarray:
     beyond = np.isinf(half) & np.isfinite(values)
     if beyond.any():
         raise InvalidInput(
-            f"{name} has the value {values[beyond][0]}, float16 holds at most {np.finfo(np.float16).max:.0f}:"
-            ' ask for "dtype": "float32"',
+            f"{name} has the value {values[beyond][0]}, float16 holds at most"
+            f' {np.finfo(np.float16).max:.0f}: ask for "dtype": "float32"',
             param="dtype",
         )
     return half

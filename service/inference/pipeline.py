@@ -12,8 +12,6 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-
 from addnorm.service.errors import Expired, NotFinite, Overloaded
 from addnorm.service.inference import outputs
 from addnorm.service.inference.cost import Cost, num_head_rows
@@ -28,7 +26,7 @@ from addnorm.service.scheduling.cooperative import (
     timed,
 )
 from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.fair_queue import Job
+from addnorm.service.scheduling.job import Job
 from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.settings import Settings
 
@@ -90,7 +88,7 @@ class Pipeline:
         encode_s = self.cost.predicted_s(request, num_bytes)
         left_s, others_s = deadline.left_s(), self._promised_s / self._encoders.num_threads
         if encode_s > left_s:
-            self.cost.hope(request, time.monotonic())
+            self.cost.fade(request, time.monotonic())
             raise Expired(
                 f"making and writing the answer takes about {encode_s:.3g} s, the deadline is in"
                 f" {left_s:.3g} s: ask for less at once, or allow more time"
@@ -112,7 +110,7 @@ class Pipeline:
     def _encoded(
         self,
         request: InferenceRequest,
-        rows: list[Rows],
+        rows: Rows,
         encode: Callable[[InferenceResponse], Steps[Encoded]],
         num_bytes: int,
     ) -> Steps[Encoded]:
@@ -126,30 +124,29 @@ class Pipeline:
 
     async def _rows(
         self, request: InferenceRequest, deadline: Deadline, encode_s: float
-    ) -> tuple[list[Rows], dict[str, float]]:
-        """Rows for each of the caller's rows, and the time they waited and ran.
+    ) -> tuple[Rows, dict[str, float]]:
+        """A row for each token of the batch, and the seconds that the batch waited and ran.
 
         encode_s: the time that must be left once they are there.
         """
-        empty = request.model.engine(request.precision).empty()
         if not len(request.batch):
-            return request.padding.every_row([], empty), {"queue": 0.0, "infer": 0.0}
+            empty = request.model.engine(request.precision).empty()
+            return empty, {"queue": 0.0, "infer": 0.0}
         left_s = deadline.left_s() - encode_s
         job = self.scheduler.submit(
             request.model.target(request.precision), request.batch, left_s, request.key
         )
         try:
             rows = await _wait(job, deadline)
-        except NotFinite as error:  # the batch has no empty rows, the caller's layout may
-            row = int(np.flatnonzero(request.padding.lengths)[error.sequence])
-            raise NotFinite(error.output, row) from error
+        except NotFinite as error:
+            raise _by_row(request, error) from error
         assert job.started is not None
         assert job.finished is not None
         stages_s = {"queue": job.started - job.submitted, "infer": job.finished - job.started}
-        return request.padding.every_row(rows, empty), stages_s
+        return rows, stages_s
 
 
-async def _wait(job: Job, deadline: Deadline) -> list[Rows]:
+async def _wait(job: Job, deadline: Deadline) -> Rows:
     """Cancels the job when the time is up or the caller leaves, unless a worker has taken it."""
     loop = asyncio.get_running_loop()
     settled = asyncio.Event()
@@ -168,34 +165,41 @@ async def _wait(job: Job, deadline: Deadline) -> list[Rows]:
         deadline.stop = None
 
 
-def _outputs(request: InferenceRequest, rows: list[Rows]) -> Steps[dict[str, Any]]:
+def _outputs(request: InferenceRequest, rows: Rows) -> Steps[dict[str, Any]]:
+    padding = request.padding
+    pooling = request.pooling or request.model.bundle.manifest.pooling
     make: dict[str, Callable[[], Any]] = {
-        "activations": lambda: request.padding.scatter([row.activations for row in rows]),
-        "pooled": lambda: outputs.pooled(
-            rows, request.pooling or request.model.bundle.manifest.pooling, request.normalize
+        "activations": lambda: padding.scatter(rows.activations),
+        "pooled": lambda: padding.scatter_rows(
+            outputs.pooled(rows.activations, request.batch, pooling, request.normalize)
         ),
         "norm_stats": lambda: {
-            "mean": request.padding.scatter([row.norm_mean for row in rows]),
-            "rstd": request.padding.scatter([row.norm_rstd for row in rows]),
+            "mean": padding.scatter(rows.norm_mean),
+            "rstd": padding.scatter(rows.norm_rstd),
         },
     }
     made: dict[str, Any] = {}
     for name in request.wanted:
-        output = (yield from _logits(request, rows)) if name == "logits" else make[name]()
+        try:
+            output = (yield from _logits(request, rows)) if name == "logits" else make[name]()
+        except NotFinite as error:
+            raise _by_row(request, error) from error
         made[name] = outputs.halved(name, output) if request.half else output
         yield
     return made
 
 
-def _logits(request: InferenceRequest, rows: list[Rows]) -> Steps[Any]:
-    engine = request.model.engine(request.precision)
+def _by_row(request: InferenceRequest, error: NotFinite) -> NotFinite:
+    """The same error, by the row of the caller's layout: the batch has no rows of pads only."""
+    return NotFinite(error.output, request.padding.row_of(error.sequence))
+
+
+def _logits(request: InferenceRequest, rows: Rows) -> Steps[Any]:
+    engine, layout = request.model.engine(request.precision), (request.padding, request.positions)
+    wanted = outputs.HeadRows.at(request.positions, rows.activations, request.batch)
     if request.top_k:
-        return (
-            yield from outputs.top_k(
-                engine, rows, request.padding, request.positions, request.top_k
-            )
-        )
+        token_ids, logprobs = yield from outputs.top_k(engine, wanted, request.top_k)
+        ids = outputs.laid_out(token_ids, *layout, fill=outputs.NO_TOKEN)
+        return outputs.TopK(ids, outputs.laid_out(logprobs, *layout))
     vocab_size = request.model.bundle.manifest.limits.vocab_size
-    if request.positions == "last":
-        return (yield from outputs.last_logits(engine, rows, vocab_size))
-    return request.padding.scatter((yield from outputs.logits(engine, rows, "all", vocab_size)))
+    return outputs.laid_out((yield from outputs.logits(engine, wanted, vocab_size)), *layout)

@@ -1,4 +1,5 @@
-"""What one caller asks and is given, whatever the protocol, and every limit on it, looked at before any work."""
+"""A request and its response, in the form common to all protocols. Every limit is checked here,
+before any work."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ BINARY_BYTES = 4  # of any float32
 
 
 class InferenceRequest(NamedTuple):
-    """What one caller asks, whatever the protocol. None: as the bundle says."""
+    """What one caller asks for. None: as the bundle says."""
 
     model: Model
     batch: Batch
@@ -29,13 +30,13 @@ class InferenceRequest(NamedTuple):
     pooling: Pooling | None = None
     normalize: bool = False
     precision: str | None = None
-    timeout_s: float | None = None  # as the body says; the header goes before it
-    coding: str | None = None  # of the answer, if it goes out compressed
-    key: str = ""  # the name of the caller's API key: keys take turns
-    half: bool = False  # activations, logits and pooled vectors go out as float16
-    binary: bool = False  # the answer goes out as raw numbers, not as text
-    field: str = "input_ids"  # where the caller put the sequences, for errors
-    hint: str = ""  # why an id of the caller's may be outside the vocabulary
+    timeout_s: float | None = None  # from the body; the header wins over it
+    coding: str | None = None  # of the response, if it is compressed
+    key: str = ""  # the name of the caller's API key, for fairness among keys
+    half: bool = False  # whether activations, logits and pooled vectors are sent as float16
+    binary: bool = False  # whether numbers are sent as bytes, not as text
+    field: str = "input_ids"  # the caller's name for the sequences, for errors
+    hint: str = ""  # why one of the caller's ids may be outside the vocabulary
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -47,9 +48,10 @@ class InferenceRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class InferenceResponse:
-    """outputs: name -> arrays in the caller's layout, `[rows, seq, w]` or `[rows, w]`; a list of `[n, w]` if ragged.
+    """outputs: name -> arrays in the caller's layout, `[rows, seq, w]` or `[rows, w]`; a list of
+    `[n, w]` if ragged.
 
-    num_bytes: what writing them is estimated to make.
+    num_bytes: their encoded size, estimated.
     """
 
     request: InferenceRequest
@@ -58,7 +60,8 @@ class InferenceResponse:
 
 
 def check(request: InferenceRequest, settings: Settings) -> int:
-    """InvalidInput for whatever the engine must never see: field, limit and value. -> the answer's estimated bytes."""
+    """The estimated bytes of the response. InvalidInput, with field, limit and value, for what no
+    engine may see."""
     _check_size(request, settings)
     _check_tokens(request)
     _check_outputs(request)
@@ -70,7 +73,7 @@ def _check_size(request: InferenceRequest, settings: Settings) -> None:
     for what, value, limit in (
         ("sequences", len(request.padding.lengths), settings.max_sequences),
         ("tokens with pads", num_padded_tokens, settings.max_padded_tokens),
-        # more than the queue can ever hold is no matter of coming back later
+        # if the queue can never hold so many, a retry does not help
         (
             "real tokens",
             request.batch.num_tokens,
@@ -90,15 +93,17 @@ def _check_tokens(request: InferenceRequest) -> None:
     if (lengths > limits.max_positions).any():
         row = int((lengths > limits.max_positions).argmax())
         raise InvalidInput(
-            f"{request.field}[{row}] has {lengths[row]} real tokens, the limit of {request.model.bundle.ref} is {limits.max_positions}",
+            f"{request.field}[{row}] has {lengths[row]} real tokens, the limit of"
+            f" {request.model.bundle.ref} is {limits.max_positions}",
             param=request.field,
         )
-    outside = tokens.view(np.uint64) >= limits.vocab_size  # so seen, negative ids are huge
+    outside = tokens.view(np.uint64) >= limits.vocab_size  # negative ids are huge as unsigned
     if outside.any():
         index = int(outside.argmax())
         row, column = _place(request.padding, index)
         raise InvalidInput(
-            f"{request.field}[{row}][{column}] is {tokens[index]}: ids of {request.model.bundle.ref} are 0 to {limits.vocab_size - 1}{request.hint}",
+            f"{request.field}[{row}][{column}] is {tokens[index]}:"
+            f" ids of {request.model.bundle.ref} are 0 to {limits.vocab_size - 1}{request.hint}",
             param=request.field,
         )
 
@@ -135,19 +140,19 @@ def _check_outputs(request: InferenceRequest) -> None:
 
 
 def _check_answer(request: InferenceRequest, settings: Settings) -> int:
-    """Bytes of the answer, estimated before any work."""
+    """The bytes of the response, estimated before any work."""
     num_bytes = sum(_answer_bytes(request, name) for name in request.wanted)
     if num_bytes > settings.max_response_bytes:
         raise InvalidInput(
-            f"the answer would have about {num_bytes / 2**20:.0f} MiB, the limit is {settings.max_response_bytes / 2**20:.0f}:"
-            f" {_smaller(request)}",
+            f"the answer would have about {num_bytes / 2**20:.0f} MiB, the limit is"
+            f" {settings.max_response_bytes / 2**20:.0f}: {_smaller(request)}",
             param="outputs",
         )
     return num_bytes
 
 
 def _smaller(request: InferenceRequest) -> str:
-    """What to ask instead."""
+    """What to ask for instead."""
     if "logits" in request.wanted and request.top_k is None:
         return 'ask for "outputs": ["activations"], or "logits": {"top_k": 5}'
     return 'ask for "outputs": ["pooled"], or send fewer sequences at once'

@@ -9,7 +9,7 @@ import time
 from addnorm.service.errors import NotReady, ServiceError
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.runtime import selfcheck
-from addnorm.service.scheduling.fair_queue import Job, Target
+from addnorm.service.scheduling.job import Job, Target
 from addnorm.service.scheduling.scheduler import Scheduler
 
 Failures = list[tuple[str, str]]  # a model's name, and what is wrong with it

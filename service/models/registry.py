@@ -1,4 +1,4 @@
-"""The bundles that are served: name, version -> engines, checked and warm. Knows no requests."""
+"""The models that are served: name and version -> engines, checked and warm. Knows no requests."""
 
 import logging
 import time
@@ -16,25 +16,29 @@ from addnorm.service.runtime import tokenizer as text
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.bundle import Bundle, Limits
 from addnorm.service.runtime.engine import Engine
-from addnorm.service.scheduling.fair_queue import Target
+from addnorm.service.scheduling.job import Target
 from addnorm.service.settings import Settings
 
 log = logging.getLogger("addnorm")
-WARM_UP_S = 1.5  # a bundle; with the checks it stays below 2
-BUDGETS = (128, 256, 512, 1024)  # tokens a micro-batch that warm-up tries
+# Warm-up chooses a target's token budget: the smallest of BUDGETS whose rate is GOOD_ENOUGH times
+# the best one's. Larger micro-batches are hardly faster, and answer later.
+BUDGETS = (128, 256, 512, 1024)  # tokens of a micro-batch
 GOOD_ENOUGH = 0.97
+WARM_UP_S = 1.5  # of one bundle; with the checks, loading takes less than 2 s more
 TYPICAL_LENGTH = 30  # tokens of the sequences that warm-up runs
-# What a layout promises of a grid handed to the bare graph. The server itself always pads on the right.
+# The paddings for which the graph of a layout is batch-invariant. The server itself always pads on
+# the right.
 PADDINGS = {"packed": ("right", "left", "holes"), "padded": ("right",)}
 CHECK_LENGTHS = (1, 3, 17, 40)
 State = Literal["READY", "LOADING", "UNAVAILABLE"]  # in KServe's words
 
 
 class Model:
-    """One version of one model: its bundle, an engine for each precision, and the target that jobs for each engine are submitted to."""
+    """One version of one model: its bundle, and for each precision an engine and the target that
+    its jobs go to."""
 
     def __init__(self, bundle: Bundle, provider: str, token_budget: int = 0) -> None:
-        """token_budget: of a micro-batch; 0 leaves it to warm_up."""
+        """token_budget: of a micro-batch; 0 if warm_up is to choose it."""
         self.bundle = bundle
         self.tokenizer = text.load(bundle)
         self.engines = {name: Engine(bundle, name, provider) for name in bundle.manifest.precisions}
@@ -68,7 +72,8 @@ class Model:
         return precision
 
     def check(self) -> None:
-        """StartupError if an engine on CPU does not keep the promise, or does not give the known answer."""
+        """StartupError if an engine does not give the known answer, or on CPU is not
+        batch-invariant."""
         manifest, certificate = self.bundle.manifest, self.bundle.certificate
         for precision, engine in self.engines.items():
             known_answer = certificate["known_answer"][precision] if certificate else None
@@ -86,36 +91,28 @@ class Model:
                     )
 
     def warm_up(self, before: "Model | None" = None) -> None:
-        """Runs growing micro-batches: the arena meets the largest, and each target gets its token budget unless set.
+        """Runs growing micro-batches: memory is allocated for the largest, and each target gets its
+        token budget.
 
-        before: a version of the same shape, if it is one, lends its budgets: among its load nothing can be measured.
+        before: the version that runs now. If it has the same shape, its budgets and rates are
+        taken: while it works, nothing can be measured.
         """
         alike = before and before.bundle.manifest.config == self.bundle.manifest.config
         known = before.targets if before and alike else {}
         for precision, engine in self.engines.items():
-            target, seconds = (
-                self.targets[precision],
-                0.0 if precision in known else WARM_UP_S / len(self.engines),
-            )
+            target, like = self.targets[precision], known.get(precision)
+            seconds = 0.0 if like else WARM_UP_S / len(self.engines)
             rates = _rates(engine, self.bundle.manifest.limits, seconds)
             target.tokens_per_s = max(rates.values())
-            if precision in known:
-                target.token_budget, target.tokens_per_s = (
-                    known[precision].token_budget,
-                    known[precision].tokens_per_s,
-                )
+            if like:
+                target.token_budget, target.tokens_per_s = like.token_budget, like.tokens_per_s
             elif not self.token_budget:
-                target.token_budget = _least_good(rates)
-                log.info(
-                    "%s %s: %d tokens a micro-batch",
-                    self.bundle.ref,
-                    precision,
-                    target.token_budget,
-                )
+                target.token_budget = budget = _smallest_good(rates)
+                log.info("%s %s: %d tokens a micro-batch", self.bundle.ref, precision, budget)
 
 
 def _rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, float]:
-    """Tokens/s at each of BUDGETS, the better of two runs, as far as the time allows."""
+    """Tokens/s at each of BUDGETS, the better of two runs. Stops early when time is up."""
     draws, ends = np.random.default_rng(0), time.monotonic() + seconds
     length = min(TYPICAL_LENGTH, limits.max_positions)
     rates: dict[int, float] = {}
@@ -133,15 +130,15 @@ def _rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, float]:
     return rates
 
 
-def _least_good(rates: dict[int, float]) -> int:
-    """The smallest budget that is nearly as quick as the best: small micro-batches answer sooner."""
-    return min(
-        budget for budget, rate in rates.items() if rate >= GOOD_ENOUGH * max(rates.values())
-    )
+def _smallest_good(rates: dict[int, float]) -> int:
+    """The smallest budget whose rate is good enough."""
+    good = GOOD_ENOUGH * max(rates.values())
+    return min(budget for budget, rate in rates.items() if rate >= good)
 
 
 class Entry(NamedTuple):
-    """A version on disk, served or not, and what is wrong with what lies there."""
+    """A version that is served or lies on disk. reason: why it is not served, or what is wrong on
+    disk."""
 
     name: str
     version: int
@@ -150,18 +147,18 @@ class Entry(NamedTuple):
 
 
 class Models:
-    """All served models, found by `name` or `name/version`. One thread may change them while others look.
+    """All served models, found by `name` or `name/version`. One thread may change them while others
+    read.
 
-    Whoever looks sees one mapping, which is never changed, only replaced.
+    Readers see one mapping that is never changed, only replaced.
     """
 
     def __init__(self, models: list[Model], root: Path | None = None) -> None:
-        """root: the folder they came from."""
+        """root: the folder they were loaded from."""
         self.root = root
         self._versions: Mapping[str, Mapping[int, Model]] = {}
-        self._notes: Mapping[
-            str, tuple[State, str]
-        ] = {}  # of versions that are not served, or not well on disk
+        # state and reason of versions that are not served, or broken on disk
+        self._notes: Mapping[str, tuple[State, str]] = {}
         for model in models:
             self.add(model)
 
@@ -183,14 +180,14 @@ class Models:
         )
 
     def add(self, model: Model) -> None:
-        """From now on found, in place of the one with its name and version."""
+        """Serves the model, in place of one with its name and version."""
         manifest = model.bundle.manifest
         versions = {**self._versions.get(manifest.name, {}), manifest.version: model}
         self._versions = {**self._versions, manifest.name: versions}
         self.note(model.bundle.ref, None)
 
     def remove(self, ref: str) -> Model | None:
-        """From now on not found. The model that was, if any."""
+        """Stops serving `name/version`. Returns the model, if it was served."""
         name, version = ref.split("/")
         left = {**self._versions.get(name, {})}
         model = left.pop(int(version), None)
@@ -200,7 +197,8 @@ class Models:
         return model
 
     def note(self, ref: str, state: State | None, reason: str = "") -> None:
-        """Remembers for the index why `name/version` is not served, or what is wrong on disk; None forgets it."""
+        """Keeps for the index why `name/version` is not served, or what is wrong on disk. None
+        removes the note."""
         others = {known: note for known, note in self._notes.items() if known != ref}
         self._notes = {**others, ref: (state, reason)} if state else others
 
@@ -216,7 +214,8 @@ class Models:
         served = self._versions
         if name not in served:
             raise ModelNotFound(
-                f"model {name[:200]!r} is not served here: {', '.join(sorted(served)) or 'no model is'}",
+                f"model {name[:200]!r} is not served here;"
+                f" served are: {', '.join(sorted(served)) or 'none'}",
                 param="model",
             )
         return served[name]
@@ -249,10 +248,11 @@ class Models:
 
 
 def load(path: Path, settings: Settings, before: Model | None = None) -> Model:
-    """Reads, checks and warms one bundle. StartupError if it cannot be trusted. `before`: a version that runs."""
+    """Reads, checks and warms one bundle. StartupError if it is refused. before: the version that
+    runs now."""
     started = time.monotonic()
     model = Model(bundles.read(path), settings.provider, settings.token_budget)
-    _in_place(model.bundle)
+    _check_folder(model.bundle)
     model.warm_up(before)
     model.check()
     log.info("serving %s, ready in %.1f s", model.bundle.ref, time.monotonic() - started)
@@ -260,14 +260,16 @@ def load(path: Path, settings: Settings, before: Model | None = None) -> Model:
 
 
 def load_all(root: Path, settings: Settings) -> Models:
-    """Every bundle below `root`. StartupError if one cannot be trusted; a folder that cannot be read is logged."""
+    """Every bundle below `root`. StartupError if one is refused. A folder that cannot be read is
+    logged."""
     found = bundles.find(root)
     for problem in found.unreadable.values():
         log.error("%s", problem)
     return Models([load(path, settings) for path in found.paths], root)
 
 
-def _in_place(bundle: Bundle) -> None:
+def _check_folder(bundle: Bundle) -> None:
+    """StartupError unless the folder has the name and version of the manifest."""
     where = f"{bundle.path.parent.name}/{bundle.path.name}"
     if where != bundle.ref:
         raise StartupError(

@@ -1,4 +1,5 @@
-"""Counts and times of one version of a model, in the parts Triton's statistics extension names. Knows numbers only."""
+"""Counts and times of one version of a model, by the names of Triton's statistics extension. Knows
+numbers only."""
 
 import threading
 import time
@@ -7,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.fair_queue import Run
+from addnorm.service.scheduling.job import Run
 
-# Triton's name -> the stage it stands for here
+# Triton's name -> the stage of a request here
 STAGES = {
     "queue": "queue",
     "compute_input": "decode",
@@ -20,7 +21,7 @@ STAGES = {
 
 @dataclass
 class Sum:
-    """How often something happened, and how long that took together."""
+    """How often something happened, and how long it took in total."""
 
     count: int = 0
     ns: int = 0
@@ -31,7 +32,8 @@ class Sum:
 
 
 class Statistics:
-    """Requests are counted once they end, from one thread; micro-batches by the workers that run them."""
+    """Requests are counted when they end, by one thread; micro-batches by the worker threads that
+    run them."""
 
     def __init__(self) -> None:
         self.requests = {name: Sum() for name in ("success", "fail", *STAGES)}
@@ -49,13 +51,13 @@ class Statistics:
         self.last_inference_s = time.time()
 
     def failed(self, seconds: float) -> None:
-        """A request for this model was refused or failed after it was decoded."""
+        """A request for this model was rejected or failed after it was decoded."""
         self.requests["fail"].add(seconds)
 
     def timed(self, run: Run) -> Run:
         """`run`, counted and timed."""
 
-        def timed(batch: Batch) -> list[Rows]:
+        def timed(batch: Batch) -> Rows:
             started = time.monotonic()
             rows = run(batch)
             with self._running:

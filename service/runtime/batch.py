@@ -1,8 +1,8 @@
-"""Batch: sequences end to end, the one type from HTTP to the session. Padding: where they stood in the caller's grid."""
+"""Batch: sequences end to end. Rows: the results for each token. Padding: the caller's layout."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -16,14 +16,24 @@ Floats = NDArray[np.float32]
 
 
 class Rows(NamedTuple):
-    """What the network says of one sequence of n tokens, a row per token."""
+    """What the network computes: one row per token, for n tokens in the order of their batch."""
 
     activations: Floats  # [n, d_model]
     norm_mean: Floats  # [n, n_norms]
     norm_rstd: Floats  # [n, n_norms]
 
+    def span(self, start: int, end: int) -> "Rows":
+        """Rows start to end, not copied."""
+        return Rows(
+            self.activations[start:end], self.norm_mean[start:end], self.norm_rstd[start:end]
+        )
+
+    def allocate(self, num_rows: int) -> "Rows":
+        """So many rows of the same widths, not yet written."""
+        return Rows(*(np.empty((num_rows, part.shape[1]), part.dtype) for part in self))
+
     def not_finite(self) -> str | None:
-        """The first output that holds NaN or infinity."""
+        """The name of the first output that holds NaN or infinity."""
         mean, rstd = np.isfinite(self.norm_mean).all(), np.isfinite(self.norm_rstd).all()
         if mean and rstd and np.isfinite(self.activations).all():
             return None
@@ -36,7 +46,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Sequences of real tokens, none of them empty."""
+    """Sequences of real tokens end to end, none of them empty."""
 
     tokens: Ints  # [num_tokens]
     offsets: Ints  # [num_sequences + 1], offsets[0] = 0
@@ -63,7 +73,8 @@ class Batch:
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     def grid(self) -> tuple[Ints, Ints]:
-        """input_ids, attention_mask `[num_sequences, longest]`, padded on the right: what a session takes."""
+        """What a session takes: input_ids and attention_mask `[num_sequences, longest]`, padded on
+        the right."""
         lengths = self.lengths
         mask = np.arange(lengths.max()) < lengths[:, None]
         input_ids = np.zeros(mask.shape, np.int64)
@@ -73,7 +84,8 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Padding:
-    """Where the caller's grid holds real tokens. Ragged callers have no grid: `mask` is None."""
+    """The caller's layout: where its grid holds real tokens. A ragged request has no grid: `mask`
+    is None."""
 
     lengths: Ints  # [num_rows] real tokens in each of the caller's rows, 0 allowed
     mask: NDArray[np.bool_] | None  # [num_rows, seq]
@@ -82,31 +94,45 @@ class Padding:
     def num_pads(self) -> int:
         return 0 if self.mask is None else int(self.mask.size - self.lengths.sum())
 
-    def every_row(self, rows: Iterable[Rows], empty: Rows) -> list[Rows]:
-        """One Rows for each of the caller's rows: the next of `rows`, or `empty` where a row has no real token."""
-        computed = iter(rows)
-        return [next(computed) if length else empty for length in self.lengths]
+    def row_of(self, sequence: int) -> int:
+        """The caller's row of a sequence of the batch. They differ where the caller sent rows of
+        pads only."""
+        return int(np.flatnonzero(self.lengths)[sequence])
 
-    def scatter(
-        self, values: Sequence[NDArray[Any]], fill: float = 0.0
-    ) -> NDArray[Any] | list[NDArray[Any]]:
-        """A `[length, w]` array per row -> the caller's `[num_rows, seq, w]`, `fill` at pads; ragged: as they are."""
+    def scatter(self, values: NDArray[Any], fill: float = 0.0) -> NDArray[Any] | list[NDArray[Any]]:
+        """Values of each token `[num_tokens, w]` -> the caller's `[num_rows, seq, w]`, with `fill`
+        at pads.
+
+        Ragged: a `[length, w]` for each row. Not copied where there are no pads.
+        """
         if self.mask is None:
-            return list(values)
-        grid = np.zeros((*self.mask.shape, values[0].shape[-1]), values[0].dtype)
-        if fill:
-            grid[~self.mask] = fill
-        for row, mask, value in zip(grid, self.mask, values, strict=True):
-            row[mask] = value
-        return grid
+            return [values[start:end] for start, end in pairwise(_offsets(self.lengths).tolist())]
+        if not self.num_pads:
+            return values.reshape(*self.mask.shape, -1)
+        return _placed(self.mask, values, fill)
+
+    def scatter_rows(self, values: NDArray[Any], fill: float = 0.0) -> NDArray[Any]:
+        """Values of each sequence `[num_sequences, w]` -> `[num_rows, w]`, with `fill` for rows of
+        pads only."""
+        real = self.lengths > 0
+        return values if real.all() else _placed(real, values, fill)
+
+
+def _placed(mask: NDArray[np.bool_], values: NDArray[Any], fill: float) -> NDArray[Any]:
+    """values `[n, w]` at the n places of the mask, `fill` at the others."""
+    shape = (mask.size, values.shape[1])
+    grid = np.full(shape, fill, values.dtype) if fill else np.zeros(shape, values.dtype)
+    grid[np.flatnonzero(mask)] = values
+    return grid.reshape(*mask.shape, -1)
 
 
 def from_lists(
     input_ids: list[list[int]], attention_mask: list[list[int]] | None, field: str = "input_ids"
 ) -> tuple[Batch, Padding]:
-    """A body's lists -> the batch of real tokens, and where they stood. InvalidInput names what does not fit.
+    """A body's lists -> the batch of real tokens, and the caller's layout. InvalidInput names what
+    does not fit.
 
-    field: where the caller put input_ids.
+    field: the caller's name for input_ids.
     """
     if not input_ids:
         raise InvalidInput(f"{field} is empty: send at least one sequence", param=field)
@@ -123,16 +149,15 @@ def from_lists(
 
 
 def from_rows(tokens: Ints, lengths: Ints) -> tuple[Batch, Padding]:
-    """Sequences end to end, none empty -> the batch as it is. InvalidInput unless lengths add up."""
+    """Sequences end to end, none empty -> a batch. InvalidInput unless the lengths add up."""
     if not len(lengths) or (lengths < 1).any():
         raise InvalidInput(
             "lengths has an empty sequence, or none at all: each has at least one token",
             param="lengths",
         )
-    # in two halves: the sum of all may be more than 64 bits hold
-    if (total := (int((lengths >> 32).sum()) << 32) + int((lengths & 0xFFFFFFFF).sum())) != len(
-        tokens
-    ):
+    # in two halves: the sum may exceed 64 bits
+    total = (int((lengths >> 32).sum()) << 32) + int((lengths & 0xFFFFFFFF).sum())
+    if total != len(tokens):
         raise InvalidInput(
             f"lengths sum to {total}, input_ids has {len(tokens)} tokens", param="lengths"
         )
@@ -140,7 +165,8 @@ def from_rows(tokens: Ints, lengths: Ints) -> tuple[Batch, Padding]:
 
 
 def from_grid(input_ids: Ints, attention_mask: NDArray[Any]) -> tuple[Batch, Padding]:
-    """Both `[num_rows, seq]` -> the batch of real tokens, and where they stood. InvalidInput unless the mask fits."""
+    """Both `[num_rows, seq]` -> the batch of real tokens, and the caller's layout. InvalidInput
+    unless the mask fits."""
     if not input_ids.size:
         raise InvalidInput(
             f"input_ids has shape {list(input_ids.shape)}: send at least one sequence of one token",
@@ -148,7 +174,8 @@ def from_grid(input_ids: Ints, attention_mask: NDArray[Any]) -> tuple[Batch, Pad
         )
     if attention_mask.shape != input_ids.shape:
         raise InvalidInput(
-            f"attention_mask has shape {list(attention_mask.shape)}, input_ids has {list(input_ids.shape)}",
+            f"attention_mask has shape {list(attention_mask.shape)},"
+            f" input_ids has {list(input_ids.shape)}",
             param="attention_mask",
         )
     if (odd := (attention_mask != 0) & (attention_mask != 1)).any():
@@ -180,7 +207,8 @@ def _same_shape(lengths: Ints, attention_mask: list[list[int]]) -> None:
         raise _invalid(
             "input_ids",
             row,
-            f"has {lengths[row]} tokens, row 0 has {lengths[0]}: rows under a mask are of one length",
+            f"has {lengths[row]} tokens, row 0 has {lengths[0]}:"
+            " rows under a mask are of one length",
         )
     if len(attention_mask) != len(lengths):
         raise InvalidInput(
@@ -197,7 +225,7 @@ def _same_shape(lengths: Ints, attention_mask: list[list[int]]) -> None:
 
 
 def _from_values(values: Iterator[int], num: int) -> Ints:
-    """In blocks: one call for all of them would hold the interpreter's lock to its end."""
+    """In blocks: a single call would hold the interpreter's lock for all values."""
     flat = np.empty(num, np.int64)
     for start in range(0, num, BLOCK):
         end = min(num, start + BLOCK)
@@ -206,7 +234,7 @@ def _from_values(values: Iterator[int], num: int) -> Ints:
 
 
 def _flat(field: str, rows: list[list[int]], lengths: Ints, mask: Ints | None = None) -> Ints:
-    """Rows end to end as int64. Where `mask` is 0 a value may be any integer."""
+    """Lists end to end as int64. Where `mask` is 0 a value may be any integer."""
     try:
         return _from_values(chain.from_iterable(rows), int(lengths.sum()))
     except OverflowError:

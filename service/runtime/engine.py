@@ -1,4 +1,4 @@
-"""onnxruntime sessions of one bundle. Knows batches and rows; no requests, no queue."""
+"""The onnxruntime sessions of one bundle. Knows batches and rows; no requests, no queue."""
 
 import re
 from pathlib import Path
@@ -11,69 +11,66 @@ from addnorm.service.runtime.batch import Batch, Floats, Rows
 from addnorm.service.runtime.bundle import HEAD, Bundle
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-HEAD_ROWS = (
-    256  # rows of one head run: bounds logits held at once, far above where matrices stop gaining
-)
+HEAD_ROWS = 256  # of one head run: bounds the logits in memory; larger matrices are no faster
 OUTPUTS = list(Rows._fields)
 
 
 class Engine:
-    """The body in one precision, and the head. Safe to call from several threads at once."""
+    """The body in one precision, and the head if there is one. Thread-safe."""
 
     def __init__(self, bundle: Bundle, precision: str, provider: str) -> None:
-        """provider: cpu, cuda or auto. StartupError if cuda is asked for and not got."""
+        """provider: cpu, cuda or auto. StartupError if cuda is wanted and not available."""
         manifest = bundle.manifest
         self.d_model, self.n_norms = manifest.d_model, manifest.n_norms
         self._body = _session(bundle.graph(precision), provider)
         self._head = _session(bundle.path / HEAD, provider) if bundle.has_head else None
         self.provider = "cuda" if PROVIDERS["cuda"] in self._body.get_providers() else "cpu"
 
-    def run(self, batch: Batch) -> list[Rows]:
-        """The rows of each sequence. The batch must not be empty."""
+    def run(self, batch: Batch) -> Rows:
+        """A row for each token, pads dropped. The batch must not be empty."""
         assert len(batch)
         input_ids, attention_mask = batch.grid()
         outputs = self.run_grid(input_ids, attention_mask)
-        return [
-            Rows(*(output[i, :length] for output in outputs))
-            for i, length in enumerate(batch.lengths)
-        ]
+        flat = [output.reshape(input_ids.size, -1) for output in outputs]
+        if input_ids.size == batch.num_tokens:
+            return Rows(*flat)
+        real = np.flatnonzero(attention_mask)
+        return Rows(*(output.take(real, 0) for output in flat))
 
     def run_grid(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> list[Floats]:
-        """The bare graph: `[batch, seq]` int64 twice -> activations, norm_mean, norm_rstd `[batch, seq, ...]`."""
-        return self._body.run(OUTPUTS, {"input_ids": input_ids, "attention_mask": attention_mask})  # type: ignore[no-any-return]
+        """The graph as it is: `[batch, seq]` int64 twice -> activations, norm_mean, norm_rstd
+        `[batch, seq, ...]`."""
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        return self._body.run(OUTPUTS, inputs)  # type: ignore[no-any-return]
 
     def logits(self, rows: Floats) -> Floats:
         """rows `[n, d_model]`, n at most HEAD_ROWS -> `[n, vocab_size]`."""
         assert self._head
         assert len(rows) <= HEAD_ROWS
-        return self._head.run(None, {"rows": np.ascontiguousarray(rows)})[0]  # type: ignore[no-any-return]
+        inputs = {"rows": np.ascontiguousarray(rows)}
+        return self._head.run(None, inputs)[0]  # type: ignore[no-any-return]
 
     def empty(self) -> Rows:
-        """The rows of a sequence without tokens, which no session runs."""
-        return Rows(
-            *(
-                np.zeros((0, width), np.float32)
-                for width in (self.d_model, self.n_norms, self.n_norms)
-            )
-        )
+        """The rows of a batch without tokens, which no session runs."""
+        widths = (self.d_model, self.n_norms, self.n_norms)
+        return Rows(*(np.zeros((0, width), np.float32) for width in widths))
 
 
 def _session(graph: Path, provider: str) -> ort.InferenceSession:
     options = ort.SessionOptions()
-    options.intra_op_num_threads = (
-        1  # workers run side by side; threads inside a run would fight over the cores
-    )
+    # worker threads run in parallel: threads within a run would compete with them for the cores
+    options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
-    options.enable_mem_pattern = (
-        False  # one would be kept for each shape met; it costs memory and saves no time
-    )
-    options.log_severity_level = 3  # errors; the rest is about fallbacks that are checked below
+    # onnxruntime would keep a pattern for each shape: it costs memory and saves no time
+    options.enable_mem_pattern = False
+    options.log_severity_level = 3  # errors only; warnings are about fallbacks, checked below
     if not _int8_is_exact():
         options.add_session_config_entry("session.x64quantprecision", "1")
     available = PROVIDERS["cuda"] in ort.get_available_providers()
     if provider == "cuda" and not available:
         raise StartupError(
-            "ADDNORM_PROVIDER=cuda, but this onnxruntime has no CUDA: install onnxruntime-gpu, or set ADDNORM_PROVIDER=cpu"
+            "ADDNORM_PROVIDER=cuda, but this onnxruntime has no CUDA:"
+            " install onnxruntime-gpu, or set ADDNORM_PROVIDER=cpu"
         )
     wanted = [PROVIDERS["cuda"]] if available and provider != "cpu" else []
     try:
@@ -84,14 +81,19 @@ def _session(graph: Path, provider: str) -> ort.InferenceSession:
         ) from error
     if provider == "cuda" and PROVIDERS["cuda"] not in session.get_providers():
         raise StartupError(
-            "ADDNORM_PROVIDER=cuda, but onnxruntime fell back to the CPU: look for a GPU and its driver, or set ADDNORM_PROVIDER=cpu"
+            "ADDNORM_PROVIDER=cuda, but onnxruntime fell back to the CPU:"
+            " check the GPU and its driver, or set ADDNORM_PROVIDER=cpu"
         )
     return session
 
 
 def _int8_is_exact() -> bool:
-    """Whether uint8 x int8 products are summed in 32 bits here. x86 without VNNI saturates 16-bit sums unless asked for
-    its exact, slower kernels; asked on x86 with VNNI, onnxruntime would leave VNNI unused. Elsewhere it has no effect."""
+    """Whether onnxruntime sums uint8 x int8 products in 32 bits on this processor.
+
+    On x86 without VNNI its default kernels saturate 16-bit sums, so the exact, slower kernels must
+    be asked for. On x86 with VNNI they must not be, because onnxruntime would then not use VNNI.
+    Elsewhere the option has no effect.
+    """
     try:
         return re.search(r"\bavx(512)?_vnni\b", Path("/proc/cpuinfo").read_text()) is not None
     except OSError:

@@ -1,8 +1,11 @@
-"""The promise, tried on a loaded engine: the same sequence gives the same bits, however padded, whoever shares
-its batch. Used at every load and, with more cases, by the certificate.
+"""Checks that a loaded engine is batch-invariant: a sequence gives the same bits alone, co-batched
+and padded.
+
+Used at every load and, with more cases, by the certificate.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,11 +14,11 @@ from addnorm.service.runtime.batch import Batch, Ints, Rows
 from addnorm.service.runtime.bundle import Limits
 from addnorm.service.runtime.engine import Engine
 
-CANARY_RTOL = 1e-3  # other processors round otherwise; another model is far off
+KNOWN_ANSWER_RTOL = 1e-3  # processors round differently; another model differs by far more
 
 
 def sequences(limits: Limits, lengths: Sequence[int], seed: int = 0) -> list[Ints]:
-    """Seeded sequences of these lengths, capped at the model's; the lowest and the highest id occur in each."""
+    """Seeded sequences of these lengths, cut to the model's. Each has the lowest and highest id."""
     draws = np.random.default_rng(seed)
     drawn = [
         draws.integers(0, limits.vocab_size, min(length, limits.max_positions))
@@ -27,7 +30,7 @@ def sequences(limits: Limits, lengths: Sequence[int], seed: int = 0) -> list[Int
 
 
 def place(sequence: Ints, width: int, where: str, seed: int = 0) -> tuple[Ints, Ints]:
-    """The sequence on a `[1, width]` grid: pads on the right, on the left, or in holes. -> input_ids, mask."""
+    """input_ids and mask `[1, width]` of the sequence, with pads right, left or in holes."""
     draws = np.random.default_rng(seed)
     columns = {
         "right": np.arange(len(sequence)),
@@ -48,41 +51,43 @@ def same_bits(left: Rows, right: Rows) -> bool:
 def unequal(
     engine: Engine, limits: Limits, paddings: Sequence[str], lengths: Sequence[int]
 ) -> Iterator[str]:
-    """Runs each sequence alone, co-batched and padded; yields a line for each case whose bits differ."""
+    """Runs each sequence alone, co-batched and padded. Yields a line for each case that differs."""
     neighbours = sequences(limits, lengths)
-    together = engine.run(Batch.of(neighbours))
-    for sequence, co_batched in zip(neighbours, together, strict=True):
-        alone = engine.run(Batch.of([sequence]))[0]
-        if not same_bits(alone, co_batched):
+    together = Batch.of(neighbours)
+    rows = engine.run(together)
+    for sequence, (start, end) in zip(neighbours, pairwise(together.offsets), strict=True):
+        alone = engine.run(Batch.of([sequence]))
+        if not same_bits(alone, rows.span(start, end)):
             yield f"{len(sequence)} tokens alone differ from the same tokens co-batched"
         for where in paddings:
             input_ids, mask = place(sequence, len(sequence) + 5, where)
-            padded = Rows(*(output[0][mask[0] != 0] for output in engine.run_grid(input_ids, mask)))
+            outputs = engine.run_grid(input_ids, mask)
+            padded = Rows(*(output[0][mask[0] != 0] for output in outputs))
             if not same_bits(alone, padded):
                 yield f"{len(sequence)} tokens alone differ from the same tokens padded ({where})"
 
 
-def make_canary(engine: Engine, limits: Limits) -> dict[str, Any]:
-    """A short inference and its answer, to be recorded in the certificate."""
+def make_known_answer(engine: Engine, limits: Limits) -> dict[str, Any]:
+    """The known-answer test: a short sequence and its answer, to be recorded in the certificate."""
     sequence = sequences(limits, [8])[0]
     rows = engine.run(Batch.of([sequence]))
-    return {"input_ids": sequence.tolist(), "activations": rows[0].activations[-1].tolist()}
+    return {"input_ids": sequence.tolist(), "activations": rows.activations[-1].tolist()}
 
 
 def known_answer_batch(known_answer: dict[str, Any]) -> Batch:
-    """The known-answer test's question."""
+    """The sequence of the known-answer test."""
     return Batch.of([np.array(known_answer["input_ids"], np.int64)])
 
 
-def gives_known_answer(known_answer: dict[str, Any], rows: list[Rows]) -> bool:
+def gives_known_answer(known_answer: dict[str, Any], rows: Rows) -> bool:
     """Whether these rows are the known answer."""
-    got, known = rows[0].activations[-1], np.array(known_answer["activations"], np.float32)
+    got, known = rows.activations[-1], np.array(known_answer["activations"], np.float32)
     return got.shape == known.shape and bool(
-        np.abs(got - known).max() <= CANARY_RTOL * max(1.0, np.abs(known).max())
+        np.abs(got - known).max() <= KNOWN_ANSWER_RTOL * max(1.0, np.abs(known).max())
     )
 
 
 def all_pad_is_zero(engine: Engine) -> bool:
-    """A grid without a real token must give zeros, not NaN and no crash."""
+    """Whether a grid without a real token gives zeros."""
     nothing = np.zeros((2, 3), np.int64)
     return not any(output.any() for output in engine.run_grid(nothing, nothing))

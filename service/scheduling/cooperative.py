@@ -1,4 +1,5 @@
-"""Work that is done in steps, so that requests take turns and none goes on after its deadline. Knows no HTTP."""
+"""Work in steps: requests share threads fairly, and no work continues after its deadline. Knows no
+HTTP."""
 
 import asyncio
 import time
@@ -12,22 +13,24 @@ from addnorm.service.errors import ServiceError
 from addnorm.service.scheduling.deadline import Deadline
 
 Done = TypeVar("Done")
-Steps = Generator[
-    None, None, Done
-]  # yields after each piece, of some milliseconds; returns what was made
-REST_S = 0.002
-SLICE_S = 0.01  # of one request's work in one turn: a change of threads costs about 0.1 ms
+Steps = Generator[None, None, Done]  # yields after each step, of some ms; returns the result
+# PAUSE_S: longest pause after a step that held the interpreter's lock. Larger: reading bodies takes
+#   longer. Smaller: the event loop waits for the lock at each of its system calls.
+# SLICE_S: of one request's work before another request's turn. Larger: short work waits longer
+#   behind long work. Smaller: more changes of threads, at about 0.1 ms each.
+PAUSE_S = 0.002
+SLICE_S = 0.01
 
 
-class Outcome(NamedTuple, Generic[Done]):
-    """Of a turn: what was made, once all pieces are done."""
+class TurnOutcome(NamedTuple, Generic[Done]):
+    """What one turn led to."""
 
-    made: Done | None
+    result: Done | None  # once all steps are done
     is_done: bool
 
 
 def run_now(work: Steps[Done]) -> Done:
-    """All pieces in one go: for what takes less time than a change of threads."""
+    """All steps at once: for work that takes less time than a change of threads."""
     try:
         while True:
             next(work)
@@ -36,7 +39,8 @@ def run_now(work: Steps[Done]) -> Done:
 
 
 def timed(work: Steps[Done], tell: Callable[[float, bool], None]) -> Steps[Done]:
-    """The same work. `tell` hears at its end how many seconds the pieces took, and whether all of them were done."""
+    """The same work. At its end `tell` is called with the seconds that its steps took, and whether
+    all were done."""
     seconds, is_done = 0.0, False
     try:
         while True:
@@ -55,74 +59,75 @@ def timed(work: Steps[Done], tell: Callable[[float, bool], None]) -> Steps[Done]
 
 def one_step(work: Callable[[], Done]) -> Steps[Done]:
     """Work that cannot be interrupted."""
-    made = work()
+    result = work()
     yield
-    return made
+    return result
 
 
 class CooperativePool:
-    """Threads that requests share: each has a turn of at most SLICE_S, then another has its own.
+    """Threads that requests share. Each request has turns of about SLICE_S, and others have theirs
+    in between.
 
-    The order is self-clocked fair queueing (Golestani 1994): a turn is due its expected length after what was due when
-    the last turn began. Short turns so pass long ones, and no flood of short ones starves a long one.
+    The order is self-clocked fair queueing (Golestani 1994). A turn's virtual finish time is the
+    finish time of the turn that started last, plus the turn's expected length. The least is next.
+    So short turns pass long ones, and no flood of short turns starves a long one.
     """
 
-    def __init__(self, num_threads: int, name: str, rests: bool = False) -> None:
-        """rests: whether to pause after each piece, as is fit for those that hold the interpreter's lock to their end.
-
-        In the pause the event loop does all it has to do, where it would else wait for the lock at each system call.
-        """
-        self.num_threads, self._rest_s = num_threads, REST_S if rests else 0.0
+    def __init__(self, num_threads: int, name: str, pauses: bool = False) -> None:
+        """pauses: whether to pause after each step. For steps that hold the interpreter's lock to
+        their end: the event loop works in the pauses, and would otherwise wait for the lock at each
+        of its system calls."""
+        self.num_threads, self._pause_s = num_threads, PAUSE_S if pauses else 0.0
         self.executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._num_free = num_threads
-        self._clock = 0.0
-        self._waiting: list[
-            tuple[float, int, asyncio.Future[None]]
-        ] = []  # a heap: due, order of arrival
-        self._order = count()
+        self._virtual_time = 0.0
+        # a heap of (virtual finish time, order of arrival, turn)
+        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._numbers = count()
 
     async def finish(
         self, work: Steps[Done], deadline: Deadline, expected_s: float = SLICE_S
     ) -> Done:
-        """What the work makes. Expired or ClientGone as soon as nobody waits for it: it ends with the piece under way.
+        """The result of the work. Expired or ClientGone as soon as nobody waits for it: the present
+        step is its last.
 
-        expected_s: how long it will take, where that is known.
+        expected_s: how long the work will take, if known.
         """
         while True:
-            await self._come(min(expected_s, SLICE_S), deadline)
+            await self._wait_for_turn(min(expected_s, SLICE_S), deadline)
             try:
                 turn = asyncio.get_running_loop().run_in_executor(
-                    self.executor, _turn, work, deadline, self._rest_s
+                    self.executor, _turn, work, deadline, self._pause_s
                 )
                 outcome = await _in_time(turn, deadline)
             finally:
-                self._pass_on()
+                self._start_next()
             if outcome.is_done:
-                return outcome.made  # type: ignore[return-value]
+                return outcome.result  # type: ignore[return-value]
 
     async def call(self, work: Callable[[], Done]) -> Done:
         """Work in one piece, in no fixed order with what is done by turns."""
         return await asyncio.get_running_loop().run_in_executor(self.executor, work)
 
-    async def _come(self, length_s: float, deadline: Deadline) -> None:
-        """Waits for a turn."""
+    async def _wait_for_turn(self, length_s: float, deadline: Deadline) -> None:
         if self._num_free:
             self._num_free -= 1
             return
         turn = asyncio.get_running_loop().create_future()
-        heappush(self._waiting, (self._clock + length_s, next(self._order), turn))
+        heappush(self._waiting, (self._virtual_time + length_s, next(self._numbers), turn))
         try:
             await _in_time(turn, deadline)
         except BaseException:
-            if not turn.cancelled():  # its turn came at the same moment
-                self._pass_on()
+            if not turn.cancelled():  # the turn started at the same moment
+                self._start_next()
             raise
 
-    def _pass_on(self) -> None:
+    def _start_next(self) -> None:
+        """Starts the next turn. Without one, a thread is free."""
         while self._waiting:
-            due, _, turn = heappop(self._waiting)
+            finish, _, turn = heappop(self._waiting)
             if not turn.done():  # else nobody waits for it any more
-                self._clock = max(self._clock, due)
+                self._virtual_time = max(self._virtual_time, finish)
                 turn.set_result(None)
                 return
         self._num_free += 1
@@ -132,14 +137,14 @@ class CooperativePool:
 
 
 async def _in_time(awaited: "asyncio.Future[Done]", deadline: Deadline) -> Done:
-    """Its result. Expired or ClientGone as soon as nobody waits for it."""
+    """The result of the future. Expired or ClientGone as soon as nobody waits for it."""
     timer = asyncio.get_running_loop().call_later(deadline.left_s(), awaited.cancel)
     deadline.stop = awaited.cancel
     try:
         return await awaited
     except asyncio.CancelledError:
         task = asyncio.current_task()
-        if task and task.cancelling():  # not what is awaited: the server ends
+        if task and task.cancelling():  # the task was cancelled, not the future: the server ends
             raise
         deadline.check()
         raise deadline.expired() from None  # timers may be some milliseconds early
@@ -148,7 +153,7 @@ async def _in_time(awaited: "asyncio.Future[Done]", deadline: Deadline) -> Done:
         deadline.stop = None
 
 
-def _turn(work: Steps[Done], deadline: Deadline, rest_s: float) -> Outcome[Done]:
+def _turn(work: Steps[Done], deadline: Deadline, pause_s: float) -> TurnOutcome[Done]:
     now = time.monotonic()
     until = now + SLICE_S
     try:
@@ -156,11 +161,11 @@ def _turn(work: Steps[Done], deadline: Deadline, rest_s: float) -> Outcome[Done]
             deadline.check()
             next(work)
             started, now = now, time.monotonic()
-            if rest_s:
-                time.sleep(min(rest_s, now - started))
-        return Outcome(None, False)
+            if pause_s:
+                time.sleep(min(pause_s, now - started))
+        return TurnOutcome(None, False)
     except StopIteration as end:
-        return Outcome(end.value, True)
+        return TurnOutcome(end.value, True)
     except ServiceError:
         work.close()
         raise

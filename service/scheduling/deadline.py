@@ -1,4 +1,4 @@
-"""How long a request's answer is wanted: looked at before and between all stages of its work. Knows no HTTP."""
+"""The deadline of a request. Every stage checks it, before and during its work. Knows no HTTP."""
 
 import time
 from collections.abc import Callable
@@ -7,29 +7,29 @@ from addnorm.service.errors import ClientGone, Expired
 
 
 class Deadline:
-    """Of one request. The event loop notes that the caller has left; worker threads only look."""
+    """Of one request. The event loop notes that the caller has left; worker threads only read."""
 
     def __init__(self, timeout_s: float, arrived: float | None = None) -> None:
-        """arrived: on time.monotonic(), now if None; timeout_s counts from there."""
+        """timeout_s: from `arrived`, a time of time.monotonic(); from now if None."""
         self.timeout_s = timeout_s
         self.arrived = time.monotonic() if arrived is None else arrived
         self.has_left = False
         self.stop: Callable[[], object] | None = (
-            None  # ends what is under way, when the caller leaves
+            None  # ends the present stage when the caller leaves
         )
 
     def left_s(self) -> float:
         return self.arrived + self.timeout_s - time.monotonic()
 
     def check(self) -> None:
-        """ClientGone or Expired once nobody waits for the answer any more."""
+        """ClientGone or Expired if nobody waits for the answer any more."""
         if self.has_left:
             raise ClientGone("the caller left before the answer")
         if self.left_s() <= 0:
             raise self.expired()
 
     def expired(self) -> Expired:
-        return Expired(f"no answer within {self.timeout_s:g} s")
+        return Expired(f"deadline: no answer within {self.timeout_s:g} s")
 
     def leave(self) -> None:
         """The caller has left."""

@@ -1,7 +1,5 @@
-"""The workers: threads that take from the queue, run, and settle; and the watchdog that replaces one that hangs.
-
-Knows no tensors and no HTTP.
-"""
+"""The worker threads: they take from the queue, run, and settle. A watchdog replaces those that
+hang. Knows no HTTP."""
 
 import logging
 import math
@@ -9,37 +7,36 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.fair_queue import (
-    MIN_TOKENS_PER_WORKER,
-    Job,
-    MicroBatch,
-    Queue,
-    Target,
-)
+from addnorm.service.scheduling.admission import AdmissionControl
+from addnorm.service.scheduling.fair_queue import MIN_TOKENS_PER_WORKER, JobQueue
+from addnorm.service.scheduling.job import Job, MicroBatch, Target
 
 log = logging.getLogger("addnorm")
-TICKS = 10  # of the watchdog, in the longest time a session run may take
+TICKS = 10  # of the watchdog, within the run timeout
 
 
 class Observer:
-    """What the workers tell of their work, on their own threads. What it raises is logged and costs nobody an answer."""
+    """Told of the workers' work, on their threads. If an observer raises, the error is logged and
+    no job fails."""
 
-    def computed(self, micro: MicroBatch, rows: list[Rows]) -> None:
-        """A micro-batch gave each of its sequences' rows."""
+    def computed(self, micro: MicroBatch, rows: Rows) -> None:
+        """A micro-batch was computed. rows: of its tokens, in its order."""
 
     def failed(self, target: Target) -> None:
         """A session run raised an error."""
 
     def replaced(self) -> None:
-        """A worker that hung was given up, and another started."""
+        """A worker hung and was replaced."""
 
 
 @dataclass(eq=False)
 class Worker:
-    """What one thread has taken and not yet settled, and for how many ticks its session has run."""
+    """One thread, the micro-batches it has taken and not yet settled, and the ticks that its
+    present run has lasted."""
 
     todo: list[MicroBatch] = field(default_factory=list)
     ticks: int = 0
@@ -47,7 +44,7 @@ class Worker:
 
 
 class Scheduler:
-    """A Queue, and the workers before it."""
+    """A queue with admission control, and the worker threads that empty it."""
 
     def __init__(
         self,
@@ -55,19 +52,17 @@ class Scheduler:
         max_queue_tokens: int,
         run_timeout_s: float = 20.0,
     ) -> None:
-        """Starts no thread: see `start`. run_timeout_s: a session run that takes longer is given up."""
-        self.num_workers, self.max_queue_tokens, self.run_timeout_s = (
-            num_workers,
-            max_queue_tokens,
-            run_timeout_s,
-        )
-        self._queue = Queue(max_queue_tokens, num_workers)
+        """Starts no thread: see `start`. run_timeout_s: a longer session run counts as hanging."""
+        self.num_workers, self.max_queue_tokens = num_workers, max_queue_tokens
+        self.run_timeout_s = run_timeout_s
+        self._queue = JobQueue(num_workers)
+        self._admission = AdmissionControl(self._queue, max_queue_tokens)
         self._observers: Sequence[Observer] = ()
         self._changed = threading.Condition()
         self._closing = False
         self._closed = threading.Event()
-        self._workers: list[Worker] = []  # those at work; one that ends or is given up leaves
-        self._given_up: list[Worker] = []  # whose session runs have not come back
+        self._workers: list[Worker] = []  # those that take from the queue
+        self._hung: list[Worker] = []  # replaced ones, whose session runs have not returned
 
     def start(self, observers: Sequence[Observer] = ()) -> None:
         """Starts the worker threads and the watchdog."""
@@ -78,52 +73,55 @@ class Scheduler:
 
     @property
     def num_busy(self) -> int:
-        """Workers with a micro-batch in hand."""
+        """Workers that run a micro-batch."""
         return sum(bool(worker.todo) for worker in self._workers)
 
     def admit(
         self, timeout_s: float, key: str = "", num_bytes: float = math.inf, model: str | None = None
     ) -> None:
-        """Overloaded if a body of so many bytes with so much time is not worth reading: see Queue.admit."""
+        """Overloaded if load shedding covers a request with such a body: see
+        AdmissionControl.admit."""
         with self._changed:
-            self._queue.admit(timeout_s, key, num_bytes, model)
+            self._admission.admit(timeout_s, key, num_bytes, model)
 
     def submit(self, target: Target, batch: Batch, timeout_s: float, key: str = "") -> Job:
-        """Admits the batch or raises Overloaded. Cancelling the job's future takes it out again.
+        """Queues the batch, or raises Overloaded or Expired. Cancelling the job's future removes it
+        from the queue.
 
-        key: the name of the caller's API key; keys take turns.
+        key: the name of the caller's API key, for fairness among keys.
         """
         now = time.monotonic()
         with self._changed:
-            job = self._queue.submit(target, batch, now, now + timeout_s, key)
+            job = self._admission.submit(target, batch, now, now + timeout_s, key)
             self._changed.notify(max(1, self._queue.num_tokens // MIN_TOKENS_PER_WORKER))
         return job
 
     def submit_first(self, target: Target, batch: Batch) -> Job:
-        """Takes the batch whatever waits, and runs it next."""
+        """Queues the batch before all others, without admission control."""
         with self._changed:
-            job = self._queue.submit_first(target, batch, time.monotonic())
+            job = self._queue.add_first(target, batch, time.monotonic())
             self._changed.notify()
         return job
 
     @property
     def num_hung(self) -> int:
-        """Workers given up whose session runs have not come back: each holds a thread and its memory."""
+        """Replaced workers whose session runs have not returned: each still holds a thread and
+        memory."""
         with self._changed:
-            self._given_up = [worker for worker in self._given_up if worker.thread.is_alive()]
-            return len(self._given_up)
+            self._hung = [worker for worker in self._hung if worker.thread.is_alive()]
+            return len(self._hung)
 
     def num_queued_tokens(self) -> int:
         with self._changed:
             return self._queue.num_tokens
 
     def is_idle(self) -> bool:
-        """Whether nothing waits and a worker is free."""
+        """Whether nothing waits and a worker has nothing to do."""
         with self._changed:
             return not self._queue.jobs and self.num_busy < self.num_workers
 
     def close(self) -> None:
-        """Runs what is queued, then ends the workers; does not wait for one that hangs."""
+        """Runs what is queued, then ends the workers. Does not wait for workers that hang."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -143,20 +141,25 @@ class Scheduler:
             pass
 
     def _step(self, worker: Worker) -> bool:
-        """Runs one micro-batch; False when the worker has to end. Its locals end with it: an idle worker holds no model."""
+        """Runs one micro-batch. False when the worker has to end.
+
+        A function of its own, so that its locals end with it: an idle worker must keep no model and
+        no rows in memory.
+        """
         micro = self._next(worker)
         if micro is None:
             return False
         outcome = _run(micro)
         if isinstance(outcome, Exception):
             self._tell(lambda observer: observer.failed(micro.target))
+            self._settle(worker, micro, outcome)
         else:
             self._tell(lambda observer: observer.computed(micro, outcome))
-        self._settle(worker, micro, outcome)
+            self._settle(worker, micro, None)
         return True
 
     def _next(self, worker: Worker) -> MicroBatch | None:
-        """Waits for work. None once the scheduler closes, or another worker has this one's place."""
+        """Waits for work. None once the scheduler closes or the worker was replaced."""
         with self._changed:
             worker.ticks = 0
             while worker in self._workers:
@@ -174,19 +177,19 @@ class Scheduler:
     def _take(self) -> MicroBatch | None:
         return self._queue.take(time.monotonic(), self.num_workers - self.num_busy)
 
-    def _settle(self, worker: Worker, micro: MicroBatch, outcome: list[Rows] | Exception) -> None:
+    def _settle(self, worker: Worker, micro: MicroBatch, error: Exception | None) -> None:
         with self._changed:
             if worker not in self._workers:
-                return  # given up: its jobs have failed already
+                return  # it was replaced, and its jobs have failed already
             del worker.todo[0]
-            shares = micro.shares() if isinstance(outcome, Exception) else []
-            if len(shares) > 1:
-                worker.todo = shares  # once more, job by job: what one job breaks must not cost the others their rows
+            if error and len(jobs := micro.by_job()) > 1:  # again, job by job: only one is at fault
+                worker.todo = [micro._replace(sequences=sequences) for _, sequences in jobs]
             else:
-                self._queue.settle(micro, outcome, time.monotonic())
+                self._queue.settle(micro, error, time.monotonic())
 
     def _watch(self) -> None:
-        """Counts its own ticks instead of seconds: that the whole process stood still is no fault of a worker."""
+        """Counts its own ticks instead of seconds, so that no worker is replaced because the whole
+        process was stopped."""
         while not self._closed.wait(self.run_timeout_s / TICKS):
             with self._changed:
                 for worker in list(self._workers):
@@ -195,18 +198,14 @@ class Scheduler:
                         self._replace(worker)
 
     def _replace(self, worker: Worker) -> None:
-        """Fails the worker's jobs and starts another. What its session may still bring is ignored."""
+        """Fails the worker's jobs and starts another worker. A late result of its session run is
+        ignored."""
         self._workers.remove(worker)
-        self._given_up.append(worker)
-        error = RunTimedOut(
-            f"the inference did not end within {self.run_timeout_s:g} s and was given up"
-        )
+        self._hung.append(worker)
+        error = RunTimedOut(f"inference did not end within {self.run_timeout_s:g} s")
         for micro in worker.todo:
-            log.error(
-                "a worker hung in %s with %d sequences: replaced",
-                micro.target.name,
-                len(micro.sequences),
-            )
+            name, num_sequences = micro.target.name, len(micro.sequences)
+            log.error("replaced a worker that hung in %s with %d sequences", name, num_sequences)
             self._queue.settle(micro, error, time.monotonic())
         self._start_worker()
         self._tell(lambda observer: observer.replaced())
@@ -215,24 +214,31 @@ class Scheduler:
         for observer in self._observers:
             try:
                 tell(observer)
-            except Exception:  # whatever it is, it must not end a worker
+            except Exception:  # no error of an observer may end a worker
                 log.exception("an observer of the workers failed")
 
 
-def _run(micro: MicroBatch) -> list[Rows] | Exception:
+def _run(micro: MicroBatch) -> Rows | Exception:
+    """Computes the micro-batch and gives each job its rows."""
     try:
-        rows = micro.target.run(micro.batch())
-        assert [len(row.activations) for row in rows] == [
-            sequence.length for sequence in micro.sequences
-        ]
-        for sequence, own in zip(micro.sequences, rows, strict=True):
-            if output := own.not_finite():
-                raise NotFinite(output, sequence.at)
-    except (
-        Exception
-    ) as error:  # whatever a session throws must cost these jobs only, never the worker
+        batch = micro.batch()
+        rows = micro.target.run(batch)
+        assert all(len(part) == batch.num_tokens for part in rows)
+        if rows.not_finite():
+            raise _not_finite(micro, batch, rows)
+        micro.deliver(rows)
+    except Exception as error:  # any error of a session fails these jobs only, never the worker
         return error if isinstance(error, ServiceError) else _internal(error)
     return rows
+
+
+def _not_finite(micro: MicroBatch, batch: Batch, rows: Rows) -> NotFinite:
+    """Names the first sequence with such a value."""
+    return next(
+        NotFinite(output, sequence.sequence_index)
+        for sequence, (start, end) in zip(micro.sequences, pairwise(batch.offsets), strict=True)
+        if (output := rows.span(start, end).not_finite())
+    )
 
 
 def _internal(cause: Exception) -> ServiceError:

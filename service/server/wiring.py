@@ -72,7 +72,7 @@ def build(models: Models, settings: Settings, tracer: Tracer | None = None) -> S
     # as many threads as workers: heads run there, and compete with the workers for the cores
     encoders = CooperativePool(settings.num_workers, "encode")
     # one thread: reading holds the interpreter's lock, and two would keep it from the event loop
-    readers = CooperativePool(1, "read", rests=True)
+    readers = CooperativePool(1, "read", pauses=True)
     body_reader = BodyReader(settings, bodies, readers)
     tools = Tools(models, body_reader, TextReader(settings, bodies, encoders))
     pipeline = Pipeline(settings, scheduler, responses, encoders)

@@ -1,6 +1,7 @@
-"""Whether the promise holds for what is served: some micro-batches are computed again, each sequence alone, when idle.
+"""The invariance check: when idle, some served micro-batches are computed again, each sequence
+alone, and compared.
 
-Knows no models and no requests: what ran, and its rows.
+Knows no models and no requests: only what ran, and its rows.
 """
 
 import logging
@@ -11,21 +12,20 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Batch, Ints, Rows
-from addnorm.service.scheduling.fair_queue import MicroBatch, Target
+from addnorm.service.scheduling.job import MicroBatch, Target
 from addnorm.service.scheduling.scheduler import Observer
 
 log = logging.getLogger("addnorm")
 MAX_KEPT = 4  # micro-batches
-KEPT_S = 2.0  # one that has found no idle moment by then is dropped
+KEPT_S = 2.0  # a micro-batch is dropped if the server is not idle within this time
 POLL_S = 0.01
-INEXACT_RTOL = (
-    1e-3  # for engines whose bits may depend on the shape; another sequence's rows are far off
-)
+INEXACT_RTOL = 1e-3  # for engines whose bits may depend on the shape; wrong rows differ by far more
 Report = Callable[[str, bool, float], None]
 
 
@@ -34,27 +34,28 @@ class Sample:
     """A micro-batch that ran, to be compared before `expires`."""
 
     target: Target
-    sequences: list[Ints]
-    rows: list[Rows]
+    batch: Batch
+    rows: Rows
     expires: float
 
 
 class InvarianceCheck(Observer):
-    """Keeps a share of the micro-batches of several sequences, and compares them on a thread of its own."""
+    """Keeps a share of the micro-batches with several sequences, and compares them on a thread of
+    its own."""
 
     def __init__(self, share: float, is_idle: Callable[[], bool], report: Report) -> None:
-        """is_idle: whether nothing waits; report: called with model, violated and difference for each sequence."""
+        """share: of micro-batches, 0 to 1; is_idle: whether nothing waits in the queue; report:
+        called for each sequence with the model, whether its rows differ, and by how much."""
         self._share, self._is_idle, self._report = share, is_idle, report
         self._kept: queue.Queue[Sample | None] = queue.Queue(MAX_KEPT)
         self._closed = threading.Event()
-        self._known: set[str] = set()  # models that were logged
+        self._logged: set[str] = set()  # models
         if share:
-            threading.Thread(target=self._work, name="probe", daemon=True).start()
+            threading.Thread(target=self._work, name="invariance", daemon=True).start()
 
-    def computed(self, micro: MicroBatch, rows: list[Rows]) -> None:
-        if len(rows) > 1 and random.random() < self._share and not self._kept.full():
-            sequences = [job.batch.sequence(at) for _, _, at, job in micro.sequences]
-            self._keep(Sample(micro.target, sequences, rows, time.monotonic() + KEPT_S))
+    def computed(self, micro: MicroBatch, rows: Rows) -> None:
+        if len(micro.sequences) > 1 and random.random() < self._share and not self._kept.full():
+            self._keep(Sample(micro.target, micro.batch(), rows, time.monotonic() + KEPT_S))
 
     def close(self) -> None:
         self._closed.set()
@@ -69,20 +70,19 @@ class InvarianceCheck(Observer):
             self._step()
 
     def _step(self) -> None:
-        """Compares one sample, and lets its model go."""
+        """Compares one sample. A function of its own, so that the thread keeps no model in memory
+        while it waits."""
         if sample := self._kept.get():
             try:
                 self._check(sample)
-            except (
-                Exception
-            ):  # an engine that fails here fails its callers too, and is counted there
-                log.exception("the invariance probe failed")
+            except Exception:  # an engine that fails here fails requests too, which are counted
+                log.exception("the invariance check failed")
 
     def _check(self, sample: Sample) -> None:
-        for sequence, rows in zip(sample.sequences, sample.rows, strict=True):
+        for index, (start, end) in enumerate(pairwise(sample.batch.offsets)):
             if not self._idle_before(sample.expires):
                 return
-            self._compare(sample.target, sequence, rows)
+            self._compare(sample.target, sample.batch.sequence(index), sample.rows.span(start, end))
 
     def _idle_before(self, expires: float) -> bool:
         while (
@@ -94,21 +94,21 @@ class InvarianceCheck(Observer):
         return idle
 
     def _compare(self, target: Target, sequence: Ints, co_batched: Rows) -> None:
-        (alone,) = target.run(Batch.of([sequence]))
+        alone = target.run(Batch.of([sequence]))
         difference = _difference(alone, co_batched)
         largest = max(float(np.abs(part).max()) for part in alone)
         violated = difference > (0.0 if target.exact else INEXACT_RTOL * max(1.0, largest))
-        if violated and target.name not in self._known:
-            self._known.add(target.name)
+        if violated and target.name not in self._logged:
+            self._logged.add(target.name)
             log.error(
-                "%s: %d tokens alone differ from the same tokens co-batched by %.3g: the promise does not hold",
+                "%s is not batch-invariant: a sequence of %d tokens computed alone differs by %.3g",
                 target.name, len(sequence), difference,
             )  # fmt: skip
         self._report(target.name, violated, difference)
 
 
 def _difference(alone: Rows, co_batched: Rows) -> float:
-    """The largest; 0 only for the same bits, infinite where one is not a number."""
+    """The largest difference: 0 only for equal bits, infinite if a value is not a number."""
     if selfcheck.same_bits(alone, co_batched):
         return 0.0
     largest = max(float(np.abs(a - b).max()) for a, b in zip(alone, co_batched, strict=True))

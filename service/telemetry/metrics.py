@@ -15,7 +15,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.process_collector import ProcessCollector
 
 from addnorm.service.runtime.batch import Rows
-from addnorm.service.scheduling.fair_queue import MicroBatch, Target
+from addnorm.service.scheduling.job import MicroBatch, Target
 from addnorm.service.scheduling.scheduler import Observer
 
 Labelled = TypeVar("Labelled", bound=MetricWrapperBase)
@@ -141,7 +141,7 @@ class Metrics(Observer):
             registry=self.registry,
         )
 
-    def computed(self, micro: MicroBatch, rows: list[Rows]) -> None:
+    def computed(self, micro: MicroBatch, rows: Rows) -> None:
         model, lengths = micro.target.name, [sequence.length for sequence in micro.sequences]
         self.of(self.micro_batch_tokens, model).observe(sum(lengths))
         self.of(self.micro_batch_sequences, model).observe(len(lengths))

@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from addnorm.service.errors import ClientGone, Expired, Overloaded
-from addnorm.service.inference.cost import HOPE_S, Cost, Rate
+from addnorm.service.inference.cost import FADE_S, Cost, Rate
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.batch import from_lists
@@ -241,10 +241,10 @@ def test_rates_follow_what_was_measured_and_fade_while_they_refuse() -> None:
     for _ in range(20):
         rate.add(100, 1.0, is_done=True)
     assert rate.s_per_unit == pytest.approx(0.01, rel=0.01)
-    rate.hope(now=5.0)
-    rate.hope(now=5.0)
+    rate.fade(now=5.0)
+    rate.fade(now=5.0)
     assert rate.s_per_unit == pytest.approx(0.01, rel=0.01)  # however many are refused at once
-    rate.hope(now=5.0 + HOPE_S)
+    rate.fade(now=5.0 + FADE_S)
     assert rate.s_per_unit == pytest.approx(0.01 / 2.718, rel=0.01)
 
 

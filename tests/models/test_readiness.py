@@ -15,7 +15,7 @@ import pytest
 from addnorm.service.errors import Overloaded
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.fair_queue import Target
+from addnorm.service.scheduling.job import Target
 from addnorm.service.server.wiring import Service
 from tests.conftest import inference_of, serving
 from tests.support.scheduling import echo, of_lengths
@@ -53,13 +53,13 @@ def test_a_model_that_answers_otherwise_or_fails_or_hangs_is_named_until_it_is_w
 ) -> None:
     go = threading.Event()
 
-    def another(batch: Batch) -> list[Rows]:
-        return [Rows(*(part + np.float32(1) for part in rows)) for rows in right(batch)]
+    def another(batch: Batch) -> Rows:
+        return Rows(*(part + np.float32(1) for part in right(batch)))
 
-    def fails(batch: Batch) -> list[Rows]:
+    def fails(batch: Batch) -> Rows:
         raise ValueError("broken")
 
-    def hangs(batch: Batch) -> list[Rows]:
+    def hangs(batch: Batch) -> Rows:
         go.wait()
         return right(batch)
 
@@ -90,7 +90,7 @@ def test_a_model_that_answers_otherwise_or_fails_or_hangs_is_named_until_it_is_w
 def test_no_lane_at_work_is_not_ready_and_a_new_lane_is(notebooks: Path) -> None:
     go, hung = threading.Event(), threading.Event()
 
-    def hangs(batch: Batch) -> list[Rows]:
+    def hangs(batch: Batch) -> Rows:
         hung.set()
         go.wait()
         return echo(batch)
@@ -108,7 +108,7 @@ def test_a_full_queue_is_ready(notebooks: Path) -> None:
     """Before ten seconds of work that came first: it is answered after one micro-batch."""
     taken = threading.Event()
 
-    def slow(batch: Batch) -> list[Rows]:
+    def slow(batch: Batch) -> Rows:
         taken.set()
         time.sleep(0.1)
         return echo(batch)
@@ -131,7 +131,7 @@ def test_many_callers_share_one_canary_a_second(notebooks: Path) -> None:
         target, asked = line_of(inference), list[int]()
         right = target.run
 
-        def record(batch: Batch) -> list[Rows]:
+        def record(batch: Batch) -> Rows:
             asked.append(len(batch))
             time.sleep(0.05)
             return right(batch)
@@ -159,7 +159,7 @@ def test_the_routes_say_what_is_wrong_and_livez_stays_alive(bundles: Path) -> No
         httpx.Client(base_url=url) as client,
     ):
         target = inference.models.find("gpt").target("fp32")
-        target.run = lambda batch: [Rows(*(part * 0 for part in rows)) for rows in echo(batch)]
+        target.run = lambda batch: Rows(*(part * 0 for part in echo(batch)))
         for path in ("/readyz", "/v2/health/ready", "/v2/models/gpt/ready"):
             answer = client.get(path)
             assert answer.status_code == 503
@@ -173,7 +173,7 @@ def test_the_routes_say_what_is_wrong_and_livez_stays_alive(bundles: Path) -> No
 def test_livez_fails_once_so_many_runs_hang_that_only_a_new_process_helps(notebooks: Path) -> None:
     go = threading.Event()
 
-    def hangs(batch: Batch) -> list[Rows]:
+    def hangs(batch: Batch) -> Rows:
         go.wait()
         return echo(batch)
 

@@ -5,8 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from addnorm.load.stress.simulation import Group, Outcome, Simulation
-from addnorm.service.scheduling.fair_queue import Queue, Target
+from addnorm.load.stress.simulation import Group, Outcome, Simulation, no_rows
+from addnorm.service.scheduling.admission import AdmissionControl
+from addnorm.service.scheduling.fair_queue import JobQueue
+from addnorm.service.scheduling.job import Target
 
 RATE = 6000
 BUDGET = 256
@@ -15,7 +17,7 @@ Lengths = Callable[[np.random.Generator], list[int]]
 
 
 def target() -> Target:
-    made = Target(lambda batch: [], BUDGET)
+    made = Target(no_rows, BUDGET)
     made.tokens_per_s = RATE
     return made
 
@@ -33,8 +35,12 @@ def mixed(draws: np.random.Generator) -> list[int]:
 LONG, TINY = of(*[512] * 8), of(3)
 
 
+def admission(max_tokens: int = 65_536, num_workers: int = 2) -> AdmissionControl:
+    return AdmissionControl(JobQueue(num_workers), max_tokens)
+
+
 def simulated(*groups: Group, seconds: float = 10) -> dict[str, Outcome]:
-    return Simulation(Queue(65_536, 2), list(groups)).run(seconds)
+    return Simulation(admission(), list(groups)).run(seconds)
 
 
 @pytest.mark.parametrize("small", [TINY, of(30), of(10, 20, 30)], ids=["3", "30", "60"])
@@ -116,6 +122,25 @@ def flood(name: str, its: Target, times: float = 5, key: str = "", begins_s: flo
     return Group(name, mixed, its, rate=times * CAPACITY, time_s=1, key=key, begins_s=begins_s)
 
 
+@pytest.mark.parametrize("deadline_s", [1, 2])
+def test_a_flood_costs_neither_goodput_nor_deadlines_nor_the_large_jobs_nor_much_reading(
+    deadline_s: float,
+) -> None:
+    """One worker of 1,000 tokens a second, offered five times as much in jobs of 60 tokens on average."""
+    its = Target(no_rows, 100)
+    its.tokens_per_s = 1000
+
+    def three(draws: np.random.Generator) -> list[int]:
+        return draws.integers(1, 40, 3).tolist()  # type: ignore[no-any-return]
+
+    group = Group("flood", three, its, rate=5 * 1000 / 60, time_s=deadline_s)
+    seen = Simulation(admission(10_000, num_workers=1), [group]).run(20)["flood"]
+    assert seen.good_tokens > 0.95 * 20 * 1000
+    assert seen.late < 0.01
+    assert seen.sizes > 0.9
+    assert seen.read < 0.2
+
+
 @pytest.mark.parametrize("by", ["model", "key"])
 def test_a_flood_of_one_model_or_key_refuses_nobody_of_another(by: str) -> None:
     one, other = (target(), target()) if by == "model" else [target()] * 2
@@ -145,7 +170,7 @@ def test_mixed_sizes_fill_micro_batches_as_before(seed: int) -> None:
     """0.787 with 32 callers and 0.782 past capacity are what the order of arrival alone gave."""
     its = target()
     for group, least in ((Group("callers", mixed, its, 32), 0.78), (flood("flood", its), 0.77)):
-        simulation = Simulation(Queue(65_536, 2), [group], seed)
+        simulation = Simulation(admission(), [group], seed)
         simulation.run(10)
         assert float(np.mean(simulation.fill)) > least
         assert simulation.busy_s > 0.99 * 2 * 10

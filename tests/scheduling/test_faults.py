@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -14,7 +15,7 @@ import pytest
 from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError
 from addnorm.service.inference import outputs
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.fair_queue import MicroBatch, Target
+from addnorm.service.scheduling.job import MicroBatch, Target
 from addnorm.service.scheduling.scheduler import Observer, Scheduler
 from addnorm.service.telemetry.metrics import Metrics
 from tests.conftest import inference_of, serving
@@ -25,7 +26,7 @@ from tests.support.waiting import eventually
 POISON = 7
 
 
-def poisoned(batch: Batch) -> list[Rows]:
+def poisoned(batch: Batch) -> Rows:
     if POISON in batch.tokens:
         raise ValueError("poison")
     return echo(batch)
@@ -37,7 +38,7 @@ class Hanging:
     def __init__(self) -> None:
         self.hangs, self.go, self.num_ended = threading.Semaphore(0), threading.Event(), 0
 
-    def __call__(self, batch: Batch) -> list[Rows]:
+    def __call__(self, batch: Batch) -> Rows:
         if POISON in batch.tokens:
             self.hangs.release()
             self.go.wait()
@@ -63,7 +64,7 @@ def reserve(scheduler: Scheduler) -> Iterator[None]:
     engine.hangs.acquire()
     yield
     engine.go.set()
-    values(job.future)
+    values(job)
 
 
 def test_only_the_poisoned_job_fails_and_its_mates_are_answered() -> None:
@@ -74,7 +75,7 @@ def test_only_the_poisoned_job_fails_and_its_mates_are_answered() -> None:
             mates = [scheduler.submit(target, batch([i, i], [i, i, i]), 30) for i in (1, 2)]
             bad = scheduler.submit(target, batch([3, 3], [POISON, 3, 3]), 30)
             mates.append(scheduler.submit(target, batch([4, 4], [4, 4, 4]), 30))
-        assert [values(job.future) for job in mates] == [[[i, i], [i, i, i]] for i in (1, 2, 4)]
+        assert [values(job) for job in mates] == [[[i, i], [i, i, i]] for i in (1, 2, 4)]
         with pytest.raises(ServiceError, match="inference failed: ValueError"):
             bad.future.result(timeout=5)
         assert (
@@ -84,12 +85,12 @@ def test_only_the_poisoned_job_fails_and_its_mates_are_answered() -> None:
         assert scheduler.num_queued_tokens() == 0
 
 
-def overflowing(batch: Batch) -> list[Rows]:
+def overflowing(batch: Batch) -> Rows:
     """An engine in which one sequence's overflow reaches the others of its micro-batch."""
     rows = echo(batch)
     if POISON not in batch.tokens:
         return rows
-    return [Rows(*(np.full_like(part, np.nan) for part in own)) for own in rows]
+    return Rows(*(np.full_like(part, np.nan) for part in rows))
 
 
 def test_only_the_job_whose_rows_are_not_finite_fails() -> None:
@@ -98,7 +99,7 @@ def test_only_the_job_whose_rows_are_not_finite_fails() -> None:
         with reserve(scheduler):
             mates = [scheduler.submit(target, batch([i, i]), 30) for i in (1, 2)]
             bad = scheduler.submit(target, batch([3, 3], [POISON, 3]), 30)
-        assert [values(job.future) for job in mates] == [[[i, i]] for i in (1, 2)]
+        assert [values(job) for job in mates] == [[[i, i]] for i in (1, 2)]
         with pytest.raises(NotFinite, match=r"^activations of sequence 0 are not finite"):
             bad.future.result(timeout=5)
 
@@ -106,9 +107,9 @@ def test_only_the_job_whose_rows_are_not_finite_fails() -> None:
 @pytest.mark.parametrize("output", Rows._fields)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_one_value_that_is_not_finite_is_found_in_any_output(output: str, value: float) -> None:
-    def broken(batch: Batch) -> list[Rows]:
-        rows = [Rows(*(part.copy() for part in own)) for own in echo(batch)]
-        getattr(rows[1], output)[-1, -1] = value
+    def broken(batch: Batch) -> Rows:
+        rows = echo(batch)
+        getattr(rows, output)[-1, -1] = value
         return rows
 
     with scheduling(1) as scheduler:
@@ -122,9 +123,11 @@ def test_a_caller_is_told_which_of_its_sequences_overflowed(small: Path) -> None
     inference = inference_of(small)
     target = inference.models.find("gpt").target(None)
 
-    def overflow_last(batch: Batch) -> list[Rows]:
+    def overflow_last(batch: Batch) -> Rows:
         rows = echo(batch)
-        return [*rows[:-1], Rows(*(np.full_like(part, np.inf) for part in rows[-1]))]
+        for part in rows.span(batch.offsets[-2], batch.offsets[-1]):
+            part[:] = np.inf
+        return rows
 
     target.run = overflow_last
     ids, mask = [[1, 2, 0], [0, 0, 0], [4, 5, 6]], [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
@@ -166,14 +169,12 @@ def test_finite_rows_whose_output_overflows_fail_their_job_alone(
         inference.models.find("gpt").engine(None).run,
     )
 
-    def huge(batch: Batch) -> list[Rows]:
+    def huge(batch: Batch) -> Rows:
         rows = run(batch)
-        return [
-            Rows(np.full_like(own.activations, value), own.norm_mean, own.norm_rstd)
-            if POISON in sequence
-            else own
-            for own, sequence in zip(rows, np.split(batch.tokens, batch.offsets[1:-1]), strict=True)
-        ]
+        for start, end in pairwise(batch.offsets):
+            if POISON in batch.tokens[start:end]:
+                rows.activations[start:end] = value
+        return rows
 
     target.run = huge
     with serving(inference) as url:
@@ -192,9 +193,9 @@ def test_finite_rows_whose_output_overflows_fail_their_job_alone(
 
 
 def test_rows_that_do_not_fit_their_sequences_fail_the_job_and_not_the_lane() -> None:
-    engines: list[Callable[[Batch], list[Rows]]] = [
-        lambda batch: echo(batch)[:-1],
-        lambda batch: [Rows(*(part[:-1] for part in rows)) for rows in echo(batch)],
+    engines: list[Callable[[Batch], Rows]] = [
+        lambda batch: echo(batch).span(0, batch.num_tokens - 1),
+        lambda batch: echo(batch)._replace(norm_rstd=np.zeros((0, 1), np.float32)),
     ]
     with scheduling() as scheduler:
         for engine in engines:
@@ -202,20 +203,19 @@ def test_rows_that_do_not_fit_their_sequences_fail_the_job_and_not_the_lane() ->
                 scheduler.submit(Target(engine, 100), batch([1, 2], [3]), 30).future.result(
                     timeout=5
                 )
-        assert values(scheduler.submit(Target(echo, 100), batch([8]), 30).future) == [[8]]
+        assert values(scheduler.submit(Target(echo, 100), batch([8]), 30)) == [[8]]
 
 
 def test_an_observer_that_raises_costs_nobody_an_answer(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Observer):
-        def computed(self, micro: MicroBatch, rows: list[Rows]) -> None:
+        def computed(self, micro: MicroBatch, rows: Rows) -> None:
             raise RuntimeError("cannot count")
 
     metrics = Metrics()
     with scheduling(1, Broken(), metrics) as scheduler:
         for token in (8, 9):
-            assert values(
-                scheduler.submit(Target(echo, 100, "model"), batch([token]), 30).future
-            ) == [[token]]
+            job = scheduler.submit(Target(echo, 100, "model"), batch([token]), 30)
+            assert values(job) == [[token]]
     assert "cannot count" in caplog.text
     assert value(metrics, "addnorm_micro_batch_tokens_count", model="model") == 2
 
@@ -229,7 +229,7 @@ def test_a_lane_that_hangs_is_replaced_and_what_it_brings_later_is_ignored() -> 
         next_one = scheduler.submit(target, batch([8, 8]), 30)
         with pytest.raises(RunTimedOut, match=r"did not end within 0\.1 s"):
             stuck.future.result(timeout=5)
-        assert values(next_one.future) == [[8, 8]]
+        assert values(next_one) == [[8, 8]]
         assert value(metrics, "addnorm_worker_threads_replaced_total") == 1
         measured = target.tokens_per_s
         engine.go.set()
@@ -237,13 +237,13 @@ def test_a_lane_that_hangs_is_replaced_and_what_it_brings_later_is_ignored() -> 
         time.sleep(0.05)
         assert target.tokens_per_s == measured
         assert scheduler.num_busy == scheduler.num_queued_tokens() == 0
-        assert values(scheduler.submit(target, batch([9]), 30).future) == [[9]]
+        assert values(scheduler.submit(target, batch([9]), 30)) == [[9]]
 
 
 def test_mates_answered_before_a_retry_hangs_keep_their_answers() -> None:
     engine = Hanging()
 
-    def fail_together(batch: Batch) -> list[Rows]:
+    def fail_together(batch: Batch) -> Rows:
         if len(batch) > 1:
             raise ValueError("together")
         return engine(batch)
@@ -252,7 +252,7 @@ def test_mates_answered_before_a_retry_hangs_keep_their_answers() -> None:
         target = Target(fail_together, 100)
         with reserve(scheduler):
             jobs = [scheduler.submit(target, batch([token]), 30) for token in (1, POISON, 2)]
-        assert values(jobs[0].future) == [[1]]
+        assert values(jobs[0]) == [[1]]
         for job in jobs[1:]:
             with pytest.raises(RunTimedOut):
                 job.future.result(timeout=5)
@@ -269,14 +269,14 @@ def test_closing_does_not_wait_for_lanes_that_hang() -> None:
     started = time.monotonic()
     scheduler.close()
     assert time.monotonic() - started < 2
-    assert values(accepted.future) == [[1]]
+    assert values(accepted) == [[1]]
     engine.go.set()
 
 
 def test_gauges_return_to_zero_when_callers_leave_and_deadlines_pass() -> None:
     ran: list[int] = []
 
-    def record(batch: Batch) -> list[Rows]:
+    def record(batch: Batch) -> Rows:
         ran.extend(batch.tokens.tolist())
         return echo(batch)
 
@@ -311,7 +311,7 @@ def test_a_wall_clock_that_jumps_moves_no_deadline(
         target = inference.models.find("notebook").target("fp32")
         run, taken = target.run, threading.Event()
 
-        def waits(batch: Batch) -> list[Rows]:
+        def waits(batch: Batch) -> Rows:
             taken.set()
             slow.wait(10)
             return run(batch)

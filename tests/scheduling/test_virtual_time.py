@@ -8,72 +8,73 @@ import numpy as np
 import pytest
 
 from addnorm.service.errors import ServiceError
-from addnorm.service.scheduling.fair_queue import Queue, Target
-from addnorm.service.scheduling.virtual_time import Flow, Order, Turns
-from tests.support.scheduling import batch, echo, lengths, of_lengths, run, submit
+from addnorm.service.scheduling.job import SortedJobs, Target
+from addnorm.service.scheduling.start_time_fairness import Flow, StartTimeFairQueue
+from tests.support.scheduling import Queue, batch, echo, lengths, of_lengths, run, submit
 
 
-def busy(turns: Turns[Flow]) -> Flow:
+def busy(turns: StartTimeFairQueue[Flow]) -> Flow:
     """A flow that always has something that waits."""
     flow = Flow()
     flow.num_jobs = 1
-    turns.enter(flow)
+    turns.activate(flow)
     return flow
 
 
 def test_flows_that_always_have_work_get_equal_shares_whatever_a_turn_costs() -> None:
-    turns = Turns[Flow]()
+    turns = StartTimeFairQueue[Flow]()
     cost = {busy(turns): float(at) for at in (1, 3, 10)}
     given = dict.fromkeys(cost, 0.0)
     for _ in range(1000):
         flow = turns.next()
         given[flow] += cost[flow]
-        turns.served(cost[flow])
+        turns.charge(cost[flow])
     assert max(given.values()) - min(given.values()) <= 20
-    assert turns.clock == pytest.approx(
+    assert turns.virtual_time == pytest.approx(
         sum(given.values()) / 3, abs=20
     )  # a third of what was served
 
 
 def test_a_flow_that_comes_anew_is_next_and_has_saved_up_nothing() -> None:
-    turns = Turns[Flow]()
+    turns = StartTimeFairQueue[Flow]()
     first = busy(turns)
     for _ in range(100):
         assert turns.next() is first
-        turns.served(5)
+        turns.charge(5)
     second = busy(turns)
     order = []
     for _ in range(6):
         order.append(turns.next())
-        turns.served(5)
+        turns.charge(5)
     assert order == [second, first] * 3
 
 
 def test_a_flow_that_was_given_much_waits_although_it_left_in_between() -> None:
-    turns = Turns[Flow]()
+    turns = StartTimeFairQueue[Flow]()
     one, other = busy(turns), busy(turns)
     assert turns.next() is one
-    turns.served(100)
+    turns.charge(100)
     one.num_jobs = 0
     for _ in range(10):
         assert turns.next() is other
-        turns.served(5)
+        turns.charge(5)
     one.num_jobs = 1
-    turns.enter(one)
+    turns.activate(one)
     for _ in range(10):
         assert turns.next() is other
-        turns.served(5)
+        turns.charge(5)
     assert turns.next() is one
 
 
-def test_an_order_is_by_rank_and_then_by_number() -> None:
-    order = Order[str]()
-    for rank, number, item in ((2, 0, "c"), (1, 2, "b"), (1, 1, "a"), (3, 3, "d")):
-        order.add(rank, number, item)
-    assert list(order) == ["a", "b", "c", "d"]
-    assert [order.num_up_to(rank) for rank in (0, 1, 2, 9)] == [0, 2, 3, 4]
-    order.remove(1, 2)
-    assert list(order) == ["a", "c", "d"]
+def test_sorted_jobs_are_by_rank_and_then_by_arrival() -> None:
+    queue, target, by_size = Queue(1000), Target(echo, 4), SortedJobs(lambda job: job.size)
+    c, a, b, d = (submit(queue, target, of_lengths(size)) for size in (2, 1, 1, 3))
+    for job in (c, b, a, d):
+        by_size.add(job)
+    assert list(by_size) == [a, b, c, d]
+    assert [by_size.num_up_to(size) for size in (0, 1, 2, 9)] == [0, 2, 3, 4]
+    by_size.remove(b)
+    assert list(by_size) == [a, c, d]
 
 
 def test_a_job_that_is_cancelled_or_fails_leaves_its_flow() -> None:
@@ -98,7 +99,7 @@ def test_a_canary_goes_before_all_and_costs_nobody_a_turn() -> None:
     queue, target, other = Queue(1000), Target(echo, 4), Target(echo, 4)
     for _ in range(3):
         submit(queue, target, of_lengths(4), key="a")
-    known_answer = queue.submit_first(other, batch([7, 7]), 0)
+    known_answer = queue.add_first(other, batch([7, 7]), 0)
     micro = queue.take(0)
     assert micro is not None
     assert micro.sequences[0].job is known_answer

@@ -1,11 +1,21 @@
 """Batches whose tokens are their lengths, a fake engine, and short forms for a queue."""
 
-from concurrent.futures import Future
+from itertools import pairwise
 
 import numpy as np
 
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.fair_queue import Job, MicroBatch, Queue, Target
+from addnorm.service.scheduling.admission import AdmissionControl
+from addnorm.service.scheduling.fair_queue import JobQueue
+from addnorm.service.scheduling.job import Job, MicroBatch, Target
+
+
+class Queue(JobQueue):
+    """A queue with its admission control."""
+
+    def __init__(self, max_tokens: int, num_workers: int = 1) -> None:
+        super().__init__(num_workers)
+        self.admission = AdmissionControl(self, max_tokens)
 
 
 def batch(*sequences: list[int]) -> Batch:
@@ -16,28 +26,38 @@ def of_lengths(*lengths: int) -> Batch:
     return batch(*([length] * length for length in lengths))
 
 
-def echo(batch: Batch) -> list[Rows]:
+def echo(batch: Batch) -> Rows:
     """A fake engine: each token's value is its row, so rows routed to another caller show."""
-    columns = [batch.sequence(i)[:, None].astype(np.float32) for i in range(len(batch))]
-    return [Rows(column, column, column) for column in columns]
+    column = batch.tokens[:, None].astype(np.float32)
+    return Rows(column, column.copy(), column.copy())
 
 
-def values(future: Future[list[Rows]]) -> list[list[float]]:
-    return [rows.activations[:, 0].tolist() for rows in future.result(timeout=5)]
+def values(job: Job) -> list[list[float]]:
+    """What each sequence of the job was answered, by any of the three outputs."""
+    rows = job.future.result(timeout=5)
+    assert (rows.activations == rows.norm_mean).all()
+    assert (rows.activations == rows.norm_rstd).all()
+    spans = pairwise(job.batch.offsets)
+    return [rows.activations[start:end, 0].tolist() for start, end in spans]
 
 
 def lengths(micro: MicroBatch | None) -> list[int]:
     assert micro is not None
-    return [sequence.length for sequence in micro.sequences]
+    return sorted(sequence.length for sequence in micro.sequences)
 
 
 def run(queue: Queue, now: float) -> None:
     micro = queue.take(now)
     assert micro is not None
-    queue.settle(micro, micro.target.run(micro.batch()), now)
+    settle(queue, micro, now)
+
+
+def settle(queue: Queue, micro: MicroBatch, now: float) -> None:
+    micro.deliver(micro.target.run(micro.batch()))
+    queue.settle(micro, None, now)
 
 
 def submit(
     queue: Queue, target: Target, batch: Batch, now: float = 0, deadline: float = 100, key: str = ""
 ) -> Job:
-    return queue.submit(target, batch, now, deadline, key)
+    return queue.admission.submit(target, batch, now, deadline, key)

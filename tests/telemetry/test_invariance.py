@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.fair_queue import Target
+from addnorm.service.scheduling.job import Target
 from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.telemetry.invariance import MAX_KEPT, InvarianceCheck
 from addnorm.service.telemetry.metrics import Metrics
 from tests.conftest import inference_of, serving
 from tests.support.metrics import samples, value
-from tests.support.scheduling import batch, echo, of_lengths, values
+from tests.support.scheduling import batch, echo, of_lengths
 from tests.support.waiting import eventually
 
 
-def crowded(batch: Batch) -> list[Rows]:
+def crowded(batch: Batch) -> Rows:
     """Each row is off by what its batch has co-batched."""
-    return [Rows(*(part + np.float32(len(batch) - 1) / 4 for part in rows)) for rows in echo(batch)]
+    return Rows(*(part + np.float32(len(batch) - 1) / 4 for part in echo(batch)))
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def counted(metrics: Metrics, what: str) -> float | None:
 
 
 def ask(scheduler: Scheduler, target: Target, batch: Batch) -> None:
-    values(scheduler.submit(target, batch, 30).future)
+    scheduler.submit(target, batch, 30).future.result(timeout=5)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def ask(scheduler: Scheduler, target: Target, batch: Batch) -> None:
 )
 def test_rows_that_depend_on_neighbours_are_counted_and_logged_once(
     caplog: pytest.LogCaptureFixture,
-    engine: Callable[[Batch], list[Rows]],
+    engine: Callable[[Batch], Rows],
     violations: int,
     difference: float,
 ) -> None:
@@ -67,11 +67,8 @@ def test_rows_that_depend_on_neighbours_are_counted_and_logged_once(
 
 
 def test_an_engine_that_is_not_exact_may_differ_a_little() -> None:
-    def nearly(batch: Batch) -> list[Rows]:
-        return [
-            Rows(*(part + np.float32(len(batch)) * np.float32(1e-5) for part in rows))
-            for rows in echo(batch)
-        ]
+    def nearly(batch: Batch) -> Rows:
+        return Rows(*(part + np.float32(len(batch)) * np.float32(1e-5) for part in echo(batch)))
 
     metrics = Metrics()
     with probing(metrics) as scheduler:
@@ -84,7 +81,7 @@ def test_an_engine_that_is_not_exact_may_differ_a_little() -> None:
 def test_a_server_that_is_never_idle_drops_samples_and_keeps_few() -> None:
     metrics, ran = Metrics(), list[int]()
 
-    def record(batch: Batch) -> list[Rows]:
+    def record(batch: Batch) -> Rows:
         ran.append(len(batch))
         return echo(batch)
 

@@ -18,10 +18,12 @@ from addnorm.load import plots, servers
 from addnorm.load.client import Client, runner
 from addnorm.load.servers import Server
 from addnorm.load.stress.findings import Findings, Options, table
-from addnorm.load.stress.simulation import Group, Simulation
+from addnorm.load.stress.simulation import Group, Simulation, no_rows
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.bundle import Bundle, Manifest
-from addnorm.service.scheduling.fair_queue import Queue, Target
+from addnorm.service.scheduling.admission import AdmissionControl
+from addnorm.service.scheduling.fair_queue import JobQueue
+from addnorm.service.scheduling.job import Target
 
 CALLERS = 12  # of long requests
 LONG = (512,) * 8  # tokens of their sequences
@@ -147,7 +149,7 @@ def _headers(case: Case, key: str, time_ms: int | None) -> list[str]:
 
 def simulated(case: Case, seconds: float) -> Seen:
     """The same on the queue alone, with two workers that need an equal time for each token."""
-    targets = [Target(lambda batch: [], 256, name) for name in ("one", "other")]
+    targets = [Target(no_rows, 256, name) for name in ("one", "other")]
     for target in targets:
         target.tokens_per_s = SIMULATED_TOKENS_PER_S
     keys = ("a", "b") if case.with_keys else ("", "")
@@ -156,7 +158,8 @@ def simulated(case: Case, seconds: float) -> Seen:
         "caller", _always(case.lengths), targets[case.other_model], key=keys[1], begins_s=1,
         time_s=(case.time_ms or 30_000) / 1000,
     )  # fmt: skip
-    outcomes = Simulation(Queue(65_536, SIMULATED_LANES), [crowd, caller]).run(1 + seconds)
+    admission = AdmissionControl(JobQueue(SIMULATED_LANES), 65_536)
+    outcomes = Simulation(admission, [crowd, caller]).run(1 + seconds)
     one, many = outcomes["caller"], outcomes["crowd"]
     statuses = Counter(
         {200: len(one.waits_s), 429: one.num_read + one.num_unread, 504: one.num_late}

@@ -114,14 +114,13 @@ def test_float16_is_the_rounded_float32(client: httpx.Client, ask: Ask) -> None:
 def huge(small: Path) -> Iterator[httpx.Client]:
     """A server whose activations are far above what a trained model's are."""
     inference = inference_of(small)
-    line = inference.models.find("gpt").target("fp32")
+    target = inference.models.find("gpt").target("fp32")
 
-    def enlarged(batch: Batch, run: Any = line.run) -> list[Rows]:
-        return [
-            rows._replace(activations=rows.activations * np.float32(1e6)) for rows in run(batch)
-        ]
+    def enlarged(batch: Batch, run: Any = target.run) -> Rows:
+        rows: Rows = run(batch)
+        return rows._replace(activations=rows.activations * np.float32(1e6))
 
-    line.run = enlarged
+    target.run = enlarged
     with serving(inference) as url, httpx.Client(base_url=url, timeout=30) as client:
         yield client
 

@@ -229,7 +229,7 @@ class Slow:
     def __init__(self, seconds: float, broken: bool = False) -> None:
         self.seconds, self.broken = seconds, broken
 
-    def __call__(self, batch: Batch) -> list[Rows]:
+    def __call__(self, batch: Batch) -> Rows:
         time.sleep(self.seconds)
         if self.broken:
             raise RuntimeError("a session broke")
@@ -249,8 +249,8 @@ def test_what_goes_wrong_after_decoding_says_error_and_counts_as_failed(
 ) -> None:
     inference = inference_of(notebook.parent.parent)
     model = inference.models.find("notebook")
-    line = model.target(None)
-    line.run, line.tokens_per_s = engine, tokens_per_s
+    target = model.target(None)
+    target.run, target.tokens_per_s = engine, tokens_per_s
     with serving(inference) as url:
         answer = httpx.post(
             f"{url}/v2/models/notebook/infer", json=changed(parameters={"timeout": 20_000})
