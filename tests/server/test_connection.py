@@ -495,7 +495,9 @@ def test_very_many_tiny_chunks_are_one_body(quick: str) -> None:
 )
 def test_transfer_codings_but_chunked_are_refused(quick: str, coding: str) -> None:
     with closing(call(quick)) as caller:
-        caller.sendall(CHUNKED.replace(b"chunked", coding.encode()) + chunked(GOOD))
+        head = CHUNKED.replace(b"chunked", coding.encode())
+        last = head.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+        caller.sendall(last + chunked(GOOD))
         status, body = answer_of(caller)
     assert status == 400
     assert body["error"]["param"] == "transfer-encoding"

@@ -31,8 +31,8 @@ SHORT = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["poole
 
 
 @pytest.fixture
-def process(bundles: Path) -> Iterator[Process]:
-    process = Process(bundles)
+def process(small: Path) -> Iterator[Process]:
+    process = Process(small)
     yield process
     process.process.kill()
     process.wait()
@@ -276,8 +276,8 @@ def test_a_full_disk_under_the_log_costs_log_lines_only(notebook: Path) -> None:
         process.kill()
 
 
-def test_counters_agree_with_a_counted_load_to_the_request_and_the_token(bundles: Path) -> None:
-    with serving(inference_of(bundles)) as url, httpx.Client(base_url=url) as client:
+def test_counters_agree_with_a_counted_load_to_the_request_and_the_token(small: Path) -> None:
+    with serving(inference_of(small)) as url, httpx.Client(base_url=url) as client:
         body = {
             **SHORT,
             "input_ids": [[1, 3, 0], [4, 5, 2]],
