@@ -1,6 +1,7 @@
 """Fixtures: bundles exported once per run, and a real server that serves them all."""
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,9 +47,11 @@ def bundles(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="session")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def notebook(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The smallest bundle's folder. Copy it before breaking it."""
     root = tmp_path_factory.mktemp("notebook")
+    if given := pytestconfig.getoption("--bundles"):
+        return Path(shutil.copytree(given / "notebook" / "1", root / "notebook" / "1"))
     with shared_exports():
         export(Source("notebook"), root, "notebook", None, Plan())
     return root / "notebook" / "1"

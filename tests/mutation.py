@@ -1,6 +1,7 @@
 """`python -m tests.mutation`: single mutations of graphs and weights, all of which must be refused.
 
-A mutant that it does not refuse must give equal bits on seeded random batches (nodes that traded places, say).
+A mutant that is certified must give equal bits on seeded random batches (two nodes that traded
+places, say).
 Prints a table by kind, and ends with 1 if a mutant is certified whose bits are others.
 """
 
@@ -39,9 +40,10 @@ from tests.support.texts import WORDS, tokenizer
 
 INT8 = ("fp32", "int8")
 SIBLINGS = (  # operators of the same arity, each of which may stand in another's place
-    ("Add", "Sub", "Mul", "Div", "Max"), ("Relu", "Gelu", "Sqrt", "Reciprocal", "Neg", "Tanh", "Abs", "Identity"),
-    ("Less", "LessOrEqual", "Equal", "Greater"), ("And", "Or", "Xor"), ("ReduceMax", "ReduceMin", "ReduceSum", "ReduceMean"),
-    ("Unsqueeze", "Squeeze"),
+    ("Add", "Sub", "Mul", "Div", "Max"),
+    ("Relu", "Gelu", "Sqrt", "Reciprocal", "Neg", "Tanh", "Abs", "Identity"),
+    ("Less", "LessOrEqual", "Equal", "Greater"), ("And", "Or", "Xor"),
+    ("ReduceMax", "ReduceMin", "ReduceSum", "ReduceMean"), ("Unsqueeze", "Squeeze"),
 )  # fmt: skip
 NEW_ATTRIBUTES = {
     "Attention": ("softcap", 50.0),
@@ -353,7 +355,8 @@ def checkpoint(folder: Path) -> Path:
     """A two-layer BERT with a language model's head and a tokenizer, every parameter drawn."""
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=len(WORDS), hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512,
+        vocab_size=len(WORDS), hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=512,
         max_position_embeddings=64,
     )  # fmt: skip
     disable_progress_bar()

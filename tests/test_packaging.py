@@ -51,7 +51,7 @@ def unpacked(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def modules(root: Path) -> set[str]:
-    """Every module of the import name, as a path: the four folders' files and the two beside their links."""
+    """Paths of every module of the import name."""
     found = {f"addnorm/{path.name}" for path in (root / "addnorm").glob("*.py")}
     for name in FOLDERS[1:]:
         found |= {f"addnorm/{path.relative_to(root)}" for path in (root / name).rglob("*.py")}

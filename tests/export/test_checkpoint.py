@@ -151,7 +151,8 @@ def command(message: str) -> list[str]:
         ("/no/where", "there is no folder /no/where"),
         (
             "BAAI/bge-small-en-v1.5",
-            "there is no folder BAAI/bge-small-en-v1.5; if it is a model of the Hugging Face hub, download it first:"
+            "there is no folder BAAI/bge-small-en-v1.5; if it is a model of the Hugging Face hub,"
+            " download it first:"
             " `hf download BAAI/bge-small-en-v1.5 --local-dir bge-small-en-v1.5`",
         ),
         (__file__, "test_checkpoint.py is a file: name the folder that it lies in"),

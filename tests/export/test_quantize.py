@@ -173,7 +173,8 @@ def run_product(
         return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", width])
 
     graph = helper.make_graph(
-        quantizing._nodes("w", "x", "y"), "product", [value("x", weight.shape[0])], [value("y", weight.shape[1])],
+        quantizing._nodes("w", "x", "y"), "product",
+        [value("x", weight.shape[0])], [value("y", weight.shape[1])],
         [numpy_helper.from_array(array, name) for name, array in tensors.items()],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
@@ -207,11 +208,14 @@ def test_parts_are_the_same_on_every_processor() -> None:
 import hashlib, numpy as np
 from export.quantize import Parts, split
 draws = np.random.default_rng(0)
-weight, bias, ranges = (draws.normal(size=shape).astype(np.float32) for shape in ((999, 64), 64, 999))
+shapes = (999, 64), 64, 999
+weight, bias, ranges = (draws.normal(size=shape).astype(np.float32) for shape in shapes)
 parts = split(weight, bias, np.abs(ranges) * 10)
-print(hashlib.sha256(b"".join(getattr(parts, name).tobytes() for name in Parts.__dataclass_fields__)).hexdigest())
+arrays = [getattr(parts, name).tobytes() for name in Parts.__dataclass_fields__]
+print(hashlib.sha256(b"".join(arrays)).hexdigest())
 """
-    narrow = "X86_V3 X86_V4 AVX2 FMA3 AVX512F AVX512_SKX AVX512_ICL AVX512_SPR"  # names of several numpy versions
+    # names of several numpy versions
+    narrow = "X86_V3 X86_V4 AVX2 FMA3 AVX512F AVX512_SKX AVX512_ICL AVX512_SPR"
     found = {
         subprocess.check_output(
             [sys.executable, "-W", "ignore", "-c", program],

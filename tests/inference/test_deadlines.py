@@ -24,7 +24,7 @@ from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import Serve
 
-# one token, and as many pads as an answer has room for: hardly anything to compute, 100 MB and more to write
+# one token, and as many pads as an answer may have: little to compute, 100 MB and more to write
 NUM_ROWS, WIDTH = 256, 1024
 WIDE: dict[str, Any] = {
     "model": "gpt",
@@ -104,7 +104,8 @@ def test_a_caller_that_leaves_ends_the_writing(server: httpx.Client) -> None:
     body = orjson.dumps(WIDE)
     url = urlsplit(str(server.base_url))
     with socket.create_connection((url.hostname, url.port)) as gone:
-        head = f"POST /v1/infer HTTP/1.1\r\nhost: x\r\naccept-encoding: gzip\r\ncontent-length: {len(body)}\r\n\r\n"
+        lines = ("host: x", "accept-encoding: gzip", f"content-length: {len(body)}", "", "")
+        head = "\r\n".join(("POST /v1/infer HTTP/1.1", *lines))
         gone.sendall(head.encode() + body)
         time.sleep(0.2)
     end = time.monotonic() + 10
@@ -199,7 +200,8 @@ def test_the_deadline_is_looked_at_in_every_stage(few: Models, stage: str) -> No
 
     inference = build(few, Settings(worker_threads=1))
     timeout_s, arrived = {
-        "before": (1.0, time.monotonic() - 2), "in the queue": (1e-4, None), "while writing": (0.2, None)
+        "before": (1.0, time.monotonic() - 2), "in the queue": (1e-4, None),
+        "while writing": (0.2, None),
     }[stage]  # fmt: skip
     with pytest.raises(Expired):
         asyncio.run(inference.pipeline.run(one(few), encode, Deadline(timeout_s, arrived)))

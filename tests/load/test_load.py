@@ -35,7 +35,7 @@ from addnorm.service.settings import Settings
 from tests.support.exports import shared_exports
 
 LIMITS = Limits(max_positions=512, vocab_size=1000)
-MIN_RATIO = 1.5  # of useful tokens/s over naive on `big`; the full bench on an idle machine says how much it is
+MIN_RATIO = 1.5  # of useful tokens/s over naive on `big`; `make bench` measures the real one
 Answer = Callable[[bytes], tuple[int, bytes]]
 
 

@@ -58,7 +58,10 @@ def test_layer_norm_is_pytorchs_own() -> None:
 
 @pytest.mark.parametrize(
     ("row", "mean", "std"),
-    [([7, 5, 4], 16 / 3, 1.2472), ([2, 3, 4], 3, 0.8165), ([1, 2, 3], 2, 0.8165), ([7, 5, 6], 6, 0.8165), ([3, 3, 4], 10 / 3, 0.4714)],
+    [
+        ([7, 5, 4], 16 / 3, 1.2472), ([2, 3, 4], 3, 0.8165), ([1, 2, 3], 2, 0.8165),
+        ([7, 5, 6], 6, 0.8165), ([3, 3, 4], 10 / 3, 0.4714),
+    ],
 )  # fmt: skip
 def test_row_wise_statistics_of_the_batch_norm_comparison(
     row: list[float], mean: float, std: float
@@ -158,7 +161,8 @@ def test_every_combination_runs_and_only_causal_ones_hide_the_future(
     block: Any, norm: Any, activation: Any, causal: bool
 ) -> None:
     config = Config(
-        vocab_size=11, d_model=8, n_heads=2, d_ff=16, n_layers=2, max_positions=6, causal=causal, block=block,
+        vocab_size=11, d_model=8, n_heads=2, d_ff=16, n_layers=2, max_positions=6,
+        causal=causal, block=block,
         activation=activation, norm=norm, embedding_norm=True, final_norm=True,
     )  # fmt: skip
     model = randomize(Transformer(config), 0).eval()

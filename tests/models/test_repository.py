@@ -280,7 +280,13 @@ def test_what_cannot_be_read_for_a_while_is_served_on(
 
 
 # what is imported late must be there before: that user may not read this Python either
-AS_NOBODY = "import encodings.idna, os; import sys; from addnorm.service.command import serve; os.setegid(65534); os.seteuid(65534); serve(sys.argv[1:])"
+AS_NOBODY = """
+import encodings.idna, os, sys
+from addnorm.service.command import serve
+os.setegid(65534)
+os.seteuid(65534)
+serve(sys.argv[1:])
+"""
 
 
 @contextmanager

@@ -158,7 +158,9 @@ def changed(**changes: Any) -> dict[str, Any]:
 
 MASK = [[1, 1, 1, 1, 1]]
 BAD: dict[str, tuple[Any, int, str]] = {
-    "no model of several": ({"input_ids": [[1]]}, 400, "model is missing; served here: encoder, gpt"),
+    "no model of several": (
+        {"input_ids": [[1]]}, 400, "model is missing; served here: encoder, gpt",
+    ),
     "unknown model": (changed(model="bert"), 404, "model 'bert' is not served here"),
     "unknown version": (changed(model="notebook/7"), 404, "no version '7': it has 1"),
     "version of words": (changed(model="notebook/latest"), 404, "no version 'latest'"),
@@ -169,58 +171,144 @@ BAD: dict[str, tuple[Any, int, str]] = {
     "model of bytes": (changed(model="notebook\x00"), 404, "is not served here"),
     "no ids": ({"model": "notebook"}, 400, "input_ids is missing"),
     "ids null": (changed(input_ids=None), 400, "input_ids is missing: send token ids, or texts"),
-    "ids flat": (changed(input_ids=[1, 2]), 400, "input_ids[0]: Input should be a valid list, got 1"),
-    "ids too deep": (changed(input_ids=[[[1]]]), 400, "input_ids[0][0]: Input should be a valid integer, got [1]"),
+    "ids flat": (
+        changed(input_ids=[1, 2]), 400, "input_ids[0]: Input should be a valid list, got 1",
+    ),
+    "ids too deep": (
+        changed(input_ids=[[[1]]]), 400,
+        "input_ids[0][0]: Input should be a valid integer, got [1]",
+    ),
     "empty batch": (changed(input_ids=[]), 400, "input_ids is empty"),
     "empty row": (changed(input_ids=[[1], []]), 400, "input_ids[1] is empty"),
-    "empty row under a mask": (changed(input_ids=[[]], attention_mask=[[]]), 400, "input_ids[0] is empty"),
-    "boolean": (changed(input_ids=[[1, True]]), 400, "input_ids[0][1]: Input should be a valid integer, got true"),
-    "numeric string": (changed(input_ids=[["1"]]), 400, 'input_ids[0][0]: Input should be a valid integer, got "1"'),
-    "float": (changed(input_ids=[[1.0]]), 400, "input_ids[0][0]: Input should be a valid integer, got 1.0"),
-    "NaN": (b'{"model": "notebook", "input_ids": [[NaN]]}', 400, "the body is not a JSON object: unexpected character"),
-    "infinity": (b'{"model": "notebook", "input_ids": [[1e999]]}', 400, "the body is not a JSON object: number is infinity"),
-    "id too high": (changed(input_ids=[[1], [1, 6]]), 400, "input_ids[1][1] is 6: ids of notebook/1 are 0 to 5"),
+    "empty row under a mask": (
+        changed(input_ids=[[]], attention_mask=[[]]), 400, "input_ids[0] is empty",
+    ),
+    "boolean": (
+        changed(input_ids=[[1, True]]), 400,
+        "input_ids[0][1]: Input should be a valid integer, got true",
+    ),
+    "numeric string": (
+        changed(input_ids=[["1"]]), 400,
+        'input_ids[0][0]: Input should be a valid integer, got "1"',
+    ),
+    "float": (
+        changed(input_ids=[[1.0]]), 400,
+        "input_ids[0][0]: Input should be a valid integer, got 1.0",
+    ),
+    "NaN": (
+        b'{"model": "notebook", "input_ids": [[NaN]]}', 400,
+        "the body is not a JSON object: unexpected character",
+    ),
+    "infinity": (
+        b'{"model": "notebook", "input_ids": [[1e999]]}', 400,
+        "the body is not a JSON object: number is infinity",
+    ),
+    "id too high": (
+        changed(input_ids=[[1], [1, 6]]), 400, "input_ids[1][1] is 6: ids of notebook/1 are 0 to 5",
+    ),
     "id negative": (changed(input_ids=[[-1]]), 400, "input_ids[0][0] is -1"),
-    "id over 63 bits": (changed(input_ids=[[2**63]]), 400, "input_ids[0][0] is 9223372036854775808: outside 64-bit"),
-    "id over 64 bits": (changed(input_ids=[[2**64]]), 400, "integer, got 1.8446744073709552e+19: more than 64 bits hold"),
-    "id of 4000 bits": (changed(input_ids=[[2**4000]]), 400, "the body is not a JSON object: number is infinity"),
-    "id too high under a mask": (changed(input_ids=[[6, 9]], attention_mask=[[0, 1]]), 400, "input_ids[0][1] is 9"),
-    "too long": (changed(input_ids=[[1] * 6]), 400, "input_ids[0] has 6 real tokens, the limit of notebook/1 is 5"),
-    "ragged under a mask": (changed(input_ids=[[1], [1, 2]], attention_mask=[[1], [1, 1]]), 400, "input_ids[1] has 2 tokens"),
-    "mask of fewer rows": (changed(input_ids=[[1], [2]], attention_mask=[[1]]), 400, "attention_mask has 1 rows, input_ids has 2"),
-    "mask of fewer tokens": (changed(attention_mask=[[1]]), 400, "attention_mask[0] has 1 values, input_ids[0] has 5"),
+    "id over 63 bits": (
+        changed(input_ids=[[2**63]]), 400, "input_ids[0][0] is 9223372036854775808: outside 64-bit",
+    ),
+    "id over 64 bits": (
+        changed(input_ids=[[2**64]]), 400,
+        "integer, got 1.8446744073709552e+19: more than 64 bits hold",
+    ),
+    "id of 4000 bits": (
+        changed(input_ids=[[2**4000]]), 400, "the body is not a JSON object: number is infinity",
+    ),
+    "id too high under a mask": (
+        changed(input_ids=[[6, 9]], attention_mask=[[0, 1]]), 400, "input_ids[0][1] is 9",
+    ),
+    "too long": (
+        changed(input_ids=[[1] * 6]), 400,
+        "input_ids[0] has 6 real tokens, the limit of notebook/1 is 5",
+    ),
+    "ragged under a mask": (
+        changed(input_ids=[[1], [1, 2]], attention_mask=[[1], [1, 1]]), 400,
+        "input_ids[1] has 2 tokens",
+    ),
+    "mask of fewer rows": (
+        changed(input_ids=[[1], [2]], attention_mask=[[1]]), 400,
+        "attention_mask has 1 rows, input_ids has 2",
+    ),
+    "mask of fewer tokens": (
+        changed(attention_mask=[[1]]), 400, "attention_mask[0] has 1 values, input_ids[0] has 5",
+    ),
     "mask value 2": (changed(attention_mask=[[1, 1, 2, 1, 1]]), 400, "attention_mask[0][2] is 2"),
-    "mask value -1": (changed(attention_mask=[[1, 1, -1, 1, 1]]), 400, "attention_mask[0][2] is -1"),
-    "mask of booleans": (changed(attention_mask=[[True] * 5]), 400, "attention_mask[0][0]: Input should be a valid integer, got true"),
-    "mask over 64 bits": (changed(attention_mask=[[1, 1, 2**63, 1, 1]]), 400, "attention_mask[0][2] is 9223372036854775808"),
-    "too many sequences": (changed(input_ids=[[1]] * 1025), 400, "1025 sequences, the limit is 1024"),
-    "too many tokens with pads": (changed(input_ids=[[1] * 262_145], attention_mask=[[0] * 262_145]), 400, "262145 tokens with pads, the limit is 262144"),
-    "too many tokens": (changed(model="gpt", input_ids=[[1] * 100] * 700), 400, "70000 real tokens, the limit is 65536"),
+    "mask value -1": (
+        changed(attention_mask=[[1, 1, -1, 1, 1]]), 400, "attention_mask[0][2] is -1",
+    ),
+    "mask of booleans": (
+        changed(attention_mask=[[True] * 5]), 400,
+        "attention_mask[0][0]: Input should be a valid integer, got true",
+    ),
+    "mask over 64 bits": (
+        changed(attention_mask=[[1, 1, 2**63, 1, 1]]), 400,
+        "attention_mask[0][2] is 9223372036854775808",
+    ),
+    "too many sequences": (
+        changed(input_ids=[[1]] * 1025), 400, "1025 sequences, the limit is 1024",
+    ),
+    "too many tokens with pads": (
+        changed(input_ids=[[1] * 262_145], attention_mask=[[0] * 262_145]), 400,
+        "262145 tokens with pads, the limit is 262144",
+    ),
+    "too many tokens": (
+        changed(model="gpt", input_ids=[[1] * 100] * 700), 400,
+        "70000 real tokens, the limit is 65536",
+    ),
     "unknown key": (changed(inputs=[[1]]), 400, "inputs is unknown; known are model"),
-    "outputs empty": (changed(outputs=[]), 400, "outputs is empty: ask for some of activations, logits"),
+    "outputs empty": (
+        changed(outputs=[]), 400, "outputs is empty: ask for some of activations, logits",
+    ),
     "outputs twice": (changed(outputs=["pooled", "pooled"]), 400, "outputs has 'pooled' twice"),
     "outputs unknown": (changed(outputs=["hidden"]), 400, 'outputs[0]: Input should be'),
     "outputs a string": (changed(outputs="pooled"), 400, "outputs: Input should be a valid list"),
     "top_k 0": (changed(logits={"top_k": 0}), 400, "logits.top_k is 0: 1 to 6"),
     "top_k over the vocabulary": (changed(logits={"top_k": 7}), 400, "logits.top_k is 7: 1 to 6"),
-    "key of logits unknown": (changed(logits={"position": "last"}), 400, "logits.position is unknown; known are positions, top_k"),
+    "key of logits unknown": (
+        changed(logits={"position": "last"}), 400,
+        "logits.position is unknown; known are positions, top_k",
+    ),
     "positions unknown": (changed(logits={"positions": "first"}), 400, "logits.positions"),
-    "logits without their output": (changed(outputs=["pooled"], logits={"top_k": 1}), 400, "logits is set, but outputs lacks 'logits'"),
-    "pooling without its output": (changed(pooling="mean"), 400, "pooling is set, but outputs lacks 'pooled'"),
-    "pooling unknown": (changed(outputs=["pooled"], pooling="max"), 400, "pooling: Input should be"),
-    "normalize a number": (changed(outputs=["pooled"], normalize=1), 400, "normalize: Input should be a valid boolean, got 1"),
+    "logits without their output": (
+        changed(outputs=["pooled"], logits={"top_k": 1}), 400,
+        "logits is set, but outputs lacks 'logits'",
+    ),
+    "pooling without its output": (
+        changed(pooling="mean"), 400, "pooling is set, but outputs lacks 'pooled'",
+    ),
+    "pooling unknown": (
+        changed(outputs=["pooled"], pooling="max"), 400, "pooling: Input should be",
+    ),
+    "normalize a number": (
+        changed(outputs=["pooled"], normalize=1), 400,
+        "normalize: Input should be a valid boolean, got 1",
+    ),
     "precision unknown": (changed(precision="fp16"), 400, "precision"),
-    "answer too large": (changed(model="minilm", input_ids=[[1] * 500] * 8), 400, '"outputs": ["activations"], or "logits": {"top_k": 5}'),
+    "answer too large": (
+        changed(model="minilm", input_ids=[[1] * 500] * 8), 400,
+        '"outputs": ["activations"], or "logits": {"top_k": 5}',
+    ),
     "body empty": (b"", 400, "the body is not a JSON object"),
-    "body broken": (b'{"input_ids": [[1]', 400, "the body is not a JSON object: unexpected end of data"),
+    "body broken": (
+        b'{"input_ids": [[1]', 400, "the body is not a JSON object: unexpected end of data",
+    ),
     "body an array": (b"[1]", 400, "the body is not a JSON object"),
     "body not UTF-8": (b'{"model": "\xff\xfe"}', 400, "the body is not a JSON object"),
-    "nested too deep": (b'{"input_ids": ' + b"[" * 2000 + b"]" * 2000 + b"}", 400, "the body is not a JSON object"),
+    "nested too deep": (
+        b'{"input_ids": ' + b"[" * 2000 + b"]" * 2000 + b"}", 400, "the body is not a JSON object",
+    ),
     "body over its limit": (b" " * (16 * 2**20 + 1), 413, "the limit is 16777216"),
-    "types of tokens": (changed(token_type_ids=[[0]]), 400, "token_type_ids is reserved for a later version"),
+    "types of tokens": (
+        changed(token_type_ids=[[0]]), 400, "token_type_ids is reserved for a later version",
+    ),
     "ids to be cut": (changed(truncate=True), 400, "truncate is set, but it cuts texts only"),
     "texts beside ids": (changed(texts=["a"]), 400, "texts stand alone"),
-    "texts without a tokenizer": ({"model": "notebook", "texts": ["a"]}, 400, "notebook/1 has no tokenizer: send token ids"),
+    "texts without a tokenizer": (
+        {"model": "notebook", "texts": ["a"]}, 400, "notebook/1 has no tokenizer: send token ids",
+    ),
 }  # fmt: skip
 
 
@@ -335,7 +423,8 @@ def test_health_and_docs(client: httpx.Client) -> None:
 def leave(url: str, body: bytes, after_s: float, length: int) -> None:
     """Sends a request and closes the socket."""
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as gone:
-        head = f"POST /v1/infer HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+        lines = ("host: x", "content-type: application/json", f"content-length: {length}", "", "")
+        head = "\r\n".join(("POST /v1/infer HTTP/1.1", *lines))
         gone.sendall(head.encode() + body)
         time.sleep(after_s)
 

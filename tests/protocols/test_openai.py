@@ -133,24 +133,71 @@ def test_models_are_listed_and_retrieved(sdk: OpenAI) -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], type[openai.APIStatusError], str, str]] = {
-    "unknown model": ({"model": "gpt-5"}, openai.NotFoundError, "model_not_found", "'gpt-5' is not served here"),
-    "too long": ({"input": ["a", LONG]}, openai.BadRequestError, "invalid_input", "input[1] has 42 tokens, 30 more than"),
-    "too many ids": ({"input": [[1] * 17]}, openai.BadRequestError, "invalid_input", "input[0] has 17 real tokens, the limit"),
-    "another vocabulary": ({"input": [[1], [50256]]}, openai.BadRequestError, "invalid_input", "set check_embedding_ctx_length=False"),
-    "an id below 0": ({"input": [-1]}, openai.BadRequestError, "invalid_input", "input[0][0] is -1: ids of"),
-    "an id over 64 bits": ({"input": [[1, 2**64]]}, openai.BadRequestError, "invalid_input", "input[0][1]: Input should be a valid integer, got 1.8446744073709552e+19: more than 64 bits hold"),
+    "unknown model": (
+        {"model": "gpt-5"}, openai.NotFoundError, "model_not_found", "'gpt-5' is not served here",
+    ),
+    "too long": (
+        {"input": ["a", LONG]}, openai.BadRequestError, "invalid_input",
+        "input[1] has 42 tokens, 30 more than",
+    ),
+    "too many ids": (
+        {"input": [[1] * 17]}, openai.BadRequestError, "invalid_input",
+        "input[0] has 17 real tokens, the limit",
+    ),
+    "another vocabulary": (
+        {"input": [[1], [50256]]}, openai.BadRequestError, "invalid_input",
+        "set check_embedding_ctx_length=False",
+    ),
+    "an id below 0": (
+        {"input": [-1]}, openai.BadRequestError, "invalid_input", "input[0][0] is -1: ids of",
+    ),
+    "an id over 64 bits": (
+        {"input": [[1, 2**64]]}, openai.BadRequestError, "invalid_input",
+        "input[0][1]: Input should be a valid integer, got 1.8446744073709552e+19:"
+        " more than 64 bits hold",
+    ),
     "nothing": ({"input": []}, openai.BadRequestError, "invalid_input", "input is empty"),
-    "an empty sequence": ({"input": [[1], []]}, openai.BadRequestError, "invalid_input", "input[1] is empty"),
-    "texts and ids": ({"input": ["a", 1]}, openai.BadRequestError, "invalid_input", "input[1]: Input should be a valid string, got 1"),
-    "ids and texts": ({"input": [[1], "a"]}, openai.BadRequestError, "invalid_input", 'input[1]: Input should be a valid list, got "a"'),
-    "a boolean": ({"input": [1, True]}, openai.BadRequestError, "invalid_input", "input[1]: Input should be a valid integer, got true"),
-    "an object": ({"input": {}}, openai.BadRequestError, "invalid_input", "input: Input should be a text, a list of texts"),
-    "no dimensions": ({"dimensions": 0}, openai.BadRequestError, "invalid_input", "dimensions is 0: 1 to 32"),
-    "too many dimensions": ({"dimensions": 33}, openai.BadRequestError, "invalid_input", "dimensions is 33: 1 to 32"),
-    "another format": ({"encoding_format": "int8"}, openai.BadRequestError, "invalid_input", "encoding_format: Input should be"),
-    "a field misspelt": ({"extra_body": {"dimension": 3}}, openai.BadRequestError, "invalid_input", "dimension is unknown; known are input, model"),
-    "ids to be cut": ({"input": [1], "extra_body": {"truncate": True}}, openai.BadRequestError, "invalid_input", "truncate is set, but it cuts texts only"),
-    "texts without a tokenizer": ({"model": "notebook"}, openai.BadRequestError, "invalid_input", "notebook/1 has no tokenizer"),
+    "an empty sequence": (
+        {"input": [[1], []]}, openai.BadRequestError, "invalid_input", "input[1] is empty",
+    ),
+    "texts and ids": (
+        {"input": ["a", 1]}, openai.BadRequestError, "invalid_input",
+        "input[1]: Input should be a valid string, got 1",
+    ),
+    "ids and texts": (
+        {"input": [[1], "a"]}, openai.BadRequestError, "invalid_input",
+        'input[1]: Input should be a valid list, got "a"',
+    ),
+    "a boolean": (
+        {"input": [1, True]}, openai.BadRequestError, "invalid_input",
+        "input[1]: Input should be a valid integer, got true",
+    ),
+    "an object": (
+        {"input": {}}, openai.BadRequestError, "invalid_input",
+        "input: Input should be a text, a list of texts",
+    ),
+    "no dimensions": (
+        {"dimensions": 0}, openai.BadRequestError, "invalid_input", "dimensions is 0: 1 to 32",
+    ),
+    "too many dimensions": (
+        {"dimensions": 33}, openai.BadRequestError, "invalid_input", "dimensions is 33: 1 to 32",
+    ),
+    "another format": (
+        {"encoding_format": "int8"}, openai.BadRequestError, "invalid_input",
+        "encoding_format: Input should be",
+    ),
+    "a field misspelt": (
+        {"extra_body": {"dimension": 3}}, openai.BadRequestError, "invalid_input",
+        "dimension is unknown; known are input, model",
+    ),
+    "ids to be cut": (
+        {"input": [1], "extra_body": {"truncate": True}}, openai.BadRequestError, "invalid_input",
+        "truncate is set, but it cuts texts only",
+    ),
+    "texts without a tokenizer": (
+        {"model": "notebook"}, openai.BadRequestError, "invalid_input",
+        "notebook/1 has no tokenizer",
+    ),
 }  # fmt: skip
 
 

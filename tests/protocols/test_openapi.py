@@ -123,7 +123,8 @@ def test_requests_made_up_from_the_document_never_break_the_server_or_its_word(
 ) -> None:
     seconds = pytestconfig.getoption("--fuzz-s")
     command = [
-        sys.executable, "-m", "schemathesis.cli", "--config-file", "tests/schemathesis.toml", "run", f"{text_url}/openapi.json",
+        sys.executable, "-m", "schemathesis.cli", "--config-file", "tests/schemathesis.toml",
+        "run", f"{text_url}/openapi.json",
         "--max-time", seconds, "--suppress-health-check", "all",
     ]  # fmt: skip
     environment = {**os.environ, "SCHEMATHESIS_HOOKS": "tests.fuzzing"}

@@ -215,15 +215,24 @@ def test_a_cut_is_the_librarys_of_the_whole_text_or_there_is_none(text_bundles: 
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "too long": ({"texts": ["a", LONG]}, f"texts[1] has 42 tokens, 30 more than {TEXT_MODEL}/1 takes (12): shorten it, or send"),
-    "far too long": ({"texts": ["a" * 600]}, f"texts[0] has 600 characters, 344 more than {TEXT_MODEL}/1 takes (256)"),
+    "too long": (
+        {"texts": ["a", LONG]},
+        f"texts[1] has 42 tokens, 30 more than {TEXT_MODEL}/1 takes (12): shorten it, or send",
+    ),
+    "far too long": (
+        {"texts": ["a" * 600]},
+        f"texts[0] has 600 characters, 344 more than {TEXT_MODEL}/1 takes (256)",
+    ),
     "none": ({"texts": []}, "texts is empty: send at least one text"),
     "too many": ({"texts": ["a"] * 1025}, "texts has 1025 texts, the limit is 1024"),
     "one text": ({"texts": "a"}, 'texts: Input should be a valid list, got "a"'),
     "a number": ({"texts": ["a", 1]}, "texts[1]: Input should be a valid string, got 1"),
     "bytes that are no text": ({"texts": ["\ud800"]}, "the body is not a JSON object"),
     "a mask": ({"texts": ["a"], "attention_mask": [[1]]}, "texts stand alone"),
-    "too many tokens": ({"texts": ["a " * 10] * 1024, "truncate": False}, "texts has more than 500 tokens, the limit"),
+    "too many tokens": (
+        {"texts": ["a " * 10] * 1024, "truncate": False},
+        "texts has more than 500 tokens, the limit",
+    ),
 }  # fmt: skip
 
 

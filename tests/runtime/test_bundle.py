@@ -30,19 +30,43 @@ def edit(path: Path, change: Callable[[dict], object]) -> None:
 
 
 BREAK: dict[str, tuple[Callable[[Path], object], str]] = {
-    "graph missing": (lambda b: (b / "model.onnx").unlink(), "model.onnx is missing; export it again"),
+    "graph missing": (
+        lambda b: (b / "model.onnx").unlink(), "model.onnx is missing; export it again",
+    ),
     "graph truncated": (lambda b: os.truncate(b / "model.onnx", 100), "model.onnx has 100 bytes"),
     "graph tampered": (lambda b: flip(b / "model.onnx"), "model.onnx does not match its sha256"),
     "head tampered": (lambda b: flip(b / "head.onnx"), "head.onnx does not match its sha256"),
     "manifest missing": (lambda b: (b / "manifest.json").unlink(), "manifest.json is missing"),
     "manifest broken": (lambda b: os.truncate(b / "manifest.json", 100), "manifest.json is broken"),
-    "manifest edited": (lambda b: edit(b / "manifest.json", lambda m: m.update(pooling="last")), "certificate.json is of another manifest.json; certify it"),
-    "manifest of a later format": (lambda b: edit(b / "manifest.json", lambda m: m.update(format=9)), "format 9"),
-    "file outside": (lambda b: edit(b / "manifest.json", lambda m: m["precisions"].update(fp32="../x")), "no sha256 of a file '../x'"),
-    "default precision without a graph": (lambda b: edit(b / "manifest.json", lambda m: m.update(default_precision="int8")), "default precision int8, but no such graph"),
-    "uncertified": (lambda b: (b / "certificate.json").unlink(), "certificate.json is missing or broken; certify it with `addnorm verify"),
-    "failed certificate": (lambda b: edit(b / "certificate.json", lambda c: c.update(passed=False)), "records a failed check"),
-    "known-answer test lies": (lambda b: edit(b / "certificate.json", lambda c: c["known_answer"]["fp32"]["activations"].reverse()), "does not give the known answer"),
+    "manifest edited": (
+        lambda b: edit(b / "manifest.json", lambda m: m.update(pooling="last")),
+        "certificate.json is of another manifest.json; certify it",
+    ),
+    "manifest of a later format": (
+        lambda b: edit(b / "manifest.json", lambda m: m.update(format=9)), "format 9",
+    ),
+    "file outside": (
+        lambda b: edit(b / "manifest.json", lambda m: m["precisions"].update(fp32="../x")),
+        "no sha256 of a file '../x'",
+    ),
+    "default precision without a graph": (
+        lambda b: edit(b / "manifest.json", lambda m: m.update(default_precision="int8")),
+        "default precision int8, but no such graph",
+    ),
+    "uncertified": (
+        lambda b: (b / "certificate.json").unlink(),
+        "certificate.json is missing or broken; certify it with `addnorm verify",
+    ),
+    "failed certificate": (
+        lambda b: edit(b / "certificate.json", lambda c: c.update(passed=False)),
+        "records a failed check",
+    ),
+    "known-answer test lies": (
+        lambda b: edit(
+            b / "certificate.json", lambda c: c["known_answer"]["fp32"]["activations"].reverse()
+        ),
+        "does not give the known answer",
+    ),
     "moved": (lambda b: b.rename(b.parent / "2"), "says it is notebook/1: move it"),
 }  # fmt: skip
 

@@ -90,7 +90,8 @@ def test_a_path_that_looks_like_another_leads_nowhere(
     closed: httpx.Client, path: str, scope: str | None
 ) -> None:
     assert needed_scope(path) == scope
-    request = f"GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {RUN}\r\nconnection: close\r\n\r\n"
+    lines = ("host: x", f"authorization: Bearer {RUN}", "connection: close", "", "")
+    request = "\r\n".join((f"GET {path} HTTP/1.1", *lines))
     with socket.create_connection(("127.0.0.1", closed.base_url.port or 0)) as caller:
         caller.sendall(request.encode())
         assert caller.recv(100).startswith(b"HTTP/1.1 404")
@@ -108,7 +109,8 @@ def test_every_documented_route_but_health_needs_a_key(closed: httpx.Client) -> 
 @pytest.mark.parametrize("path", ["/v1/infer", "/v2/models/notebook/infer", "/metrics"])
 @pytest.mark.parametrize(
     "headers",
-    [{}, {"authorization": "Bearer"}, bearer("wrong"), bearer(ASK[:-1]), bearer(f"{ASK}x"), {"authorization": ASK}, {"authorization": f"Basic {ASK}"},
+    [{}, {"authorization": "Bearer"}, bearer("wrong"), bearer(ASK[:-1]), bearer(f"{ASK}x"),
+     {"authorization": ASK}, {"authorization": f"Basic {ASK}"},
      bearer(hashlib.sha256(ASK.encode()).hexdigest()), bearer("asker"), bearer("\xe9" * 20)],
 )  # fmt: skip
 def test_no_key_and_a_wrong_one_are_refused_in_the_paths_envelope(

@@ -31,8 +31,8 @@ SHORT = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["poole
 
 
 @pytest.fixture
-def process(bundles: Path) -> Iterator[Process]:
-    process = Process(bundles)
+def process(small: Path) -> Iterator[Process]:
+    process = Process(small)
     yield process
     process.process.kill()
     process.wait()
@@ -110,7 +110,8 @@ def test_logs_are_json_with_ids_and_timings_and_never_the_content(process: Proce
         )
     }
     assert known == {
-        "level": "info", "message": "request", "method": "POST", "route": "/v1/infer", "status": 200, "model": "gpt",
+        "level": "info", "message": "request", "method": "POST", "route": "/v1/infer",
+        "status": 200, "model": "gpt",
         "real_tokens": 2, "pad_tokens": 1,
     }  # fmt: skip
     stages = [line[f"{stage}_ms"] for stage in ("decode", "queue", "infer", "encode")]
@@ -123,17 +124,51 @@ def test_logs_are_json_with_ids_and_timings_and_never_the_content(process: Proce
 
 
 REFUSED: list[tuple[str, Any, dict[str, Any]]] = [
-    ("/v1/infer", {"model": "gpt", "input_ids": [[31415926]]}, {"status": 400, "model": "gpt", "code": "invalid_input", "field": "input_ids"}),
-    ("/v1/infer", {"model": "gpt", "input_ids": [[1], [2]], "attention_mask": [[31415926], [1]]}, {"model": "gpt", "field": "attention_mask"}),
-    ("/v1/infer", {"model": "gpt", "input_ids": [[1]], "pooling": "s31415926"}, {"code": "invalid_input", "field": "pooling"}),
-    ("/v1/infer", {"model": "gpt", "input_ids": [[1]], "s31415926": 1}, {"code": "invalid_input", "field": None}),
-    ("/v1/infer", {"model": "s31415926", "input_ids": [[1]]}, {"status": 404, "code": "model_not_found", "field": "model"}),
-    ("/v1/embeddings", {"model": "gpt", "input": ["s31415926"]}, {"model": "gpt", "code": "invalid_input", "field": "input"}),
-    ("/v1/tokenize", {"model": "gpt", "texts": ["s31415926"]}, {"model": "gpt", "code": "invalid_input", "field": "texts"}),
-    ("/v2/models/gpt/infer", {"inputs": [], "parameters": {"triton_s31415926": 1}}, {"model": "gpt", "code": "invalid_input", "field": None}),
-    ("/v2/models/gpt/infer", {"inputs": [{"name": "s31415926", "shape": [1, 1], "datatype": "INT64"}]}, {"model": "gpt", "field": "inputs"}),
-    ("/v2/repository/models/gpt/load", {"parameters": {"s31415926": "x"}}, {"status": 400, "code": "invalid_input", "field": None}),
-    ("/v2/repository/models/s31415926/load", {}, {"status": 404, "code": "not_found", "field": "model"}),
+    (
+        "/v1/infer", {"model": "gpt", "input_ids": [[31415926]]},
+        {"status": 400, "model": "gpt", "code": "invalid_input", "field": "input_ids"},
+    ),
+    (
+        "/v1/infer", {"model": "gpt", "input_ids": [[1], [2]], "attention_mask": [[31415926], [1]]},
+        {"model": "gpt", "field": "attention_mask"},
+    ),
+    (
+        "/v1/infer", {"model": "gpt", "input_ids": [[1]], "pooling": "s31415926"},
+        {"code": "invalid_input", "field": "pooling"},
+    ),
+    (
+        "/v1/infer", {"model": "gpt", "input_ids": [[1]], "s31415926": 1},
+        {"code": "invalid_input", "field": None},
+    ),
+    (
+        "/v1/infer", {"model": "s31415926", "input_ids": [[1]]},
+        {"status": 404, "code": "model_not_found", "field": "model"},
+    ),
+    (
+        "/v1/embeddings", {"model": "gpt", "input": ["s31415926"]},
+        {"model": "gpt", "code": "invalid_input", "field": "input"},
+    ),
+    (
+        "/v1/tokenize", {"model": "gpt", "texts": ["s31415926"]},
+        {"model": "gpt", "code": "invalid_input", "field": "texts"},
+    ),
+    (
+        "/v2/models/gpt/infer", {"inputs": [], "parameters": {"triton_s31415926": 1}},
+        {"model": "gpt", "code": "invalid_input", "field": None},
+    ),
+    (
+        "/v2/models/gpt/infer",
+        {"inputs": [{"name": "s31415926", "shape": [1, 1], "datatype": "INT64"}]},
+        {"model": "gpt", "field": "inputs"},
+    ),
+    (
+        "/v2/repository/models/gpt/load", {"parameters": {"s31415926": "x"}},
+        {"status": 400, "code": "invalid_input", "field": None},
+    ),
+    (
+        "/v2/repository/models/s31415926/load", {},
+        {"status": 404, "code": "not_found", "field": "model"},
+    ),
     ("/v1/s31415926", {}, {"status": 404, "route": "unknown", "code": "not_found"}),
     ("/livez", {}, {"status": 405, "code": "method_not_allowed"}),
 ]  # fmt: skip
@@ -276,8 +311,8 @@ def test_a_full_disk_under_the_log_costs_log_lines_only(notebook: Path) -> None:
         process.kill()
 
 
-def test_counters_agree_with_a_counted_load_to_the_request_and_the_token(bundles: Path) -> None:
-    with serving(inference_of(bundles)) as url, httpx.Client(base_url=url) as client:
+def test_counters_agree_with_a_counted_load_to_the_request_and_the_token(small: Path) -> None:
+    with serving(inference_of(small)) as url, httpx.Client(base_url=url) as client:
         body = {
             **SHORT,
             "input_ids": [[1, 3, 0], [4, 5, 2]],

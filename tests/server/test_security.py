@@ -42,8 +42,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("tls")
     cert, key = folder / "cert.pem", folder / "key.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", cert],
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
+         "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", cert],
         check=True, capture_output=True,
     )  # fmt: skip
     return cert, key
@@ -282,12 +283,15 @@ def test_lists_of_callers_stop_at_their_first_error() -> None:
             )
 
 
+MANY_KEYS = b"".join(b', "k%d": 0' % n for n in range(300_000))
+
+
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"model": "notebook", "input_ids": [[1]]' + b"".join(b', "k%d": 0' % n for n in range(300_000)) + b"}",
-        b'{"model": "notebook", "input_ids": [[1]], "logits": {"a": 0' + b"".join(b', "k%d": 0' % n for n in range(300_000)) + b"}}",
-        b'{"z": ' + b"9" * 5000 + b"".join(b', "k%d": 0' % n for n in range(300_000)) + b"}",
+        b'{"model": "notebook", "input_ids": [[1]]%s}' % MANY_KEYS,
+        b'{"model": "notebook", "input_ids": [[1]], "logits": {"a": 0%s}}' % MANY_KEYS,
+        b'{"z": ' + b"9" * 5000 + MANY_KEYS + b"}",
         b'{"input_ids": [' + b", ".join([b'{"a": 0}'] * 300_000) + b"]}",
         b'{"outputs": [' + b", ".join([b'"x"'] * 300_000) + b"]}",
         b'{"input_ids": ' + b'{"a": ' * 100_000 + b"0" + b"}" * 100_000 + b"}",
@@ -297,7 +301,10 @@ def test_lists_of_callers_stop_at_their_first_error() -> None:
         b'{"input_ids": [' + b"{}," * 2_500_000 + b"[1]]}",
         b'{"texts": [' + b'"",' * 2_500_000 + b'""]}',
     ],
-    ids=["keys", "keys within", "keys after a long number", "objects", "words", "nested", "rows", "empty rows", "ids", "empty objects", "texts"],
+    ids=[
+        "keys", "keys within", "keys after a long number", "objects", "words", "nested", "rows",
+        "empty rows", "ids", "empty objects", "texts",
+    ],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/v1/infer", "/v2/models/notebook/infer"])
 def test_no_bad_body_holds_the_server_up(client: httpx.Client, path: str, body: bytes) -> None:
@@ -316,7 +323,10 @@ def test_what_a_text_holds_is_not_counted(client: httpx.Client) -> None:
 
 
 def services() -> dict[str, dict[str, Any]]:
-    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]  # type: ignore[no-any-return]
+    compose: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(
+        (ROOT / "docker-compose.yml").read_text()
+    )
+    return compose["services"]
 
 
 @pytest.mark.parametrize("name", services())
@@ -360,13 +370,16 @@ TWICE = {
         '{"model": "notebook", "input_ids": [[9999]], "input_ids": [[1]]}',
         '{"model": "notebook", "model": "gpt", "input_ids": [[1]]}',
         r'{"model": "notebook", "\u006dodel": "gpt", "input_ids": [[1]]}',
-        '{"model": "notebook", "input_ids": [[1]], "logits": {"top_k": 3, "top_k": 1}, "outputs": ["logits"]}',
+        '{"model": "notebook", "input_ids": [[1]], "logits": {"top_k": 3, "top_k": 1},'
+        ' "outputs": ["logits"]}',
         '{"model": "notebook", "input_ids": [[1]], "logits": {"top_k": 3}, "logits": {"top_k": 1}}',
     ],
     "/v1/embeddings": ['{"model": "notebook", "input": [[9999]], "input": [[1]]}'],
     "/v2/models/notebook/infer": [
-        '{"inputs": [{"name": "input_ids", "shape": [1, 1], "shape": [1, 1], "datatype": "INT64", "data": [1]}]}',
-        '{"parameters": {"a": 1, "a": 1}, "inputs": [{"name": "input_ids", "shape": [1, 1], "datatype": "INT64", "data": [1]}]}',
+        '{"inputs": [{"name": "input_ids", "shape": [1, 1], "shape": [1, 1], "datatype": "INT64",'
+        ' "data": [1]}]}',
+        '{"parameters": {"a": 1, "a": 1}, "inputs": [{"name": "input_ids", "shape": [1, 1],'
+        ' "datatype": "INT64", "data": [1]}]}',
     ],
 }
 

@@ -20,7 +20,7 @@ def shared_exports() -> Iterator[None]:
     """Runs PyTorch's exporter once per model for the writer, and once for the certificate.
 
     The certificate still compares a written graph with a fresh export, since each has its own.
-    Not for tests that break the model's code or the exporter: the key is the model's class and values.
+    Not for tests that patch the model's code: the key is the model's classes and values.
     """
     with ExitStack() as stack:
         for module in (writer, exact):

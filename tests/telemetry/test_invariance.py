@@ -99,8 +99,8 @@ def test_only_the_share_asked_for_is_probed() -> None:
     assert counted(metrics, "checks") is None
 
 
-def test_live_micro_batches_of_a_real_model_keep_the_promise(bundles: Path) -> None:
-    inference = inference_of(bundles, invariance_check_share=1.0)
+def test_live_micro_batches_of_a_real_model_keep_the_promise(small: Path) -> None:
+    inference = inference_of(small, invariance_check_share=1.0)
     bodies = [
         {"model": "gpt", "input_ids": [[i] * n for n in range(3, 9)], "outputs": ["pooled"]}
         for i in range(1, 20)

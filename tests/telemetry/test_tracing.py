@@ -69,7 +69,8 @@ def test_a_request_is_a_span_with_its_stages_below(
     assert request.attributes == {
         "http.request.method": "POST", "http.route": "/v1/infer", "http.response.status_code": 200,
         "url.path": "/v1/infer", "url.scheme": "http", "network.protocol.version": "1.1",
-        "addnorm.request_id": "mine", "addnorm.model": "notebook", "addnorm.real_tokens": 5, "addnorm.pad_tokens": 1,
+        "addnorm.request_id": "mine", "addnorm.model": "notebook", "addnorm.real_tokens": 5,
+        "addnorm.pad_tokens": 1,
     }  # fmt: skip
     assert request.parent
     assert request.context

@@ -42,6 +42,7 @@ SETTINGS = Settings()
 # answers
 
 
+NO_ROWS = np.zeros((0, 300), np.float32)
 VALUES: dict[str, Any] = {
     "nothing": {},
     "little": {"a": [1.5, None, "text"], "b": {"c": True}},
@@ -50,10 +51,15 @@ VALUES: dict[str, Any] = {
     "few long rows": floats((3, 100_000), np.float32),
     "float16": floats((200, 700)).astype(np.float16),
     "ragged": [floats((length, 300), np.float32) for length in (1, 400, 2, 3, 1000, 5)],
-    "no rows": [np.zeros((0, 300), np.float32), floats((300, 300), np.float32), np.zeros((0, 300), np.float32)],
-    "an empty grid": {"grid": np.zeros((0, 3), np.float32), "list": [], "flat": floats(100_000, np.float32)},
+    "no rows": [NO_ROWS, floats((300, 300), np.float32), NO_ROWS],
+    "an empty grid": {
+        "grid": np.zeros((0, 3), np.float32), "list": [], "flat": floats(100_000, np.float32),
+    },
     "null at pads": [[None, floats(5)] * 20_000, [None] * 50_000],
-    "embeddings": {"data": [{"index": n, "embedding": floats(384, np.float32)} for n in range(1024)], "usage": {"n": 3}},
+    "embeddings": {
+        "data": [{"index": n, "embedding": floats(384, np.float32)} for n in range(1024)],
+        "usage": {"n": 3},
+    },
     "base64": {"data": [{"index": n, "embedding": "A" * 2048} for n in range(1024)]},
     "one long text": {"text": "é" * 2_000_000, "list": ["b" * 2_000_000]},
     "odd names": {'"': floats(100_000, np.float32), "é\n": 1},
@@ -197,7 +203,8 @@ def sent(url: str, path: str, body: bytes, headers: str = "") -> None:
     """Sends it and throws the answer away, as it would hold up this process to read it."""
     split = urlsplit(url)
     with socket.create_connection((split.hostname, split.port)) as connection:
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n{headers}\r\n"
+        lines = ("host: x", "connection: close", f"content-length: {len(body)}", headers, "")
+        head = "\r\n".join((f"POST {path} HTTP/1.1", *lines))
         connection.sendall(head.encode() + body)
         while connection.recv(1 << 20):
             pass

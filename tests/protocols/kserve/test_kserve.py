@@ -132,47 +132,101 @@ BAD: dict[str, tuple[Any, str]] = {
     "inputs empty": (changed(inputs=[]), "inputs lacks input_ids"),
     "unknown key": (changed(input=1), "input is unknown"),
     "another model": (changed(model_name="gpt"), "model_name is 'gpt', the path says 'notebook'"),
-    "unknown input": (changed(inputs=[tensor("ids", [[1]])]), "inputs has 'ids': input_ids and attention_mask"),
-    "input twice": (changed(inputs=[tensor("input_ids", [[1]])] * 2), "inputs has 'input_ids' twice"),
+    "unknown input": (
+        changed(inputs=[tensor("ids", [[1]])]), "inputs has 'ids': input_ids and attention_mask",
+    ),
+    "input twice": (
+        changed(inputs=[tensor("input_ids", [[1]])] * 2), "inputs has 'input_ids' twice",
+    ),
     "mask alone": (changed(inputs=[tensor("attention_mask", [[1]])]), "inputs lacks input_ids"),
-    "no data": (changed(inputs=[{"name": "input_ids", "shape": [1, 1], "datatype": "INT64"}]), "input_ids.data is missing"),
-    "no shape": (changed(inputs=[{"name": "input_ids", "datatype": "INT64", "data": [1]}]), "inputs[0].shape is missing"),
+    "no data": (
+        changed(inputs=[{"name": "input_ids", "shape": [1, 1], "datatype": "INT64"}]),
+        "input_ids.data is missing",
+    ),
+    "no shape": (
+        changed(inputs=[{"name": "input_ids", "datatype": "INT64", "data": [1]}]),
+        "inputs[0].shape is missing",
+    ),
     "flat shape": (ids(shape=[2]), "inputs[0].shape: List should have at least 2 items"),
-    "empty shape": (ids(shape=[0, 2], data=[]), "inputs[0].shape[0]: Input should be greater than or equal to 1, got 0"),
+    "empty shape": (
+        ids(shape=[0, 2], data=[]),
+        "inputs[0].shape[0]: Input should be greater than or equal to 1, got 0",
+    ),
     "negative shape": (ids(shape=[-1, -2]), "inputs[0].shape[0]"),
     "shape of another size": (ids(shape=[1, 3]), "input_ids has 2 values, its shape [1, 3] 3"),
     "shape that overflows": (ids(shape=[2**31, 2**31]), "input_ids has 2 values"),
     "shape of 4000 digits": (ids(shape=[10**4000, 1]), "number is infinity"),
     "nested of another shape": (ids(data=[[1], [2]]), "input_ids.data[0] has 1 values"),
     "nested and flat": (ids(data=[[1, 2], 3], shape=[2, 2]), "input_ids.data[1] is no list"),
-    "ids of floats": (ids(datatype="FP32", data=[1.0, 2.0]), "input_ids has datatype 'FP32': send INT64, INT32"),
+    "ids of floats": (
+        ids(datatype="FP32", data=[1.0, 2.0]), "input_ids has datatype 'FP32': send INT64, INT32",
+    ),
     "float among integers": (ids(data=[1, 2.0]), "input_ids.data[1] is 2.0, no INT64"),
     "boolean among integers": (ids(data=[1, True]), "input_ids.data[1] is true, no INT64"),
     "string among integers": (ids(data=[1, "2"]), 'input_ids.data[1] is "2", no INT64'),
     "integer over 64 bits": (ids(data=[1, 2**63]), "input_ids.data[1] is outside 64-bit integers"),
-    "integer over 70 bits": (ids(data=[1, 2**70]), "input_ids.data[1] is 1.1805916207174113e+21: more than 64 bits hold, no INT64"),
-    "id out of the vocabulary": (ids(data=[1, 6]), "input_ids[0][1] is 6: ids of notebook/1 are 0 to 5"),
-    "mask of another shape": (changed(inputs=[tensor("input_ids", [[1, 2]]), tensor("attention_mask", [[1]])]), "attention_mask has shape [1, 1]"),
+    "integer over 70 bits": (
+        ids(data=[1, 2**70]),
+        "input_ids.data[1] is 1.1805916207174113e+21: more than 64 bits hold, no INT64",
+    ),
+    "id out of the vocabulary": (
+        ids(data=[1, 6]), "input_ids[0][1] is 6: ids of notebook/1 are 0 to 5",
+    ),
+    "mask of another shape": (
+        changed(inputs=[tensor("input_ids", [[1, 2]]), tensor("attention_mask", [[1]])]),
+        "attention_mask has shape [1, 1]",
+    ),
     "mask value 2": (mask([1, 2]), "attention_mask[0][1] is 2: 0 (pad) or 1 (real token)"),
     "mask value 0.5": (mask([1, 0.5], "FP32"), "attention_mask[0][1] is 0.5"),
-    "mask value NaN": (mask([1, float("nan")], "FP32"), "the body is not a JSON object: unexpected character"),
+    "mask value NaN": (
+        mask([1, float("nan")], "FP32"), "the body is not a JSON object: unexpected character",
+    ),
     "mask of integers as BOOL": (mask([1, 1], "BOOL"), "attention_mask.data[0] is 1, no BOOL"),
-    "too long": (changed(inputs=[tensor("input_ids", [[1] * 6])]), "input_ids[0] has 6 real tokens, the limit of notebook/1 is 5"),
-    "unknown output": (changed(outputs=[{"name": "hidden"}]), "outputs has 'hidden': notebook/1 has activations"),
+    "too long": (
+        changed(inputs=[tensor("input_ids", [[1] * 6])]),
+        "input_ids[0] has 6 real tokens, the limit of notebook/1 is 5",
+    ),
+    "unknown output": (
+        changed(outputs=[{"name": "hidden"}]), "outputs has 'hidden': notebook/1 has activations",
+    ),
     "outputs empty": (changed(outputs=[]), "outputs is empty"),
     "output twice": (changed(outputs=[{"name": "pooled"}] * 2), "outputs has 'pooled' twice"),
     "sequence": (changed(parameters={"sequence_id": 1}), "parameters.sequence_id is not supported"),
-    "reserved parameter": (changed(parameters={"triton_x": 1}), "parameters.triton_x is not supported"),
+    "reserved parameter": (
+        changed(parameters={"triton_x": 1}), "parameters.triton_x is not supported",
+    ),
     "timeout of 400 digits": (changed(parameters={"timeout": 10**400}), "number is infinity"),
     "pooling unknown": (changed(parameters={"pooling": "max"}), "parameters.pooling"),
-    "timeout of words": (changed(parameters={"timeout": "1"}), "parameters.timeout: Input should be a valid integer, got"),
-    "priority": (changed(parameters={"priority": 1}), "parameters.priority is not supported: turns are fair by size"),
-    "binary output of words": (changed(parameters={"binary_data_output": "yes"}), "parameters.binary_data_output: Input should be a valid boolean"),
-    "data and bytes": (ids(parameters={"binary_data_size": 16}), "input_ids has both data and binary_data_size"),
-    "half floats": (mask([1, 1], "FP16"), "attention_mask has datatype 'FP16': send INT64, INT32, UINT8, BOOL, FP32"),
-    "shared memory in": (ids(parameters={"shared_memory_region": "a"}), "input_ids: shared memory is not offered"),
-    "shared memory out": (changed(outputs=[{"name": "pooled", "parameters": {"shared_memory_region": "a"}}]), "pooled: shared_memory_region is not offered"),
-    "classification": (changed(outputs=[{"name": "logits", "parameters": {"classification": 2}}]), "logits: classification is not offered"),
+    "timeout of words": (
+        changed(parameters={"timeout": "1"}),
+        "parameters.timeout: Input should be a valid integer, got",
+    ),
+    "priority": (
+        changed(parameters={"priority": 1}),
+        "parameters.priority is not supported: turns are fair by size",
+    ),
+    "binary output of words": (
+        changed(parameters={"binary_data_output": "yes"}),
+        "parameters.binary_data_output: Input should be a valid boolean",
+    ),
+    "data and bytes": (
+        ids(parameters={"binary_data_size": 16}), "input_ids has both data and binary_data_size",
+    ),
+    "half floats": (
+        mask([1, 1], "FP16"),
+        "attention_mask has datatype 'FP16': send INT64, INT32, UINT8, BOOL, FP32",
+    ),
+    "shared memory in": (
+        ids(parameters={"shared_memory_region": "a"}), "input_ids: shared memory is not offered",
+    ),
+    "shared memory out": (
+        changed(outputs=[{"name": "pooled", "parameters": {"shared_memory_region": "a"}}]),
+        "pooled: shared_memory_region is not offered",
+    ),
+    "classification": (
+        changed(outputs=[{"name": "logits", "parameters": {"classification": 2}}]),
+        "logits: classification is not offered",
+    ),
 }  # fmt: skip
 
 

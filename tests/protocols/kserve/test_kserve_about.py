@@ -140,7 +140,8 @@ def test_statistics_count_requests_sequences_and_micro_batches(notebook: Path) -
     assert durations(after) == {4}
     parts = after["inference_stats"]
     assert list(parts) == [
-        "success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss",
+        "success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit",
+        "cache_miss",
     ]  # fmt: skip
     assert (parts["success"]["count"], parts["fail"]["count"]) == (
         4,

@@ -203,33 +203,63 @@ def masked(datatype: str, raw: bytes) -> tuple[bytes, bytes]:
 
 
 BAD: dict[str, tuple[tuple[bytes, bytes], dict[str, Any], str]] = {
-    "header no number": (ids(), {LENGTH: "many"}, "inference-header-content-length is 'many': the bytes of JSON"),
+    "header no number": (
+        ids(), {LENGTH: "many"}, "inference-header-content-length is 'many': the bytes of JSON",
+    ),
     "header negative": (ids(), {LENGTH: "-1"}, "is '-1'"),
     "header a fraction": (ids(), {LENGTH: "1.5"}, "is '1.5'"),
     "header in other digits": (ids(), {LENGTH: b"\xb2"}, "inference-header-content-length is"),
-    "header beyond the body": (ids(), {LENGTH: "100000"}, "is '100000': the bytes of JSON, at most the body's"),
+    "header beyond the body": (
+        ids(), {LENGTH: "100000"}, "is '100000': the bytes of JSON, at most the body's",
+    ),
     "header of 400 digits": (ids(), {LENGTH: "9" * 400}, "is '999"),
     "header zero": (ids(), {LENGTH: "0"}, "is 0: a body without JSON is for models of one input"),
     "header short": (ids(), {LENGTH: "20"}, "the body is not a JSON object"),
     "header missing": (ids(), {LENGTH: None}, "the body is not a JSON object"),
-    "bytes missing": (ids(bytes(10)), {}, "unexpected size for input 'input_ids', expecting 6 additional bytes"),
+    "bytes missing": (
+        ids(bytes(10)), {}, "unexpected size for input 'input_ids', expecting 6 additional bytes",
+    ),
     "no bytes": (ids(b""), {}, "expecting 16 additional bytes"),
-    "bytes left over": (ids(bytes(19)), {}, "unexpected additional input data: 3 bytes after the last tensor"),
+    "bytes left over": (
+        ids(bytes(19)), {}, "unexpected additional input data: 3 bytes after the last tensor",
+    ),
     "size of a tebibyte": (ids(**sized(2**40)), {}, f"expecting {2**40 - 16} additional bytes"),
-    "size of 100 digits": (ids(**sized(10**99)), {}, "binary_data_size: Input should be a valid integer, got 1e+99: more than 64 bits hold"),
-    "size negative": (ids(**sized(-8)), {}, "inputs[0].parameters.binary_data_size: Input should be greater"),
-    "size a word": (ids(**sized("16")), {}, "inputs[0].parameters.binary_data_size: Input should be a valid integer"),
+    "size of 100 digits": (
+        ids(**sized(10**99)), {},
+        "binary_data_size: Input should be a valid integer, got 1e+99: more than 64 bits hold",
+    ),
+    "size negative": (
+        ids(**sized(-8)), {}, "inputs[0].parameters.binary_data_size: Input should be greater",
+    ),
+    "size a word": (
+        ids(**sized("16")), {},
+        "inputs[0].parameters.binary_data_size: Input should be a valid integer",
+    ),
     "size of another shape": (ids(shape=[1, 3]), {}, "input_ids has 2 values, its shape [1, 3] 3"),
-    "shape that overflows": (ids(shape=[2**31, 2**31]), {}, f"input_ids has 2 values, its shape [2147483648, 2147483648] {2**62}"),
-    "shape over the largest": (ids(shape=[2**62, 4]), {}, "inputs[0].shape[0]: Input should be less than or equal"),
-    "half a value": (ids(bytes(12), **sized(12)), {}, "input_ids has 12 bytes, no multiple of the 8 of INT64"),
-    "another width": (ids(datatype="INT32", **sized(16)), {}, "input_ids has 4 values, its shape [1, 2] 2") ,
+    "shape that overflows": (
+        ids(shape=[2**31, 2**31]), {},
+        f"input_ids has 2 values, its shape [2147483648, 2147483648] {2**62}",
+    ),
+    "shape over the largest": (
+        ids(shape=[2**62, 4]), {}, "inputs[0].shape[0]: Input should be less than or equal",
+    ),
+    "half a value": (
+        ids(bytes(12), **sized(12)), {}, "input_ids has 12 bytes, no multiple of the 8 of INT64",
+    ),
+    "another width": (
+        ids(datatype="INT32", **sized(16)), {}, "input_ids has 4 values, its shape [1, 2] 2",
+    ),
     "floats as ids": (ids(datatype="FP32"), {}, "input_ids has datatype 'FP32'"),
-    "id out of the vocabulary": (ids(np.array([0, 6]).tobytes()), {}, "input_ids[0][1] is 6: ids of notebook/1 are 0 to 5"),
+    "id out of the vocabulary": (
+        ids(np.array([0, 6]).tobytes()), {}, "input_ids[0][1] is 6: ids of notebook/1 are 0 to 5",
+    ),
     "id negative": (ids(np.array([-1, 1]).tobytes()), {}, "input_ids[0][0] is -1"),
     "a bool that is neither": (masked("BOOL", b"\1\2"), {}, "attention_mask[0][1] is 2"),
     "half mask": (masked("FP16", bytes(4)), {}, "attention_mask has datatype 'FP16'"),
-    "NaN in the mask": (masked("FP32", np.array([1, np.nan], np.float32).tobytes()), {}, "attention_mask[0][1] is nan"),
+    "NaN in the mask": (
+        masked("FP32", np.array([1, np.nan], np.float32).tobytes()), {},
+        "attention_mask[0][1] is nan",
+    ),
 }  # fmt: skip
 
 

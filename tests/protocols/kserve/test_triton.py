@@ -134,8 +134,10 @@ def test_it_compresses_either_way(
     binary: bool,
 ) -> None:
     answer = triton(
-        "infer", "gpt", inputs(binary), outputs=[InferRequestedOutput("activations", binary_data=binary)],
-        request_compression_algorithm=request_coding, response_compression_algorithm=response_coding,
+        "infer", "gpt", inputs(binary),
+        outputs=[InferRequestedOutput("activations", binary_data=binary)],
+        request_compression_algorithm=request_coding,
+        response_compression_algorithm=response_coding,
     )  # fmt: skip
     np.testing.assert_array_equal(answer.as_numpy("activations"), expected["activations"])
 
