@@ -207,7 +207,7 @@ def _base64(vector: Floats) -> str:
     return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
 
 
-def error_body(error: ServiceError) -> dict[str, Any]:
+def error_body(error: ServiceError) -> dict[str, dict[str, str | None]]:
     """OpenAI's envelope, which all routes but V2's use."""
     return {
         "error": {

@@ -320,7 +320,7 @@ def test_what_goes_wrong_after_decoding_says_error_and_counts_as_failed(
 
 
 def test_draining_and_faults_of_ours_say_error(
-    notebook: Path, monkeypatch: pytest.MonkeyPatch
+    notebook: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     inference = inference_of(notebook.parent.parent)
 
@@ -344,3 +344,5 @@ def test_draining_and_faults_of_ours_say_error(
         (503, "the server is shutting down: send the request to another"),
         (500, "internal server error (request id the-one)"),
     ]
+    assert "GET /v2/models/notebook, request the-one" in caplog.text
+    assert "TypeError: 'NoneType' object is not callable" in caplog.text
