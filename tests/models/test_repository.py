@@ -162,16 +162,16 @@ def test_a_request_under_way_ends_on_the_version_it_began_with_which_is_then_fre
     inference: Service, root: Path
 ) -> None:
     entered, go = threading.Event(), threading.Event()
-    target = inference.models.find("notebook").target("fp32")
+    line = inference.models.find("notebook").target("fp32")
     engine = weakref.ref(inference.models.find("notebook").engine("fp32"))
 
-    def slow(batch: Batch, run: Any = target.run) -> Rows:
+    def slow(batch: Batch, run: Any = line.run) -> Rows:
         entered.set()
         go.wait(5)
         return run(batch)  # type: ignore[no-any-return]
 
-    target.run = slow
-    del target, slow  # which hold the engine
+    line.run = slow
+    del line, slow  # which hold the engine
     publish(root, 2)
     with serving(inference) as url:
         asked, answers = {"input_ids": [[1, 3, 4]]}, list[httpx.Response]()

@@ -379,13 +379,13 @@ def test_a_flood_on_one_connection_leaves_memory_and_others_alone(serve: Serve, 
 def held_up(small: Path) -> Iterator[tuple[str, Service, threading.Event]]:
     """A server whose runs of notebook wait: its URL, itself, and what lets them go."""
     inference, go = inference_of(small, worker_threads=1), threading.Event()
-    target = inference.models.find("notebook").target("fp32")
+    line = inference.models.find("notebook").target("fp32")
 
-    def waits(batch: Batch, run: Any = target.run) -> Rows:
+    def waits(batch: Batch, run: Any = line.run) -> Rows:
         go.wait(20)
         return run(batch)  # type: ignore[no-any-return]
 
-    target.run = waits
+    line.run = waits
     with serving(inference) as url:
         yield url, inference, go
         go.set()

@@ -114,13 +114,13 @@ def test_float16_is_the_rounded_float32(client: httpx.Client, ask: Ask) -> None:
 def huge(small: Path) -> Iterator[httpx.Client]:
     """A server whose activations are far above what a trained model's are."""
     inference = inference_of(small)
-    target = inference.models.find("gpt").target("fp32")
+    line = inference.models.find("gpt").target("fp32")
 
-    def enlarged(batch: Batch, run: Any = target.run) -> Rows:
+    def enlarged(batch: Batch, run: Any = line.run) -> Rows:
         rows: Rows = run(batch)
         return rows._replace(activations=rows.activations * np.float32(1e6))
 
-    target.run = enlarged
+    line.run = enlarged
     with serving(inference) as url, httpx.Client(base_url=url, timeout=30) as client:
         yield client
 

@@ -303,8 +303,8 @@ def test_what_goes_wrong_after_decoding_says_error_and_counts_as_failed(
 ) -> None:
     inference = inference_of(notebook.parent.parent)
     model = inference.models.find("notebook")
-    target = model.target(None)
-    target.run, target.tokens_per_s = engine, tokens_per_s
+    line = model.target(None)
+    line.run, line.tokens_per_s = engine, tokens_per_s
     with serving(inference) as url:
         answer = httpx.post(
             f"{url}/v2/models/notebook/infer", json=changed(parameters={"timeout": 20_000})
