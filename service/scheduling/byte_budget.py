@@ -32,7 +32,8 @@ class Reservation:
         if others and budget.num_bytes + num_bytes > budget.max_bytes:
             raise Overloaded(
                 f"overloaded: {budget.what} in progress hold {budget.num_bytes:,} bytes,"
-                f" this request needs {num_bytes:,} more, the limit is {budget.max_bytes:,}; retry in 1 s",
+                f" this request needs {num_bytes:,} more, the limit is {budget.max_bytes:,};"
+                " retry in 1 s",
                 code=f"{budget.what}_full",
                 retry_after_s=1,
             )

@@ -126,7 +126,7 @@ def flood(name: str, its: Target, times: float = 5, key: str = "", begins_s: flo
 def test_a_flood_costs_neither_goodput_nor_deadlines_nor_the_large_jobs_nor_much_reading(
     deadline_s: float,
 ) -> None:
-    """One worker of 1,000 tokens a second, offered five times as much in jobs of 60 tokens on average."""
+    """One worker of 1,000 tokens a second, offered five times as much in jobs of 60 tokens."""
     its = Target(no_rows, 100)
     its.tokens_per_s = 1000
 
