@@ -243,8 +243,8 @@ def test_zero_rows_and_dead_weights() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--precision", "int4"], "--precision int4: some of fp32, int8"),
-        (["--precision", "int8,int8"], "each once"),
+        (["--precision", "int4"], "--precision int4: name fp32, int8 once each"),
+        (["--precision", "int8,int8"], "once each"),
         (["--precision", "fp32", "--default-precision", "int8"], "not among"),
         (["--precision", "int8"], "int8 does not pay"),  # the notebook's largest weight is 16 x 64
     ],
