@@ -12,7 +12,7 @@ import weakref
 from pathlib import Path
 
 from addnorm.service.errors import BundleRefused, NotFound, StartupError
-from addnorm.service.models.registry import Models, load
+from addnorm.service.models.registry import Model, Models, load
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import memory
 from addnorm.service.runtime.engine import Engine
@@ -158,16 +158,19 @@ class Repository:
             self._models.note(ref, "UNAVAILABLE", problem)
             log.error("%s", problem)
             return problem
-        engines = self._drop(ref) if running else []
-        self._models.add(model)
+        engines = _engines(running)
+        self._models.add(model)  # replaces what ran: no request finds none in between
         del running
         _free(engines)
         return None
 
     def _drop(self, ref: str) -> list[weakref.ref[Engine]]:
         """Its engines, which no new request will find."""
-        model = self._models.remove(ref)
-        return [weakref.ref(engine) for engine in model.engines.values()] if model else []
+        return _engines(self._models.remove(ref))
+
+
+def _engines(model: Model | None) -> list[weakref.ref[Engine]]:
+    return [weakref.ref(engine) for engine in model.engines.values()] if model else []
 
 
 def _free(engines: list[weakref.ref[Engine]]) -> None:

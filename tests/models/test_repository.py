@@ -23,6 +23,7 @@ import pytest
 from addnorm.load.stress.copies import republish
 from addnorm.load.stress.scenarios.swaps import swaps
 from addnorm.service.errors import BundleRefused, NotFound
+from addnorm.service.models.registry import Model, Models
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.server.wiring import Service
@@ -139,6 +140,25 @@ def test_a_version_tampered_with_on_disk_runs_on_and_is_not_read_again(
     (entry,) = inference.models.index()
     assert entry.state == "READY"
     assert "does not match its sha256" in entry.reason
+
+
+def test_a_changed_version_is_served_at_every_moment(
+    inference: Service, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, served_when_added = inference.models.find("notebook/1"), list[object]()
+    running = before.bundle.path
+    changed = republish(before.bundle, root.parent, 1, added={"notes.txt": b"changed"})
+    shutil.rmtree(running)
+    changed.rename(running)
+
+    def add(models: Models, model: Model, add: Any = Models.add) -> None:
+        served_when_added.append(models.get("notebook/1"))
+        add(models, model)
+
+    monkeypatch.setattr(Models, "add", add)
+    load(inference, "notebook/1")
+    assert served_when_added == [before]
+    assert inference.models.find("notebook/1") is not before
 
 
 def test_what_is_not_there_is_not_found(inference: Service) -> None:
