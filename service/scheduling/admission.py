@@ -14,7 +14,7 @@ from addnorm.service.scheduling.backlog import SMALL_RATIO, Backlog, KeyBacklogs
 from addnorm.service.scheduling.fair_queue import JobQueue
 from addnorm.service.scheduling.job import Job, Target
 
-# The figures are of a simulated flood (`flood` in tests/test_fairness.py): five times the capacity,
+# The figures are of a simulated flood (`flood` in tests/scheduling/test_fairness.py): five times the capacity,
 # one second for each job. What the values must achieve is tested there.
 #
 # Prediction

@@ -188,7 +188,7 @@ def refused(call: Callable[[], Any]) -> tuple[str | None, str]:
 
 def test_it_shows_our_messages(triton: Call) -> None:
     assert refused(lambda: triton("get_model_metadata", "bert"))[1].startswith(
-        "model 'bert' is not served here: "
+        "model 'bert' is not served here; served are: "
     )
     assert refused(lambda: triton("get_model_metadata", "gpt", "7")) == (
         "404",
