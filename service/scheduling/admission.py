@@ -14,8 +14,8 @@ from addnorm.service.scheduling.backlog import SMALL_RATIO, Backlog, KeyBacklogs
 from addnorm.service.scheduling.fair_queue import JobQueue
 from addnorm.service.scheduling.job import Job, Target
 
-# The figures are of a simulated flood (`flood` in tests/scheduling/test_fairness.py): five times the capacity,
-# one second for each job. What the values must achieve is tested there.
+# The figures are of a simulated flood (`flood` in tests/scheduling/test_fairness.py): five times
+# the capacity, one second for each job. What the values must achieve is tested there.
 #
 # Prediction
 # OWN_MARGIN: on the predicted time of the job itself, because rates are averages. Larger: more jobs

@@ -8,7 +8,8 @@ from addnorm.service.scheduling.start_time_fairness import Flow, StartTimeFairQu
 
 # A job counts as small beside another that has this many times its tokens. Larger: fewer jobs pass
 # long ones early. Smaller: jobs of about one size overtake each other, so past capacity all of them
-# are late together (simulated flood of tests/scheduling/test_fairness.py: 6 % late with 2, none with 8).
+# are late together (simulated flood of tests/scheduling/test_fairness.py: 6 % late with 2, none
+# with 8).
 SMALL_RATIO = 8
 
 
