@@ -1,8 +1,11 @@
 """`addnorm COMMAND`: picks the command, and imports only what that command needs."""
 
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from typing import NamedTuple
+
+from addnorm.service import VERSION
 
 
 class Command(NamedTuple):
@@ -40,8 +43,12 @@ def main() -> None:
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
         print(USAGE)
+    elif name == "--version":
+        print(VERSION)
     elif name not in COMMANDS:
-        sys.exit(f"addnorm: there is no command {name!r}\n\n{USAGE}")
+        close = get_close_matches(name, COMMANDS, 1)
+        hint = f"did you mean {close[0]}?" if close else "`addnorm --help` lists all"
+        sys.exit(f"addnorm: there is no command {name!r}: {hint}")
     else:
         _run(name, arguments)
 

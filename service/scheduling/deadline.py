@@ -29,7 +29,9 @@ class Deadline:
             raise self.expired()
 
     def expired(self) -> Expired:
-        return Expired(f"deadline: no answer within {self.timeout_s:g} s")
+        return Expired(
+            f"deadline: no answer within {self.timeout_s:g} s: allow more time, or ask for less"
+        )
 
     def leave(self) -> None:
         """The caller has left."""

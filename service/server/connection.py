@@ -39,6 +39,10 @@ SINGLE = {  # headers that may be sent once
 }
 LINE_BYTES = len(": \r\n")
 BODY_GRACE_S = 2.0  # the application rejects a slow body first, with a message
+INVALID_HTTP = (
+    "this is no HTTP/1.1 request: the request line, a header, Content-Length or a chunk is"
+    " malformed (TLS and HTTP/2 look so too)"
+)
 READ_BYTES = 16 * 1024  # parsed at once; other connections wait meanwhile
 LONG_PIECE_S = 0.0005  # a plain body's 16 KiB take a twentieth of that
 ASK_AFTER_S = 0.05  # before a caller that sends no more is asked whether it is still there
@@ -185,15 +189,16 @@ class Connection(HttpToolsProtocol):
         )
 
     def _too_large(self, num_bytes: int) -> HeadTooLarge:
-        framing = "the body's chunk sizes, extensions and trailers have"
-        what = framing if self._in_body else "the head has"
+        """num_bytes: read so far."""
         return HeadTooLarge(
-            f"{what} {num_bytes} bytes, the limit is {self.settings.max_header_bytes}"
+            "the request line and headers, or the body's chunk sizes, extensions and trailers, have"
+            f" {num_bytes} bytes or more, the limit is {self.settings.max_header_bytes}"
+            " (ADDNORM_MAX_HEADER_BYTES): send fewer or shorter ones"
         )
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls it when the parser does not accept the bytes."""
-        self._refuse(InvalidHttp(f"this is no HTTP/1.1 request: {msg}"))
+        self._refuse(InvalidHttp(INVALID_HTTP))
 
     def _refuse(self, error: ServiceError) -> None:
         """Answers what never became a whole request, and closes.

@@ -32,5 +32,7 @@ def service_error(error: Exception, method: str, path: str, request_id: str) -> 
     if isinstance(error, ServiceError):
         return error
     if isinstance(error, HTTPException) and (known := STARLETTE.get(error.status_code)):
-        return known(f"{method} {path}: {error.detail}", headers=error.headers)
+        allowed = (error.headers or {}).get("allow")
+        what = f"send {allowed}" if allowed else "there is no such path; /docs lists all paths"
+        return known(f"{method} {path}: {what}", headers=error.headers)
     return InternalError(request_id)

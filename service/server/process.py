@@ -63,7 +63,7 @@ def check_address(settings: Settings) -> None:
     except (OSError, UnicodeError) as error:  # the latter of a host that is no name
         is_used = isinstance(error, OSError) and error.errno == EADDRINUSE
         how = (
-            "end what listens there, or set ADDNORM_PORT"
+            "end what listens there, or choose another port with --port or ADDNORM_PORT"
             if is_used
             else "set ADDNORM_HOST and ADDNORM_PORT"
         )
