@@ -90,10 +90,11 @@ class Repository:
 
         It acts on what the last rescan saw too: files that are still being written are left alone.
         """
-        if not self._models.root or not self._models.root.is_dir():
-            return  # a volume may be away for a moment: no model is unloaded for that
+        root = self._models.root
         with self._changing:
             listing = self._listing()
+            if not root or not root.is_dir():
+                return  # a volume may be away for a moment: no model is unloaded for that
             self._log_new(listing.unreadable)
             found = {path: _signature(path) for path in listing.paths}
             for path, signature in found.items():

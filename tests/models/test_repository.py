@@ -246,6 +246,20 @@ def test_a_volume_that_is_away_for_a_moment_takes_no_model_along(root: Path) -> 
     inference.close()
 
 
+def test_a_volume_that_goes_away_while_it_is_listed_takes_no_model_along(
+    inference: Service, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = bundles.listing
+
+    def of_a_volume_that_has_gone(folder: Path) -> bundles.Listing:
+        root.rename(root.with_name("away"))
+        return listing(folder)
+
+    monkeypatch.setattr(bundles, "listing", of_a_volume_that_has_gone)
+    inference.repository.rescan()
+    assert states(inference) == {1: "READY"}
+
+
 @contextmanager
 def unreadable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whoever runs the tests: root reads whatever the permissions."""
