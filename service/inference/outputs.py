@@ -17,6 +17,7 @@ from addnorm.service.scheduling.cooperative import Steps
 
 Positions = Literal["all", "last"]
 NO_TOKEN = -1
+SHRINK = np.float32(2.0**-80)  # exact; the length of any shrunk vector fits in float32
 MIN_LENGTH = np.float32(1e-12)  # shorter vectors are divided by this, as torch's normalize does
 
 
@@ -60,25 +61,17 @@ def _check_finite(output: str, values: Floats, sequences: Ints | None = None) ->
 def unit(vectors: Floats) -> Floats:
     """Finite `[n, w]` scaled to length 1; zeros stay zeros."""
     with np.errstate(over="ignore"):
-        lengths: Floats = np.linalg.norm(vectors, axis=1, keepdims=True).astype(
-            np.float32, copy=False
-        )
-    if np.isfinite(lengths).all():
-        return _divided(vectors, np.maximum(lengths, MIN_LENGTH))
-    return np.concatenate([_long_unit(row) for row in vectors[:, None]])
+        lengths = _lengths(vectors)
+    if not (fits := np.isfinite(lengths)).all():
+        vectors = vectors * np.where(fits, np.float32(1), SHRINK)
+        lengths = _lengths(vectors)
+    unit_vectors: Floats = vectors / np.maximum(lengths, MIN_LENGTH)
+    return unit_vectors
 
 
-def _long_unit(row: Floats) -> Floats:
-    """As `unit`, of one row `[1, w]`, whose length may overflow float32: then it is computed in
-    float64."""
-    with np.errstate(over="ignore"):
-        fits = bool(np.isfinite(np.linalg.norm(row)))
-    return unit(row) if fits else _divided(row, np.linalg.norm(row.astype(np.float64)))
-
-
-def _divided(vectors: Floats, lengths: Any) -> Floats:
-    divided: Floats = (vectors / lengths).astype(np.float32, copy=False)
-    return divided
+def _lengths(vectors: Floats) -> Floats:
+    lengths: Floats = np.linalg.norm(vectors, axis=1, keepdims=True).astype(np.float32, copy=False)
+    return lengths
 
 
 class HeadRows(NamedTuple):

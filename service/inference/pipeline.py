@@ -7,7 +7,6 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
@@ -26,7 +25,6 @@ from addnorm.service.scheduling.cooperative import (
     timed,
 )
 from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.job import Job
 from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.settings import Settings
 
@@ -137,32 +135,14 @@ class Pipeline:
             request.model.target(request.precision), request.batch, left_s, request.key
         )
         try:
-            rows = await _wait(job, deadline)
+            # cancels the job when the time is up or the caller leaves
+            rows = await deadline.wait(asyncio.wrap_future(job.future))
         except NotFinite as error:
             raise _by_row(request, error) from error
         assert job.started is not None
         assert job.finished is not None
         stages_s = {"queue": job.started - job.submitted, "infer": job.finished - job.started}
         return rows, stages_s
-
-
-async def _wait(job: Job, deadline: Deadline) -> Rows:
-    """Cancels the job when the time is up or the caller leaves, unless a worker has taken it."""
-    loop = asyncio.get_running_loop()
-    settled = asyncio.Event()
-    job.future.add_done_callback(lambda _: loop.call_soon_threadsafe(settled.set))
-    timer = loop.call_later(deadline.left_s(), job.future.cancel)
-    deadline.stop = job.future.cancel
-    try:
-        await settled.wait()
-        return job.future.result()
-    except CancelledError:
-        deadline.check()
-        raise deadline.expired() from None
-    finally:
-        timer.cancel()
-        job.future.cancel()
-        deadline.stop = None
 
 
 def _outputs(request: InferenceRequest, rows: Rows) -> Steps[dict[str, Any]]:

@@ -99,7 +99,7 @@ class CooperativePool:
                 turn = asyncio.get_running_loop().run_in_executor(
                     self.executor, _turn, work, deadline, self._pause_s
                 )
-                outcome = await _in_time(turn, deadline)
+                outcome = await deadline.wait(turn)
             finally:
                 self._start_next()
             if outcome.is_done:
@@ -116,7 +116,7 @@ class CooperativePool:
         turn = asyncio.get_running_loop().create_future()
         heappush(self._waiting, (self._virtual_time + length_s, next(self._numbers), turn))
         try:
-            await _in_time(turn, deadline)
+            await deadline.wait(turn)
         except BaseException:
             if not turn.cancelled():  # the turn started at the same moment
                 self._start_next()
@@ -134,23 +134,6 @@ class CooperativePool:
 
     def close(self) -> None:
         self.executor.shutdown()
-
-
-async def _in_time(awaited: "asyncio.Future[Done]", deadline: Deadline) -> Done:
-    """The result of the future. Expired or ClientGone as soon as nobody waits for it."""
-    timer = asyncio.get_running_loop().call_later(deadline.left_s(), awaited.cancel)
-    deadline.stop = awaited.cancel
-    try:
-        return await awaited
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task and task.cancelling():  # the task was cancelled, not the future: the server ends
-            raise
-        deadline.check()
-        raise deadline.expired() from None  # timers may be some milliseconds early
-    finally:
-        timer.cancel()
-        deadline.stop = None
 
 
 def _turn(work: Steps[Done], deadline: Deadline, pause_s: float) -> TurnOutcome[Done]:

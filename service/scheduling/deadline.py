@@ -1,9 +1,13 @@
 """The deadline of a request. Every stage checks it, before and during its work. Knows no HTTP."""
 
+import asyncio
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from addnorm.service.errors import ClientGone, Expired
+
+Result = TypeVar("Result")
 
 
 class Deadline:
@@ -14,9 +18,7 @@ class Deadline:
         self.timeout_s = timeout_s
         self.arrived = time.monotonic() if arrived is None else arrived
         self.has_left = False
-        self.stop: Callable[[], object] | None = (
-            None  # ends the present stage when the caller leaves
-        )
+        self.stop: Callable[[], object] | None = None  # ends the present stage
 
     def left_s(self) -> float:
         return self.arrived + self.timeout_s - time.monotonic()
@@ -38,3 +40,20 @@ class Deadline:
         self.has_left = True
         if self.stop:
             self.stop()
+
+    async def wait(self, future: "asyncio.Future[Result]") -> Result:
+        """The result of the future. Expired or ClientGone, and the future is cancelled, as soon as
+        nobody waits for it."""
+        timer = asyncio.get_running_loop().call_later(self.left_s(), future.cancel)
+        self.stop = future.cancel
+        try:
+            return await future
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task and task.cancelling():  # the task was cancelled, not the future
+                raise
+            self.check()
+            raise self.expired() from None  # timers may be some milliseconds early
+        finally:
+            timer.cancel()
+            self.stop = None

@@ -24,8 +24,8 @@ from addnorm.service.errors import (
     TooManyConnections,
 )
 from addnorm.service.server.error_response import error_response
+from addnorm.service.server.flow_control import Flow
 from addnorm.service.server.http_parser import Parser
-from addnorm.service.server.transport import Flow
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import attach_context
 
