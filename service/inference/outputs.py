@@ -17,7 +17,7 @@ from addnorm.service.scheduling.cooperative import Steps
 
 Positions = Literal["all", "last"]
 NO_TOKEN = -1
-SHRINK = np.float32(2.0**-80)  # exact; the length of any shrunk vector fits in float32
+SHRINK = 2.0**-80  # the length of any shrunk vector fits in float32
 MIN_LENGTH = np.float32(1e-12)  # shorter vectors are divided by this, as torch's normalize does
 
 
@@ -63,7 +63,7 @@ def unit(vectors: Floats) -> Floats:
     with np.errstate(over="ignore"):
         lengths = _lengths(vectors)
     if not (fits := np.isfinite(lengths)).all():
-        vectors = vectors * np.where(fits, np.float32(1), SHRINK)
+        vectors = (vectors * np.where(fits, 1, SHRINK)).astype(np.float32)  # exact
         lengths = _lengths(vectors)
     unit_vectors: Floats = vectors / np.maximum(lengths, MIN_LENGTH)
     return unit_vectors
