@@ -17,7 +17,7 @@ from addnorm.service.scheduling.cooperative import Steps
 
 Positions = Literal["all", "last"]
 NO_TOKEN = -1
-SHRINK = 2.0**-80  # the length of any shrunk vector fits in float32
+SHRINK = np.float32(2.0**-80)  # exact; the length of any shrunk vector fits in float32
 MIN_LENGTH = np.float32(1e-12)  # shorter vectors are divided by this, as torch's normalize does
 
 
@@ -63,10 +63,9 @@ def unit(vectors: Floats) -> Floats:
     with np.errstate(over="ignore"):
         lengths = _lengths(vectors)
     if not (fits := np.isfinite(lengths)).all():
-        vectors = (vectors * np.where(fits, 1, SHRINK)).astype(np.float32)  # exact
+        vectors = vectors * np.where(fits, np.float32(1), SHRINK)
         lengths = _lengths(vectors)
-    unit_vectors: Floats = vectors / np.maximum(lengths, MIN_LENGTH)
-    return unit_vectors
+    return np.divide(vectors, np.maximum(lengths, MIN_LENGTH), dtype=np.float32)
 
 
 def _lengths(vectors: Floats) -> Floats:
