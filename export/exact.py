@@ -147,6 +147,7 @@ def _manifest(manifest: Manifest, config: Config) -> list[str]:
         "opset": OPSET,
         "max_positions": config.max_positions,
         "vocab_size": config.vocab_size,
+        "type_vocab_size": config.type_vocab_size,
     }
     return [
         f"{name} is {said[name]}, {value} expected"

@@ -11,7 +11,7 @@ from addnorm.model.transformer import Transformer
 
 MAX_HEAD_DIMS = 128  # of one attention head
 OPSET = 23  # the first with Attention
-BODY_INPUTS = ["input_ids", "attention_mask"]
+BODY_INPUTS = ["input_ids", "attention_mask"]  # and token_type_ids, where the model has types
 BODY_OUTPUTS = ["activations", "norm_mean", "norm_rstd"]
 
 
@@ -46,15 +46,16 @@ def _not_finite(name: str, tensor: torch.Tensor) -> str:
 
 
 def export_body(model: Transformer) -> ModelProto:
-    """input_ids, attention_mask `[batch, seq]` int64
-
-    -> activations, norm_mean, norm_rstd `[batch, seq, ...]`.
+    """input_ids, attention_mask, token_type_ids (only where there is more than one type)
+    `[batch, seq]` int64 -> activations, norm_mean, norm_rstd `[batch, seq, ...]`.
     """
-    ids = torch.zeros(2, 3, dtype=torch.int64)
-    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
-    grid = {0: Dim("batch"), 1: Dim("seq")}
-    shapes = dict.fromkeys(BODY_INPUTS, grid)
-    return _export(model, (ids, mask), BODY_INPUTS, BODY_OUTPUTS, shapes)
+    inputs, ids = [*BODY_INPUTS], torch.zeros(2, 3, dtype=torch.int64)
+    arguments = [ids, torch.tensor([[1, 1, 1], [1, 1, 0]])]
+    if model.config.type_vocab_size > 1:
+        inputs.append("token_type_ids")
+        arguments.append(torch.tensor([[0, 1, 1], [0, 0, 0]]))
+    shapes = dict.fromkeys(inputs, {0: Dim("batch"), 1: Dim("seq")})
+    return _export(model, tuple(arguments), inputs, BODY_OUTPUTS, shapes)
 
 
 def export_head(head: nn.Module, d_model: int) -> ModelProto:

@@ -152,7 +152,11 @@ def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) ->
 
 def _limits(source: Source, config: Config, folder: Path) -> Limits:
     """The model's own limits and that of its texts. Writes the tokenizer to `folder`, if any."""
-    limits = {"max_positions": config.max_positions, "vocab_size": config.vocab_size}
+    limits = {
+        "max_positions": config.max_positions,
+        "vocab_size": config.vocab_size,
+        "type_vocab_size": config.type_vocab_size,
+    }
     try:
         found = source.texts(config.max_positions)
     except texts.NoTexts as why:

@@ -89,6 +89,7 @@ def read_config(raw: dict[str, Any], with_head: bool) -> Config:
             d_ff=raw["intermediate_size"],
             n_layers=raw["num_hidden_layers"],
             max_positions=raw["max_position_embeddings"],
+            type_vocab_size=raw.get("type_vocab_size", 2),
             activation=ACTIVATIONS[raw["hidden_act"]],  # type: ignore[arg-type]
             eps=raw["layer_norm_eps"],
             embedding_norm=True,
@@ -137,21 +138,19 @@ def _fill(model: Transformer, reader: _Reader) -> None:
     tokens, positions = model.tokens.weight, model.positions.weight
     tokens.copy_(reader.read("embeddings.word_embeddings.weight", tokens.shape))
     by_position = reader.read("embeddings.position_embeddings.weight", positions.shape)
-    shape = _segment_shape(reader, model.config)
-    by_segment = reader.read("embeddings.token_type_embeddings.weight", shape)
-    # there is one segment, so its vector is added at every position
-    positions.copy_(by_position + by_segment[0])
+    shape = torch.Size([model.config.type_vocab_size, model.config.d_model])
+    by_type = reader.read("embeddings.token_type_embeddings.weight", shape)
+    if model.config.type_vocab_size > 1:
+        positions.copy_(by_position)
+        model.types.weight.copy_(by_type)
+    else:  # its vector is added at every position
+        positions.copy_(by_position + by_type[0])
     _norm(model.embedding_norm, reader, "embeddings.LayerNorm")
     for index, block in enumerate(model.blocks):
         assert isinstance(block, Block)
         _block(block, reader, f"encoder.layer.{index}")
     if model.head:
         _head(model.head, model, reader)
-
-
-def _segment_shape(reader: _Reader, config: Config) -> torch.Size:
-    stored = reader.weights.get("embeddings.token_type_embeddings.weight")
-    return torch.Size([len(stored) if stored is not None and stored.dim() else 2, config.d_model])
 
 
 def _block(block: Block, reader: _Reader, prefix: str) -> None:

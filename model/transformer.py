@@ -26,6 +26,7 @@ class Config:
     d_ff: int
     n_layers: int
     max_positions: int  # real tokens a sequence may have
+    type_vocab_size: int = 1  # kinds of segment; 1: the model takes no token types
     causal: bool = False
     block: Literal["post", "pre", "single"] = "post"  # see Block
     activation: Literal["relu", "gelu", "gelu_tanh"] = "gelu"
@@ -193,6 +194,8 @@ class Transformer(nn.Module):
         else:
             table = sinusoids(config.max_positions, config.d_model)
             self.positions = nn.Embedding.from_pretrained(table)
+        if config.type_vocab_size > 1:
+            self.types = nn.Embedding(config.type_vocab_size, config.d_model)
         if config.embedding_norm:
             self.embedding_norm = LayerNorm(config.d_model, config.eps, config.norm)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
@@ -200,14 +203,19 @@ class Transformer(nn.Module):
             self.final_norm = LayerNorm(config.d_model, config.eps, config.norm)
         self.head = Head(config) if config.head else None
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """input_ids, attention_mask `[B, S]` int64, non-zero mask = real token
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """input_ids, attention_mask, token_type_ids `[B, S]` int64, non-zero mask = real token
         -> activations `[B, S, d]`, norm_mean and norm_rstd `[B, S, n_norms]`, zeros at pads.
+
+        token_type_ids: 0 if None. Without effect unless type_vocab_size is above 1.
         """
         layout = self.layout(attention_mask)
         bias = layout.attention_bias(self.config.causal)
         stats = NormStats()
-        x = self.embed(layout.gather(input_ids), layout.position_ids)  # [N, d]
+        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        x = self.embed(layout.gather(input_ids), layout.position_ids, layout.gather(types))
         if self.config.embedding_norm:
             x = stats.keep(self.embedding_norm(x))
         for block in self.blocks:
@@ -220,12 +228,15 @@ class Transformer(nn.Module):
             layout.scatter(torch.cat(stats.rstds, -1)),
         )
 
-    def embed(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """token_ids, position_ids `[N]` -> `[N, d]`."""
+    def embed(self, token_ids: Tensor, position_ids: Tensor, type_ids: Tensor) -> Tensor:
+        """Three times `[N]` -> `[N, d]`."""
         tokens = self.tokens(token_ids)
         if self.config.embedding_scale != 1.0:
             tokens = tokens * self.config.embedding_scale
-        return tokens + self.positions(position_ids)  # type: ignore[no-any-return]
+        places = self.positions(position_ids)
+        if self.config.type_vocab_size > 1:
+            places = places + self.types(type_ids)
+        return tokens + places  # type: ignore[no-any-return]
 
 
 def sinusoids(max_positions: int, d_model: int) -> Tensor:

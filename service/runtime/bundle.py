@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from addnorm.service.errors import StartupError
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST, CERTIFICATE = "manifest.json", "certificate.json"
 HEAD, TOKENIZER = "head.onnx", "tokenizer.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -39,6 +39,9 @@ class File(_Part):
 class Limits(_Part):
     max_positions: int = Field(description="Real tokens in a sequence.")
     vocab_size: int = Field(description="Token ids are below it.")
+    type_vocab_size: int = Field(
+        1, description="Token type ids are below it. 1: the model takes none."
+    )
     # the default is for bundles without a tokenizer, which take no texts
     max_text_tokens: int = Field(
         default_factory=lambda given: given["max_positions"],
