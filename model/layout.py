@@ -20,6 +20,9 @@ class Layout(Protocol):
     """What `Transformer.forward` and `Attention.forward` need to know of the grid."""
 
     position_ids: Tensor  # [N] place of each row among its sequence's real tokens, 0 for the first
+    distances: (
+        Tensor  # [B or 1, S, S] place of the key minus place of the query, on attention's grid
+    )
 
     def gather(self, cells: Tensor) -> Tensor:
         """Caller's cells `[B, S]` -> rows `[N]`."""
@@ -48,7 +51,9 @@ class Padded:
     def __init__(self, attention_mask: Tensor) -> None:
         self.mask = attention_mask != 0  # [B, S]
         self.shape = attention_mask.shape
-        self.position_ids = _positions(self.mask).reshape(-1)
+        positions = _positions(self.mask)
+        self.position_ids = positions.reshape(-1)
+        self.distances = positions[:, None, :] - positions[:, :, None]
 
     def gather(self, cells: Tensor) -> Tensor:
         return cells.reshape(-1)
@@ -87,6 +92,7 @@ class Packed:
         lengths = real.sum(1, keepdim=True)  # [B, 1]
         columns = torch.arange(seq, device=real.device)[None, :]
         self.keys = columns < lengths  # [B, S] real cells of attention's grid
+        self.distances = columns[:, None, :] - columns[:, :, None]
 
         flat = real.reshape(-1)
         filler = torch.zeros(1, dtype=torch.int64, device=real.device)

@@ -1,11 +1,12 @@
 """One transformer forward over rows `[N, d_model]`.
 
-B batch, S grid width, N rows, H heads, V vocabulary. It holds every variant that the presets name
+B batch, S grid width, N rows, H heads, V vocabulary. It holds every variant that `Config` names
 (where the norms stand, which norm, which activation) and knows nothing of ONNX or HTTP.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -13,38 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.onnx.ops import attention
 
+from addnorm.model.config import Activation, Config, HeadConfig
 from addnorm.model.layout import LAYOUTS, Layout
-
-
-@dataclass(frozen=True)
-class Config:
-    """A transformer's shape, in the papers' words."""
-
-    vocab_size: int
-    d_model: int
-    n_heads: int
-    d_ff: int
-    n_layers: int
-    max_positions: int  # real tokens a sequence may have
-    type_vocab_size: int = 1  # kinds of segment; 1: the model takes no token types
-    causal: bool = False
-    block: Literal["post", "pre", "single"] = "post"  # see Block
-    activation: Literal["relu", "gelu", "gelu_tanh"] = "gelu"
-    norm: Literal["layer", "std"] = "layer"  # see LayerNorm
-    eps: float = 1e-5
-    positions: Literal["learned", "sinusoidal"] = "learned"
-    embedding_scale: float = 1.0  # sqrt(d_model) in the original encoder
-    embedding_norm: bool = False
-    final_norm: bool = False
-    attention_bias: bool = True
-    head: Literal["linear", "transform"] | None = "linear"  # see Head
-    head_bias: bool = True
-
-    @property
-    def n_norms(self) -> int:
-        """LayerNorms that a token passes through, the head's own not counted."""
-        per_block = 1 if self.block == "single" else 2
-        return self.embedding_norm + per_block * self.n_layers + self.final_norm
+from addnorm.model.positions import RelativeBias, sinusoids
 
 
 class LayerNorm(nn.Module):
@@ -52,6 +24,7 @@ class LayerNorm(nn.Module):
 
     kind "layer": the denominator is sqrt(biased variance + eps) (Ba et al., arXiv:1607.06450).
     kind "std": it is unbiased std + eps, as many tutorials write it.
+    bias: whether there is a beta.
     """
 
     def __init__(
@@ -59,6 +32,7 @@ class LayerNorm(nn.Module):
         normalized_shape: int | tuple[int, ...],
         eps: float = 1e-5,
         kind: Literal["layer", "std"] = "layer",
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.shape = (
@@ -66,7 +40,7 @@ class LayerNorm(nn.Module):
         )
         self.eps, self.kind = eps, kind
         self.gamma = nn.Parameter(torch.ones(self.shape))
-        self.beta = nn.Parameter(torch.zeros(self.shape))
+        self.beta = nn.Parameter(torch.zeros(self.shape)) if bias else None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x `[..., *normalized_shape]` -> y like x; mean, 1 / denominator `[..., 1, ...]`."""
@@ -77,7 +51,13 @@ class LayerNorm(nn.Module):
         centred = x - mean
         variance = centred.square().sum(axes, keepdim=True) / (math.prod(self.shape) - 1)
         rstd = 1.0 / (variance.sqrt() + self.eps)
-        return self.gamma * (centred * rstd) + self.beta, mean, rstd
+        y = self.gamma * (centred * rstd)
+        return y if self.beta is None else y + self.beta, mean, rstd
+
+
+def norm(config: Config, width: int | None = None) -> LayerNorm:
+    """width: d_model if None."""
+    return LayerNorm(width or config.d_model, config.eps, config.norm, config.norm_bias)
 
 
 class Attention(nn.Module):
@@ -111,13 +91,17 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(config.d_ff, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:  # [N, d] -> [N, d]
-        return self.down(activate(self.activation, self.up(x)))  # type: ignore[no-any-return]
+        return self.down(ACTIVATIONS[self.activation](self.up(x)))  # type: ignore[no-any-return]
 
 
-def activate(name: str, x: Tensor) -> Tensor:
-    if name == "relu":
-        return F.relu(x)
-    return F.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "identity": lambda x: x,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
 
 
 class Block(nn.Module):
@@ -133,9 +117,9 @@ class Block(nn.Module):
         self.order = config.block
         self.attention = Attention(config)
         self.ffn = FeedForward(config)
-        self.norm1 = LayerNorm(config.d_model, config.eps, config.norm)
+        self.norm1 = norm(config)
         if self.order != "single":
-            self.norm2 = LayerNorm(config.d_model, config.eps, config.norm)
+            self.norm2 = norm(config)
 
     def forward(self, x: Tensor, layout: Layout, bias: Tensor, stats: "NormStats") -> Tensor:
         """x `[N, d]` -> `[N, d]`; every norm's statistics go to `stats`."""
@@ -164,44 +148,57 @@ class NormStats:
 
 
 class Head(nn.Module):
-    """Rows -> logits: one matrix ("linear"), or also a dense layer and a norm ("transform")."""
+    """Rows -> logits, or vectors: [dense -> activation -> norm] -> [linear], see HeadConfig."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, head: HeadConfig) -> None:
         super().__init__()
-        self.transform = config.head == "transform"
-        self.activation = config.activation
-        if self.transform:
-            self.dense = nn.Linear(config.d_model, config.d_model)
-            self.norm = LayerNorm(config.d_model, config.eps, config.norm)
-        self.decoder = nn.Linear(config.d_model, config.vocab_size, bias=config.head_bias)
+        self.activation, width = head.activation, config.d_model
+        if head.dense:
+            self.dense = nn.Linear(width, head.dense, bias=head.dense_bias)
+            width = head.dense
+        if head.norm:
+            self.norm = norm(config, width)
+        if head.linear:
+            self.linear = nn.Linear(width, head.width, bias=head.bias)
+        self.steps = [name for name in ("dense", "norm", "linear") if hasattr(self, name)]
 
-    def forward(self, rows: Tensor) -> Tensor:  # [n, d] -> [n, V]
-        if self.transform:
-            rows = self.norm(activate(self.activation, self.dense(rows)))[0]
-        return self.decoder(rows)  # type: ignore[no-any-return]
+    def forward(self, rows: Tensor) -> Tensor:  # [n, d] -> [n, width]
+        if "dense" in self.steps:
+            rows = ACTIVATIONS[self.activation](self.dense(rows))
+        if "norm" in self.steps:
+            rows = self.norm(rows)[0]
+        return self.linear(rows) if "linear" in self.steps else rows
 
 
 class Transformer(nn.Module):
-    """Embeddings and blocks. The head is not part of `forward`: it runs on the rows asked for."""
+    """Embeddings and blocks. Heads are not part of `forward`: they run on the rows asked for."""
 
     def __init__(self, config: Config, layout: str = "packed") -> None:
         super().__init__()
         self.config = config
         self.layout = LAYOUTS[layout]
-        self.tokens = nn.Embedding(config.vocab_size, config.d_model)
+        width = config.embedding_size or config.d_model
+        self.tokens = nn.Embedding(config.vocab_size, width)
         if config.positions == "learned":
-            self.positions = nn.Embedding(config.max_positions, config.d_model)
+            self.positions = nn.Embedding(config.max_positions, width)
         else:
-            table = sinusoids(config.max_positions, config.d_model)
-            self.positions = nn.Embedding.from_pretrained(table)
+            self.positions = nn.Embedding.from_pretrained(sinusoids(config.max_positions, width))
         if config.type_vocab_size > 1:
-            self.types = nn.Embedding(config.type_vocab_size, config.d_model)
+            self.types = nn.Embedding(config.type_vocab_size, width)
         if config.embedding_norm:
-            self.embedding_norm = LayerNorm(config.d_model, config.eps, config.norm)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+            self.embedding_norm = norm(config, width)
+        if config.embedding_size:
+            self.projection = nn.Linear(width, config.d_model)
+        if config.relative_buckets:
+            self.relative_bias = RelativeBias(
+                config.relative_buckets, config.n_heads, config.max_positions
+            )
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_blocks))
         if config.final_norm:
-            self.final_norm = LayerNorm(config.d_model, config.eps, config.norm)
-        self.head = Head(config) if config.head else None
+            self.final_norm = norm(config)
+        self.heads = nn.ModuleDict(
+            {name: Head(config, head) for name, head in config.heads.items()}
+        )
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
@@ -214,12 +211,17 @@ class Transformer(nn.Module):
         layout = self.layout(attention_mask)
         bias = layout.attention_bias(self.config.causal)
         stats = NormStats()
+        if self.config.relative_buckets:
+            bias = bias + self.relative_bias(layout.distances)
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         x = self.embed(layout.gather(input_ids), layout.position_ids, layout.gather(types))
         if self.config.embedding_norm:
             x = stats.keep(self.embedding_norm(x))
-        for block in self.blocks:
-            x = block(x, layout, bias, stats)
+        if self.config.embedding_size:
+            x = self.projection(x)
+        n_layers, n_blocks = self.config.n_layers, self.config.n_blocks
+        for layer in range(n_layers):
+            x = self.blocks[layer * n_blocks // n_layers](x, layout, bias, stats)
         if self.config.final_norm:
             x = stats.keep(self.final_norm(x))
         return (
@@ -237,16 +239,6 @@ class Transformer(nn.Module):
         if self.config.type_vocab_size > 1:
             places = places + self.types(type_ids)
         return tokens + places  # type: ignore[no-any-return]
-
-
-def sinusoids(max_positions: int, d_model: int) -> Tensor:
-    """sin and cos of position / 10000^(2i / d_model), interleaved. `[max_positions, d]`.
-
-    arXiv:1706.03762, section 3.5.
-    """
-    frequencies = torch.exp(torch.arange(0, d_model, 2) * (-math.log(10000.0) / d_model))
-    angles = torch.arange(max_positions)[:, None] * frequencies
-    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :d_model]
 
 
 def randomize(model: Transformer, seed: int) -> Transformer:

@@ -1,0 +1,78 @@
+"""BERT (Devlin et al., arXiv:1810.04805): `transformers.models.bert`."""
+
+from addnorm.model.checkpoints.family import Family, HeadTable
+
+CONFIG = {
+    "vocab_size": "vocab_size",
+    "d_model": "hidden_size",
+    "n_heads": "num_attention_heads",
+    "d_ff": "intermediate_size",
+    "n_layers": "num_hidden_layers",
+    "max_positions": "max_position_embeddings",
+    "type_vocab_size": "type_vocab_size",
+    "activation": "hidden_act",
+    "eps": "layer_norm_eps",
+}
+DEFAULTS = {"type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12}
+EMBEDDINGS = {
+    "tokens": "embeddings.word_embeddings",
+    "positions": "embeddings.position_embeddings",
+    "types": "embeddings.token_type_embeddings",
+    "embedding_norm": "embeddings.LayerNorm",
+}
+LAYER = "encoder.layer.{}."
+MODULES = {
+    **EMBEDDINGS,
+    "blocks.{}.attention.qkv": tuple(
+        f"{LAYER}attention.self.{part}" for part in ("query", "key", "value")
+    ),
+    "blocks.{}.attention.out": f"{LAYER}attention.output.dense",
+    "blocks.{}.norm1": f"{LAYER}attention.output.LayerNorm",
+    "blocks.{}.ffn.up": f"{LAYER}intermediate.dense",
+    "blocks.{}.ffn.down": f"{LAYER}output.dense",
+    "blocks.{}.norm2": f"{LAYER}output.LayerNorm",
+}
+FIXED = {"embedding_norm": True}
+ONLY = {
+    "position_embedding_type": ("absolute", None),
+    "is_decoder": (False, None),
+    "add_cross_attention": (False, None),
+}
+TOKENS = HeadTable(("ForTokenClassification",), "every", "classifier", labels=True)
+SPANS = HeadTable(("ForQuestionAnswering",), "every", "qa_outputs", labels=("start", "end"))
+POSITION_IDS = r".*\.position_ids"  # a buffer of earlier releases
+
+BERT = Family(
+    model_types=("bert",),
+    prefixes=("bert.",),
+    config=CONFIG,
+    modules=MODULES,
+    heads=(
+        HeadTable(
+            ("ForMaskedLM", "ForPreTraining"),
+            "every",
+            "cls.predictions.decoder",
+            dense="cls.predictions.transform.dense",
+            activation=None,
+            norm="cls.predictions.transform.LayerNorm",
+            bias="cls.predictions.bias",
+            tied=True,
+        ),
+        HeadTable(
+            ("ForSequenceClassification",),
+            "first",
+            "classifier",
+            dense="pooler.dense",
+            activation="tanh",
+            labels=True,
+        ),
+        TOKENS,
+        SPANS,
+        # Stanford's ColBERT (Khattab and Zaharia, arXiv:2004.12832)
+        HeadTable(("HF_ColBERT",), "every", "linear", bias=False, output="token_vectors"),
+    ),
+    defaults=DEFAULTS,
+    fixed=FIXED,
+    only=ONLY,
+    unused=(r"pooler\..*", POSITION_IDS, r"cls\.seq_relationship\..*"),
+)

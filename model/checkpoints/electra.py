@@ -1,0 +1,53 @@
+"""ELECTRA (Clark et al., arXiv:2003.10555): `transformers.models.electra`."""
+
+from typing import Any
+
+from addnorm.model.checkpoints import bert
+from addnorm.model.checkpoints.family import Family, HeadTable, Raw
+
+
+def _derived(raw: Raw) -> dict[str, Any]:
+    size = raw["embedding_size"]
+    return {} if size == raw["hidden_size"] else {"embedding_size": size}
+
+
+ELECTRA = Family(
+    model_types=("electra",),
+    prefixes=("electra.",),
+    config=bert.CONFIG,
+    modules={**bert.MODULES, "projection": "embeddings_project"},
+    heads=(
+        HeadTable(
+            ("ForMaskedLM",),
+            "every",
+            "generator_lm_head",
+            dense="generator_predictions.dense",
+            activation="gelu",
+            norm="generator_predictions.LayerNorm",
+            tied=True,
+        ),
+        HeadTable(  # the discriminator: whether a token was replaced
+            ("ForPreTraining",),
+            "every",
+            "discriminator_predictions.dense_prediction",
+            dense="discriminator_predictions.dense",
+            activation=None,
+            labels=("replaced",),
+        ),
+        HeadTable(
+            ("ForSequenceClassification",),
+            "first",
+            "classifier.out_proj",
+            dense="classifier.dense",
+            activation="gelu",
+            labels=True,
+        ),
+        bert.TOKENS,
+        bert.SPANS,
+    ),
+    defaults={**bert.DEFAULTS, "embedding_size": 128},
+    fixed=bert.FIXED,
+    derived=_derived,
+    only=bert.ONLY,
+    unused=(bert.POSITION_IDS,),
+)

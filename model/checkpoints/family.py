@@ -1,0 +1,61 @@
+"""What a family's table says: how transformers names a model's configuration and its weights."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from addnorm.model.config import Activation, Pick
+
+Raw = Mapping[str, Any]  # the fields of config.json
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "relu": "relu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+    "linear": "identity",
+}
+
+
+@dataclass(frozen=True)
+class HeadTable:
+    """Where a class of transformers keeps its head. Keys are without `.weight` and `.bias`."""
+
+    classes: tuple[str, ...]  # what the names of such classes end in
+    pick: Pick
+    linear: str
+    dense: str | None = None
+    dense_is_optional: bool = False  # without bias too, and left out where the weights lack it
+    activation: Activation | None = "identity"  # after the dense layer; None: the blocks' own
+    norm: str | None = None
+    bias: str | bool = True  # of the linear layer: whether there is one, or its own whole key
+    tied: bool = False  # a missing weight of the linear layer is that of the token embeddings
+    labels: bool | tuple[str, ...] = False  # whether config.json names the outputs; or their names
+    output: str = "logits"
+
+
+@dataclass(frozen=True)
+class Family:
+    """modules: our module -> its key, or the keys of what it joins. `{}` is the layer.
+
+    Models with a head have one of `prefixes` before the keys of the body.
+    """
+
+    model_types: tuple[str, ...]
+    prefixes: tuple[str, ...]
+    config: Mapping[str, str]  # field of our Config -> field of config.json
+    modules: Mapping[str, str | tuple[str, ...]]
+    heads: tuple[HeadTable, ...]
+    defaults: Raw = field(default_factory=dict)  # of fields that config.json may leave out
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # fields of our Config
+    derived: Callable[[Raw], dict[str, Any]] = lambda raw: {}  # more fields of our Config
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # field of config.json -> supported values
+    position_offset: Callable[[Raw], int] = lambda raw: 0  # unused first rows of the position table
+    # our embedding -> a matrix [ours, stored] that its rows are multiplied with, where there is one
+    projections: Mapping[str, str] = field(default_factory=dict)
+    transposed: bool = False  # whether weights of the blocks are stored [in, out]
+    unused: tuple[str, ...] = field(default=())  # regular expressions of keys that have no effect

@@ -1,0 +1,38 @@
+"""MPNet (Song et al., arXiv:2004.09297): `transformers.models.mpnet`."""
+
+from typing import Any
+
+from addnorm.model.checkpoints import bert, roberta
+from addnorm.model.checkpoints.family import Family, Raw
+
+OFFSET = 2  # whatever the padding token is
+BUCKETS = 32  # transformers computes with these, whatever config.json says
+LAYER = bert.LAYER
+
+
+def _derived(raw: Raw) -> dict[str, Any]:
+    return {
+        "max_positions": raw["max_position_embeddings"] - OFFSET,
+        "relative_buckets": BUCKETS,
+    }
+
+
+MPNET = Family(
+    model_types=("mpnet",),
+    prefixes=("mpnet.",),
+    config={ours: theirs for ours, theirs in bert.CONFIG.items() if ours != "type_vocab_size"},
+    modules={
+        **bert.MODULES,
+        "relative_bias.table": "encoder.relative_attention_bias",
+        "blocks.{}.attention.qkv": tuple(f"{LAYER}attention.attn.{part}" for part in "qkv"),
+        "blocks.{}.attention.out": f"{LAYER}attention.attn.o",
+        "blocks.{}.norm1": f"{LAYER}attention.LayerNorm",
+    },
+    heads=(roberta.LM, roberta.SEQUENCE, bert.TOKENS, bert.SPANS),
+    defaults={**bert.DEFAULTS, "relative_attention_num_buckets": BUCKETS},
+    fixed=bert.FIXED,
+    derived=_derived,
+    only={"relative_attention_num_buckets": (BUCKETS,)},
+    position_offset=lambda raw: OFFSET,
+    unused=(r"pooler\..*", bert.POSITION_IDS),
+)

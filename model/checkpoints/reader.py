@@ -1,0 +1,182 @@
+"""A checkpoint's tensors, by the table of its family, into a Transformer. Nothing is left over."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from addnorm.model.checkpoints.family import Family, HeadTable, Raw
+from addnorm.model.config import Config, HeadConfig
+from addnorm.model.transformer import Head, LayerNorm, Transformer
+
+FIRST_RELEASE = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+
+
+class CheckpointError(ValueError):
+    """The folder is not one that can be exported. The message lists all that does not fit."""
+
+
+@dataclass
+class Reader:
+    """Returns tensors by the family's own keys, and collects everything that does not fit."""
+
+    family: Family
+    weights: Mapping[str, Tensor]
+    unused: list[str]  # prefixes ending in ".", and keys, without effect
+    used: set[str] = field(default_factory=set)
+    missing: list[str] = field(default_factory=list)
+    misshaped: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, family: Family, stored: Mapping[str, Tensor], ignore: tuple[str, ...]) -> "Reader":
+        """ignore: what the stored keys begin with that are left out."""
+        weights, unused = {}, set()
+        for key, tensor in stored.items():
+            if key.startswith(ignore):
+                unused.add(key)
+                continue
+            name = key
+            for prefix in family.prefixes:
+                if key.startswith(prefix):
+                    name = key.removeprefix(prefix)
+                    unused.add(prefix)
+                    break
+            for old, new in FIRST_RELEASE.items():
+                name = name.replace(old, new)
+            weights[name] = tensor
+        return cls(family, weights, sorted(unused))
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.weights
+
+    def rows(self, key: str, otherwise: int) -> int:
+        """The first size of a tensor."""
+        tensor = self.weights.get(key)
+        return otherwise if tensor is None or not tensor.dim() else len(tensor)
+
+    def read(self, key: str, shape: torch.Size) -> Tensor:
+        """Zeros if it does not fit, which `finish` then reports."""
+        tensor = self.weights.get(key)
+        self.used.add(key)
+        if tensor is None:
+            self.missing.append(key)
+        elif tensor.shape != shape:
+            self.misshaped.append(f"{key} is {list(tensor.shape)}, {list(shape)} expected")
+        else:
+            return tensor
+        return torch.zeros(shape)
+
+    def finish(self, folder: Path) -> list[str]:
+        """The keys without effect. CheckpointError if anything did not fit."""
+        left = sorted(set(self.weights) - self.used)
+        known = re.compile("|".join(self.family.unused) or "(?!)")
+        found = {
+            "missing": sorted(self.missing),
+            "unexpected": [key for key in left if not known.fullmatch(key)],
+            "misshaped": sorted(self.misshaped),
+        }
+        if any(found.values()):
+            listed = "; ".join(f"{what}: {', '.join(keys)}" for what, keys in found.items() if keys)
+            how = "; --ignore PREFIX leaves out what begins so" if found["unexpected"] else ""
+            raise CheckpointError(f"{folder}: weights do not fit: {listed}{how}")
+        return sorted([*self.unused, *left])
+
+
+def fill(model: Transformer, reader: Reader, raw: Raw) -> None:
+    """Copies every parameter of the body out of the checkpoint."""
+    family, offset = reader.family, reader.family.position_offset(raw)
+    for ours, theirs in family.modules.items():
+        keys = (theirs,) if isinstance(theirs, str) else theirs
+        if ours.startswith("blocks."):
+            for index, block in enumerate(model.blocks):
+                module = block.get_submodule(ours.removeprefix("blocks.{}."))
+                _copy(module, [key.format(index) for key in keys], reader)
+        elif ours == "positions":
+            _positions(model.positions, keys[0], offset, reader)
+        elif ours == "types" and model.config.type_vocab_size == 1:
+            _fold_types(model, keys[0], reader)
+        elif ours in family.projections and f"{family.projections[ours]}.weight" in reader:
+            _project(model.get_submodule(ours), keys[0], family.projections[ours], reader)
+        elif hasattr(model, ours.partition(".")[0]):
+            _copy(model.get_submodule(ours), list(keys), reader)
+
+
+def _copy(module: nn.Module, keys: list[str], reader: Reader) -> None:
+    """One of our modules from one of theirs, or from several that lie end to end in it."""
+    if isinstance(module, LayerNorm):
+        parts = {"weight": module.gamma, "bias": module.beta}
+    else:
+        parts = {"weight": module.weight, "bias": getattr(module, "bias", None)}
+    is_linear = isinstance(module, nn.Linear)
+    for name, parameter in parts.items():
+        if parameter is None:
+            continue
+        transposed = is_linear and name == "weight" and reader.family.transposed
+        for key, part in zip(keys, parameter.chunk(len(keys)), strict=True):
+            ours = part.T if transposed else part
+            ours.copy_(reader.read(f"{key}.{name}", ours.shape))
+
+
+def _positions(positions: nn.Embedding, key: str, offset: int, reader: Reader) -> None:
+    rows, width = positions.weight.shape
+    table = reader.read(f"{key}.weight", torch.Size([rows + offset, width]))
+    positions.weight.copy_(table[offset:])
+
+
+def _fold_types(model: Transformer, key: str, reader: Reader) -> None:
+    """The model has one type, whose vector is added at every position."""
+    if f"{key}.weight" in reader:
+        shape = torch.Size([1, model.tokens.weight.shape[1]])
+        model.positions.weight.add_(reader.read(f"{key}.weight", shape)[0])
+
+
+def _project(embedding: nn.Module, key: str, projection: str, reader: Reader) -> None:
+    """Rows [n, stored] times the projection [ours, stored], in place of a layer for it."""
+    assert isinstance(embedding, nn.Embedding)
+    rows, width = embedding.weight.shape
+    stored = reader.weights[f"{projection}.weight"].shape[-1]
+    matrix = reader.read(f"{projection}.weight", torch.Size([width, stored]))
+    table = reader.read(f"{key}.weight", torch.Size([rows, stored]))
+    embedding.weight.copy_(table.float() @ matrix.float().T)
+
+
+def head_config(table: HeadTable, reader: Reader, body: Config) -> HeadConfig:
+    """Sizes as stored."""
+    has_dense = bool(table.dense) and not (
+        table.dense_is_optional and f"{table.dense}.weight" not in reader
+    )
+    return HeadConfig(
+        pick=table.pick,
+        width=reader.rows(f"{table.linear}.weight", body.vocab_size if table.tied else 1),
+        dense=reader.rows(f"{table.dense}.weight", body.d_model) if has_dense else None,
+        dense_bias=not table.dense_is_optional,
+        activation=body.activation if table.activation is None else table.activation,
+        norm=table.norm is not None,
+        bias=bool(table.bias),
+    )
+
+
+def fill_head(head: Head, table: HeadTable, reader: Reader) -> None:
+    """Heads are stored as [out, in] in every family."""
+    for module, key in (("dense", table.dense), ("norm", table.norm)):
+        if key and module in head.steps:
+            _copy_as_is(head.get_submodule(module), key, reader)
+    weight, stored = head.linear.weight, f"{table.linear}.weight"
+    tokens = f"{reader.family.modules['tokens']}.weight"
+    weight.copy_(
+        reader.read(tokens if table.tied and stored not in reader else stored, weight.shape)
+    )
+    if head.linear.bias is not None:
+        own = f"{table.linear}.bias"
+        key = table.bias if isinstance(table.bias, str) else own
+        head.linear.bias.copy_(reader.read(key, head.linear.bias.shape))
+        reader.used.add(own)  # some versions store the same vector twice
+
+
+def _copy_as_is(module: nn.Module, key: str, reader: Reader) -> None:
+    names = {"gamma": "weight", "beta": "bias"}
+    for name, parameter in module.named_parameters():
+        parameter.copy_(reader.read(f"{key}.{names.get(name, name)}", parameter.shape))
