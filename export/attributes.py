@@ -7,33 +7,39 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from addnorm.export import structure
-from addnorm.model.transformer import Config
+from addnorm.model.config import Activation, Config, HeadConfig
+
+OPERATORS: dict[str, tuple[Activation, ...]] = {  # of ONNX -> the activations that it computes
+    "Gelu": ("gelu", "gelu_tanh"),
+    "Relu": ("relu",),
+    "Sigmoid": ("silu",),
+    "Tanh": ("tanh",),
+}
 
 
 def body(graph: ModelProto, config: Config) -> Iterator[str]:
     """What differs from the reference's Config."""
-    yield from _attributes(
-        graph, config, norms=config.n_norms, activations=config.n_layers, attentions=config.n_layers
-    )
+    heads = {"q_num_heads": config.n_heads, "kv_num_heads": config.n_heads}
+    yield from _each(graph, "Attention", heads, config.n_layers)
+    yield from _attributes(graph, config, config.n_norms, config.activation, config.n_layers)
 
 
-def head(graph: ModelProto, config: Config) -> Iterator[str]:
+def head(graph: ModelProto, config: Config, made: HeadConfig) -> Iterator[str]:
     """What differs from the reference's Config."""
-    once = int(config.head == "transform")
-    yield from _attributes(graph, config, norms=once, activations=once, attentions=0)
+    activations = int(made.dense is not None)
+    yield from _attributes(graph, config, int(made.norm), made.activation, activations)
 
 
 def _attributes(
-    model: ModelProto, config: Config, norms: int, activations: int, attentions: int
+    model: ModelProto, config: Config, norms: int, activation: Activation, activations: int
 ) -> Iterator[str]:
     """Attributes of the operators that the model's Config decides, and how often each occurs."""
     norm = {"epsilon": float(np.float32(config.eps)), "axis": -1, "stash_type": 1}
-    gelu = {"approximate": b"tanh" if config.activation == "gelu_tanh" else b"none"}
-    heads = {"q_num_heads": config.n_heads, "kv_num_heads": config.n_heads}
+    gelu = {"approximate": b"tanh" if activation == "gelu_tanh" else b"none"}
     yield from _each(model, "LayerNormalization", norm, norms * (config.norm == "layer"))
-    yield from _each(model, "Gelu", gelu, activations * (config.activation != "relu"))
-    yield from _each(model, "Relu", {}, activations * (config.activation == "relu"))
-    yield from _each(model, "Attention", heads, attentions)
+    for operator, names in OPERATORS.items():
+        expected = gelu if operator == "Gelu" else {}
+        yield from _each(model, operator, expected, activations * (activation in names))
     yield from _std_norms(model, config, norms * (config.norm == "std"))
     yield from _products(model)
 

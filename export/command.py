@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from addnorm.export import writer
+from addnorm.export import sources, writer
 from addnorm.export.graph import UnfitError
 from addnorm.export.quantize import QuantizationError
 from addnorm.export.served import CertificationError
-from addnorm.export.writer import GRAPHS, Plan, Source, UsageError
-from addnorm.model.checkpoint import CheckpointError
+from addnorm.export.sources import Source, UsageError
+from addnorm.export.writer import GRAPHS, Plan
+from addnorm.model.checkpoints import CheckpointError, Choices
 from addnorm.model.presets import PRESETS
 from addnorm.service.errors import StartupError
 
@@ -30,8 +31,8 @@ def export(arguments: Sequence[str]) -> None:
     """Writes a certified bundle. Exits with one line and code 1 if it cannot."""
     options = _export_parser().parse_args(arguments)
     with _one_line("export"):
-        source = Source(options.preset, options.checkpoint, max_length=options.max_length)
         plan = Plan(options.layout, *_precisions(options.precision, options.default_precision))
+        source = _source(options)
         writer.export(source, options.out, options.name or source.name, options.version, plan)
 
 
@@ -57,6 +58,26 @@ def quiet_exporter() -> None:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
 
 
+def _source(options: argparse.Namespace) -> Source:
+    if not options.preset:
+        choices = Choices(tuple(options.ignore), _labels(options.labels))
+        return sources.checkpoint(options.checkpoint, choices, options.max_length)
+    for name in ("max_length", "ignore", "labels"):
+        if getattr(options, name):
+            raise UsageError(f"--{name.replace('_', '-')} is of a checkpoint, not of a preset")
+    return sources.preset(options.preset)
+
+
+def _labels(file: str | None) -> tuple[str, ...] | None:
+    """A label a line; none of them for the word "none"."""
+    if file is None or file == "none":
+        return None if file is None else ()
+    try:
+        return tuple(Path(file).read_text().splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--labels {file}: {error}") from None
+
+
 def _export_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="addnorm export",
@@ -65,7 +86,7 @@ def _export_parser() -> argparse.ArgumentParser:
     )
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--preset", choices=sorted(PRESETS))
-    model.add_argument("--checkpoint", type=Path, metavar="DIR", help="a Hugging Face BERT folder")
+    model.add_argument("--checkpoint", type=Path, metavar="DIR", help="a Hugging Face folder")
     parser.add_argument(
         "--out",
         type=Path,
@@ -80,6 +101,18 @@ def _export_parser() -> argparse.ArgumentParser:
         type=int,
         metavar="N",
         help="tokens that a text may have; what its authors cut texts to by default",
+    )
+    parser.add_argument(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="PREFIX",
+        help="leave out weights whose names begin so, such as another head's; may be repeated",
+    )
+    parser.add_argument(
+        "--labels",
+        metavar="FILE|none",
+        help="names of the logits, one a line, where config.json's are wrong or missing",
     )
     parser.add_argument(
         "--layout", choices=["packed", "padded"], default="packed", help="packed computes no pads"

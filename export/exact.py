@@ -29,10 +29,11 @@ from torch import nn
 
 from addnorm.export import attributes, quantize, structure
 from addnorm.export.graph import OPSET, export_body, export_head
+from addnorm.model.config import Config
 from addnorm.model.layout import LAYOUTS
-from addnorm.model.transformer import Config, Transformer
+from addnorm.model.transformer import Transformer
 from addnorm.service.runtime.batch import Floats
-from addnorm.service.runtime.bundle import HEAD, Bundle, Manifest
+from addnorm.service.runtime.bundle import Bundle, Manifest
 
 Array = NDArray[Any]
 RANGES = "model.int8.ranges.safetensors"
@@ -47,7 +48,7 @@ class Files:
     """The graphs of a bundle as they lie on disk, and the ranges that int8 was made with."""
 
     bodies: dict[str, ModelProto]  # by precision
-    head: ModelProto | None
+    heads: dict[str, ModelProto]  # by output
     ranges: dict[str, Floats]
 
     @classmethod
@@ -56,9 +57,9 @@ class Files:
         bodies = {
             precision: _load(bundle.graph(precision)) for precision in bundle.manifest.precisions
         }
-        head = _load(bundle.path / HEAD) if bundle.has_head else None
+        heads = {name: _load(bundle.head(name)) for name in bundle.manifest.heads}
         ranges = load_file(bundle.path / RANGES) if RANGES in bundle.manifest.files else {}
-        return cls(bodies, head, ranges)
+        return cls(bodies, heads, ranges)
 
 
 def _load(path: Path) -> ModelProto:
@@ -74,7 +75,7 @@ class Expected:
 
     reference: Transformer
     body: ModelProto  # fp32
-    head: ModelProto | None
+    heads: dict[str, ModelProto]  # by output
     ranges: dict[str, Floats]  # measured here; empty without int8
 
     @classmethod
@@ -82,9 +83,16 @@ class Expected:
         twin = copy.copy(reference)  # the same weights
         twin.layout = LAYOUTS[manifest.layout]
         body = export_body(twin)
-        head = export_head(twin.head, twin.config.d_model) if twin.head else None
+        heads = {
+            name: export_head(head, name, twin.config.d_model) for name, head in twin.named_heads()
+        }
         ranges = quantize.measure(body, manifest.limits) if "int8" in manifest.precisions else {}
-        return cls(reference, body, head, ranges)
+        return cls(reference, body, heads, ranges)
+
+
+def heads(config: Config) -> dict[str, dict[str, Any]]:
+    """The heads as the manifest has them."""
+    return {name: {"pick": head.pick, "width": head.width} for name, head in config.heads.items()}
 
 
 def versions() -> dict[str, str]:
@@ -104,23 +112,26 @@ def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Fi
     """Every comparison, the cheapest first, with an empty list where nothing differs."""
     config = expected.reference.config
     yield ("fp32", "manifest"), _manifest(manifest, config)
-    yield from _head(files.head, expected)
+    yield from _heads(files.heads, expected)
     for precision, body in files.bodies.items():
-        yield (precision, "weights"), _weights(body, expected.reference, leaving="head.")
+        yield (precision, "weights"), _weights(body, expected.reference, leaving="heads.")
         yield (precision, "attributes"), [*attributes.body(body, config)]
         if precision == "int8":
             yield (precision, "ranges"), [*_ranges(files.ranges, expected.ranges)]
         yield (precision, "graph"), [*_graph(precision, body, files.ranges, expected)]
 
 
-def _head(head: ModelProto | None, expected: Expected) -> Iterator[Finding]:
-    module, config = expected.reference.head, expected.reference.config
-    if head and module and expected.head:
-        yield ("fp32", "head, weights"), _weights(head, module)
-        yield ("fp32", "head, attributes"), [*attributes.head(head, config)]
-        yield ("fp32", "head, graph"), [*structure.differences(head, expected.head)]
-    elif head or module:
-        yield ("fp32", "head"), ["only one of bundle and reference has a head"]
+def _heads(heads: dict[str, ModelProto], expected: Expected) -> Iterator[Finding]:
+    modules, config = dict(expected.reference.named_heads()), expected.reference.config
+    if heads.keys() != modules.keys():
+        found = f"the bundle has heads of {sorted(heads)}, {sorted(modules)} expected"
+        yield ("fp32", "heads"), [found]
+        return
+    for name, head in heads.items():
+        yield ("fp32", f"{name}, weights"), _weights(head, modules[name])
+        yield ("fp32", f"{name}, attributes"), [*attributes.head(head, config, config.heads[name])]
+        graph = [*structure.differences(head, expected.heads[name])]
+        yield ("fp32", f"{name}, graph"), graph
 
 
 def _graph(
@@ -137,7 +148,7 @@ def _graph(
 def _manifest(manifest: Manifest, config: Config) -> list[str]:
     """How the manifest differs from the model."""
     said = {
-        **manifest.model_dump(include={"config", "d_model", "n_norms", "opset"}),
+        **manifest.model_dump(include={"config", "d_model", "n_norms", "opset", "heads"}),
         **dict(manifest.limits),
     }
     meant = {
@@ -145,6 +156,7 @@ def _manifest(manifest: Manifest, config: Config) -> list[str]:
         "d_model": config.d_model,
         "n_norms": config.n_norms,
         "opset": OPSET,
+        "heads": heads(config),
         "max_positions": config.max_positions,
         "vocab_size": config.vocab_size,
         "type_vocab_size": config.type_vocab_size,

@@ -7,7 +7,7 @@ from onnx import ModelProto, NodeProto
 from torch import nn
 from torch.export import Dim
 
-from addnorm.model.transformer import Transformer
+from addnorm.model.transformer import Head, Transformer
 
 MAX_HEAD_DIMS = 128  # of one attention head
 OPSET = 23  # the first with Attention
@@ -54,13 +54,14 @@ def export_body(model: Transformer) -> ModelProto:
     if model.config.type_vocab_size > 1:
         inputs.append("token_type_ids")
         arguments.append(torch.tensor([[0, 1, 1], [0, 0, 0]]))
-    shapes = dict.fromkeys(inputs, {0: Dim("batch"), 1: Dim("seq")})
+    grid = {0: Dim("batch"), 1: Dim("seq")}
+    shapes = dict.fromkeys(inputs, grid)
     return _export(model, tuple(arguments), inputs, BODY_OUTPUTS, shapes)
 
 
-def export_head(head: nn.Module, d_model: int) -> ModelProto:
-    """rows `[n, d_model]` float32 -> logits `[n, vocab_size]`."""
-    return _export(head, (torch.zeros(2, d_model),), ["rows"], ["logits"], {"rows": {0: Dim("n")}})
+def export_head(head: Head, output: str, d_model: int) -> ModelProto:
+    """rows `[n, d_model]` float32 -> the output `[n, width]`."""
+    return _export(head, (torch.zeros(2, d_model),), ["rows"], [output], {"rows": {0: Dim("n")}})
 
 
 def _export(

@@ -107,10 +107,10 @@ def measure(model: ModelProto, limits: Limits) -> dict[str, Floats]:
     A range is the largest |x| of a column of what the weight is multiplied with, over seeded random
     token ids.
     """
-    inputs = {gemm.input[1]: gemm.input[0] for gemm in large_gemms(model)}
+    uses = [(gemm.input[1], gemm.input[0]) for gemm in large_gemms(model)]
     probe = ModelProto()
     probe.CopyFrom(model)
-    wanted = list(dict.fromkeys(inputs.values()))
+    wanted = list(dict.fromkeys(x for _, x in uses))
     probe.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in wanted)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -120,7 +120,10 @@ def measure(model: ModelProto, limits: Limits) -> dict[str, Floats]:
     input_ids, mask = Batch.of(sequences(limits, CALIBRATION_LENGTHS)).grid()
     found = session.run(wanted, {"input_ids": input_ids, "attention_mask": mask})
     columns = {name: np.abs(x).max(0) for name, x in zip(wanted, found, strict=True)}
-    return {name: columns[x] for name, x in inputs.items()}
+    ranges: dict[str, Floats] = {}
+    for name, x in uses:  # layers may share a weight
+        ranges[name] = np.maximum(ranges[name], columns[x]) if name in ranges else columns[x]
+    return ranges
 
 
 @dataclass(frozen=True)
@@ -194,15 +197,18 @@ def read_parts(model: ModelProto) -> dict[str, Parts]:
 
 
 def _nodes(name: str, x: str, y: str) -> list[NodeProto]:
-    """x `[N, K]` -> y `[N, M]`. Row scales and zero points are `[N]`. `~` stands for the name."""
+    """x `[N, K]` -> y `[N, M]`. Row scales and zero points are `[N]`.
+
+    `@` stands for the weight's name, which several layers may share, and `~` for y's.
+    """
 
     def node(operator: str, inputs: list[str], output: str, **attributes: Any) -> NodeProto:
-        inputs = [item.replace("~", f"{name}.") for item in inputs]
-        output = output.replace("~", f"{name}.")
+        inputs = [item.replace("@", f"{name}.").replace("~", f"{y}.") for item in inputs]
+        output = output.replace("~", f"{y}.")
         return helper.make_node(operator, inputs, [output], f"{operator}.{output}", **attributes)
 
     return [
-        node("Mul", [x, "~shrink"], "~u"),
+        node("Mul", [x, "@shrink"], "~u"),
         # the float columns are 0, so the highest is at least 0 and the lowest at most 0
         node("ReduceMax", ["~u", "int8.axis"], "~high", keepdims=0),
         node("ReduceMin", ["~u", "int8.axis"], "~low", keepdims=0),
@@ -212,15 +218,15 @@ def _nodes(name: str, x: str, y: str) -> list[NodeProto]:
         node("Neg", ["~low"], "~below"),
         node("QuantizeLinear", ["~below", "~s"], "~z", axis=0),
         node("QuantizeLinear", ["~u", "~s", "~z"], "~u8", axis=0),
-        node("MatMulInteger", ["~u8", "~weight"], "~sums"),
+        node("MatMulInteger", ["~u8", "@weight"], "~sums"),
         node("DequantizeLinear", ["~sums", "~s"], "~by_row", axis=0),  # Cast and Mul in one pass
-        node("Mul", ["~by_row", "~scale"], "~product"),
+        node("Mul", ["~by_row", "@scale"], "~product"),
         node("DequantizeLinear", ["~z", "~s"], "~offset", axis=0),
         node("Unsqueeze", ["~offset", "int8.axis"], "~offset_column"),
-        node("Gather", [x, "~columns"], "~x_float", axis=1),
+        node("Gather", [x, "@columns"], "~x_float", axis=1),
         node("Concat", ["~x_float", "~offset_column"], "~x_rest", axis=1),
         node("Pad", ["~x_rest", "int8.append_one", "int8.one"], "~x_rest_one"),
-        node("Gemm", ["~x_rest_one", "~rest", "~product"], y),
+        node("Gemm", ["~x_rest_one", "@rest", "~product"], y),
     ]
 
 

@@ -35,6 +35,14 @@ NamedCompare = tuple[str, Callable[[str], Iterable[tolerances.Result]]]  # calle
 MAX_LOGITS = 4_000_000  # values compared per case; beyond it only each row's last token's
 PLACES = ("right", "left", "holes")  # of pads
 BIT_LENGTHS = (1, 2, 3, 5, 8, 16, 17, 33, 64, 100, 129, 512)
+PICKS: dict[str, Callable[[Array], Array]] = {  # rows `[n, d]` of a sequence -> `[d]`
+    "first": lambda rows: rows[0],
+    "last": lambda rows: rows[-1],
+    "mean": lambda rows: rows.mean(0),
+    "max": lambda rows: rows.max(0),
+    "weighted_mean": lambda rows: np.average(rows, 0, np.arange(1, len(rows) + 1)).astype("f4"),
+    "mean_sqrt": lambda rows: rows.sum(0) / np.sqrt(np.float32(len(rows))),
+}
 PATIENCE_S = 3600.0  # for one case: a slow machine is no fault of the graph
 
 
@@ -130,18 +138,20 @@ def _against_torch(
     """Every output over real tokens."""
     ids, mask = case.grid()
     activations, mean, rstd = _by_torch(reference, ids, mask)
-    got = path.ask(case, precision, outputs=["activations", "pooled", "norm_stats"], pooling="mean")
+    got = path.ask(case, precision, outputs=["activations", "pooled", "norm_stats"])
     real = mask != 0
     served = _real(got["activations"], real, case)
     yield from tolerances.vectors("activations", served, activations[real], precision)
-    pooled = activations.sum(1) / np.maximum(real.sum(1, keepdims=True), 1)
-    yield from tolerances.vectors("pooled", np.array(got["pooled"]), pooled, precision)
+    pooled = _picked(path.model.bundle.manifest.pooling, activations, real)
+    vectors, pooled = np.array(got["pooled"])[real.any(1)], _by_head(reference, "pooled", pooled)
+    yield from tolerances.vectors("pooled", vectors, pooled, precision)
     stats = got["norm_stats"]
     norms = _real(stats["mean"], real, case), _real(stats["rstd"], real, case)
     yield from tolerances.norms(norms, (mean[real], rstd[real]), precision)
-    if reference.head:
-        logits = _logits(path, case, reference, precision, activations, real)
-        yield from tolerances.vectors("logits", *logits, precision)
+    for output, _ in reference.named_heads():
+        if output != "pooled":
+            rows = _headed(path, case, reference, output, precision, activations, real)
+            yield from tolerances.vectors(output, *rows, precision)
 
 
 def _by_torch(reference: Transformer, ids: Array, mask: Array) -> tuple[Array, Array, Array]:
@@ -151,32 +161,49 @@ def _by_torch(reference: Transformer, ids: Array, mask: Array) -> tuple[Array, A
     return activations.numpy(), mean.numpy(), rstd.numpy()
 
 
-def _logits(
+def _headed(
     path: Served,
     case: Case,
     reference: Transformer,
+    output: str,
     precision: str,
     activations: Array,
     real: Array,
 ) -> tuple[Array, Array]:
-    """Served and reference logits over real tokens.
+    """What a head makes, served and by the reference, over real tokens or for each row with one.
 
-    Where these are too many values, over the last token of each row.
+    Where logits of every token are too many values, over the last token of each row.
     """
-    assert reference.head
-    rows = activations[real]
-    positions = _positions(case, path.model.bundle)
-    got = path.ask(case, precision, outputs=["logits"], logits={"positions": positions})["logits"]
-    if positions == "last":
-        rows = rows[np.cumsum(real.sum(1))[real.any(1)] - 1]
+    positions = _positions(case, path.model.bundle) if output == "logits" else None
+    options = {"logits": {"positions": positions}} if positions else {}
+    got = path.ask(case, precision, outputs=[output], **options)[output]
+    pick = "last" if positions == "last" else reference.config.heads[output].pick
+    if pick == "every":
+        return _real(got, real, case), _by_head(reference, output, activations[real])
+    picked = _picked(pick, activations, real)
+    return np.array(got)[real.any(1)], _by_head(reference, output, picked)
+
+
+def _picked(pick: str, activations: Array, real: Array) -> Array:
+    """`[B, S, d]` -> a vector for each row with a real token `[n, d]`."""
+    rows = zip(activations, real, strict=True)
+    return np.array([PICKS[pick](vectors[mask]) for vectors, mask in rows if mask.any()])
+
+
+def _by_head(reference: Transformer, output: str, rows: Array) -> Array:
+    """rows `[n, d_model]` -> what the reference's head makes of them; as they are without one."""
+    if output not in reference.heads:
+        return rows
     with torch.no_grad():
-        expected = reference.head(torch.from_numpy(rows)).numpy()
-    return _real(got, real, case) if positions == "all" else np.array(got)[real.any(1)], expected
+        return reference.heads[output](torch.from_numpy(rows)).numpy()  # type: ignore[no-any-return]
 
 
-def _positions(case: Case, bundle: Bundle) -> str:
-    num_logits = case.grid()[1].sum() * bundle.manifest.limits.vocab_size
-    return "all" if num_logits <= MAX_LOGITS else "last"
+def _positions(case: Case, bundle: Bundle) -> str | None:
+    """None where there is one row of logits a sequence."""
+    head = bundle.manifest.heads.get("logits")
+    if head is None or head.pick != "every":
+        return None
+    return "all" if case.grid()[1].sum() * head.width <= MAX_LOGITS else "last"
 
 
 def _real(answer: list[Any], real: Array, case: Case) -> Array:
@@ -234,12 +261,15 @@ def _rows(path: Served, case: Case, precision: str) -> list[Any]:
     """
     bundle = path.model.bundle
     positions = _positions(case, bundle)
-    options = {"logits": {"positions": positions}} if bundle.has_head else {}
+    options = {"logits": {"positions": positions}} if positions else {}
     got = path.ask(case, precision, outputs=list(bundle.outputs), **options)
-    grids = [got["activations"], got["norm_stats"]["mean"], got["norm_stats"]["rstd"]]
-    vectors = [got["pooled"]]
-    if bundle.has_head:
-        (grids if positions == "all" else vectors).append(got["logits"])
+    grids, vectors = [got["norm_stats"]["mean"], got["norm_stats"]["rstd"]], list[Any]()
+    for output in bundle.outputs:
+        if output != "norm_stats":
+            head = bundle.manifest.heads.get(output)
+            of_sequence = output == "pooled" or (head is not None and head.pick != "every")
+            is_vector = of_sequence or (output == "logits" and positions == "last")
+            (vectors if is_vector else grids).append(got[output])
     masks = case.attention_mask or [[1] * len(row) for row in case.input_ids]
     return [
         ([list(compress(grid[i], mask)) for grid in grids], [vector[i] for vector in vectors])

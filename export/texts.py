@@ -21,7 +21,7 @@ from starlette.datastructures import Headers
 from tokenizers import Tokenizer
 
 from addnorm.export import tolerances
-from addnorm.model.checkpoint import CheckpointError
+from addnorm.model.checkpoints import CheckpointError
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import ServiceError
 from addnorm.service.protocols.codec.decoding import RawRequest

@@ -3,82 +3,27 @@
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import onnx
 from safetensors.numpy import save_file
 
-from addnorm.export import texts
-from addnorm.export.exact import RANGES, versions
+from addnorm.export import sources
+from addnorm.export.exact import RANGES, heads, versions
 from addnorm.export.graph import OPSET, check_fit, export_body, export_head
 from addnorm.export.parity import certify
 from addnorm.export.quantize import measure, quantize
-from addnorm.model.checkpoint import load_checkpoint
-from addnorm.model.presets import build
-from addnorm.model.transformer import Config, Transformer
+from addnorm.export.sources import Source, UsageError
+from addnorm.export.texts import NoTexts
+from addnorm.model.config import Config
+from addnorm.model.transformer import Transformer
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import tokenizer as text
 from addnorm.service.runtime.bundle import Bundle, Limits
 
-SEED = 42
 GRAPHS = {"fp32": "model.onnx", "int8": "model.int8.onnx"}  # precision -> file of the bundle
-
-
-class UsageError(Exception):
-    """The arguments do not fit together, or with what is on disk."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a model comes from: a preset and its seed, or a checkpoint folder.
-
-    max_length: tokens of a text, in place of the authors' limit.
-    """
-
-    preset: str | None = None
-    checkpoint: Path | None = None
-    seed: int = SEED
-    max_length: int | None = None
-
-    @property
-    def name(self) -> str:
-        return self.preset or self._folder().name
-
-    def _folder(self) -> Path:
-        assert self.checkpoint
-        return self.checkpoint.resolve()
-
-    def model(self, layout: str) -> tuple[Transformer, dict[str, Any]]:
-        """The model, and the manifest's source, pooling and normalize."""
-        if self.preset:
-            source: dict[str, Any] = {"preset": self.preset, "seed": self.seed}
-            model = build(self.preset, layout, self.seed)
-            return model, {"source": source, "pooling": "mean", "normalize": False}
-        assert self.checkpoint
-        loaded = load_checkpoint(self.checkpoint, layout)
-        weights = bundles.sha256(self._folder() / "model.safetensors")
-        source = {"checkpoint": self._folder().name, "sha256": weights, "unused": loaded.unused}
-        if self.max_length is not None:
-            source["max_length"] = self.max_length
-        pooling, normalize = loaded.pooling, loaded.normalize
-        return loaded.model, {"source": source, "pooling": pooling, "normalize": normalize}
-
-    def texts(self, max_positions: int) -> texts.Texts:
-        """NoTexts says why the model takes none. UsageError if max_length does not fit it."""
-        if not self.checkpoint:
-            raise texts.NoTexts(f"preset {self.preset} has no tokenizer")
-        found = texts.read(self._folder(), max_positions)
-        if self.max_length is None:
-            return found
-        if not found.num_special < self.max_length <= max_positions:
-            raise UsageError(
-                f"--max-length {self.max_length}: {found.num_special + 1} to {max_positions} for"
-                f" this model, whose texts have {found.num_special} special tokens"
-            )
-        return replace(found, max_tokens=self.max_length, limited_by="--max-length")
 
 
 @dataclass(frozen=True)
@@ -101,8 +46,8 @@ def export(source: Source, out: Path, name: str, version: int | None, plan: Plan
     partial.mkdir(parents=True)
     try:
         bundle = _write(source, partial, name, version, plan)
-        reference, _ = source.model("padded")
-        bundles.write_certificate(bundle, certify(bundle, reference, source.checkpoint))
+        reference = source.in_layout("padded")
+        bundles.write_certificate(bundle, certify(bundle, reference, source.folder))
         partial.rename(place)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -124,9 +69,8 @@ def _version(folder: Path, asked: int | None) -> int:
 
 def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) -> Bundle:
     """The graphs and the manifest, not yet certified."""
-    model, origin = source.model(plan.layout)
+    model, config = source.in_layout(plan.layout), source.model.config
     check_fit(model)
-    config = model.config
     say(f"exporting {name}/{version}: {config.n_layers} layers, d_model {config.d_model}")
     limits = _limits(source, config, folder)
     _write_graphs(model, folder, plan.precisions, limits)
@@ -137,13 +81,15 @@ def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) ->
         "layout": plan.layout,
         "config": asdict(config),
         "d_model": config.d_model,
+        "heads": heads(config),
         "n_norms": config.n_norms,
         "limits": limits,
         "precisions": {precision: GRAPHS[precision] for precision in plan.precisions},
         "default_precision": plan.default_precision,
         "opset": OPSET,
         "versions": versions(),
-        **origin,
+        "source": source.origin,
+        **source.facts,
     }
     bundle = bundles.write_manifest(folder, manifest)
     text.load(bundle)  # raises StartupError now, not only when it is served
@@ -157,13 +103,9 @@ def _limits(source: Source, config: Config, folder: Path) -> Limits:
         "vocab_size": config.vocab_size,
         "type_vocab_size": config.type_vocab_size,
     }
-    try:
-        found = source.texts(config.max_positions)
-    except texts.NoTexts as why:
-        if source.max_length is not None:
-            message = f"--max-length {source.max_length} is of texts, and it takes none: {why}"
-            raise UsageError(message) from None
-        say(f"texts: no, because {why}")
+    found = source.texts
+    if isinstance(found, NoTexts):
+        say(f"texts: no, because {found}")
         return Limits(**limits)
     say(f"texts: {found}")
     (folder / bundles.TOKENIZER).write_bytes(found.tokenizer)
@@ -184,44 +126,40 @@ def _write_graphs(
         ranges = measure(body, limits)
         onnx.save(quantize(body, ranges), folder / GRAPHS["int8"])
         save_file(ranges, folder / RANGES)
-    if model.head:
-        say(f"writing {bundles.HEAD}")
-        onnx.save(export_head(model.head, model.config.d_model), folder / bundles.HEAD)
+    for output, head in model.named_heads():
+        file = bundles.head_file(output)
+        say(f"writing {file}")
+        onnx.save(export_head(head, output, model.config.d_model), folder / file)
 
 
 def verify(path: Path, checkpoint: Path | None) -> None:
     """Makes the certificate of a bundle again, here, from its preset or its checkpoint."""
     bundle = bundles.read_uncertified(path)
-    recorded = bundle.manifest.source
-    if "preset" in recorded:
-        source = Source(recorded["preset"], seed=recorded["seed"])
-    elif checkpoint is None:
-        made_from = f"{bundle.ref} was made from {recorded['checkpoint']}"
-        raise UsageError(f"{made_from}: name that folder with --checkpoint DIR")
-    else:
-        source = Source(checkpoint=checkpoint, max_length=recorded.get("max_length"))
-    reference, origin = source.model("padded")
-    for name, value in origin.items():
+    try:
+        source = sources.recorded(bundle.manifest.source, checkpoint)
+    except UsageError as error:
+        raise UsageError(f"{bundle.ref}: {error}") from None
+    for name, value in {"source": source.origin, **source.facts}.items():
         if (found := getattr(bundle.manifest, name)) != value:
             what = "was made from" if name == "source" else f"says {name}"
             raise UsageError(f"{bundle.ref} {what} {found}, this is {value}")
     say(f"verifying {bundle.ref}")
-    check_fit(reference)
+    check_fit(source.model)
     _check_text_limit(bundle, source)
-    bundles.write_certificate(bundle, certify(bundle, reference, source.checkpoint))
+    reference = source.in_layout("padded")
+    bundles.write_certificate(bundle, certify(bundle, reference, source.folder))
     print(f"verified {path}")
 
 
 def _check_text_limit(bundle: Bundle, source: Source) -> None:
     """UsageError if the bundle cuts texts to another number of tokens than its source."""
-    if bundles.TOKENIZER not in bundle.manifest.files:
+    if bundles.TOKENIZER not in bundle.manifest.files or isinstance(source.texts, NoTexts):
         return
-    limits = bundle.manifest.limits
-    limit = source.texts(limits.max_positions).max_tokens
-    if limits.max_text_tokens != limit:
+    limit = source.texts.max_tokens
+    if bundle.manifest.limits.max_text_tokens != limit:
         raise UsageError(
-            f"{bundle.ref} takes texts of {limits.max_text_tokens} tokens, its authors cut them to"
-            f" {limit}: export it again"
+            f"{bundle.ref} takes texts of {bundle.manifest.limits.max_text_tokens} tokens, its"
+            f" authors cut them to {limit}: export it again"
         )
 
 

@@ -29,14 +29,14 @@ class RelativeBias(nn.Module):
         self.table = nn.Embedding(num_buckets, n_heads)
         self.farthest = max_positions - 1
         distances = torch.arange(-self.farthest, max_positions)
+        self.buckets: Tensor
         self.register_buffer("buckets", buckets(distances, num_buckets))
 
     def forward(self, distances: Tensor) -> Tensor:
         """Place of key minus place of query `[B or 1, S, S]` -> `[B or 1, H, S, S]`."""
-        by_distance = self.table(self.buckets)  # [2 * max_positions - 1, H]
         limit = self.farthest  # pads may be farther, and are masked
-        places = distances.clamp(-limit, limit) + limit
-        return by_distance[places].permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+        chosen = self.buckets[distances.clamp(-limit, limit) + limit]
+        return self.table(chosen).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
 
 
 def buckets(distances: Tensor, num_buckets: int) -> Tensor:

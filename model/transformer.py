@@ -5,7 +5,7 @@ B batch, S grid width, N rows, H heads, V vocabulary. It holds every variant tha
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Literal
 
@@ -199,6 +199,12 @@ class Transformer(nn.Module):
         self.heads = nn.ModuleDict(
             {name: Head(config, head) for name, head in config.heads.items()}
         )
+
+    def named_heads(self) -> Iterator[tuple[str, Head]]:
+        """(output, head), which `forward` does not run."""
+        for name, head in self.heads.items():
+            assert isinstance(head, Head)
+            yield name, head
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None

@@ -13,7 +13,8 @@ import httpx
 import pytest
 from opentelemetry.trace import Tracer
 
-from addnorm.export.writer import Plan, Source, export
+from addnorm.export import sources
+from addnorm.export.writer import Plan, export
 from addnorm.service.models.registry import Models, load_all
 from addnorm.service.server.process import Server
 from addnorm.service.server.wiring import Service, build
@@ -42,7 +43,7 @@ def bundles(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactor
     root = tmp_path_factory.mktemp("bundles")
     with shared_exports():
         for preset in PRESETS:
-            export(Source(preset), root, preset, None, Plan())
+            export(sources.preset(preset), root, preset, None, Plan())
     return root
 
 
@@ -53,7 +54,7 @@ def notebook(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFacto
     if given := pytestconfig.getoption("--bundles"):
         return Path(shutil.copytree(given / "notebook" / "1", root / "notebook" / "1"))
     with shared_exports():
-        export(Source("notebook"), root, "notebook", None, Plan())
+        export(sources.preset("notebook"), root, "notebook", None, Plan())
     return root / "notebook" / "1"
 
 
@@ -140,7 +141,7 @@ def text_bundles(
     root = tmp_path_factory.mktemp("texts")
     (root / "notebook").symlink_to(notebook.parent)
     with shared_exports():
-        export(Source(checkpoint=text_checkpoint), root, TEXT_MODEL, None, Plan())
+        export(sources.checkpoint(text_checkpoint), root, TEXT_MODEL, None, Plan())
     return root
 
 

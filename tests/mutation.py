@@ -28,10 +28,11 @@ from tqdm import tqdm
 from transformers import BertConfig, BertForMaskedLM
 from transformers.utils.logging import disable_progress_bar
 
-from addnorm.export import exact, parity
+from addnorm.export import exact, parity, sources
 from addnorm.export.command import quiet_exporter
 from addnorm.export.exact import Expected, Files
-from addnorm.export.writer import GRAPHS, Plan, Source, export
+from addnorm.export.sources import Source
+from addnorm.export.writer import GRAPHS, Plan, export
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
@@ -64,7 +65,7 @@ class Subject:
     @classmethod
     def of(cls, bundle: Bundle, source: Source) -> "Subject":
         return cls(
-            bundle, Files.read(bundle), Expected.of(source.model("padded")[0], bundle.manifest)
+            bundle, Files.read(bundle), Expected.of(source.in_layout("padded"), bundle.manifest)
         )
 
 
@@ -372,10 +373,10 @@ def checkpoint(folder: Path) -> Path:
 def subjects(folder: Path) -> Iterator[Subject]:
     """The models of the campaign, exported and certified."""
     sources = [
-        (Source("notebook"), ("fp32",)),  # int8 does not pay there
-        (Source("gpt"), INT8),
-        (Source("postnorm"), INT8),
-        (Source(checkpoint=checkpoint(folder / "two-layer-bert")), INT8),
+        (sources.preset("notebook"), ("fp32",)),  # int8 does not pay there
+        (sources.preset("gpt"), INT8),
+        (sources.preset("postnorm"), INT8),
+        (sources.checkpoint(checkpoint(folder / "two-layer-bert")), INT8),
     ]
     for source, precisions in sources:
         yield Subject.of(

@@ -34,7 +34,7 @@ def alone(bundle: Bundle, precision: str) -> Compute:
         activations = engine.run(batch).activations
         if output == "activations":
             return activations.copy()
-        vector: Floats = outputs.pooled(activations, batch, bundle.manifest.pooling, False)[0]
+        vector: Floats = outputs.pooled(activations, batch, bundle.manifest.pooling)[0]
         return vector
 
     return compute

@@ -28,6 +28,7 @@ from addnorm.model.checkpoints.unsupported import reason
 from addnorm.model.config import Config
 from addnorm.model.transformer import Head, Transformer
 
+__all__ = ["Checkpoint", "CheckpointError", "Choices", "load_checkpoint"]
 FAMILIES = {
     model_type: family
     for family in (BERT, ROBERTA, ELECTRA, MPNET, DISTILBERT, ALBERT, GPT2, OPT)
@@ -136,8 +137,7 @@ def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> 
         for head in family.heads:
             if name.endswith(head.classes):
                 return head if head in kept else None
-    found = [head for head in kept if f"{head.linear}.weight" in reader]
-    found = [head for head in found if not head.dense or f"{head.dense}.weight" in reader]
+    found = [head for head in kept if all(f"{key}.weight" in reader for key in _own_keys(head))]
     if len(found) > 1:
         key, classes = f"{found[0].linear}.weight", [head.classes[0] for head in found]
         raise CheckpointError(
@@ -145,6 +145,12 @@ def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> 
             f" of {' or '.join(classes)}: name the class there, or leave it out with --ignore"
         )
     return found[0] if found else None
+
+
+def _own_keys(head: HeadTable) -> list[str]:
+    """What the weights have if they have this head."""
+    needed = [head.dense] if head.dense and not head.dense_is_optional else []
+    return needed if needed and head.tied else [*needed, head.linear]
 
 
 def _labels(

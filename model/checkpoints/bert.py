@@ -1,6 +1,6 @@
 """BERT (Devlin et al., arXiv:1810.04805): `transformers.models.bert`."""
 
-from addnorm.model.checkpoints.family import Family, HeadTable
+from addnorm.model.checkpoints.family import Family, HeadTable, Modules
 
 CONFIG = {
     "vocab_size": "vocab_size",
@@ -21,7 +21,7 @@ EMBEDDINGS = {
     "embedding_norm": "embeddings.LayerNorm",
 }
 LAYER = "encoder.layer.{}."
-MODULES = {
+MODULES: Modules = {
     **EMBEDDINGS,
     "blocks.{}.attention.qkv": tuple(
         f"{LAYER}attention.self.{part}" for part in ("query", "key", "value")

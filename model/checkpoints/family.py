@@ -7,6 +7,7 @@ from typing import Any
 from addnorm.model.config import Activation, Pick
 
 Raw = Mapping[str, Any]  # the fields of config.json
+Modules = Mapping[str, str | tuple[str, ...]]
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -48,12 +49,13 @@ class Family:
     model_types: tuple[str, ...]
     prefixes: tuple[str, ...]
     config: Mapping[str, str]  # field of our Config -> field of config.json
-    modules: Mapping[str, str | tuple[str, ...]]
+    modules: Modules
     heads: tuple[HeadTable, ...]
     defaults: Raw = field(default_factory=dict)  # of fields that config.json may leave out
     fixed: Mapping[str, Any] = field(default_factory=dict)  # fields of our Config
     derived: Callable[[Raw], dict[str, Any]] = lambda raw: {}  # more fields of our Config
-    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # field of config.json -> supported values
+    # field of config.json -> supported values
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     position_offset: Callable[[Raw], int] = lambda raw: 0  # unused first rows of the position table
     # our embedding -> a matrix [ours, stored] that its rows are multiplied with, where there is one
     projections: Mapping[str, str] = field(default_factory=dict)

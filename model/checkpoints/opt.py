@@ -16,7 +16,9 @@ def _derived(raw: Raw) -> dict[str, Any]:
     }
 
 
-def _head(name: str, pick: Pick, linear: str, **more: bool) -> HeadTable:
+def _head(
+    name: str, pick: Pick, linear: str, tied: bool = False, labels: bool = False
+) -> HeadTable:
     """The size of 350 M parameters has a projection before its heads."""
     return HeadTable(
         (name,),
@@ -25,7 +27,8 @@ def _head(name: str, pick: Pick, linear: str, **more: bool) -> HeadTable:
         dense="decoder.project_out",
         dense_is_optional=True,
         bias=False,
-        **more,
+        tied=tied,
+        labels=labels,
     )
 
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from addnorm.model.checkpoints.family import Family, HeadTable, Raw
 from addnorm.model.config import Config, HeadConfig
-from addnorm.model.transformer import Head, LayerNorm, Transformer
+from addnorm.model.transformer import Head, Transformer
 
+THEIRS = {"gamma": "weight", "beta": "bias"}  # of our norms
 FIRST_RELEASE = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
@@ -106,14 +107,9 @@ def fill(model: Transformer, reader: Reader, raw: Raw) -> None:
 
 def _copy(module: nn.Module, keys: list[str], reader: Reader) -> None:
     """One of our modules from one of theirs, or from several that lie end to end in it."""
-    if isinstance(module, LayerNorm):
-        parts = {"weight": module.gamma, "bias": module.beta}
-    else:
-        parts = {"weight": module.weight, "bias": getattr(module, "bias", None)}
     is_linear = isinstance(module, nn.Linear)
-    for name, parameter in parts.items():
-        if parameter is None:
-            continue
+    for own, parameter in module.named_parameters():
+        name = THEIRS.get(own, own)
         transposed = is_linear and name == "weight" and reader.family.transposed
         for key, part in zip(keys, parameter.chunk(len(keys)), strict=True):
             ours = part.T if transposed else part
@@ -177,6 +173,5 @@ def fill_head(head: Head, table: HeadTable, reader: Reader) -> None:
 
 
 def _copy_as_is(module: nn.Module, key: str, reader: Reader) -> None:
-    names = {"gamma": "weight", "beta": "bias"}
     for name, parameter in module.named_parameters():
-        parameter.copy_(reader.read(f"{key}.{names.get(name, name)}", parameter.shape))
+        parameter.copy_(reader.read(f"{key}.{THEIRS.get(name, name)}", parameter.shape))

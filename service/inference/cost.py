@@ -70,7 +70,20 @@ class Cost:
 
 
 def num_head_rows(request: InferenceRequest) -> int:
-    """The number of rows that a head runs on."""
-    if "logits" not in request.wanted:
-        return 0
-    return request.batch.num_tokens if request.positions == "all" else len(request.batch)
+    """The number of rows that heads run on."""
+    return sum(_rows_by_head(request).values())
+
+
+def num_head_values(request: InferenceRequest) -> int:
+    """The number of values that heads make."""
+    bundle = request.model.bundle
+    return sum(rows * bundle.width(name) for name, rows in _rows_by_head(request).items())
+
+
+def _rows_by_head(request: InferenceRequest) -> dict[str, int]:
+    batch = request.batch
+    return {
+        name: batch.num_tokens if request.pick(name) == "every" else len(batch)
+        for name in request.wanted
+        if name in request.model.bundle.manifest.heads
+    }

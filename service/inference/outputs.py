@@ -3,7 +3,7 @@
 Heads run in steps (`scheduling/cooperative.py`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from addnorm.service.errors import InvalidInput, NotFinite
 from addnorm.service.runtime.batch import Batch, Floats, Ints, Padding
-from addnorm.service.runtime.bundle import Pooling
+from addnorm.service.runtime.bundle import Pick, Pooling
 from addnorm.service.runtime.engine import HEAD_ROWS, Engine
 from addnorm.service.scheduling.cooperative import Steps
 
@@ -22,20 +22,20 @@ MIN_LENGTH = np.float32(1e-12)  # shorter vectors are divided by this, as torch'
 
 
 class TopK(NamedTuple):
-    """The k likeliest tokens, likeliest first; NO_TOKEN and 0.0 at pads. In the caller's layout, or
-    `[rows, k]` for "last"."""
+    """The k likeliest tokens or labels, likeliest first; NO_TOKEN and 0.0 at pads. In the caller's
+    layout, or `[rows, k]` for one row of logits a sequence."""
 
     token_ids: Any
     logprobs: Any
 
 
-def pooled(activations: Floats, batch: Batch, pooling: Pooling, normalize: bool) -> Floats:
+def pooled(activations: Floats, batch: Batch, pooling: Pooling) -> Floats:
     """Rows `[num_tokens, d_model]` -> a vector for each sequence `[num_sequences, d_model]`.
     NotFinite if one is not."""
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
         vectors = _pool(activations, batch.offsets, pooling)
     _check_finite("pooled", vectors)
-    return unit(vectors) if normalize else vectors
+    return vectors
 
 
 def _pool(activations: Floats, offsets: Ints, pooling: Pooling) -> Floats:
@@ -45,9 +45,38 @@ def _pool(activations: Floats, offsets: Ints, pooling: Pooling) -> Floats:
         return activations[offsets[1:] - 1]
     vectors = np.empty((len(offsets) - 1, activations.shape[1]), np.float32)
     for vector, (start, end) in zip(vectors, pairwise(offsets.tolist()), strict=True):
-        np.add.reduce(activations[start:end], 0, out=vector)
-        vector /= np.float32(end - start)
+        REDUCTIONS[pooling](activations[start:end], vector)
     return vectors
+
+
+def _mean(rows: Floats, out: Floats) -> None:
+    np.add.reduce(rows, 0, out=out)
+    out /= np.float32(len(rows))
+
+
+def _mean_sqrt(rows: Floats, out: Floats) -> None:
+    """The sum by the square root of the length."""
+    np.add.reduce(rows, 0, out=out)
+    out /= np.sqrt(np.float32(len(rows)))
+
+
+def _weighted_mean(rows: Floats, out: Floats) -> None:
+    """The i-th token, from 1, counts i times."""
+    weights = np.arange(1, len(rows) + 1, dtype=np.float32)
+    np.add.reduce(rows * weights[:, None], 0, out=out)
+    out /= weights.sum()
+
+
+def _max(rows: Floats, out: Floats) -> None:
+    np.maximum.reduce(rows, 0, out=out)
+
+
+REDUCTIONS: dict[str, Callable[[Floats, Floats], None]] = {
+    "mean": _mean,
+    "mean_sqrt": _mean_sqrt,
+    "weighted_mean": _weighted_mean,
+    "max": _max,
+}
 
 
 def _check_finite(output: str, values: Floats, sequences: Ints | None = None) -> None:
@@ -80,18 +109,18 @@ class HeadRows(NamedTuple):
     sequences: Ints  # [n]
 
     @classmethod
-    def at(cls, positions: Positions, activations: Floats, batch: Batch) -> "HeadRows":
-        """Of all tokens, or of the last token of each sequence."""
+    def of(cls, pick: Pick, activations: Floats, batch: Batch) -> "HeadRows":
+        """Of every token, or one for each sequence."""
         sequences = np.arange(len(batch))
-        if positions == "last":
-            return cls(activations[batch.offsets[1:] - 1], sequences)
-        return cls(activations, np.repeat(sequences, batch.lengths))
+        if pick == "every":
+            return cls(activations, np.repeat(sequences, batch.lengths))
+        return cls(pooled(activations, batch, pick), sequences)
 
 
-def logits(engine: Engine, rows: HeadRows, vocab_size: int) -> Steps[Floats]:
-    """`[n, vocab_size]`. NotFinite if a value is not."""
-    out = np.empty((len(rows.activations), vocab_size), np.float32)
-    for span, chunk in _chunks(engine, rows):
+def headed(engine: Engine, output: str, rows: HeadRows, width: int) -> Steps[Floats]:
+    """What a head makes of the rows, `[n, width]`. NotFinite if a value is not."""
+    out = np.empty((len(rows.activations), width), np.float32)
+    for span, chunk in _chunks(engine, output, rows):
         out[span] = chunk
         yield
     return out
@@ -102,24 +131,25 @@ def top_k(engine: Engine, rows: HeadRows, k: int) -> Steps[tuple[Ints, Floats]]:
     all rows."""
     token_ids = np.empty((len(rows.activations), k), np.int64)
     logprobs = np.empty(token_ids.shape, np.float32)
-    for span, chunk in _chunks(engine, rows):
+    for span, chunk in _chunks(engine, "logits", rows):
         token_ids[span], logprobs[span] = yield from _best(chunk, k)
     return token_ids, logprobs
 
 
-def laid_out(values: Any, padding: Padding, positions: Positions, fill: float = 0.0) -> Any:
-    """Values of a head's rows -> the caller's layout; for "last" `[num_rows, w]`."""
-    if positions == "last":
-        return padding.scatter_rows(values, fill)
-    return padding.scatter(values, fill)
+def laid_out(values: Any, padding: Padding, pick: Pick, fill: float = 0.0) -> Any:
+    """Values of a head's rows -> the caller's layout; `[num_rows, w]` unless of every token."""
+    if pick == "every":
+        return padding.scatter(values, fill)
+    return padding.scatter_rows(values, fill)
 
 
-def _chunks(engine: Engine, rows: HeadRows) -> Iterator[tuple[slice, Floats]]:
-    """Logits of HEAD_ROWS rows at a time, and which rows these are. NotFinite if a value is not."""
+def _chunks(engine: Engine, output: str, rows: HeadRows) -> Iterator[tuple[slice, Floats]]:
+    """A head's answers to HEAD_ROWS rows at a time, and which rows these are. NotFinite if a value
+    is not."""
     for start in range(0, len(rows.activations), HEAD_ROWS):
         span = slice(start, start + HEAD_ROWS)
-        chunk = engine.logits(rows.activations[span])
-        _check_finite("logits", chunk, rows.sequences[span])
+        chunk = engine.head(output, rows.activations[span])
+        _check_finite(output, chunk, rows.sequences[span])
         yield span, chunk
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from addnorm.service.errors import Expired, NotFinite, Overloaded
 from addnorm.service.inference import outputs
-from addnorm.service.inference.cost import Cost, num_head_rows
+from addnorm.service.inference.cost import Cost, num_head_rows, num_head_values
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse, check
 from addnorm.service.runtime.batch import Rows
 from addnorm.service.scheduling.byte_budget import ByteBudget
@@ -31,6 +31,7 @@ from addnorm.service.settings import Settings
 Encoded = TypeVar("Encoded")
 NO_SECONDS = nullcontext(0.0)  # the time of a quick answer is not worth counting
 QUICK_BYTES = 64 * 1024  # JSON of this size takes about 0.1 ms
+QUICK_HEAD_VALUES = 256  # a few labels of a few sequences: well below a millisecond
 
 
 class Pipeline:
@@ -58,7 +59,7 @@ class Pipeline:
         """The encoded answer and the seconds of each stage."""
         num_bytes = check(request, self.settings)
         deadline.check()
-        is_quick = "logits" not in request.wanted and num_bytes <= QUICK_BYTES
+        is_quick = num_bytes <= QUICK_BYTES and num_head_values(request) <= QUICK_HEAD_VALUES
         promised = NO_SECONDS if is_quick else self._promised(request, num_bytes, deadline)
         with self.responses.reserve(num_bytes), promised as encode_s:
             rows, stages_s = await self._rows(request, deadline, encode_s)
@@ -146,22 +147,10 @@ class Pipeline:
 
 
 def _outputs(request: InferenceRequest, rows: Rows) -> Steps[dict[str, Any]]:
-    padding = request.padding
-    pooling = request.pooling or request.model.bundle.manifest.pooling
-    make: dict[str, Callable[[], Any]] = {
-        "activations": lambda: padding.scatter(rows.activations),
-        "pooled": lambda: padding.scatter_rows(
-            outputs.pooled(rows.activations, request.batch, pooling, request.normalize)
-        ),
-        "norm_stats": lambda: {
-            "mean": padding.scatter(rows.norm_mean),
-            "rstd": padding.scatter(rows.norm_rstd),
-        },
-    }
     made: dict[str, Any] = {}
     for name in request.wanted:
         try:
-            output = (yield from _logits(request, rows)) if name == "logits" else make[name]()
+            output = yield from _output(name, request, rows)
         except NotFinite as error:
             raise _by_row(request, error) from error
         made[name] = outputs.halved(name, output) if request.half else output
@@ -174,12 +163,23 @@ def _by_row(request: InferenceRequest, error: NotFinite) -> NotFinite:
     return NotFinite(error.output, request.padding.row_of(error.sequence))
 
 
-def _logits(request: InferenceRequest, rows: Rows) -> Steps[Any]:
-    engine, layout = request.model.engine(request.precision), (request.padding, request.positions)
-    wanted = outputs.HeadRows.at(request.positions, rows.activations, request.batch)
-    if request.top_k:
+def _output(name: str, request: InferenceRequest, rows: Rows) -> Steps[Any]:
+    padding = request.padding
+    if name == "activations":
+        return padding.scatter(rows.activations)
+    if name == "norm_stats":
+        parts = {"mean": rows.norm_mean, "rstd": rows.norm_rstd}
+        return {part: padding.scatter(values) for part, values in parts.items()}
+    pick = request.pick(name)
+    engine = request.model.engine(request.precision)
+    wanted = outputs.HeadRows.of(pick, rows.activations, request.batch)
+    if name == "logits" and request.top_k:
         token_ids, logprobs = yield from outputs.top_k(engine, wanted, request.top_k)
-        ids = outputs.laid_out(token_ids, *layout, fill=outputs.NO_TOKEN)
-        return outputs.TopK(ids, outputs.laid_out(logprobs, *layout))
-    vocab_size = request.model.bundle.manifest.limits.vocab_size
-    return outputs.laid_out((yield from outputs.logits(engine, wanted, vocab_size)), *layout)
+        ids = outputs.laid_out(token_ids, padding, pick, fill=outputs.NO_TOKEN)
+        return outputs.TopK(ids, outputs.laid_out(logprobs, padding, pick))
+    made = wanted.activations
+    if name in request.model.bundle.manifest.heads:
+        made = yield from outputs.headed(engine, name, wanted, request.model.bundle.width(name))
+    if name == "pooled" and request.normalize:
+        made = outputs.unit(made)
+    return outputs.laid_out(made, padding, pick)

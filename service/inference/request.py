@@ -10,7 +10,7 @@ from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.outputs import Positions
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime.batch import Batch, Padding
-from addnorm.service.runtime.bundle import Bundle, Pooling
+from addnorm.service.runtime.bundle import Pick, Pooling
 from addnorm.service.settings import Settings
 
 JSON_BYTES_PER_FLOAT = 13  # of a float32 written with all its digits, sign and comma
@@ -25,7 +25,7 @@ class InferenceRequest(NamedTuple):
     batch: Batch
     padding: Padding
     outputs: tuple[str, ...] | None = None
-    positions: Positions = "all"
+    positions: Positions | None = None  # of the logits, where the head is of every token
     top_k: int | None = None
     pooling: Pooling | None = None
     normalize: bool = False
@@ -40,10 +40,19 @@ class InferenceRequest(NamedTuple):
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """The outputs asked for; by default activations, and logits where there is a head."""
+        """The outputs asked for; by default activations, and what heads make of them."""
         return self.outputs or tuple(
-            name for name in self.model.bundle.outputs if name in ("activations", "logits")
+            name for name in self.model.bundle.outputs if name not in ("pooled", "norm_stats")
         )
+
+    def pick(self, output: str) -> Pick:
+        """The rows that an output is made of."""
+        manifest = self.model.bundle.manifest
+        if output == "pooled":
+            return self.pooling or manifest.pooling
+        if output == "logits" and self.positions == "last":
+            return "last"
+        return manifest.heads[output].pick if output in manifest.heads else "every"
 
 
 @dataclass(frozen=True)
@@ -131,11 +140,22 @@ def _check_outputs(request: InferenceRequest) -> None:
             )
         if wanted.count(name) > 1:
             raise InvalidInput(f"outputs has {name!r} twice", param="outputs")
-    vocab_size = bundle.manifest.limits.vocab_size
-    if request.top_k is not None and not 1 <= request.top_k <= vocab_size:
+    if "logits" in wanted:
+        _check_logits(request)
+
+
+def _check_logits(request: InferenceRequest) -> None:
+    bundle, width = request.model.bundle, request.model.bundle.width("logits")
+    if request.top_k is not None and not 1 <= request.top_k <= width:
         raise InvalidInput(
-            f"logits.top_k is {request.top_k}: 1 to {vocab_size} for {bundle.ref}",
+            f"logits.top_k is {request.top_k}: 1 to {width} for {bundle.ref}",
             param="logits.top_k",
+        )
+    if request.positions and bundle.manifest.heads["logits"].pick != "every":
+        raise InvalidInput(
+            f"logits.positions is {request.positions!r}, but {bundle.ref} has one row of logits a"
+            " sequence: leave it out",
+            param="logits.positions",
         )
 
 
@@ -164,21 +184,10 @@ def _answer_bytes(request: InferenceRequest, name: str) -> int:
         request.padding.num_pads,
         len(request.padding.lengths),
     )
-    if name == "logits" and request.positions == "last":
+    if request.pick(name) != "every":
         real, pads = rows, 0
-    if name == "pooled":
-        real, pads = rows, 0
-    width = (
-        _width(request.model.bundle, name)
-        if name != "logits" or request.top_k is None
-        else 2 * request.top_k
-    )
+    is_top_k = name == "logits" and request.top_k is not None
+    width = 2 * (request.top_k or 0) if is_top_k else request.model.bundle.width(name)
     if request.binary:
         return width * BINARY_BYTES * (real + pads)
     return width * (real * JSON_BYTES_PER_FLOAT + pads * JSON_BYTES_PER_PAD)
-
-
-def _width(bundle: Bundle, name: str) -> int:
-    manifest = bundle.manifest
-    widths = {"logits": manifest.limits.vocab_size, "norm_stats": 2 * manifest.n_norms}
-    return widths.get(name, manifest.d_model)

@@ -27,6 +27,9 @@ class ModelEntry(BaseModel):
         description="What requests may hold: `texts` only where the bundle has a tokenizer."
     )
     outputs: list[str]
+    labels: list[str] | None = Field(
+        description="Of the logits, in their order; null where they have no names."
+    )
     limits: Limits
     precisions: list[str]
     pooling: Pooling
@@ -91,6 +94,7 @@ def _entry(name: str, versions: Mapping[int, Model]) -> ModelEntry:
         config=manifest.config,
         inputs=["input_ids", "attention_mask", *(["texts"] if model.tokenizer else [])],
         outputs=list(model.bundle.outputs),
+        labels=None if manifest.labels is None else list(manifest.labels),
         limits=manifest.limits,
         precisions=list(manifest.precisions),
         pooling=manifest.pooling,

@@ -43,7 +43,7 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
     """Body -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
     answer_type = negotiated(raw.headers, (JSON, SAFETENSORS))
     options, model, batch, padding = await _read(raw, tools)
-    logits = options.logits or LogitsOptions(positions="all", top_k=None)
+    logits = options.logits or LogitsOptions(positions=None, top_k=None)
     request = InferenceRequest(
         model,
         batch,

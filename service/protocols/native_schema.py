@@ -11,17 +11,19 @@ from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.protocols.codec.texts import Texts
 from addnorm.service.runtime.bundle import Pooling
 
-Output = Literal["activations", "logits", "pooled", "norm_stats"]
+Output = Literal["activations", "logits", "token_vectors", "pooled", "norm_stats"]
 Row = Annotated[list[int], Field(fail_fast=True)]  # a bad body must not cost a million errors
 Integers = Annotated[list[Row], Field(fail_fast=True)]
 
 
 class LogitsOptions(Strict):
-    positions: Positions = Field(
-        "all", description="Logits of every token, or of each sequence's last."
+    positions: Positions | None = Field(
+        None,
+        description="Logits of every token, which is the default, or of each sequence's last. Only"
+        " for models with logits of every token.",
     )
     top_k: int | None = Field(
-        None, description="Only the k likeliest tokens, with their log-probabilities."
+        None, description="Only the k likeliest tokens or labels, with their log-probabilities."
     )
 
 
@@ -33,8 +35,8 @@ class Options(Strict):
     )
     outputs: Annotated[list[Output], Field(fail_fast=True)] | None = Field(
         None,
-        description="By default activations, and logits if there is a head; of texts `pooled`"
-        " alone.",
+        description="By default activations, and what the model's head makes of them; of texts"
+        " that output alone if it is one row a sequence, else `pooled`.",
     )
     logits: LogitsOptions | None = None
     pooling: Pooling | None = Field(
@@ -113,9 +115,16 @@ class InferResponse(BaseModel):
     version: str
     activations: list[list[list[float]]] | None = Field(None, description="[B][S][d_model]")
     logits: list[list[list[float]]] | list[list[float]] | TopTokens | None = Field(
-        None, description="[B][S][V], or [B][V] for `last`"
+        None,
+        description="[B][S][V], or [B][V] for `last`; V is the number of labels if there are such,"
+        " and a model that classifies whole sequences has [B][V].",
     )
-    pooled: list[list[float]] | None = Field(None, description="[B][d_model]")
+    token_vectors: list[list[list[float]]] | None = Field(
+        None, description="[B][S][width], of models that compare texts token by token."
+    )
+    pooled: list[list[float]] | None = Field(
+        None, description="[B][d_model], or as wide as the model's own vectors."
+    )
     norm_stats: NormStats | None = None
     usage: Usage
 

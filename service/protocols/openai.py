@@ -144,9 +144,10 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
     asked = await tools.bodies.read_json(EmbeddingsRequest, raw.body, raw.deadline)
     model = raw.model(tools.models, asked.model)
     manifest = model.bundle.manifest
-    if asked.dimensions is not None and not 1 <= asked.dimensions <= manifest.d_model:
+    width = model.bundle.width("pooled")
+    if asked.dimensions is not None and not 1 <= asked.dimensions <= width:
         raise InvalidInput(
-            f"dimensions is {asked.dimensions}: 1 to {manifest.d_model} for {model.bundle.ref}",
+            f"dimensions is {asked.dimensions}: 1 to {width} for {model.bundle.ref}",
             param="dimensions",
         )
     as_base64 = asked.encoding_format == "base64"

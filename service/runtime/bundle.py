@@ -1,7 +1,8 @@
 """The bundle format: reader and writer. A bundle is a folder `<name>/<version>/`:
 
-manifest.json  model.onnx  head.onnx?  tokenizer.json?  certificate.json
+manifest.json  model.onnx  certificate.json  tokenizer.json?
 model.int8.onnx?  model.int8.ranges.safetensors?
+logits.onnx?  pooled.onnx?  token_vectors.onnx?      heads, by the output that they make
 
 The manifest holds the sha256 of every file but the certificate, which holds the manifest's.
 """
@@ -22,9 +23,10 @@ from addnorm.service.errors import StartupError
 
 FORMAT = 4
 MANIFEST, CERTIFICATE = "manifest.json", "certificate.json"
-HEAD, TOKENIZER = "head.onnx", "tokenizer.json"
+TOKENIZER = "tokenizer.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-Pooling = Literal["mean", "first", "last"]
+Pooling = Literal["mean", "first", "last", "max", "weighted_mean", "mean_sqrt"]
+Pick = Literal["every"] | Pooling
 
 
 class _Part(BaseModel):
@@ -51,6 +53,13 @@ class Limits(_Part):
     )
 
 
+class Head(_Part):
+    """A graph that makes an output of rows: of every token's, or of one picked for a sequence."""
+
+    pick: Pick
+    width: int
+
+
 class Manifest(_Part):
     """What the server needs to know about a bundle, and where the bundle came from."""
 
@@ -64,6 +73,8 @@ class Manifest(_Part):
     n_norms: int
     limits: Limits
     precisions: dict[str, str]  # name -> graph file
+    heads: dict[str, Head]  # by output
+    labels: tuple[str, ...] | None  # of the logits, in order; None: they have no names
     default_precision: str
     pooling: Pooling
     normalize: bool  # whether the authors normalize pooled vectors; responses do when asked to
@@ -96,16 +107,27 @@ class Bundle:
         return datetime.fromisoformat(self.manifest.created).timestamp()
 
     @property
-    def has_head(self) -> bool:
-        return HEAD in self.manifest.files
-
-    @property
     def outputs(self) -> tuple[str, ...]:
-        head = ("logits",) if self.has_head else ()
-        return ("activations", *head, "pooled", "norm_stats")
+        heads = (name for name in self.manifest.heads if name != "pooled")
+        return ("activations", *heads, "pooled", "norm_stats")
+
+    def width(self, output: str) -> int:
+        """Numbers of the output for a token, or for a sequence."""
+        if output == "norm_stats":
+            return 2 * self.manifest.n_norms
+        head = self.manifest.heads.get(output)
+        return head.width if head else self.manifest.d_model
+
+    def head(self, output: str) -> Path:
+        """The graph of a head."""
+        return self.path / head_file(output)
 
     def graph(self, precision: str) -> Path:
         return self.path / self.manifest.precisions[precision]
+
+
+def head_file(output: str) -> str:
+    return f"{output}.onnx"
 
 
 class Listing(NamedTuple):

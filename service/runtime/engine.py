@@ -8,7 +8,7 @@ import onnxruntime as ort
 
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime.batch import Batch, Floats, Rows
-from addnorm.service.runtime.bundle import HEAD, Bundle
+from addnorm.service.runtime.bundle import Bundle
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 HEAD_ROWS = 256  # of one head run: bounds the logits in memory; larger matrices are no faster
@@ -16,14 +16,14 @@ OUTPUTS = list(Rows._fields)
 
 
 class Engine:
-    """The body in one precision, and the head if there is one. Thread-safe."""
+    """The body in one precision, and the heads. Thread-safe."""
 
     def __init__(self, bundle: Bundle, precision: str, provider: str) -> None:
         """provider: cpu, cuda or auto. StartupError if cuda is wanted and not available."""
         manifest = bundle.manifest
         self.d_model, self.n_norms = manifest.d_model, manifest.n_norms
         self._body = _session(bundle.graph(precision), provider)
-        self._head = _session(bundle.path / HEAD, provider) if bundle.has_head else None
+        self._heads = {name: _session(bundle.head(name), provider) for name in manifest.heads}
         self.provider = "cuda" if PROVIDERS["cuda"] in self._body.get_providers() else "cpu"
 
     def run(self, batch: Batch) -> Rows:
@@ -43,12 +43,11 @@ class Engine:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         return self._body.run(OUTPUTS, inputs)  # type: ignore[no-any-return]
 
-    def logits(self, rows: Floats) -> Floats:
-        """rows `[n, d_model]`, n at most HEAD_ROWS -> `[n, vocab_size]`."""
-        assert self._head
+    def head(self, output: str, rows: Floats) -> Floats:
+        """rows `[n, d_model]`, n at most HEAD_ROWS -> `[n, width of the output]`."""
         assert len(rows) <= HEAD_ROWS
         inputs = {"rows": np.ascontiguousarray(rows)}
-        return self._head.run(None, inputs)[0]  # type: ignore[no-any-return]
+        return self._heads[output].run(None, inputs)[0]  # type: ignore[no-any-return]
 
     def empty(self) -> Rows:
         """The rows of a batch without tokens, which no session runs."""

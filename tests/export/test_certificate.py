@@ -11,12 +11,13 @@ import pytest
 import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from addnorm.export import command, exact, parity, structure, writer
+from addnorm.export import command, exact, parity, sources, structure, writer
 from addnorm.export.exact import Files
 from addnorm.export.graph import UnfitError
 from addnorm.export.parity import CertificationError
 from addnorm.export.quantize import quantize
-from addnorm.export.writer import Plan, Source, check_fit
+from addnorm.export.sources import Source
+from addnorm.export.writer import Plan, check_fit
 from addnorm.model.presets import PRESETS, build
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime import bundle as bundles
@@ -30,12 +31,12 @@ UNSEEN = 7  # an id of `postnorm` that no case of the certificate contains
 @pytest.fixture(scope="module")
 def notebook_subject(notebook: Path) -> Subject:
     with shared_exports():
-        return Subject.of(bundles.read(notebook), Source("notebook"))
+        return Subject.of(bundles.read(notebook), sources.preset("notebook"))
 
 
 @pytest.fixture(scope="module")
 def postnorm(tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    source, plan = Source("postnorm"), Plan(precisions=("fp32", "int8"))
+    source, plan = sources.preset("postnorm"), Plan(precisions=("fp32", "int8"))
     place = tmp_path_factory.mktemp("bundles")
     with shared_exports():
         return Subject.of(writer.export(source, place, "postnorm", None, plan), source)
@@ -345,7 +346,7 @@ def test_an_exporter_that_writes_another_eps_is_found(
     monkeypatch.setattr(writer, "export_body", mistaken)
     monkeypatch.setattr(exact, "export_body", mistaken)
     with pytest.raises(CertificationError, match=r"attributes \(fp32\): .*'epsilon': 1.2"):
-        writer.export(Source("notebook"), tmp_path, "broken", None, Plan())
+        writer.export(sources.preset("notebook"), tmp_path, "broken", None, Plan())
 
 
 def test_weights_that_are_not_finite_are_refused_by_name(

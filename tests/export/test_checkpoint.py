@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from addnorm.model.checkpoint import CheckpointError, load_checkpoint
 from safetensors.torch import load_file, save_file
 from transformers import (
     BertConfig,
@@ -18,8 +19,6 @@ from transformers import (
     BertModel,
     PreTrainedModel,
 )
-
-from addnorm.model.checkpoint import CheckpointError, load_checkpoint
 
 CONFIG = BertConfig(
     vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,

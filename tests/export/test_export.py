@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from addnorm.export import command, parity
+from addnorm.export import command, parity, sources
 from addnorm.export.parity import CertificationError
-from addnorm.export.writer import Plan, Source, export
+from addnorm.export.writer import Plan, export
 from addnorm.model import layout as layouts
 from addnorm.model import transformer
 from addnorm.model.layout import Packed, Padded
@@ -73,8 +73,8 @@ def test_an_ignored_mask_is_not_certified(tmp_path: Path, monkeypatch: pytest.Mo
     def see_everything(keys: Tensor, causal: bool) -> Tensor:
         return torch.zeros(keys.shape[0], 1, keys.shape[1], keys.shape[1])
 
-    source = Source("postnorm")
-    reference = source.model("padded")[0]
+    source = sources.preset("postnorm")
+    reference = source.in_layout("padded")
     monkeypatch.setattr(layouts, "_bias", see_everything)
     monkeypatch.setattr(
         Source,
@@ -110,14 +110,14 @@ def test_attention_on_the_callers_cells_is_not_certified(
             self.keys, self.grid_cells, self.grid_rows = self.mask, self.cells, self.row_of_cell
 
     monkeypatch.setitem(transformer.LAYOUTS, "packed", CallersCells)
-    message = refused(Source("postnorm"), tmp_path)
+    message = refused(sources.preset("postnorm"), tmp_path)
     assert "1 of " in message
     assert "bare graph, its bits: unequal (right, left, holes)" in message
 
 
 @pytest.mark.usefixtures("exports_shared")
 def test_padded_layout_is_certified_for_what_it_promises(tmp_path: Path) -> None:
-    bundle = export(Source("notebook"), tmp_path, "plain", None, Plan("padded"))
+    bundle = export(sources.preset("notebook"), tmp_path, "plain", None, Plan("padded"))
     assert bundle.manifest.layout == "padded"
     assert bundle.certificate
     assert any(check["output"] == "unequal (right)" for check in bundle.certificate["checks"])

@@ -14,11 +14,11 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 
-from addnorm.export import command, parity
+from addnorm.export import command, parity, sources
 from addnorm.export import quantize as quantizing
 from addnorm.export.exact import Expected, Files
 from addnorm.export.parity import CertificationError
-from addnorm.export.writer import Plan, Source, export
+from addnorm.export.writer import Plan, export
 from addnorm.model.presets import build
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import bundle as bundles
@@ -33,7 +33,7 @@ WEIGHT = "blocks.1.ffn.down.weight"
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     plan = Plan(precisions=("fp32", "int8"), default_precision="int8")
     with shared_exports():
-        return export(Source("gpt"), tmp_path_factory.mktemp("bundles"), "gpt", None, plan)
+        return export(sources.preset("gpt"), tmp_path_factory.mktemp("bundles"), "gpt", None, plan)
 
 
 def tampered(bundle: Bundle, folder: Path, change: Callable[[ModelProto], None]) -> Bundle:

@@ -15,7 +15,8 @@ import numpy as np
 import orjson
 import pytest
 
-from addnorm.export.writer import Plan, Source, export
+from addnorm.export import sources
+from addnorm.export.writer import Plan, export
 from addnorm.load import plots, servers
 from addnorm.load.bench.check import NAIVE_TOLERANCE, Reference, alone
 from addnorm.load.bench.run import Load, Result, measure
@@ -318,7 +319,7 @@ def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     out = tmp_path_factory.mktemp("bundles")
     with shared_exports():
         return {
-            layout: export(Source("postnorm"), out, layout, None, Plan(layout))
+            layout: export(sources.preset("postnorm"), out, layout, None, Plan(layout))
             for layout in ("packed", "padded")
         }
 

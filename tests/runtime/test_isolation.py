@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from addnorm.export.writer import Plan, Source, export
+from addnorm.export import sources
+from addnorm.export.writer import Plan, export
 from addnorm.model.presets import build
 from addnorm.service.runtime.bundle import Bundle
 from tests.support.exports import shared_exports
@@ -29,7 +30,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     plan = Plan(precisions=("fp32", "int8"))
     place = tmp_path_factory.mktemp("bundles")
     with shared_exports():
-        return export(Source(request.param), place, request.param, None, plan)
+        return export(sources.preset(request.param), place, request.param, None, plan)
 
 
 def broken(graph: Path, value: float) -> onnxruntime.InferenceSession:

@@ -41,14 +41,13 @@ STATS = {"norm_mean": "mean", "norm_rstd": "rstd"}  # V2's name -> the native pa
 def outputs(bundle: Bundle) -> dict[str, list[int]]:
     """Name -> shape of every output, -1 where the caller's batch decides. All are FP32."""
     manifest = bundle.manifest
-    logits = {"logits": [-1, -1, manifest.limits.vocab_size]} if bundle.has_head else {}
-    stats = {name: [-1, -1, manifest.n_norms] for name in STATS}
-    return {
-        "activations": [-1, -1, manifest.d_model],
-        **logits,
-        "pooled": [-1, manifest.d_model],
-        **stats,
+    heads = {
+        name: [-1, -1, head.width] if head.pick == "every" else [-1, head.width]
+        for name, head in manifest.heads.items()
     }
+    stats = {name: [-1, -1, manifest.n_norms] for name in STATS}
+    pooled = {"pooled": [-1, bundle.width("pooled")]}
+    return {"activations": [-1, -1, manifest.d_model], **(heads | pooled), **stats}
 
 
 def split(raw: RawRequest) -> tuple[bytes, memoryview]:
