@@ -219,7 +219,7 @@ def _mutant(draws: random.Random, subject: Subject, kind: str) -> Mutant | None:
     files = subject.files
     places = [
         *files.bodies,
-        *(["head"] if files.head else []),
+        *files.heads,
         *(["ranges"] if files.ranges and kind == "constant" else []),
     ]
     place = draws.choice(places)
@@ -231,8 +231,7 @@ def _mutant(draws: random.Random, subject: Subject, kind: str) -> Mutant | None:
         return Mutant(
             subject, kind, f"ranges of {name}[{index}] x 1.001", replace(files, ranges=ranges)
         )
-    before = files.head if place == "head" else files.bodies[place]
-    assert before
+    before = (files.heads | files.bodies)[place]
     after = ModelProto()
     after.CopyFrom(before)
     try:
@@ -244,8 +243,8 @@ def _mutant(draws: random.Random, subject: Subject, kind: str) -> Mutant | None:
     ):
         return None
     mutated = (
-        replace(files, head=after)
-        if place == "head"
+        replace(files, heads={**files.heads, place: after})
+        if place in files.heads
         else replace(files, bodies={**files.bodies, place: after})
     )
     return Mutant(subject, kind, f"{subject.bundle.ref}, {place}: {words}", mutated)
@@ -258,7 +257,7 @@ def verdict(mutant: Mutant) -> str:
         mutant.files, subject.expected, subject.bundle.manifest
     ):
         if words:
-            return comparison.removeprefix("head, ")
+            return comparison.rpartition(", ")[2]
     with tempfile.TemporaryDirectory() as folder:
         bundle = write(mutant, Path(folder) / "mutant")
         try:
@@ -275,15 +274,15 @@ def write(mutant: Mutant, place: Path) -> Bundle:
     shutil.copytree(mutant.subject.bundle.path, place)
     for precision, body in mutant.files.bodies.items():
         onnx.save(body, place / GRAPHS[precision])
-    if mutant.files.head:
-        onnx.save(mutant.files.head, place / bundles.HEAD)
+    for output, head in mutant.files.heads.items():
+        onnx.save(head, place / bundles.head_file(output))
     if mutant.files.ranges:
         save_file(mutant.files.ranges, place / exact.RANGES)
     return bundles.write_manifest(place, manifest.model_dump(exclude={"format", "files"}))
 
 
 def equal_bits(one: Bundle, other: Bundle) -> bool:
-    """Whether both give the same bytes on random batches: all outputs and precisions, the head."""
+    """Whether both give the same bytes on random batches: all outputs and precisions, the heads."""
     draws, limits = np.random.default_rng(0), one.manifest.limits
     for precision in one.manifest.precisions:
         left, right = (Engine(bundle, precision, "cpu") for bundle in (one, other))
@@ -297,8 +296,9 @@ def equal_bits(one: Bundle, other: Bundle) -> bool:
             if any(a.tobytes() != b.tobytes() for a, b in zip(*answers, strict=True)):
                 return False
             rows = draws.normal(size=(5, left.d_model)).astype(np.float32)
-            if one.has_head and left.logits(rows).tobytes() != right.logits(rows).tobytes():
-                return False
+            for output in one.manifest.heads:
+                if left.head(output, rows).tobytes() != right.head(output, rows).tobytes():
+                    return False
     return True
 
 
@@ -372,13 +372,13 @@ def checkpoint(folder: Path) -> Path:
 
 def subjects(folder: Path) -> Iterator[Subject]:
     """The models of the campaign, exported and certified."""
-    sources = [
+    chosen = [
         (sources.preset("notebook"), ("fp32",)),  # int8 does not pay there
         (sources.preset("gpt"), INT8),
         (sources.preset("postnorm"), INT8),
         (sources.checkpoint(checkpoint(folder / "two-layer-bert")), INT8),
     ]
-    for source, precisions in sources:
+    for source, precisions in chosen:
         yield Subject.of(
             export(source, folder, source.name, None, Plan(precisions=precisions)), source
         )

@@ -157,7 +157,7 @@ def _labels(
     table: HeadTable, fields: Raw, config: Config, choices: Choices
 ) -> tuple[str, ...] | None:
     """CheckpointError if there is not one for each logit."""
-    width, key = config.heads[table.output].width, f"{table.linear}.weight"
+    width, key = config.heads[table.output].width, table.linear
     if choices.labels is not None:
         names: Sequence[str] = choices.labels
         what = "--labels names"

@@ -16,8 +16,8 @@ from addnorm.export.exact import Files
 from addnorm.export.graph import UnfitError
 from addnorm.export.parity import CertificationError
 from addnorm.export.quantize import quantize
-from addnorm.export.sources import Source
 from addnorm.export.writer import Plan, check_fit
+from addnorm.model import presets
 from addnorm.model.presets import PRESETS, build
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime import bundle as bundles
@@ -352,16 +352,16 @@ def test_an_exporter_that_writes_another_eps_is_found(
 def test_weights_that_are_not_finite_are_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken_model(self: Source, layout: str) -> tuple[Transformer, dict[str, object]]:
-        model, facts = original(self, layout)
+    def broken_model(name: str, *, seed: int) -> Transformer:
+        model = original(name, seed=seed)
         with torch.no_grad():
             model.tokens.weight[3, 5] = torch.nan
             bias: torch.Tensor = model.blocks[0].ffn.up.bias  # type: ignore[union-attr, assignment]
             bias[2:4] = -torch.inf
-        return model, facts
+        return model
 
-    original = Source.model
-    monkeypatch.setattr(Source, "model", broken_model)
+    original = presets.build
+    monkeypatch.setattr(presets, "build", broken_model)
     monkeypatch.setattr(
         writer, "export_body", lambda model: pytest.fail("exported before it was refused")
     )

@@ -401,7 +401,7 @@ def test_models_are_listed_in_openais_shape(client: httpx.Client) -> None:
     assert entry in listed["data"]
     assert (entry["object"], entry["owned_by"], entry["versions"]) == ("model", "addnorm", ["1"])
     assert entry["limits"] == {"max_positions": 5, "vocab_size": 6, "max_text_tokens": 5}
-    assert set(entry["files"]) == {"model.onnx", "head.onnx"}
+    assert set(entry["files"]) == {"model.onnx", "logits.onnx"}
     assert entry["config"]["d_model"] == 16
 
 

@@ -35,7 +35,7 @@ BREAK: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "graph truncated": (lambda b: os.truncate(b / "model.onnx", 100), "model.onnx has 100 bytes"),
     "graph tampered": (lambda b: flip(b / "model.onnx"), "model.onnx does not match its sha256"),
-    "head tampered": (lambda b: flip(b / "head.onnx"), "head.onnx does not match its sha256"),
+    "head tampered": (lambda b: flip(b / "logits.onnx"), "logits.onnx does not match its sha256"),
     "manifest missing": (lambda b: (b / "manifest.json").unlink(), "manifest.json is missing"),
     "manifest broken": (lambda b: os.truncate(b / "manifest.json", 100), "manifest.json is broken"),
     "manifest edited": (

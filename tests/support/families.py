@@ -1,0 +1,116 @@
+"""Checkpoints of every family and head, random and of unusual shapes, written by transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel
+
+VOCAB_SIZE, POSITIONS, NUM_LABELS = 99, 40, 5
+ENCODER = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 36, "num_hidden_layers": 3, "num_attention_heads": 3,
+    "intermediate_size": 50, "max_position_embeddings": POSITIONS,
+}  # fmt: skip
+# prefix of a class of transformers -> its configuration
+CONFIGS: dict[str, dict[str, Any]] = {
+    "Bert": {**ENCODER, "type_vocab_size": 3, "layer_norm_eps": 1e-5, "hidden_act": "gelu_new"},
+    "Roberta": {**ENCODER, "pad_token_id": 4, "hidden_act": "relu"},  # with 2 token types
+    "XLMRoberta": {**ENCODER, "type_vocab_size": 1, "hidden_act": "silu"},
+    "Camembert": {**ENCODER, "type_vocab_size": 1, "num_attention_heads": 9},
+    "Electra": {**ENCODER, "embedding_size": 20},
+    "MPNet": {**ENCODER, "max_position_embeddings": 200, "layer_norm_eps": 1e-5},
+    "DistilBert": {
+        "vocab_size": VOCAB_SIZE, "dim": 36, "n_layers": 3, "n_heads": 3, "hidden_dim": 50,
+        "max_position_embeddings": POSITIONS, "sinusoidal_pos_embds": True, "pad_token_id": 2,
+    },
+    "Albert": {**ENCODER, "num_hidden_layers": 4, "embedding_size": 20, "num_hidden_groups": 2},
+    "GPT2": {
+        "vocab_size": VOCAB_SIZE, "n_embd": 36, "n_layer": 3, "n_head": 3, "n_inner": 50,
+        "n_positions": POSITIONS, "pad_token_id": 0,
+    },
+    "OPT": {
+        "vocab_size": VOCAB_SIZE, "hidden_size": 36, "num_hidden_layers": 3, "ffn_dim": 50,
+        "num_attention_heads": 3, "max_position_embeddings": POSITIONS, "word_embed_proj_dim": 20,
+        "do_layer_norm_before": False,
+    },
+}  # fmt: skip
+HEADS = (
+    "Model", "ForMaskedLM", "ForPreTraining", "LMHeadModel", "ForCausalLM",
+    "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
+)  # fmt: skip
+UNSUPPORTED = {  # decoders of encoders; a body behind a projection
+    *(f"{name}ForCausalLM" for name in CONFIGS if name != "OPT"),
+    "BertLMHeadModel", "OPTModel", "OPTForQuestionAnswering",
+}  # fmt: skip
+CLASSES = sorted(
+    name + head
+    for name in CONFIGS
+    for head in HEADS
+    if name + head not in UNSUPPORTED and hasattr(transformers, name + head)
+)
+
+
+def made(class_name: str, **changed: Any) -> PreTrainedModel:
+    """Weights are drawn, those that transformers sets to 0 or 1 too."""
+    family = next(name for name in CONFIGS if class_name.startswith(name))
+    own = {"num_labels": NUM_LABELS} if "Classification" in class_name else {}
+    config = getattr(transformers, f"{family}Config")(**{**CONFIGS[family], **own, **changed})
+    torch.manual_seed(0)
+    model: PreTrainedModel = getattr(transformers, class_name)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def save(model: PreTrainedModel, folder: Path) -> Path:
+    transformers.utils.logging.disable_progress_bar()
+    model.save_pretrained(folder)
+    return folder
+
+
+def sequences(model: PreTrainedModel) -> list[tuple[list[int], list[int]]]:
+    """Seeded (ids, token types) of several lengths. No id is a padding token's, which transformers
+    would take for a pad."""
+    draws = torch.Generator().manual_seed(1)
+    kinds = getattr(model.config, "type_vocab_size", 1)
+    return [
+        (
+            torch.randint(5, VOCAB_SIZE, (length,), generator=draws).tolist(),
+            torch.randint(0, kinds, (length,), generator=draws).sort().values.tolist(),
+        )
+        for length in (9, 1, 33, 4)
+    ]
+
+
+def answers(
+    model: PreTrainedModel, ids: list[int], types: list[int]
+) -> tuple[Tensor | None, Tensor | None]:
+    """transformers' own for one sequence: hidden states `[S, d]`; logits `[S, w]` or `[w]`.
+
+    Hidden states None: they are not as wide as the blocks'. Logits None: there is no head.
+    """
+    inputs = {"input_ids": torch.tensor([ids])}
+    if getattr(model.config, "type_vocab_size", 1) > 1:
+        inputs["token_type_ids"] = torch.tensor([types])
+    with torch.no_grad():
+        out = model(**inputs, output_hidden_states=True)
+    if "last_hidden_state" in out:
+        return out.last_hidden_state[0], None
+    hidden = out.hidden_states[-1][0]
+    width = getattr(model.config, "word_embed_proj_dim", None)
+    return None if width and width != model.config.hidden_size else hidden, _logits(out)[0]
+
+
+def _logits(out: Any) -> Tensor:
+    if "start_logits" in out:
+        return torch.stack([out.start_logits, out.end_logits], -1)
+    logits: Tensor = out.prediction_logits if "prediction_logits" in out else out.logits
+    return logits
+
+
+def rows_of(logits: Tensor, num_tokens: int, pick: str) -> Tensor:
+    """`[S, w]` or `[w]` as the served answer has them: the discriminator's scores have no width."""
+    return logits[:, None] if pick == "every" and logits.shape == (num_tokens,) else logits
