@@ -118,6 +118,8 @@ def measure(model: ModelProto, limits: Limits) -> dict[str, Floats]:
         probe.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     grid = sequences(limits, CALIBRATION_LENGTHS).grid()
+    if grid.token_type_ids is not None:  # most texts are of one segment
+        grid = grid._replace(token_type_ids=np.zeros_like(grid.input_ids))
     found = session.run(wanted, grid.by_name())
     columns = {name: np.abs(x).max(0) for name, x in zip(wanted, found, strict=True)}
     ranges: dict[str, Floats] = {}
