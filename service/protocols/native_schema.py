@@ -148,6 +148,17 @@ EXAMPLES: dict[str, Any] = {
         "outputs": ["pooled"],
         "normalize": True,
     },
+    "a pair of texts": {
+        "model": "all-minilm-l6-v2",
+        "texts": [["Are pads computed?", "Pads are dropped."]],
+        "outputs": ["pooled"],
+    },
+    "token types": {
+        "model": "all-minilm-l6-v2",
+        "input_ids": [[2, 4, 5, 3, 6, 3]],
+        "token_type_ids": [[0, 0, 0, 0, 1, 1]],
+        "outputs": ["pooled"],
+    },
 }
 ANSWER: dict[str, Any] = {
     "model": "notebook",
