@@ -5,7 +5,6 @@ sentence-transformers does: transformers' own tokenizer of the folder, the model
 and scaling. It shares no code with the server's path from text to vector.
 """
 
-import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,7 +20,9 @@ from starlette.datastructures import Headers
 from tokenizers import Tokenizer
 
 from addnorm.export import tolerances
+from addnorm.export.served import run
 from addnorm.model.checkpoints import CheckpointError
+from addnorm.model.pooling import picked
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import ServiceError
 from addnorm.service.protocols.codec.decoding import RawRequest
@@ -36,11 +37,6 @@ BERT = {
     "do_lower_case": "lowercase",
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
-}
-POOLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "mean": lambda rows: rows.mean(0),
-    "first": lambda rows: rows[0],
-    "last": lambda rows: rows[-1],
 }
 PATIENCE_S = 3600.0  # for one case: a slow machine is no fault of the tokenizer
 SENTENCES = (
@@ -213,7 +209,8 @@ class _Authors:
     def vector(self, ids: list[int]) -> Array:
         grid = torch.tensor([ids])
         with torch.no_grad():
-            vector = POOLS[self.manifest.pooling](self.reference(grid, torch.ones_like(grid))[0][0])
+            mask = torch.ones_like(grid)
+            vector = picked(self.manifest.pooling, self.reference(grid, mask)[0], mask)[0]
             if self.manifest.normalize:
                 vector = torch.nn.functional.normalize(vector, dim=0)
         return vector.numpy()
@@ -230,7 +227,7 @@ def _against_authors(
         "precision": precision,
     }
     try:
-        ids, vectors = asyncio.run(_served(service, orjson.dumps(body)))
+        ids, vectors = run(_served(service, orjson.dumps(body)))
     except ServiceError as error:
         yield f"refused: {error.message}", 1, 0
         return

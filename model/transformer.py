@@ -16,6 +16,7 @@ from torch.onnx.ops import attention
 
 from addnorm.model.config import Activation, Config, HeadConfig
 from addnorm.model.layout import LAYOUTS, Layout
+from addnorm.model.pooling import picked
 from addnorm.model.positions import RelativeBias, sinusoids
 
 
@@ -171,7 +172,7 @@ class Head(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Embeddings and blocks. Heads are not part of `forward`: they run on the rows asked for."""
+    """Embeddings and blocks. Heads are not part of `forward`, see `head`."""
 
     def __init__(self, config: Config, layout: str = "packed") -> None:
         super().__init__()
@@ -205,6 +206,14 @@ class Transformer(nn.Module):
         for name, head in self.heads.items():
             assert isinstance(head, Head)
             yield name, head
+
+    def head(self, output: str, activations: Tensor, attention_mask: Tensor) -> Tensor:
+        """What a head makes of the activations that `forward` returned: `[B, width]`, or
+        `[B, S, width]` if it runs on every token. KeyError if there is no such head.
+        """
+        pick = self.config.heads[output].pick
+        rows = picked(pick, activations, attention_mask)
+        return self.heads[output](rows)  # type: ignore[no-any-return]
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
