@@ -62,11 +62,7 @@ def norm(config: Config, width: int | None = None) -> LayerNorm:
 
 
 class Attention(nn.Module):
-    """Scaled dot-product attention with H heads (Vaswani et al., arXiv:1706.03762, section 3.2).
-
-    `attention` is ONNX's operator, which PyTorch computes here:
-    softmax(q k^T / sqrt(d_head) + bias) v, head by head.
-    """
+    """Scaled dot-product attention with H heads (Vaswani et al., arXiv:1706.03762, section 3.2)."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -77,9 +73,20 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, layout: Layout, bias: Tensor) -> Tensor:
         """x `[N, d]`, bias as of Layout.attention_bias -> `[N, d]`."""
         q, k, v = layout.to_grid(self.qkv(x))  # each [B, S, d]
-        heads = self.n_heads
-        context = attention(q, k, v, bias, q_num_heads=heads, kv_num_heads=heads)[0]  # [B, S, d]
+        context = attend(q, k, v, bias, self.n_heads)  # [B, S, d]
         return self.out(layout.from_grid(context))  # type: ignore[no-any-return]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, n_heads: int) -> Tensor:
+    """softmax(q k^T / sqrt(d_head) + bias) v, head by head. q, k, v `[B, S, d]` -> `[B, S, d]`.
+
+    `attention` is ONNX's operator. It has no gradient, so training uses PyTorch's own.
+    """
+    if not torch.is_grad_enabled():
+        return attention(q, k, v, bias, q_num_heads=n_heads, kv_num_heads=n_heads)[0]
+    q, k, v = (x.unflatten(-1, (n_heads, -1)).transpose(1, 2) for x in (q, k, v))  # [B, H, S, d/H]
+    context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    return context.transpose(1, 2).flatten(2)
 
 
 class FeedForward(nn.Module):

@@ -78,7 +78,7 @@ class Manifest(_Part):
     default_precision: str
     pooling: Pooling
     normalize: bool  # whether the authors normalize pooled vectors; responses do when asked to
-    source: dict[str, Any]  # preset and seed, or checkpoint and its sha256; weights not used
+    source: dict[str, Any]  # preset and seed, or checkpoint or module and its sha256
     opset: int
     versions: dict[str, str]  # torch, onnxruntime
     files: dict[str, File]
