@@ -30,6 +30,12 @@ from addnorm.model.transformer import Transformer
 NAME, LABELS = "tick-tock", ["tick first", "tock first"]
 FILLERS = ["a", "bell", "clock", "goes", "hand", "old", "on", "slow", "the", "then", "wall", "when"]
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "tick", "tock", *FILLERS]
+TEXTS = [
+    "tick tock",
+    "tock tick",
+    "the old clock on the wall goes tick then tock",
+    "when the hand goes tock on the clock the slow bell goes tick",
+]
 MAX_POSITIONS = 32
 STEPS, BATCH = 300, 64
 LIMIT = 1e-4
@@ -50,7 +56,7 @@ def main(bundles: Path) -> None:
     with TemporaryDirectory() as folder:
         tokenizer.save(f"{folder}/tokenizer.json")
         export_bundle(model, bundles, NAME, labels=LABELS, pooling="first", tokenizer=folder)
-    compare(model, tokenizer, [draw(draws, length)[0] for length in (2, 5, 9, 24)], bundles)
+    compare(model, tokenizer, bundles)
 
 
 def word_tokenizer() -> Tokenizer:
@@ -109,13 +115,13 @@ def accuracy(model: Transformer, tokenizer: Tokenizer, draws: random.Random) -> 
 
 
 @torch.no_grad()
-def compare(model: Transformer, tokenizer: Tokenizer, texts: list[str], bundles: Path) -> None:
-    """Asks a server for the logits of these texts, as they are and as ragged token ids."""
-    ragged = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+def compare(model: Transformer, tokenizer: Tokenizer, bundles: Path) -> None:
+    """Asks a server for the logits of TEXTS, as they are and as ragged token ids."""
+    ragged = [encoding.ids for encoding in tokenizer.encode_batch(TEXTS)]
     with served(bundles) as url:
-        found = [ask(url, texts=texts), ask(url, input_ids=ragged)]
-    expected = logits(model, tokenizer, texts)
-    for text, row in zip(texts, found[0], strict=True):
+        found = [ask(url, texts=TEXTS), ask(url, input_ids=ragged)]
+    expected = logits(model, tokenizer, TEXTS)
+    for text, row in zip(TEXTS, found[0], strict=True):
         label = LABELS[int(row.argmax())]
         print(f"{label}  [{', '.join(f'{logit:6.3f}' for logit in row)}]  {text}")
     worst = max((answer - expected).abs().max().item() for answer in found)
