@@ -1,37 +1,24 @@
 """The commands `addnorm export` and `addnorm verify`."""
 
 import argparse
-import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from addnorm.export import sources, writer
-from addnorm.export.graph import UnfitError
-from addnorm.export.quantize import QuantizationError
-from addnorm.export.served import CertificationError
 from addnorm.export.sources import Source, UsageError
-from addnorm.export.writer import GRAPHS, Plan
-from addnorm.model.checkpoints import CheckpointError, Choices
+from addnorm.export.writer import GRAPHS, REFUSALS, Plan
+from addnorm.model.checkpoints import Choices
 from addnorm.model.presets import PRESETS
-from addnorm.service.errors import StartupError
-
-REFUSALS = (
-    CertificationError,
-    CheckpointError,
-    QuantizationError,
-    StartupError,
-    UnfitError,
-    UsageError,
-)
 
 
 def export(arguments: Sequence[str]) -> None:
     """Writes a certified bundle. Exits with one line and code 1 if it cannot."""
     options = _export_parser().parse_args(arguments)
     with _one_line("export"):
-        plan = Plan(options.layout, *_precisions(options.precision, options.default_precision))
+        precisions = tuple(options.precision.split(","))
+        plan = Plan(options.layout, precisions, options.default_precision or precisions[0])
         source = _source(options)
         writer.export(source, options.out, options.name or source.name, options.version, plan)
 
@@ -46,16 +33,10 @@ def verify(arguments: Sequence[str]) -> None:
 @contextmanager
 def _one_line(command: str) -> Iterator[None]:
     """An expected failure ends the process with one line, not with a traceback."""
-    quiet_exporter()
     try:
         yield
     except REFUSALS as error:
         sys.exit(f"addnorm {command}: {error}")
-
-
-def quiet_exporter() -> None:
-    """Silences the exporter, which warns in four lines a graph that torchvision is missing."""
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
 
 
 def _source(options: argparse.Namespace) -> Source:
@@ -142,13 +123,3 @@ def _verify_parser() -> argparse.ArgumentParser:
         "--checkpoint", type=Path, metavar="DIR", help="the folder it was made from, if it was"
     )
     return parser
-
-
-def _precisions(asked: str, default: str | None) -> tuple[tuple[str, ...], str]:
-    names = tuple(asked.split(","))
-    if set(names) - set(GRAPHS) or len(set(names)) < len(names):
-        known = ", ".join(GRAPHS)
-        raise UsageError(f"--precision {asked}: name {known} once each, with commas between them")
-    if default and default not in names:
-        raise UsageError(f"--default-precision {default} is not among --precision {asked}")
-    return names, default or names[0]

@@ -1,12 +1,14 @@
 """What a bundle is made from: a preset and its seed, a checkpoint folder, or a model in memory."""
 
 import copy
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from addnorm.export import texts
+from addnorm.export.module import problems
 from addnorm.export.texts import NoTexts, Texts
 from addnorm.model import presets
 from addnorm.model.checkpoints import Choices, load_checkpoint
@@ -73,14 +75,61 @@ def checkpoint(
         "normalize": loaded.normalize,
         "labels": loaded.labels,
     }
-    found = _texts(folder, loaded.model.config.max_positions, max_length)
+    found = _texts(folder, loaded.model.config.max_positions, max_length, "--max-length")
     return Source(folder.name, loaded.model, origin, facts, found, folder)
 
 
+def module(
+    model: Transformer,
+    *,
+    labels: Sequence[str] | None,
+    pooling: str,
+    normalize: bool,
+    tokenizer: Path | None,
+    max_length: int | None,
+) -> Source:
+    """A copy of a model in memory, on the CPU and in evaluation mode.
+
+    UsageError if the arguments do not fit, CheckpointError if the tokenizer's folder is broken.
+    """
+    if found := [*problems(model, labels, pooling)]:
+        raise UsageError("; ".join(found))
+    name, twin = type(model).__qualname__, copy.deepcopy(model).cpu().eval()
+    origin: dict[str, Any] = {"module": name, "sha256": _digest(twin)}
+    if max_length is not None:
+        origin["max_length"] = max_length
+    facts = {
+        "pooling": pooling,
+        "normalize": normalize,
+        "labels": None if labels is None else tuple(labels),
+    }
+    with_texts = _texts(tokenizer, model.config.max_positions, max_length, "max_length")
+    if tokenizer is not None and isinstance(with_texts, NoTexts):
+        raise UsageError(f"the tokenizer cannot be used: {with_texts}")
+    return Source(name, twin, origin, facts, with_texts, tokenizer)
+
+
+def _digest(model: Transformer) -> str:
+    """sha256 of the names, shapes and values of a state_dict on the CPU."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
 def recorded(origin: Mapping[str, Any], folder: Path | None) -> Source:
-    """The source that a manifest names. folder: of the checkpoint, where it is one."""
+    """The source that a manifest names. folder: of the checkpoint, where it is one.
+
+    UsageError if more is needed to make it again.
+    """
     if "preset" in origin:
         return preset(origin["preset"], origin["seed"])
+    if "module" in origin:
+        raise UsageError(
+            f"it was made of a {origin['module']} in memory: verify it in Python, where that model"
+            " is, with addnorm.export.verify_bundle(path, model)"
+        )
     if folder is None:
         raise UsageError(
             f"it was made from {origin['checkpoint']}: name that folder with --checkpoint DIR"
@@ -90,20 +139,23 @@ def recorded(origin: Mapping[str, Any], folder: Path | None) -> Source:
     return checkpoint(folder, choices, origin.get("max_length"))
 
 
-def _texts(folder: Path, max_positions: int, max_length: int | None) -> Texts | NoTexts:
+def _texts(
+    folder: Path | None, max_positions: int, max_length: int | None, option: str
+) -> Texts | NoTexts:
+    """option: what the caller knows max_length as."""
     try:
+        if folder is None:
+            raise NoTexts("no tokenizer was given")
         found = texts.read(folder, max_positions)
     except NoTexts as why:
         if max_length is None:
             return why
-        raise UsageError(
-            f"--max-length {max_length} is of texts, and it takes none: {why}"
-        ) from None
+        raise UsageError(f"{option} {max_length} is of texts, and it takes none: {why}") from None
     if max_length is None:
         return found
     if not found.num_special < max_length <= max_positions:
         raise UsageError(
-            f"--max-length {max_length}: {found.num_special + 1} to {max_positions} for"
+            f"{option} {max_length}: {found.num_special + 1} to {max_positions} for"
             f" this model, whose texts have {found.num_special} special tokens"
         )
-    return replace(found, max_tokens=max_length, limited_by="--max-length")
+    return replace(found, max_tokens=max_length, limited_by=option)

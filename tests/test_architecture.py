@@ -102,7 +102,8 @@ def test_the_version_stands_in_the_package_and_in_pyproject() -> None:
 
 
 def test_no_import_cycle() -> None:
-    modules = {module_of(path): imported(path) for path in sources(*PACKAGES)}
+    paths = {module_of(path): path for path in sources(*PACKAGES)}
+    modules = {name: imported(path, paths) for name, path in paths.items()}
     needs = {
         name: {other for other in modules if other in uses and other != name}
         for name, uses in modules.items()
