@@ -105,9 +105,7 @@ def _limits(source: Source, config: Config, folder: Path) -> Limits:
     }
     found = source.texts
     if isinstance(found, NoTexts):
-        say(f"texts: no, because {found}")
         return Limits(**limits)
-    say(f"texts: {found}")
     (folder / bundles.TOKENIZER).write_bytes(found.tokenizer)
     return Limits(**limits, max_text_tokens=found.max_tokens)
 
@@ -132,7 +130,7 @@ def _write_graphs(
         onnx.save(export_head(head, output, model.config.d_model), folder / file)
 
 
-def verify(path: Path, checkpoint: Path | None) -> None:
+def verify(path: Path, checkpoint: str | None) -> None:
     """Makes the certificate of a bundle again, here, from its preset or its checkpoint."""
     bundle = bundles.read_uncertified(path)
     try:
