@@ -39,7 +39,8 @@ def lines(source: Source) -> Iterator[str]:
     yield f"texts: {f'no, because {texts}' if isinstance(texts, NoTexts) else texts}"
     if loaded:
         yield f"weights: {_weights(loaded)}"
-        yield f"ignored: {_ignored(loaded)}"
+        ignored = [key for key in loaded.unused if not key.endswith(".")]  # others are prefixes
+        yield f"ignored weights: {_few(ignored) or 'none'}"
 
 
 def _place(source: Source) -> str:
@@ -65,11 +66,6 @@ def _weights(loaded: Checkpoint) -> str:
     num_bytes = sum(file.stat().st_size for file in loaded.files)
     names = _few([file.name for file in loaded.files])
     return f"{num_bytes / 1e6:,.1f} MB of {' and '.join(loaded.dtypes)} in {names}"
-
-
-def _ignored(loaded: Checkpoint) -> str:
-    keys = [key for key in loaded.unused if not key.endswith(".")]  # the others are prefixes
-    return f"{len(keys)} weights without effect: {_few(keys)}" if keys else "nothing"
 
 
 def _few(names: Sequence[str]) -> str:

@@ -84,8 +84,12 @@ def checkpoint(
         "weights": hashes,
         "unused": loaded.unused,
     }
-    chosen = {"ignore": choices.ignore, "labels": choices.labels, "max_length": max_length}
-    origin |= {name: value for name, value in chosen.items() if value not in (None, ())}
+    chosen = {  # as they come back out of JSON
+        "ignore": list(choices.ignore) or None,
+        "labels": None if choices.labels is None else list(choices.labels),
+        "max_length": max_length,
+    }
+    origin |= {name: value for name, value in chosen.items() if value is not None}
     facts = {
         "pooling": loaded.pooling,
         "normalize": loaded.normalize,
@@ -107,7 +111,7 @@ def recorded(origin: Mapping[str, Any], name: str | None) -> Source:
     address = "@".join(where.values())
     if name is None:
         known = f"--checkpoint {address or 'DIR'}"
-        raise UsageError(f"it was made from {origin['checkpoint']}: name that with {known}")
+        raise UsageError(f"it was made from {origin['checkpoint']}: name it with {known}")
     labels = origin.get("labels")
     choices = Choices(tuple(origin.get("ignore", ())), labels if labels is None else tuple(labels))
     again = address if where and name == where["repository"] else name

@@ -134,6 +134,15 @@ def test_quantized_weights_are_refused(
         load_checkpoint(folder)
 
 
+def test_a_key_in_two_shards_is_taken_where_the_index_says(
+    folder: Path, weights: dict[str, Tensor]
+) -> None:
+    first, second = save_shards(folder, SAFE, weights, save_file)
+    key, *_ = load_file(first)
+    save_file({**load_file(second), key: torch.zeros(1)}, second)
+    assert equal(read(folder).tensors, weights)
+
+
 def test_shards_must_be_there_and_hold_what_the_index_names(
     folder: Path, weights: dict[str, Tensor]
 ) -> None:
