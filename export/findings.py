@@ -50,12 +50,14 @@ def _place(source: Source) -> str:
 
 
 def _shape(config: Config) -> str:
-    types = config.type_vocab_size
-    return (
-        f"{config.n_layers} layers, d_model {config.d_model}, {config.n_heads} attention heads,"
-        f" {config.max_positions:,} positions, {types} token {'types' if types > 1 else 'type'},"
-        f" vocabulary of {config.vocab_size:,}"
-    )
+    counts = {
+        "layer": config.n_layers,
+        "attention head": config.n_heads,
+        "position": config.max_positions,
+        "token type": config.type_vocab_size,
+    }
+    counted = (f"{count:,} {what}{'s' * (count > 1)}" for what, count in counts.items())
+    return f"{', '.join(counted)}, d_model {config.d_model}, vocabulary of {config.vocab_size:,}"
 
 
 def _is_labelled(source: Source, output: str) -> bool:

@@ -16,7 +16,7 @@ from addnorm.model.checkpoints import CheckpointError, Choices
 SHOWN = """\
 checkpoint: {folder}
 family: bert, ForTokenClassification
-shape: 2 layers, d_model 16, 2 attention heads, 8 positions, 2 token types, vocabulary of 50
+shape: 2 layers, 2 attention heads, 8 positions, 2 token types, d_model 16, vocabulary of 50
 logits: 7 for each token: O, PER, ORG, LOC, MISC and 2 more
 pooling: the mean of its tokens, not normalized
 texts: no, because there is no tokenizer.json in {folder}
