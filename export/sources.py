@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from addnorm.export import texts
+from addnorm.export import download, texts
 from addnorm.export.module import problems
 from addnorm.export.texts import NoTexts, Texts
 from addnorm.model import presets
-from addnorm.model.checkpoints import Choices, load_checkpoint
+from addnorm.model.checkpoints import Checkpoint, Choices, load_checkpoint
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime.bundle import sha256
@@ -28,7 +28,8 @@ class Source:
     """A model, and what its bundle's manifest says beside its shape.
 
     origin: the manifest's `source`. facts: its pooling, normalize and labels. texts: how it takes
-    texts, or why it takes none. folder: where transformers finds its tokenizer.
+    texts, or why it takes none. folder: where transformers finds its tokenizer. loaded: what was
+    found in that folder.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Source:
     facts: Mapping[str, Any]
     texts: Texts | NoTexts
     folder: Path | None = None
+    loaded: Checkpoint | None = None
 
     def in_layout(self, layout: str) -> Transformer:
         """The model with the same weights, not copied."""
@@ -53,6 +55,21 @@ def preset(name: str, seed: int = SEED) -> Source:
     return Source(name, model, {"preset": name, "seed": seed}, facts, no_texts)
 
 
+def named(name: str, choices: Choices | None = None, max_length: int | None = None) -> Source:
+    """Of a folder, or of `ORG/NAME[@REVISION]` of the Hugging Face hub, which is downloaded.
+
+    DownloadError if it cannot be, and the errors of `checkpoint`.
+    """
+    address = download.address(name)
+    if address is None:
+        return checkpoint(Path(name), choices, max_length)
+    found = download.fetch(*address)
+    source = checkpoint(found.folder, choices, max_length)
+    short = found.repository.rpartition("/")[2]
+    where = {"checkpoint": short, "repository": found.repository, "revision": found.revision}
+    return replace(source, name=short, origin={**source.origin, **where})
+
+
 def checkpoint(
     folder: Path, choices: Choices | None = None, max_length: int | None = None
 ) -> Source:
@@ -62,21 +79,26 @@ def checkpoint(
     """
     choices = choices or Choices()
     loaded = load_checkpoint(folder, choices=choices)
+    hashes = {file.relative_to(folder).as_posix(): sha256(file) for file in loaded.files}
     folder = folder.resolve()
     origin: dict[str, Any] = {
         "checkpoint": folder.name,
-        "sha256": sha256(folder / "model.safetensors"),
+        "weights": hashes,
         "unused": loaded.unused,
     }
-    chosen = {"ignore": choices.ignore, "labels": choices.labels, "max_length": max_length}
-    origin |= {name: value for name, value in chosen.items() if value not in (None, ())}
+    chosen = {  # as they come back out of JSON
+        "ignore": list(choices.ignore) or None,
+        "labels": None if choices.labels is None else list(choices.labels),
+        "max_length": max_length,
+    }
+    origin |= {name: value for name, value in chosen.items() if value is not None}
     facts = {
         "pooling": loaded.pooling,
         "normalize": loaded.normalize,
         "labels": loaded.labels,
     }
     found = _texts(folder, loaded.model.config.max_positions, max_length, "--max-length")
-    return Source(folder.name, loaded.model, origin, facts, found, folder)
+    return Source(folder.name, loaded.model, origin, facts, found, folder, loaded)
 
 
 def module(
@@ -118,10 +140,11 @@ def _digest(model: Transformer) -> str:
     return digest.hexdigest()
 
 
-def recorded(origin: Mapping[str, Any], folder: Path | None) -> Source:
-    """The source that a manifest names. folder: of the checkpoint, where it is one.
+def recorded(origin: Mapping[str, Any], name: str | None) -> Source:
+    """The source that a manifest names. name: of the checkpoint, where it is one.
 
-    UsageError if more is needed to make it again.
+    A repository without a revision is that of the manifest. A folder is compared by its weights,
+    wherever the manifest's were downloaded from. UsageError if more is needed to make it again.
     """
     if "preset" in origin:
         return preset(origin["preset"], origin["seed"])
@@ -130,13 +153,16 @@ def recorded(origin: Mapping[str, Any], folder: Path | None) -> Source:
             f"it was made of a {origin['module']} in memory: verify it in Python, where that model"
             " is, with addnorm.export.verify_bundle(path, model)"
         )
-    if folder is None:
-        raise UsageError(
-            f"it was made from {origin['checkpoint']}: name that folder with --checkpoint DIR"
-        )
+    where = {key: origin[key] for key in ("repository", "revision") if key in origin}
+    address = "@".join(where.values())
+    if name is None:
+        known = f"--checkpoint {address or 'DIR'}"
+        raise UsageError(f"it was made from {origin['checkpoint']}: name it with {known}")
     labels = origin.get("labels")
     choices = Choices(tuple(origin.get("ignore", ())), labels if labels is None else tuple(labels))
-    return checkpoint(folder, choices, origin.get("max_length"))
+    again = address if where and name == where["repository"] else name
+    source = named(again, choices, origin.get("max_length"))
+    return replace(source, origin={**where, **source.origin})
 
 
 def _texts(

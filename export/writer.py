@@ -11,6 +11,7 @@ import onnx
 from safetensors.numpy import save_file
 
 from addnorm.export import sources
+from addnorm.export.download import DownloadError
 from addnorm.export.exact import RANGES, heads, versions
 from addnorm.export.graph import OPSET, UnfitError, check_fit, export_body, export_head
 from addnorm.export.parity import certify
@@ -29,6 +30,7 @@ from addnorm.service.runtime.bundle import Bundle, Limits
 REFUSALS = (  # what `export` and `verify` raise for models, folders and arguments that do not fit
     CertificationError,
     CheckpointError,
+    DownloadError,
     QuantizationError,
     StartupError,
     UnfitError,
@@ -128,9 +130,7 @@ def _limits(source: Source, config: Config, folder: Path) -> Limits:
     }
     found = source.texts
     if isinstance(found, NoTexts):
-        say(f"texts: no, because {found}")
         return Limits(**limits)
-    say(f"texts: {found}")
     (folder / bundles.TOKENIZER).write_bytes(found.tokenizer)
     return Limits(**limits, max_text_tokens=found.max_tokens)
 
@@ -155,7 +155,7 @@ def _write_graphs(
         onnx.save(export_head(head, output, model.config.d_model), folder / file)
 
 
-def verify(path: Path, checkpoint: Path | None) -> None:
+def verify(path: Path, checkpoint: str | None) -> None:
     """Makes the certificate of a bundle again, here, from its preset or its checkpoint."""
     bundle = bundles.read_uncertified(path)
     try:

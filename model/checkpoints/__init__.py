@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
 
 from addnorm.model.checkpoints.albert import ALBERT
 from addnorm.model.checkpoints.bert import BERT
@@ -25,6 +23,7 @@ from addnorm.model.checkpoints.opt import OPT
 from addnorm.model.checkpoints.reader import CheckpointError, Reader, fill, fill_head, head_config
 from addnorm.model.checkpoints.roberta import ROBERTA
 from addnorm.model.checkpoints.unsupported import reason
+from addnorm.model.checkpoints.weights import read as read_weights
 from addnorm.model.config import Config
 from addnorm.model.transformer import Head, Transformer
 
@@ -56,6 +55,8 @@ class Checkpoint:
     pooling: str  # mean, first or last: sentence-transformers' 1_Pooling, else mean
     normalize: bool  # sentence-transformers' modules.json ends in Normalize
     unused: list[str]  # keys, and prefixes ending in ".", that the forward does not use
+    files: tuple[Path, ...]  # of weights, that were read
+    dtypes: tuple[str, ...]  # of the stored weights
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ def load_checkpoint(
     fields = _read_json(folder / "config.json")
     family = _family(fields)
     raw = {**family.defaults, **fields}
-    reader = Reader.of(family, _read_weights(folder / "model.safetensors"), choices.ignore)
+    weights = read_weights(folder)
+    reader = Reader.of(family, weights.tensors, choices.ignore)
     config, table = read_config(family, raw), _head(family, raw, reader, choices.ignore)
     if table:
         head = head_config(table, reader, config)
@@ -98,8 +100,17 @@ def load_checkpoint(
             fill_head(module, table, reader)
     unused = reader.finish(folder)
     pooling, normalize = _sentence_transformers(folder)
-    name = table.classes[0] if table else None
-    return Checkpoint(model.eval(), fields["model_type"], name, labels, pooling, normalize, unused)
+    return Checkpoint(
+        model=model.eval(),
+        model_type=fields["model_type"],
+        head=table.classes[0] if table else None,
+        labels=labels,
+        pooling=pooling,
+        normalize=normalize,
+        unused=unused,
+        files=weights.files,
+        dtypes=weights.dtypes,
+    )
 
 
 def _family(fields: Raw) -> Family:
@@ -178,15 +189,6 @@ def _labels(
             " lines with --labels FILE, or go without with --labels none"
         )
     return tuple(names)
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    except Exception as error:  # safetensors' own class derives from Exception alone
-        raise CheckpointError(f"{path} is no safetensors file: {error}") from None
 
 
 def _sentence_transformers(folder: Path) -> tuple[str, bool]:
