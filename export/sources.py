@@ -25,7 +25,7 @@ class UsageError(Exception):
 class Source:
     """A model, and what its bundle's manifest says beside its shape.
 
-    origin: the manifest's `source`. facts: its pooling, normalize and labels. texts: how it takes
+    origin: the manifest's `source`. facts: its pooling, normalize, labels and prompts. texts: how it takes
     texts, or why it takes none. folder: where transformers finds its tokenizer.
     """
 
@@ -63,7 +63,7 @@ def checkpoint(
     folder = folder.resolve()
     origin: dict[str, Any] = {
         "checkpoint": folder.name,
-        "sha256": sha256(folder / "model.safetensors"),
+        "sha256": sha256(loaded.folder / "model.safetensors"),
         "unused": loaded.unused,
     }
     chosen = {"ignore": choices.ignore, "labels": choices.labels, "max_length": max_length}
@@ -72,6 +72,8 @@ def checkpoint(
         "pooling": loaded.pooling,
         "normalize": loaded.normalize,
         "labels": loaded.labels,
+        "prompts": loaded.prompts,
+        "default_prompt_name": loaded.default_prompt_name,
     }
     found = _texts(folder, loaded.model.config.max_positions, max_length)
     return Source(folder.name, loaded.model, origin, facts, found, folder)

@@ -6,12 +6,11 @@ and scaling. It shares no code with the server's path from text to vector.
 """
 
 import asyncio
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
@@ -20,8 +19,11 @@ from numpy.typing import NDArray
 from starlette.datastructures import Headers
 from tokenizers import Tokenizer
 
-from addnorm.export import tolerances
-from addnorm.model.checkpoints import CheckpointError
+from addnorm.export import folder_tokenizer, tolerances
+from addnorm.export.folder_tokenizer import NoTexts
+from addnorm.export.served import PICKS
+from addnorm.model.checkpoints import json_files, sentence_transformers
+from addnorm.model.checkpoints.sentence_transformers import MODULES, SentenceTransformers
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import ServiceError
 from addnorm.service.protocols.codec.decoding import RawRequest
@@ -31,26 +33,16 @@ from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service
 from addnorm.service.telemetry.request_context import RequestContext
 
-# settings of transformers' BERT tokenizer, and what they override in the file's normalizer
-BERT = {
-    "do_lower_case": "lowercase",
-    "strip_accents": "strip_accents",
-    "tokenize_chinese_chars": "handle_chinese_chars",
-}
-POOLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "mean": lambda rows: rows.mean(0),
-    "first": lambda rows: rows[0],
-    "last": lambda rows: rows[-1],
-}
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# settings of sentence-transformers' Transformer that change how texts become token ids
+NOT_DONE = ("query_length", "document_length", "query_expansion", "processing_kwargs")
 PATIENCE_S = 3600.0  # for one case: a slow machine is no fault of the tokenizer
 SENTENCES = (
     "LayerNorm normalizes each token across its features.",
     "Ünïcode, 中文 and [MASK]: 3.14 \u200bwords\tin  ODD places!",
 )
-
-
-class NoTexts(Exception):
-    """The model takes token ids alone. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -72,92 +64,63 @@ def read(folder: Path, max_positions: int) -> Texts:
     NoTexts if it has no tokenizer, or if its authors do something that the server does not.
     CheckpointError if one of its files is broken.
     """
-    file = folder / TOKENIZER
-    if not file.is_file():
-        raise NoTexts(f"there is no {TOKENIZER} in {folder}{_how_to_make_one(folder)}")
-    content = _as_transformers_reads_it(file, _json(folder / "tokenizer_config.json"))
-    _refuse_what_is_not_done(folder, json.loads(content))
+    authors = sentence_transformers.read(folder)
+    tokenizer = _tokenizer(authors)
+    _refuse_what_is_not_done(authors, tokenizer)
     fallback = max_positions, "the model's positions"
-    limit, limited_by = _authors_limit(folder, json.loads(content)) or fallback
-    num_special = _num_special(file, content)
+    limit, limited_by = _authors_limit(folder, authors) or fallback
+    num_special = tokenizer.num_special_tokens_to_add(pair=False)
     if limit <= num_special:
         cut = f"{limited_by} cuts them to {limit} tokens"
         raise NoTexts(f"{cut}, and {num_special} are special tokens")
+    content = folder_tokenizer.content(tokenizer)
     return Texts(content, min(limit, max_positions), limited_by, num_special)
 
 
-def _num_special(file: Path, content: bytes) -> int:
-    try:
-        return Tokenizer.from_str(content.decode()).num_special_tokens_to_add(is_pair=False)
-    except Exception as error:  # tokenizers has no class of its own
-        raise CheckpointError(f"{file} is broken: {error}") from None
+def _tokenizer(authors: SentenceTransformers) -> "PreTrainedTokenizerBase":
+    return folder_tokenizer.load(authors.transformer, _arguments(authors))
 
 
-def _how_to_make_one(folder: Path) -> str:
-    if not (folder / "vocab.txt").is_file():
-        return ""
-    return (
-        ': make it of vocab.txt with `python -c "from transformers import AutoTokenizer as T;'
-        f" T.from_pretrained('{folder}').save_pretrained('{folder}')\"`"
-    )
+def _arguments(authors: SentenceTransformers) -> Mapping[str, Any]:
+    """What sentence-transformers calls transformers' tokenizer with."""
+    settings = authors.settings
+    return settings.get("processor_kwargs") or settings.get("tokenizer_args") or {}
 
 
-def _as_transformers_reads_it(file: Path, config: dict[str, Any]) -> bytes:
-    """The file's own bytes, unless transformers' settings beside it change the normalizer."""
-    raw = _json(file)
-    normalizer = raw.get("normalizer") or {}
-    settings = {name: config[setting] for setting, name in BERT.items() if setting in config}
-    if normalizer.get("type") != "BertNormalizer" or {**normalizer, **settings} == normalizer:
-        return file.read_bytes()
-    return json.dumps({**raw, "normalizer": {**normalizer, **settings}}).encode()
-
-
-def _refuse_what_is_not_done(folder: Path, tokenizer: dict[str, Any]) -> None:
+def _refuse_what_is_not_done(
+    authors: SentenceTransformers, tokenizer: "PreTrainedTokenizerBase"
+) -> None:
     """NoTexts if the server's vectors would differ from the authors'."""
-    prompts = _json(folder / "config_sentence_transformers.json")
-    if prompt := (prompts.get("prompts") or {}).get(prompts.get("default_prompt_name")):
-        raise NoTexts(f"its authors put {prompt!r} before each, which is not supported yet")
-    if _json(folder / "tokenizer_config.json").get("truncation_side", "right") != "right":
-        raise NoTexts("tokenizer_config.json cuts them on the left, which is not supported")
-    normalizer = tokenizer.get("normalizer") or {}
-    lowers = normalizer.get("lowercase") or '"Lowercase"' in json.dumps(normalizer)
-    if _sentence_transformers(folder).get("do_lower_case") and not lowers:
-        setting = "sentence_bert_config.json has do_lower_case"
+    if tokenizer.truncation_side != "right":
+        raise NoTexts(f"{folder_tokenizer.CONFIG} cuts them on the left, which is not supported")
+    if named := [name for name in NOT_DONE if authors.settings.get(name)]:
+        raise NoTexts(f"{authors.settings_file} has {named[0]}, which is not supported")
+    normalizer = tokenizer.backend_tokenizer.normalizer
+    keeps_capitals = normalizer is None or "A" in normalizer.normalize_str("A")
+    if authors.settings.get("do_lower_case") and keeps_capitals:
+        setting = f"{authors.settings_file} has do_lower_case"
         raise NoTexts(f"{setting}, but {TOKENIZER} keeps capitals: not supported")
 
 
-def _authors_limit(folder: Path, tokenizer: dict[str, Any]) -> tuple[int, str] | None:
+def _authors_limit(folder: Path, authors: SentenceTransformers) -> tuple[int, str] | None:
     """The limit that sentence-transformers finds, and the file that says so.
 
     A folder without modules.json is not of sentence-transformers: there tokenizer.json's own
     truncation counts too.
     """
-    own, name = _sentence_transformers(folder), "sentence_bert_config.json"
-    arguments = own.get("processor_kwargs") or own.get("tokenizer_args") or {}
+    place, name = authors.transformer, authors.settings_file
+    config = json_files.settings(place / folder_tokenizer.CONFIG)
     for limit, where in (
-        (arguments.get("model_max_length"), name),
-        (own.get("max_seq_length"), name),
-        (_json(folder / "tokenizer_config.json").get("model_max_length"), "tokenizer_config.json"),
+        (_arguments(authors).get("model_max_length"), name),
+        (authors.settings.get("max_seq_length"), name),
+        (config.get("model_max_length"), folder_tokenizer.CONFIG),
     ):
         if limit is not None:
             return int(limit), where
-    if not (folder / "modules.json").exists() and tokenizer.get("truncation"):
-        return int(tokenizer["truncation"]["max_length"]), TOKENIZER
+    if not (folder / MODULES).exists() and (place / TOKENIZER).exists():
+        own = folder_tokenizer.parsed(place / TOKENIZER).truncation
+        return (int(own["max_length"]), TOKENIZER) if own else None
     return None
-
-
-def _sentence_transformers(folder: Path) -> dict[str, Any]:
-    """Its settings of the transformer, whatever family the file is named after."""
-    return next((_json(path) for path in sorted(folder.glob("sentence_*_config.json"))), {})
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """{} where there is no such file. CheckpointError if it is broken."""
-    try:
-        found = json.loads(path.read_bytes()) if path.exists() else {}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is broken: {error}") from None
-    return found if isinstance(found, dict) else {}
 
 
 Array = NDArray[Any]
@@ -177,8 +140,8 @@ def checks(
     }
     if authors.ids(""):
         cases["an empty text"] = [""]
-    tokenizer = read(folder, limits.max_positions).tokenizer
-    num_other = int(tokenizer != (bundle.path / TOKENIZER).read_bytes())
+    ours = Tokenizer.from_file(str(bundle.path / TOKENIZER)).to_str()
+    num_other = int(ours.encode() != read(folder, limits.max_positions).tokenizer)
     compare = partial(_against_authors, service, bundle, authors)
     return [
         (TOKENIZER, lambda _: [("unlike the folder's", num_other, 0)]),
@@ -200,20 +163,20 @@ class _Authors:
     """Token ids by transformers, vectors by PyTorch, as sentence-transformers makes them."""
 
     def __init__(self, bundle: Bundle, reference: Transformer, folder: Path) -> None:
-        # takes seconds to import, and only folders with a tokenizer need it
-        from transformers import AutoTokenizer
-
         self.manifest, self.reference = bundle.manifest, reference
-        self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self.tokenizer = _tokenizer(sentence_transformers.read(folder))
 
     def ids(self, text: str) -> list[int]:
-        cut = self.tokenizer(text, truncation=True, max_length=self.manifest.limits.max_text_tokens)
-        return list(cut["input_ids"])
+        limit = self.manifest.limits.max_text_tokens
+        return list(self.tokenizer(text, truncation=True, max_length=limit)["input_ids"])
 
     def vector(self, ids: list[int]) -> Array:
         grid = torch.tensor([ids])
         with torch.no_grad():
-            vector = POOLS[self.manifest.pooling](self.reference(grid, torch.ones_like(grid))[0][0])
+            rows = self.reference(grid, torch.ones_like(grid))[0][0].numpy()
+            vector = torch.from_numpy(PICKS[self.manifest.pooling](rows))
+            if "pooled" in self.reference.heads:
+                vector = self.reference.heads["pooled"](vector[None])[0]
             if self.manifest.normalize:
                 vector = torch.nn.functional.normalize(vector, dim=0)
         return vector.numpy()

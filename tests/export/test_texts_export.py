@@ -58,14 +58,6 @@ WITHOUT: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: (folder / "tokenizer.json").unlink(),
         "there is no tokenizer.json in ",
     ),
-    "a prompt": (
-        lambda folder: change(
-            folder / "config_sentence_transformers.json",
-            prompts={"query": "find: "},
-            default_prompt_name="query",
-        ),
-        "its authors put 'find: ' before each",
-    ),
     "cut on the left": (
         lambda folder: change(folder / "tokenizer_config.json", truncation_side="left"),
         "tokenizer_config.json cuts them on the left",

@@ -41,7 +41,7 @@ WORDS = [
 MAX_POSITIONS, MAX_TEXT_TOKENS, D_MODEL = 16, 12, 32
 TEXT_MODEL = "all-minilm-l6-v2"  # whose place it takes in the examples
 LONG = "a " * 40  # 42 tokens
-KINDS = ("Transformer", "Pooling", "Normalize")
+MODULES = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
 
 
 def tokenizer() -> Tokenizer:
@@ -88,9 +88,11 @@ def checkpoint(folder: Path) -> Path:
     (folder / "sentence_bert_config.json").write_text(
         json.dumps({"max_seq_length": MAX_TEXT_TOKENS})
     )
-    (folder / "modules.json").write_text(
-        json.dumps([{"type": f"sentence_transformers.models.{kind}"} for kind in KINDS])
-    )
+    modules = [
+        {"type": f"sentence_transformers.models.{kind}", "path": path}
+        for kind, path in MODULES.items()
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(
         json.dumps({"pooling_mode_mean_tokens": True})
