@@ -31,7 +31,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from addnorm.service.runtime.batch import Batch, Floats
+from addnorm.service.runtime.batch import Floats
 from addnorm.service.runtime.bundle import Limits
 from addnorm.service.runtime.selfcheck import sequences
 
@@ -117,8 +117,10 @@ def measure(model: ModelProto, limits: Limits) -> dict[str, Floats]:
     session = onnxruntime.InferenceSession(
         probe.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    input_ids, mask = Batch.of(sequences(limits, CALIBRATION_LENGTHS)).grid()
-    found = session.run(wanted, {"input_ids": input_ids, "attention_mask": mask})
+    grid = sequences(limits, CALIBRATION_LENGTHS).grid()
+    if grid.token_type_ids is not None:  # most texts are of one segment
+        grid = grid._replace(token_type_ids=np.zeros_like(grid.input_ids))
+    found = session.run(wanted, grid.by_name())
     columns = {name: np.abs(x).max(0) for name, x in zip(wanted, found, strict=True)}
     ranges: dict[str, Floats] = {}
     for name, x in uses:  # layers may share a weight

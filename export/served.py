@@ -7,7 +7,6 @@ graph. The reference is always the plain `Padded` model in PyTorch, so packing i
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import compress
 from typing import Any
@@ -19,11 +18,13 @@ from numpy.typing import NDArray
 from starlette.datastructures import Headers
 
 from addnorm.export import tolerances
+from addnorm.export.cases import PLACES, Case, cases
 from addnorm.model.transformer import Transformer
 from addnorm.service.models.registry import PADDINGS, Model, Models
 from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.native import decode
 from addnorm.service.runtime import selfcheck
+from addnorm.service.runtime.batch import Grid
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import build
@@ -33,7 +34,6 @@ from addnorm.service.telemetry.request_context import RequestContext
 Array = NDArray[Any]
 NamedCompare = tuple[str, Callable[[str], Iterable[tolerances.Result]]]  # called with a precision
 MAX_LOGITS = 4_000_000  # values compared per case; beyond it only each row's last token's
-PLACES = ("right", "left", "holes")  # of pads
 BIT_LENGTHS = (1, 2, 3, 5, 8, 16, 17, 33, 64, 100, 129, 512)
 PICKS: dict[str, Callable[[Array], Array]] = {  # rows `[n, d]` of a sequence -> `[d]`
     "first": lambda rows: rows[0],
@@ -50,22 +50,6 @@ class CertificationError(Exception):
     """A check failed. The message names the case in words."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """A request: rows of token ids, and a mask or none."""
-
-    name: str
-    input_ids: list[list[int]]
-    attention_mask: list[list[int]] | None = None
-
-    def grid(self) -> tuple[Array, Array]:
-        """input_ids, mask `[B, S]`; ragged rows are padded on the right."""
-        width = max(map(len, self.input_ids))
-        ids = np.array([row + [0] * (width - len(row)) for row in self.input_ids], np.int64)
-        padded = [[1] * len(row) + [0] * (width - len(row)) for row in self.input_ids]
-        return ids, np.array(self.attention_mask or padded, np.int64)
-
-
 class Served:
     """The server's path without HTTP: a body in, the parsed answer out."""
 
@@ -74,9 +58,8 @@ class Served:
         self.service = build(Models([model]), Settings(max_response_bytes=2**32))
 
     def ask(self, case: Case, precision: str, **options: Any) -> dict[str, Any]:
-        body = {"input_ids": case.input_ids, "precision": precision, **options}
-        if case.attention_mask is not None:
-            body["attention_mask"] = case.attention_mask
+        rows = {name: part for name, part in vars(case).items() if name != "name" and part}
+        body = {**rows, "precision": precision, **options}
         return asyncio.run(self._answer(orjson.dumps(body)))
 
     async def _answer(self, body: bytes) -> dict[str, Any]:
@@ -107,39 +90,14 @@ def named(path: Served, reference: Transformer) -> list[NamedCompare]:
     ]
 
 
-def cases(bundle: Bundle) -> list[Case]:
-    """The seeded requests of the certificate."""
-    limits = bundle.manifest.limits
-    longest = limits.max_positions
-    drawn = selfcheck.sequences(limits, [1, longest, 3, 29, 7, 60, 2])
-    one, full, *ragged = (sequence.tolist() for sequence in drawn)
-    padded = [_padded(ragged, where) for where in PLACES]
-    ids, mask = padded[0].grid()
-    mask[1] = 0
-    return [
-        Case("length 1", [one]),
-        Case("lowest and highest id", [[0], [limits.vocab_size - 1]]),
-        Case(f"maximum length {longest}", [full]),
-        Case("ragged", ragged),
-        *padded,
-        Case("a row of pads alone", ids.tolist(), mask.tolist()),
-    ]
-
-
-def _padded(sequences: list[list[int]], where: str) -> Case:
-    grid = [selfcheck.place(np.array(sequence), 64, where) for sequence in sequences]
-    ids, masks = ([row[0].tolist() for row in rows] for rows in zip(*grid, strict=True))
-    return Case(f"pads {where}", ids, masks)
-
-
 def _against_torch(
     path: Served, case: Case, reference: Transformer, precision: str
 ) -> Iterator[tolerances.Result]:
     """Every output over real tokens."""
-    ids, mask = case.grid()
-    activations, mean, rstd = _by_torch(reference, ids, mask)
+    grid = case.grid()
+    activations, mean, rstd = _by_torch(reference, grid)
     got = path.ask(case, precision, outputs=["activations", "pooled", "norm_stats"])
-    real = mask != 0
+    real = grid.attention_mask != 0
     served = _real(got["activations"], real, case)
     yield from tolerances.vectors("activations", served, activations[real], precision)
     pooled = _picked(path.model.bundle.manifest.pooling, activations, real)
@@ -154,10 +112,11 @@ def _against_torch(
             yield from tolerances.vectors(output, *rows, precision)
 
 
-def _by_torch(reference: Transformer, ids: Array, mask: Array) -> tuple[Array, Array, Array]:
+def _by_torch(reference: Transformer, grid: Grid) -> tuple[Array, Array, Array]:
     """activations, norm_mean, norm_rstd `[B, S, ...]`."""
+    inputs = (None if cells is None else torch.from_numpy(cells) for cells in grid)
     with torch.no_grad():
-        activations, mean, rstd = reference(torch.from_numpy(ids), torch.from_numpy(mask))
+        activations, mean, rstd = reference(*inputs)
     return activations.numpy(), mean.numpy(), rstd.numpy()
 
 
@@ -203,7 +162,8 @@ def _positions(case: Case, bundle: Bundle) -> str | None:
     head = bundle.manifest.heads.get("logits")
     if head is None or head.pick != "every":
         return None
-    return "all" if case.grid()[1].sum() * head.width <= MAX_LOGITS else "last"
+    num_logits = case.grid().attention_mask.sum() * head.width
+    return "all" if num_logits <= MAX_LOGITS else "last"
 
 
 def _real(answer: list[Any], real: Array, case: Case) -> Array:
@@ -221,9 +181,8 @@ def _bare_graph(
 ) -> Iterator[tolerances.Result]:
     """The graph as any other ONNX server would call it: on the padded grid."""
     case = next(case for case in cases(path.model.bundle) if case.name == "pads holes")
-    ids, mask = case.grid()
-    expected, *_ = _by_torch(reference, ids, mask)
-    got = path.model.engine(precision).run_grid(ids, mask)[0]
+    expected, *_ = _by_torch(reference, case.grid())
+    got = path.model.engine(precision).run_grid(case.grid())[0]
     flat = (-1, expected.shape[-1])
     served, expected = got.reshape(flat), expected.reshape(flat)
     yield from tolerances.vectors("activations", served, expected, precision)
@@ -250,7 +209,7 @@ def _unequal_co_batched(path: Served, precision: str) -> Iterator[tolerances.Res
     """Rows that, in one batch, differ in a bit from the same rows sent alone."""
     ragged = next(case for case in cases(path.model.bundle) if case.name == "ragged")
     together = _rows(path, ragged, precision)
-    alone = [_rows(path, Case("alone", [row]), precision)[0] for row in ragged.input_ids]
+    alone = [_rows(path, ragged.row(index), precision)[0] for index in range(len(together))]
     yield "unequal rows", sum(row != same for row, same in zip(together, alone, strict=True)), 0
 
 

@@ -35,6 +35,7 @@ from addnorm.export.sources import Source
 from addnorm.export.writer import GRAPHS, Plan, export
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.batch import Grid
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine
 from tests.support.texts import WORDS, tokenizer
@@ -292,7 +293,7 @@ def equal_bits(one: Bundle, other: Bundle) -> bool:
                 int(draws.integers(1, min(limits.max_positions, 48) + 1)),
             )
             ids, mask = draws.integers(0, limits.vocab_size, shape), draws.integers(0, 2, shape)
-            answers = [engine.run_grid(ids, mask) for engine in (left, right)]
+            answers = [engine.run_grid(Grid(ids, mask)) for engine in (left, right)]
             if any(a.tobytes() != b.tobytes() for a, b in zip(*answers, strict=True)):
                 return False
             rows = draws.normal(size=(5, left.d_model)).astype(np.float32)

@@ -23,6 +23,7 @@ class Body(BaseModel):
 def create_app(graph: Path, typed: bool) -> FastAPI:
     app = FastAPI()
     session = ort.InferenceSession(graph)
+    has_types = "token_type_ids" in [found.name for found in session.get_inputs()]
     response_model = dict[str, list] if typed else None  # type: ignore[type-arg]
 
     @app.post("/v1/infer", response_model=response_model)
@@ -31,6 +32,8 @@ def create_app(graph: Path, typed: bool) -> FastAPI:
             "input_ids": np.array(body.input_ids),
             "attention_mask": np.array(body.attention_mask),
         }
+        if has_types:
+            inputs["token_type_ids"] = np.zeros_like(inputs["input_ids"])
         activations = session.run(["activations"], inputs)[0]
         if body.outputs == ["activations"]:
             return {"activations": activations.tolist()}

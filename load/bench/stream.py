@@ -132,10 +132,5 @@ def _exact(
 
 
 def _body(sequences: tuple[Ints, ...], output: str, fields: dict[str, Any]) -> bytes:
-    input_ids, attention_mask = Batch.of(sequences).grid()
-    grid = {
-        "input_ids": input_ids.tolist(),
-        "attention_mask": attention_mask.tolist(),
-        "outputs": [output],
-    }
-    return json.dumps({**grid, **fields}).encode()
+    grid = {name: cells.tolist() for name, cells in Batch.of(sequences).grid().by_name().items()}
+    return json.dumps({**grid, "outputs": [output], **fields}).encode()

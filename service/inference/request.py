@@ -9,7 +9,7 @@ import numpy as np
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.outputs import Positions
 from addnorm.service.models.registry import Model
-from addnorm.service.runtime.batch import Batch, Padding
+from addnorm.service.runtime.batch import Batch, Ints, Padding
 from addnorm.service.runtime.bundle import Pick, Pooling
 from addnorm.service.settings import Settings
 
@@ -73,6 +73,7 @@ def check(request: InferenceRequest, settings: Settings) -> int:
     engine may see."""
     _check_size(request, settings)
     _check_tokens(request)
+    _check_types(request)
     _check_outputs(request)
     return _check_answer(request, settings)
 
@@ -106,15 +107,36 @@ def _check_tokens(request: InferenceRequest) -> None:
             f" {request.model.bundle.ref} is {limits.max_positions}",
             param=request.field,
         )
-    outside = tokens.view(np.uint64) >= limits.vocab_size  # negative ids are huge as unsigned
-    if outside.any():
-        index = int(outside.argmax())
-        row, column = _place(request.padding, index)
+    if outside := _outside(request.padding, tokens, limits.vocab_size):
         raise InvalidInput(
-            f"{request.field}[{row}][{column}] is {tokens[index]}:"
-            f" ids of {request.model.bundle.ref} are 0 to {limits.vocab_size - 1}{request.hint}",
+            f"{request.field}{outside}: ids of {request.model.bundle.ref} are 0 to"
+            f" {limits.vocab_size - 1}{request.hint}",
             param=request.field,
         )
+
+
+def _check_types(request: InferenceRequest) -> None:
+    """Zeros are accepted for every model: callers' tokenizers write them."""
+    if (types := request.batch.types) is None:
+        return
+    bundle = request.model.bundle
+    limit = bundle.manifest.limits.type_vocab_size
+    if outside := _outside(request.padding, types, limit):
+        why = f"types of {bundle.ref} are 0 to {limit - 1}"
+        if limit == 1:
+            why = f"{bundle.ref} takes no token types: leave them out, or send zeros"
+        raise InvalidInput(f"token_type_ids{outside}: {why}", param="token_type_ids")
+
+
+def _outside(padding: Padding, values: Ints, limit: int) -> str | None:
+    """The first value of a real token that is negative or not below the limit, and its place in
+    the caller's layout."""
+    outside = values.view(np.uint64) >= limit  # negative ones are huge as unsigned
+    if not outside.any():
+        return None
+    index = int(outside.argmax())
+    row, column = _place(padding, index)
+    return f"[{row}][{column}] is {values[index]}"
 
 
 def _place(padding: Padding, index: int) -> tuple[int, int]:

@@ -24,7 +24,8 @@ class ModelEntry(BaseModel):
     versions: list[str]
     config: dict[str, Any] = Field(description="The model's shape, in the exporter's words.")
     inputs: list[str] = Field(
-        description="What requests may hold: `texts` only where the bundle has a tokenizer."
+        description="What requests may hold: `token_type_ids` where the model has token types,"
+        " `texts` where the bundle has a tokenizer."
     )
     outputs: list[str]
     labels: list[str] | None = Field(
@@ -92,7 +93,7 @@ def _entry(name: str, versions: Mapping[int, Model]) -> ModelEntry:
         created=min(int(version.bundle.created_s) for version in versions.values()),
         versions=[str(version) for version in sorted(versions)],
         config=manifest.config,
-        inputs=["input_ids", "attention_mask", *(["texts"] if model.tokenizer else [])],
+        inputs=_inputs(model),
         outputs=list(model.bundle.outputs),
         labels=None if manifest.labels is None else list(manifest.labels),
         limits=manifest.limits,
@@ -103,3 +104,8 @@ def _entry(name: str, versions: Mapping[int, Model]) -> ModelEntry:
         source=manifest.source,
         files={name: file.sha256 for name, file in manifest.files.items()},
     )
+
+
+def _inputs(model: Model) -> list[str]:
+    types = ["token_type_ids"] if model.bundle.manifest.limits.type_vocab_size > 1 else []
+    return ["input_ids", "attention_mask", *types, *(["texts"] if model.tokenizer else [])]

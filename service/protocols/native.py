@@ -33,10 +33,9 @@ from addnorm.service.protocols.native_schema import (
     LogitsOptions,
     Options,
 )
-from addnorm.service.runtime.batch import Batch, Padding, from_grid, from_lists, from_rows
+from addnorm.service.runtime.batch import Batch, Padding
+from addnorm.service.runtime.unpadding import from_grid, from_lists, from_rows
 from addnorm.service.scheduling.cooperative import Steps, one_step
-
-RESERVED = ("token_type_ids",)
 
 
 async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
@@ -69,14 +68,16 @@ async def _read(raw: RawRequest, tools: Tools) -> tuple[Options, Model, Batch, P
         return await _read_tensors(raw, tools)
     if media_type != JSON:
         raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON} or {SAFETENSORS}")
-    asked = await tools.bodies.read_json(InferRequest, raw.body, raw.deadline, RESERVED)
+    asked = await tools.bodies.read_json(InferRequest, raw.body, raw.deadline)
     model = raw.model(tools.models, asked.model)
     if asked.texts is None:
         work = one_step(partial(_from_lists, asked))
         return asked, model, *await tools.bodies.read(len(raw.body), work, raw.deadline)
-    if asked.input_ids is not None or asked.attention_mask is not None:
+    if not (asked.input_ids is asked.attention_mask is asked.token_type_ids is None):
         raise InvalidInput(
-            "texts stand alone: send either them or input_ids with attention_mask", param="texts"
+            "texts stand alone: send either them, or input_ids with attention_mask and"
+            " token_type_ids",
+            param="texts",
         )
     texts = TextsToTokenize("texts", asked.texts, asked.truncate, model)
     return asked, model, *await tools.texts.batch(texts, raw.deadline)
@@ -86,7 +87,7 @@ async def _read_tensors(raw: RawRequest, tools: Tools) -> tuple[Options, Model, 
     bodies, num_bytes = tools.bodies, len(raw.body)
     work = one_step(partial(tensors.read, raw.body))
     found = await bodies.read(num_bytes, work, raw.deadline)
-    options = await bodies.read_json(Options, found.request, raw.deadline, RESERVED)
+    options = await bodies.read_json(Options, found.request, raw.deadline)
     model = raw.model(tools.models, options.model)
     batch = one_step(partial(_from_arrays, found.arrays))
     return options, model, *await bodies.read(num_bytes, batch, raw.deadline)
@@ -117,19 +118,19 @@ def _from_lists(asked: InferRequest) -> tuple[Batch, Padding]:
         raise InvalidInput(
             "truncate is set, but it cuts texts only: cut input_ids yourself", param="truncate"
         )
-    return from_lists(asked.input_ids, asked.attention_mask)
+    return from_lists(asked.input_ids, asked.attention_mask, asked.token_type_ids)
 
 
 def _from_arrays(arrays: Arrays) -> tuple[Batch, Padding]:
-    input_ids = arrays["input_ids"]
+    input_ids, types = arrays["input_ids"], arrays.get("token_type_ids")
     if "lengths" in arrays and "attention_mask" not in arrays:
         _has_axes(arrays, input_ids=1, lengths=1)
-        return from_rows(input_ids, arrays["lengths"])
+        return from_rows(input_ids, arrays["lengths"], types)
     if "lengths" in arrays:
         raise InvalidInput("attention_mask and lengths exclude each other", param="lengths")
     mask = arrays.setdefault("attention_mask", np.ones_like(input_ids))
     _has_axes(arrays, input_ids=2, attention_mask=2)
-    return from_grid(input_ids, mask)
+    return from_grid(input_ids, mask, types)
 
 
 def _has_axes(arrays: Arrays, **num_axes: int) -> None:

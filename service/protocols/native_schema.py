@@ -72,6 +72,11 @@ class InferRequest(Options):
     attention_mask: Integers | None = Field(
         None, description="1 for a real token, 0 for a pad; shaped like input_ids."
     )
+    token_type_ids: Integers | None = Field(
+        None,
+        description="0 or 1: which text of a pair a token is of, for models that were trained with"
+        " it; shaped like input_ids, 0 by default.",
+    )
     texts: Texts | None = Field(
         None, description="Tokenized as the model expects; answered like ragged input_ids."
     )

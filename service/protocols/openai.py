@@ -29,7 +29,8 @@ from addnorm.service.protocols.codec.payload import Encode, Payload
 from addnorm.service.protocols.codec.texts import Texts, TextsToTokenize
 from addnorm.service.protocols.inference_route import Endpoint
 from addnorm.service.protocols.native_schema import Integers, Row
-from addnorm.service.runtime.batch import Batch, Floats, Padding, from_lists
+from addnorm.service.runtime.batch import Batch, Floats, Padding
+from addnorm.service.runtime.unpadding import from_lists
 from addnorm.service.scheduling.cooperative import Steps, one_step
 
 Sequences = list[str] | list[list[int]]
@@ -179,7 +180,7 @@ async def _batch(
         raise InvalidInput(
             "truncate is set, but it cuts texts only: cut the token ids yourself", param="truncate"
         )
-    work = one_step(partial(from_lists, asked.input, None, "input"))
+    work = one_step(partial(from_lists, asked.input, field="input"))
     return await tools.bodies.read(len(raw.body), work, raw.deadline)
 
 

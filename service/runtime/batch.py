@@ -1,16 +1,13 @@
 """Batch: sequences end to end. Rows: the results for each token. Padding: the caller's layout."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from addnorm.service.errors import InvalidInput
-
-BLOCK = 65_536
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
@@ -44,19 +41,51 @@ class Rows(NamedTuple):
         )
 
 
+class Grid(NamedTuple):
+    """What a session takes, each `[num_sequences, seq]`."""
+
+    input_ids: Ints
+    attention_mask: Ints
+    token_type_ids: Ints | None = None  # None: all 0
+
+    def by_name(self) -> dict[str, Ints]:
+        """Without token_type_ids if they are all 0."""
+        return {name: cells for name, cells in self._asdict().items() if cells is not None}
+
+
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Sequences of real tokens end to end, none of them empty."""
 
     tokens: Ints  # [num_tokens]
     offsets: Ints  # [num_sequences + 1], offsets[0] = 0
+    types: Ints | None = None  # [num_tokens] token types; None: all 0
 
     @classmethod
-    def of(cls, sequences: Sequence[Ints]) -> Self:
+    def of(cls, sequences: Sequence[Ints], types: Sequence[Ints] | None = None) -> Self:
+        """types: of the tokens of each sequence."""
         lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
         return cls(
-            np.concatenate(sequences) if sequences else np.empty(0, np.int64), _offsets(lengths)
+            np.concatenate(sequences) if sequences else np.empty(0, np.int64),
+            offsets_of(lengths),
+            None if types is None else np.concatenate(types),
         )
+
+    @classmethod
+    def joined(cls, sequences: Sequence[tuple["Batch", int]]) -> Self:
+        """Sequences of other batches, each by its index there."""
+        spans = [
+            (batch, slice(batch.offsets[index], batch.offsets[index + 1]))
+            for batch, index in sequences
+        ]
+        tokens = [batch.tokens[span] for batch, span in spans]
+        if all(batch.types is None for batch, _ in sequences):
+            return cls.of(tokens)
+        types = [
+            np.zeros(span.stop - span.start, np.int64) if batch.types is None else batch.types[span]
+            for batch, span in spans
+        ]
+        return cls.of(tokens, types)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -69,17 +98,16 @@ class Batch:
     def lengths(self) -> Ints:
         return self.offsets[1:] - self.offsets[:-1]
 
-    def sequence(self, index: int) -> Ints:
-        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+    def sequence(self, index: int) -> "Batch":
+        """A batch of this sequence alone."""
+        return Batch.joined([(self, index)])
 
-    def grid(self) -> tuple[Ints, Ints]:
-        """What a session takes: input_ids and attention_mask `[num_sequences, longest]`, padded on
-        the right."""
+    def grid(self) -> Grid:
+        """Padded on the right to the longest sequence."""
         lengths = self.lengths
         mask = np.arange(lengths.max()) < lengths[:, None]
-        input_ids = np.zeros(mask.shape, np.int64)
-        input_ids[mask] = self.tokens
-        return input_ids, mask.astype(np.int64)
+        types = None if self.types is None else _on_grid(mask, self.types)
+        return Grid(_on_grid(mask, self.tokens), mask.astype(np.int64), types)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +134,7 @@ class Padding:
         Ragged: a `[length, w]` for each row. Not copied where there are no pads.
         """
         if self.mask is None:
-            return [values[start:end] for start, end in pairwise(_offsets(self.lengths).tolist())]
+            return [values[start:end] for start, end in pairwise(offsets_of(self.lengths).tolist())]
         if not self.num_pads:
             return values.reshape(*self.mask.shape, -1)
         return _placed(self.mask, values, fill)
@@ -118,6 +146,12 @@ class Padding:
         return values if real.all() else _placed(real, values, fill)
 
 
+def _on_grid(mask: NDArray[np.bool_], values: Ints) -> Ints:
+    grid = np.zeros(mask.shape, np.int64)
+    grid[mask] = values
+    return grid
+
+
 def _placed(mask: NDArray[np.bool_], values: NDArray[Any], fill: float) -> NDArray[Any]:
     """values `[n, w]` at the n places of the mask, `fill` at the others."""
     shape = (mask.size, values.shape[1])
@@ -126,123 +160,8 @@ def _placed(mask: NDArray[np.bool_], values: NDArray[Any], fill: float) -> NDArr
     return grid.reshape(*mask.shape, -1)
 
 
-def from_lists(
-    input_ids: list[list[int]], attention_mask: list[list[int]] | None, field: str = "input_ids"
-) -> tuple[Batch, Padding]:
-    """A body's lists -> the batch of real tokens, and the caller's layout. InvalidInput names what
-    does not fit.
-
-    field: the caller's name for input_ids.
-    """
-    if not input_ids:
-        raise InvalidInput(f"{field} is empty: send at least one sequence", param=field)
-    sizes = list(map(len, input_ids))
-    if not all(sizes):
-        raise _invalid(field, sizes.index(0), "is empty: a sequence has at least one token")
-    lengths = np.array(sizes)
-    if attention_mask is None:
-        return Batch(_flat(field, input_ids, lengths), _offsets(lengths)), Padding(lengths, None)
-    _same_shape(lengths, attention_mask)
-    shape = (len(input_ids), int(lengths[0]))
-    mask = _flat("attention_mask", attention_mask, lengths).reshape(shape)
-    return from_grid(_flat("input_ids", input_ids, lengths, mask.reshape(-1)).reshape(shape), mask)
-
-
-def from_rows(tokens: Ints, lengths: Ints) -> tuple[Batch, Padding]:
-    """Sequences end to end, none empty -> a batch. InvalidInput unless the lengths add up."""
-    if not len(lengths) or (lengths < 1).any():
-        raise InvalidInput(
-            "lengths has an empty sequence, or none at all: each has at least one token",
-            param="lengths",
-        )
-    # in two halves: the sum may exceed 64 bits
-    total = (int((lengths >> 32).sum()) << 32) + int((lengths & 0xFFFFFFFF).sum())
-    if total != len(tokens):
-        raise InvalidInput(
-            f"lengths sum to {total}, input_ids has {len(tokens)} tokens", param="lengths"
-        )
-    return Batch(tokens, _offsets(lengths)), Padding(lengths, None)
-
-
-def from_grid(input_ids: Ints, attention_mask: NDArray[Any]) -> tuple[Batch, Padding]:
-    """Both `[num_rows, seq]` -> the batch of real tokens, and the caller's layout. InvalidInput
-    unless the mask fits."""
-    if not input_ids.size:
-        raise InvalidInput(
-            f"input_ids has shape {list(input_ids.shape)}: send at least one sequence of one token",
-            param="input_ids",
-        )
-    if attention_mask.shape != input_ids.shape:
-        raise InvalidInput(
-            f"attention_mask has shape {list(attention_mask.shape)},"
-            f" input_ids has {list(input_ids.shape)}",
-            param="attention_mask",
-        )
-    if (odd := (attention_mask != 0) & (attention_mask != 1)).any():
-        row, column = np.argwhere(odd)[0]
-        raise _invalid(
-            "attention_mask",
-            row,
-            f"[{column}] is {attention_mask[row, column]}: 0 (pad) or 1 (real token)",
-        )
-    mask = attention_mask != 0
-    lengths = mask.sum(1)
-    return Batch(input_ids[mask], _offsets(lengths[lengths > 0])), Padding(lengths, mask)
-
-
-def _offsets(lengths: Ints) -> Ints:
+def offsets_of(lengths: Ints) -> Ints:
+    """Where each sequence begins, and where the last one ends."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     lengths.cumsum(out=offsets[1:])
     return offsets
-
-
-def _invalid(field: str, row: int, message: str) -> InvalidInput:
-    joint = "" if message.startswith("[") else " "
-    return InvalidInput(f"{field}[{row}]{joint}{message}", param=field)
-
-
-def _same_shape(lengths: Ints, attention_mask: list[list[int]]) -> None:
-    if (lengths != lengths[0]).any():
-        row = int((lengths != lengths[0]).argmax())
-        raise _invalid(
-            "input_ids",
-            row,
-            f"has {lengths[row]} tokens, row 0 has {lengths[0]}:"
-            " rows under a mask are of one length",
-        )
-    if len(attention_mask) != len(lengths):
-        raise InvalidInput(
-            f"attention_mask has {len(attention_mask)} rows, input_ids has {len(lengths)}",
-            param="attention_mask",
-        )
-    for row, padding in enumerate(attention_mask):
-        if len(padding) != lengths[0]:
-            raise _invalid(
-                "attention_mask",
-                row,
-                f"has {len(padding)} values, input_ids[{row}] has {lengths[0]}",
-            )
-
-
-def _from_values(values: Iterator[int], num: int) -> Ints:
-    """In blocks: a single call would hold the interpreter's lock for all values."""
-    flat = np.empty(num, np.int64)
-    for start in range(0, num, BLOCK):
-        end = min(num, start + BLOCK)
-        flat[start:end] = np.fromiter(values, np.int64, end - start)
-    return flat
-
-
-def _flat(field: str, rows: list[list[int]], lengths: Ints, mask: Ints | None = None) -> Ints:
-    """Lists end to end as int64. Where `mask` is 0 a value may be any integer."""
-    try:
-        return _from_values(chain.from_iterable(rows), int(lengths.sum()))
-    except OverflowError:
-        small = [[value if -(2**63) <= value < 2**63 else None for value in row] for row in rows]
-    for row, values in enumerate(small):
-        for column, value in enumerate(values):
-            if value is None and (mask is None or mask[row * len(values) + column]):
-                raise _invalid(
-                    field, row, f"[{column}] is {rows[row][column]}: outside 64-bit integers"
-                )
-    return _flat(field, [[value or 0 for value in row] for row in small], lengths)

@@ -7,7 +7,7 @@ import numpy as np
 import onnxruntime as ort
 
 from addnorm.service.errors import StartupError
-from addnorm.service.runtime.batch import Batch, Floats, Rows
+from addnorm.service.runtime.batch import Batch, Floats, Grid, Rows
 from addnorm.service.runtime.bundle import Bundle
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -22,6 +22,7 @@ class Engine:
         """provider: cpu, cuda or auto. StartupError if cuda is wanted and not available."""
         manifest = bundle.manifest
         self.d_model, self.n_norms = manifest.d_model, manifest.n_norms
+        self._has_types = manifest.limits.type_vocab_size > 1
         self._body = _session(bundle.graph(precision), provider)
         self._heads = {name: _session(bundle.head(name), provider) for name in manifest.heads}
         self.provider = "cuda" if PROVIDERS["cuda"] in self._body.get_providers() else "cpu"
@@ -29,18 +30,21 @@ class Engine:
     def run(self, batch: Batch) -> Rows:
         """A row for each token, pads dropped. The batch must not be empty."""
         assert len(batch)
-        input_ids, attention_mask = batch.grid()
-        outputs = self.run_grid(input_ids, attention_mask)
-        flat = [output.reshape(input_ids.size, -1) for output in outputs]
-        if input_ids.size == batch.num_tokens:
+        grid = batch.grid()
+        num_cells = grid.input_ids.size
+        flat = [output.reshape(num_cells, -1) for output in self.run_grid(grid)]
+        if num_cells == batch.num_tokens:
             return Rows(*flat)
-        real = np.flatnonzero(attention_mask)
+        real = np.flatnonzero(grid.attention_mask)
         return Rows(*(output.take(real, 0) for output in flat))
 
-    def run_grid(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> list[Floats]:
-        """The graph as it is: `[batch, seq]` int64 twice -> activations, norm_mean, norm_rstd
-        `[batch, seq, ...]`."""
+    def run_grid(self, grid: Grid) -> list[Floats]:
+        """The graph as it is -> activations, norm_mean, norm_rstd `[batch, seq, ...]`. Token types
+        have no effect on a model without."""
+        input_ids, attention_mask, types = grid
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if self._has_types:
+            inputs["token_type_ids"] = np.zeros_like(input_ids) if types is None else types
         return self._body.run(OUTPUTS, inputs)  # type: ignore[no-any-return]
 
     def head(self, output: str, rows: Floats) -> Floats:

@@ -10,36 +10,49 @@ from typing import Any
 
 import numpy as np
 
-from addnorm.service.runtime.batch import Batch, Ints, Rows
+from addnorm.service.runtime.batch import Batch, Grid, Ints, Rows
 from addnorm.service.runtime.bundle import Limits
 from addnorm.service.runtime.engine import Engine
 
 KNOWN_ANSWER_RTOL = 1e-3  # processors round differently; another model differs by far more
 
 
-def sequences(limits: Limits, lengths: Sequence[int], seed: int = 0) -> list[Ints]:
-    """Seeded sequences of these lengths, cut to the model's. Each has the lowest and highest id."""
+def sequences(limits: Limits, lengths: Sequence[int], seed: int = 0) -> Batch:
+    """Seeded sequences of these lengths, cut to the model's. Each has the lowest and highest id,
+    and token types where the model has them."""
+    lengths = [min(length, limits.max_positions) for length in lengths]
+    tokens = _drawn(limits.vocab_size, lengths, seed)
+    if limits.type_vocab_size == 1:
+        return Batch.of(tokens)
+    # another seed: with the same one a token's type would follow from its id
+    return Batch.of(tokens, _drawn(limits.type_vocab_size, lengths, seed + 1))
+
+
+def _drawn(num_values: int, lengths: Sequence[int], seed: int) -> list[Ints]:
+    """For each length so many values, the lowest and highest among them."""
     draws = np.random.default_rng(seed)
-    drawn = [
-        draws.integers(0, limits.vocab_size, min(length, limits.max_positions))
-        for length in lengths
-    ]
-    for sequence in drawn:
-        sequence[0], sequence[-1] = 0, limits.vocab_size - 1
+    drawn = [draws.integers(0, num_values, length) for length in lengths]
+    for values in drawn:
+        values[0], values[-1] = 0, num_values - 1
     return drawn
 
 
-def place(sequence: Ints, width: int, where: str, seed: int = 0) -> tuple[Ints, Ints]:
-    """input_ids and mask `[1, width]` of the sequence, with pads right, left or in holes."""
-    draws = np.random.default_rng(seed)
+def place(sequence: Batch, width: int, where: str, seed: int = 0) -> Grid:
+    """A batch of one sequence as `[1, width]`, with pads right, left or in holes."""
+    draws, length = np.random.default_rng(seed), sequence.num_tokens
     columns = {
-        "right": np.arange(len(sequence)),
-        "left": np.arange(width - len(sequence), width),
-        "holes": np.sort(draws.choice(width, len(sequence), replace=False)),
+        "right": np.arange(length),
+        "left": np.arange(width - length, width),
+        "holes": np.sort(draws.choice(width, length, replace=False)),
     }[where]
-    input_ids, mask = np.full((1, width), 1, np.int64), np.zeros((1, width), np.int64)
-    input_ids[0, columns], mask[0, columns] = sequence, 1
-    return input_ids, mask
+
+    def placed(values: Ints | int, pad: int) -> Ints:
+        cells = np.full((1, width), pad, np.int64)
+        cells[0, columns] = values
+        return cells
+
+    types = None if sequence.types is None else placed(sequence.types, 1)
+    return Grid(placed(sequence.tokens, 1), placed(1, 0), types)
 
 
 def same_bits(left: Rows, right: Rows) -> bool:
@@ -52,31 +65,36 @@ def unequal(
     engine: Engine, limits: Limits, paddings: Sequence[str], lengths: Sequence[int]
 ) -> Iterator[str]:
     """Runs each sequence alone, co-batched and padded. Yields a line for each case that differs."""
-    neighbours = sequences(limits, lengths)
-    together = Batch.of(neighbours)
+    together = sequences(limits, lengths)
     rows = engine.run(together)
-    for sequence, (start, end) in zip(neighbours, pairwise(together.offsets), strict=True):
-        alone = engine.run(Batch.of([sequence]))
+    for index, (start, end) in enumerate(pairwise(together.offsets.tolist())):
+        sequence, words = together.sequence(index), f"{end - start} tokens alone differ from"
+        alone = engine.run(sequence)
         if not same_bits(alone, rows.span(start, end)):
-            yield f"{len(sequence)} tokens alone differ from the same tokens co-batched"
+            yield f"{words} the same tokens co-batched"
         for where in paddings:
-            input_ids, mask = place(sequence, len(sequence) + 5, where)
-            outputs = engine.run_grid(input_ids, mask)
-            padded = Rows(*(output[0][mask[0] != 0] for output in outputs))
+            grid = place(sequence, end - start + 5, where)
+            real = grid.attention_mask[0] != 0
+            padded = Rows(*(output[0][real] for output in engine.run_grid(grid)))
             if not same_bits(alone, padded):
-                yield f"{len(sequence)} tokens alone differ from the same tokens padded ({where})"
+                yield f"{words} the same tokens padded ({where})"
 
 
 def make_known_answer(engine: Engine, limits: Limits) -> dict[str, Any]:
     """The known-answer test: a short sequence and its answer, to be recorded in the certificate."""
-    sequence = sequences(limits, [8])[0]
-    rows = engine.run(Batch.of([sequence]))
-    return {"input_ids": sequence.tolist(), "activations": rows.activations[-1].tolist()}
+    sequence = sequences(limits, [8])
+    types = {} if sequence.types is None else {"token_type_ids": sequence.types.tolist()}
+    last = engine.run(sequence).activations[-1]
+    return {"input_ids": sequence.tokens.tolist(), **types, "activations": last.tolist()}
 
 
 def known_answer_batch(known_answer: dict[str, Any]) -> Batch:
     """The sequence of the known-answer test."""
-    return Batch.of([np.array(known_answer["input_ids"], np.int64)])
+    types = known_answer.get("token_type_ids")
+    return Batch.of(
+        [np.array(known_answer["input_ids"], np.int64)],
+        None if types is None else [np.array(types, np.int64)],
+    )
 
 
 def gives_known_answer(known_answer: dict[str, Any], rows: Rows) -> bool:
@@ -90,4 +108,4 @@ def gives_known_answer(known_answer: dict[str, Any], rows: Rows) -> bool:
 def all_pad_is_zero(engine: Engine) -> bool:
     """Whether a grid without a real token gives zeros."""
     nothing = np.zeros((2, 3), np.int64)
-    return not any(output.any() for output in engine.run_grid(nothing, nothing))
+    return not any(output.any() for output in engine.run_grid(Grid(nothing, nothing)))

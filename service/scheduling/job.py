@@ -140,7 +140,7 @@ class MicroBatch(NamedTuple):
         first = self.sequences[0].job
         if first is self.sequences[-1].job and len(self.sequences) == len(first.batch):
             return first.batch
-        return Batch.of([job.batch.sequence(index) for _, _, index, job in self.sequences])
+        return Batch.joined([(job.batch, index) for _, _, index, job in self.sequences])
 
     def by_job(self) -> list[tuple[Job, list[Waiting]]]:
         """Its jobs, and the sequences of each."""

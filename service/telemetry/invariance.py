@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from addnorm.service.runtime import selfcheck
-from addnorm.service.runtime.batch import Batch, Ints, Rows
+from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.scheduling.job import MicroBatch, Target
 from addnorm.service.scheduling.scheduler import Observer
 
@@ -93,8 +93,9 @@ class InvarianceCheck(Observer):
             time.sleep(POLL_S)
         return idle
 
-    def _compare(self, target: Target, sequence: Ints, co_batched: Rows) -> None:
-        alone = target.run(Batch.of([sequence]))
+    def _compare(self, target: Target, sequence: Batch, co_batched: Rows) -> None:
+        """sequence: a batch of it alone."""
+        alone = target.run(sequence)
         difference = _difference(alone, co_batched)
         largest = max(float(np.abs(part).max()) for part in alone)
         violated = difference > (0.0 if target.exact else INEXACT_RTOL * max(1.0, largest))
@@ -102,7 +103,7 @@ class InvarianceCheck(Observer):
             self._logged.add(target.name)
             log.error(
                 "%s is not batch-invariant: a sequence of %d tokens computed alone differs by %.3g",
-                target.name, len(sequence), difference,
+                target.name, sequence.num_tokens, difference,
             )  # fmt: skip
         self._report(target.name, violated, difference)
 

@@ -17,7 +17,7 @@ from addnorm.service.errors import ClientGone, Expired, Overloaded
 from addnorm.service.inference.cost import FADE_S, Cost, Rate
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Models
-from addnorm.service.runtime.batch import from_lists
+from addnorm.service.runtime.unpadding import from_lists
 from addnorm.service.scheduling.cooperative import CooperativePool, Steps, run_now, timed
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import build
@@ -121,7 +121,7 @@ def test_a_caller_that_leaves_ends_the_writing(server: httpx.Client) -> None:
 
 
 def one(models: Models, **changed: Any) -> InferenceRequest:
-    batch, padding = from_lists([[1, 2, 3]], None)
+    batch, padding = from_lists([[1, 2, 3]])
     fields = {"outputs": ("logits",), **changed}
     return InferenceRequest(models.find("gpt"), batch, padding, **fields)
 

@@ -301,8 +301,24 @@ BAD: dict[str, tuple[Any, int, str]] = {
         b'{"input_ids": ' + b"[" * 2000 + b"]" * 2000 + b"}", 400, "the body is not a JSON object",
     ),
     "body over its limit": (b" " * (16 * 2**20 + 1), 413, "the limit is 16777216"),
-    "types of tokens": (
-        changed(token_type_ids=[[0]]), 400, "token_type_ids is reserved for a later version",
+    "types of fewer tokens": (
+        changed(token_type_ids=[[0]]), 400, "token_type_ids[0] has 1 values, input_ids[0] has 5",
+    ),
+    "types of fewer rows": (
+        changed(input_ids=[[1], [2]], token_type_ids=[[0]]), 400,
+        "token_type_ids has 1 rows, input_ids has 2",
+    ),
+    "types without a model for them": (
+        changed(token_type_ids=[[0, 0, 1, 0, 0]]), 400,
+        "token_type_ids[0][2] is 1: notebook/1 takes no token types: leave them out, or send zeros",
+    ),
+    "types under a mask without a model for them": (
+        changed(attention_mask=[[0, 1, 1, 1, 1]], token_type_ids=[[9, 0, 0, -1, 0]]), 400,
+        "token_type_ids[0][3] is -1: notebook/1 takes no token types",
+    ),
+    "types over 64 bits": (
+        changed(token_type_ids=[[0, 0, 2**63, 0, 0]]), 400,
+        "token_type_ids[0][2] is 9223372036854775808: outside 64-bit",
     ),
     "ids to be cut": (changed(truncate=True), 400, "truncate is set, but it cuts texts only"),
     "texts beside ids": (changed(texts=["a"]), 400, "texts stand alone"),
@@ -400,7 +416,12 @@ def test_models_are_listed_in_openais_shape(client: httpx.Client) -> None:
     entry = client.get("/v1/models/notebook").json()
     assert entry in listed["data"]
     assert (entry["object"], entry["owned_by"], entry["versions"]) == ("model", "addnorm", ["1"])
-    assert entry["limits"] == {"max_positions": 5, "vocab_size": 6, "max_text_tokens": 5}
+    assert entry["limits"] == {
+        "max_positions": 5,
+        "vocab_size": 6,
+        "type_vocab_size": 1,
+        "max_text_tokens": 5,
+    }
     assert set(entry["files"]) == {"model.onnx", "logits.onnx"}
     assert entry["config"]["d_model"] == 16
 

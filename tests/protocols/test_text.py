@@ -261,7 +261,7 @@ def test_the_models_say_whether_they_take_texts(text_client: httpx.Client) -> No
     }
     assert inputs == {
         "notebook": ["input_ids", "attention_mask"],
-        TEXT_MODEL: ["input_ids", "attention_mask", "texts"],
+        TEXT_MODEL: ["input_ids", "attention_mask", "token_type_ids", "texts"],
     }
 
 

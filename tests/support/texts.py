@@ -51,7 +51,9 @@ def tokenizer() -> Tokenizer:
     )
     made.normalizer, made.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
     around = [(word, WORDS.index(word)) for word in ("[CLS]", "[SEP]")]
-    made.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=around)
+    made.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=around
+    )
     made.add_special_tokens([word for word in WORDS if word.startswith("[")])
     made.enable_padding(length=128)
     made.enable_truncation(8)

@@ -66,6 +66,19 @@ def test_rows_that_depend_on_neighbours_are_counted_and_logged_once(
     )
 
 
+def test_a_sequence_is_computed_again_with_its_token_types() -> None:
+    def types(batch: Batch) -> Rows:
+        column = np.zeros(batch.num_tokens) if batch.types is None else batch.types
+        return Rows(*[column[:, None].astype(np.float32)] * 3)
+
+    typed = Batch.of([np.array([5, 6]), np.array([7])], [np.array([0, 1]), np.array([1])])
+    metrics = Metrics()
+    with probing(metrics) as scheduler:
+        ask(scheduler, Target(types, 100, "model"), typed)
+        assert eventually(lambda: counted(metrics, "checks") == 2)
+    assert counted(metrics, "violations") == 0
+
+
 def test_an_engine_that_is_not_exact_may_differ_a_little() -> None:
     def nearly(batch: Batch) -> Rows:
         return Rows(*(part + np.float32(len(batch)) * np.float32(1e-5) for part in echo(batch)))

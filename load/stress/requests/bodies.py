@@ -166,7 +166,7 @@ def nested(path: str, field: str, manifest: Manifest) -> Request:
 
 def names(path: str, field: str, value: str, manifest: Manifest, rest: bytes = b"") -> Request:
     """As many strings as there may be commas."""
-    values = b",".join([b'"%s"' % value.encode()] * (2 * LIMITS.max_padded_tokens))
+    values = b",".join([b'"%s"' % value.encode()] * (3 * LIMITS.max_padded_tokens))
     return packed(raw(path, b'{%s"%s":[%s]}' % (rest, field.encode(), values)))
 
 

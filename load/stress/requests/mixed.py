@@ -38,6 +38,13 @@ class Draw(NamedTuple):
     def rows(self, num: int, least: int, most: int) -> list[list[int]]:
         return [self.row(least, most) for _ in range(num)]
 
+    def types(self, rows: list[list[int]]) -> dict[str, list[list[int]]]:
+        """Token types of each row, for a model that has them."""
+        if (num_types := self.manifest.limits.type_vocab_size) == 1:
+            return {}
+        kinds = range(num_types)
+        return {"token_type_ids": [self.draws.choices(kinds, k=len(row)) for row in rows]}
+
     def infer(self, rows: list[list[int]], output: str, **more: Any) -> Request:
         chosen = self.draws.choice(list(self.manifest.precisions))
         return infer(
@@ -49,7 +56,8 @@ class Draw(NamedTuple):
 
 
 def _small(draw: Draw) -> Request:
-    return draw.infer(draw.rows(draw.draws.randint(1, 4), 1, 128), "pooled")
+    rows = draw.rows(draw.draws.randint(1, 4), 1, 128)
+    return draw.infer(rows, "pooled", **draw.types(rows))
 
 
 def _logits(draw: Draw) -> Request:

@@ -137,8 +137,7 @@ def _body(model: Manifest, lengths: tuple[int, ...]) -> bytes:
         draws.integers(0, limits.vocab_size, min(length, limits.max_positions))
         for length in lengths
     ]
-    input_ids, attention_mask = Batch.of(sequences).grid()
-    grid = {"input_ids": input_ids.tolist(), "attention_mask": attention_mask.tolist()}
+    grid = {name: cells.tolist() for name, cells in Batch.of(sequences).grid().by_name().items()}
     return json.dumps({"model": model.name, "outputs": ["pooled"], **grid}).encode()
 
 

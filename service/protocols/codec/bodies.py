@@ -1,6 +1,5 @@
 """Reads request bodies within bounds: of size, of time, and of the bytes that all hold together."""
 
-from collections.abc import Sequence
 from functools import partial
 
 from starlette.requests import Request
@@ -46,11 +45,9 @@ class BodyReader:
             return run_now(work)
         return await self._readers.finish(work, deadline, num_bytes * S_PER_BYTE)
 
-    async def read_json(
-        self, model: type[Body], body: bytes, deadline: Deadline, reserved: Sequence[str] = ()
-    ) -> Body:
+    async def read_json(self, model: type[Body], body: bytes, deadline: Deadline) -> Body:
         """The body as the model. InvalidInput names the field that does not fit."""
-        work = validated(model, body, self._settings, reserved)
+        work = validated(model, body, self._settings)
         return await self.read(len(body), work, deadline)
 
     async def _whole(self, request: Request, max_bytes: int) -> bytes:

@@ -1,7 +1,7 @@
 """Safetensors bodies: 8 bytes of header length, a JSON header, the tensors' bytes end to end.
 
 In: `input_ids` and `attention_mask`, both `[batch, seq]`; or ragged, `input_ids` `[tokens]` and
-`lengths` `[batch]`.
+`lengths` `[batch]`. For models with token types also `token_type_ids`, shaped like `input_ids`.
 Every other field of a JSON body stands in the metadata, as one JSON object under the key `request`.
 Out: a tensor an output, in the same layout; what has parts has a tensor for each, as in
 `norm_stats.mean`.
@@ -23,7 +23,12 @@ HEADER_BYTES = 64 * 1024
 KINDS = {"I64": np.int64, "I32": np.int32, "U8": np.uint8, "BOOL": np.bool_, "F32": np.float32}
 NAMES = {"int64": "I64", "float32": "F32", "float16": "F16"}
 INTEGERS = ("I64", "I32")
-KNOWN = {"input_ids": INTEGERS, "attention_mask": tuple(KINDS), "lengths": INTEGERS}
+KNOWN = {
+    "input_ids": INTEGERS,
+    "attention_mask": tuple(KINDS),
+    "token_type_ids": (*INTEGERS, "U8"),
+    "lengths": INTEGERS,
+}
 Arrays = dict[str, NDArray[Any]]
 
 

@@ -13,8 +13,9 @@ from pydantic import Field
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.models.registry import Model
-from addnorm.service.runtime.batch import Batch, Padding, from_lists
+from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.tokenizer import CannotCut, Tokenizer
+from addnorm.service.runtime.unpadding import from_lists
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import CooperativePool, Steps, run_now
 from addnorm.service.scheduling.deadline import Deadline
@@ -60,7 +61,7 @@ class TextReader:
                 )
 
         work = partial(tokenizer.ids, truncate=asked.truncate)
-        return from_lists(await self.tokenized(asked, work, deadline, check), None)
+        return from_lists(await self.tokenized(asked, work, deadline, check))
 
     async def tokenized(
         self,

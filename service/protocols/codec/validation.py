@@ -1,6 +1,6 @@
 """JSON bodies into models, in bounded time, and what does not fit in our words. Knows no HTTP."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, TypeVar, get_args
 
@@ -19,9 +19,7 @@ BLOCK_BYTES = 1024 * 1024
 Body = TypeVar("Body", bound=BaseModel)
 
 
-def validated(
-    model: type[Body], body: bytes, settings: Settings, reserved: Sequence[str] = ()
-) -> Steps[Body]:
+def validated(model: type[Body], body: bytes, settings: Settings) -> Steps[Body]:
     """JSON -> the model. InvalidInput says in our words what does not fit.
 
     Each step holds the interpreter's lock to its end, so the size of each is checked before it.
@@ -47,7 +45,7 @@ def validated(
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise _validation_error(error, model, reserved) from None
+        raise _validation_error(error, model) from None
 
 
 def _check_each_key_once(body: bytes, value: Any, settings: Settings) -> None:
@@ -81,11 +79,11 @@ def _num_keys(value: Any, depth: int = 1) -> int:
 
 
 def _max_lists(settings: Settings) -> int:
-    return 2 * settings.max_sequences + 100  # of ids and masks
+    return 3 * settings.max_sequences + 100  # of ids, masks and types
 
 
 def _max_strings(settings: Settings) -> int:
-    return settings.max_sequences + 2 * MAX_KEYS
+    return 2 * settings.max_sequences + 2 * MAX_KEYS  # two for each pair of texts
 
 
 def _check_counts(body: bytes, settings: Settings) -> Steps[None]:
@@ -95,7 +93,7 @@ def _check_counts(body: bytes, settings: Settings) -> Steps[None]:
         b":": ("keys", MAX_KEYS),
         b"{": ("objects", MAX_KEYS),
         b"[": ("lists", num_lists),
-        b",": ("values", 2 * settings.max_padded_tokens + num_lists + MAX_KEYS),
+        b",": ("values", 3 * settings.max_padded_tokens + num_lists + MAX_KEYS),
     }
     max_strings = _max_strings(settings)
     for character, limit in (
@@ -132,9 +130,7 @@ def _outside_strings(body: bytes, max_strings: int) -> Iterator[bytes]:
         yield b"".join(block.split(b'"')[is_inside::2])
 
 
-def _validation_error(
-    error: ValidationError, model: type[BaseModel], reserved: Sequence[str] = ()
-) -> InvalidInput:
+def _validation_error(error: ValidationError, model: type[BaseModel]) -> InvalidInput:
     """pydantic's first complaint in our words: field, what is wrong, value."""
     first = error.errors(include_url=False)[0]
     loc = [part if isinstance(part, int) else part[:200] for part in first["loc"]]
@@ -144,8 +140,6 @@ def _validation_error(
     if not field:
         return InvalidInput(f"the body is not a JSON object: {first['msg']}")
     param = field.split("[")[0]
-    if field in reserved:
-        return InvalidInput(f"{field} is reserved for a later version: leave it out", param=param)
     if first["type"] == "extra_forbidden":
         return UnknownField(
             f"{field} is unknown; known are {', '.join(_known(model, first['loc']))}", param=param

@@ -24,8 +24,9 @@ from addnorm.service.protocols.kserve.schema import (
     V2InferResponse,
 )
 from addnorm.service.protocols.kserve.tensors import LENGTH_HEADER, STATS
-from addnorm.service.runtime.batch import Batch, Padding, from_grid
+from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.unpadding import from_grid
 from addnorm.service.scheduling.cooperative import Steps, one_step
 
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
@@ -89,7 +90,8 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
 def _from_tensors(asked: V2InferRequest, tail: memoryview) -> tuple[Batch, Padding]:
     grids = tensors.read(asked.inputs, tail)
     input_ids = grids["input_ids"].astype(np.int64, copy=False)
-    return from_grid(input_ids, grids.get("attention_mask", np.ones_like(input_ids)))
+    mask = grids.get("attention_mask", np.ones_like(input_ids))
+    return from_grid(input_ids, mask, grids.get("token_type_ids"))
 
 
 def _check_name(asked: V2InferRequest, model: Model) -> None:

@@ -105,7 +105,7 @@ class MetadataRoutes:
             platform=PLATFORM,
             inputs=[
                 TensorMetadata(name=name, datatype="INT64", shape=[-1, -1])
-                for name in tensors.INPUTS
+                for name in tensors.inputs(bundle)
             ],
             outputs=[
                 TensorMetadata(name=name, datatype="FP32", shape=shape)
@@ -130,7 +130,7 @@ class MetadataRoutes:
                 InputConfig(
                     name=name, data_type="TYPE_INT64", dims=[-1], optional=name in tensors.OPTIONAL
                 )
-                for name in tensors.INPUTS
+                for name in tensors.inputs(bundle)
             ],
             output=[
                 TensorConfig(name=name, data_type="TYPE_FP32", dims=shape[1:])

@@ -46,7 +46,8 @@ class InputTensor(Strict):
         min_length=2, max_length=2, description="[batch, seq]"
     )
     datatype: str = Field(
-        description="input_ids: INT64, INT32. attention_mask: INT64, INT32, UINT8, BOOL, FP32."
+        description="input_ids and token_type_ids: INT64, INT32. attention_mask: INT64, INT32,"
+        " UINT8, BOOL, FP32."
     )
     parameters: InputParameters = InputParameters(binary_data_size=None)
     data: list[Any] | None = Field(None, description="Row-major, flat or nested.")

@@ -33,9 +33,19 @@ KINDS = {
     "BOOL": Kind("u1", (bool,)),  # as bytes, a bool may lie: 2 is neither
     "FP32": Kind("<f4", (int, float)),
 }
-INPUTS = {"input_ids": ("INT64", "INT32"), "attention_mask": tuple(KINDS)}
-OPTIONAL = ("attention_mask",)
+INPUTS = {
+    "input_ids": ("INT64", "INT32"),
+    "attention_mask": tuple(KINDS),
+    "token_type_ids": ("INT64", "INT32"),
+}
+OPTIONAL = ("attention_mask", "token_type_ids")
 STATS = {"norm_mean": "mean", "norm_rstd": "rstd"}  # V2's name -> the native part
+
+
+def inputs(bundle: Bundle) -> list[str]:
+    """The names of the model's inputs. All are `[batch, seq]`."""
+    has_types = bundle.manifest.limits.type_vocab_size > 1
+    return [name for name in INPUTS if has_types or name != "token_type_ids"]
 
 
 def outputs(bundle: Bundle) -> dict[str, list[int]]:
@@ -67,7 +77,7 @@ def split(raw: RawRequest) -> tuple[bytes, memoryview]:
     if not int(length):
         raise InvalidInput(
             f"{LENGTH_HEADER} is 0: a body without JSON is for models of one input, these have"
-            f" {' and '.join(INPUTS)}",
+            f" more: {', '.join(INPUTS)}",
             param=LENGTH_HEADER,
         )
     return raw.body[: int(length)], body[int(length) :]
@@ -79,7 +89,7 @@ def read(inputs: list[InputTensor], raw: memoryview) -> dict[str, NDArray[Any]]:
     for tensor in inputs:
         if tensor.name not in INPUTS:
             raise InvalidInput(
-                f"inputs has {tensor.name[:200]!r}: {' and '.join(INPUTS)} are known",
+                f"inputs has {tensor.name[:200]!r}: known are {', '.join(INPUTS)}",
                 param="inputs",
             )
         if tensor.name in grids:

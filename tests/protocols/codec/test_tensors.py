@@ -181,9 +181,24 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no ids": ({"attention_mask": MASK}, {}, "lacks the tensor input_ids"),
     "ids as floats": ({"input_ids": IDS.astype(np.float32)}, {}, "input_ids is F32: send I64, I32"),
     "unknown tensor": (
-        {"input_ids": IDS, "token_type_ids": IDS},
+        {"input_ids": IDS, "position_ids": IDS},
         {},
-        "'token_type_ids' is unknown",
+        "tensor 'position_ids' is unknown; known are input_ids, attention_mask, token_type_ids,",
+    ),
+    "types of another shape": (
+        {"input_ids": IDS, "token_type_ids": IDS[:1]},
+        {},
+        "token_type_ids has shape [1, 4], input_ids has [2, 4]",
+    ),
+    "types of another shape, ragged": (
+        {"input_ids": IDS[0], "lengths": [4], "token_type_ids": IDS[:1]},
+        {},
+        "token_type_ids has shape [1, 4], input_ids has [4]",
+    ),
+    "types as floats": (
+        {"input_ids": IDS, "token_type_ids": IDS.astype(np.float32)},
+        {},
+        "token_type_ids is F32: send I64, I32, U8",
     ),
     "one axis": ({"input_ids": IDS[0]}, {}, "input_ids has shape [4]: 2 axes"),
     "mask of another shape": (

@@ -133,7 +133,8 @@ BAD: dict[str, tuple[Any, str]] = {
     "unknown key": (changed(input=1), "input is unknown"),
     "another model": (changed(model_name="gpt"), "model_name is 'gpt', the path says 'notebook'"),
     "unknown input": (
-        changed(inputs=[tensor("ids", [[1]])]), "inputs has 'ids': input_ids and attention_mask",
+        changed(inputs=[tensor("ids", [[1]])]),
+        "inputs has 'ids': known are input_ids, attention_mask, token_type_ids",
     ),
     "input twice": (
         changed(inputs=[tensor("input_ids", [[1]])] * 2), "inputs has 'input_ids' twice",

@@ -1,0 +1,161 @@
+"""What callers send -> the batch of real tokens, and the caller's layout.
+
+Knows lists and arrays, no bodies.
+"""
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from addnorm.service.errors import InvalidInput
+from addnorm.service.runtime.batch import Batch, Ints, Padding, offsets_of
+
+BLOCK = 65_536
+
+
+def from_lists(
+    input_ids: list[list[int]],
+    attention_mask: list[list[int]] | None = None,
+    token_type_ids: list[list[int]] | None = None,
+    field: str = "input_ids",
+) -> tuple[Batch, Padding]:
+    """A body's lists -> the batch of real tokens, and the caller's layout. InvalidInput names what
+    does not fit.
+
+    field: the caller's name for input_ids.
+    """
+    if not input_ids:
+        raise InvalidInput(f"{field} is empty: send at least one sequence", param=field)
+    sizes = list(map(len, input_ids))
+    if not all(sizes):
+        raise _invalid(field, sizes.index(0), "is empty: a sequence has at least one token")
+    lengths = np.array(sizes)
+    if attention_mask is not None:
+        _same_length(lengths)
+        _same_shape("attention_mask", attention_mask, lengths)
+    if token_type_ids is not None:
+        _same_shape("token_type_ids", token_type_ids, lengths)
+    mask = None if attention_mask is None else _flat("attention_mask", attention_mask, lengths)
+    tokens = _flat(field, input_ids, lengths, mask)
+    types = None
+    if token_type_ids is not None:
+        types = _flat("token_type_ids", token_type_ids, lengths, mask)
+    if mask is None:
+        return Batch(tokens, offsets_of(lengths), types), Padding(lengths, None)
+    shape = (len(input_ids), int(lengths[0]))
+    return from_grid(
+        tokens.reshape(shape),
+        mask.reshape(shape),
+        None if types is None else types.reshape(shape),
+    )
+
+
+def from_rows(
+    tokens: Ints, lengths: Ints, token_type_ids: NDArray[Any] | None = None
+) -> tuple[Batch, Padding]:
+    """Sequences end to end, none empty -> a batch. InvalidInput unless the lengths add up."""
+    if not len(lengths) or (lengths < 1).any():
+        raise InvalidInput(
+            "lengths has an empty sequence, or none at all: each has at least one token",
+            param="lengths",
+        )
+    # in two halves: the sum may exceed 64 bits
+    total = (int((lengths >> 32).sum()) << 32) + int((lengths & 0xFFFFFFFF).sum())
+    if total != len(tokens):
+        raise InvalidInput(
+            f"lengths sum to {total}, input_ids has {len(tokens)} tokens", param="lengths"
+        )
+    types = None
+    if token_type_ids is not None:
+        _same_axes("token_type_ids", token_type_ids, tokens)
+        types = token_type_ids.astype(np.int64, copy=False)
+    return Batch(tokens, offsets_of(lengths), types), Padding(lengths, None)
+
+
+def from_grid(
+    input_ids: Ints, attention_mask: NDArray[Any], token_type_ids: NDArray[Any] | None = None
+) -> tuple[Batch, Padding]:
+    """Each `[num_rows, seq]` -> the batch of real tokens, and the caller's layout. InvalidInput
+    unless mask and types fit."""
+    if not input_ids.size:
+        raise InvalidInput(
+            f"input_ids has shape {list(input_ids.shape)}: send at least one sequence of one token",
+            param="input_ids",
+        )
+    _same_axes("attention_mask", attention_mask, input_ids)
+    if (odd := (attention_mask != 0) & (attention_mask != 1)).any():
+        row, column = np.argwhere(odd)[0]
+        raise _invalid(
+            "attention_mask",
+            row,
+            f"[{column}] is {attention_mask[row, column]}: 0 (pad) or 1 (real token)",
+        )
+    mask = attention_mask != 0
+    types = None
+    if token_type_ids is not None:
+        _same_axes("token_type_ids", token_type_ids, input_ids)
+        types = token_type_ids[mask].astype(np.int64, copy=False)
+    lengths = mask.sum(1)
+    return Batch(input_ids[mask], offsets_of(lengths[lengths > 0]), types), Padding(lengths, mask)
+
+
+def _invalid(field: str, row: int, message: str) -> InvalidInput:
+    joint = "" if message.startswith("[") else " "
+    return InvalidInput(f"{field}[{row}]{joint}{message}", param=field)
+
+
+def _same_axes(field: str, array: NDArray[Any], input_ids: Ints) -> None:
+    if array.shape != input_ids.shape:
+        raise InvalidInput(
+            f"{field} has shape {list(array.shape)}, input_ids has {list(input_ids.shape)}",
+            param=field,
+        )
+
+
+def _same_length(lengths: Ints) -> None:
+    if (lengths != lengths[0]).any():
+        row = int((lengths != lengths[0]).argmax())
+        raise _invalid(
+            "input_ids",
+            row,
+            f"has {lengths[row]} tokens, row 0 has {lengths[0]}:"
+            " rows under a mask are of one length",
+        )
+
+
+def _same_shape(field: str, rows: list[list[int]], lengths: Ints) -> None:
+    """lengths: of the rows of input_ids."""
+    if len(rows) != len(lengths):
+        raise InvalidInput(
+            f"{field} has {len(rows)} rows, input_ids has {len(lengths)}", param=field
+        )
+    for row, (values, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
+        if len(values) != length:
+            raise _invalid(field, row, f"has {len(values)} values, input_ids[{row}] has {length}")
+
+
+def _from_values(values: Iterator[int], num: int) -> Ints:
+    """In blocks: a single call would hold the interpreter's lock for all values."""
+    flat = np.empty(num, np.int64)
+    for start in range(0, num, BLOCK):
+        end = min(num, start + BLOCK)
+        flat[start:end] = np.fromiter(values, np.int64, end - start)
+    return flat
+
+
+def _flat(field: str, rows: list[list[int]], lengths: Ints, mask: Ints | None = None) -> Ints:
+    """Lists end to end as int64. Where `mask` is 0 a value may be any integer."""
+    try:
+        return _from_values(chain.from_iterable(rows), int(lengths.sum()))
+    except OverflowError:
+        small = [[value if -(2**63) <= value < 2**63 else None for value in row] for row in rows]
+    for row, values in enumerate(small):
+        for column, value in enumerate(values):
+            if value is None and (mask is None or mask[row * len(values) + column]):
+                raise _invalid(
+                    field, row, f"[{column}] is {rows[row][column]}: outside 64-bit integers"
+                )
+    return _flat(field, [[value or 0 for value in row] for row in small], lengths)
