@@ -65,11 +65,3 @@ def parsed(file: Path) -> Tokenizer:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers has no class of its own
         raise CheckpointError(f"{file} is broken: {error}") from None
-
-
-def content(tokenizer: "PreTrainedTokenizerBase") -> bytes:
-    """tokenizer.json, which neither cuts nor pads."""
-    copy = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    copy.no_truncation()
-    copy.no_padding()
-    return copy.to_str().encode()

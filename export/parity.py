@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from addnorm.export import exact, served, texts
+from addnorm.export import authors, exact, served
 from addnorm.export.served import CertificationError, NamedCompare, Served
 from addnorm.model.transformer import Transformer
 from addnorm.service.models.registry import Model
@@ -161,7 +161,7 @@ def _text_cases(
     if checkpoint is None:
         needed = "the folder it came from is needed to certify it"
         raise CertificationError(f"{bundle.ref} has a tokenizer: {needed}")
-    return texts.checks(path.service, bundle, reference, checkpoint)
+    return authors.checks(path.service, bundle, reference, checkpoint)
 
 
 def processor() -> str:

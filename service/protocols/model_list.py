@@ -33,6 +33,10 @@ class ModelEntry(BaseModel):
     )
     limits: Limits
     precisions: list[str]
+    prompts: dict[str, str] = Field(
+        description="Name of each prompt, and what it puts before a text."
+    )
+    default_prompt_name: str | None = Field(description="Of requests that name no prompt.")
     pooling: Pooling
     normalize: bool = Field(
         description="Whether embeddings have length 1; /v1/infer does it only when asked."
@@ -98,6 +102,8 @@ def _entry(name: str, versions: Mapping[int, Model]) -> ModelEntry:
         labels=None if manifest.labels is None else list(manifest.labels),
         limits=manifest.limits,
         precisions=list(manifest.precisions),
+        prompts=manifest.prompts,
+        default_prompt_name=manifest.default_prompt_name,
         pooling=manifest.pooling,
         normalize=manifest.normalize,
         layout=manifest.layout,

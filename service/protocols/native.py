@@ -79,7 +79,7 @@ async def _read(raw: RawRequest, tools: Tools) -> tuple[Options, Model, Batch, P
             " token_type_ids",
             param="texts",
         )
-    texts = TextsToTokenize("texts", asked.texts, asked.truncate, model)
+    texts = TextsToTokenize.prompted("texts", asked.texts, asked.truncate, model, asked.prompt_name)
     return asked, model, *await tools.texts.batch(texts, raw.deadline)
 
 
@@ -117,6 +117,11 @@ def _from_lists(asked: InferRequest) -> tuple[Batch, Padding]:
     if asked.truncate:
         raise InvalidInput(
             "truncate is set, but it cuts texts only: cut input_ids yourself", param="truncate"
+        )
+    if asked.prompt_name is not None:
+        raise InvalidInput(
+            "prompt_name is set, but prompts are for texts: put the prompt's ids into input_ids",
+            param="prompt_name",
         )
     return from_lists(asked.input_ids, asked.attention_mask, asked.token_type_ids)
 

@@ -8,7 +8,7 @@ from addnorm.service.inference.outputs import Positions
 from addnorm.service.protocols.codec import safetensors_body
 from addnorm.service.protocols.codec.openapi import Strict
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
-from addnorm.service.protocols.codec.texts import Texts
+from addnorm.service.protocols.codec.texts import PROMPT_NAME, Texts
 from addnorm.service.runtime.bundle import Pooling
 
 Output = Literal["activations", "logits", "token_vectors", "pooled", "norm_stats"]
@@ -78,8 +78,11 @@ class InferRequest(Options):
         " it; shaped like input_ids, 0 by default.",
     )
     texts: Texts | None = Field(
-        None, description="Tokenized as the model expects; answered like ragged input_ids."
+        None,
+        description="Texts, and pairs of texts `[first, second]`: tokenized as the model expects,"
+        " answered like ragged input_ids.",
     )
+    prompt_name: str | None = PROMPT_NAME
     truncate: bool = Field(
         False,
         description="Whether texts that are too long are cut, as the model's authors do it, instead"

@@ -26,20 +26,21 @@ from addnorm.service.protocols.codec.openapi import (
     json_body,
 )
 from addnorm.service.protocols.codec.payload import Encode, Payload
-from addnorm.service.protocols.codec.texts import Texts, TextsToTokenize
+from addnorm.service.protocols.codec.texts import PROMPT_NAME, TextsToTokenize
 from addnorm.service.protocols.inference_route import Endpoint
 from addnorm.service.protocols.native_schema import Integers, Row
 from addnorm.service.runtime.batch import Batch, Floats, Padding
 from addnorm.service.runtime.unpadding import from_lists
 from addnorm.service.scheduling.cooperative import Steps, one_step
 
+Strings = Annotated[list[str], Field(fail_fast=True)]
 Sequences = list[str] | list[list[int]]
 # LangChain sends texts as ids of OpenAI's own vocabulary unless told not to
 OTHER_VOCABULARY = (
     ". Ids of another vocabulary, such as tiktoken's, mean nothing to it: in LangChain's"
     " OpenAIEmbeddings set check_embedding_ctx_length=False, which sends texts"
 )
-ONE_ROW, ROWS, TEXTS = TypeAdapter(Row), TypeAdapter(Integers), TypeAdapter(Texts)
+ONE_ROW, ROWS, TEXTS = TypeAdapter(Row), TypeAdapter(Integers), TypeAdapter(Strings)
 
 
 def _sequences(value: Any) -> Sequences:
@@ -59,7 +60,7 @@ def _sequences(value: Any) -> Sequences:
 
 
 class EmbeddingsRequest(Strict):
-    """OpenAI's fields; `truncate` and `precision` are ours."""
+    """OpenAI's fields; `truncate`, `precision` and `prompt_name` are ours."""
 
     input: Annotated[
         Sequences, PlainValidator(_sequences, str | list[str] | list[int] | list[list[int]])
@@ -89,6 +90,7 @@ class EmbeddingsRequest(Strict):
     precision: Literal["fp32", "int8"] | None = Field(
         None, description="One the model has; by default as it says."
     )
+    prompt_name: str | None = PROMPT_NAME
 
 
 class Embedding(BaseModel):
@@ -171,7 +173,9 @@ async def _batch(
     if not asked.input:
         raise InvalidInput("input is empty: send at least one text or sequence", param="input")
     if isinstance(asked.input[0], str):
-        texts = TextsToTokenize("input", asked.input, bool(asked.truncate), model)
+        texts = TextsToTokenize.prompted(
+            "input", asked.input, bool(asked.truncate), model, asked.prompt_name
+        )
         return await tools.texts.batch(texts, raw.deadline)
     for index, sequence in enumerate(asked.input):
         if not sequence:
@@ -179,6 +183,11 @@ async def _batch(
     if asked.truncate:
         raise InvalidInput(
             "truncate is set, but it cuts texts only: cut the token ids yourself", param="truncate"
+        )
+    if asked.prompt_name is not None:
+        raise InvalidInput(
+            "prompt_name is set, but prompts are for texts: put the prompt's ids into input",
+            param="prompt_name",
         )
     work = one_step(partial(from_lists, asked.input, field="input"))
     return await tools.bodies.read(len(raw.body), work, raw.deadline)

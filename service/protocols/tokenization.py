@@ -22,8 +22,8 @@ from addnorm.service.protocols.codec.openapi import (
     json_body,
 )
 from addnorm.service.protocols.codec.request_deadline import begin_deadline, watched
-from addnorm.service.protocols.codec.texts import Texts, TextsToTokenize
-from addnorm.service.runtime.tokenizer import Tokenizer
+from addnorm.service.protocols.codec.texts import PROMPT_NAME, Texts, TextsToTokenize
+from addnorm.service.runtime.tokenizer import Text, Tokenizer
 from addnorm.service.telemetry.request_context import context_of
 
 
@@ -35,19 +35,27 @@ class TokenizeRequest(Strict):
     truncate: bool = Field(
         False, description="Whether texts are cut to the model's limit, as /v1/infer would."
     )
+    prompt_name: str | None = PROMPT_NAME
 
 
 class TokenizeResponse(BaseModel):
-    """A list per text in each field. `input_ids` can be sent to /v1/infer as they are."""
+    """A list per text in each field. /v1/infer takes the ids and their types as they are."""
 
     model: str
     version: str
     input_ids: list[list[int]] = Field(
         description="With the special tokens that the model expects."
     )
+    token_type_ids: list[list[int]] | None = Field(
+        None, description="Only where the model has token types."
+    )
     tokens: list[list[str]]
     offsets: list[list[list[int]]] = Field(
-        description="First and one past the last character of each token in its text; 0, 0 for"
+        description="First and one past the last character of each token in its own text, with its"
+        " prompt before it; 0, 0 for special tokens."
+    )
+    sequence_ids: list[list[int | None]] = Field(
+        description="Which text of a pair each token is of, 0 or 1; 0 in a single text, null for"
         " special tokens."
     )
     num_tokens: list[int] = Field(
@@ -81,21 +89,27 @@ class Shown:
     """One text's tokens as JSON, made off the event loop: a thousand texts take a while."""
 
     num_tokens: int
-    input_ids: orjson.Fragment
-    tokens: orjson.Fragment
-    offsets: orjson.Fragment
+    fields: dict[str, orjson.Fragment]
 
     def __len__(self) -> int:
         return self.num_tokens
 
 
-def _shown(tokenizer: Tokenizer, truncate: bool, piece: Sequence[str]) -> list[Shown]:
-    return [_written(encoding) for encoding in tokenizer.encode(piece, truncate)]
+def _shown(tokenizer: Tokenizer, truncate: bool, piece: Sequence[Text]) -> list[Shown]:
+    encodings = tokenizer.encode(piece, truncate)
+    return [_written(encoding, tokenizer.has_types) for encoding in encodings]
 
 
-def _written(encoding: Encoding) -> Shown:
-    parts = (encoding.ids, encoding.tokens, encoding.offsets)
-    return Shown(len(encoding), *(orjson.Fragment(orjson.dumps(part)) for part in parts))
+def _written(encoding: Encoding, has_types: bool) -> Shown:
+    parts = {
+        "input_ids": encoding.ids,
+        **({"token_type_ids": encoding.type_ids} if has_types else {}),
+        "tokens": encoding.tokens,
+        "offsets": encoding.offsets,
+        "sequence_ids": encoding.sequence_ids,
+    }
+    fields = {name: orjson.Fragment(orjson.dumps(part)) for name, part in parts.items()}
+    return Shown(len(encoding), fields)
 
 
 def _answer(model: Model, tokenizer: Tokenizer, shown: list[Shown]) -> bytes:
@@ -103,9 +117,7 @@ def _answer(model: Model, tokenizer: Tokenizer, shown: list[Shown]) -> bytes:
         {
             "model": model.name,
             "version": str(model.bundle.manifest.version),
-            "input_ids": [text.input_ids for text in shown],
-            "tokens": [text.tokens for text in shown],
-            "offsets": [text.offsets for text in shown],
+            **{name: [text.fields[name] for text in shown] for name in shown[0].fields},
             "num_tokens": [text.num_tokens for text in shown],
             "limit": tokenizer.max_tokens,
         }
@@ -145,7 +157,9 @@ class TokenizationRoutes:
             asked = await bodies.read_json(TokenizeRequest, body, deadline)
             model = models.find(asked.model)
             context.model = model.name
-            texts = TextsToTokenize("texts", asked.texts, asked.truncate, model)
+            texts = TextsToTokenize.prompted(
+                "texts", asked.texts, asked.truncate, model, asked.prompt_name
+            )
             tokenizer = reader.tokenizer(texts)
             # texts that are too long are shown too, so that callers see by how much
             work = partial(_shown, tokenizer, asked.truncate)

@@ -78,8 +78,8 @@ class Manifest(_Part):
     default_precision: str
     pooling: Pooling
     normalize: bool  # whether the authors normalize pooled vectors; responses do when asked to
-    prompts: dict[str, str] = {}  # that the authors put before texts, by name
-    default_prompt_name: str | None = None
+    prompts: dict[str, str] = {}  # name -> what is put before each text, if asked for
+    default_prompt_name: str | None = None  # of the prompt where none is asked for
     source: dict[str, Any]  # preset and seed, or checkpoint and its sha256; weights not used
     opset: int
     versions: dict[str, str]  # torch, onnxruntime

@@ -1,9 +1,12 @@
 """Texts -> token ids, by a bundle's own tokenizer.json. Knows models' limits, no requests."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 import tokenizers
+from tokenizers import Encoding
 
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
@@ -14,28 +17,61 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 CHARACTERS_PER_TOKEN = 16  # more are refused before any work, unless the text may be cut
 LIKELY_CHARACTERS = 8  # mostly enough to cut the text
 EDGE_CHARACTERS = 64  # at the end of a beginning: what follows may still change their tokens
+LONGEST_FIRST = "longest_first"
+
+Pair = tuple[str, str]
+Text = str | Pair
+# one of the library's methods
+Encode = Callable[[tokenizers.Tokenizer, list[Text]], list[Encoding]]
+
+
+def num_characters(text: Text) -> int:
+    """Of both texts of a pair."""
+    return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
+
+
+def _is_pair(text: Text) -> bool:
+    return not isinstance(text, str)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Those of a text, special tokens included."""
+
+    ids: list[int]
+    types: list[int] | None  # None: all 0, or the model takes none
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
 class CannotCut(Exception):
-    """The beginning of a text that may be tokenized holds fewer tokens than the text is cut to."""
+    """A text cannot be cut as the library cuts it: `reason` follows its place."""
 
-    def __init__(self, index: int) -> None:
-        super().__init__(index)
-        self.index = index  # of the text among those given
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(index, reason)
+        self.index, self.reason = index, reason  # index: of the text among those given
 
 
 class Tokenizer:
-    """Safe to call from several threads at once: its two tokenizers never change once made."""
+    """Safe to call from several threads at once: its tokenizers never change once made."""
 
     def __init__(self, bundle: Bundle) -> None:
         """StartupError if the file is broken, or has ids that the model lacks."""
         limits = bundle.manifest.limits
         self.max_tokens = limits.max_text_tokens
         self.max_characters = CHARACTERS_PER_TOKEN * limits.max_positions
-        self._whole, self._cut = _read(bundle), _read(bundle)
+        self.has_types = limits.type_vocab_size > 1
+        self._whole, self._cut, self._cut_pairs = (_read(bundle) for _ in range(3))
+        self._pair_strategy = (self._whole.truncation or {}).get("strategy", LONGEST_FIRST)
+        for tokenizer in (self._whole, self._cut, self._cut_pairs):
+            tokenizer.no_truncation()
         self.num_special = self._whole.num_special_tokens_to_add(is_pair=False)
+        self.num_special_of_pair = self._whole.num_special_tokens_to_add(is_pair=True)
         self._check(bundle)
-        self._cut.enable_truncation(self.max_tokens)  # keeps the special tokens around the text
+        # they keep the special tokens around the texts
+        self._cut.enable_truncation(self.max_tokens)
+        self._cut_pairs.enable_truncation(self.max_tokens, strategy=self._pair_strategy)
         added = (token.content for token in self._whole.get_added_tokens_decoder().values())
         self._edge = EDGE_CHARACTERS + max(map(len, added), default=0)
 
@@ -54,37 +90,100 @@ class Tokenizer:
                 f" {positions}: export it again"
             )
 
-    def ids(self, texts: Sequence[str], truncate: bool) -> list[list[int]]:
-        """Token ids of each text, special tokens included.
+    def tokens(self, texts: Sequence[Text], truncate: bool) -> list[Tokens]:
+        """Those of each text or pair.
 
         truncate: cuts them to max_tokens, or raises CannotCut.
         """
-        chosen = self._chosen(truncate)
         # of the library's methods this one holds Python's global lock for the shortest time
-        encodings = chosen.encode_batch_fast(self._readable(texts, truncate))
-        return [encoding.ids for encoding in encodings]
+        encode = tokenizers.Tokenizer.encode_batch_fast
+        return [
+            Tokens(encoding.ids, self._types(encoding))
+            for encoding in self._encoded(encode, texts, truncate)
+        ]
 
-    def encode(self, texts: Sequence[str], truncate: bool) -> list[tokenizers.Encoding]:
-        """As `ids`, with tokens and offsets."""
-        return self._chosen(truncate).encode_batch(self._readable(texts, truncate))
+    def encode(self, texts: Sequence[Text], truncate: bool) -> list[Encoding]:
+        """As `tokens`, with words and offsets."""
+        return self._encoded(tokenizers.Tokenizer.encode_batch, texts, truncate)
 
-    def _chosen(self, truncate: bool) -> tokenizers.Tokenizer:
-        return self._cut if truncate else self._whole
+    def _types(self, encoding: Encoding) -> list[int] | None:
+        if not self.has_types:
+            return None
+        types: list[int] = encoding.type_ids
+        return types if any(types) else None
 
-    def _readable(self, texts: Sequence[str], truncate: bool) -> list[str]:
-        """What of each text is tokenized."""
+    def _encoded(self, encode: Encode, texts: Sequence[Text], truncate: bool) -> list[Encoding]:
         if not truncate:
-            return list(texts)
-        return [self._beginning(index, text) for index, text in enumerate(texts)]
+            return encode(self._whole, list(texts))
+        readable = [self._readable(index, text) for index, text in enumerate(texts)]
+        found: list[Encoding] = []
+        for is_pair, group in groupby(readable, _is_pair):
+            if is_pair:
+                found += self._encoded_pairs(encode, list(group), len(found))
+            else:
+                found += encode(self._cut, list(group))
+        return found
 
-    def _beginning(self, index: int, text: str) -> str:
-        """Enough of the text to cut it to the same tokens as the whole text. Bounds the work."""
+    def _encoded_pairs(self, encode: Encode, pairs: list[Text], start: int) -> list[Encoding]:
+        """start: the index of the first among all texts."""
+        try:
+            return encode(self._cut_pairs, pairs)
+        except Exception:  # tokenizers has no class of its own
+            for index, pair in enumerate(pairs, start):
+                self._check_cut(encode, index, pair)
+            raise
+
+    def _check_cut(self, encode: Encode, index: int, pair: Text) -> None:
+        """CannotCut if the file says which text of a pair is cut, and the other is too long."""
+        try:
+            encode(self._cut_pairs, [pair])
+        except Exception as error:
+            which, other = "first", "second"
+            if self._pair_strategy == "only_second":
+                which, other = other, which
+            reason = f"is cut in its {which} text only, and the {other} leaves no room for it"
+            raise CannotCut(index, f" {reason}") from error
+
+    def _readable(self, index: int, text: Text) -> Text:
+        """Enough of a text, or of a pair, to cut it to the same tokens as the whole. Bounds the
+        work."""
+        if isinstance(text, str):
+            return self._beginning(index, text, self.max_tokens - self.num_special, "")
+        if self.num_special_of_pair > self.max_tokens:
+            reason = f"has {self.num_special_of_pair} special tokens, the limit is"
+            raise CannotCut(index, f" {reason} {self.max_tokens}")
+        first, second = map(len, text)
+        if max(first, second) <= self.max_characters:
+            return text
+        if min(first, second) > self.max_characters:
+            # both would have to be read to the end, to know which has more tokens
+            reason = f"is a pair of texts of more than {self.max_characters} characters each"
+            raise CannotCut(index, f" {reason}")
+        return self._readable_pair(index, text, int(second > first))
+
+    def _readable_pair(self, index: int, pair: Pair, longer: int) -> Pair:
+        """longer: which of its texts has more than max_characters, 0 or 1."""
+        other = self._whole.encode_batch([pair[1 - longer]], add_special_tokens=False)[0]
+        # as many as are ever kept, and more than the other has: where both are cut depends on that
+        num_needed = max(self.max_tokens, len(other) + 1)
+        beginning = self._beginning(index, pair[longer], num_needed, f"[{longer}]")
+        return (pair[0], beginning) if longer else (beginning, pair[1])
+
+    def _beginning(self, index: int, text: str, num_needed: int, place: str) -> str:
+        """A beginning of the text with so many tokens that nothing behind it changes.
+
+        place: of the text in its pair.
+        """
         for size in (LIKELY_CHARACTERS * self.max_tokens, self.max_characters):
             if len(text) <= size:
                 return text
-            if self._num_settled(text[:size]) >= self.max_tokens - self.num_special:
+            if self._num_settled(text[:size]) >= num_needed:
                 return text[:size]
-        raise CannotCut(index)
+        raise CannotCut(
+            index,
+            f"{place} has {len(text)} characters, and its first {self.max_characters} do not hold"
+            f" the tokens needed to cut it to {self.max_tokens}",
+        )
 
     def _num_settled(self, beginning: str) -> int:
         """Number of leading tokens that are the same whatever text follows.
@@ -105,7 +204,7 @@ def load(bundle: Bundle) -> Tokenizer | None:
 
 
 def _read(bundle: Bundle) -> tokenizers.Tokenizer:
-    """The file's tokenizer, without the padding and the truncation that the file sets."""
+    """The file's tokenizer, without the padding that the file sets."""
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(bundle.path / TOKENIZER))
     except Exception as error:  # tokenizers has no class of its own
@@ -113,5 +212,4 @@ def _read(bundle: Bundle) -> tokenizers.Tokenizer:
             f"bundle {bundle.path}: {TOKENIZER} is broken: {error}; export it again"
         ) from error
     tokenizer.no_padding()
-    tokenizer.no_truncation()
     return tokenizer

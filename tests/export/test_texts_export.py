@@ -125,7 +125,7 @@ def test_max_length_sets_another_limit_which_verify_knows(
     path = tmp_path / "out" / "mine" / "1"
     bundle = bundles.read(path)
     assert (bundle.manifest.limits.max_text_tokens, bundle.manifest.source["max_length"]) == (7, 7)
-    assert [len(ids) for ids in Tokenizer(bundle).ids(["a " * 40, ""], truncate=True)] == [7, 2]
+    assert list(map(len, Tokenizer(bundle).tokens(["a " * 40, ""], truncate=True))) == [7, 2]
     command.verify([str(path), "--checkpoint", str(folder)])
     change(
         path / "manifest.json", limits={**bundle.manifest.limits.model_dump(), "max_text_tokens": 8}
@@ -163,6 +163,8 @@ def test_a_bundle_whose_tokenizer_is_not_the_folders_is_not_certified(
         words["in"], words["."] = words.pop("a"), words["."]
     elif what == "capitals":
         tokenizer["normalizer"]["lowercase"] = False
+    elif what == "types of pairs":
+        tokenizer["post_processor"]["pair"][3]["Sequence"]["type_id"] = 0
     else:
         tokenizer["post_processor"] = None
     (path / "tokenizer.json").write_text(json.dumps(tokenizer))
@@ -173,7 +175,7 @@ def test_a_bundle_whose_tokenizer_is_not_the_folders_is_not_certified(
         command.verify([str(path), "--checkpoint", str(text_checkpoint)])
     shown = capsys.readouterr().out
     assert (
-        re.search(r"texts +texts with other token ids .* FAILED", shown)
+        re.search(r"(texts|pairs) +texts with other token (ids|types) .* FAILED", shown)
         or "refused: texts" in shown
     )
 
@@ -185,7 +187,7 @@ def test_settings_of_transformers_beside_the_tokenizer_are_obeyed(
     change(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer", do_lower_case=False)
     command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out")])
     tokenizer = Tokenizer(bundles.read(tmp_path / "out" / "mine" / "1"))
-    assert tokenizer.ids(["a A"], truncate=False) == [[2, 16, 1, 3]]
+    assert tokenizer.tokens(["a A"], truncate=False)[0].ids == [2, 16, 1, 3]
 
 
 def test_a_manifest_without_a_limit_of_texts_has_that_of_positions(

@@ -78,6 +78,8 @@ def test_tokenize_shows_ids_tokens_and_offsets_and_what_the_limit_is(
     assert answer["input_ids"] == [encoding.ids for encoding in expected]
     assert answer["tokens"] == [encoding.tokens for encoding in expected]
     assert answer["offsets"] == [[list(pair) for pair in encoding.offsets] for encoding in expected]
+    assert answer["token_type_ids"] == [encoding.type_ids for encoding in expected]
+    assert answer["sequence_ids"] == [encoding.sequence_ids for encoding in expected]
     assert answer["num_tokens"] == list(map(len, expected))
     assert (answer["model"], answer["version"], answer["limit"]) == (
         TEXT_MODEL,
@@ -165,9 +167,8 @@ def test_a_text_is_cut_where_the_library_cuts_it_or_refused(
     answer = post(text_client, "/v1/tokenize", texts=["a", text], truncate=True)
     assert answer.status_code == 400
     assert "texts[1] has" in answer.json()["error"]["message"]
-    assert (
-        "its first 256 do not hold the 12 tokens to cut it to" in answer.json()["error"]["message"]
-    )
+    words = "its first 256 do not hold the tokens needed to cut it to 12: shorten it"
+    assert words in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("gap", ["\u200b" * 90, "\u200b" * 200, "\u0301" * 90])
@@ -176,7 +177,9 @@ def test_a_word_that_goes_on_behind_what_is_looked_at_is_cut_as_a_whole(
 ) -> None:
     """The gap is dropped before words are told apart."""
     mine, text = Tokenizer(bundles.read(text_bundles / TEXT_MODEL / "1")), f"{'a ' * 9}b{gap}c"
-    assert mine.ids([text], truncate=True) == ids_of([text], MAX_TEXT_TOKENS)
+    assert [cut.ids for cut in mine.tokens([text], truncate=True)] == ids_of(
+        [text], MAX_TEXT_TOKENS
+    )
 
 
 def test_a_cut_is_the_librarys_of_the_whole_text_or_there_is_none(text_bundles: Path) -> None:
@@ -207,7 +210,8 @@ def test_a_cut_is_the_librarys_of_the_whole_text_or_there_is_none(text_bundles: 
             draws.choice(chosen) + draws.choice(["", " ", " "]) for _ in range(draws.randint(1, 90))
         )
         try:
-            assert mine.ids([text], truncate=True) == [theirs.encode(text).ids], text
+            (cut,) = mine.tokens([text], truncate=True)
+            assert cut.ids == theirs.encode(text).ids, text
         except CannotCut:
             assert len(text) > mine.max_characters
         num_cut += len(text) > 8 * MAX_TEXT_TOKENS
@@ -226,7 +230,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "none": ({"texts": []}, "texts is empty: send at least one text"),
     "too many": ({"texts": ["a"] * 1025}, "texts has 1025 texts, the limit is 1024"),
     "one text": ({"texts": "a"}, 'texts: Input should be a valid list, got "a"'),
-    "a number": ({"texts": ["a", 1]}, "texts[1]: Input should be a valid string, got 1"),
+    "a number": ({"texts": ["a", 1]}, "texts[1]: Input should be a text, or a pair"),
     "bytes that are no text": ({"texts": ["\ud800"]}, "the body is not a JSON object"),
     "a mask": ({"texts": ["a"], "attention_mask": [[1]]}, "texts stand alone"),
     "too many tokens": (
@@ -290,8 +294,8 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
-    def ids(self, texts: Sequence[str], truncate: bool) -> Any:
-        return self._watched(self.real.ids, texts, truncate)
+    def tokens(self, texts: Sequence[str], truncate: bool) -> Any:
+        return self._watched(self.real.tokens, texts, truncate)
 
     def encode(self, texts: Sequence[str], truncate: bool) -> Any:
         return self._watched(self.real.encode, texts, truncate)

@@ -7,14 +7,15 @@ all together.
 import sys
 from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import Field
+from pydantic import Field, PlainValidator
+from pydantic_core import PydanticCustomError
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime.batch import Batch, Padding
-from addnorm.service.runtime.tokenizer import CannotCut, Tokenizer
+from addnorm.service.runtime.tokenizer import CannotCut, Text, Tokenizer, Tokens, num_characters
 from addnorm.service.runtime.unpadding import from_lists
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import CooperativePool, Steps, run_now
@@ -24,17 +25,52 @@ from addnorm.service.settings import Settings
 QUICK_CHARACTERS = 256  # take about 0.1 ms, as long as a change of threads, and 2 ms at worst
 STEP_CHARACTERS = 8192  # tokenized in one step: takes about 5 ms, 70 ms at worst
 S_PER_CHARACTER = 1e-6  # about, of tokenizing
-Texts = Annotated[list[str], Field(fail_fast=True)]
-Tokens = TypeVar("Tokens", bound=Sized)  # of one text
+Made = TypeVar("Made", bound=Sized)  # of one text
+
+
+def _text(value: Any) -> Text:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and len(value) == 2 and set(map(type, value)) == {str}:
+        return value[0], value[1]
+    raise PydanticCustomError(
+        "text_kind", "Input should be a text, or a pair of texts: [first, second]"
+    )
+
+
+TwoTexts = Annotated[list[str], Field(min_length=2, max_length=2)]
+Texts = Annotated[
+    list[Annotated[Text, PlainValidator(_text, str | TwoTexts)]], Field(fail_fast=True)
+]
+PROMPT_NAME = Field(
+    None,
+    description="Which of the model's prompts is put before each text; by default as the bundle"
+    " says. Not for pairs.",
+)
 
 
 class TextsToTokenize(NamedTuple):
-    """Some of one request."""
+    """Some of one request, with their prompt."""
 
     field: str  # the request's field that has them
-    texts: Sequence[str]
+    texts: Sequence[Text]
     truncate: bool
     model: Model
+
+    @classmethod
+    def prompted(
+        cls,
+        field: str,
+        texts: Sequence[Text],
+        truncate: bool,
+        model: Model,
+        prompt_name: str | None,
+    ) -> "TextsToTokenize":
+        """Puts the prompt of this name before each text, as sentence-transformers does; None: the
+        bundle's default, if any, which pairs do without."""
+        if prompt := _prompt(model, field, texts, prompt_name):
+            texts = [prompt + text if isinstance(text, str) else text for text in texts]
+        return cls(field, texts, truncate, model)
 
 
 class TextReader:
@@ -51,35 +87,39 @@ class TextReader:
         """Ragged sequences with special tokens. InvalidInput for a text that is too long."""
         tokenizer = self.tokenizer(asked)
 
-        def check(index: int, ids: Sized) -> None:
-            if len(ids) > tokenizer.max_tokens:
-                raise _too_long(asked, index, len(ids), "tokens", tokenizer.max_tokens)
-            if not len(ids):
+        def check(index: int, tokens: Tokens) -> None:
+            if len(tokens) > tokenizer.max_tokens:
+                raise _too_long(asked, index, len(tokens), "tokens", tokenizer.max_tokens)
+            if not len(tokens):
                 raise InvalidInput(
                     f"{asked.field}[{index}] has no tokens: send a text that is not empty",
                     param=asked.field,
                 )
 
-        work = partial(tokenizer.ids, truncate=asked.truncate)
-        return from_lists(await self.tokenized(asked, work, deadline, check))
+        work = partial(tokenizer.tokens, truncate=asked.truncate)
+        found = await self.tokenized(asked, work, deadline, check)
+        types = None
+        if any(tokens.types for tokens in found):
+            types = [tokens.types or [0] * len(tokens) for tokens in found]
+        return from_lists([tokens.ids for tokens in found], token_type_ids=types)
 
     async def tokenized(
         self,
         asked: TextsToTokenize,
-        work: Callable[[Sequence[str]], list[Tokens]],
+        work: Callable[[Sequence[Text]], list[Made]],
         deadline: Deadline,
-        check: Callable[[int, Tokens], None] = lambda index, tokens: None,
-    ) -> list[Tokens]:
+        check: Callable[[int, Made], None] = lambda index, made: None,
+    ) -> list[Made]:
         """What `work` makes of each text, by its deadline and while its caller is there.
 
-        check: raises if the tokens of the text with this index are not acceptable.
+        check: raises if what is made of the text with this index is not acceptable.
         """
         steps = _in_steps(asked, work, check, self._settings.max_tokens)
-        with self._budget.reserve(sum(map(sys.getsizeof, asked.texts))):
-            num_characters = sum(map(len, asked.texts))
-            if num_characters <= QUICK_CHARACTERS:
+        with self._budget.reserve(sum(map(_num_bytes, asked.texts))):
+            num = sum(map(num_characters, asked.texts))
+            if num <= QUICK_CHARACTERS:
                 return run_now(steps)
-            return await self._encoders.finish(steps, deadline, num_characters * S_PER_CHARACTER)
+            return await self._encoders.finish(steps, deadline, num * S_PER_CHARACTER)
 
     def tokenizer(self, asked: TextsToTokenize) -> Tokenizer:
         """The model's tokenizer. InvalidInput if there is none, or the texts are over a limit."""
@@ -97,29 +137,54 @@ class TextReader:
                 f"{field} has {len(texts)} texts, the limit is {limit}: send less at once",
                 param=field,
             )
-        longest = max(range(len(texts)), key=lambda index: len(texts[index]))
-        num_characters, limit = len(texts[longest]), tokenizer.max_characters
-        if num_characters > limit and not asked.truncate:
-            raise _too_long(asked, longest, num_characters, "characters", limit)
+        longest = max(range(len(texts)), key=lambda index: num_characters(texts[index]))
+        num, limit = num_characters(texts[longest]), tokenizer.max_characters
+        if num > limit and not asked.truncate:
+            raise _too_long(asked, longest, num, "characters", limit)
         return tokenizer
+
+
+def _num_bytes(text: Text) -> int:
+    return sys.getsizeof(text) if isinstance(text, str) else sum(map(sys.getsizeof, text))
+
+
+def _prompt(model: Model, field: str, texts: Sequence[Text], name: str | None) -> str:
+    """ "" if none is asked for and the bundle has no default."""
+    manifest = model.bundle.manifest
+    if name is None:
+        return manifest.prompts.get(manifest.default_prompt_name or "", "")
+    if name not in manifest.prompts:
+        known = f"it has {', '.join(map(repr, manifest.prompts)) or 'none'}"
+        raise InvalidInput(
+            f"prompt_name is {name[:60]!r}: {model.bundle.ref} has no such prompt, {known}",
+            param="prompt_name",
+        )
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InvalidInput(
+                f"prompt_name is set, but {field}[{index}] is a pair: prompts are for single texts",
+                param="prompt_name",
+            )
+    return manifest.prompts[name]
 
 
 def _in_steps(
     asked: TextsToTokenize,
-    work: Callable[[Sequence[str]], list[Tokens]],
-    check: Callable[[int, Tokens], None],
+    work: Callable[[Sequence[Text]], list[Made]],
+    check: Callable[[int, Made], None],
     limit: int,
-) -> Steps[list[Tokens]]:
+) -> Steps[list[Made]]:
     """limit: of the tokens of all texts; the work ends as soon as there are more."""
-    done: list[Tokens] = []
+    done: list[Made] = []
     num_tokens = 0
     for portion in _portions(asked.texts):
         try:
             made = work(portion)
         except CannotCut as error:
-            raise _cannot_cut(asked, len(done) + error.index) from None
-        for index, tokens in enumerate(made, len(done)):
-            check(index, tokens)
+            place = f"{asked.field}[{len(done) + error.index}]"
+            raise InvalidInput(f"{place}{error.reason}: shorten it", param=asked.field) from None
+        for index, one in enumerate(made, len(done)):
+            check(index, one)
         done += made
         num_tokens += sum(map(len, made))
         if num_tokens > limit:
@@ -139,23 +204,13 @@ def _too_long(asked: TextsToTokenize, index: int, size: int, unit: str, limit: i
     )
 
 
-def _cannot_cut(asked: TextsToTokenize, index: int) -> InvalidInput:
-    tokenizer = asked.model.tokenizer
-    assert tokenizer
-    return InvalidInput(
-        f"{asked.field}[{index}] has {len(asked.texts[index])} characters, and its first"
-        f" {tokenizer.max_characters} do not hold the {tokenizer.max_tokens} tokens to cut it to:"
-        " shorten it",
-        param=asked.field,
-    )
-
-
-def _portions(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+def _portions(texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
     """Consecutive texts, together of at most STEP_CHARACTERS; a longer text alone."""
     start = characters = 0
     for end, text in enumerate(texts):
-        if characters and characters + len(text) > STEP_CHARACTERS:
+        size = num_characters(text)
+        if characters and characters + size > STEP_CHARACTERS:
             yield texts[start:end]
             start, characters = end, 0
-        characters += len(text)
+        characters += size
     yield texts[start:]

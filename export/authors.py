@@ -1,0 +1,171 @@
+"""The certificate's cases from text to vector: the server against the folder's authors.
+
+The reference is what sentence-transformers does: prompts, transformers' own tokenizer of the
+folder, the model in PyTorch, pooling and scaling. It shares no code with the server's path.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+import torch
+from numpy.typing import NDArray
+from starlette.datastructures import Headers
+from tokenizers import Tokenizer
+
+from addnorm.export import texts, tolerances
+from addnorm.export.served import PICKS
+from addnorm.model.checkpoints import sentence_transformers
+from addnorm.model.transformer import Transformer
+from addnorm.service.errors import ServiceError
+from addnorm.service.protocols.codec.decoding import RawRequest
+from addnorm.service.protocols.native import decode
+from addnorm.service.runtime.bundle import TOKENIZER, Bundle
+from addnorm.service.runtime.tokenizer import Text
+from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.server.wiring import Service
+from addnorm.service.telemetry.request_context import RequestContext
+
+Array = NDArray[Any]
+Compare = Callable[[str], Iterable[tolerances.Result]]
+STRATEGIES = {"OnlyFirst": "only_first", "OnlySecond": "only_second"}  # of the file, for pairs
+PATIENCE_S = 3600.0  # for one case: a slow machine is no fault of the tokenizer
+SENTENCES = (
+    "LayerNorm normalizes each token across its features.",
+    "Ünïcode, 中文 and [MASK]: 3.14 \u200bwords\tin  ODD places!",
+)
+
+
+class Ids(NamedTuple):
+    """Those of a text or a pair, with the types of its tokens."""
+
+    tokens: list[int]
+    types: list[int]
+
+
+def checks(
+    service: Service, bundle: Bundle, reference: Transformer, folder: Path
+) -> list[tuple[str, Compare]]:
+    """The certificate's cases from text to vector, each to be called with a precision."""
+    limits, authors = bundle.manifest.limits, _Authors(bundle, reference, folder)
+    ours = Tokenizer.from_file(str(bundle.path / TOKENIZER)).to_str()
+    num_other = int(ours.encode() != texts.read(folder, limits.max_positions).tokenizer)
+    compare = partial(_against_authors, service, bundle, authors)
+    return [
+        (TOKENIZER, lambda _: [("unlike the folder's", num_other, 0)]),
+        *((name, partial(compare, asked)) for name, asked in _cases(bundle, authors).items()),
+    ]
+
+
+def _cases(bundle: Bundle, authors: "_Authors") -> dict[str, Sequence[Text]]:
+    limit = bundle.manifest.limits.max_text_tokens
+    words = _words(bundle.path / TOKENIZER, limit)
+    cases: dict[str, Sequence[Text]] = {
+        "texts": [*SENTENCES, *words],
+        f"texts cut to {limit}": [" ".join(words) * 3, (" ".join(SENTENCES) + " ") * limit],
+    }
+    if authors.ids("").tokens:
+        cases["an empty text"] = [""]
+    if authors.num_special_of_pair < limit:
+        cases["pairs"] = [("a", "b"), ("a", ""), ("", "a")]
+        cases[f"pairs cut to {limit}"] = _cut_pairs(" ".join(words), limit)[authors.strategy]
+    return cases
+
+
+def _cut_pairs(words: str, limit: int) -> dict[str, list[Text]]:
+    """Pairs that are over the limit, by which of their texts may be cut."""
+    endless, long = (" ".join(SENTENCES) + " ") * limit, words[: 8 * limit]
+    first, second = (endless, "a"), ("a", endless)
+    every: list[Text] = [first, second, (long, SENTENCES[1]), (long, long)]
+    return {"only_first": [first], "only_second": [second], "longest_first": every}
+
+
+def _words(tokenizer: Path, limit: int) -> list[str]:
+    """Seeded texts of the vocabulary's own words, every second one in capitals."""
+    vocabulary = sorted(Tokenizer.from_file(str(tokenizer)).get_vocab())
+    drawn = np.random.default_rng(0).choice(vocabulary, (8, max(1, limit // 4)))
+    texts = [[word.removeprefix("##") for word in text] for text in drawn]
+    for text in texts:
+        text[1::2] = map(str.upper, text[1::2])
+    return [" ".join(text) for text in texts]
+
+
+class _Authors:
+    """Token ids by transformers, vectors by PyTorch, as sentence-transformers makes them."""
+
+    def __init__(self, bundle: Bundle, reference: Transformer, folder: Path) -> None:
+        self.manifest, self.reference = bundle.manifest, reference
+        self.tokenizer = texts.load_tokenizer(sentence_transformers.read(folder))
+        self.num_special_of_pair = self.tokenizer.num_special_tokens_to_add(pair=True)
+        truncation = json.loads((bundle.path / TOKENIZER).read_bytes()).get("truncation") or {}
+        self.strategy = STRATEGIES.get(truncation.get("strategy", ""), "longest_first")
+
+    def ids(self, text: Text) -> Ids:
+        """Cut to the limit. The default prompt stands before a single text."""
+        strategy, parts = self.strategy, tuple[str, ...](text)
+        if isinstance(text, str):
+            prompts, name = self.manifest.prompts, self.manifest.default_prompt_name
+            strategy, parts = "longest_first", (prompts.get(name or "", "") + text,)
+        # in lists: outside of them transformers takes an empty second text for none
+        cut = self.tokenizer(
+            *([part] for part in parts),
+            truncation=strategy,
+            max_length=self.manifest.limits.max_text_tokens,
+        )
+        (tokens,) = cut["input_ids"]
+        types = [0] * len(tokens)
+        if self.manifest.limits.type_vocab_size > 1:
+            (types,) = cut.get("token_type_ids", [types])
+        return Ids(list(tokens), list(types))
+
+    def vector(self, ids: Ids) -> Array:
+        grid, types = (torch.tensor([values]) for values in ids)
+        with torch.no_grad():
+            rows = self.reference(grid, torch.ones_like(grid), types)[0][0].numpy()
+            vector = torch.from_numpy(PICKS[self.manifest.pooling](rows))
+            if "pooled" in self.reference.heads:
+                vector = self.reference.heads["pooled"](vector[None])[0]
+            if self.manifest.normalize:
+                vector = torch.nn.functional.normalize(vector, dim=0)
+        return vector.numpy()
+
+
+def _against_authors(
+    service: Service, bundle: Bundle, authors: _Authors, asked: Sequence[Text], precision: str
+) -> Iterator[tolerances.Result]:
+    """Compares the server's token ids, their types, and the vectors of these texts."""
+    body = {
+        "texts": asked,
+        "truncate": True,
+        "normalize": bundle.manifest.normalize,
+        "precision": precision,
+    }
+    try:
+        ids, vectors = asyncio.run(_served(service, orjson.dumps(body)))
+    except ServiceError as error:
+        yield f"refused: {error.message}", 1, 0
+        return
+    expected = [authors.ids(text) for text in asked]
+    num_other = sum(got.tokens != own.tokens for got, own in zip(ids, expected, strict=True))
+    yield "texts with other token ids", num_other, 0
+    num_other_types = sum(got.types != own.types for got, own in zip(ids, expected, strict=True))
+    yield "texts with other token types", num_other_types, 0
+    if not num_other:  # the authors' ids may be ones that the model lacks
+        vectors_expected = np.array([authors.vector(own) for own in expected])
+        yield from tolerances.vectors("pooled", vectors, vectors_expected, precision)
+
+
+async def _served(service: Service, body: bytes) -> tuple[list[Ids], Array]:
+    raw = RawRequest(body, Headers(), Deadline(PATIENCE_S), RequestContext())
+    request, encode = await decode(raw, service.tools)
+    payload, _ = await service.pipeline.run(request, encode, raw.deadline)
+    batch = request.batch
+    types = np.zeros_like(batch.tokens) if batch.types is None else batch.types
+    rows = (np.split(values, batch.offsets[1:-1]) for values in (batch.tokens, types))
+    ids = [Ids(*(row.tolist() for row in own)) for own in zip(*rows, strict=True)]
+    return ids, np.array(orjson.loads(b"".join(payload.parts))["pooled"])

@@ -1,0 +1,185 @@
+"""Pairs of texts and prompts: what the library makes of them, and words for what does not fit."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer, BertModel
+
+from addnorm.service.runtime import bundle as bundles
+from tests.conftest import inference_of, serving
+from tests.support.texts import LONG, MAX_TEXT_TOKENS, TEXT_MODEL, library
+
+PAIRS = [["the same text", "padding costs nothing."], ["a", ""], ["a b", "a b c"]]
+MIXED = ["pads are dropped", *PAIRS, "", "a"]
+PROMPTS = {"query": "the text, ", "passage": "a ", "none": ""}
+OUTPUTS = ["activations", "pooled", "norm_stats"]
+
+
+def post(client: httpx.Client, path: str = "/v1/infer", **body: Any) -> httpx.Response:
+    return client.post(path, json={"model": TEXT_MODEL, **body})
+
+
+def message(answer: httpx.Response) -> str:
+    assert answer.status_code == 400, answer.text
+    return str(answer.json()["error"]["message"])
+
+
+def test_tokenize_shows_of_which_text_each_token_is(text_client: httpx.Client) -> None:
+    answer = post(text_client, "/v1/tokenize", texts=MIXED).json()
+    expected = library().encode_batch([tuple(t) if isinstance(t, list) else t for t in MIXED])
+    for field, part in {"input_ids": "ids", "token_type_ids": "type_ids"}.items():
+        assert answer[field] == [getattr(encoding, part) for encoding in expected]
+    assert answer["sequence_ids"][2] == [None, 0, None, None]
+    assert answer["sequence_ids"][3] == [None, 0, 0, None, 1, 1, 1, None]
+    assert answer["offsets"][3] == [[0, 0], [0, 1], [2, 3], [0, 0], [0, 1], [2, 3], [4, 5], [0, 0]]
+
+
+def test_pairs_give_the_bits_of_their_ids_and_types_beside_single_texts(
+    text_client: httpx.Client,
+) -> None:
+    shown = post(text_client, "/v1/tokenize", texts=MIXED).json()
+    ids = {name: shown[name] for name in ("input_ids", "token_type_ids")}
+    answer = post(text_client, texts=MIXED, outputs=OUTPUTS).json()
+    assert answer == post(text_client, **ids, outputs=OUTPUTS).json()
+    for index, text in enumerate(MIXED):
+        alone = post(text_client, texts=[text], outputs=["pooled"]).json()["pooled"][0]
+        assert answer["pooled"][index] == alone
+    without = post(text_client, input_ids=ids["input_ids"], outputs=["pooled"]).json()["pooled"]
+    same = [one == other for one, other in zip(without, answer["pooled"], strict=True)]
+    assert same == [True, False, False, False, True, True]
+
+
+def test_pairs_give_the_authors_vectors_also_where_they_are_cut(
+    text_client: httpx.Client, text_checkpoint: Path
+) -> None:
+    pairs = [*PAIRS, ["a b c", LONG], [LONG, "a b c"], [LONG, LONG], ["a " * 400, "b"]]
+    tokenize = AutoTokenizer.from_pretrained(text_checkpoint)
+    model = BertModel.from_pretrained(text_checkpoint).eval()
+    got = post(text_client, texts=pairs, truncate=True).json()["pooled"]
+    for vector, pair in zip(got, pairs, strict=True):
+        batch = [
+            [text] for text in pair
+        ]  # outside of a list it takes an empty second text for none
+        inputs = tokenize(*batch, truncation=True, max_length=MAX_TEXT_TOKENS, return_tensors="pt")
+        assert inputs["token_type_ids"].any()
+        with torch.no_grad():
+            mean = model(**inputs).last_hidden_state[0].mean(0).numpy()
+        np.testing.assert_allclose(vector, mean, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["a", ["a"]], "texts[1]: Input should be a text, or a pair of texts: [first, second]"),
+        ([["a", "b", "c"]], 'of texts: [first, second], got ["a","b","c"]'),
+        ([["a", 1]], "texts[0]: Input should be a text, or a pair of texts"),
+        ([["a", None]], "texts[0]: Input should be a text, or a pair of texts"),
+        ([["a", ["b", "c"]]], "texts[0]: Input should be a text, or a pair of texts"),
+        ([["a b c a b", "a b c a b"]], "texts[0] has 13 tokens, 1 more than"),
+        ([["a" * 200, "b" * 100]], "texts[0] has 300 characters, 44 more than"),
+    ],
+)  # fmt: skip
+def test_bad_pairs_are_refused_by_field_and_index(
+    text_client: httpx.Client, texts: list[Any], words: str
+) -> None:
+    for path in ("/v1/infer", "/v1/tokenize"):
+        if path == "/v1/infer" or "Input should" in words:
+            assert words in message(post(text_client, path, texts=texts))
+
+
+@pytest.mark.parametrize(
+    ("pair", "words"),
+    [
+        ([LONG * 4, LONG * 4], "texts[1] is a pair of texts of more than 256 characters each"),
+        (["a", "x" * 600], "texts[1][1] has 600 characters, and its first 256 do not hold"),
+        (["x" * 600, "a"], "texts[1][0] has 600 characters, and its first 256 do not hold"),
+    ],
+)
+def test_what_cannot_be_cut_like_the_library_is_refused(
+    text_client: httpx.Client, pair: list[str], words: str
+) -> None:
+    assert words in message(post(text_client, texts=["a", pair], truncate=True))
+
+
+@pytest.fixture(scope="module")
+def prompted(text_bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Clients of the model with prompts, by the name of the default prompt."""
+    root = tmp_path_factory.mktemp("prompted")
+    for default, name in ((None, TEXT_MODEL), ("query", "asking")):
+        place = root / name / "1"
+        shutil.copytree(text_bundles / TEXT_MODEL / "1", place)
+        old = bundles.read(place)
+        manifest = old.manifest.model_dump(exclude={"format", "files"})
+        changed = {"name": name, "prompts": PROMPTS, "default_prompt_name": default}
+        new = bundles.write_manifest(place, {**manifest, **changed})
+        assert old.certificate
+        certificate = {key: old.certificate[key] for key in ("passed", "known_answer")}
+        bundles.write_certificate(new, certificate)
+    with serving(inference_of(root)) as url, httpx.Client(base_url=url, timeout=30) as client:
+        yield client
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_a_prompt_is_put_before_each_text(prompted: httpx.Client, name: str) -> None:
+    texts = ["a b c", "", "the text"]
+    whole = [PROMPTS[name] + text for text in texts]
+    for path, field in (
+        ("/v1/infer", "texts"), ("/v1/tokenize", "texts"), ("/v1/embeddings", "input"),
+    ):  # fmt: skip
+        got = post(prompted, path, **{field: texts, "prompt_name": name})
+        assert got.status_code == 200
+        assert got.json() == post(prompted, path, **{field: whole}).json()
+
+
+def test_the_default_prompt_is_put_before_texts_but_not_before_pairs(
+    prompted: httpx.Client,
+) -> None:
+    def ids(model: str, **body: Any) -> Any:
+        return post(prompted, "/v1/tokenize", model=model, **body).json()["input_ids"]
+
+    texts = ["a b c", ["a", "b"]]
+    by_default = ids("asking", texts=texts)
+    assert by_default == ids(TEXT_MODEL, texts=["the text, a b c", ["a", "b"]])
+    assert ids("asking", texts=["a b c"], prompt_name="none") == ids(TEXT_MODEL, texts=["a b c"])
+    entries = {entry["id"]: entry for entry in prompted.get("/v1/models").json()["data"]}
+    assert {name: entry["default_prompt_name"] for name, entry in entries.items()} == {
+        "asking": "query", TEXT_MODEL: None,
+    }  # fmt: skip
+    assert entries["asking"]["prompts"] == PROMPTS
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/v1/infer", {"texts": ["a"], "prompt_name": "document"},
+         "prompt_name is 'document': all-minilm-l6-v2/1 has no such prompt, it has 'query',"
+         " 'passage', 'none'"),
+        ("/v1/infer", {"texts": ["a", ["a", "b"]], "prompt_name": "query"},
+         "prompt_name is set, but texts[1] is a pair"),
+        ("/v1/infer", {"input_ids": [[2, 3]], "prompt_name": "query"},
+         "prompt_name is set, but prompts are for texts"),
+        ("/v1/embeddings", {"input": [[2, 3]], "prompt_name": "query"},
+         "prompt_name is set, but prompts are for texts"),
+        ("/v1/embeddings", {"input": "a", "prompt_name": ""}, "prompt_name is ''"),
+        ("/v1/tokenize", {"texts": ["a"], "prompt_name": "x" * 99}, "has no such prompt"),
+    ],
+)  # fmt: skip
+def test_a_prompt_that_does_not_fit_is_refused(
+    prompted: httpx.Client, path: str, body: dict[str, Any], words: str
+) -> None:
+    answer = post(prompted, path, **body)
+    assert words in message(answer)
+    assert answer.json()["error"]["param"] == "prompt_name"
+
+
+def test_a_model_without_prompts_says_so(text_client: httpx.Client) -> None:
+    words = message(post(text_client, texts=["a"], prompt_name="query"))
+    assert words.endswith("has no such prompt, it has none")
+    assert json.loads(text_client.get(f"/v1/models/{TEXT_MODEL}").text)["prompts"] == {}
