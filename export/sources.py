@@ -25,8 +25,8 @@ class UsageError(Exception):
 class Source:
     """A model, and what its bundle's manifest says beside its shape.
 
-    origin: the manifest's `source`. facts: its pooling, normalize, labels and prompts. texts: how it takes
-    texts, or why it takes none. folder: where transformers finds its tokenizer.
+    origin: the manifest's `source`. facts: its pooling, normalize, labels and prompts. texts: how
+    it takes texts, or why it takes none. folder: the checkpoint's.
     """
 
     name: str

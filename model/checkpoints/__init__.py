@@ -6,7 +6,6 @@ Each family of models is a table (`bert.py` and its neighbours). What does not f
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file

@@ -32,6 +32,7 @@ FLAGS = {  # as releases before 5.4 wrote them
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
 }
+KINDS = ("Transformer", "Pooling", "Dense", "Dropout", "Normalize")
 REMOVABLE = "take it out of modules.json to serve every token's vector as it is"
 REFUSED = {  # modules -> why
     "LayerNorm": "a norm after pooling is not served",
@@ -138,7 +139,8 @@ class _Modules:
                 raise refused(kind, f"it scales the vector of every token; {REMOVABLE}")
             self.normalize = True
         elif kind != "Dropout":  # which does nothing outside training
-            raise refused(kind, REFUSED.get(kind, "it is not supported"))
+            twice = "it stands there twice" if kind in KINDS else f"known are {', '.join(KINDS)}"
+            raise refused(kind, REFUSED.get(kind, twice))
 
     def _add_dense(self, layer: Dense) -> None:
         """One that names no input takes what the modules before it made last."""
