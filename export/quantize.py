@@ -64,11 +64,19 @@ def quantize(model: ModelProto, ranges: Mapping[str, Floats]) -> ModelProto:
     quantized.CopyFrom(model)
     graph = quantized.graph
     constants = {item.name: item for item in graph.initializer}
-    tensors, new = dict(CONSTANTS), {}  # new: a Gemm's output -> the nodes that replace it
+    tensors, new = (
+        dict(CONSTANTS),
+        dict[str, list[NodeProto]](),
+    )  # new: a Gemm's output -> the nodes that replace it
     for gemm in large_gemms(model):
         x, name = gemm.input[0], gemm.input[1]
-        tensors |= _tensors(name, split(*_operands(gemm, constants), ranges[name]))
-        new[gemm.output[0]] = _nodes(name, x, gemm.output[0])
+        own = f"{name}.weight"
+        if own in tensors:  # layers share it, which onnxruntime's exact kernels do not allow
+            own = f"{own} of {gemm.output[0]}"
+            tensors[own] = tensors[f"{name}.weight"]
+        else:
+            tensors |= _tensors(name, split(*_operands(gemm, constants), ranges[name]))
+        new[gemm.output[0]] = _nodes(name, own, x, gemm.output[0])
     nodes = [part for node in graph.node for part in new.get(node.output[0], [node])]
     _replace(graph, nodes, tensors)
     onnx.checker.check_model(quantized)
@@ -198,7 +206,7 @@ def read_parts(model: ModelProto) -> dict[str, Parts]:
     }
 
 
-def _nodes(name: str, x: str, y: str) -> list[NodeProto]:
+def _nodes(name: str, weight: str, x: str, y: str) -> list[NodeProto]:
     """x `[N, K]` -> y `[N, M]`. Row scales and zero points are `[N]`.
 
     `@` stands for the weight's name, which several layers may share, and `~` for y's.
@@ -220,7 +228,7 @@ def _nodes(name: str, x: str, y: str) -> list[NodeProto]:
         node("Neg", ["~low"], "~below"),
         node("QuantizeLinear", ["~below", "~s"], "~z", axis=0),
         node("QuantizeLinear", ["~u", "~s", "~z"], "~u8", axis=0),
-        node("MatMulInteger", ["~u8", "@weight"], "~sums"),
+        node("MatMulInteger", ["~u8", weight], "~sums"),
         node("DequantizeLinear", ["~sums", "~s"], "~by_row", axis=0),  # Cast and Mul in one pass
         node("Mul", ["~by_row", "@scale"], "~product"),
         node("DequantizeLinear", ["~z", "~s"], "~offset", axis=0),

@@ -47,7 +47,7 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
         model,
         batch,
         padding,
-        options.wanted,
+        options.wanted(model.bundle),
         logits.positions,
         logits.top_k,
         options.pooling,

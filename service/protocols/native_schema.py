@@ -9,7 +9,7 @@ from addnorm.service.protocols.codec import safetensors_body
 from addnorm.service.protocols.codec.openapi import Strict
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.protocols.codec.texts import PROMPT_NAME, Texts
-from addnorm.service.runtime.bundle import Pooling
+from addnorm.service.runtime.bundle import Bundle, Pooling
 
 Output = Literal["activations", "logits", "token_vectors", "pooled", "norm_stats"]
 Row = Annotated[list[int], Field(fail_fast=True)]  # a bad body must not cost a million errors
@@ -35,8 +35,8 @@ class Options(Strict):
     )
     outputs: Annotated[list[Output], Field(fail_fast=True)] | None = Field(
         None,
-        description="By default activations, and what the model's head makes of them; of texts"
-        " that output alone if it is one row a sequence, else `pooled`.",
+        description="By default activations, and what the model's head makes of them. Of texts"
+        " `logits` alone if the model has one row of them a sequence, else `pooled` alone.",
     )
     logits: LogitsOptions | None = None
     pooling: Pooling | None = Field(
@@ -57,8 +57,7 @@ class Options(Strict):
         """Where the sequences stand."""
         return "input_ids"
 
-    @property
-    def wanted(self) -> tuple[str, ...] | None:
+    def wanted(self, bundle: Bundle) -> tuple[str, ...] | None:
         """The outputs asked for; None: those of the bundle's default."""
         return None if self.outputs is None else tuple(self.outputs)
 
@@ -93,10 +92,12 @@ class InferRequest(Options):
     def field(self) -> str:
         return "input_ids" if self.texts is None else "texts"
 
-    @property
-    def wanted(self) -> tuple[str, ...] | None:
-        """Who sends a text wants its vector: the logits of its tokens may be megabytes."""
-        return ("pooled",) if self.texts is not None and self.outputs is None else super().wanted
+    def wanted(self, bundle: Bundle) -> tuple[str, ...] | None:
+        """Who sends a text wants its class, or its vector: what its tokens give may be megabytes."""
+        if self.texts is None or self.outputs is not None:
+            return super().wanted(bundle)
+        logits = bundle.manifest.heads.get("logits")
+        return ("logits",) if logits and logits.pick != "every" else ("pooled",)
 
 
 class TopTokens(BaseModel):
@@ -156,6 +157,17 @@ EXAMPLES: dict[str, Any] = {
         "texts": ["Pads are dropped."],
         "outputs": ["pooled"],
         "normalize": True,
+    },
+    "a pair of texts": {
+        "model": "all-minilm-l6-v2",
+        "texts": [["Are pads computed?", "Pads are dropped."]],
+        "outputs": ["pooled"],
+    },
+    "token types": {
+        "model": "all-minilm-l6-v2",
+        "input_ids": [[2, 4, 5, 3, 6, 3]],
+        "token_type_ids": [[0, 0, 0, 0, 1, 1]],
+        "outputs": ["pooled"],
     },
 }
 ANSWER: dict[str, Any] = {

@@ -66,20 +66,30 @@ class TokenizeResponse(BaseModel):
     )
 
 
-EXAMPLES = {"two texts": {"model": "all-minilm-l6-v2", "texts": ["Pads are dropped.", "Tokenize"]}}
+EXAMPLES = {
+    "a text and a pair": {
+        "model": "all-minilm-l6-v2",
+        "texts": ["Pads are dropped.", ["Tokenize", "Pads."]],
+    }
+}
 ANSWER = {
     "model": "all-minilm-l6-v2",
     "version": "1",
-    "input_ids": [[101, 19586, 2024, 3333, 1012, 102], [101, 19204, 4697, 102]],
+    "input_ids": [
+        [101, 19586, 2024, 3333, 1012, 102],
+        [101, 19204, 4697, 102, 19586, 1012, 102],
+    ],
+    "token_type_ids": [[0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1, 1]],
     "tokens": [
         ["[CLS]", "pads", "are", "dropped", ".", "[SEP]"],
-        ["[CLS]", "token", "##ize", "[SEP]"],
+        ["[CLS]", "token", "##ize", "[SEP]", "pads", ".", "[SEP]"],
     ],
     "offsets": [
         [[0, 0], [0, 4], [5, 8], [9, 16], [16, 17], [0, 0]],
-        [[0, 0], [0, 5], [5, 8], [0, 0]],
+        [[0, 0], [0, 5], [5, 8], [0, 0], [0, 4], [4, 5], [0, 0]],
     ],
-    "num_tokens": [6, 4],
+    "sequence_ids": [[None, 0, 0, 0, 0, None], [None, 0, 0, None, 1, 1, None]],
+    "num_tokens": [6, 7],
     "limit": 256,
 }
 
@@ -132,7 +142,7 @@ class TokenizationRoutes:
     def router(self) -> APIRouter:
         router = APIRouter(prefix="/v1", generate_unique_id_function=by_name)
         answers: Responses = {
-            200: {"content": {JSON: {"examples": examples({"two texts": ANSWER})}}}
+            200: {"content": {JSON: {"examples": examples({"a text and a pair": ANSWER})}}}
         }
         router.add_api_route(
             "/tokenize",

@@ -74,16 +74,14 @@ class Batch:
     @classmethod
     def joined(cls, sequences: Sequence[tuple["Batch", int]]) -> Self:
         """Sequences of other batches, each by its index there."""
-        spans = [
-            (batch, slice(batch.offsets[index], batch.offsets[index + 1]))
-            for batch, index in sequences
-        ]
-        tokens = [batch.tokens[span] for batch, span in spans]
+        tokens = [batch.tokens[batch.offsets[i] : batch.offsets[i + 1]] for batch, i in sequences]
         if all(batch.types is None for batch, _ in sequences):
             return cls.of(tokens)
         types = [
-            np.zeros(span.stop - span.start, np.int64) if batch.types is None else batch.types[span]
-            for batch, span in spans
+            np.zeros(len(own), np.int64)
+            if batch.types is None
+            else batch.types[batch.offsets[i] : batch.offsets[i + 1]]
+            for own, (batch, i) in zip(tokens, sequences, strict=True)
         ]
         return cls.of(tokens, types)
 

@@ -64,7 +64,7 @@ def test_every_example_succeeds_and_answers_as_the_document_shows(
         for value in shown.values():
             jsonschema.validate(value, schema)
         assert not (body and path.startswith("/v1") and not shown), path
-    assert num_examples == 11
+    assert num_examples == 13
 
 
 def assert_same(got: Any, shown: Any) -> None:

