@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from addnorm.export import texts, tolerances
 from addnorm.export.served import run
+from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.pooling import picked
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import ServiceError
@@ -52,8 +53,8 @@ def checks(
 ) -> list[tuple[str, Compare]]:
     """The certificate's cases from text to vector, each to be called with a precision."""
     limits, authors = bundle.manifest.limits, _Authors(bundle, reference, folder)
-    tokenizer = texts.read(folder, limits.max_positions).tokenizer
-    num_other = int(tokenizer != (bundle.path / TOKENIZER).read_bytes())
+    ours = Tokenizer.from_file(str(bundle.path / TOKENIZER)).to_str()
+    num_other = int(ours.encode() != texts.read(folder, limits.max_positions).tokenizer)
     compare = partial(_against_authors, service, bundle, authors)
     return [
         (TOKENIZER, lambda _: [("unlike the folder's", num_other, 0)]),
@@ -98,11 +99,8 @@ class _Authors:
     """Token ids by transformers, vectors by PyTorch, as sentence-transformers makes them."""
 
     def __init__(self, bundle: Bundle, reference: Transformer, folder: Path) -> None:
-        # takes seconds to import, and only folders with a tokenizer need it
-        from transformers import AutoTokenizer
-
         self.manifest, self.reference = bundle.manifest, reference
-        self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self.tokenizer = texts.load_tokenizer(sentence_transformers.read(folder))
         self.num_special_of_pair = self.tokenizer.num_special_tokens_to_add(pair=True)
         truncation = json.loads((bundle.path / TOKENIZER).read_bytes()).get("truncation") or {}
         self.strategy = STRATEGIES.get(truncation.get("strategy", ""), "longest_first")

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from addnorm.export.folder_tokenizer import NoTexts
 from addnorm.export.sources import Source
-from addnorm.export.texts import NoTexts
 from addnorm.model.checkpoints import Checkpoint
 from addnorm.model.config import Config, Pick
 from addnorm.service.runtime.bundle import Pooling

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from addnorm.export import download, texts
+from addnorm.export.folder_tokenizer import NoTexts
 from addnorm.export.module import problems
-from addnorm.export.texts import NoTexts, Texts
+from addnorm.export.texts import Texts
 from addnorm.model import presets
 from addnorm.model.checkpoints import Checkpoint, Choices, load_checkpoint
 from addnorm.model.layout import LAYOUTS
@@ -27,9 +28,9 @@ class UsageError(Exception):
 class Source:
     """A model, and what its bundle's manifest says beside its shape.
 
-    origin: the manifest's `source`. facts: its pooling, normalize and labels. texts: how it takes
-    texts, or why it takes none. folder: where transformers finds its tokenizer. loaded: what was
-    found in that folder.
+    origin: the manifest's `source`. facts: its pooling, normalize, labels and prompts. texts: how
+    it takes texts, or why it takes none. folder: where transformers finds its tokenizer. loaded:
+    what was found in that folder.
     """
 
     name: str
@@ -96,6 +97,8 @@ def checkpoint(
         "pooling": loaded.pooling,
         "normalize": loaded.normalize,
         "labels": loaded.labels,
+        "prompts": loaded.prompts,
+        "default_prompt_name": loaded.default_prompt_name,
     }
     found = _texts(folder, loaded.model.config.max_positions, max_length, "--max-length")
     return Source(folder.name, loaded.model, origin, facts, found, folder, loaded)

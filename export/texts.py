@@ -1,25 +1,21 @@
-"""How a checkpoint folder's authors treat texts: their tokenizer, and where they cut them."""
+"""How a checkpoint folder's authors treat texts: its tokenizer, and how many tokens they cut to."""
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tokenizers import Tokenizer
-
-from addnorm.model.checkpoints import CheckpointError
+from addnorm.export import folder_tokenizer
+from addnorm.export.folder_tokenizer import NoTexts
+from addnorm.model.checkpoints import json_files, sentence_transformers
+from addnorm.model.checkpoints.sentence_transformers import MODULES, SentenceTransformers
 from addnorm.service.runtime.bundle import TOKENIZER
 
-# settings of transformers' BERT tokenizer, and what they override in the file's normalizer
-BERT = {
-    "do_lower_case": "lowercase",
-    "strip_accents": "strip_accents",
-    "tokenize_chinese_chars": "handle_chinese_chars",
-}
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-
-class NoTexts(Exception):
-    """The model takes token ids alone. The message says why."""
+# settings of sentence-transformers' Transformer that change how texts become token ids
+NOT_DONE = ("query_length", "document_length", "query_expansion", "processing_kwargs")
 
 
 @dataclass(frozen=True)
@@ -41,89 +37,61 @@ def read(folder: Path, max_positions: int) -> Texts:
     NoTexts if it has no tokenizer, or if its authors do something that the server does not.
     CheckpointError if one of its files is broken.
     """
-    file = folder / TOKENIZER
-    if not file.is_file():
-        raise NoTexts(f"there is no {TOKENIZER} in {folder}{_how_to_make_one(folder)}")
-    content = _as_transformers_reads_it(file, _json(folder / "tokenizer_config.json"))
-    _refuse_what_is_not_done(folder, json.loads(content))
+    authors = sentence_transformers.read(folder)
+    tokenizer = load_tokenizer(authors)
+    _refuse_what_is_not_done(authors, tokenizer)
     fallback = max_positions, "the model's positions"
-    limit, limited_by = _authors_limit(folder, json.loads(content)) or fallback
-    num_special = _num_special(file, content)
+    limit, limited_by = _authors_limit(folder, authors) or fallback
+    num_special = tokenizer.num_special_tokens_to_add(pair=False)
     if limit <= num_special:
         cut = f"{limited_by} cuts them to {limit} tokens"
         raise NoTexts(f"{cut}, and {num_special} are special tokens")
+    content = tokenizer.backend_tokenizer.to_str().encode()
     return Texts(content, min(limit, max_positions), limited_by, num_special)
 
 
-def _num_special(file: Path, content: bytes) -> int:
-    try:
-        return Tokenizer.from_str(content.decode()).num_special_tokens_to_add(is_pair=False)
-    except Exception as error:  # tokenizers has no class of its own
-        raise CheckpointError(f"{file} is broken: {error}") from None
+def load_tokenizer(authors: SentenceTransformers) -> "PreTrainedTokenizerBase":
+    """NoTexts if there is none. CheckpointError if one of its files is broken."""
+    return folder_tokenizer.load(authors.transformer, _arguments(authors))
 
 
-def _how_to_make_one(folder: Path) -> str:
-    if not (folder / "vocab.txt").is_file():
-        return ""
-    return (
-        ': make it of vocab.txt with `python -c "from transformers import AutoTokenizer as T;'
-        f" T.from_pretrained('{folder}').save_pretrained('{folder}')\"`"
-    )
+def _arguments(authors: SentenceTransformers) -> Mapping[str, Any]:
+    """What sentence-transformers calls transformers' tokenizer with."""
+    settings = authors.settings
+    return settings.get("processor_kwargs") or settings.get("tokenizer_args") or {}
 
 
-def _as_transformers_reads_it(file: Path, config: dict[str, Any]) -> bytes:
-    """The file's own bytes, unless transformers' settings beside it change the normalizer."""
-    raw = _json(file)
-    normalizer = raw.get("normalizer") or {}
-    settings = {name: config[setting] for setting, name in BERT.items() if setting in config}
-    if normalizer.get("type") != "BertNormalizer" or {**normalizer, **settings} == normalizer:
-        return file.read_bytes()
-    return json.dumps({**raw, "normalizer": {**normalizer, **settings}}).encode()
-
-
-def _refuse_what_is_not_done(folder: Path, tokenizer: dict[str, Any]) -> None:
+def _refuse_what_is_not_done(
+    authors: SentenceTransformers, tokenizer: "PreTrainedTokenizerBase"
+) -> None:
     """NoTexts if the server's vectors would differ from the authors'."""
-    prompts = _json(folder / "config_sentence_transformers.json")
-    if prompt := (prompts.get("prompts") or {}).get(prompts.get("default_prompt_name")):
-        raise NoTexts(f"its authors put {prompt!r} before each, which is not supported yet")
-    if _json(folder / "tokenizer_config.json").get("truncation_side", "right") != "right":
-        raise NoTexts("tokenizer_config.json cuts them on the left, which is not supported")
-    normalizer = tokenizer.get("normalizer") or {}
-    lowers = normalizer.get("lowercase") or '"Lowercase"' in json.dumps(normalizer)
-    if _sentence_transformers(folder).get("do_lower_case") and not lowers:
-        setting = "sentence_bert_config.json has do_lower_case"
+    if tokenizer.truncation_side != "right":
+        raise NoTexts(f"{folder_tokenizer.CONFIG} cuts them on the left, which is not supported")
+    if named := [name for name in NOT_DONE if authors.settings.get(name)]:
+        raise NoTexts(f"{authors.settings_file} has {named[0]}, which is not supported")
+    normalizer = tokenizer.backend_tokenizer.normalizer
+    keeps_capitals = normalizer is None or "A" in normalizer.normalize_str("A")
+    if authors.settings.get("do_lower_case") and keeps_capitals:
+        setting = f"{authors.settings_file} has do_lower_case"
         raise NoTexts(f"{setting}, but {TOKENIZER} keeps capitals: not supported")
 
 
-def _authors_limit(folder: Path, tokenizer: dict[str, Any]) -> tuple[int, str] | None:
+def _authors_limit(folder: Path, authors: SentenceTransformers) -> tuple[int, str] | None:
     """The limit that sentence-transformers finds, and the file that says so.
 
     A folder without modules.json is not of sentence-transformers: there tokenizer.json's own
     truncation counts too.
     """
-    own, name = _sentence_transformers(folder), "sentence_bert_config.json"
-    arguments = own.get("processor_kwargs") or own.get("tokenizer_args") or {}
+    place, name = authors.transformer, authors.settings_file
+    config = json_files.settings(place / folder_tokenizer.CONFIG)
     for limit, where in (
-        (arguments.get("model_max_length"), name),
-        (own.get("max_seq_length"), name),
-        (_json(folder / "tokenizer_config.json").get("model_max_length"), "tokenizer_config.json"),
+        (_arguments(authors).get("model_max_length"), name),
+        (authors.settings.get("max_seq_length"), name),
+        (config.get("model_max_length"), folder_tokenizer.CONFIG),
     ):
         if limit is not None:
             return int(limit), where
-    if not (folder / "modules.json").exists() and tokenizer.get("truncation"):
-        return int(tokenizer["truncation"]["max_length"]), TOKENIZER
+    if not (folder / MODULES).exists() and (place / TOKENIZER).exists():
+        own = folder_tokenizer.parsed(place / TOKENIZER).truncation
+        return (int(own["max_length"]), TOKENIZER) if own else None
     return None
-
-
-def _sentence_transformers(folder: Path) -> dict[str, Any]:
-    """Its settings of the transformer, whatever family the file is named after."""
-    return next((_json(path) for path in sorted(folder.glob("sentence_*_config.json"))), {})
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """{} where there is no such file. CheckpointError if it is broken."""
-    try:
-        found = json.loads(path.read_bytes()) if path.exists() else {}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is broken: {error}") from None
-    return found if isinstance(found, dict) else {}

@@ -3,14 +3,13 @@
 Each family of models is a table (`bert.py` and its neighbours). What does not fit is refused.
 """
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from addnorm.model.checkpoints import dense, json_files, sentence_transformers
 from addnorm.model.checkpoints.albert import ALBERT
 from addnorm.model.checkpoints.bert import BERT
 from addnorm.model.checkpoints.distilbert import DISTILBERT
@@ -22,25 +21,17 @@ from addnorm.model.checkpoints.mpnet import MPNET
 from addnorm.model.checkpoints.opt import OPT
 from addnorm.model.checkpoints.reader import CheckpointError, Reader, fill, fill_head, head_config
 from addnorm.model.checkpoints.roberta import ROBERTA
+from addnorm.model.checkpoints.sentence_transformers import SentenceTransformers
 from addnorm.model.checkpoints.unsupported import reason
 from addnorm.model.checkpoints.weights import read as read_weights
-from addnorm.model.config import Config
-from addnorm.model.transformer import Head, Transformer
+from addnorm.model.config import Config, HeadConfig
+from addnorm.model.transformer import Transformer
 
 __all__ = ["Checkpoint", "CheckpointError", "Choices", "load_checkpoint"]
 FAMILIES = {
     model_type: family
     for family in (BERT, ROBERTA, ELECTRA, MPNET, DISTILBERT, ALBERT, GPT2, OPT)
     for model_type in family.model_types
-}
-POOLINGS = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "first",
-    "pooling_mode_lasttoken": "last",
-    # as newer releases write it
-    "mean": "mean",
-    "cls": "first",
-    "lasttoken": "last",
 }
 
 
@@ -52,11 +43,14 @@ class Checkpoint:
     model_type: str
     head: str | None  # the class of transformers that it is of
     labels: tuple[str, ...] | None  # of the logits, in order; None: they have no names
-    pooling: str  # mean, first or last: sentence-transformers' 1_Pooling, else mean
+    pooling: str  # of sentence-transformers' Pooling, else mean
     normalize: bool  # sentence-transformers' modules.json ends in Normalize
     unused: list[str]  # keys, and prefixes ending in ".", that the forward does not use
     files: tuple[Path, ...]  # of weights, that were read
     dtypes: tuple[str, ...]  # of the stored weights
+    folder: Path  # of config.json and the weights: that given, or one in it
+    prompts: Mapping[str, str] = field(default_factory=dict)  # put before texts, by name
+    default_prompt_name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,38 +73,54 @@ def load_checkpoint(
     CheckpointError if anything is missing, unexpected or misshaped.
     """
     choices = choices or Choices()
-    if wrong := problem(folder):
+    authors = sentence_transformers.read(folder)
+    body = authors.transformer
+    if wrong := problem(body):
         raise CheckpointError(wrong)
-    fields = _read_json(folder / "config.json")
+    fields = json_files.read(body / "config.json")
     family = _family(fields)
     raw = {**family.defaults, **fields}
-    weights = read_weights(folder)
+    weights = read_weights(body)
     reader = Reader.of(family, weights.tensors, choices.ignore)
     config, table = read_config(family, raw), _head(family, raw, reader, choices.ignore)
-    if table:
-        head = head_config(table, reader, config)
-        config = replace(config, heads={table.output: head})
+    config = replace(config, heads=_heads(table, reader, config, authors))
     labels = _labels(table, fields, config, choices) if table else None
     model = Transformer(config, layout)
     with torch.no_grad():
         fill(model, reader, raw)
-        if table:
-            module = model.heads[table.output]
-            assert isinstance(module, Head)
-            fill_head(module, table, reader)
-    unused = reader.finish(folder)
-    pooling, normalize = _sentence_transformers(folder)
+        for output, head in model.named_heads():
+            if output in authors.dense:
+                dense.fill(head, authors.dense[output])
+            elif table:
+                fill_head(head, table, reader)
+    unused = reader.finish(body)
     return Checkpoint(
         model=model.eval(),
         model_type=fields["model_type"],
         head=table.classes[0] if table else None,
         labels=labels,
-        pooling=pooling,
-        normalize=normalize,
+        pooling=authors.pooling,
+        normalize=authors.normalize,
         unused=unused,
         files=weights.files,
         dtypes=weights.dtypes,
+        folder=body,
+        prompts=authors.prompts,
+        default_prompt_name=authors.default_prompt_name,
     )
+
+
+def _heads(
+    table: HeadTable | None, reader: Reader, config: Config, authors: SentenceTransformers
+) -> dict[str, HeadConfig]:
+    """By output: the head that came with the transformer, and those made of Dense modules."""
+    heads = {table.output: head_config(table, reader, config)} if table else {}
+    for output, layers in authors.dense.items():
+        if output in heads:
+            raise CheckpointError(f"{layers[0].folder}: the weights have a head for {output} too")
+        pick = authors.pooling if output == "pooled" else "every"
+        heads[output] = dense.head_config(layers, pick)
+    return heads
 
 
 def _family(fields: Raw) -> Family:
@@ -189,26 +199,3 @@ def _labels(
             " lines with --labels FILE, or go without with --labels none"
         )
     return tuple(names)
-
-
-def _sentence_transformers(folder: Path) -> tuple[str, bool]:
-    """Pooling and normalization by `modules.json` and `1_Pooling`; without them mean, and none."""
-    if not (folder / "modules.json").exists():
-        return "mean", False
-    kinds = [module["type"].rpartition(".")[2] for module in _read_json(folder / "modules.json")]
-    if unknown := set(kinds) - {"Transformer", "Pooling", "Normalize"}:
-        raise CheckpointError(f"modules.json: {', '.join(sorted(unknown))} is not supported")
-    modes = _read_json(folder / "1_Pooling" / "config.json") if "Pooling" in kinds else {}
-    wanted = [name for name, on in modes.items() if name.startswith("pooling_mode_") and on is True]
-    if mode := modes.get("pooling_mode"):
-        wanted = [mode] if isinstance(mode, str) else mode
-    if len(wanted) > 1 or set(wanted) - set(POOLINGS):
-        raise CheckpointError(f"1_Pooling/config.json: {', '.join(wanted)} is not supported")
-    return POOLINGS[wanted[0]] if wanted else "mean", "Normalize" in kinds
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}") from None

@@ -26,8 +26,10 @@ def folder(text_checkpoint: Path, tmp_path: Path) -> Path:
 
 def change(file: Path, **changes: Any) -> None:
     """A JSON file's keys; None takes one out."""
-    found = {**(json.loads(file.read_text()) if file.exists() else {}), **changes}
-    file.write_text(json.dumps({key: value for key, value in found.items() if value is not None}))
+    found = json.loads(file.read_text()) if file.exists() else {}
+    kept = {key: value for key, value in found.items() if key not in changes}
+    new = {key: value for key, value in changes.items() if value is not None}
+    file.write_text(json.dumps({**kept, **new}))
 
 
 def limit_of(folder: Path) -> tuple[int, str]:
@@ -57,14 +59,6 @@ WITHOUT: dict[str, tuple[Callable[[Path], object], str]] = {
     "no tokenizer": (
         lambda folder: (folder / "tokenizer.json").unlink(),
         "there is no tokenizer.json in ",
-    ),
-    "a prompt": (
-        lambda folder: change(
-            folder / "config_sentence_transformers.json",
-            prompts={"query": "find: "},
-            default_prompt_name="query",
-        ),
-        "its authors put 'find: ' before each",
     ),
     "cut on the left": (
         lambda folder: change(folder / "tokenizer_config.json", truncation_side="left"),
@@ -108,16 +102,6 @@ def test_a_broken_file_ends_the_export_with_its_name(
     (folder / file).write_text(content)
     with pytest.raises(SystemExit, match=re.escape(f"{folder / file}")):
         command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out")])
-
-
-def test_vocab_txt_alone_comes_with_a_command(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-    (folder / "tokenizer.json").unlink()
-    (folder / "vocab.txt").write_text("\n".join(vocabulary))
-    command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out")])
-    assert "make it of vocab.txt with `python -c" in capsys.readouterr().out
 
 
 def test_max_length_sets_another_limit_which_verify_knows(

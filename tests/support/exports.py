@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from hashlib import sha256
 from types import ModuleType
 from unittest import mock
@@ -12,6 +13,7 @@ from torch import nn
 from addnorm.export import exact, writer
 
 Export = Callable[..., ModelProto]
+HEADS = "heads"  # their names begin so
 _known: dict[tuple[str, str, str], ModelProto] = {}
 
 
@@ -44,12 +46,20 @@ def _remembering(module: ModuleType, name: str) -> Export:
 
 
 def _digest(model: nn.Module, *arguments: int) -> str:
-    """Of all that the exporter sees: classes, attributes, weights and buffers."""
+    """Of all that the exporter sees: classes, attributes, weights and buffers. It sees heads alone,
+    so that models with different heads share a body.
+    """
     made = sha256(repr(arguments).encode())
     for name, module in model.named_modules():
+        if name.startswith(HEADS):
+            continue
         public = {key: value for key, value in vars(module).items() if not key.startswith("_")}
+        if "config" in public:
+            public["config"] = replace(public["config"], heads={})
         made.update(repr((name, type(module), public)).encode())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name.startswith(HEADS):
+            continue
         made.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         made.update(tensor.detach().numpy().tobytes())
     return made.hexdigest()

@@ -13,6 +13,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel
 from transformers.utils.logging import disable_progress_bar
 
+from tests.support.sentence_transformers import write_modules, write_settings
+
 WORDS = [
     "[PAD]",
     "[UNK]",
@@ -41,7 +43,6 @@ WORDS = [
 MAX_POSITIONS, MAX_TEXT_TOKENS, D_MODEL = 16, 12, 32
 TEXT_MODEL = "all-minilm-l6-v2"  # whose place it takes in the examples
 LONG = "a " * 40  # 42 tokens
-KINDS = ("Transformer", "Pooling", "Normalize")
 
 
 def tokenizer() -> Tokenizer:
@@ -90,11 +91,6 @@ def checkpoint(folder: Path) -> Path:
     (folder / "sentence_bert_config.json").write_text(
         json.dumps({"max_seq_length": MAX_TEXT_TOKENS})
     )
-    (folder / "modules.json").write_text(
-        json.dumps([{"type": f"sentence_transformers.models.{kind}"} for kind in KINDS])
-    )
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(
-        json.dumps({"pooling_mode_mean_tokens": True})
-    )
+    write_modules(folder, Transformer="", Pooling="1_Pooling", Normalize="2_Normalize")
+    write_settings(folder / "1_Pooling", pooling_mode_mean_tokens=True)
     return folder

@@ -1,0 +1,193 @@
+"""A folder of sentence-transformers: what follows the transformer, and its authors' prompts.
+
+`modules.json` lists modules and the folders of their settings. A folder without it is one
+transformer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from addnorm.model.checkpoints import dense, json_files
+from addnorm.model.checkpoints.dense import Dense
+from addnorm.model.checkpoints.reader import CheckpointError
+from addnorm.model.config import Pick
+
+MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
+PACKAGES = ("sentence_transformers", "pylate")  # whose modules are known by the names below
+POOLINGS: dict[str, Pick] = {
+    "mean": "mean",
+    "cls": "first",
+    "max": "max",
+    "lasttoken": "last",
+    "weightedmean": "weighted_mean",
+    "mean_sqrt_len_tokens": "mean_sqrt",
+}
+FLAGS = {  # as releases before 5.4 wrote them
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_lasttoken": "lasttoken",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+}
+KINDS = ("Transformer", "Pooling", "Dense", "Dropout", "Normalize")
+REMOVABLE = "take it out of modules.json to serve every token's vector as it is"
+REFUSED = {  # modules -> why
+    "LayerNorm": "a norm after pooling is not served",
+    "CNN": "convolutions are not served",
+    "LSTM": "recurrent layers are not served",
+    "WeightedLayerPooling": "it needs the activations of every layer, and only the last are served",
+    "Router": "it has one path of modules for queries and another for documents",
+    "Asym": "it has one path of modules for queries and another for documents",
+    "WordWeights": "it weights tokens by their ids",
+    "WordEmbeddings": "there is no transformer",
+    "StaticEmbedding": "there is no transformer",
+    "BoW": "there is no transformer",
+    "CLIPModel": "it has a tower of images",
+    "SpladePooling": "sparse vectors are not served",
+    "MultiVectorMask": f"which tokens count in a score is for the caller; {REMOVABLE}",
+}
+
+
+@dataclass(frozen=True)
+class SentenceTransformers:
+    """What the folder's files say.
+
+    transformer: the folder of config.json, weights and tokenizer. dense: by the output that they
+    make. settings: of the transformer module, from `settings_file`.
+    """
+
+    transformer: Path
+    pooling: Pick = "mean"
+    normalize: bool = False
+    dense: Mapping[str, tuple[Dense, ...]] = field(default_factory=dict)
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings_file: str = "sentence_bert_config.json"
+
+
+def read(folder: Path) -> SentenceTransformers:
+    """CheckpointError if a file is broken, or names what is not supported."""
+    found = _Modules()
+    for kind, path in _listed(folder):
+        found.add(kind, path)
+    prompts, default = _prompts(folder / PROMPTS)
+    transformer = found.transformer or folder
+    # named after a family, whose name does not matter
+    file = next(iter(sorted(transformer.glob("sentence_*_config.json"))), None)
+    settings = json_files.settings(file) if file else {}
+    if (made := settings.get("module_output_name")) not in (None, "token_embeddings", "scores"):
+        assert file
+        raise CheckpointError(
+            f"{file}: module_output_name is {made!r}, supported is 'token_embeddings'"
+        )
+    return SentenceTransformers(
+        transformer=transformer,
+        pooling=found.pooling or "mean",
+        normalize=found.normalize,
+        dense={output: tuple(layers) for output, layers in found.dense.items()},
+        prompts=prompts,
+        default_prompt_name=default,
+        settings=settings,
+        settings_file=file.name if file else SentenceTransformers.settings_file,
+    )
+
+
+def _listed(folder: Path) -> list[tuple[str, Path]]:
+    """The class and the folder of each module, in order."""
+    file, listed = folder / MODULES, list[tuple[str, Path]]()
+    for entry in json_files.read(file) if file.exists() else ():
+        try:
+            package, *_, kind = entry["type"].split(".")
+            path = Path(entry["path"])
+        except (TypeError, KeyError, ValueError, AttributeError):
+            raise CheckpointError(f"{file} is broken: {entry!r} has no type and path") from None
+        if package not in PACKAGES:
+            raise CheckpointError(f"{file}: {entry['type']} is code that is not run")
+        if path.is_absolute() or ".." in path.parts:
+            raise CheckpointError(f"{file}: the path {entry['path']!r} leads out of {folder}")
+        listed.append((kind, folder / path))
+    if listed and listed[0][0] != "Transformer":
+        raise refused(listed[0][0], "the first module must be Transformer")
+    return listed
+
+
+class _Modules:
+    """Adds one module after the other; refuses an order that is not supported."""
+
+    def __init__(self) -> None:
+        self.transformer: Path | None = None
+        self.pooling: Pick | None = None
+        self.dense: dict[str, list[Dense]] = {}
+        self.normalize = False
+
+    def add(self, kind: str, folder: Path) -> None:
+        if kind == "Transformer" and self.transformer is None:
+            self.transformer = folder
+        elif kind == "Pooling" and self.pooling is None:
+            if "token_vectors" in self.dense:
+                raise refused(kind, "it pools what a Dense makes of every token")
+            self.pooling = _pooling(folder / "config.json")
+        elif kind == "Dense":
+            self._add_dense(dense.read(folder))
+        elif kind == "Normalize" and not self.normalize:
+            config = json_files.settings(folder / "config.json")
+            if config.get("module_input_name") == "token_embeddings":
+                raise refused(kind, f"it scales the vector of every token; {REMOVABLE}")
+            self.normalize = True
+        elif kind != "Dropout":  # which does nothing outside training
+            twice = "it stands there twice" if kind in KINDS else f"known are {', '.join(KINDS)}"
+            raise refused(kind, REFUSED.get(kind, twice))
+
+    def _add_dense(self, layer: Dense) -> None:
+        """One that names no input takes what the modules before it made last."""
+        output = layer.output or ("pooled" if self.pooling else "token_vectors")
+        if output == "pooled" and (not self.pooling or self.normalize):
+            place = "after Normalize" if self.normalize else "before Pooling"
+            raise refused(layer.folder.name, f"a Dense of pooled vectors stands {place}")
+        self.dense.setdefault(output, []).append(layer)
+
+
+def refused(module: str, why: str) -> CheckpointError:
+    return CheckpointError(f"{MODULES}: {module} is not supported: {why}")
+
+
+def _pooling(file: Path) -> Pick:
+    """In the present spelling, or in the former one."""
+    config = json_files.settings(file)
+    modes = config.get("pooling_mode")
+    if modes is None:
+        on = [name for name in config if name.startswith("pooling_mode_") and config[name]]
+        modes = [FLAGS.get(name, name) for name in on] or ["mean"]
+    modes = [modes] if isinstance(modes, str) else modes
+    if len(modes) > 1:
+        listed = ", ".join(modes)
+        raise CheckpointError(f"{file}: one pooling at a time is supported, these are {listed}")
+    if (mode := modes[0]) not in POOLINGS:
+        raise CheckpointError(
+            f"{file}: the pooling {mode!r} is not supported, known are {', '.join(POOLINGS)}"
+        )
+    if config.get("include_prompt") is False:
+        raise CheckpointError(
+            f"{file}: include_prompt is false, and every token of a text is pooled, those of its"
+            " prompt too"
+        )
+    return POOLINGS[mode]
+
+
+def _prompts(file: Path) -> tuple[dict[str, str], str | None]:
+    """Prompts by name, and the name of the default one. Empty prompts are left out."""
+    config = json_files.settings(file)
+    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(
+        isinstance(prompt, str | None) for prompt in prompts.values()
+    ):
+        raise CheckpointError(f"{file} is broken: prompts are no texts by name")
+    if default is not None and default not in prompts:
+        known = ", ".join(prompts) or "none"
+        raise CheckpointError(f"{file}: default_prompt_name is {default!r}, prompts are {known}")
+    kept = {name: prompt for name, prompt in prompts.items() if prompt}
+    return kept, default if default in kept else None

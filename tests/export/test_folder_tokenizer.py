@@ -1,0 +1,111 @@
+"""Tokenizers of folders, from every kind of files, against the libraries that made the files."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from tokenizers import ByteLevelBPETokenizer, Tokenizer
+
+from addnorm.export import folder_tokenizer
+from addnorm.export.folder_tokenizer import NoTexts
+from tests.support.sentence_transformers import write_settings
+from tests.support.texts import WORDS, ids_of
+
+CORPUS = ["pads are dropped", "padding costs nothing", "tokens of the same text", "naïve, a b c."]
+TEXTS = ["the same  text", " padding tokens.", "", "naïve pads"]
+Ids = list[list[int]]
+
+
+def served(folder: Path, texts: list[str] = TEXTS) -> Ids:
+    """By the tokenizer.json that is written."""
+    content = folder_tokenizer.load(folder, {}).backend_tokenizer.to_str()
+    return [encoding.ids for encoding in Tokenizer.from_str(content).encode_batch(texts)]
+
+
+def vocabulary(folder: Path) -> Ids:
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    write_settings(folder, model_type="bert")
+    return ids_of([text.replace("ï", "i") for text in TEXTS])
+
+
+def byte_pairs(folder: Path) -> ByteLevelBPETokenizer:
+    made = ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>"]
+    made.train_from_iterator(CORPUS, vocab_size=300, special_tokens=special, show_progress=False)
+    made.save_model(str(folder))
+    return made
+
+
+def merges_with_ends(folder: Path) -> Ids:
+    write_settings(folder, model_type="roberta")
+    return [[0, *encoding.ids, 2] for encoding in byte_pairs(folder).encode_batch(TEXTS)]
+
+
+def merges(folder: Path) -> Ids:
+    write_settings(folder, model_type="gpt2")
+    return [encoding.ids for encoding in byte_pairs(folder).encode_batch(TEXTS)]
+
+
+def merges_after_a_beginning(folder: Path) -> Ids:
+    write_settings(folder, model_type="opt")
+    added = {"add_bos_token": True, "bos_token": "</s>", "unk_token": "</s>"}
+    write_settings(
+        folder, folder_tokenizer.CONFIG, tokenizer_class="GPT2Tokenizer", eos_token="</s>", **added
+    )
+    return [[2, *encoding.ids] for encoding in byte_pairs(folder).encode_batch(TEXTS)]
+
+
+def sentence_pieces(folder: Path) -> Ids:
+    """Ids are one higher than the library's, and the unknown piece has another place."""
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS), model_writer=written, vocab_size=32, minloglevel=2
+    )
+    (folder / "sentencepiece.bpe.model").write_bytes(written.getvalue())
+    write_settings(folder, model_type="xlm-roberta")
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+    return [[0, *(id + 1 if id else 3 for id in ids), 2] for ids in pieces.encode(TEXTS)]
+
+
+@pytest.mark.parametrize(
+    "write", [vocabulary, merges_with_ends, merges, merges_after_a_beginning, sentence_pieces]
+)
+def test_a_vocabulary_without_tokenizer_json_is_converted(
+    tmp_path: Path, write: Callable[[Path], Ids]
+) -> None:
+    expected = write(tmp_path)
+    assert served(tmp_path) == expected
+
+
+def test_settings_beside_tokenizer_json_win_as_in_transformers(tmp_path: Path) -> None:
+    merges_with_ends(tmp_path)
+    folder_tokenizer.load(tmp_path, {}).save_pretrained(tmp_path)
+    alone, after_a_space = served(tmp_path, ["padding", " padding"])
+    assert alone != after_a_space
+    settings = json.loads((tmp_path / folder_tokenizer.CONFIG).read_text())
+    write_settings(tmp_path, folder_tokenizer.CONFIG, **{**settings, "add_prefix_space": True})
+    assert served(tmp_path, ["padding"]) == [after_a_space]
+
+
+def test_a_folder_without_its_vocabulary_has_no_tokenizer(tmp_path: Path) -> None:
+    """transformers makes one up then."""
+    write_settings(tmp_path, model_type="roberta")
+    with pytest.raises(NoTexts, match=r"there is no tokenizer\.json in .*, and no vocabulary"):
+        folder_tokenizer.load(tmp_path, {})
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS))  # another family's
+    with pytest.raises(NoTexts, match=r"and no vocab\.json and no merges\.txt"):
+        folder_tokenizer.load(tmp_path, {})
+
+
+def test_code_of_the_folder_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
+    (tmp_path / "mine.py").write_text("raise SystemExit('it ran')")
+    write_settings(tmp_path, model_type="mine", auto_map={"AutoConfig": "mine.Config"})
+    write_settings(
+        tmp_path, folder_tokenizer.CONFIG, auto_map={"AutoTokenizer": ["mine.Tokenizer", None]}
+    )
+    with pytest.raises(NoTexts, match="contains custom code"):
+        folder_tokenizer.load(tmp_path, {})

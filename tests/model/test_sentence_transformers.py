@@ -1,0 +1,276 @@
+"""Folders of sentence-transformers: modules, poolings, Dense layers and prompts."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from addnorm.model.checkpoints import CheckpointError, load_checkpoint, sentence_transformers
+from tests.support.families import made, save
+from tests.support.sentence_transformers import write_dense, write_modules, write_settings
+
+WIDTH = 36  # of the tiny models
+POOLED = {"Transformer": "", "Pooling": "any"}
+GELU, IDENTITY = "torch.nn.modules.activation.GELU", "torch.nn.modules.linear.Identity"
+
+
+@pytest.mark.parametrize(
+    ("settings", "pooling"),
+    [
+        ({}, "mean"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "mean"),
+        ({"pooling_mode_cls_token": True}, "first"),
+        ({"pooling_mode_max_tokens": True}, "max"),
+        ({"pooling_mode_lasttoken": True, "include_prompt": True}, "last"),
+        ({"pooling_mode_weightedmean_tokens": True}, "weighted_mean"),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt"),
+        ({"pooling_mode": "cls"}, "first"),
+        ({"pooling_mode": ["max"]}, "max"),
+        ({"pooling_mode": "lasttoken"}, "last"),
+        ({"pooling_mode": "weightedmean"}, "weighted_mean"),
+        ({"pooling_mode": "mean_sqrt_len_tokens"}, "mean_sqrt"),
+        ({"pooling_mode": "mean", "pooling_mode_cls_token": True}, "mean"),
+    ],
+)
+def test_poolings_are_read_in_both_spellings(
+    tmp_path: Path, settings: dict[str, Any], pooling: str
+) -> None:
+    package = "sentence_transformers.sentence_transformer.modules.pooling"
+    write_modules(tmp_path, package, **POOLED, Dropout="2_Dropout", Normalize="3_Normalize")
+    write_settings(tmp_path / "any", **settings)
+    found = sentence_transformers.read(tmp_path)
+    assert (found.pooling, found.normalize) == (pooling, True)
+
+
+def test_a_folder_without_modules_is_one_transformer(tmp_path: Path) -> None:
+    found = sentence_transformers.read(tmp_path)
+    assert (found.transformer, found.pooling, found.normalize) == (tmp_path, "mean", False)
+
+
+def dense(name: str = "2_Dense", **settings: Any) -> Callable[[Path], None]:
+    return lambda folder: write_dense(folder / name, nn.Linear(WIDTH, 4), **settings)
+
+
+REFUSED: dict[str, tuple[dict[str, str], Callable[[Path], None], str]] = {
+    "several poolings": (
+        POOLED,
+        lambda folder: write_settings(folder / "any", pooling_mode=["cls", "mean"]),
+        "any/config.json: one pooling at a time is supported, these are cls, mean",
+    ),
+    "an unknown pooling": (
+        POOLED,
+        lambda folder: write_settings(folder / "any", pooling_mode_median_tokens=True),
+        "the pooling 'pooling_mode_median_tokens' is not supported",
+    ),
+    "a prompt that is not pooled": (
+        POOLED,
+        lambda folder: write_settings(folder / "any", include_prompt=False),
+        "include_prompt is false, and every token of a text is pooled",
+    ),
+    "several layers' activations": (
+        {"Transformer": "", "WeightedLayerPooling": "1", "Pooling": "any"},
+        lambda folder: None,
+        "WeightedLayerPooling is not supported: it needs the activations of every layer",
+    ),
+    "a norm": (
+        {**POOLED, "LayerNorm": "2"},
+        lambda folder: None,
+        "LayerNorm is not supported: a norm after pooling is not served",
+    ),
+    "an unknown module": (
+        {**POOLED, "Whitening": "2"},
+        lambda folder: None,
+        "Whitening is not supported: known are Transformer, Pooling, Dense, Dropout, Normalize",
+    ),
+    "two poolings": (
+        {**POOLED, "Pooling_2": "any"},
+        lambda folder: None,
+        "Pooling is not supported: it stands there twice",
+    ),
+    "no transformer": (
+        {"StaticEmbedding": ""},
+        lambda folder: None,
+        "the first module must be Transformer",
+    ),
+    "normalized tokens": (
+        {"Transformer": "", "Normalize": "1"},
+        lambda folder: write_settings(folder / "1", module_input_name="token_embeddings"),
+        "it scales the vector of every token; take it out of modules.json",
+    ),
+    "a path outside": (
+        {"Transformer": "", "Pooling": "../any"},
+        lambda folder: None,
+        "the path '../any' leads out of",
+    ),
+    "Dense of unscaled vectors": (
+        {**POOLED, "Normalize": "2", "Dense": "2_Dense"},
+        dense(),
+        "2_Dense is not supported: a Dense of pooled vectors stands after Normalize",
+    ),
+    "Dense before Pooling": (
+        {"Transformer": "", "Dense": "2_Dense", "Pooling": "any"},
+        dense(),
+        "Pooling is not supported: it pools what a Dense makes of every token",
+    ),
+    "an unknown activation": (
+        {**POOLED, "Dense": "2_Dense"},
+        dense(activation_function="torch.nn.modules.activation.PReLU"),
+        "activation_function is 'torch.nn.modules.activation.PReLU', supported are Identity",
+    ),
+    "an activation of its own": (
+        {**POOLED, "Dense": "2_Dense"},
+        dense(activation_function="mine.Tanh"),
+        "activation_function is 'mine.Tanh'",
+    ),
+    "a residual": (
+        {**POOLED, "Dense": "2_Dense"},
+        dense(use_residual=True),
+        "use_residual is true, which is not supported",
+    ),
+    "a missing bias": (
+        {**POOLED, "Dense": "2_Dense"},
+        lambda folder: write_dense(folder / "2_Dense", nn.Linear(WIDTH, 4, bias=False), bias=True),
+        "weights do not fit: they are linear.weight, expected are linear.bias, linear.weight",
+    ),
+    "no weights": (
+        {**POOLED, "Dense": "2_Dense"},
+        lambda folder: write_settings(folder / "2_Dense"),
+        "2_Dense/model.safetensors: ",
+    ),
+    "another output": (
+        {**POOLED, "Dense": "2_Dense"},
+        dense(module_output_name="half"),
+        "module_output_name is 'half', supported is module_input_name's",
+    ),
+    "an unknown default prompt": (
+        POOLED,
+        lambda folder: write_settings(
+            folder,
+            "config_sentence_transformers.json",
+            prompts={"query": "q: "},
+            default_prompt_name="doc",
+        ),
+        "default_prompt_name is 'doc', prompts are query",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_served_is_refused_by_name(tmp_path: Path, case: str) -> None:
+    modules, write, words = REFUSED[case]
+    write_modules(tmp_path, **modules)
+    write(tmp_path)
+    with pytest.raises(CheckpointError, match=re.escape(words)):
+        sentence_transformers.read(tmp_path)
+
+
+def test_code_of_the_folder_is_refused(tmp_path: Path) -> None:
+    write_modules(tmp_path, "custom_pooling", Transformer="")
+    with pytest.raises(
+        CheckpointError, match=r"custom_pooling\.Transformer is code that is not run"
+    ):
+        sentence_transformers.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "default", "expected"),
+    [
+        ({"query": "q: ", "document": ""}, "query", ({"query": "q: "}, "query")),
+        ({"query": "q: ", "document": ""}, "document", ({"query": "q: "}, None)),
+        ({}, None, ({}, None)),
+    ],
+)
+def test_prompts_are_read_and_empty_ones_are_none(
+    tmp_path: Path, prompts: dict[str, str], default: str | None, expected: object
+) -> None:
+    file = "config_sentence_transformers.json"
+    write_settings(tmp_path, file, prompts=prompts, default_prompt_name=default)
+    found = sentence_transformers.read(tmp_path)
+    assert (found.prompts, found.default_prompt_name) == expected
+
+
+Layers = dict[str, nn.Linear]
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Layers]:
+    """A transformer in a folder of its own, and layers that modules.json may name."""
+    root = tmp_path_factory.mktemp("folder")
+    save(made("CamembertModel"), root / "body")
+    torch.manual_seed(0)
+    layers = {
+        "tanh": nn.Linear(WIDTH, 20),
+        "gelu": nn.Linear(WIDTH, 20, bias=False),
+        "second": nn.Linear(20, 7),
+        "every": nn.Linear(WIDTH, 5, bias=False),
+    }
+    write_settings(root / "1_Pooling", pooling_mode="max")
+    write_dense(root / "tanh", layers["tanh"], pickled=True)
+    write_dense(root / "gelu", layers["gelu"], activation_function=GELU)
+    write_dense(root / "second", layers["second"], activation_function=IDENTITY)
+    settings = {"activation_function": IDENTITY, "module_input_name": "token_embeddings"}
+    write_dense(root / "every", layers["every"], **settings)
+    return root, layers
+
+
+MAX = {"Transformer": "body", "Pooling": "1_Pooling"}
+
+
+@pytest.mark.parametrize("names", [["tanh"], ["gelu"], ["gelu", "second"]])
+def test_dense_layers_make_the_pooled_vectors(
+    stored: tuple[Path, Layers], names: list[str]
+) -> None:
+    folder, layers = stored
+    write_modules(folder, **MAX, **{f"Dense_{name}": name for name in names})
+    model, rows = load_checkpoint(folder).model, torch.randn(3, WIDTH)
+    activation = torch.tanh if names == ["tanh"] else nn.functional.gelu
+    with torch.no_grad():
+        expected = activation(layers[names[0]](rows))
+        for name in names[1:]:
+            expected = layers[name](expected)
+        assert torch.equal(model.heads["pooled"](rows), expected)
+    assert list(model.heads) == ["pooled"]
+    assert model.config.heads["pooled"].pick == "max"
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        {"Transformer": "body", "Dense": "every"},
+        {"Transformer": "body", "Dense": "gelu"},  # names no input, and nothing was pooled
+        {**MAX, "Dense": "every"},
+    ],
+)
+def test_a_dense_layer_of_tokens_makes_token_vectors(
+    stored: tuple[Path, Layers], modules: dict[str, str]
+) -> None:
+    folder, layers = stored
+    write_modules(folder, **modules)
+    head, rows = load_checkpoint(folder).model.config.heads["token_vectors"], torch.randn(3, WIDTH)
+    width = layers[modules["Dense"]].out_features
+    assert (head.pick, head.width, head.linear) == ("every", width, False)
+    with torch.no_grad():
+        made_of = load_checkpoint(folder).model.heads["token_vectors"](rows)
+        expected = layers[modules["Dense"]](rows)
+    assert torch.equal(made_of, expected if width == 5 else nn.functional.gelu(expected))
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["gelu", "tanh"], "gelu, tanh are not supported together"),
+        (["gelu", "second", "second"], "gelu, second, second are not supported together"),
+        (["second"], "second: linear.weight takes 20 numbers, 36 come"),
+    ],
+)
+def test_layers_that_do_not_fit_are_refused(
+    stored: tuple[Path, Layers], names: list[str], words: str
+) -> None:
+    folder, _ = stored
+    write_modules(folder, **MAX, **{f"Dense_{i}": name for i, name in enumerate(names)})
+    with pytest.raises(CheckpointError, match=re.escape(words)):
+        load_checkpoint(folder)

@@ -1,0 +1,35 @@
+"""Files of sentence-transformers' folders."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+
+def write_modules(
+    folder: Path, package: str = "sentence_transformers.models", **paths: str
+) -> None:
+    """paths: by the class of the module, with what tells two of a class apart behind "_"."""
+    modules = [
+        {"path": path, "type": f"{package}.{name.partition('_')[0]}"}
+        for name, path in paths.items()
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+
+
+def write_settings(folder: Path, file: str = "config.json", **settings: Any) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / file).write_text(json.dumps(settings))
+
+
+def write_dense(folder: Path, layer: nn.Linear, pickled: bool = False, **settings: Any) -> None:
+    """settings: beyond the sizes. Tanh follows where they name no activation_function."""
+    write_settings(folder, **{"bias": layer.bias is not None, **settings})
+    weights = {f"linear.{key}": tensor for key, tensor in layer.state_dict().items()}
+    if pickled:
+        torch.save(weights, folder / "pytorch_model.bin")
+    else:
+        save_file(weights, folder / "model.safetensors")
