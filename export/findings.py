@@ -35,6 +35,8 @@ def lines(source: Source) -> Iterator[str]:
         yield f"{output}: {head.width:,} {PICKS[head.pick]}{names}"
     normalized = "normalized" if source.facts["normalize"] else "not normalized"
     yield f"pooling: {POOLINGS[source.facts['pooling']]}, {normalized}"
+    if loaded:
+        yield f"prompts: {_prompts(loaded) or 'none'}"
     texts = source.texts
     yield f"texts: {f'no, because {texts}' if isinstance(texts, NoTexts) else texts}"
     if loaded:
@@ -62,6 +64,13 @@ def _shape(config: Config) -> str:
 
 def _is_labelled(source: Source, output: str) -> bool:
     return output == "logits" and bool(source.facts["labels"])
+
+
+def _prompts(loaded: Checkpoint) -> str:
+    """What is put before texts, by name."""
+    default = loaded.default_prompt_name
+    listed = [f"{name} {prompt!r}" for name, prompt in loaded.prompts.items()]
+    return _few(listed) + (f"; {default} if a request names none" if default else "")
 
 
 def _weights(loaded: Checkpoint) -> str:

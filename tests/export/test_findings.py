@@ -19,7 +19,8 @@ family: bert, ForTokenClassification
 shape: 2 layers, 2 attention heads, 8 positions, 2 token types, d_model 16, vocabulary of 50
 logits: 7 for each token: O, PER, ORG, LOC, MISC and 2 more
 pooling: the mean of its tokens, not normalized
-texts: no, because there is no tokenizer.json in {folder}
+prompts: none
+texts: no, because there is no tokenizer.json in {folder}, and no vocabulary to make it of
 weights: 0.0 MB of bfloat16 in model.safetensors
 ignored weights: pooler.dense.weight
 """
