@@ -91,7 +91,7 @@ def _export(body: Body, file: Path) -> None:
         warnings.simplefilter("ignore")
         torch.onnx.export(
             body, (ids, ids, ids * 0), file, dynamo=False, opset_version=17, input_names=INPUTS,
-            output_names=["hidden"], dynamic_axes={name: grid for name in (*INPUTS, "hidden")},
+            output_names=["hidden"], dynamic_axes=dict.fromkeys([*INPUTS, "hidden"], grid),
         )  # fmt: skip
 
 

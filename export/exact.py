@@ -189,8 +189,9 @@ def _weights_of(model: ModelProto, state: Mapping[str, Array]) -> Iterator[str]:
     constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
     parts = quantize.read_parts(model)
     for name, tensor in state.items():
-        if name in parts:
-            yield from _int8(name, parts[name], tensor, state)
+        if uses := [use for use in parts if quantize.weight_of(use) == name]:
+            for use in uses:
+                yield from _int8(use, parts[use], tensor, state)
         elif name in constants:
             if not _same(constants[name], tensor):
                 yield f"{name} differs from the reference{_where(constants[name], tensor)}"
@@ -222,7 +223,8 @@ def _int8(
     name: str, parts: quantize.Parts, weight: Array, state: Mapping[str, Array]
 ) -> Iterator[str]:
     """Finds one wrong column scale, which is within the noise of the outputs."""
-    steps, rows = parts.deviation(weight.T, state.get(name.removesuffix("weight") + "bias", 0.0))
+    bias = quantize.weight_of(name).removesuffix("weight") + "bias"
+    steps, rows = parts.deviation(weight.T, state.get(bias, 0.0))
     for what, gap, unit, limit in (
         ("int8 entries", steps, " steps", INT8_STEPS),
         ("float rows", rows, "", FLOAT_ROWS),

