@@ -48,7 +48,7 @@ def load(folder: Path, settings: Mapping[str, Any]) -> "PreTrainedTokenizerBase"
     if not found.is_fast:
         name = type(found).__name__
         raise NoTexts(f"transformers' {name} cannot be written as {TOKENIZER}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _missing(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> str:

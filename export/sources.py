@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from addnorm.export import texts
-from addnorm.export.texts import NoTexts, Texts
+from addnorm.export.folder_tokenizer import NoTexts
+from addnorm.export.texts import Texts
 from addnorm.model import presets
 from addnorm.model.checkpoints import Choices, load_checkpoint
 from addnorm.model.layout import LAYOUTS

@@ -12,11 +12,11 @@ from safetensors.numpy import save_file
 
 from addnorm.export import sources
 from addnorm.export.exact import RANGES, heads, versions
+from addnorm.export.folder_tokenizer import NoTexts
 from addnorm.export.graph import OPSET, check_fit, export_body, export_head
 from addnorm.export.parity import certify
 from addnorm.export.quantize import measure, quantize
 from addnorm.export.sources import Source, UsageError
-from addnorm.export.texts import NoTexts
 from addnorm.model.config import Config
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime import bundle as bundles

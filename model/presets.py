@@ -36,7 +36,7 @@ PRESETS = {
         activation="relu", eps=1e-6, positions="sinusoidal", embedding_scale=math.sqrt(512),
         heads={"logits": HeadConfig("every", 1000)},
     ),
-    # BERT's shape, as small sentence-embedding models have it
+    # the shape of small sentence-embedding models
     "minilm": Config(
         vocab_size=30522, d_model=384, n_heads=12, d_ff=1536, n_layers=6, max_positions=512,
         activation="gelu", eps=1e-12, embedding_norm=True,

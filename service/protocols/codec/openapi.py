@@ -42,7 +42,7 @@ def error(
 INVALID = "invalid_request_error"
 NO_MODEL = error(
     "No such model or version.",
-    "model 'bert' is not served here: notebook",
+    "model 'other' is not served here: notebook",
     INVALID,
     "model_not_found",
     "model",
