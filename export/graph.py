@@ -1,6 +1,9 @@
 """PyTorch -> ONNX, standard operators only. Knows nothing of bundles or parity."""
 
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from onnx import ModelProto, NodeProto
@@ -16,7 +19,7 @@ BODY_OUTPUTS = ["activations", "norm_mean", "norm_rstd"]
 
 
 class UnfitError(ValueError):
-    """The exported model would not be batch-invariant. The message names every reason."""
+    """The model has no graph that can be served. The message names every reason."""
 
 
 def check_fit(model: Transformer) -> None:
@@ -71,14 +74,28 @@ def _export(
     outputs: list[str],
     dynamic_shapes: dict[str, dict[int, Dim]],
 ) -> ModelProto:
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # the exporter deprecates parts of itself on every call
+    with _quiet(), torch.no_grad():
         program = torch.onnx.export(
             module, arguments, dynamo=True, verbose=False, opset_version=OPSET,
             input_names=inputs, output_names=outputs, dynamic_shapes=dynamic_shapes,
         )  # fmt: skip
     assert program
     return _standard(program.model_proto)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences the exporter, which deprecates parts of itself and warns that torchvision is missing
+    on every call."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _operator(node: NodeProto) -> str:
@@ -88,13 +105,13 @@ def _operator(node: NodeProto) -> str:
 def _standard(model: ModelProto) -> ModelProto:
     """Removes what the exporter wrote about this machine's files.
 
-    ValueError for operators outside ai.onnx.
+    UnfitError for operators outside ai.onnx.
     """
     graph = model.graph
     foreign = {node for node in map(_operator, graph.node) if not node.startswith("ai.onnx.")}
     if foreign or model.functions:
         names = ", ".join(sorted(foreign)) or "local functions"
-        raise ValueError(f"the graph needs operators outside ai.onnx: {names}")
+        raise UnfitError(f"the graph needs operators outside ai.onnx: {names}")
     for item in (model, graph, *graph.node, *graph.value_info, *graph.initializer):
         del item.metadata_props[:]
     for node in graph.node:

@@ -5,11 +5,12 @@ graph. The reference is always the plain `Padded` model in PyTorch, so packing i
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import compress
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -19,6 +20,8 @@ from starlette.datastructures import Headers
 
 from addnorm.export import tolerances
 from addnorm.export.cases import PLACES, Case, cases
+from addnorm.model.config import Pick
+from addnorm.model.pooling import picked
 from addnorm.model.transformer import Transformer
 from addnorm.service.models.registry import PADDINGS, Model, Models
 from addnorm.service.protocols.codec.decoding import RawRequest
@@ -31,18 +34,11 @@ from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import RequestContext
 
+T = TypeVar("T")
 Array = NDArray[Any]
 NamedCompare = tuple[str, Callable[[str], Iterable[tolerances.Result]]]  # called with a precision
 MAX_LOGITS = 4_000_000  # values compared per case; beyond it only each row's last token's
 BIT_LENGTHS = (1, 2, 3, 5, 8, 16, 17, 33, 64, 100, 129, 512)
-PICKS: dict[str, Callable[[Array], Array]] = {  # rows `[n, d]` of a sequence -> `[d]`
-    "first": lambda rows: rows[0],
-    "last": lambda rows: rows[-1],
-    "mean": lambda rows: rows.mean(0),
-    "max": lambda rows: rows.max(0),
-    "weighted_mean": lambda rows: np.average(rows, 0, np.arange(1, len(rows) + 1)).astype("f4"),
-    "mean_sqrt": lambda rows: rows.sum(0) / np.sqrt(np.float32(len(rows))),
-}
 PATIENCE_S = 3600.0  # for one case: a slow machine is no fault of the graph
 
 
@@ -60,7 +56,7 @@ class Served:
     def ask(self, case: Case, precision: str, **options: Any) -> dict[str, Any]:
         rows = {name: part for name, part in vars(case).items() if name != "name" and part}
         body = {**rows, "precision": precision, **options}
-        return asyncio.run(self._answer(orjson.dumps(body)))
+        return run(self._answer(orjson.dumps(body)))
 
     async def _answer(self, body: bytes) -> dict[str, Any]:
         deadline = Deadline(PATIENCE_S)
@@ -68,6 +64,12 @@ class Served:
         request, encode = await decode(raw, self.service.tools)
         payload, _ = await self.service.pipeline.run(request, encode, deadline)
         return orjson.loads(b"".join(payload.parts))  # type: ignore[no-any-return]
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """As asyncio.run, also where the thread has a loop already, as those of notebooks do."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
 
 
 @contextmanager
@@ -143,17 +145,17 @@ def _headed(
     positions = _positions(case, path.model.bundle) if output == "logits" else None
     options = {"logits": {"positions": positions}} if positions else {}
     got = path.ask(case, precision, outputs=[output], **options)[output]
-    pick = "last" if positions == "last" else reference.config.heads[output].pick
+    pick: Pick = "last" if positions == "last" else reference.config.heads[output].pick
     if pick == "every":
         return _real(got, real, case), _by_head(reference, output, activations[real])
-    picked = _picked(pick, activations, real)
-    return np.array(got)[real.any(1)], _by_head(reference, output, picked)
+    rows = _picked(pick, activations, real)
+    return np.array(got)[real.any(1)], _by_head(reference, output, rows)
 
 
-def _picked(pick: str, activations: Array, real: Array) -> Array:
+def _picked(pick: Pick, activations: Array, real: Array) -> Array:
     """`[B, S, d]` -> a vector for each row with a real token `[n, d]`."""
-    rows = zip(activations, real, strict=True)
-    return np.array([PICKS[pick](vectors[mask]) for vectors, mask in rows if mask.any()])
+    vectors: Array = picked(pick, torch.from_numpy(activations), torch.from_numpy(real)).numpy()
+    return vectors[real.any(1)]
 
 
 def _by_head(reference: Transformer, output: str, rows: Array) -> Array:

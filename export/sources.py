@@ -1,16 +1,18 @@
 """What a bundle is made from: a preset and its seed, a checkpoint folder, or a model in memory."""
 
 import copy
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from addnorm.export import texts
+from addnorm.export import download, texts
 from addnorm.export.folder_tokenizer import NoTexts
+from addnorm.export.module import problems
 from addnorm.export.texts import Texts
 from addnorm.model import presets
-from addnorm.model.checkpoints import Choices, load_checkpoint
+from addnorm.model.checkpoints import Checkpoint, Choices, load_checkpoint
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime.bundle import sha256
@@ -27,7 +29,8 @@ class Source:
     """A model, and what its bundle's manifest says beside its shape.
 
     origin: the manifest's `source`. facts: its pooling, normalize, labels and prompts. texts: how
-    it takes texts, or why it takes none. folder: the checkpoint's.
+    it takes texts, or why it takes none. folder: where transformers finds its tokenizer. loaded:
+    what was found in that folder.
     """
 
     name: str
@@ -36,6 +39,7 @@ class Source:
     facts: Mapping[str, Any]
     texts: Texts | NoTexts
     folder: Path | None = None
+    loaded: Checkpoint | None = None
 
     def in_layout(self, layout: str) -> Transformer:
         """The model with the same weights, not copied."""
@@ -52,6 +56,21 @@ def preset(name: str, seed: int = SEED) -> Source:
     return Source(name, model, {"preset": name, "seed": seed}, facts, no_texts)
 
 
+def named(name: str, choices: Choices | None = None, max_length: int | None = None) -> Source:
+    """Of a folder, or of `ORG/NAME[@REVISION]` of the Hugging Face hub, which is downloaded.
+
+    DownloadError if it cannot be, and the errors of `checkpoint`.
+    """
+    address = download.address(name)
+    if address is None:
+        return checkpoint(Path(name), choices, max_length)
+    found = download.fetch(*address)
+    source = checkpoint(found.folder, choices, max_length)
+    short = found.repository.rpartition("/")[2]
+    where = {"checkpoint": short, "repository": found.repository, "revision": found.revision}
+    return replace(source, name=short, origin={**source.origin, **where})
+
+
 def checkpoint(
     folder: Path, choices: Choices | None = None, max_length: int | None = None
 ) -> Source:
@@ -61,14 +80,19 @@ def checkpoint(
     """
     choices = choices or Choices()
     loaded = load_checkpoint(folder, choices=choices)
+    hashes = {file.relative_to(folder).as_posix(): sha256(file) for file in loaded.files}
     folder = folder.resolve()
     origin: dict[str, Any] = {
         "checkpoint": folder.name,
-        "sha256": sha256(loaded.folder / "model.safetensors"),
+        "weights": hashes,
         "unused": loaded.unused,
     }
-    chosen = {"ignore": choices.ignore, "labels": choices.labels, "max_length": max_length}
-    origin |= {name: value for name, value in chosen.items() if value not in (None, ())}
+    chosen = {  # as they come back out of JSON
+        "ignore": list(choices.ignore) or None,
+        "labels": None if choices.labels is None else list(choices.labels),
+        "max_length": max_length,
+    }
+    origin |= {name: value for name, value in chosen.items() if value is not None}
     facts = {
         "pooling": loaded.pooling,
         "normalize": loaded.normalize,
@@ -76,37 +100,91 @@ def checkpoint(
         "prompts": loaded.prompts,
         "default_prompt_name": loaded.default_prompt_name,
     }
-    found = _texts(folder, loaded.model.config.max_positions, max_length)
-    return Source(folder.name, loaded.model, origin, facts, found, folder)
+    found = _texts(folder, loaded.model.config.max_positions, max_length, "--max-length")
+    return Source(folder.name, loaded.model, origin, facts, found, folder, loaded)
 
 
-def recorded(origin: Mapping[str, Any], folder: Path | None) -> Source:
-    """The source that a manifest names. folder: of the checkpoint, where it is one."""
+def module(
+    model: Transformer,
+    *,
+    labels: Sequence[str] | None,
+    pooling: str,
+    normalize: bool,
+    tokenizer: Path | None,
+    max_length: int | None,
+) -> Source:
+    """A copy of a model in memory, on the CPU and in evaluation mode.
+
+    UsageError if the arguments do not fit, CheckpointError if the tokenizer's folder is broken.
+    """
+    if found := [*problems(model, labels, pooling)]:
+        raise UsageError("; ".join(found))
+    name, twin = type(model).__qualname__, copy.deepcopy(model).cpu().eval()
+    origin: dict[str, Any] = {"module": name, "sha256": _digest(twin)}
+    if max_length is not None:
+        origin["max_length"] = max_length
+    facts = {
+        "pooling": pooling,
+        "normalize": normalize,
+        "labels": None if labels is None else tuple(labels),
+    }
+    with_texts = _texts(tokenizer, model.config.max_positions, max_length, "max_length")
+    if tokenizer is not None and isinstance(with_texts, NoTexts):
+        raise UsageError(f"the tokenizer cannot be used: {with_texts}")
+    return Source(name, twin, origin, facts, with_texts, tokenizer)
+
+
+def _digest(model: Transformer) -> str:
+    """sha256 of the names, shapes and values of a state_dict on the CPU."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def recorded(origin: Mapping[str, Any], name: str | None) -> Source:
+    """The source that a manifest names. name: of the checkpoint, where it is one.
+
+    A repository without a revision is that of the manifest. A folder is compared by its weights,
+    wherever the manifest's were downloaded from. UsageError if more is needed to make it again.
+    """
     if "preset" in origin:
         return preset(origin["preset"], origin["seed"])
-    if folder is None:
+    if "module" in origin:
         raise UsageError(
-            f"it was made from {origin['checkpoint']}: name that folder with --checkpoint DIR"
+            f"it was made of a {origin['module']} in memory: verify it in Python, where that model"
+            " is, with addnorm.export.verify_bundle(path, model)"
         )
+    where = {key: origin[key] for key in ("repository", "revision") if key in origin}
+    address = "@".join(where.values())
+    if name is None:
+        known = f"--checkpoint {address or 'DIR'}"
+        raise UsageError(f"it was made from {origin['checkpoint']}: name it with {known}")
     labels = origin.get("labels")
     choices = Choices(tuple(origin.get("ignore", ())), labels if labels is None else tuple(labels))
-    return checkpoint(folder, choices, origin.get("max_length"))
+    again = address if where and name == where["repository"] else name
+    source = named(again, choices, origin.get("max_length"))
+    return replace(source, origin={**where, **source.origin})
 
 
-def _texts(folder: Path, max_positions: int, max_length: int | None) -> Texts | NoTexts:
+def _texts(
+    folder: Path | None, max_positions: int, max_length: int | None, option: str
+) -> Texts | NoTexts:
+    """option: what the caller knows max_length as."""
     try:
+        if folder is None:
+            raise NoTexts("no tokenizer was given")
         found = texts.read(folder, max_positions)
     except NoTexts as why:
         if max_length is None:
             return why
-        raise UsageError(
-            f"--max-length {max_length} is of texts, and it takes none: {why}"
-        ) from None
+        raise UsageError(f"{option} {max_length} is of texts, and it takes none: {why}") from None
     if max_length is None:
         return found
     if not found.num_special < max_length <= max_positions:
         raise UsageError(
-            f"--max-length {max_length}: {found.num_special + 1} to {max_positions} for"
+            f"{option} {max_length}: {found.num_special + 1} to {max_positions} for"
             f" this model, whose texts have {found.num_special} special tokens"
         )
-    return replace(found, max_tokens=max_length, limited_by="--max-length")
+    return replace(found, max_tokens=max_length, limited_by=option)

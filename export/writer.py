@@ -11,28 +11,53 @@ import onnx
 from safetensors.numpy import save_file
 
 from addnorm.export import sources
+from addnorm.export.download import DownloadError
 from addnorm.export.exact import RANGES, heads, versions
 from addnorm.export.folder_tokenizer import NoTexts
-from addnorm.export.graph import OPSET, check_fit, export_body, export_head
+from addnorm.export.graph import OPSET, UnfitError, check_fit, export_body, export_head
 from addnorm.export.parity import certify
-from addnorm.export.quantize import measure, quantize
+from addnorm.export.quantize import QuantizationError, measure, quantize
+from addnorm.export.served import CertificationError
 from addnorm.export.sources import Source, UsageError
+from addnorm.model.checkpoints import CheckpointError
 from addnorm.model.config import Config
 from addnorm.model.transformer import Transformer
+from addnorm.service.errors import StartupError
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import tokenizer as text
 from addnorm.service.runtime.bundle import Bundle, Limits
 
+REFUSALS = (  # what `export` and `verify` raise for models, folders and arguments that do not fit
+    CertificationError,
+    CheckpointError,
+    DownloadError,
+    QuantizationError,
+    StartupError,
+    UnfitError,
+    UsageError,
+)
 GRAPHS = {"fp32": "model.onnx", "int8": "model.int8.onnx"}  # precision -> file of the bundle
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the body is written: with or without pads, and in which precisions."""
+    """How the body is written: with or without pads, and in which precisions.
+
+    UsageError for precisions that do not exist.
+    """
 
     layout: str = "packed"
     precisions: tuple[str, ...] = ("fp32",)
     default_precision: str = "fp32"
+
+    def __post_init__(self) -> None:
+        names = self.precisions
+        if not names or set(names) - set(GRAPHS) or len(set(names)) < len(names):
+            known = " and ".join(GRAPHS)
+            raise UsageError(f"precision {','.join(names)}: {known} are known, each at most once")
+        if self.default_precision not in names:
+            among = f"the precisions {', '.join(names)}"
+            raise UsageError(f"default precision {self.default_precision} is not among {among}")
 
 
 def export(source: Source, out: Path, name: str, version: int | None, plan: Plan) -> Bundle:
@@ -105,9 +130,7 @@ def _limits(source: Source, config: Config, folder: Path) -> Limits:
     }
     found = source.texts
     if isinstance(found, NoTexts):
-        say(f"texts: no, because {found}")
         return Limits(**limits)
-    say(f"texts: {found}")
     (folder / bundles.TOKENIZER).write_bytes(found.tokenizer)
     return Limits(**limits, max_text_tokens=found.max_tokens)
 
@@ -132,13 +155,18 @@ def _write_graphs(
         onnx.save(export_head(head, output, model.config.d_model), folder / file)
 
 
-def verify(path: Path, checkpoint: Path | None) -> None:
+def verify(path: Path, checkpoint: str | None) -> None:
     """Makes the certificate of a bundle again, here, from its preset or its checkpoint."""
     bundle = bundles.read_uncertified(path)
     try:
         source = sources.recorded(bundle.manifest.source, checkpoint)
     except UsageError as error:
         raise UsageError(f"{bundle.ref}: {error}") from None
+    certify_again(bundle, source)
+
+
+def certify_again(bundle: Bundle, source: Source) -> None:
+    """UsageError if the bundle was made from something else, or in another way."""
     for name, value in {"source": source.origin, **source.facts}.items():
         if (found := getattr(bundle.manifest, name)) != value:
             what = "was made from" if name == "source" else f"says {name}"
@@ -148,7 +176,7 @@ def verify(path: Path, checkpoint: Path | None) -> None:
     _check_text_limit(bundle, source)
     reference = source.in_layout("padded")
     bundles.write_certificate(bundle, certify(bundle, reference, source.folder))
-    print(f"verified {path}")
+    print(f"verified {bundle.path}")
 
 
 def _check_text_limit(bundle: Bundle, source: Source) -> None:

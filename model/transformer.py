@@ -16,6 +16,7 @@ from torch.onnx.ops import attention
 
 from addnorm.model.config import Activation, Config, HeadConfig
 from addnorm.model.layout import LAYOUTS, Layout
+from addnorm.model.pooling import picked
 from addnorm.model.positions import RelativeBias, sinusoids
 
 
@@ -61,11 +62,7 @@ def norm(config: Config, width: int | None = None) -> LayerNorm:
 
 
 class Attention(nn.Module):
-    """Scaled dot-product attention with H heads (Vaswani et al., arXiv:1706.03762, section 3.2).
-
-    `attention` is ONNX's operator, which PyTorch computes here:
-    softmax(q k^T / sqrt(d_head) + bias) v, head by head.
-    """
+    """Scaled dot-product attention with H heads (Vaswani et al., arXiv:1706.03762, section 3.2)."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -76,9 +73,20 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, layout: Layout, bias: Tensor) -> Tensor:
         """x `[N, d]`, bias as of Layout.attention_bias -> `[N, d]`."""
         q, k, v = layout.to_grid(self.qkv(x))  # each [B, S, d]
-        heads = self.n_heads
-        context = attention(q, k, v, bias, q_num_heads=heads, kv_num_heads=heads)[0]  # [B, S, d]
+        context = attend(q, k, v, bias, self.n_heads)  # [B, S, d]
         return self.out(layout.from_grid(context))  # type: ignore[no-any-return]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, n_heads: int) -> Tensor:
+    """softmax(q k^T / sqrt(d_head) + bias) v, head by head. q, k, v `[B, S, d]` -> `[B, S, d]`.
+
+    `attention` is ONNX's operator. It has no gradient, so training uses PyTorch's own.
+    """
+    if not torch.is_grad_enabled():
+        return attention(q, k, v, bias, q_num_heads=n_heads, kv_num_heads=n_heads)[0]
+    q, k, v = (x.unflatten(-1, (n_heads, -1)).transpose(1, 2) for x in (q, k, v))  # [B, H, S, d/H]
+    context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    return context.transpose(1, 2).flatten(2)
 
 
 class FeedForward(nn.Module):
@@ -171,7 +179,7 @@ class Head(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Embeddings and blocks. Heads are not part of `forward`: they run on the rows asked for."""
+    """Embeddings and blocks. Heads are not part of `forward`, see `head`."""
 
     def __init__(self, config: Config, layout: str = "packed") -> None:
         super().__init__()
@@ -205,6 +213,14 @@ class Transformer(nn.Module):
         for name, head in self.heads.items():
             assert isinstance(head, Head)
             yield name, head
+
+    def head(self, output: str, activations: Tensor, attention_mask: Tensor) -> Tensor:
+        """What a head makes of the activations that `forward` returned: `[B, width]`, or
+        `[B, S, width]` if it runs on every token. KeyError if there is no such head.
+        """
+        pick = self.config.heads[output].pick
+        rows = picked(pick, activations, attention_mask)
+        return self.heads[output](rows)  # type: ignore[no-any-return]
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None

@@ -29,7 +29,6 @@ from transformers import BertConfig, BertForMaskedLM
 from transformers.utils.logging import disable_progress_bar
 
 from addnorm.export import exact, parity, sources
-from addnorm.export.command import quiet_exporter
 from addnorm.export.exact import Expected, Files
 from addnorm.export.sources import Source
 from addnorm.export.writer import GRAPHS, Plan, export
@@ -412,7 +411,6 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    quiet_exporter()
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, suppress(BrokenPipeError):
         tried = mutants(list(subjects(Path(folder))), options.count, options.seed)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from addnorm.model.checkpoints import FAMILIES
 from addnorm.service import VERSION
 from tests.support.imports import imported
 
@@ -102,7 +103,8 @@ def test_the_version_stands_in_the_package_and_in_pyproject() -> None:
 
 
 def test_no_import_cycle() -> None:
-    modules = {module_of(path): imported(path) for path in sources(*PACKAGES)}
+    paths = {module_of(path): path for path in sources(*PACKAGES)}
+    modules = {name: imported(path, paths) for name, path in paths.items()}
     needs = {
         name: {other for other in modules if other in uses and other != name}
         for name, uses in modules.items()
@@ -137,3 +139,19 @@ def test_functions_stay_short() -> None:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None
                 assert node.end_lineno - node.lineno < 60, f"{path}:{node.lineno} {node.name}"
+
+
+def test_no_familys_name_stands_outside_the_checkpoint_reader() -> None:
+    """A family is a table: nothing else may depend on which one it is."""
+    long = "|".join(re.escape(name) for name in FAMILIES if len(name) > 3)
+    short = "|".join(rf"\b{name}\b" for name in FAMILIES if len(name) <= 3)
+    named = re.compile(f"{long}|{short}", re.IGNORECASE)
+    reader = ROOT / "model" / "checkpoints"
+    found = {
+        f"{path}:{number}: {line.strip()}"
+        for path in sources("model", "export", "service")
+        if reader not in path.parents
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if named.search(line)
+    }
+    assert not found

@@ -6,12 +6,14 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 from prometheus_client.metrics import MetricWrapperBase
 
+from addnorm.export import writer
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.metrics import Metrics
 
@@ -94,6 +96,15 @@ def test_the_programs_of_the_readme_and_the_clients_page_run(text_url: str, prog
         pytest.importorskip(package)  # kserve brings hundreds of megabytes along
     program = program.replace("localhost:8000", text_url.removeprefix("http://"))
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_the_programs_of_the_page_on_own_models_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, in one namespace, up to what an export does with a source."""
+    page, known = (ROOT / "docs" / "own-models.md").read_text(), dict[str, Any]()
+    monkeypatch.setattr(writer, "export", lambda source, *_: source)
+    for program in re.findall(r"```python\n(.+?)```", page, re.DOTALL):
+        exec(program, known)
+    assert known["bundle"].facts["labels"] == ("no", "yes")
 
 
 @pytest.mark.parametrize("command", re.findall(r"^curl .+$", CLIENTS, re.MULTILINE))

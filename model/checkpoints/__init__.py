@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
 
 from addnorm.model.checkpoints import dense, json_files, sentence_transformers
 from addnorm.model.checkpoints.albert import ALBERT
@@ -25,6 +23,7 @@ from addnorm.model.checkpoints.reader import CheckpointError, Reader, fill, fill
 from addnorm.model.checkpoints.roberta import ROBERTA
 from addnorm.model.checkpoints.sentence_transformers import SentenceTransformers
 from addnorm.model.checkpoints.unsupported import reason
+from addnorm.model.checkpoints.weights import read as read_weights
 from addnorm.model.config import Config, HeadConfig
 from addnorm.model.transformer import Transformer
 
@@ -47,6 +46,8 @@ class Checkpoint:
     pooling: str  # of sentence-transformers' Pooling, else mean
     normalize: bool  # sentence-transformers' modules.json ends in Normalize
     unused: list[str]  # keys, and prefixes ending in ".", that the forward does not use
+    files: tuple[Path, ...]  # of weights, that were read
+    dtypes: tuple[str, ...]  # of the stored weights
     folder: Path  # of config.json and the weights: that given, or one in it
     prompts: Mapping[str, str] = field(default_factory=dict)  # put before texts, by name
     default_prompt_name: str | None = None
@@ -79,7 +80,8 @@ def load_checkpoint(
     fields = json_files.read(body / "config.json")
     family = _family(fields)
     raw = {**family.defaults, **fields}
-    reader = Reader.of(family, _read_weights(body / "model.safetensors"), choices.ignore)
+    weights = read_weights(body)
+    reader = Reader.of(family, weights.tensors, choices.ignore)
     config, table = read_config(family, raw), _head(family, raw, reader, choices.ignore)
     config = replace(config, heads=_heads(table, reader, config, authors))
     labels = _labels(table, fields, config, choices) if table else None
@@ -100,6 +102,8 @@ def load_checkpoint(
         pooling=authors.pooling,
         normalize=authors.normalize,
         unused=unused,
+        files=weights.files,
+        dtypes=weights.dtypes,
         folder=body,
         prompts=authors.prompts,
         default_prompt_name=authors.default_prompt_name,
@@ -195,12 +199,3 @@ def _labels(
             " lines with --labels FILE, or go without with --labels none"
         )
     return tuple(names)
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    except Exception as error:  # safetensors' own class derives from Exception alone
-        raise CheckpointError(f"{path} is no safetensors file: {error}") from None

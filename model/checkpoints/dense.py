@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from addnorm.model.checkpoints import json_files
+from addnorm.model.checkpoints import json_files, weights
 from addnorm.model.checkpoints.reader import CheckpointError
 from addnorm.model.config import Activation, HeadConfig, Pick
 from addnorm.model.transformer import Head
@@ -64,7 +63,7 @@ def _output(file: Path, config: dict[str, Any]) -> str | None:
 
 
 def _tensors(folder: Path, has_bias: bool) -> tuple[Tensor, Tensor | None]:
-    stored = _weights(folder)
+    stored = weights.read(folder).tensors
     expected = {"linear.weight", "linear.bias"} if has_bias else {"linear.weight"}
     if stored.keys() != expected:
         raise CheckpointError(
@@ -76,17 +75,6 @@ def _tensors(folder: Path, has_bias: bool) -> tuple[Tensor, Tensor | None]:
         shapes = ", ".join(f"{key} {list(tensor.shape)}" for key, tensor in stored.items())
         raise CheckpointError(f"{folder}: weights do not fit each other: {shapes}")
     return weight, bias
-
-
-def _weights(folder: Path) -> dict[str, Tensor]:
-    safe, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
-    file = safe if safe.exists() or not pickled.exists() else pickled
-    try:
-        if file == safe:
-            return load_file(file)
-        return torch.load(file, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
-    except Exception as error:  # the two libraries have no class in common
-        raise CheckpointError(f"{file}: {error}") from None
 
 
 def head_config(layers: Sequence[Dense], pick: Pick) -> HeadConfig:

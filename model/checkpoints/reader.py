@@ -13,6 +13,8 @@ from addnorm.model.config import Config, HeadConfig
 from addnorm.model.transformer import Head, Transformer
 
 THEIRS = {"gamma": "weight", "beta": "bias"}  # of our norms
+# copied to float32; fewer bits are quantized, and mean nothing without their scales
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FIRST_RELEASE = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
@@ -66,6 +68,8 @@ class Reader:
             self.missing.append(key)
         elif tensor.shape != shape:
             self.misshaped.append(f"{key} is {list(tensor.shape)}, {list(shape)} expected")
+        elif tensor.dtype not in FLOATS:
+            self.misshaped.append(f"{key} is {tensor.dtype}, floats of 16 bits or more expected")
         else:
             return tensor
         return torch.zeros(shape)

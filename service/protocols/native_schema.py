@@ -93,7 +93,7 @@ class InferRequest(Options):
         return "input_ids" if self.texts is None else "texts"
 
     def wanted(self, bundle: Bundle) -> tuple[str, ...] | None:
-        """Who sends a text wants its class, or its vector: what its tokens give may be megabytes."""
+        """Who sends a text wants its class or its vector, not megabytes of its tokens' rows."""
         if self.texts is None or self.outputs is not None:
             return super().wanted(bundle)
         logits = bundle.manifest.heads.get("logits")

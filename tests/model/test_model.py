@@ -181,3 +181,22 @@ def test_sinusoids_are_the_papers() -> None:
             angle = position / 10000 ** (2 * i / 6)
             assert table[position, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-5)
             assert table[position, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("relative_buckets", [0, 8])
+def test_can_be_trained_and_then_says_the_same(layout: str, relative_buckets: int) -> None:
+    """Attention has a gradient, and other code with one than without."""
+    config = Config(
+        vocab_size=11, d_model=8, n_heads=2, d_ff=16, n_layers=2, max_positions=6,
+        relative_buckets=relative_buckets,
+    )  # fmt: skip
+    model = randomize(Transformer(config, layout), 0)
+    ids, mask = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 0]]), torch.tensor([[1] * 4, [1, 0, 1, 0]])
+    trained = model(ids, mask)[0]
+    trained.square().sum().backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients)
+    assert model.blocks[0].attention.qkv.weight.grad.abs().min() > 0  # type: ignore[union-attr, operator]
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids, mask)[0], trained, atol=1e-6, rtol=1e-6)

@@ -1,15 +1,22 @@
 """What a file imports."""
 
 import ast
+from collections.abc import Container
 from pathlib import Path
 
 
-def imported(path: Path) -> set[str]:
+def imported(path: Path, modules: Container[str] = ()) -> set[str]:
+    """modules: names that are modules. From a package whose modules alone are imported, nothing of
+    its own is.
+    """
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+            found = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= found
+            if not all(name in modules for name in found):
+                names.add(str(node.module))
     return names

@@ -1,0 +1,127 @@
+"""Downloads a model of the Hugging Face hub: only the files that an export reads, at one commit."""
+
+import glob
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from addnorm.model.checkpoints import weights
+
+ADDRESS = re.compile(r"([A-Za-z0-9_][\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
+MODULE = re.compile(
+    r"[0-9]+_[^/]+"
+)  # a folder of sentence-transformers, such as 1_Pooling or 2_Dense
+SETTINGS = (  # in the repository's root and in modules
+    "config.json",
+    "modules.json",
+    "sentence_*_config.json",
+    "config_sentence_transformers.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "*.model",
+)
+
+
+class DownloadError(Exception):
+    """The model cannot be downloaded. The message says why."""
+
+
+@dataclass(frozen=True)
+class Download:
+    """What was downloaded, and where it lies."""
+
+    folder: Path
+    repository: str  # ORG/NAME
+    revision: str  # the commit's hash
+
+
+def address(name: str) -> tuple[str, str] | None:
+    """Repository and revision of `ORG/NAME[@REVISION]`. None for a folder, and for other names."""
+    found = ADDRESS.fullmatch(name)
+    return None if found is None or Path(name).exists() else (found[1], found[2] or "main")
+
+
+def fetch(
+    repository: str, revision: str, endpoint: str | None = None, cache: Path | None = None
+) -> Download:
+    """endpoint, cache: in place of what the environment sets for huggingface_hub.
+
+    DownloadError if it fails.
+    """
+    # takes seconds to import, and few exports download
+    from huggingface_hub import HfApi, snapshot_download
+
+    print(f"downloading {repository}@{revision}", flush=True)
+    hub = HfApi(endpoint)
+    try:
+        found = hub.model_info(repository, revision=revision)
+        files = wanted(sibling.rfilename for sibling in found.siblings or ())
+        folder = snapshot_download(
+            repository,
+            revision=found.sha,
+            allow_patterns=[glob.escape(file) for file in files],
+            endpoint=endpoint,
+            cache_dir=cache,
+        )
+    except Exception as error:  # of its HTTP client too, which differs between releases
+        raise DownloadError(
+            f"{repository} cannot be downloaded from {hub.endpoint}: {_reason(error, revision)}"
+        ) from None
+    return Download(Path(folder), repository, str(found.sha))
+
+
+def wanted(listed: Iterable[str]) -> list[str]:
+    """Which of a repository's files are read."""
+    folders: dict[str, list[str]] = {}
+    for file in sorted(listed):
+        folder, _, name = file.rpartition("/")
+        folders.setdefault(folder, []).append(name)
+    return [
+        f"{folder}/{name}" if folder else name
+        for folder, names in folders.items()
+        if not folder or MODULE.fullmatch(folder)
+        for name in [*_settings(names), *_weights(names)]
+    ]
+
+
+def _settings(names: list[str]) -> list[str]:
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in SETTINGS)]
+
+
+def _weights(names: list[str]) -> list[str]:
+    """What is read first of those that are there; an index comes with its shards."""
+    for file in weights.FILES:
+        if file in names and file.endswith(weights.INDEX):
+            stem, suffix = file.removesuffix(weights.INDEX).split(".")
+            return [file, *(n for n in names if fnmatchcase(n, f"{stem}-*-of-*.{suffix}"))]
+        if file in names:
+            return [file]
+    return []
+
+
+def _reason(error: Exception, revision: str) -> str:
+    """In one line."""
+    from huggingface_hub import errors
+
+    log_in = "run `hf auth login` or set HF_TOKEN"
+    match error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else error:
+        case errors.GatedRepoError():
+            return f"it is gated: ask for access on its page, then {log_in}"
+        case errors.RepositoryNotFoundError():
+            return f"no such repository there, no such folder here; for a private one, {log_in}"
+        case errors.RevisionNotFoundError():
+            return f"it has no revision {revision!r}"
+        case errors.OfflineModeIsEnabled():
+            return "HF_HUB_OFFLINE is set"
+        case errors.HfHubHTTPError() as answered:
+            return f"it answers {answered.response.status_code}"
+        case other:
+            first = str(other or error).partition("\n")[0]
+            return f"{type(other or error).__name__}: {first}"

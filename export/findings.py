@@ -1,0 +1,84 @@
+"""What was found in a source, in words, before anything is written."""
+
+from collections.abc import Iterator, Sequence
+
+from addnorm.export.folder_tokenizer import NoTexts
+from addnorm.export.sources import Source
+from addnorm.model.checkpoints import Checkpoint
+from addnorm.model.config import Config, Pick
+from addnorm.service.runtime.bundle import Pooling
+
+NUM_SHOWN = 5  # of labels, files and keys
+POOLINGS: dict[Pooling, str] = {
+    "mean": "the mean of its tokens",
+    "first": "its first token",
+    "last": "its last token",
+    "max": "the largest values of its tokens",
+    "weighted_mean": "the mean of its tokens, weighted by position",
+    "mean_sqrt": "the sum of its tokens by the root of their number",
+}
+PICKS: dict[Pick, str] = {
+    "every": "for each token",
+    **{pooling: f"for each sequence, from {words}" for pooling, words in POOLINGS.items()},
+}
+
+
+def lines(source: Source) -> Iterator[str]:
+    """A line a finding."""
+    config, loaded = source.model.config, source.loaded
+    if loaded:
+        yield f"checkpoint: {_place(source)}"
+        yield f"family: {loaded.model_type}, {loaded.head or 'without a head'}"
+    yield f"shape: {_shape(config)}"
+    for output, head in config.heads.items():
+        names = f": {_few(source.facts['labels'])}" if _is_labelled(source, output) else ""
+        yield f"{output}: {head.width:,} {PICKS[head.pick]}{names}"
+    normalized = "normalized" if source.facts["normalize"] else "not normalized"
+    yield f"pooling: {POOLINGS[source.facts['pooling']]}, {normalized}"
+    if loaded:
+        yield f"prompts: {_prompts(loaded) or 'none'}"
+    texts = source.texts
+    yield f"texts: {f'no, because {texts}' if isinstance(texts, NoTexts) else texts}"
+    if loaded:
+        yield f"weights: {_weights(loaded)}"
+        ignored = [key for key in loaded.unused if not key.endswith(".")]  # others are prefixes
+        yield f"ignored weights: {_few(ignored) or 'none'}"
+
+
+def _place(source: Source) -> str:
+    if "repository" in source.origin:
+        return f"{source.origin['repository']}@{source.origin['revision']}"
+    return str(source.folder)
+
+
+def _shape(config: Config) -> str:
+    counts = {
+        "layer": config.n_layers,
+        "attention head": config.n_heads,
+        "position": config.max_positions,
+        "token type": config.type_vocab_size,
+    }
+    counted = (f"{count:,} {what}{'s' * (count > 1)}" for what, count in counts.items())
+    return f"{', '.join(counted)}, d_model {config.d_model}, vocabulary of {config.vocab_size:,}"
+
+
+def _is_labelled(source: Source, output: str) -> bool:
+    return output == "logits" and bool(source.facts["labels"])
+
+
+def _prompts(loaded: Checkpoint) -> str:
+    """What is put before texts, by name."""
+    default = loaded.default_prompt_name
+    listed = [f"{name} {prompt!r}" for name, prompt in loaded.prompts.items()]
+    return _few(listed) + (f"; {default} if a request names none" if default else "")
+
+
+def _weights(loaded: Checkpoint) -> str:
+    num_bytes = sum(file.stat().st_size for file in loaded.files)
+    names = _few([file.name for file in loaded.files])
+    return f"{num_bytes / 1e6:,.1f} MB of {' and '.join(loaded.dtypes)} in {names}"
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NUM_SHOWN:,} more" if len(names) > NUM_SHOWN else ""
+    return ", ".join(names[:NUM_SHOWN]) + more

@@ -1,0 +1,118 @@
+"""`export_bundle` and `verify_bundle`: certified bundles of models that are in memory."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+
+from addnorm.export import sources, writer
+from addnorm.export.sources import UsageError
+from addnorm.export.writer import REFUSALS, Plan
+from addnorm.model.transformer import Transformer
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.bundle import TOKENIZER, Bundle, Pooling
+
+
+class ExportError(Exception):
+    """What was asked does not fit, or a check failed; nothing was written.
+
+    The message says why in words. `__cause__` is the error that was raised first.
+    """
+
+
+def export_bundle(
+    model: Transformer,
+    out: str | PathLike[str],
+    name: str,
+    *,
+    version: int | None = None,
+    precisions: Sequence[str] = ("fp32",),
+    labels: Sequence[str] | None = None,
+    pooling: Pooling = "mean",
+    normalize: bool = False,
+    tokenizer: str | PathLike[str] | None = None,
+    max_length: int | None = None,
+) -> Bundle:
+    """Writes a model to `out/name/version/`, certified, for `addnorm serve --bundles out`.
+
+    It takes from seconds to minutes, and prints what it does. A copy of the model is exported, on
+    the CPU and in evaluation mode; the model itself is not changed. It may be in training mode and
+    on a GPU, but must be float32.
+
+    model: its shape and heads are those of `model.config`. It is called with input_ids and
+        attention_mask `[B, S]` int64, and token_type_ids where type_vocab_size is above 1. Heads
+        are served by their names: "logits", "pooled" and "token_vectors".
+    version: a whole number from 1 on; the next free one by default.
+    precisions: "fp32", "int8" or both. Requests that name none get the first.
+    labels: the names of the logits, in order. One for each.
+    pooling: how pooled vectors are made, unless a request says otherwise: "mean", "first", "last",
+        "max", "weighted_mean" or "mean_sqrt".
+    normalize: whether pooled vectors are meant to be normalized. Served ones are when a request
+        asks for it.
+    tokenizer: a folder with a tokenizer.json, as transformers' `save_pretrained` or tokenizers'
+        `Tokenizer.save` writes it. Its ids must be those the model was trained with. Without one
+        the bundle takes token ids alone.
+    max_length: tokens that a text may have, special tokens included; longer ones are cut where a
+        request allows it. By default what the tokenizer's folder says, else max_positions.
+
+    ExportError if anything does not fit or any check fails.
+
+    >>> heads = {"logits": HeadConfig("first", 2)}  # of each sequence's first token
+    >>> config = Config(
+    ...     vocab_size=100, d_model=64, n_heads=4, d_ff=256, n_layers=2, max_positions=32,
+    ...     heads=heads)
+    >>> model = Transformer(config, "padded")  # the layout does not matter to the export
+    >>> activations, mean, rstd = model(input_ids, attention_mask)  # [B, S, 64], and statistics
+    >>> logits = model.head("logits", activations, attention_mask)  # [B, 2], to be trained
+    >>> bundle = export_bundle(model, "bundles", "my-model", labels=["no", "yes"])
+    >>> bundle.path
+    PosixPath('bundles/my-model/1')
+    """
+    with _one_error():
+        plan = Plan("packed", tuple(precisions), *precisions[:1])
+        source = sources.module(
+            model,
+            labels=labels,
+            pooling=pooling,
+            normalize=normalize,
+            tokenizer=None if tokenizer is None else Path(tokenizer),
+            max_length=max_length,
+        )
+        return writer.export(source, Path(out), name, version, plan)
+
+
+def verify_bundle(
+    path: str | PathLike[str],
+    model: Transformer,
+    *,
+    tokenizer: str | PathLike[str] | None = None,
+) -> Bundle:
+    """Makes the certificate of a bundle again, on this machine, from the model that it was made of.
+
+    path: a folder `name/version`. tokenizer: as in `export_bundle`, if the bundle has one.
+
+    ExportError if the bundle was made of another model, or if any check fails.
+    """
+    with _one_error():
+        bundle = bundles.read_uncertified(Path(path))
+        manifest = bundle.manifest
+        if TOKENIZER in manifest.files and tokenizer is None:
+            raise UsageError(f"{bundle.ref} takes texts: name the folder of its tokenizer")
+        source = sources.module(
+            model,
+            labels=manifest.labels,
+            pooling=manifest.pooling,
+            normalize=manifest.normalize,
+            tokenizer=None if tokenizer is None else Path(tokenizer),
+            max_length=manifest.source.get("max_length"),
+        )
+        writer.certify_again(bundle, source)
+        return bundles.read(bundle.path)
+
+
+@contextmanager
+def _one_error() -> Iterator[None]:
+    try:
+        yield
+    except REFUSALS as error:
+        raise ExportError(str(error)) from error

@@ -1,0 +1,137 @@
+"""The files of weights of a folder -> tensors by key. Files are mapped, not copied to memory.
+
+Pickles are read as tensors only: a file that wants anything else is refused, and it is not run.
+"""
+
+import json
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from addnorm.model.checkpoints.reader import CheckpointError
+
+INDEX = ".index.json"  # after the name of the file that is in shards
+SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"  # the first that is there is read
+FILES = (SAFE, SAFE + INDEX, PICKLED, PICKLED + INDEX)
+GLOBAL = re.compile(r"GLOBAL (\S+)")  # in PyTorch's message, the class or function wanted
+LFS = b"version https://git-lfs.github.com/spec/"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Tensors by key, as stored. files: all that were read, the index of shards too."""
+
+    tensors: Mapping[str, Tensor]
+    files: tuple[Path, ...]
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Of the floating-point tensors, such as "bfloat16"."""
+        floats = (tensor for tensor in self.tensors.values() if tensor.is_floating_point())
+        return tuple(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in floats}))
+
+
+def read(folder: Path) -> Weights:
+    """CheckpointError if there are none, if a file is broken, or if shards do not fit the index."""
+    for name in FILES:
+        if (folder / name).is_file():
+            return _shards(folder / name) if name.endswith(INDEX) else _one(folder / name)
+    raise CheckpointError(
+        f"there is no {SAFE} in {folder}, no {PICKLED}, and no shards of one with its {INDEX}"
+    )
+
+
+def _one(file: Path) -> Weights:
+    return Weights(_load(file), (file,))
+
+
+def _shards(index: Path) -> Weights:
+    """What the index names, and what else its shards hold."""
+    places = _places(index)
+    files = sorted({index.parent / name for name in places.values()})
+    if absent := [file.name for file in files if not file.is_file()]:
+        raise CheckpointError(f"{index} names shards that are not there: {', '.join(absent)}")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        stored = _load(file)
+        named = {key for key, name in places.items() if name == file.name}
+        if missing := sorted(named - stored.keys()):
+            raise CheckpointError(f"{index} names keys that {file.name} lacks: {_few(missing)}")
+        tensors |= {
+            key: tensor for key, tensor in stored.items() if places.get(key, file.name) == file.name
+        }
+    return Weights(tensors, (index, *files))
+
+
+def _places(index: Path) -> dict[str, str]:
+    """Key -> the file that holds it."""
+    try:
+        places = json.loads(index.read_bytes())["weight_map"]
+        is_right = places and all(
+            isinstance(name, str) and name == Path(name).name for name in places.values()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        is_right = False
+    if not is_right:
+        raise CheckpointError(f'{index} has no "weight_map" of keys to files of its folder')
+    return dict(places)
+
+
+def _load(file: Path) -> Mapping[str, Tensor]:
+    with file.open("rb") as stream:
+        if stream.read(len(LFS)) == LFS:
+            raise CheckpointError(f"{file} is git-lfs' pointer to the weights: run `git lfs pull`")
+    return _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)
+
+
+def _safetensors(file: Path) -> Mapping[str, Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{file}: {error}") from None
+    except Exception as error:  # safetensors' own class derives from Exception alone
+        raise CheckpointError(f"{file} is no safetensors file: {error}") from None
+
+
+def _pickled(file: Path) -> Mapping[str, Tensor]:
+    """Releases before PyTorch 1.6 wrote no zip file, which cannot be mapped."""
+    broken = f"{file} is broken, or no file of weights that PyTorch wrote"
+    try:
+        with warnings.catch_warnings(action="ignore"):  # about pickles that PyTorch did not write
+            found = torch.load(
+                file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
+            )
+    except pickle.UnpicklingError as error:
+        if wanted := GLOBAL.search(str(error)):
+            raise CheckpointError(
+                f"{file} is a pickle that wants {wanted[1]}, which is no tensor: it is not run"
+            ) from None
+        raise CheckpointError(broken) from None
+    except Exception as error:  # a broken pickle may fail in any way
+        why = str(error).partition("\n")[0] or type(error).__name__
+        raise CheckpointError(f"{broken}: {why}") from None
+    if problem := _unlike_weights(found):
+        raise CheckpointError(f"{file} does not hold tensors by name: {problem}")
+    return found  # type: ignore[no-any-return]
+
+
+def _unlike_weights(found: Any) -> str | None:
+    if not isinstance(found, Mapping):
+        return f"it is a {type(found).__name__}"
+    others = (key for key, tensor in found.items() if not isinstance(tensor, Tensor))
+    key = next(others, None)
+    return None if key is None else f"{key} is a {type(found[key]).__name__}"
+
+
+def _few(keys: list[str]) -> str:
+    more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+    return ", ".join(keys[:3]) + more

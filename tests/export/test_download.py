@@ -1,0 +1,156 @@
+"""Models of the Hugging Face hub, from one that runs here."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from addnorm.export.download import DownloadError, address, fetch, wanted
+from addnorm.service.runtime.bundle import sha256
+from tests.support.hub import COMMIT, REPOSITORY, Hub, hub
+from tests.support.texts import checkpoint
+
+UNREAD = (
+    "pytorch_model.bin", "model.fp16.safetensors", "tf_model.h5", "flax_model.msgpack", "README.md",
+    "onnx/model.onnx", "onnx/config.json", "openvino/openvino_model.bin", "chat_template.jinja",
+    "custom.py", ".gitattributes",
+)  # fmt: skip
+READ = [
+    "1_Pooling/config.json", "config.json", "model.safetensors", "modules.json",
+    "sentence_bert_config.json", "tokenizer.json",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = checkpoint(tmp_path_factory.mktemp("repository"))
+    for name in UNREAD:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("not to be read")
+    return folder
+
+
+@pytest.fixture
+def served(repository: Path) -> Iterator[Hub]:
+    with hub(repository) as served:
+        yield served
+
+
+def test_only_what_is_read_is_downloaded_once(
+    served: Hub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for revision in ("main", COMMIT):
+        found = fetch(REPOSITORY, revision, served.url, tmp_path)
+        assert f"downloading {REPOSITORY}@{revision}\n" in capfd.readouterr().out
+        assert (found.repository, found.revision) == (REPOSITORY, COMMIT)
+    assert sorted(served.sent) == READ
+    files = [path for path in found.folder.rglob("*") if path.is_file()]
+    assert sorted(path.relative_to(found.folder).as_posix() for path in files) == READ
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        (["pytorch_model.bin", "tf_model.h5"], ["pytorch_model.bin"]),
+        (["model.safetensors.index.json", "model-1-of-1.safetensors", "pytorch_model.bin"],
+         ["model.safetensors.index.json", "model-1-of-1.safetensors"]),
+        (["pytorch_model.bin.index.json", "pytorch_model-1-of-1.bin", "model-1-of-1.safetensors"],
+         ["pytorch_model.bin.index.json", "pytorch_model-1-of-1.bin"]),
+        (["2_Dense/config.json", "2_Dense/model.safetensors", "2_Dense/pytorch_model.bin"],
+         ["2_Dense/config.json", "2_Dense/model.safetensors"]),
+        (["spiece.model", "vocab.txt", "a/spiece.model", "0_A/b/vocab.txt"],
+         ["spiece.model", "vocab.txt"]),
+    ],
+)  # fmt: skip
+def test_weights_are_chosen_by_folder(listed: list[str], expected: list[str]) -> None:
+    assert wanted(listed) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "revision", "gated", "offline", "words"),
+    [
+        (REPOSITORY, "v9", False, False, "it has no revision 'v9'"),
+        ("org/other", "main", False, False, "no such repository there, no such folder here"),
+        (REPOSITORY, "main", True, False, "it is gated: ask for access on its page"),
+        (REPOSITORY, "main", False, True, "HF_HUB_OFFLINE is set"),
+        ("org/a--b", "main", False, False, "HFValidationError: "),
+    ],
+)
+def test_what_cannot_be_downloaded_is_said_in_a_line(
+    served: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    revision: str,
+    gated: bool,
+    offline: bool,
+    words: str,
+) -> None:
+    served.gated = gated
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    with pytest.raises(DownloadError) as failed:
+        fetch(name, revision, served.url, tmp_path)
+    message = str(failed.value)
+    assert message.startswith(f"{name} cannot be downloaded from {served.url}: {words}")
+    assert "\n" not in message
+
+
+def test_no_network_is_said_in_a_line(repository: Path, tmp_path: Path) -> None:
+    with hub(repository) as ended:
+        pass
+    with pytest.raises(DownloadError, match=r": ConnectError: .+refused$"):
+        fetch(REPOSITORY, "main", ended.url, tmp_path)
+
+
+def test_a_folder_comes_before_a_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert address(REPOSITORY) == (REPOSITORY, "main")
+    assert address(f"{REPOSITORY}@refs/pr/1") == (REPOSITORY, "refs/pr/1")
+    (tmp_path / REPOSITORY).mkdir(parents=True)
+    assert address(REPOSITORY) is None
+    for name in ("tiny", "./org/other", "/org/other", "../org/other", "a/b/c"):
+        assert address(name) is None
+
+
+PROGRAM = """
+import json, sys
+from addnorm.export import command, sources
+command.export(["--checkpoint", "org/tiny", "--check"])
+source = sources.named("org/tiny")
+again = [sources.recorded(source.origin, name).origin for name in ("org/tiny", sys.argv[1])]
+print(json.dumps([source.name, source.origin, *again]))
+"""
+
+
+def test_the_manifest_records_where_a_model_came_from(
+    served: Hub, repository: Path, tmp_path: Path
+) -> None:
+    """In a process of its own: huggingface_hub reads the environment when it is imported."""
+    local = shutil.copytree(repository, tmp_path / "tiny")
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, local],
+        env={**os.environ, "HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "cache")},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    *shown, last = ran.stdout.splitlines()
+    name, origin, again, of_folder = json.loads(last)
+    assert f"checkpoint: {REPOSITORY}@{COMMIT}" in shown
+    assert name == "tiny"
+    assert origin == {
+        "checkpoint": "tiny",
+        "weights": {"model.safetensors": sha256(repository / "model.safetensors")},
+        "unused": ["pooler.dense.bias", "pooler.dense.weight"],
+        "repository": REPOSITORY,
+        "revision": COMMIT,
+    }
+    assert again == of_folder == origin
+    assert shown[-2:] == [f"downloading {REPOSITORY}@main", f"downloading {REPOSITORY}@{COMMIT}"]

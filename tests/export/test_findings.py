@@ -1,0 +1,112 @@
+"""What `addnorm export` says of a checkpoint before it starts, and alone with --check."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertForTokenClassification
+from transformers.utils.logging import disable_progress_bar
+
+from addnorm.export import sources
+from addnorm.export.command import export
+from addnorm.model.checkpoints import CheckpointError, Choices
+
+SHOWN = """\
+checkpoint: {folder}
+family: bert, ForTokenClassification
+shape: 2 layers, 2 attention heads, 8 positions, 2 token types, d_model 16, vocabulary of 50
+logits: 7 for each token: O, PER, ORG, LOC, MISC and 2 more
+pooling: the mean of its tokens, not normalized
+prompts: none
+texts: no, because there is no tokenizer.json in {folder}, and no vocabulary to make it of
+weights: 0.0 MB of bfloat16 in model.safetensors
+ignored weights: pooler.dense.weight
+"""
+LABELS = ["O", "PER", "ORG", "LOC", "MISC", "TIME", "SUM"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("found")
+    disable_progress_bar()
+    config = BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=8, id2label=dict(enumerate(LABELS)),
+    )  # fmt: skip
+    BertForTokenClassification(config).bfloat16().save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {**weights, "bert.pooler.dense.weight": torch.ones(1).bfloat16()},
+        folder / "model.safetensors",
+    )
+    return folder
+
+
+def test_check_says_what_a_checkpoint_is_and_writes_nothing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export(["--checkpoint", str(folder), "--check", "--out", str(tmp_path / "bundles")])
+    assert capsys.readouterr().out == SHOWN.format(folder=folder)
+    assert not (tmp_path / "bundles").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--checkpoint", "{folder}", "--ignore", "bert.encoder"], "weights do not fit: missing"),
+        (["--checkpoint", "no.where"], "there is no folder no.where"),
+        (["--preset", "notebook"], "--check is of a checkpoint, not of a preset"),
+    ],
+)
+def test_check_ends_with_one_line_if_there_can_be_no_export(
+    folder: Path, arguments: list[str], words: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        export([word.format(folder=folder) for word in arguments] + ["--check"])
+    assert words in str(ended.value)
+    assert "\n" not in str(ended.value)
+
+
+def test_check_refuses_weights_that_cannot_be_served(folder: Path, tmp_path: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["classifier.bias"][3] = torch.nan
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    with pytest.raises(SystemExit, match=r"heads\.logits\.linear\.bias\[3\] is nan"):
+        export(["--checkpoint", str(tmp_path), "--check"])
+
+
+def test_an_export_needs_a_place_to_write_to(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        export(["--checkpoint", str(folder)])
+    assert "--out is required" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("labels", [(), tuple("abcdefg"), None])
+def test_what_a_manifest_records_is_found_again(
+    folder: Path, labels: tuple[str, ...] | None
+) -> None:
+    choices = Choices(ignore=("bert.pooler.",), labels=labels)
+    source = sources.checkpoint(folder, choices)
+    manifest = json.loads(json.dumps(source.origin))
+    again = sources.recorded(manifest, str(folder))
+    assert again.origin == manifest
+    assert again.facts == source.facts
+    assert again.facts["labels"] == (tuple(LABELS) if labels is None else labels or None)
+
+
+def test_other_weights_are_noticed(folder: Path, tmp_path: Path) -> None:
+    origin = sources.checkpoint(folder).origin
+    other = tmp_path / folder.name
+    other.mkdir()
+    (other / "config.json").write_bytes((folder / "config.json").read_bytes())
+    weights = load_file(folder / "model.safetensors")
+    save_file({**weights, "classifier.bias": torch.ones(7)}, other / "model.safetensors")
+    assert sources.recorded(origin, str(other)).origin != origin
+    (other / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="there is no model"):
+        sources.recorded(origin, str(other))

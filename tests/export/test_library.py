@@ -1,0 +1,180 @@
+"""A model in memory becomes a bundle by a call, and stays as it was."""
+
+import asyncio
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from addnorm.export import ExportError, command, export_bundle, verify_bundle
+from addnorm.model.config import Config, HeadConfig
+from addnorm.model.transformer import Transformer, randomize
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.bundle import Bundle
+from tests.conftest import inference_of, serving
+from tests.support.exports import shared_exports
+from tests.support.texts import WORDS, ids_of, tokenizer
+
+LABELS = ["who", "what", "where"]
+TEXTS = ["pads are dropped", "a", "the same text the same text", "the same text " * 9]
+MAX_LENGTH = 9
+SHAPE: dict[str, Any] = {
+    "vocab_size": len(WORDS), "d_model": 16, "n_heads": 2, "d_ff": 32, "n_layers": 1,
+    "max_positions": 12, "block": "single",
+}  # fmt: skip
+
+
+class Dropping(Transformer):
+    """Evaluation mode shows in its numbers."""
+
+    def embed(self, token_ids: Tensor, position_ids: Tensor, type_ids: Tensor) -> Tensor:
+        embedded = super().embed(token_ids, position_ids, type_ids)
+        return nn.functional.dropout(embedded, 0.5, self.training)
+
+
+def classifier(seed: int = 0, **heads: HeadConfig) -> Transformer:
+    """In training mode, with gradients."""
+    config = Config(**SHAPE, heads=heads or {"logits": HeadConfig("last", len(LABELS))})
+    model = randomize(Dropping(config, "padded"), seed)
+    model(torch.tensor([[1]]), torch.tensor([[1]]))[0].sum().backward()
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a tokenizer alone."""
+    found = tmp_path_factory.mktemp("tokenizer")
+    tokenizer().save(str(found / "tokenizer.json"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def bundle(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Exported from a thread that runs a loop already, as a notebook's does."""
+
+    async def notebook() -> Bundle:
+        return export_bundle(
+            classifier(), str(tmp_path_factory.mktemp("own")), "own", labels=LABELS,
+            pooling="weighted_mean", tokenizer=folder, max_length=MAX_LENGTH,
+        )  # fmt: skip
+
+    with shared_exports():
+        return asyncio.run(notebook())
+
+
+def test_what_is_served_is_what_the_model_says(bundle: Bundle) -> None:
+    """Logits and pooled vectors of texts; the model's labels."""
+    model = classifier().eval()
+    expected = []
+    for ids in ids_of(TEXTS, MAX_LENGTH):
+        row = torch.tensor([ids])
+        mask = torch.ones_like(row)
+        with torch.no_grad():
+            expected.append(model.head("logits", model(row, mask)[0], mask)[0].numpy())
+    body = {"texts": TEXTS, "truncate": True, "outputs": ["logits"]}
+    with serving(inference_of(bundle.path.parents[1])) as url:
+        answer = httpx.post(f"{url}/v1/infer", json=body).json()
+        listed = httpx.get(f"{url}/v1/models").json()["data"][0]
+    np.testing.assert_allclose(answer["logits"], expected, atol=1e-5)
+    assert listed["labels"] == LABELS
+    assert (bundle.manifest.pooling, bundle.manifest.normalize) == ("weighted_mean", False)
+
+
+@pytest.mark.usefixtures("exports_shared")
+def test_the_callers_model_is_not_changed(tmp_path: Path) -> None:
+    model = classifier()
+    before, layout = copy.deepcopy(model.state_dict()), model.layout
+    grad = model.tokens.weight.grad
+    written = export_bundle(model, tmp_path, "own", version=7)
+    assert written.ref == "own/7"
+    assert model.training
+    assert model.layout is layout
+    assert model.tokens.weight.grad is grad
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+@pytest.mark.usefixtures("exports_shared")
+def test_verify_knows_the_model_again(bundle: Bundle, folder: Path) -> None:
+    certificate = bundle.path / bundles.CERTIFICATE
+    before = certificate.read_bytes()
+    certificate.unlink()
+    assert verify_bundle(bundle.path, classifier(), tokenizer=folder).ref == "own/1"
+    assert certificate.read_bytes() == before
+    with pytest.raises(ExportError, match=r"own/1 was made from .*'sha256': '.*, this is "):
+        verify_bundle(bundle.path, classifier(seed=1), tokenizer=folder)
+    with pytest.raises(ExportError, match="own/1 takes texts: name the folder of its tokenizer"):
+        verify_bundle(bundle.path, classifier())
+    with pytest.raises(SystemExit, match=r"made of a Dropping in memory.*export\.verify_bundle\("):
+        command.verify([str(bundle.path)])
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
+    "another kind": (lambda: nn.Linear(2, 2), {}, "the model is a Linear, an addnorm"),
+    "float64": (lambda: classifier().double(), {}, r"tokens\.weight is torch\.float64, torch\.fl"),
+    "half a model": (lambda: classifier().to("meta"), {}, "it is on the device meta"),
+    "not finite": (lambda: broken(classifier()), {}, r"tokens\.weight\[0, 0\] is nan"),
+    "an unknown head": (
+        lambda: classifier(scores=HeadConfig("first", 2)),
+        {},
+        "there is a head 'scores': heads can make logits, pooled, token_vectors",
+    ),
+    "a foreign head": (
+        lambda: with_head(classifier(), nn.Linear(16, 3)),
+        {},
+        r"heads\.logits is not of the model's Config",
+    ),
+    "a pooled head of other vectors": (
+        lambda: classifier(pooled=HeadConfig("first", 8)),
+        {},
+        "picks 'first', pooling is 'mean'",
+    ),
+    "too few labels": (classifier, {"labels": ["a", "b"]}, "2 labels, the head has 3 logits"),
+    "a text for labels": (classifier, {"labels": "abc"}, "'abc': a list of strings is needed"),
+    "labels of nothing": (
+        lambda: classifier(token_vectors=HeadConfig("every", 4)),
+        {"labels": LABELS},
+        "labels are of logits, and the model has no such head",
+    ),
+    "pooling": (classifier, {"pooling": "cls"}, "pooling 'cls': mean, first, last, max"),
+    "precision": (classifier, {"precisions": ["fp16"]}, "precision fp16: fp32 and int8 are known"),
+    "version": (classifier, {"version": 0}, "version 0 of own: 1 or more"),
+    "name": (classifier, {"name": "a/b"}, "name 'a/b'"),
+    "no tokenizer": (classifier, {"max_length": 5}, "max_length 5 is of texts, and it takes none"),
+    "no such tokenizer": (classifier, {"tokenizer": "nowhere"}, r"no tokenizer\.json in nowhere"),
+}
+
+
+def broken(model: Transformer) -> Transformer:
+    with torch.no_grad():
+        model.tokens.weight[0, 0] = torch.nan
+    return model
+
+
+def with_head(model: Transformer, head: nn.Module) -> Transformer:
+    model.heads["logits"] = head
+    return model
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_in_words(case: str, tmp_path: Path) -> None:
+    make, options, words = REFUSED[case]
+    with pytest.raises(ExportError, match=words):
+        export_bundle(make(), tmp_path, **{"name": "own", **options})
+    assert not list(tmp_path.iterdir()), "something was left in place"
+
+
+@pytest.mark.usefixtures("exports_shared")
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    other = tokenizer()
+    other.add_tokens(["unheard"])
+    other.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ExportError, match=f"has ids up to {len(WORDS)}, the model's are below"):
+        export_bundle(classifier(), tmp_path, "own", tokenizer=tmp_path)
+    assert not (tmp_path / "own").exists(), "something was left in place"
