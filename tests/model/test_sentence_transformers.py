@@ -139,7 +139,7 @@ REFUSED: dict[str, tuple[dict[str, str], Callable[[Path], None], str]] = {
     "no weights": (
         {**POOLED, "Dense": "2_Dense"},
         lambda folder: write_settings(folder / "2_Dense"),
-        "2_Dense/model.safetensors: ",
+        "there is no model.safetensors in ",
     ),
     "another output": (
         {**POOLED, "Dense": "2_Dense"},
