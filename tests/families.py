@@ -15,10 +15,10 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from addnorm.export import sources
-from addnorm.export.command import quiet_exporter
 from addnorm.export.writer import Plan, export
 from tests.conftest import inference_of, serving
 from tests.support.beside import compared, report
+from tests.support.exports import shared_exports
 from tests.support.families import CLASSES, LARGER, family_of, made, save, sequences
 
 INT8 = {"OPT": "OPTForCausalLM"}  # the class that is served in int8, if not the body's
@@ -26,11 +26,11 @@ INT8 = {"OPT": "OPTForCausalLM"}  # the class that is served in int8, if not the
 
 def main(names: Sequence[str]) -> None:
     """names: parts of the names of classes; all without."""
-    quiet_exporter()
     chosen = [name for name in CLASSES if not names or any(part in name for part in names)]
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        models = dict(_exported(chosen, root))
+        with shared_exports():  # each family's body once for the bundles, and once for the proof
+            models = dict(_exported(chosen, root))
         with serving(inference_of(root / "bundles", invariance_check_share=0)) as url:
             client = httpx.Client(base_url=url, timeout=60)
             served = tqdm(models.items(), desc="ask")

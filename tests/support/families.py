@@ -1,5 +1,6 @@
 """Checkpoints of every family and head, random and of unusual shapes, written by transformers."""
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +66,18 @@ def family_of(class_name: str) -> str:
 
 
 def made(class_name: str, **changed: Any) -> PreTrainedModel:
-    """Weights are drawn, those that transformers sets to 0 or 1 too."""
+    """Each weight is drawn by its name, so that classes of one family have the same body."""
     family = family_of(class_name)
     own = {"num_labels": NUM_LABELS} if "Classification" in class_name else {}
     config = getattr(transformers, f"{family}Config")(**{**CONFIGS[family], **own, **changed})
-    torch.manual_seed(0)
     model: PreTrainedModel = getattr(transformers, class_name)(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
+        for name, parameter in model.named_parameters():
+            own = name.removeprefix(f"{model.base_model_prefix}.")
+            draws = torch.Generator().manual_seed(zlib.crc32(own.encode()))
+            parameter.normal_(0.0, 0.15, generator=draws)
+            if parameter.dim() == 1 and name.endswith("weight"):  # of a norm
+                parameter.add_(1.0)
     return model
 
 
