@@ -19,7 +19,7 @@ serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there i
 	$(ADDNORM) serve --bundles $(BUNDLES)
 
 test: .venv/ready  ## run the tests
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest --numprocesses auto --dist loadfile
 
 fuzz: .venv/ready  ## make requests up from the OpenAPI document for some minutes; `make test` does for seconds
 	$(PYTHON) -m pytest tests/protocols/test_openapi.py -k made_up --fuzz-s 150

@@ -1,6 +1,7 @@
 """Fixtures: bundles exported once per run, and a real server that serves them all."""
 
 import json
+import os
 import shutil
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from filelock import FileLock
 from opentelemetry.trace import Tracer
 
 from addnorm.export import sources
@@ -40,11 +42,25 @@ def bundles(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactor
     """Every preset, exported and certified."""
     if given := pytestconfig.getoption("--bundles"):
         return given  # type: ignore[no-any-return]
-    root = tmp_path_factory.mktemp("bundles")
-    with shared_exports():
-        for preset in PRESETS:
-            export(sources.preset(preset), root, preset, None, Plan())
-    return root
+
+    def make(root: Path) -> None:
+        with shared_exports():
+            for preset in PRESETS:
+                export(sources.preset(preset), root, preset, None, Plan())
+
+    return made_once(tmp_path_factory, "bundles", make)
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that the processes of one run share: the first makes it, the others wait for it."""
+    root = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    with FileLock(root / f"{name}.lock"):
+        if not (place := root / name).exists():
+            make(partial := root / f"{name}.partial")
+            partial.rename(place)
+    return place
 
 
 @pytest.fixture(scope="session")
