@@ -95,9 +95,10 @@ def _taken_out(model: onnx_ir.Model) -> dict[str, Array]:
         tensor = constant.const_value
         assert tensor is not None
         if tensor.nbytes >= MIN_BYTES:
-            values[name] = tensor.numpy()
+            values[name] = array = tensor.numpy()
+            shape = onnx_ir.Shape(array.shape)
             constant.const_value = onnx_ir.ExternalTensor(
-                "", None, None, tensor.dtype, shape=onnx_ir.Shape(tensor.shape), name=name
+                "", None, None, tensor.dtype, shape=shape, name=name
             )
     return values
 

@@ -22,7 +22,7 @@ MAX_BYTES = 2**30  # of constants within one ONNX file; more of them lie beside 
 MIN_BYTES = 1024  # smaller constants are always in the message
 ALIGNMENT = 4096  # of a constant in the data file: a page
 EXTERNAL = TensorProto.EXTERNAL
-NUMBERS = {  # what weights are made of, by ONNX's data type
+NUMBERS: dict[int, np.dtype[Any]] = {  # what weights are made of, by ONNX's data type
     helper.np_dtype_to_tensor_dtype(np.dtype(name)): np.dtype(name)
     for name in ("float32", "int8", "uint8", "int32", "int64")
 }
@@ -146,7 +146,8 @@ def _array(item: TensorProto, found: Array, path: Path) -> Array:
     dtype = NUMBERS.get(item.data_type)
     if dtype is None or found.nbytes != math.prod(item.dims) * dtype.itemsize:
         raise ValueError(f"{path.name}: {item.name} is not within {data_file(path).name}")
-    return found.view(dtype).reshape(item.dims)
+    array: Array = found.view(dtype)
+    return array.reshape(item.dims)
 
 
 def as_bytes(array: Array) -> memoryview:
