@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto
 
 from addnorm.export import structure
+from addnorm.export.model_file import Graph
 from addnorm.model.config import Activation, Config, HeadConfig
 
 OPERATORS: dict[str, tuple[Activation, ...]] = {  # of ONNX -> the activations that it computes
@@ -17,30 +18,31 @@ OPERATORS: dict[str, tuple[Activation, ...]] = {  # of ONNX -> the activations t
 }
 
 
-def body(graph: ModelProto, config: Config) -> Iterator[str]:
+def body(graph: Graph, config: Config) -> Iterator[str]:
     """What differs from the reference's Config."""
     heads = {"q_num_heads": config.n_heads, "kv_num_heads": config.n_heads}
-    yield from _each(graph, "Attention", heads, config.n_layers)
+    yield from _each(graph.proto, "Attention", heads, config.n_layers)
     yield from _attributes(graph, config, config.n_norms, config.activation, config.n_layers)
 
 
-def head(graph: ModelProto, config: Config, made: HeadConfig) -> Iterator[str]:
+def head(graph: Graph, config: Config, made: HeadConfig) -> Iterator[str]:
     """What differs from the reference's Config."""
     activations = int(made.dense is not None)
     yield from _attributes(graph, config, int(made.norm), made.activation, activations)
 
 
 def _attributes(
-    model: ModelProto, config: Config, norms: int, activation: Activation, activations: int
+    graph: Graph, config: Config, norms: int, activation: Activation, activations: int
 ) -> Iterator[str]:
     """Attributes of the operators that the model's Config decides, and how often each occurs."""
+    model = graph.proto
     norm = {"epsilon": float(np.float32(config.eps)), "axis": -1, "stash_type": 1}
     gelu = {"approximate": b"tanh" if activation == "gelu_tanh" else b"none"}
     yield from _each(model, "LayerNormalization", norm, norms * (config.norm == "layer"))
     for operator, names in OPERATORS.items():
         expected = gelu if operator == "Gelu" else {}
         yield from _each(model, operator, expected, activations * (activation in names))
-    yield from _std_norms(model, config, norms * (config.norm == "std"))
+    yield from _std_norms(graph, config, norms * (config.norm == "std"))
     yield from _products(model)
 
 
@@ -63,17 +65,18 @@ def _products(model: ModelProto) -> Iterator[str]:
             yield f"{node.name} (Gemm) has {got}, {plain} expected"
 
 
-def _std_norms(model: ModelProto, config: Config, count: int) -> Iterator[str]:
+def _std_norms(graph: Graph, config: Config, count: int) -> Iterator[str]:
     """Each such norm adds eps to a square root."""
-    roots = {node.output[0] for node in model.graph.node if node.op_type == "Sqrt"}
-    constants = {item.name: item for item in model.graph.initializer}
-    additions = [node for node in model.graph.node if node.op_type == "Add"]
-    added = [_added(node, constants) for node in additions if roots & {*node.input}]
+    nodes = graph.proto.graph.node
+    roots = {node.output[0] for node in nodes if node.op_type == "Sqrt"}
+    constants = {item.name: item for item in graph.proto.graph.initializer}
+    additions = [node for node in nodes if node.op_type == "Add"]
+    added = [_added(node, constants, graph) for node in additions if roots & {*node.input}]
     expected = [float(np.float32(config.eps))] * count
     if added != expected:
         yield f"the norms add {added} to the deviation, {expected} expected"
 
 
-def _added(node: NodeProto, constants: Mapping[str, TensorProto]) -> float | None:
-    values = [numpy_helper.to_array(constants[name]) for name in node.input if name in constants]
+def _added(node: NodeProto, constants: Mapping[str, TensorProto], graph: Graph) -> float | None:
+    values = [graph.value(constants[name]) for name in node.input if name in constants]
     return float(values[0]) if len(values) == 1 and values[0].size == 1 else None

@@ -12,6 +12,7 @@ from addnorm.export.sources import Source, UsageError
 from addnorm.export.writer import GRAPHS, REFUSALS, Plan
 from addnorm.model.checkpoints import Choices
 from addnorm.model.presets import PRESETS
+from addnorm.service.runtime import memory
 
 WHERE = "DIR|ORG/NAME[@REVISION]"
 HUB = "a model of the Hugging Face hub, which is downloaded"
@@ -23,6 +24,7 @@ def export(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     if not options.out and not options.check:
         parser.error("--out is required, unless --check only looks")
+    memory.share_arenas()
     with _one_line("export"):
         precisions = tuple(options.precision.split(","))
         plan = Plan(options.layout, precisions, options.default_precision or precisions[0])
@@ -38,6 +40,7 @@ def export(arguments: Sequence[str]) -> None:
 def verify(arguments: Sequence[str]) -> None:
     """Makes a bundle's certificate again. Exits with one line and code 1 if it cannot."""
     options = _verify_parser().parse_args(arguments)
+    memory.share_arenas()
     with _one_line("verify"):
         writer.verify(options.bundle, options.checkpoint)
 
@@ -54,6 +57,7 @@ def _one_line(command: str) -> Iterator[None]:
 def _source(options: argparse.Namespace) -> Source:
     if not options.preset:
         choices = Choices(tuple(options.ignore), _labels(options.labels))
+        writer.say(f"reading {options.checkpoint}")
         return sources.named(options.checkpoint, choices, options.max_length)
     for name in ("max_length", "ignore", "labels", "check"):
         if getattr(options, name):

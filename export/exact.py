@@ -21,14 +21,13 @@ import onnx
 import onnxruntime
 import onnxscript
 import torch
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from onnx import ModelProto, numpy_helper
 from safetensors.numpy import load_file
 from torch import nn
 
-from addnorm.export import attributes, quantize, structure
+from addnorm.export import attributes, model_file, quantize, structure
 from addnorm.export.graph import OPSET, export_body, export_head
+from addnorm.export.model_file import Graph
 from addnorm.model.config import Config
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Transformer
@@ -47,26 +46,28 @@ ONE_ELEMENT = 1  # a float constant of this size need not be in the state_dict: 
 class Files:
     """The graphs of a bundle as they lie on disk, and the ranges that int8 was made with."""
 
-    bodies: dict[str, ModelProto]  # by precision
-    heads: dict[str, ModelProto]  # by output
+    bodies: dict[str, Graph]  # by precision
+    heads: dict[str, Graph]  # by output
     ranges: dict[str, Floats]
 
     @classmethod
     def read(cls, bundle: Bundle) -> "Files":
-        """ValueError for what is no graph."""
+        """ValueError for what is no graph, and for data files that the manifest does not know."""
         bodies = {
-            precision: _load(bundle.graph(precision)) for precision in bundle.manifest.precisions
+            precision: _load(bundle, bundle.graph(precision))
+            for precision in bundle.manifest.precisions
         }
-        heads = {name: _load(bundle.head(name)) for name in bundle.manifest.heads}
+        heads = {name: _load(bundle, bundle.head(name)) for name in bundle.manifest.heads}
         ranges = load_file(bundle.path / RANGES) if RANGES in bundle.manifest.files else {}
         return cls(bodies, heads, ranges)
 
 
-def _load(path: Path) -> ModelProto:
-    try:
-        return onnx.load(path, load_external_data=False)
-    except DecodeError:
-        raise ValueError(f"{path.name} is no ONNX file") from None
+def _load(bundle: Bundle, path: Path) -> Graph:
+    graph = model_file.load(path)
+    data = model_file.data_file(path).name
+    if graph.values and data not in bundle.manifest.files:
+        raise ValueError(f"the manifest has no sha256 of {data}")
+    return graph
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,8 @@ class Expected:
     """What those files must hold: exported from the reference, by the exporter installed here."""
 
     reference: Transformer
-    body: ModelProto  # fp32
-    heads: dict[str, ModelProto]  # by output
+    body: Graph  # fp32
+    heads: dict[str, Graph]  # by output
     ranges: dict[str, Floats]  # measured here; empty without int8
 
     @classmethod
@@ -121,7 +122,7 @@ def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Fi
         yield (precision, "graph"), [*_graph(precision, body, files.ranges, expected)]
 
 
-def _heads(heads: dict[str, ModelProto], expected: Expected) -> Iterator[Finding]:
+def _heads(heads: dict[str, Graph], expected: Expected) -> Iterator[Finding]:
     modules, config = dict(expected.reference.named_heads()), expected.reference.config
     if heads.keys() != modules.keys():
         found = f"the bundle has heads of {sorted(heads)}, {sorted(modules)} expected"
@@ -135,7 +136,7 @@ def _heads(heads: dict[str, ModelProto], expected: Expected) -> Iterator[Finding
 
 
 def _graph(
-    precision: str, body: ModelProto, ranges: dict[str, Floats], expected: Expected
+    precision: str, body: Graph, ranges: dict[str, Floats], expected: Expected
 ) -> Iterator[str]:
     if precision == "fp32":
         yield from structure.differences(body, expected.body)
@@ -168,7 +169,7 @@ def _manifest(manifest: Manifest, config: Config) -> list[str]:
     ]
 
 
-def _weights(model: ModelProto, reference: nn.Module, leaving: str = " ") -> list[str]:
+def _weights(graph: Graph, reference: nn.Module, leaving: str = " ") -> list[str]:
     """leaving: what the names begin with that belong to another graph."""
     tensors = {
         name: tensor
@@ -176,18 +177,18 @@ def _weights(model: ModelProto, reference: nn.Module, leaving: str = " ") -> lis
         if not name.startswith(leaving)
     }
     try:
-        return [*_weights_of(model, {name: tensor.numpy() for name, tensor in tensors.items()})]
+        return [*_weights_of(graph, {name: tensor.numpy() for name, tensor in tensors.items()})]
     except (KeyError, TypeError, ValueError, onnx.checker.ValidationError) as error:
         return [f"its constants cannot be read: {error}"]
 
 
-def _weights_of(model: ModelProto, state: Mapping[str, Array]) -> Iterator[str]:
+def _weights_of(graph: Graph, state: Mapping[str, Array]) -> Iterator[str]:
     """Every tensor of the state_dict, and every float constant that is more than one number.
 
     The exporter leaves out a bias of zeros, and keeps one of several equal tensors.
     """
-    constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
-    parts = quantize.read_parts(model)
+    constants = graph.constants()
+    parts = quantize.read_parts(constants)
     for name, tensor in state.items():
         if uses := [use for use in parts if quantize.weight_of(use) == name]:
             for use in uses:
@@ -249,7 +250,11 @@ def _ranges(stored: Mapping[str, Floats], measured: Mapping[str, Floats]) -> Ite
 
 
 def _same(one: Array, other: Array) -> bool:
-    return _kind(one) == _kind(other) and one.tobytes() == other.tobytes()
+    """Bit for bit: as integers, because a NaN is unlike itself and -0 like 0."""
+    if _kind(one) != _kind(other):
+        return False
+    bits = f"u{one.itemsize}"
+    return np.array_equal(one.view(bits), other.view(bits))
 
 
 def _kind(array: Array) -> str:

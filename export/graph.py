@@ -5,11 +5,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import onnx_ir
 import torch
 from onnx import ModelProto, NodeProto
 from torch import nn
 from torch.export import Dim
 
+from addnorm.export.model_file import EXTERNAL, MIN_BYTES, Array, Graph
 from addnorm.model.transformer import Head, Transformer
 
 MAX_HEAD_DIMS = 128  # of one attention head
@@ -48,9 +50,11 @@ def _not_finite(name: str, tensor: torch.Tensor) -> str:
     return f"{name}{first.tolist()} is {tensor[tuple(first)].item()} ({count})"
 
 
-def export_body(model: Transformer) -> ModelProto:
+def export_body(model: Transformer) -> Graph:
     """input_ids, attention_mask, token_type_ids (only where there is more than one type)
     `[batch, seq]` int64 -> activations, norm_mean, norm_rstd `[batch, seq, ...]`.
+
+    The graph's values are the model's own memory.
     """
     inputs, ids = [*BODY_INPUTS], torch.zeros(2, 3, dtype=torch.int64)
     arguments = [ids, torch.tensor([[1, 1, 1], [1, 1, 0]])]
@@ -62,7 +66,7 @@ def export_body(model: Transformer) -> ModelProto:
     return _export(model, tuple(arguments), inputs, BODY_OUTPUTS, shapes)
 
 
-def export_head(head: Head, output: str, d_model: int) -> ModelProto:
+def export_head(head: Head, output: str, d_model: int) -> Graph:
     """rows `[n, d_model]` float32 -> the output `[n, width]`."""
     return _export(head, (torch.zeros(2, d_model),), ["rows"], [output], {"rows": {0: Dim("n")}})
 
@@ -73,14 +77,30 @@ def _export(
     inputs: list[str],
     outputs: list[str],
     dynamic_shapes: dict[str, dict[int, Dim]],
-) -> ModelProto:
+) -> Graph:
     with _quiet(), torch.no_grad():
         program = torch.onnx.export(
             module, arguments, dynamo=True, verbose=False, opset_version=OPSET,
             input_names=inputs, output_names=outputs, dynamic_shapes=dynamic_shapes,
         )  # fmt: skip
     assert program
-    return _standard(program.model_proto)
+    values = _taken_out(program.model)
+    return Graph(_standard(program.model_proto), values)
+
+
+def _taken_out(model: onnx_ir.Model) -> dict[str, Array]:
+    """The large constants by name. In the model, only their types and shapes stay."""
+    values: dict[str, Array] = {}
+    for name, constant in model.graph.initializers.items():
+        tensor = constant.const_value
+        assert tensor is not None
+        if tensor.nbytes >= MIN_BYTES:
+            values[name] = array = tensor.numpy()
+            shape = onnx_ir.Shape(array.shape)
+            constant.const_value = onnx_ir.ExternalTensor(
+                "", None, None, tensor.dtype, shape=shape, name=name
+            )
+    return values
 
 
 @contextmanager
@@ -116,4 +136,7 @@ def _standard(model: ModelProto) -> ModelProto:
         del item.metadata_props[:]
     for node in graph.node:
         node.doc_string = ""
+    for item in graph.initializer:
+        if item.data_location == EXTERNAL:
+            del item.external_data[:]
     return model

@@ -4,6 +4,7 @@
 printed as it comes.
 """
 
+import gc
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from addnorm.export import authors, exact, served
 from addnorm.export.served import CertificationError, NamedCompare, Served
 from addnorm.model.transformer import Transformer
 from addnorm.service.models.registry import Model
-from addnorm.service.runtime import selfcheck
+from addnorm.service.runtime import memory, selfcheck
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
 
 
@@ -46,6 +47,9 @@ def certify(
     CertificationError names what failed.
     """
     checks = same(bundle, reference)
+    gc.collect()  # PyTorch's exporter leaves cycles
+    memory.give_back()
+    tqdm.write("loading the graphs into onnxruntime")
     model = Model(bundle, "cpu")
     checks += near(model, reference, checkpoint)
     return {

@@ -29,8 +29,9 @@ import numpy as np
 import onnx
 import onnxruntime
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
+from addnorm.export.model_file import EXTERNAL, Graph, constant
 from addnorm.service.runtime.batch import Floats
 from addnorm.service.runtime.bundle import Limits
 from addnorm.service.runtime.selfcheck import sequences
@@ -56,25 +57,22 @@ class QuantizationError(ValueError):
     """int8 makes no sense for the graph."""
 
 
-def quantize(model: ModelProto, ranges: Mapping[str, Floats]) -> ModelProto:
-    """fp32 model -> the same with its large Gemms in row-wise int8.
+def quantize(graph: Graph, ranges: Mapping[str, Floats]) -> Graph:
+    """fp32 graph -> the same with its large Gemms in row-wise int8.
 
     ranges: for each of these, from `measure`.
     """
-    quantized = ModelProto()
-    quantized.CopyFrom(model)
-    graph = quantized.graph
-    constants = {item.name: item for item in graph.initializer}
+    constants = {item.name: item for item in graph.proto.graph.initializer}
     tensors, new = (
         dict(CONSTANTS),
         dict[str, list[NodeProto]](),
     )  # new: a Gemm's output -> the nodes that replace it
-    for name, gemm in large_gemms(model).items():
-        tensors |= _tensors(name, split(*_operands(gemm, constants), ranges[name]))
+    for name, gemm in large_gemms(graph.proto).items():
+        tensors |= _tensors(name, split(*_operands(gemm, graph, constants), ranges[name]))
         new[gemm.output[0]] = _nodes(name, gemm.input[0], gemm.output[0])
-    nodes = [part for node in graph.node for part in new.get(node.output[0], [node])]
-    _replace(graph, nodes, tensors)
-    onnx.checker.check_model(quantized)
+    nodes = [part for node in graph.proto.graph.node for part in new.get(node.output[0], [node])]
+    quantized = _replaced(graph, nodes, tensors)
+    onnx.checker.check_model(quantized.without_values())
     return quantized
 
 
@@ -106,30 +104,33 @@ def _pays(weight: TensorProto) -> bool:
     return bool(math.prod(weight.dims) >= MIN_ENTRIES)
 
 
-def _operands(gemm: NodeProto, constants: dict[str, TensorProto]) -> tuple[Floats, Floats]:
+def _operands(
+    gemm: NodeProto, graph: Graph, constants: Mapping[str, TensorProto]
+) -> tuple[Floats, Floats]:
     """Weight `[K, M]` and bias `[M]` of a Gemm as the exporter writes it."""
     attributes = {item.name: helper.get_attribute_value(item) for item in gemm.attribute}
     plain = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 1}
     assert {**plain, **attributes} == plain, f"{gemm.name}: {attributes}"
-    weight = numpy_helper.to_array(constants[gemm.input[1]]).T
+    weight = graph.value(constants[gemm.input[1]]).T
     if len(gemm.input) < 3:
         return weight, np.zeros(weight.shape[1], np.float32)
-    return weight, numpy_helper.to_array(constants[gemm.input[2]])
+    return weight, graph.value(constants[gemm.input[2]])
 
 
-def measure(model: ModelProto, limits: Limits) -> dict[str, Floats]:
+def measure(graph: Graph, limits: Limits) -> dict[str, Floats]:
     """Ranges `[K]` for each Gemm that `quantize` replaces, by the names of `large_gemms`.
 
     A range is the largest |x| of a column of what the weight is multiplied with, over seeded random
     token ids.
     """
-    inputs = {name: gemm.input[0] for name, gemm in large_gemms(model).items()}
-    probe = ModelProto()
-    probe.CopyFrom(model)
+    inputs = {name: gemm.input[0] for name, gemm in large_gemms(graph.proto).items()}
+    probe = graph.copy().proto
     wanted = list(dict.fromkeys(inputs.values()))
     probe.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in wanted)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    ort_values = map(onnxruntime.OrtValue.ortvalue_from_numpy, graph.values.values())
+    options.add_external_initializers([*graph.values], [*ort_values])
     session = onnxruntime.InferenceSession(
         probe.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
@@ -201,9 +202,8 @@ def _tensors(name: str, parts: Parts) -> dict[str, Array]:
     return {f"{name}.{part}": getattr(parts, part) for part in Parts.__dataclass_fields__}
 
 
-def read_parts(model: ModelProto) -> dict[str, Parts]:
+def read_parts(constants: Mapping[str, Array]) -> dict[str, Parts]:
     """The parts of each quantized weight, by the weight's name."""
-    constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
     names = [name.removesuffix(".shrink") for name in constants if name.endswith(".shrink")]
     return {
         name: Parts(*(constants[f"{name}.{part}"] for part in Parts.__dataclass_fields__))
@@ -242,14 +242,15 @@ def _nodes(name: str, x: str, y: str) -> list[NodeProto]:
     ]
 
 
-def _replace(graph: onnx.GraphProto, nodes: list[NodeProto], tensors: dict[str, Array]) -> None:
-    """Puts in the new nodes and constants, and drops the constants that nothing reads any more."""
-    del graph.node[:]
-    graph.node.extend(nodes)
-    graph.initializer.extend(
-        numpy_helper.from_array(value, name) for name, value in tensors.items()
-    )
+def _replaced(graph: Graph, nodes: list[NodeProto], tensors: Mapping[str, Array]) -> Graph:
+    """With the new nodes and constants, and without the constants that nothing reads any more."""
     used = {name for node in nodes for name in node.input}
-    kept = [item for item in graph.initializer if item.name in used]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
+    new = [constant(name, value) for name, value in tensors.items()]
+    kept = [item for item in (*graph.proto.graph.initializer, *new) if item.name in used]
+    made = graph.copy().proto
+    for field, items in ((made.graph.node, nodes), (made.graph.initializer, kept)):
+        del field[:]
+        field.extend(items)
+    values = {**graph.values, **tensors}
+    outside = {item.name for item in kept if item.data_location == EXTERNAL}
+    return Graph(made, {name: values[name] for name in values if name in outside})

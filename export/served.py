@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from itertools import compress
+from itertools import compress, repeat
 from typing import Any, TypeVar
 
 import numpy as np
@@ -207,17 +207,21 @@ def _unequal_paddings(path: Served, precision: str) -> Iterator[tolerances.Resul
     """Rows that, padded, differ in a bit from the same rows sent ragged."""
     chosen = {case.name: case for case in cases(path.model.bundle)}
     plain = _rows(path, chosen["ragged"], precision)
-    padded = [_rows(path, chosen[f"pads {where}"], precision) for where in PLACES]
-    unequal = (row != same for rows in padded for row, same in zip(rows, plain, strict=True))
-    yield "unequal rows", sum(unequal), 0
+    padded = (_rows(path, chosen[f"pads {where}"], precision) for where in PLACES)
+    yield "unequal rows", sum(map(_num_unequal, padded, repeat(plain))), 0
 
 
 def _unequal_co_batched(path: Served, precision: str) -> Iterator[tolerances.Result]:
     """Rows that, in one batch, differ in a bit from the same rows sent alone."""
     ragged = next(case for case in cases(path.model.bundle) if case.name == "ragged")
     together = _rows(path, ragged, precision)
-    alone = [_rows(path, ragged.row(index), precision)[0] for index in range(len(together))]
-    yield "unequal rows", sum(row != same for row, same in zip(together, alone, strict=True)), 0
+    alone = (_rows(path, ragged.row(index), precision) for index in range(len(together)))
+    yield "unequal rows", sum(map(_num_unequal, alone, ([row] for row in together))), 0
+
+
+def _num_unequal(rows: list[Any], others: list[Any]) -> int:
+    """Lists of answers are large: callers make them one at a time."""
+    return sum(row != other for row, other in zip(rows, others, strict=True))
 
 
 def _rows(path: Served, case: Case, precision: str) -> list[Any]:

@@ -12,13 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from google.protobuf.message import Message
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper
+
+from addnorm.export.model_file import EXTERNAL, Graph, as_bytes
 
 TENSOR_DATA = (
     "name", "raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data",
     "string_data",
 )  # fmt: skip
+PLACE = ("name", "data_location", "external_data")
 COMPARED_ELSEWHERE = {"node", "initializer", "value_info", "graph"}
 MEANINGLESS = {"name", "producer_name", "producer_version"}
 
@@ -33,9 +37,10 @@ class _Keys:
     undefined: list[str]  # names that a node reads before they are defined, or defined twice
 
 
-def differences(found: ModelProto, expected: ModelProto) -> Iterator[str]:
-    """How `found` differs from `expected`, in words; nothing if both are the same."""
-    ours, theirs = _keys(found), _keys(expected)
+def differences(one: Graph, other: Graph) -> Iterator[str]:
+    """How `one` differs from `other`, the expected one, in words; nothing if both are the same."""
+    ours, theirs = _keys(one), _keys(other)
+    found, expected = one.proto, other.proto
     yield from (f"{name} is undefined, or defined twice" for name in ours.undefined)
     yield from _header(found, expected)
     for key, node in ours.nodes.items():
@@ -51,7 +56,8 @@ def differences(found: ModelProto, expected: ModelProto) -> Iterator[str]:
         yield "nodes, constants or noted shapes are more, fewer or others"
 
 
-def _keys(model: ModelProto) -> _Keys:
+def _keys(graph: Graph) -> _Keys:
+    model = graph.proto
     values, nodes, counts, undefined = {"": ""}, dict[str, NodeProto](), Counter[str](), list[str]()
 
     def define(name: str, key: str) -> None:
@@ -62,7 +68,7 @@ def _keys(model: ModelProto) -> _Keys:
     for value in model.graph.input:
         define(value.name, f"input {value.name}")
     for item in model.graph.initializer:
-        define(item.name, _constant(item))
+        define(item.name, _constant(item, graph))
         counts[values[item.name]] += 1
     for node in model.graph.node:
         undefined.extend(name for name in node.input if name not in values)
@@ -78,13 +84,14 @@ def _keys(model: ModelProto) -> _Keys:
     return _Keys(values, nodes, counts, undefined)
 
 
-def _constant(item: TensorProto) -> str:
-    """Type, shape and bytes. Bytes in another file are not read: naming a file is a difference."""
+def _constant(item: TensorProto, graph: Graph) -> str:
+    """Type, shape and bytes, wherever the bytes lie."""
     try:
-        data = b"" if item.data_location else numpy_helper.to_array(item).tobytes()
-    except (ValueError, TypeError) as error:
+        values = np.ascontiguousarray(graph.value(item))
+    except (KeyError, ValueError, TypeError) as error:
         return f"unreadable: {error}"
-    return _digest(_without(item, *TENSOR_DATA), data)
+    fields = PLACE if item.data_location == EXTERNAL else TENSOR_DATA
+    return _digest(_without(item, *fields), as_bytes(values))
 
 
 def _node(node: NodeProto) -> bytes:
@@ -162,9 +169,10 @@ def _without(message: Message, *names: str) -> bytes:
     return copy.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
 
 
-def _digest(*parts: bytes | str) -> str:
+def _digest(*parts: bytes | memoryview | str) -> str:
     found = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
-        found.update(len(data).to_bytes(8, "little") + data)
+        found.update(len(data).to_bytes(8, "little"))
+        found.update(data)
     return found.hexdigest()

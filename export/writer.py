@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import onnx
 from safetensors.numpy import save_file
 
-from addnorm.export import sources
+from addnorm.export import model_file, sources
 from addnorm.export.download import DownloadError
 from addnorm.export.exact import RANGES, heads, versions
 from addnorm.export.folder_tokenizer import NoTexts
@@ -95,8 +94,8 @@ def _version(folder: Path, asked: int | None) -> int:
 def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) -> Bundle:
     """The graphs and the manifest, not yet certified."""
     model, config = source.in_layout(plan.layout), source.model.config
-    check_fit(model)
     say(f"exporting {name}/{version}: {config.n_layers} layers, d_model {config.d_model}")
+    check_fit(model)
     limits = _limits(source, config, folder)
     _write_graphs(model, folder, plan.precisions, limits)
     manifest = {
@@ -116,6 +115,7 @@ def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) ->
         "source": source.origin,
         **source.facts,
     }
+    say("hashing the files")
     bundle = bundles.write_manifest(folder, manifest)
     text.load(bundle)  # raises StartupError now, not only when it is served
     return bundle
@@ -143,16 +143,16 @@ def _write_graphs(
     body = export_body(model)
     if "fp32" in precisions:
         say(f"writing {GRAPHS['fp32']}")
-        onnx.save(body, folder / GRAPHS["fp32"])
+        model_file.save(body, folder / GRAPHS["fp32"])
     if "int8" in precisions:
         say(f"writing {GRAPHS['int8']}")
         ranges = measure(body, limits)
-        onnx.save(quantize(body, ranges), folder / GRAPHS["int8"])
+        model_file.save(quantize(body, ranges), folder / GRAPHS["int8"])
         save_file(ranges, folder / RANGES)
     for output, head in model.named_heads():
         file = bundles.head_file(output)
         say(f"writing {file}")
-        onnx.save(export_head(head, output, model.config.d_model), folder / file)
+        model_file.save(export_head(head, output, model.config.d_model), folder / file)
 
 
 def verify(path: Path, checkpoint: str | None) -> None:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import torch
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from safetensors.numpy import save_file
@@ -28,7 +27,7 @@ from tqdm import tqdm
 from transformers import BertConfig, BertForMaskedLM
 from transformers.utils.logging import disable_progress_bar
 
-from addnorm.export import exact, parity, sources
+from addnorm.export import exact, model_file, parity, sources
 from addnorm.export.exact import Expected, Files
 from addnorm.export.sources import Source
 from addnorm.export.writer import GRAPHS, Plan, export
@@ -232,15 +231,13 @@ def _mutant(draws: random.Random, subject: Subject, kind: str) -> Mutant | None:
             subject, kind, f"ranges of {name}[{index}] x 1.001", replace(files, ranges=ranges)
         )
     before = (files.heads | files.bodies)[place]
-    after = ModelProto()
-    after.CopyFrom(before)
+    after = before.copy()
     try:
-        words = KINDS[kind](draws, after)
+        words = KINDS[kind](draws, after.proto)
     except IndexError:  # nothing of that kind in this graph
         return None
-    if not words or after.SerializeToString(deterministic=True) == before.SerializeToString(
-        deterministic=True
-    ):
+    one, other = (graph.proto.SerializeToString(deterministic=True) for graph in (before, after))
+    if not words or one == other:
         return None
     mutated = (
         replace(files, heads={**files.heads, place: after})
@@ -273,9 +270,9 @@ def write(mutant: Mutant, place: Path) -> Bundle:
     manifest = mutant.subject.bundle.manifest
     shutil.copytree(mutant.subject.bundle.path, place)
     for precision, body in mutant.files.bodies.items():
-        onnx.save(body, place / GRAPHS[precision])
+        model_file.save(body, place / GRAPHS[precision])
     for output, head in mutant.files.heads.items():
-        onnx.save(head, place / bundles.head_file(output))
+        model_file.save(head, place / bundles.head_file(output))
     if mutant.files.ranges:
         save_file(mutant.files.ranges, place / exact.RANGES)
     return bundles.write_manifest(place, manifest.model_dump(exclude={"format", "files"}))

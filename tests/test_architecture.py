@@ -55,6 +55,7 @@ def test_packages_import_along_the_arrow_only(package: str) -> None:
             assert not {name.partition(".")[0] for name in names} & {
                 "torch",
                 "onnx",
+                "onnx_ir",
                 "onnxscript",
             }, path
 

@@ -3,6 +3,7 @@
 manifest.json  model.onnx  certificate.json  tokenizer.json?
 model.int8.onnx?  model.int8.ranges.safetensors?
 logits.onnx?  pooled.onnx?  token_vectors.onnx?      heads, by the output that they make
+*.onnx.data?                                         a graph's weights, if over 1 GiB
 
 The manifest holds the sha256 of every file but the certificate, which holds the manifest's.
 """

@@ -1,0 +1,155 @@
+"""An ONNX model with its large constants apart: in PyTorch's memory, or mapped from a file.
+
+Protobuf takes no message of 2 GiB. So a large model's file has its constants in a second file
+beside it, `<file>.data`. Knows ONNX; no PyTorch.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+from tqdm import tqdm
+
+Array = NDArray[Any]
+MAX_BYTES = 2**30  # of constants within one ONNX file; more of them lie beside it
+MIN_BYTES = 1024  # smaller constants are always in the message
+ALIGNMENT = 4096  # of a constant in the data file: a page
+EXTERNAL = TensorProto.EXTERNAL
+NUMBERS: dict[int, np.dtype[Any]] = {  # what weights are made of, by ONNX's data type
+    helper.np_dtype_to_tensor_dtype(np.dtype(name)): np.dtype(name)
+    for name in ("float32", "int8", "uint8", "int32", "int64")
+}
+PLACE = ("location", "offset", "length")  # what an external constant says of its values
+
+
+@dataclass(frozen=True)
+class Graph:
+    """proto: the model. values: the constants that are not in it, by name; never written to."""
+
+    proto: ModelProto
+    values: Mapping[str, Array] = field(default_factory=dict)
+
+    def value(self, item: TensorProto) -> Array:
+        """The array of a constant of `proto`. KeyError if it is nowhere, ValueError if broken."""
+        if item.data_location == EXTERNAL:
+            return self.values[item.name]
+        return numpy_helper.to_array(item)
+
+    def constants(self) -> dict[str, Array]:
+        """By name."""
+        return {item.name: self.value(item) for item in self.proto.graph.initializer}
+
+    def copy(self) -> "Graph":
+        """Another message, the same values."""
+        proto = ModelProto()
+        proto.CopyFrom(self.proto)
+        return Graph(proto, self.values)
+
+    def without_values(self) -> ModelProto:
+        """A copy for onnx's checker: the constants outside of the message are inputs."""
+        proto = self.copy().proto
+        items = list(proto.graph.initializer)
+        del proto.graph.initializer[:]
+        proto.graph.initializer.extend(item for item in items if item.name not in self.values)
+        proto.graph.input.extend(
+            helper.make_tensor_value_info(item.name, item.data_type, item.dims)
+            for item in items
+            if item.name in self.values
+        )
+        return proto
+
+
+def constant(name: str, array: Array) -> TensorProto:
+    """As it stands in a Graph's message: with its values only if they are few."""
+    if array.nbytes < MIN_BYTES:
+        return numpy_helper.from_array(array, name)
+    kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+    return TensorProto(name=name, data_type=kind, dims=array.shape, data_location=EXTERNAL)
+
+
+def data_file(path: Path) -> Path:
+    """Where the constants of a large model's file lie."""
+    return path.with_name(f"{path.name}.data")
+
+
+def save(graph: Graph, path: Path) -> None:
+    """Writes one file, or two if the constants have more than MAX_BYTES."""
+    made = graph.copy().proto
+    outside = [item for item in made.graph.initializer if item.name in graph.values]
+    if sum(graph.values[item.name].nbytes for item in outside) > MAX_BYTES:
+        _write_data(outside, graph.values, data_file(path))
+    else:
+        for item in outside:
+            item.ClearField("data_location")
+            item.raw_data = graph.values[item.name].tobytes()
+    onnx.save(made, path)
+
+
+def _write_data(items: list[TensorProto], values: Mapping[str, Array], path: Path) -> None:
+    """Notes in each item where its values lie."""
+    num_bytes = sum(values[item.name].nbytes for item in items)
+    progress = tqdm(total=num_bytes, desc=path.name, unit="B", unit_scale=True, disable=None)
+    with path.open("wb") as stream, progress:
+        for item in items:
+            array = np.ascontiguousarray(values[item.name])
+            offset = math.ceil(stream.tell() / ALIGNMENT) * ALIGNMENT
+            stream.seek(offset)
+            stream.write(as_bytes(array))
+            for key, value in zip(PLACE, (path.name, offset, array.nbytes), strict=True):
+                item.external_data.add(key=key, value=str(value))
+            progress.update(array.nbytes)
+
+
+def load(path: Path) -> Graph:
+    """ValueError for what is no graph, and for constants that lie elsewhere than in `<path>.data`.
+
+    Those are mapped.
+    """
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except DecodeError:
+        raise ValueError(f"{path.name} is no ONNX file") from None
+    items = [item for item in proto.graph.initializer if item.data_location == EXTERNAL]
+    if not items:
+        return Graph(proto)
+    spans, data = {item.name: _span(item, path) for item in items}, data_file(path)
+    if not data.is_file():
+        raise ValueError(f"{data.name} is missing")
+    mapped = np.memmap(data, np.uint8, "r")
+    return Graph(proto, {item.name: _array(item, mapped[spans[item.name]], path) for item in items})
+
+
+def _span(item: TensorProto, path: Path) -> slice:
+    """Which bytes of the data file it names. ValueError if it names another file, or no bytes."""
+    entries = [(entry.key, entry.value) for entry in item.external_data]
+    place = dict(entries)
+    if len(entries) != len(PLACE) or place.keys() != {*PLACE}:
+        raise ValueError(f"{path.name}: {item.name} has external data {entries}, {PLACE} expected")
+    if place["location"] != (expected := data_file(path).name):
+        raise ValueError(
+            f"{path.name}: {item.name} lies in {place['location']!r}, {expected!r} expected"
+        )
+    if not (place["offset"].isdecimal() and place["length"].isdecimal()):
+        raise ValueError(f"{path.name}: {item.name} has external data {entries}, numbers expected")
+    offset, length = int(place["offset"]), int(place["length"])
+    return slice(offset, offset + length)
+
+
+def _array(item: TensorProto, found: Array, path: Path) -> Array:
+    dtype = NUMBERS.get(item.data_type)
+    if dtype is None or found.nbytes != math.prod(item.dims) * dtype.itemsize:
+        raise ValueError(f"{path.name}: {item.name} is not within {data_file(path).name}")
+    array: Array = found.view(dtype)
+    return array.reshape(item.dims)
+
+
+def as_bytes(array: Array) -> memoryview:
+    """The bytes of a contiguous array, not copied."""
+    return array.reshape(-1).view(np.uint8).data

@@ -1,0 +1,161 @@
+"""Constants that lie beside the ONNX file, as those of a model of more than 2 GB must."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+from addnorm.export import command, model_file, sources, structure, writer
+from addnorm.export.quantize import measure, quantize
+from addnorm.export.writer import Plan
+from addnorm.model.presets import build
+from addnorm.service.errors import StartupError
+from addnorm.service.models.registry import load
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime import selfcheck
+from addnorm.service.runtime.bundle import Bundle, Limits
+from addnorm.service.settings import Settings
+from tests.support.bundles import flip
+from tests.support.exports import shared_exports
+
+GRAPH, DATA = "model.onnx", "model.onnx.data"
+LIMIT = 4096  # bytes of constants in a file, in place of 1 GiB
+
+
+@pytest.fixture(scope="module")
+def low_limit() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch, shared_exports():
+        patch.setattr(model_file, "MAX_BYTES", LIMIT)
+        yield
+
+
+@pytest.fixture(scope="module")
+def large(low_limit: None, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    place = tmp_path_factory.mktemp("large")
+    return writer.export(sources.preset("notebook"), place, "notebook", None, Plan())
+
+
+@pytest.fixture
+def copy(large: Bundle, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(large.path, tmp_path / "notebook" / "1"))
+
+
+def test_constants_lie_beside_the_graph_and_the_manifest_knows_them(large: Bundle) -> None:
+    sizes = {name: file.num_bytes for name, file in large.manifest.files.items()}
+    assert {GRAPH, DATA, "logits.onnx"} == sizes.keys()
+    assert sizes[DATA] > LIMIT
+    items = onnx.load(large.path / GRAPH, load_external_data=False).graph.initializer
+    inside = [len(item.raw_data) for item in items if item.data_location != TensorProto.EXTERNAL]
+    assert max(inside) < model_file.MIN_BYTES
+
+
+def test_they_are_served_with_the_bits_of_one_file(large: Bundle, notebook: Path) -> None:
+    served = [load(path, Settings()) for path in (large.path, notebook)]
+    batch = selfcheck.sequences(large.manifest.limits, [1, 5, 7])
+    assert selfcheck.same_bits(*(model.engine(None).run(batch) for model in served))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (flip, f"{DATA} does not match its sha256; export it again"),
+        (Path.unlink, f"{DATA} is missing; export it again"),
+    ],
+)
+def test_a_server_refuses_other_data(
+    copy: Path, change: Callable[[Path], None], words: str
+) -> None:
+    change(copy / DATA)
+    with pytest.raises(StartupError, match=words):
+        load(copy, Settings())
+
+
+def place(copy: Path, **changed: str) -> None:
+    """Changes where the first constant that lies outside of the graph says that it lies."""
+    graph = onnx.load(copy / GRAPH, load_external_data=False)
+    item = next(item for item in graph.graph.initializer if item.external_data)
+    for entry in item.external_data:
+        entry.value = changed.pop(entry.key, entry.value)
+    for key, value in changed.items():
+        item.external_data.add(key=key, value=value)
+    onnx.save(graph, copy / GRAPH)
+
+
+def with_new_hashes(copy: Path) -> None:
+    """As someone would make them who changed a certified bundle."""
+    before = bundles.Manifest.model_validate_json((copy / bundles.MANIFEST).read_bytes())
+    certificate = json.loads((copy / bundles.CERTIFICATE).read_bytes())
+    bundle = bundles.write_manifest(copy, before.model_dump(exclude={"format", "files"}))
+    del certificate["manifest_sha256"]
+    bundles.write_certificate(bundle, certificate)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"location": "../outside.data"}, r"lies in '../outside.data', 'model.onnx.data' expected"),
+        ({"location": "logits.onnx"}, r"lies in 'logits.onnx', 'model.onnx.data' expected"),
+        ({"offset": "100000000"}, r"is not within model.onnx.data"),
+        ({"length": "4"}, r"is not within model.onnx.data"),
+        ({"offset": "-1"}, r"has external data .*numbers expected"),
+        ({"checksum": "0"}, r"has external data .*'checksum'"),
+    ],
+)
+def test_a_place_that_is_not_in_the_data_file_is_not_certified(
+    copy: Path, changed: dict[str, str], words: str
+) -> None:
+    place(copy, **changed)
+    with_new_hashes(copy)
+    with pytest.raises(SystemExit, match=words):
+        command.verify([str(copy)])
+
+
+@pytest.mark.parametrize("where", ["../outside.data", "{parent}/outside.data", "link.data"])
+def test_a_server_reads_no_data_outside_of_the_folder(copy: Path, where: str) -> None:
+    """Whatever the hashes say."""
+    outside = copy.parent / "outside.data"
+    shutil.copy(copy / DATA, outside)
+    (copy / "link.data").symlink_to(outside)
+    place(copy, location=where.format(parent=copy.parent))
+    with_new_hashes(copy)
+    with pytest.raises(StartupError, match=r"onnxruntime cannot load .*/model\.onnx: .*data path"):
+        load(copy, Settings())
+
+
+def test_data_that_the_manifest_does_not_know_is_not_certified(copy: Path) -> None:
+    manifest = json.loads((copy / bundles.MANIFEST).read_bytes())
+    del manifest["files"][DATA]
+    (copy / bundles.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(SystemExit, match=f"the manifest has no sha256 of {DATA}"):
+        command.verify([str(copy)])
+
+
+def test_a_changed_weight_is_found_by_name(copy: Path) -> None:
+    """One bit of it, with new hashes."""
+    graph = onnx.load(copy / GRAPH, load_external_data=False).graph
+    item = next(item for item in graph.initializer if item.name.endswith("ffn.up.weight"))
+    data = np.memmap(copy / DATA, np.uint8, "r+")
+    data[int(item.external_data[1].value)] ^= 1
+    data.flush()
+    with_new_hashes(copy)
+    words = r"weights \(fp32\): blocks.0.ffn.up.weight differs from the reference at \[0, 0\]"
+    with pytest.raises(SystemExit, match=words):
+        command.verify([str(copy)])
+
+
+@pytest.mark.usefixtures("low_limit")
+def test_int8_lies_so_too(tmp_path: Path) -> None:
+    """Written to two files and read again, it is the same graph."""
+    model = build("postnorm")
+    config, body = model.config, writer.export_body(model)
+    limits = Limits(max_positions=config.max_positions, vocab_size=config.vocab_size)
+    made = quantize(body, measure(body, limits))
+    model_file.save(made, tmp_path / GRAPH)
+    read = model_file.load(tmp_path / GRAPH)
+    assert {str(array.dtype) for array in read.values.values()} == {"float32", "int8"}
+    assert list(structure.differences(read, made)) == []
