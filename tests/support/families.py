@@ -75,7 +75,8 @@ def made(class_name: str, **changed: Any) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             own = name.removeprefix(f"{model.base_model_prefix}.")
             draws = torch.Generator().manual_seed(zlib.crc32(own.encode()))
-            parameter.normal_(0.0, 0.15, generator=draws)
+            deviation = 0.15 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5
+            parameter.normal_(0.0, deviation, generator=draws)
             if parameter.dim() == 1 and name.endswith("weight"):  # of a norm
                 parameter.add_(1.0)
     return model
