@@ -70,9 +70,12 @@ def _labels(file: str | None) -> tuple[str, ...] | None:
     if file is None or file == "none":
         return None if file is None else ()
     try:
-        return tuple(Path(file).read_text().splitlines())
+        labels = tuple(Path(file).read_text("utf-8-sig").splitlines())
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--labels {file}: {error}") from None
+        raise UsageError(f"--labels {file}: {error}; it is a text file in UTF-8") from None
+    if not labels or not all(labels) or len(set(labels)) < len(labels):
+        raise UsageError(f"--labels {file}: a label a line, none of them empty or there twice")
+    return labels
 
 
 def _export_parser() -> argparse.ArgumentParser:

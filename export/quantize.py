@@ -87,7 +87,7 @@ def large_gemms(model: ModelProto) -> dict[str, NodeProto]:
     large = [node for node in gemms if _pays(constants[node.input[1]])]
     if not large:
         why = f"no weight of the body has {MIN_ENTRIES} entries or more"
-        raise QuantizationError(f"int8 does not pay: {why}")
+        raise QuantizationError(f"int8 does not pay: {why}; leave it out of --precision")
     named: dict[str, NodeProto] = {}
     for gemm in large:
         uses = sum(weight_of(name) == gemm.input[1] for name in named)

@@ -26,6 +26,7 @@ class Texts:
     max_tokens: int
     limited_by: str  # what says so
     num_special: int  # tokens around each text
+    has_types: bool  # whether transformers' tokenizer gives the second text of a pair its own type
 
     def __str__(self) -> str:
         return f"yes, up to {self.max_tokens} tokens ({self.limited_by})"
@@ -47,7 +48,8 @@ def read(folder: Path, max_positions: int) -> Texts:
         cut = f"{limited_by} cuts them to {limit} tokens"
         raise NoTexts(f"{cut}, and {num_special} are special tokens")
     content = tokenizer.backend_tokenizer.to_str().encode()
-    return Texts(content, min(limit, max_positions), limited_by, num_special)
+    has_types = "token_type_ids" in tokenizer.model_input_names
+    return Texts(content, min(limit, max_positions), limited_by, num_special, has_types)
 
 
 def load_tokenizer(authors: SentenceTransformers) -> "PreTrainedTokenizerBase":

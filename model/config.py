@@ -8,6 +8,11 @@ Activation = Literal["identity", "relu", "gelu", "gelu_tanh", "silu", "tanh"]
 Pick = Literal["every", "first", "last", "mean", "max", "weighted_mean", "mean_sqrt"]
 
 
+SIZES = (
+    "vocab_size", "d_model", "n_heads", "d_ff", "n_layers", "max_positions", "type_vocab_size",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class HeadConfig:
     """pick -> [dense -> activation -> norm] -> [linear]. One of dense and linear is always there.
@@ -52,6 +57,17 @@ class Config:
     layer_groups: int | None = None  # layers of a group share their weights; None: each has its own
     # output -> its head: "logits"; "pooled" for one that makes the pooled vectors; "token_vectors"
     heads: Mapping[str, HeadConfig] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """ValueError for a shape that no transformer can have."""
+        for name in SIZES:
+            if type(value := getattr(self, name)) is not int or value < 1:
+                raise ValueError(f"{name} is {value!r}: a whole number of 1 or more")
+        if self.d_model % self.n_heads:
+            raise ValueError(
+                f"d_model {self.d_model} is no multiple of n_heads {self.n_heads}: each head has"
+                " the same number of dimensions"
+            )
 
     @property
     def n_norms(self) -> int:

@@ -30,7 +30,8 @@ class RelativeBias(nn.Module):
         self.farthest = max_positions - 1
         distances = torch.arange(-self.farthest, max_positions)
         self.buckets: Tensor
-        self.register_buffer("buckets", buckets(distances, num_buckets))
+        # no weight: it follows from the shape
+        self.register_buffer("buckets", buckets(distances, num_buckets), persistent=False)
 
     def forward(self, distances: Tensor) -> Tensor:
         """Place of key minus place of query `[B or 1, S, S]` -> `[B or 1, H, S, S]`."""

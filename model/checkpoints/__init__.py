@@ -28,6 +28,7 @@ from addnorm.model.config import Config, HeadConfig
 from addnorm.model.transformer import Transformer
 
 __all__ = ["Checkpoint", "CheckpointError", "Choices", "load_checkpoint"]
+UNSUPPORTED_HEADS = ("ForMultipleChoice", "ForNextSentencePrediction")  # ends of classes
 FAMILIES = {
     model_type: family
     for family in (BERT, ROBERTA, ELECTRA, MPNET, DISTILBERT, ALBERT, GPT2, OPT)
@@ -77,7 +78,7 @@ def load_checkpoint(
     body = authors.transformer
     if wrong := problem(body):
         raise CheckpointError(wrong)
-    fields = json_files.read(body / "config.json")
+    fields = json_files.settings(body / "config.json")
     family = _family(fields)
     raw = {**family.defaults, **fields}
     weights = read_weights(body)
@@ -142,11 +143,17 @@ def read_config(family: Family, raw: Raw) -> Config:
         fields |= {**family.fixed, **family.derived(raw)}
     except KeyError as error:
         raise CheckpointError(f"config.json: {error.args[0]} is missing") from None
+    except TypeError as error:  # a text where a number is needed
+        raise CheckpointError(f"config.json: {error}") from None
     if (activation := fields["activation"]) not in ACTIVATIONS:
         name = family.config["activation"]
         known = ", ".join(ACTIVATIONS)
         raise CheckpointError(f"config.json: {name} is {activation!r}, supported are {known}")
-    return Config(**{**fields, "activation": ACTIVATIONS[activation]})
+    try:
+        return Config(**{**fields, "activation": ACTIVATIONS[activation]})
+    except ValueError as error:
+        names = ", ".join(f"{ours} is {theirs}" for ours, theirs in family.config.items())
+        raise CheckpointError(f"config.json: {error} ({names})") from None
 
 
 def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> HeadTable | None:
@@ -155,6 +162,11 @@ def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> 
         head for head in family.heads if not (ignore and f"{head.linear}.weight".startswith(ignore))
     ]
     for name in raw.get("architectures") or ():
+        if name.endswith(UNSUPPORTED_HEADS):
+            raise CheckpointError(
+                f"config.json: the head of {name} is not supported. For the body alone, remove"
+                " architectures there, and leave the head's weights out with --ignore"
+            )
         for head in family.heads:
             if name.endswith(head.classes):
                 return head if head in kept else None
@@ -163,7 +175,8 @@ def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> 
         key, classes = f"{found[0].linear}.weight", [head.classes[0] for head in found]
         raise CheckpointError(
             f"config.json: architectures is {raw.get('architectures')}, so {key} may be the head"
-            f" of {' or '.join(classes)}: name the class there, or leave it out with --ignore"
+            f" of {' or '.join(classes)}: name the class there, or leave it out with"
+            f" --ignore {found[0].linear}"
         )
     return found[0] if found else None
 

@@ -73,7 +73,7 @@ class InferRequest(Options):
     )
     token_type_ids: Integers | None = Field(
         None,
-        description="0 or 1: which text of a pair a token is of, for models that were trained with"
+        description="Which text of a pair a token is of, for models that were trained with"
         " it; shaped like input_ids, 0 by default.",
     )
     texts: Texts | None = Field(

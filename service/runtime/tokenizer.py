@@ -61,7 +61,7 @@ class Tokenizer:
         limits = bundle.manifest.limits
         self.max_tokens = limits.max_text_tokens
         self.max_characters = CHARACTERS_PER_TOKEN * limits.max_positions
-        self.has_types = limits.type_vocab_size > 1
+        self.has_types = limits.type_vocab_size > 1 and bundle.manifest.texts_have_types
         self._whole, self._cut, self._cut_pairs = (_read(bundle) for _ in range(3))
         self._pair_strategy = (self._whole.truncation or {}).get("strategy", LONGEST_FIRST)
         for tokenizer in (self._whole, self._cut, self._cut_pairs):
