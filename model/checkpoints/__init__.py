@@ -24,7 +24,7 @@ from addnorm.model.checkpoints.roberta import ROBERTA
 from addnorm.model.checkpoints.sentence_transformers import SentenceTransformers
 from addnorm.model.checkpoints.unsupported import reason
 from addnorm.model.checkpoints.weights import read as read_weights
-from addnorm.model.config import Config, HeadConfig
+from addnorm.model.config import SIZES, Config, HeadConfig
 from addnorm.model.transformer import Transformer
 
 __all__ = ["Checkpoint", "CheckpointError", "Choices", "load_checkpoint"]
@@ -152,8 +152,9 @@ def read_config(family: Family, raw: Raw) -> Config:
     try:
         return Config(**{**fields, "activation": ACTIVATIONS[activation]})
     except ValueError as error:
-        names = ", ".join(f"{ours} is {theirs}" for ours, theirs in family.config.items())
-        raise CheckpointError(f"config.json: {error} ({names})") from None
+        named = [name for name in SIZES if name in str(error) and name in family.config]
+        names = ", ".join(f"{name} is {family.config[name]}" for name in named)
+        raise CheckpointError(f"config.json: {error}; there {names}") from None
 
 
 def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> HeadTable | None:

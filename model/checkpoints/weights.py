@@ -4,13 +4,13 @@ Pickles are read as tensors only: a file that wants anything else is refused, an
 """
 
 import json
-import pickle
 import re
 import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -110,7 +110,7 @@ def _pickled(file: Path) -> Mapping[str, Tensor]:
             found = torch.load(
                 file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
             )
-    except pickle.UnpicklingError as error:
+    except UnpicklingError as error:
         if wanted := GLOBAL.search(str(error)):
             raise CheckpointError(
                 f"{file} is a pickle that wants {wanted[1]}, which is no tensor: it is not run"

@@ -14,6 +14,7 @@ from addnorm.export.command import export
 from addnorm.model.checkpoints import CheckpointError, Choices
 
 SHOWN = """\
+reading {folder}
 checkpoint: {folder}
 family: bert, ForTokenClassification
 shape: 2 layers, 2 attention heads, 8 positions, 2 token types, d_model 16, vocabulary of 50
