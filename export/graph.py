@@ -63,7 +63,18 @@ def export_body(model: Transformer) -> Graph:
         arguments.append(torch.tensor([[0, 1, 1], [0, 0, 0]]))
     grid = {0: Dim("batch"), 1: Dim("seq")}
     shapes = dict.fromkeys(inputs, grid)
-    return _export(model, tuple(arguments), inputs, BODY_OUTPUTS, shapes)
+    with _headless(model):
+        return _export(model, tuple(arguments), inputs, BODY_OUTPUTS, shapes)
+
+
+@contextmanager
+def _headless(model: Transformer) -> Iterator[None]:
+    """A tensor that a head shares with the body would get its name from the head."""
+    heads, model.heads = model.heads, nn.ModuleDict()
+    try:
+        yield
+    finally:
+        model.heads = heads
 
 
 def export_head(head: Head, output: str, d_model: int) -> Graph:

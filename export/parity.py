@@ -121,6 +121,7 @@ def near(model: Model, reference: Transformer, checkpoint: Path | None = None) -
             found = [Check(case, output, precision, *result) for output, *result in results]
             checks.extend(found)
             tqdm.write(_table_row(found))
+            memory.give_back()  # parsed answers are large
     _refuse_failures(checks)
     return checks
 

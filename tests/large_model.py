@@ -18,7 +18,7 @@ from typing import NamedTuple
 import httpx
 import torch
 import transformers
-from transformers import BertConfig, BertForMaskedLM
+from transformers import BertConfig
 
 from tests.support.beside import compared, report
 from tests.support.process import Process
@@ -106,25 +106,25 @@ def table(steps: list[Step], weights: int) -> None:
     print(row("all", sum(step.seconds for step in steps), peak(steps), weights))
 
 
-def write(folder: Path, num_layers: int) -> None:
+def write(folder: Path, kind: str, num_layers: int) -> None:
     """A BERT in shards of bfloat16. Its weights are drawn."""
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
-    model = BertForMaskedLM(BertConfig(**{**SHAPE, "num_hidden_layers": num_layers}))
+    model = getattr(transformers, kind)(BertConfig(**{**SHAPE, "num_hidden_layers": num_layers}))
     with torch.no_grad():
         for parameter in model.parameters():  # those that are 0 or 1 too
             parameter.add_(torch.randn_like(parameter) * 0.01)
     model.bfloat16().save_pretrained(folder, max_shard_size="500MB")
 
 
-def serve(bundles: Path, checkpoint: Path, weights: int) -> None:
+def serve(bundles: Path, checkpoint: Path, kind: str, weights: int) -> None:
     """Asks a server of the bundle, and compares the answers with those of transformers."""
     started = time.monotonic()
     server = Process(bundles)
     seconds = time.monotonic() - started
     print(f"\n{row('a server, ready', seconds, Memory.of(server.process.pid), weights)}\n")
     try:
-        model = BertForMaskedLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        model = getattr(transformers, kind).from_pretrained(checkpoint, dtype=torch.float32).eval()
         draws = torch.Generator().manual_seed(1)
         sent = [
             (torch.randint(5, SHAPE["vocab_size"], (n,), generator=draws).tolist(), [0] * n)
@@ -138,12 +138,15 @@ def serve(bundles: Path, checkpoint: Path, weights: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.large_model", description=__doc__)
+    parser.add_argument("--class", dest="kind", default="BertModel", help="or BertForMaskedLM")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
         checkpoint, bundles = Path(root) / "checkpoint", Path(root) / "bundles"
-        process = get_context("spawn").Process(target=write, args=(checkpoint, options.layers))
+        process = get_context("spawn").Process(
+            target=write, args=(checkpoint, options.kind, options.layers)
+        )
         process.start()  # in a process of its own, which gives its memory back
         process.join()
         stored = checkpoint.glob("*.safetensors")
@@ -153,7 +156,7 @@ def main() -> None:
              "--name", NAME, "--precision", options.precision, "--out", str(bundles)]
         )  # fmt: skip
         table(steps, weights)
-        serve(bundles, checkpoint, weights)
+        serve(bundles, checkpoint, options.kind, weights)
     if peak(steps).anonymous > MAX_MEMORY * weights:
         sys.exit(f"the export took more than {MAX_MEMORY} times the weights")
 

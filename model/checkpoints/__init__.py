@@ -94,6 +94,8 @@ def load_checkpoint(
                 dense.fill(head, authors.dense[output])
             elif table:
                 fill_head(head, table, reader)
+                if table.tied and torch.equal(head.linear.weight, model.tokens.weight):
+                    head.linear.weight = model.tokens.weight  # one copy in memory
     unused = reader.finish(body)
     return Checkpoint(
         model=model.eval(),

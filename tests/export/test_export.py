@@ -4,7 +4,7 @@ import copy
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from addnorm.export import command, parity, sources
+from addnorm.export.graph import export_body
 from addnorm.export.parity import CertificationError
 from addnorm.export.sources import Source
 from addnorm.export.writer import Plan, export
 from addnorm.model import layout as layouts
 from addnorm.model import transformer
+from addnorm.model.config import HeadConfig
 from addnorm.model.layout import Packed, Padded
-from addnorm.model.presets import build
+from addnorm.model.presets import PRESETS, build
 from addnorm.model.transformer import LayerNorm, Transformer
 from addnorm.service.runtime import bundle as bundles
 
@@ -193,6 +195,17 @@ def test_wrong_arguments_end_with_one_line(
     with pytest.raises(SystemExit) as ended:
         command.export([*arguments, "--out", str(notebook.parent.parent)])
     assert words in str(ended.value)
+
+
+def test_a_head_may_share_the_token_embeddings() -> None:
+    """The body's graph names them as the body does, or the certificate would miss them."""
+    config = PRESETS["notebook"]
+    tied = replace(config, heads={"logits": HeadConfig("every", config.vocab_size)})
+    model = Transformer(tied).eval()
+    logits = model.heads["logits"].linear
+    logits.weight = model.tokens.weight  # type: ignore[union-attr]
+    assert "tokens.weight" in export_body(model).constants()
+    assert model.heads["logits"].linear is logits
 
 
 def test_the_notebook_preset_is_seeded(notebook: Path) -> None:
