@@ -172,7 +172,7 @@ def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> 
             )
         for head in family.heads:
             if name.endswith(head.classes):
-                return head if head in kept else None
+                return head if head in kept and _is_there(head, reader) else None
     found = [head for head in kept if all(f"{key}.weight" in reader for key in _own_keys(head))]
     if len(found) > 1:
         key, classes = f"{found[0].linear}.weight", [head.classes[0] for head in found]
@@ -182,6 +182,13 @@ def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> 
             f" --ignore {found[0].linear}"
         )
     return found[0] if found else None
+
+
+def _is_there(head: HeadTable, reader: Reader) -> bool:
+    """False for a language model that was trained on as an encoder: its class stays in config.json,
+    and its head is not stored. Of another head, what is missing is reported."""
+    is_stored = any(f"{key}.weight" in reader for key in (head.dense, head.linear))
+    return is_stored or not (head.tied and head.dense) or head.dense_is_optional
 
 
 def _own_keys(head: HeadTable) -> list[str]:

@@ -89,6 +89,17 @@ def test_the_name_of_the_class_says_which_head_it_is(tmp_path: Path) -> None:
     assert "classifier.weight" in body.unused
 
 
+def test_a_language_model_without_its_head_is_a_body(tmp_path: Path) -> None:
+    """As all-mpnet-base-v2 is: config.json still names the class that it was trained from."""
+    folder = save(made("MPNetModel"), tmp_path)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace("MPNetModel", "MPNetForMaskedLM"))
+    assert not load_checkpoint(folder).model.heads
+    config.write_text(config.read_text().replace("ForMaskedLM", "ForSequenceClassification"))
+    with pytest.raises(CheckpointError, match=r"missing: classifier\.dense\.bias"):
+        load_checkpoint(folder)
+
+
 def test_labels_that_do_not_match_the_head_are_refused(tmp_path: Path) -> None:
     folder = save(made("DistilBertForSequenceClassification"), tmp_path)
     assert load_checkpoint(folder).labels == tuple(f"LABEL_{i}" for i in range(NUM_LABELS))
