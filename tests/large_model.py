@@ -61,8 +61,11 @@ class Step(NamedTuple):
     peak: Memory
 
 
-def watched(command: list[str]) -> list[Step]:
-    """Runs it to its end, and prints what it prints. A step ends with the next line."""
+def watched(command: list[str]) -> tuple[list[Step], int]:
+    """Runs it to its end, and prints what it prints. A step ends with the next line.
+
+    The steps, and the exit code.
+    """
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     step, started, steps = "starting", time.monotonic(), list[Step]()
     peaks = [Memory()]
@@ -82,9 +85,7 @@ def watched(command: list[str]) -> list[Step]:
         step, started, peaks[0] = line.strip(), now, Memory()
     poller.join()
     steps.append(Step(step, time.monotonic() - started, peaks[0]))
-    if process.wait():
-        sys.exit(f"{command} ended with {process.returncode}")
-    return steps
+    return steps, process.wait()
 
 
 def peak(steps: list[Step]) -> Memory:
@@ -151,11 +152,13 @@ def main() -> None:
         process.join()
         stored = checkpoint.glob("*.safetensors")
         weights = 2 * sum(file.stat().st_size for file in stored)  # float32 has twice the bytes
-        steps = watched(
+        steps, code = watched(
             [sys.executable, "-u", "-m", "addnorm", "export", "--checkpoint", str(checkpoint),
              "--name", NAME, "--precision", options.precision, "--out", str(bundles)]
         )  # fmt: skip
         table(steps, weights)
+        if code:
+            sys.exit(f"the export ended with {code}")
         serve(bundles, checkpoint, options.kind, weights)
     if peak(steps).anonymous > MAX_MEMORY * weights:
         sys.exit(f"the export took more than {MAX_MEMORY} times the weights")
