@@ -7,7 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.service.errors import InvalidInput, UnsupportedMediaType
-from addnorm.service.inference.outputs import NO_TOKEN, TopK
+from addnorm.service.inference.outputs import (
+    BY_NAME,
+    NO_TOKEN,
+    Logits,
+    Output,
+    Pooled,
+    TopK,
+    check_names,
+    default_names,
+)
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec import safetensors_body as tensors
@@ -34,6 +43,7 @@ from addnorm.service.protocols.native_schema import (
     Options,
 )
 from addnorm.service.runtime.batch import Batch, Padding
+from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.unpadding import from_grid, from_lists, from_rows
 from addnorm.service.scheduling.cooperative import Steps, one_step
 
@@ -42,22 +52,16 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
     """Body -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
     answer_type = negotiated(raw.headers, (JSON, SAFETENSORS))
     options, model, batch, padding = await _read(raw, tools)
-    logits = options.logits or LogitsOptions(positions=None, top_k=None)
     request = InferenceRequest(
         model,
         batch,
         padding,
-        options.wanted(model.bundle),
-        logits.positions,
-        logits.top_k,
-        options.pooling,
-        options.normalize,
+        _outputs(options, model.bundle),
         options.precision,
-        half=options.dtype == "float16",
+        dtype=options.dtype,
         binary=answer_type == SAFETENSORS,
         field=options.field,
     )
-    _no_idle_options(options, request)
     return request, encode if answer_type == JSON else encode_tensors
 
 
@@ -148,11 +152,22 @@ def _has_axes(arrays: Arrays, **num_axes: int) -> None:
             )
 
 
-def _no_idle_options(asked: Options, request: InferenceRequest) -> None:
-    """An option of an output that is not asked for is a mistake, not something to ignore."""
+def _outputs(asked: Options, bundle: Bundle) -> tuple[Output, ...]:
+    """Those asked for, with their options."""
+    names = asked.wanted(bundle)
+    if names is None:
+        names = default_names(bundle)
+    check_names(names, bundle)
+    # an option of an output that is not asked for is a mistake, not something to ignore
     for field, output in (("logits", "logits"), ("pooling", "pooled"), ("normalize", "pooled")):
-        if getattr(asked, field) and output not in request.wanted:
+        if getattr(asked, field) and output not in names:
             raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
+    logits = asked.logits or LogitsOptions(positions=None, top_k=None)
+    with_options: dict[str, Output] = {
+        "logits": Logits(logits.positions, logits.top_k),
+        "pooled": Pooled(asked.pooling, asked.normalize),
+    }
+    return tuple(with_options.get(name) or BY_NAME[name]() for name in names)
 
 
 def encode(response: InferenceResponse) -> Steps[Payload]:

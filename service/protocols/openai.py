@@ -12,7 +12,8 @@ from pydantic import BaseModel, Field, PlainValidator, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 from addnorm.service.errors import InvalidInput, ServiceError
-from addnorm.service.inference.outputs import unit
+from addnorm.service.inference.heads import unit
+from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
@@ -157,8 +158,7 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
     request = InferenceRequest(
         model,
         *await _batch(asked, raw, model, tools),
-        ("pooled",),
-        normalize=manifest.normalize and asked.dimensions is None,
+        (Pooled(normalize=manifest.normalize and asked.dimensions is None),),
         precision=asked.precision,
         binary=as_base64,
         field="input",
