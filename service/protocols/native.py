@@ -73,9 +73,9 @@ async def _read(raw: RawRequest, tools: Tools) -> tuple[Options, Model, Batch, P
     if media_type != JSON:
         raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON} or {SAFETENSORS}")
     asked = await tools.bodies.read_json(InferRequest, raw.body, raw.deadline)
-    model = raw.model(tools.models, asked.model)
+    model, prompt_name = raw.model_and_prompt(tools.models, asked.model, asked.prompt_name)
     if asked.texts is None:
-        work = one_step(partial(_from_lists, asked))
+        work = one_step(partial(_from_lists, asked, prompt_name))
         return asked, model, *await tools.bodies.read(len(raw.body), work, raw.deadline)
     if not (asked.input_ids is asked.attention_mask is asked.token_type_ids is None):
         raise InvalidInput(
@@ -83,7 +83,7 @@ async def _read(raw: RawRequest, tools: Tools) -> tuple[Options, Model, Batch, P
             " token_type_ids",
             param="texts",
         )
-    texts = TextsToTokenize.prompted("texts", asked.texts, asked.truncate, model, asked.prompt_name)
+    texts = TextsToTokenize.prompted("texts", asked.texts, asked.truncate, model, prompt_name)
     return asked, model, *await tools.texts.batch(texts, raw.deadline)
 
 
@@ -115,14 +115,14 @@ ENDPOINT = Endpoint(
 )
 
 
-def _from_lists(asked: InferRequest) -> tuple[Batch, Padding]:
+def _from_lists(asked: InferRequest, prompt_name: str | None) -> tuple[Batch, Padding]:
     if asked.input_ids is None:
         raise InvalidInput("input_ids is missing: send token ids, or texts", param="input_ids")
     if asked.truncate:
         raise InvalidInput(
             "truncate is set, but it cuts texts only: cut input_ids yourself", param="truncate"
         )
-    if asked.prompt_name is not None:
+    if prompt_name is not None:
         raise InvalidInput(
             "prompt_name is set, but prompts are for texts: put the prompt's ids into input_ids",
             param="prompt_name",
