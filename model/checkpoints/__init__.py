@@ -172,8 +172,9 @@ def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> 
             )
         for head in family.heads:
             if name.endswith(head.classes):
-                return head if head in kept and _is_there(head, reader) else None
-    found = [head for head in kept if all(f"{key}.weight" in reader for key in _own_keys(head))]
+                is_there = _is_stored(head, reader) or not head.may_be_absent
+                return head if head in kept and is_there else None
+    found = [head for head in kept if _is_stored(head, reader)]
     if len(found) > 1:
         key, classes = f"{found[0].linear}.weight", [head.classes[0] for head in found]
         raise CheckpointError(
@@ -184,17 +185,11 @@ def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> 
     return found[0] if found else None
 
 
-def _is_there(head: HeadTable, reader: Reader) -> bool:
-    """False for a language model that was trained on as an encoder: its class stays in config.json,
-    and its head is not stored. Of another head, what is missing is reported."""
-    is_stored = any(f"{key}.weight" in reader for key in (head.dense, head.linear))
-    return is_stored or not (head.tied and head.dense) or head.dense_is_optional
-
-
-def _own_keys(head: HeadTable) -> list[str]:
-    """What the weights have if they have this head."""
-    needed = [head.dense] if head.dense and not head.dense_is_optional else []
-    return needed if needed and head.tied else [*needed, head.linear]
+def _is_stored(head: HeadTable, reader: Reader) -> bool:
+    """By its dense layer, if it needs one, and by its linear layer, unless that may be tied."""
+    dense = [head.dense] if head.dense and not head.dense_is_optional else []
+    linear = [] if head.may_be_absent else [head.linear]
+    return all(f"{key}.weight" in reader for key in dense + linear)
 
 
 def _labels(
