@@ -66,9 +66,7 @@ class Choices:
     labels: tuple[str, ...] | None = None
 
 
-def load_checkpoint(
-    folder: Path, layout: str = "packed", choices: Choices | None = None
-) -> Checkpoint:
+def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
     """The folder's model in evaluation mode.
 
     CheckpointError if anything is missing, unexpected or misshaped.
@@ -86,7 +84,7 @@ def load_checkpoint(
     config, table = read_config(family, raw), _head(family, raw, reader, choices.ignore)
     config = replace(config, heads=_heads(table, reader, config, authors))
     labels = _labels(table, fields, config, choices) if table else None
-    model = Transformer(config, layout)
+    model = Transformer(config)
     with torch.no_grad():
         fill(model, reader, raw)
         for output, head in model.named_heads():
