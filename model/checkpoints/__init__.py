@@ -15,7 +15,6 @@ from addnorm.model.checkpoints.bert import BERT
 from addnorm.model.checkpoints.distilbert import DISTILBERT
 from addnorm.model.checkpoints.electra import ELECTRA
 from addnorm.model.checkpoints.family import ACTIVATIONS, Family, HeadTable, Raw
-from addnorm.model.checkpoints.folder import problem
 from addnorm.model.checkpoints.gpt2 import GPT2
 from addnorm.model.checkpoints.mpnet import MPNET
 from addnorm.model.checkpoints.opt import OPT
@@ -74,8 +73,8 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
     choices = choices or Choices()
     authors = sentence_transformers.read(folder)
     body = authors.transformer
-    if wrong := problem(body):
-        raise CheckpointError(wrong)
+    if problem := _problem(body):
+        raise CheckpointError(problem)
     fields = json_files.settings(body / "config.json")
     family = _family(fields)
     raw = {**family.defaults, **fields}
@@ -109,6 +108,18 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
         prompts=authors.prompts,
         default_prompt_name=authors.default_prompt_name,
     )
+
+
+def _problem(folder: Path) -> str | None:
+    """Why the folder cannot be read at all. None if it is one that has a config.json."""
+    if folder.is_file():
+        return f"{folder} is a file: name the folder that it lies in"
+    if not folder.is_dir():
+        return f"there is no folder {folder}; a model of the Hugging Face hub is named ORG/NAME"
+    if not (folder / "config.json").is_file():
+        where = "name the folder that holds it beside the weights"
+        return f"there is no config.json in {folder}: {where}"
+    return None
 
 
 def _heads(
