@@ -90,6 +90,11 @@ class Tokenizer:
                 f" {positions}: export it again"
             )
 
+    @property
+    def library(self) -> tokenizers.Tokenizer:
+        """The library's, which neither pads nor cuts. It must not be changed."""
+        return self._whole
+
     def tokens(self, texts: Sequence[Text], truncate: bool) -> list[Tokens]:
         """Those of each text or pair.
 

@@ -100,7 +100,7 @@ def zero_shot(
     return ranked(scores, candidates)
 
 
-def best(scores: Floats, top_k: int | None = None) -> list[int]:
-    """Indices of scores `[n]`, highest first; equal ones in their order. top_k: see `ranked`."""
-    order: list[int] = np.argsort(-scores, kind="stable")[:top_k].tolist()
+def best(scores: Sequence[np.float32], top_k: int | None = None) -> list[int]:
+    """Indices of the scores, highest first; equal ones in their order. top_k: see `ranked`."""
+    order: list[int] = np.argsort(-np.array(scores), kind="stable")[:top_k].tolist()
     return order
