@@ -4,17 +4,15 @@ The client posts `{"inputs", "parameters"}` whatever the task, so the model and 
 task is meant. Source: huggingface_hub's client.
 """
 
-import base64
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from addnorm.service.errors import InvalidInput, ServiceError
-from addnorm.service.inference.heads import unit
 from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Model, Models
@@ -28,7 +26,7 @@ from addnorm.service.protocols.codec.openapi import (
     errors,
     json_body,
 )
-from addnorm.service.protocols.codec.payload import Encode, Payload
+from addnorm.service.protocols.codec.payload import Encode, Payload, base64_of
 from addnorm.service.protocols.codec.text_tasks import (
     ClassifyOptions,
     FillMaskOptions,
@@ -39,6 +37,7 @@ from addnorm.service.protocols.codec.text_tasks import (
 from addnorm.service.protocols.codec.texts import PROMPT_NAME, TextsToTokenize
 from addnorm.service.protocols.inference_route import Endpoint
 from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.tasks.similarity import cosines
 
 Strings = Annotated[list[str], Field(fail_fast=True)]
 
@@ -73,6 +72,13 @@ class HuggingFaceError(BaseModel):
     error: str
 
 
+EXAMPLES: dict[str, Any] = {
+    "a vector": {"inputs": "Pads are dropped.", "normalize": True},
+    "entities": {
+        "inputs": "Ada lives in London.",
+        "parameters": {"aggregation_strategy": "simple"},
+    },
+}
 OF_FEATURES = set(HuggingFaceRequest.model_fields) - {"inputs", "parameters"}
 # what a model does with plain texts -> the options that this knows, and how it is done
 BY_TASK: dict[str, tuple[type[Strict], Any]] = {
@@ -131,27 +137,18 @@ async def _features(
     raw: RawRequest, tools: Tools, texts: TextsToTokenize, asked: HuggingFaceRequest
 ) -> tuple[InferenceRequest, Encode]:
     """A vector for each text, as the model's authors pool and scale it."""
-    bundle = texts.model.bundle
-    width = bundle.width("pooled")
-    if asked.dimensions is not None and not 1 <= asked.dimensions <= width:
-        raise InvalidInput(
-            f"dimensions is {asked.dimensions}: 1 to {width} for {bundle.ref}", param="dimensions"
-        )
-    normalize = bundle.manifest.normalize if asked.normalize is None else asked.normalize
+    normalize = texts.model.bundle.manifest.normalize
+    if asked.normalize is not None:
+        normalize = asked.normalize
     batch, padding = await tools.texts.batch(texts, raw.deadline)
-    request = InferenceRequest(texts.model, batch, padding, (Pooled(),), field="inputs")
-    return request, partial(_encode_features, asked, normalize)
+    output = Pooled(normalize=normalize, dimensions=asked.dimensions)
+    request = InferenceRequest(texts.model, batch, padding, (output,), field="inputs")
+    return request, partial(_encode_features, asked.encoding_format == "base64")
 
 
-def _encode_features(
-    asked: HuggingFaceRequest, normalize: bool, response: InferenceResponse
-) -> Steps[Payload]:
-    vectors = response.outputs["pooled"][:, : asked.dimensions]
-    if normalize:
-        vectors = unit(vectors)
-    body: Any = np.ascontiguousarray(vectors)
-    if asked.encoding_format == "base64":
-        body = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in body]
+def _encode_features(as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
+    vectors = response.outputs["pooled"]
+    body = list(map(base64_of, vectors)) if as_base64 else vectors
     return Payload((yield from written(body, response.num_bytes)))
 
 
@@ -162,15 +159,13 @@ async def _similarity(
         "inputs", [asked.source_sentence, *asked.sentences], False, model, prompt_name
     )
     batch, padding = await tools.texts.batch(texts, raw.deadline)
-    request = InferenceRequest(
-        model, batch, padding, (Pooled(normalize=True),), field="inputs"
-    )
+    request = InferenceRequest(model, batch, padding, (Pooled(normalize=True),), field="inputs")
     return request, _encode_similarity
 
 
 def _encode_similarity(response: InferenceResponse) -> Steps[Payload]:
-    source, *others = response.outputs["pooled"]
-    return Payload((yield from written(cosines(source, others), response.num_bytes)))
+    vectors = response.outputs["pooled"]
+    return Payload((yield from written(cosines(vectors[0], vectors[1:]), response.num_bytes)))
 
 
 def _encode(
@@ -187,3 +182,49 @@ def _encode(
 def error_body(error: ServiceError) -> dict[str, Any]:
     """Its client shows `error`."""
     return {"error": error.message}
+
+
+def _endpoint(path: str, name: str, *params: str) -> Endpoint:
+    parameters = [
+        {"name": param, "in": "path", "required": True, "schema": {"type": "string"}}
+        for param in params
+    ]
+    body = json_body(HuggingFaceRequest, EXAMPLES)
+    return Endpoint(
+        path,
+        decode,
+        {
+            "name": name,
+            "summary": "Classification, tagging, masks, zero-shot labels, similarity or vectors, as"
+            " huggingface_hub's client asks for them",
+            "responses": errors(HuggingFaceError, error_body),
+            "openapi_extra": {"parameters": [*parameters, *DEADLINE["parameters"]], **body},
+            "generate_unique_id_function": by_name,
+        },
+    )
+
+
+ENDPOINTS = (
+    _endpoint("/hf/{model}", "hugging_face", "model"),
+    _endpoint("/hf/{model}/{version}", "hugging_face_version", "model", "version"),
+)
+
+
+@dataclass(frozen=True)
+class HealthRoutes:
+    """What `InferenceClient.health_check` asks of a model."""
+
+    models: Models
+
+    def router(self) -> APIRouter:
+        router = APIRouter(generate_unique_id_function=by_name)
+        router.get(
+            "/hf/{model}/health",
+            summary="Whether the model is served, as huggingface_hub's client asks",
+            responses={404: {"model": HuggingFaceError, "description": "No such model."}},
+        )(self.hugging_face_health)
+        return router
+
+    async def hugging_face_health(self, model: str) -> dict[str, str]:
+        self.models.find(model.partition(":")[0])
+        return {"status": "ok"}

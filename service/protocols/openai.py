@@ -3,16 +3,13 @@
 Source: OpenAI's API reference and its Python SDK, which asks for base64 unless told otherwise.
 """
 
-import base64
 from functools import partial
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import BaseModel, Field, PlainValidator, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 from addnorm.service.errors import InvalidInput, ServiceError
-from addnorm.service.inference.heads import unit
 from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Model
@@ -26,7 +23,7 @@ from addnorm.service.protocols.codec.openapi import (
     examples,
     json_body,
 )
-from addnorm.service.protocols.codec.payload import Encode, Payload
+from addnorm.service.protocols.codec.payload import Encode, Payload, base64_of
 from addnorm.service.protocols.codec.texts import PROMPT_NAME, TextsToTokenize
 from addnorm.service.protocols.inference_route import Endpoint
 from addnorm.service.protocols.native_schema import Integers, Row
@@ -147,24 +144,17 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
     negotiated(raw.headers, (JSON,))
     asked = await tools.bodies.read_json(EmbeddingsRequest, raw.body, raw.deadline)
     model, prompt_name = raw.model_and_prompt(tools.models, asked.model, asked.prompt_name)
-    manifest = model.bundle.manifest
-    width = model.bundle.width("pooled")
-    if asked.dimensions is not None and not 1 <= asked.dimensions <= width:
-        raise InvalidInput(
-            f"dimensions is {asked.dimensions}: 1 to {width} for {model.bundle.ref}",
-            param="dimensions",
-        )
     as_base64 = asked.encoding_format == "base64"
     request = InferenceRequest(
         model,
         *await _batch(asked, raw, model, prompt_name, tools),
-        (Pooled(normalize=manifest.normalize and asked.dimensions is None),),
+        (Pooled(normalize=model.bundle.manifest.normalize, dimensions=asked.dimensions),),
         precision=asked.precision,
         binary=as_base64,
         field="input",
         hint=OTHER_VOCABULARY,
     )
-    return request, partial(encode, asked.dimensions, as_base64)
+    return request, partial(encode, as_base64)
 
 
 async def _batch(
@@ -197,13 +187,11 @@ async def _batch(
     return await tools.bodies.read(len(raw.body), work, raw.deadline)
 
 
-def encode(dimensions: int | None, as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
+def encode(as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
     """InferenceResponse -> JSON. Numbers have the fewest digits that give the same float back."""
     request = response.request
-    vectors: Floats = response.outputs["pooled"][:, :dimensions]
-    if dimensions is not None and request.model.bundle.manifest.normalize:
-        vectors = unit(vectors)
-    values = [_base64(vector) for vector in vectors] if as_base64 else np.ascontiguousarray(vectors)
+    vectors: Floats = response.outputs["pooled"]
+    values = [base64_of(vector) for vector in vectors] if as_base64 else vectors
     num_tokens = request.batch.num_tokens
     body = {
         "object": "list",
@@ -215,11 +203,6 @@ def encode(dimensions: int | None, as_base64: bool, response: InferenceResponse)
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
     return Payload((yield from written(body, response.num_bytes)))
-
-
-def _base64(vector: Floats) -> str:
-    """Little-endian float32, whatever this machine's order."""
-    return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
 
 
 def error_body(error: ServiceError) -> dict[str, dict[str, str | None]]:

@@ -102,14 +102,15 @@ class Tokenizer:
         """
         # of the library's methods this one holds Python's global lock for the shortest time
         encode = tokenizers.Tokenizer.encode_batch_fast
-        return [
-            Tokens(encoding.ids, self._types(encoding))
-            for encoding in self._encoded(encode, texts, truncate)
-        ]
+        return list(map(self.tokens_of, self._encoded(encode, texts, truncate)))
 
     def encode(self, texts: Sequence[Text], truncate: bool) -> list[Encoding]:
         """As `tokens`, with words and offsets."""
         return self._encoded(tokenizers.Tokenizer.encode_batch, texts, truncate)
+
+    def tokens_of(self, encoding: Encoding) -> Tokens:
+        """An encoding's, as `tokens` makes them."""
+        return Tokens(encoding.ids, self._types(encoding))
 
     def _types(self, encoding: Encoding) -> list[int] | None:
         if not self.has_types:

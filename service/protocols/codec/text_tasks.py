@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from addnorm.service.tasks.pieces import Pieces
-from addnorm.service.tasks.tagging import Aggregation
 from pydantic import Field
 
 from addnorm.service.errors import InvalidInput
@@ -19,6 +17,8 @@ from addnorm.service.runtime.tokenizer import num_characters
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks import classification, fill_mask, tagging
 from addnorm.service.tasks.classification import Function
+from addnorm.service.tasks.pieces import Pieces
+from addnorm.service.tasks.tagging import Aggregation
 
 LABEL_BYTES = 60  # of a label and its score as JSON, about
 ENTITY_BYTES = 150  # of an entity
@@ -286,8 +286,6 @@ def _single(texts: TextsToTokenize, text: Any) -> str:
     raise InvalidInput(f"{texts.field} has a pair: send single texts", param=texts.field)
 
 
-def as_json(result: Any) -> Any:
-    """Named tuples as objects, at any depth of lists."""
-    if isinstance(result, list):
-        return [as_json(part) for part in result]
-    return result._asdict() if isinstance(result, tuple) else result
+def as_json(results: list[Any]) -> list[Any]:
+    """Lists of named tuples, at any depth -> lists of objects."""
+    return [as_json(part) if isinstance(part, list) else part._asdict() for part in results]
