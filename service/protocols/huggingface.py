@@ -172,7 +172,7 @@ def _encode(
     task: TextTask, is_one: bool, run: Callable[..., Any], response: InferenceResponse
 ) -> Steps[Payload]:
     """One text: its own result. The client takes the first of the lists of a classification."""
-    results = text_tasks.as_json((yield from task.finish(response)))
+    results = yield from task.finish(response)
     if run is text_tasks.fill_masks:
         results = [masks[0] if len(masks) == 1 else masks for masks in results]
     body = results[0] if is_one and run is not text_tasks.classify else results

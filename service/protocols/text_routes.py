@@ -172,7 +172,7 @@ def encode(task: TextTask, response: InferenceResponse) -> Steps[Payload]:
     body = {
         "model": request.model.name,
         "version": str(request.model.bundle.manifest.version),
-        "results": text_tasks.as_json(results),
+        "results": results,
         "usage": {"real_tokens": request.batch.num_tokens, "pad_tokens": 0},
     }
     return Payload((yield from written(body, response.num_bytes)))

@@ -10,7 +10,7 @@ from addnorm.service.inference.pipeline import Pipeline
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.models.registry import Models
 from addnorm.service.models.repository import Repository
-from addnorm.service.protocols import cohere, huggingface, native, openai
+from addnorm.service.protocols import cohere, huggingface, native, openai, text_routes
 from addnorm.service.protocols.codec.bodies import BodyReader
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.texts import TextReader
@@ -114,7 +114,7 @@ def _routers(
     return {
         "inference": [
             inference_router(
-                pipeline, tools, (native.ENDPOINT, openai.ENDPOINT, *cohere.ENDPOINTS)
+                pipeline, tools, (native.ENDPOINT, openai.ENDPOINT, *text_routes.ENDPOINTS)
             ),
             TokenizationRoutes(tools, settings.timeout_s).router(),
         ],

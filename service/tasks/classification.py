@@ -73,10 +73,10 @@ def entailment_index(labels: Sequence[str] | None) -> int:
     for index, label in enumerate(labels or ()):
         if label.lower().startswith(ENTAILMENT):
             return index
-    known = ", ".join(map(repr, labels or ())) or "no names"
+    known = ", ".join(map(repr, labels or ())) or "without names"
     raise InvalidInput(
         "the model cannot do zero-shot classification: it needs a label whose name begins with"
-        f" {ENTAILMENT!r}, its labels have {known}"
+        f" {ENTAILMENT!r}, its labels are {known}"
     )
 
 

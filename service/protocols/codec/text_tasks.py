@@ -284,8 +284,3 @@ def _single(texts: TextsToTokenize, text: Any) -> str:
     if isinstance(text, str):
         return text
     raise InvalidInput(f"{texts.field} has a pair: send single texts", param=texts.field)
-
-
-def as_json(results: list[Any]) -> list[Any]:
-    """Lists of named tuples, at any depth -> lists of objects."""
-    return [as_json(part) if isinstance(part, list) else part._asdict() for part in results]
