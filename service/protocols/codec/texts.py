@@ -57,6 +57,7 @@ class TextsToTokenize(NamedTuple):
     texts: Sequence[Text]
     truncate: bool
     model: Model
+    can_cut: bool = True  # whether the protocol has a field `truncate`
 
     @classmethod
     def prompted(
@@ -219,9 +220,10 @@ def _in_steps(
 
 
 def _too_long(asked: TextsToTokenize, index: int, size: int, unit: str, limit: int) -> InvalidInput:
+    remedy = 'shorten it, or send "truncate": true' if asked.can_cut else "shorten it"
     return InvalidInput(
         f"{asked.field}[{index}] has {size} {unit}, {size - limit} more than"
-        f' {asked.model.bundle.ref} takes ({limit}): shorten it, or send "truncate": true',
+        f" {asked.model.bundle.ref} takes ({limit}): {remedy}",
         param=asked.field,
     )
 
