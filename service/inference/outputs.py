@@ -11,7 +11,14 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.heads import HeadRows, headed, top_k, unit
+from addnorm.service.inference.heads import (
+    HeadRows,
+    check_finite,
+    headed,
+    token_logprobs,
+    top_k,
+    unit,
+)
 from addnorm.service.runtime.batch import Batch, Floats, Ints, Padding, Rows
 from addnorm.service.runtime.bundle import Bundle, Pick, Pooling
 from addnorm.service.runtime.engine import Engine
@@ -38,6 +45,13 @@ class TopK(NamedTuple):
 
     token_ids: Any
     logprobs: Any
+
+
+class Scored(NamedTuple):
+    """logprobs: see `PromptLogprobs`. next: the likeliest tokens after each token."""
+
+    logprobs: Any
+    next: TopK
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,32 +194,89 @@ class Logits(Output):
 
 @dataclass(frozen=True, eq=False)
 class Pooled(Output):
-    """A vector for each sequence. pooling: None: as the bundle says."""
+    """A vector for each sequence. pooling: None: as the bundle says. dimensions: only the first so
+    many, which are scaled after they are cut."""
 
     name = "pooled"
     pooling: Pooling | None = None
     normalize: bool = False
+    dimensions: int | None = None
+
+    def check(self, bundle: Bundle) -> None:
+        width = bundle.width(self.name)
+        if self.dimensions is not None and not 1 <= self.dimensions <= width:
+            raise InvalidInput(
+                f"dimensions is {self.dimensions}: 1 to {width} for {bundle.ref}",
+                param="dimensions",
+            )
 
     def pick(self, bundle: Bundle) -> Pick:
         return self.pooling or bundle.manifest.pooling
+
+    def width(self, bundle: Bundle) -> int:
+        return self.dimensions or super().width(bundle)
 
     def make(self, of: Computed) -> Steps[Any]:
         rows = HeadRows.of(self.pick(of.bundle), of.rows.activations, of.batch)
         vectors = rows.activations
         if self.head(of.bundle):
-            vectors = yield from headed(of.engine, self.name, rows, self.width(of.bundle))
+            width = super().width(of.bundle)
+            vectors = yield from headed(of.engine, self.name, rows, width)
         yield
+        vectors = np.ascontiguousarray(vectors[:, : self.dimensions])
         return self.laid_out(unit(vectors) if self.normalize else vectors, of)
 
 
+@dataclass(frozen=True, eq=False)
+class PromptLogprobs(Output):
+    """The log-probability of each token given those before it in its sequence: NaN for the first,
+    and at pads. top_k: also the likeliest next tokens of every row; then the answer is `Scored`."""
+
+    name = "prompt_logprobs"
+    top_k: int | None = None
+
+    def head(self, bundle: Bundle) -> str | None:
+        return "logits"
+
+    def width(self, bundle: Bundle) -> int:
+        # with the likeliest each token is answered by about its id, text and place too
+        return 1 if self.top_k is None else 4 + 2 * self.top_k
+
+    @property
+    def cost(self) -> Hashable:
+        return self.name, (self.top_k or 0).bit_length()
+
+    def make(self, of: Computed) -> Steps[Any]:
+        """`[rows, seq]`, or a list of `[n]` if ragged."""
+        rows = HeadRows.of("every", of.rows.activations, of.batch)
+        # each row is asked for the token after it; a sequence's last for one that is not its own
+        asked = np.roll(of.batch.tokens, -1)
+        made = yield from token_logprobs(of.engine, rows, asked, self.top_k or 0)
+        logprobs, firsts = np.roll(made[0], 1), of.batch.offsets[:-1]
+        logprobs[firsts] = 0.0
+        check_finite(self.name, logprobs[:, None], rows.sequences)
+        logprobs[firsts] = np.nan
+        own = _without_width(self.laid_out(logprobs[:, None], of, np.nan))
+        if self.top_k is None:
+            return own
+        return Scored(own, TopK(self.laid_out(made[1], of, NO_TOKEN), self.laid_out(made[2], of)))
+
+
+def _without_width(values: Any) -> Any:
+    """`[rows, seq, 1]`, or a list of `[n, 1]`, without the last axis."""
+    return [row[:, 0] for row in values] if isinstance(values, list) else values[..., 0]
+
+
 BY_NAME: dict[str, Callable[[], Output]] = {
-    kind.name: kind for kind in (Activations, Logits, TokenVectors, Pooled, NormStats)
+    kind.name: kind
+    for kind in (Activations, Logits, TokenVectors, Pooled, NormStats, PromptLogprobs)
 }
 
 
 def default_names(bundle: Bundle) -> tuple[str, ...]:
     """Activations, and what heads make of them."""
-    return tuple(name for name in bundle.outputs if name not in ("pooled", "norm_stats"))
+    others = ("pooled", "norm_stats", "prompt_logprobs")
+    return tuple(name for name in bundle.outputs if name not in others)
 
 
 def check_names(names: Sequence[str], bundle: Bundle) -> None:
@@ -226,9 +297,10 @@ def check_names(names: Sequence[str], bundle: Bundle) -> None:
 def halved(name: str, output: Any) -> Any:
     """An output as float16. InvalidInput if it has a finite value that float16 does not hold.
 
-    norm_stats, whose values range widely, and the likeliest tokens stay as they are.
+    norm_stats, whose values range widely, log-probabilities and the likeliest tokens stay as they
+    are.
     """
-    if name == "norm_stats" or isinstance(output, TopK):
+    if name in ("norm_stats", "prompt_logprobs") or isinstance(output, TopK):
         return output
     return [_half(name, row) for row in output] if isinstance(output, list) else _half(name, output)
 
