@@ -10,13 +10,13 @@ from pathlib import Path
 from safetensors.numpy import save_file
 
 from addnorm.export import model_file, sources
+from addnorm.export.certificate.exact import RANGES, heads, versions
+from addnorm.export.certificate.parity import certify
+from addnorm.export.certificate.served import CertificationError
 from addnorm.export.download import DownloadError
-from addnorm.export.exact import RANGES, heads, versions
 from addnorm.export.folder_tokenizer import NoTexts
 from addnorm.export.graph import OPSET, UnfitError, check_fit, export_body, export_head
-from addnorm.export.parity import certify
 from addnorm.export.quantize import QuantizationError, measure, quantize
-from addnorm.export.served import CertificationError
 from addnorm.export.sources import Source, UsageError
 from addnorm.model.checkpoints import CheckpointError
 from addnorm.model.config import Config

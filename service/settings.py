@@ -205,6 +205,23 @@ class Settings(BaseModel):
         ),
     )
 
+    default_models: dict[str, str] = Field(
+        {},
+        description=(
+            "Models of requests that name none, as rerank=NAME,embed=NAME. Set it where several "
+            "models can do what a client without a model field asks for."
+        ),
+    )
+
+    @field_validator("default_models", mode="before")
+    @classmethod
+    def _by_task(cls, value: Any) -> Any:
+        """task=NAME, commas between."""
+        if not isinstance(value, str):
+            return value
+        entries = [entry.partition("=") for entry in value.split(",") if entry.strip()]
+        return {task.strip(): name.strip() for task, _, name in entries}
+
     @field_validator("port", mode="before")
     @classmethod
     def _ignore_service_link(cls, value: Any) -> Any:

@@ -27,8 +27,9 @@ from tqdm import tqdm
 from transformers import BertConfig, BertForMaskedLM
 from transformers.utils.logging import disable_progress_bar
 
-from addnorm.export import exact, model_file, parity, sources
-from addnorm.export.exact import Expected, Files
+from addnorm.export import model_file, sources
+from addnorm.export.certificate import exact, parity
+from addnorm.export.certificate.exact import Expected, Files
 from addnorm.export.sources import Source
 from addnorm.export.writer import GRAPHS, Plan, export
 from addnorm.service.models.registry import Model

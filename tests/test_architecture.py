@@ -25,6 +25,7 @@ LAYERS = (
     "command",
     "server",
     "protocols",
+    "tasks",
     "inference",
     "telemetry",
     "models",

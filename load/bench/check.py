@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from addnorm.load.bench.stream import Request, Stream
 from addnorm.load.client import REFUSED, Answers
-from addnorm.service.inference import outputs
+from addnorm.service.inference import heads
 from addnorm.service.runtime.batch import Batch, Floats, Ints
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine
@@ -34,7 +34,7 @@ def alone(bundle: Bundle, precision: str) -> Compute:
         activations = engine.run(batch).activations
         if output == "activations":
             return activations.copy()
-        vector: Floats = outputs.pooled(activations, batch, bundle.manifest.pooling)[0]
+        vector: Floats = heads.pooled(activations, batch, bundle.manifest.pooling)[0]
         return vector
 
     return compute

@@ -2,7 +2,7 @@
 requests took."""
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
 from addnorm.service.inference.request import InferenceRequest
 
@@ -53,8 +53,10 @@ class Cost:
         return made_s + self.writing(request).s_per_unit * num_bytes
 
     def making(self, request: InferenceRequest) -> Rate:
-        """Per row that a head runs on. Sorting the likeliest tokens takes longer for a larger k."""
-        return self._rate(request.model.bundle.ref, (request.top_k or 0).bit_length())
+        """Per row that a head runs on."""
+        bundle = request.model.bundle
+        costs = (output.cost for output in request.outputs if output.head(bundle))
+        return self._rate(bundle.ref, *costs)
 
     def writing(self, request: InferenceRequest) -> Rate:
         """Per byte of the response."""
@@ -71,19 +73,17 @@ class Cost:
 
 def num_head_rows(request: InferenceRequest) -> int:
     """The number of rows that heads run on."""
-    return sum(_rows_by_head(request).values())
+    return sum(num_rows for num_rows, _ in _head_runs(request))
 
 
 def num_head_values(request: InferenceRequest) -> int:
     """The number of values that heads make."""
+    return sum(num_rows * width for num_rows, width in _head_runs(request))
+
+
+def _head_runs(request: InferenceRequest) -> Iterator[tuple[int, int]]:
+    """Rows that each head runs on, and the values it makes of each."""
     bundle = request.model.bundle
-    return sum(rows * bundle.width(name) for name, rows in _rows_by_head(request).items())
-
-
-def _rows_by_head(request: InferenceRequest) -> dict[str, int]:
-    batch = request.batch
-    return {
-        name: batch.num_tokens if request.pick(name) == "every" else len(batch)
-        for name in request.wanted
-        if name in request.model.bundle.manifest.heads
-    }
+    for output in request.outputs:
+        if head := output.head(bundle):
+            yield output.num_rows(bundle, request.batch), bundle.width(head)

@@ -1,24 +1,35 @@
-"""Rows -> the outputs asked for, in the caller's layout. Heads run here, on wanted rows only.
+"""What a request may ask for: a class for each output. Each says which rows it is made of, how many
+numbers it has, and how it is made, in the caller's layout.
 
-Heads run in steps (`scheduling/cooperative.py`).
+Outputs are made in steps (`scheduling/cooperative.py`).
 """
 
-from collections.abc import Callable, Iterator
-from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from addnorm.service.errors import InvalidInput, NotFinite
-from addnorm.service.runtime.batch import Batch, Floats, Ints, Padding
-from addnorm.service.runtime.bundle import Pick, Pooling
-from addnorm.service.runtime.engine import HEAD_ROWS, Engine
+from addnorm.service.errors import InvalidInput
+from addnorm.service.inference.heads import HeadRows, headed, top_k, unit
+from addnorm.service.runtime.batch import Batch, Floats, Ints, Padding, Rows
+from addnorm.service.runtime.bundle import Bundle, Pick, Pooling
+from addnorm.service.runtime.engine import Engine
 from addnorm.service.scheduling.cooperative import Steps
 
 Positions = Literal["all", "last"]
+DType = Literal["float32", "float16"]
 NO_TOKEN = -1
-SHRINK = np.float32(2.0**-80)  # exact; the length of any shrunk vector fits in float32
-MIN_LENGTH = np.float32(1e-12)  # shorter vectors are divided by this, as torch's normalize does
+
+
+class Computed(NamedTuple):
+    """What outputs are made of."""
+
+    bundle: Bundle
+    engine: Engine
+    batch: Batch
+    padding: Padding
+    rows: Rows
 
 
 class TopK(NamedTuple):
@@ -29,141 +40,187 @@ class TopK(NamedTuple):
     logprobs: Any
 
 
-def pooled(activations: Floats, batch: Batch, pooling: Pooling) -> Floats:
-    """Rows `[num_tokens, d_model]` -> a vector for each sequence `[num_sequences, d_model]`.
-    NotFinite if one is not."""
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
-        vectors = _pool(activations, batch.offsets, pooling)
-    _check_finite("pooled", vectors)
-    return vectors
+@dataclass(frozen=True, eq=False)
+class Output:
+    """One that is asked for, with its options. By default: a head's answer for every row that it
+    runs on."""
+
+    name: ClassVar[str]
+
+    def check(self, bundle: Bundle) -> None:
+        """InvalidInput if an option does not fit the model."""
+
+    def head(self, bundle: Bundle) -> str | None:
+        """The head that makes it, if one does."""
+        return self.name if self.name in bundle.manifest.heads else None
+
+    def pick(self, bundle: Bundle) -> Pick:
+        """The rows it is made of: every token's, or one for each sequence."""
+        head = self.head(bundle)
+        return bundle.manifest.heads[head].pick if head else "every"
+
+    def width(self, bundle: Bundle) -> int:
+        """Numbers for each row."""
+        return bundle.width(self.name)
+
+    def num_rows(self, bundle: Bundle, batch: Batch) -> int:
+        """How many rows it is made of."""
+        return batch.num_tokens if self.pick(bundle) == "every" else len(batch)
+
+    def num_pads(self, bundle: Bundle, padding: Padding) -> int:
+        """Rows of the caller's layout that stay empty."""
+        if self.pick(bundle) == "every":
+            return padding.num_pads
+        return int((padding.lengths == 0).sum())
+
+    @property
+    def cost(self) -> Hashable:
+        """Requests with equal ones take the same time for each row."""
+        return self.name
+
+    def make(self, of: Computed) -> Steps[Any]:
+        """In the caller's layout: `[rows, seq, w]` or `[rows, w]`; a list of `[n, w]` if ragged."""
+        rows = HeadRows.of(self.pick(of.bundle), of.rows.activations, of.batch)
+        made = yield from headed(of.engine, self.name, rows, self.width(of.bundle))
+        return self.laid_out(made, of)
+
+    def laid_out(self, values: Any, of: Computed, fill: float = 0.0) -> Any:
+        """Values of its rows in the caller's layout, with `fill` at pads."""
+        if self.pick(of.bundle) == "every":
+            return of.padding.scatter(values, fill)
+        return of.padding.scatter_rows(values, fill)
 
 
-def _pool(activations: Floats, offsets: Ints, pooling: Pooling) -> Floats:
-    if pooling == "first":
-        return activations[offsets[:-1]]
-    if pooling == "last":
-        return activations[offsets[1:] - 1]
-    vectors = np.empty((len(offsets) - 1, activations.shape[1]), np.float32)
-    for vector, (start, end) in zip(vectors, pairwise(offsets.tolist()), strict=True):
-        REDUCTIONS[pooling](activations[start:end], vector)
-    return vectors
+class Activations(Output):
+    name = "activations"
+
+    def make(self, of: Computed) -> Steps[Any]:
+        yield
+        return of.padding.scatter(of.rows.activations)
 
 
-def _mean(rows: Floats, out: Floats) -> None:
-    np.add.reduce(rows, 0, out=out)
-    out /= np.float32(len(rows))
+class NormStats(Output):
+    name = "norm_stats"
+
+    def make(self, of: Computed) -> Steps[Any]:
+        yield
+        parts = {"mean": of.rows.norm_mean, "rstd": of.rows.norm_rstd}
+        return {part: of.padding.scatter(values) for part, values in parts.items()}
 
 
-def _mean_sqrt(rows: Floats, out: Floats) -> None:
-    """The sum by the square root of the length."""
-    np.add.reduce(rows, 0, out=out)
-    out /= np.sqrt(np.float32(len(rows)))
+class TokenVectors(Output):
+    name = "token_vectors"
 
 
-def _weighted_mean(rows: Floats, out: Floats) -> None:
-    """The i-th token, from 1, counts i times."""
-    weights = np.arange(1, len(rows) + 1, dtype=np.float32)
-    np.add.reduce(rows * weights[:, None], 0, out=out)
-    out /= weights.sum()
+@dataclass(frozen=True, eq=False)
+class Logits(Output):
+    """Of the rows that the head is for. positions and top_k: see `/v1/infer`; positions may also be
+    indices of tokens in the batch, and then the answer is `[n, w]`."""
+
+    name = "logits"
+    positions: Positions | Ints | None = None
+    top_k: int | None = None
+
+    def check(self, bundle: Bundle) -> None:
+        width, pick = bundle.width("logits"), bundle.manifest.heads["logits"].pick
+        if self.top_k is not None and not 1 <= self.top_k <= width:
+            raise InvalidInput(
+                f"logits.top_k is {self.top_k}: 1 to {width} for {bundle.ref}",
+                param="logits.top_k",
+            )
+        if self.positions is not None and pick != "every":
+            raise InvalidInput(
+                f"logits.positions is {self.positions!r}, but {bundle.ref} has one row of logits a"
+                " sequence: leave it out",
+                param="logits.positions",
+            )
+
+    def pick(self, bundle: Bundle) -> Pick:
+        return "last" if self.positions == "last" else super().pick(bundle)
+
+    def width(self, bundle: Bundle) -> int:
+        return super().width(bundle) if self.top_k is None else 2 * self.top_k
+
+    def num_rows(self, bundle: Bundle, batch: Batch) -> int:
+        return len(self._tokens) if self._has_tokens else super().num_rows(bundle, batch)
+
+    def num_pads(self, bundle: Bundle, padding: Padding) -> int:
+        return 0 if self._has_tokens else super().num_pads(bundle, padding)
+
+    @property
+    def cost(self) -> Hashable:
+        """Sorting the likeliest tokens takes longer for a larger k."""
+        return self.name, (self.top_k or 0).bit_length()
+
+    def make(self, of: Computed) -> Steps[Any]:
+        if self.top_k is None and not self._has_tokens:
+            return (yield from super().make(of))
+        if self.top_k is None:
+            return (yield from headed(of.engine, "logits", self._rows(of), self.width(of.bundle)))
+        token_ids, logprobs = yield from top_k(of.engine, self._rows(of), self.top_k)
+        return TopK(self.laid_out(token_ids, of, NO_TOKEN), self.laid_out(logprobs, of))
+
+    def laid_out(self, values: Any, of: Computed, fill: float = 0.0) -> Any:
+        return values if self._has_tokens else super().laid_out(values, of, fill)
+
+    def _rows(self, of: Computed) -> HeadRows:
+        if self._has_tokens:
+            return HeadRows.at(self._tokens, of.rows.activations, of.batch)
+        return HeadRows.of(self.pick(of.bundle), of.rows.activations, of.batch)
+
+    @property
+    def _has_tokens(self) -> bool:
+        return isinstance(self.positions, np.ndarray)
+
+    @property
+    def _tokens(self) -> Ints:
+        assert isinstance(self.positions, np.ndarray)
+        return self.positions
 
 
-def _max(rows: Floats, out: Floats) -> None:
-    np.maximum.reduce(rows, 0, out=out)
+@dataclass(frozen=True, eq=False)
+class Pooled(Output):
+    """A vector for each sequence. pooling: None: as the bundle says."""
+
+    name = "pooled"
+    pooling: Pooling | None = None
+    normalize: bool = False
+
+    def pick(self, bundle: Bundle) -> Pick:
+        return self.pooling or bundle.manifest.pooling
+
+    def make(self, of: Computed) -> Steps[Any]:
+        rows = HeadRows.of(self.pick(of.bundle), of.rows.activations, of.batch)
+        vectors = rows.activations
+        if self.head(of.bundle):
+            vectors = yield from headed(of.engine, self.name, rows, self.width(of.bundle))
+        yield
+        return self.laid_out(unit(vectors) if self.normalize else vectors, of)
 
 
-REDUCTIONS: dict[str, Callable[[Floats, Floats], None]] = {
-    "mean": _mean,
-    "mean_sqrt": _mean_sqrt,
-    "weighted_mean": _weighted_mean,
-    "max": _max,
+BY_NAME: dict[str, Callable[[], Output]] = {
+    kind.name: kind for kind in (Activations, Logits, TokenVectors, Pooled, NormStats)
 }
 
 
-def _check_finite(output: str, values: Floats, sequences: Ints | None = None) -> None:
-    """NotFinite names the first sequence with a value `[n, w]` that is not finite. sequences: of
-    each of n; in order if None."""
-    if not np.isfinite(values).all():
-        index = int((~np.isfinite(values).all(1)).argmax())
-        raise NotFinite(output, index if sequences is None else int(sequences[index]))
+def default_names(bundle: Bundle) -> tuple[str, ...]:
+    """Activations, and what heads make of them."""
+    return tuple(name for name in bundle.outputs if name not in ("pooled", "norm_stats"))
 
 
-def unit(vectors: Floats) -> Floats:
-    """Finite `[n, w]` scaled to length 1; zeros stay zeros."""
-    with np.errstate(over="ignore"):
-        lengths = _lengths(vectors)
-    if not (fits := np.isfinite(lengths)).all():
-        vectors = vectors * np.where(fits, np.float32(1), SHRINK)
-        lengths = _lengths(vectors)
-    return np.divide(vectors, np.maximum(lengths, MIN_LENGTH), dtype=np.float32)
-
-
-def _lengths(vectors: Floats) -> Floats:
-    lengths: Floats = np.linalg.norm(vectors, axis=1, keepdims=True).astype(np.float32, copy=False)
-    return lengths
-
-
-class HeadRows(NamedTuple):
-    """The rows that a head runs on, and the sequence that each belongs to."""
-
-    activations: Floats  # [n, d_model]
-    sequences: Ints  # [n]
-
-    @classmethod
-    def of(cls, pick: Pick, activations: Floats, batch: Batch) -> "HeadRows":
-        """Of every token, or one for each sequence."""
-        sequences = np.arange(len(batch))
-        if pick == "every":
-            return cls(activations, np.repeat(sequences, batch.lengths))
-        return cls(pooled(activations, batch, pick), sequences)
-
-
-def headed(engine: Engine, output: str, rows: HeadRows, width: int) -> Steps[Floats]:
-    """What a head makes of the rows, `[n, width]`. NotFinite if a value is not."""
-    out = np.empty((len(rows.activations), width), np.float32)
-    for span, chunk in _chunks(engine, output, rows):
-        out[span] = chunk
-        yield
-    return out
-
-
-def top_k(engine: Engine, rows: HeadRows, k: int) -> Steps[tuple[Ints, Floats]]:
-    """Ids and log-probabilities of the k likeliest tokens, each `[n, k]`. Never holds the logits of
-    all rows."""
-    token_ids = np.empty((len(rows.activations), k), np.int64)
-    logprobs = np.empty(token_ids.shape, np.float32)
-    for span, chunk in _chunks(engine, "logits", rows):
-        token_ids[span], logprobs[span] = yield from _best(chunk, k)
-    return token_ids, logprobs
-
-
-def laid_out(values: Any, padding: Padding, pick: Pick, fill: float = 0.0) -> Any:
-    """Values of a head's rows -> the caller's layout; `[num_rows, w]` unless of every token."""
-    if pick == "every":
-        return padding.scatter(values, fill)
-    return padding.scatter_rows(values, fill)
-
-
-def _chunks(engine: Engine, output: str, rows: HeadRows) -> Iterator[tuple[slice, Floats]]:
-    """A head's answers to HEAD_ROWS rows at a time, and which rows these are. NotFinite if a value
-    is not."""
-    for start in range(0, len(rows.activations), HEAD_ROWS):
-        span = slice(start, start + HEAD_ROWS)
-        chunk = engine.head(output, rows.activations[span])
-        _check_finite(output, chunk, rows.sequences[span])
-        yield span, chunk
-
-
-def _best(logits: Floats, k: int) -> Steps[tuple[np.ndarray, Floats]]:
-    """logits `[n, V]` -> ids and log-probabilities `[n, k]`, likeliest first, lower ids first."""
-    largest = logits.max(1, keepdims=True)
-    log_sum = np.log(np.exp(logits - largest).sum(1, keepdims=True)) + largest
-    ids = np.empty((len(logits), k), np.int64)
-    for out, row in zip(ids, logits, strict=True):
-        least = np.partition(row, -k)[-k]
-        candidates = np.flatnonzero(row >= least)  # in order of id; more than k only if values tie
-        out[:] = candidates[np.argsort(-row[candidates], kind="stable")[:k]]
-        yield
-    return ids, np.take_along_axis(logits, ids, 1) - log_sum
+def check_names(names: Sequence[str], bundle: Bundle) -> None:
+    """InvalidInput unless the model has all of them and each is named once."""
+    known = ", ".join(bundle.outputs)
+    if not names:
+        raise InvalidInput(f"outputs is empty: ask for some of {known}", param="outputs")
+    for name in names:
+        if name not in bundle.outputs:
+            raise InvalidInput(
+                f"outputs has {name!r}: {bundle.ref} has {known}",
+                param="outputs",
+            )
+        if names.count(name) > 1:
+            raise InvalidInput(f"outputs has {name!r} twice", param="outputs")
 
 
 def halved(name: str, output: Any) -> Any:

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from addnorm.service.errors import Expired, NotFinite, Overloaded
-from addnorm.service.inference import outputs
 from addnorm.service.inference.cost import Cost, num_head_rows, num_head_values
+from addnorm.service.inference.outputs import Computed, halved
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse, check
 from addnorm.service.runtime.batch import Rows
 from addnorm.service.scheduling.byte_budget import ByteBudget
@@ -147,13 +147,16 @@ class Pipeline:
 
 
 def _outputs(request: InferenceRequest, rows: Rows) -> Steps[dict[str, Any]]:
+    model = request.model
+    engine = model.engine(request.precision)
+    of = Computed(model.bundle, engine, request.batch, request.padding, rows)
     made: dict[str, Any] = {}
-    for name in request.wanted:
+    for output in request.outputs:
         try:
-            output = yield from _output(name, request, rows)
+            value = yield from output.make(of)
         except NotFinite as error:
             raise _by_row(request, error) from error
-        made[name] = outputs.halved(name, output) if request.half else output
+        made[output.name] = halved(output.name, value) if request.dtype == "float16" else value
         yield
     return made
 
@@ -161,25 +164,3 @@ def _outputs(request: InferenceRequest, rows: Rows) -> Steps[dict[str, Any]]:
 def _by_row(request: InferenceRequest, error: NotFinite) -> NotFinite:
     """The same error, by the row of the caller's layout: the batch has no rows of pads only."""
     return NotFinite(error.output, request.padding.row_of(error.sequence))
-
-
-def _output(name: str, request: InferenceRequest, rows: Rows) -> Steps[Any]:
-    padding = request.padding
-    if name == "activations":
-        return padding.scatter(rows.activations)
-    if name == "norm_stats":
-        parts = {"mean": rows.norm_mean, "rstd": rows.norm_rstd}
-        return {part: padding.scatter(values) for part, values in parts.items()}
-    pick = request.pick(name)
-    engine = request.model.engine(request.precision)
-    wanted = outputs.HeadRows.of(pick, rows.activations, request.batch)
-    if name == "logits" and request.top_k:
-        token_ids, logprobs = yield from outputs.top_k(engine, wanted, request.top_k)
-        ids = outputs.laid_out(token_ids, padding, pick, fill=outputs.NO_TOKEN)
-        return outputs.TopK(ids, outputs.laid_out(logprobs, padding, pick))
-    made = wanted.activations
-    if name in request.model.bundle.manifest.heads:
-        made = yield from outputs.headed(engine, name, wanted, request.model.bundle.width(name))
-    if name == "pooled" and request.normalize:
-        made = outputs.unit(made)
-    return outputs.laid_out(made, padding, pick)

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.outputs import Positions
+from addnorm.service.inference.outputs import DType, Logits, Output
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime.batch import Batch, Ints, Padding
-from addnorm.service.runtime.bundle import Pick, Pooling
 from addnorm.service.settings import Settings
 
 JSON_BYTES_PER_FLOAT = 13  # of a float32 written with all its digits, sign and comma
@@ -24,35 +23,15 @@ class InferenceRequest(NamedTuple):
     model: Model
     batch: Batch
     padding: Padding
-    outputs: tuple[str, ...] | None = None
-    positions: Positions | None = None  # of the logits, where the head is of every token
-    top_k: int | None = None
-    pooling: Pooling | None = None
-    normalize: bool = False
+    outputs: tuple[Output, ...]
     precision: str | None = None
     timeout_s: float | None = None  # from the body; the header wins over it
     coding: str | None = None  # of the response, if it is compressed
     key: str = ""  # the name of the caller's API key, for fairness among keys
-    half: bool = False  # whether activations, logits and pooled vectors are sent as float16
+    dtype: DType = "float32"  # of activations, logits and pooled vectors as they are sent
     binary: bool = False  # whether numbers are sent as bytes, not as text
     field: str = "input_ids"  # the caller's name for the sequences, for errors
     hint: str = ""  # why one of the caller's ids may be outside the vocabulary
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        """The outputs asked for; by default activations, and what heads make of them."""
-        return self.outputs or tuple(
-            name for name in self.model.bundle.outputs if name not in ("pooled", "norm_stats")
-        )
-
-    def pick(self, output: str) -> Pick:
-        """The rows that an output is made of."""
-        manifest = self.model.bundle.manifest
-        if output == "pooled":
-            return self.pooling or manifest.pooling
-        if output == "logits" and self.positions == "last":
-            return "last"
-        return manifest.heads[output].pick if output in manifest.heads else "every"
 
 
 @dataclass(frozen=True)
@@ -74,7 +53,8 @@ def check(request: InferenceRequest, settings: Settings) -> int:
     _check_size(request, settings)
     _check_tokens(request)
     _check_types(request)
-    _check_outputs(request)
+    for output in request.outputs:
+        output.check(request.model.bundle)
     return _check_answer(request, settings)
 
 
@@ -148,42 +128,9 @@ def _place(padding: Padding, index: int) -> tuple[int, int]:
     return row, index - int(padding.lengths[:row].sum())
 
 
-def _check_outputs(request: InferenceRequest) -> None:
-    bundle, wanted = request.model.bundle, request.wanted
-    if request.outputs is not None and not request.outputs:
-        raise InvalidInput(
-            f"outputs is empty: ask for some of {', '.join(bundle.outputs)}", param="outputs"
-        )
-    for name in wanted:
-        if name not in bundle.outputs:
-            raise InvalidInput(
-                f"outputs has {name!r}: {bundle.ref} has {', '.join(bundle.outputs)}",
-                param="outputs",
-            )
-        if wanted.count(name) > 1:
-            raise InvalidInput(f"outputs has {name!r} twice", param="outputs")
-    if "logits" in wanted:
-        _check_logits(request)
-
-
-def _check_logits(request: InferenceRequest) -> None:
-    bundle, width = request.model.bundle, request.model.bundle.width("logits")
-    if request.top_k is not None and not 1 <= request.top_k <= width:
-        raise InvalidInput(
-            f"logits.top_k is {request.top_k}: 1 to {width} for {bundle.ref}",
-            param="logits.top_k",
-        )
-    if request.positions and bundle.manifest.heads["logits"].pick != "every":
-        raise InvalidInput(
-            f"logits.positions is {request.positions!r}, but {bundle.ref} has one row of logits a"
-            " sequence: leave it out",
-            param="logits.positions",
-        )
-
-
 def _check_answer(request: InferenceRequest, settings: Settings) -> int:
     """The bytes of the response, estimated before any work."""
-    num_bytes = sum(_answer_bytes(request, name) for name in request.wanted)
+    num_bytes = sum(_answer_bytes(request, output) for output in request.outputs)
     if num_bytes > settings.max_response_bytes:
         raise InvalidInput(
             f"the answer would have about {num_bytes / 2**20:.0f} MiB, the limit is"
@@ -195,21 +142,15 @@ def _check_answer(request: InferenceRequest, settings: Settings) -> int:
 
 def _smaller(request: InferenceRequest) -> str:
     """What to ask for instead."""
-    if "logits" in request.wanted and request.top_k is None:
+    if any(isinstance(output, Logits) and output.top_k is None for output in request.outputs):
         return 'ask for "outputs": ["activations"], or "logits": {"top_k": 5}'
     return 'ask for "outputs": ["pooled"], or send fewer sequences at once'
 
 
-def _answer_bytes(request: InferenceRequest, name: str) -> int:
-    real, pads, rows = (
-        request.batch.num_tokens,
-        request.padding.num_pads,
-        len(request.padding.lengths),
-    )
-    if request.pick(name) != "every":
-        real, pads = rows, 0
-    is_top_k = name == "logits" and request.top_k is not None
-    width = 2 * (request.top_k or 0) if is_top_k else request.model.bundle.width(name)
+def _answer_bytes(request: InferenceRequest, output: Output) -> int:
+    bundle, padding = request.model.bundle, request.padding
+    width = output.width(bundle)
+    num_rows, num_pads = output.num_rows(bundle, request.batch), output.num_pads(bundle, padding)
     if request.binary:
-        return width * BINARY_BYTES * (real + pads)
-    return width * (real * JSON_BYTES_PER_FLOAT + pads * JSON_BYTES_PER_PAD)
+        return width * BINARY_BYTES * (num_rows + num_pads)
+    return width * (num_rows * JSON_BYTES_PER_FLOAT + num_pads * JSON_BYTES_PER_PAD)

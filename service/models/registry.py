@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime import tokenizer as text
 from addnorm.service.runtime.batch import Batch
-from addnorm.service.runtime.bundle import Bundle, Limits
+from addnorm.service.runtime.bundle import Bundle, Limits, Task
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.scheduling.job import Target
 from addnorm.service.settings import Settings
@@ -30,6 +31,17 @@ TYPICAL_LENGTH = 30  # tokens of the sequences that warm-up runs
 # the right.
 PADDINGS = {"packed": ("right", "left", "holes"), "padded": ("right",)}
 CHECK_LENGTHS = (1, 3, 17, 40)
+NO_DEFAULTS: Mapping[Task, str] = MappingProxyType({})
+WORDS: dict[Task, str] = {
+    "embed": "embed texts",
+    "rerank": "rerank",
+    "classify": "classify texts",
+    "tag": "tag tokens",
+    "fill_mask": "fill masks",
+    "sparse": "make sparse vectors",
+    "multi_vector": "make a vector for each token",
+    "complete": "score completions",
+}
 State = Literal["READY", "LOADING", "UNAVAILABLE"]  # in KServe's words
 
 
@@ -136,6 +148,10 @@ def _smallest_good(rates: dict[int, float]) -> int:
     return min(budget for budget, rate in rates.items() if rate >= good)
 
 
+def _words(tasks: Sequence[Task]) -> str:
+    return " and ".join(WORDS[task] for task in tasks)
+
+
 class Entry(NamedTuple):
     """A version that is served or lies on disk. reason: why it is not served, or what is wrong on
     disk."""
@@ -153,9 +169,16 @@ class Models:
     Readers see one mapping that is never changed, only replaced.
     """
 
-    def __init__(self, models: list[Model], root: Path | None = None) -> None:
-        """root: the folder they were loaded from."""
+    def __init__(
+        self,
+        models: list[Model],
+        root: Path | None = None,
+        defaults: Mapping[Task, str] = NO_DEFAULTS,
+    ) -> None:
+        """root: the folder they were loaded from. defaults: the model of requests for a task that
+        name none."""
         self.root = root
+        self._defaults = defaults
         self._versions: Mapping[str, Mapping[int, Model]] = {}
         # state and reason of versions that are not served, or broken on disk
         self._notes: Mapping[str, tuple[State, str]] = {}
@@ -220,10 +243,21 @@ class Models:
             )
         return served[name]
 
-    def find(self, ref: str | None) -> Model:
-        """The model meant by `name`, `name/version`, or nothing where one model is served."""
-        if ref is None:
-            ref = self._only()
+    def find(self, ref: str | None, task: Task | None = None) -> Model:
+        """The model meant by `name`, `name/version`, or nothing where one model is served.
+
+        task: what it must be made for. Without a name it is the default for the task, or the one
+        model that is made for it.
+        """
+        model = self._named(ref or (self._default(task) if task else self._only()))
+        if task and task not in model.bundle.tasks:
+            raise InvalidInput(
+                f"{model.bundle.ref} cannot {WORDS[task]}: it can {_words(model.bundle.tasks)}",
+                param="model",
+            )
+        return model
+
+    def _named(self, ref: str) -> Model:
         name, slash, version = ref.partition("/")
         versions = self.versions(name)
         if not slash:
@@ -237,6 +271,20 @@ class Models:
                 f"model {name!r} has no version {version[:200]!r}: it has {known}", param="model"
             )
         return versions[number]
+
+    def _default(self, task: Task) -> str:
+        if task in self._defaults:
+            return self._defaults[task]
+        names = [name for name, versions in self if task in versions[max(versions)].bundle.tasks]
+        if not names:
+            raise InvalidInput(f"no model served here can {WORDS[task]}", param="model")
+        if len(names) > 1:
+            raise InvalidInput(
+                f"model is missing; {', '.join(names)} can {WORDS[task]}: name one, or set"
+                f" ADDNORM_DEFAULT_MODELS={task}={names[0]}",
+                param="model",
+            )
+        return names[0]
 
     def _only(self) -> str:
         names = sorted(self._versions)
@@ -265,7 +313,20 @@ def load_all(root: Path, settings: Settings) -> Models:
     found = bundles.find(root)
     for problem in found.unreadable.values():
         log.error("%s", problem)
-    return Models([load(path, settings) for path in found.paths], root)
+    defaults = _default_models(settings)
+    return Models([load(path, settings) for path in found.paths], root, defaults)
+
+
+def _default_models(settings: Settings) -> dict[Task, str]:
+    """StartupError for a task that there is not."""
+    named = settings.default_models
+    for task in named:
+        if task not in WORDS:
+            raise StartupError(
+                f"ADDNORM_DEFAULT_MODELS has {task!r}: tasks are {', '.join(WORDS)}; write"
+                " rerank=NAME,embed=NAME"
+            )
+    return {task: named[task] for task in WORDS if task in named}
 
 
 def _check_folder(bundle: Bundle) -> None:

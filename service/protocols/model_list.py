@@ -7,9 +7,10 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from addnorm.service.errors import ModelNotFound
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.protocols.codec.openapi import NO_MODEL, NOT_READY, Responses, by_name
-from addnorm.service.runtime.bundle import Limits, Pooling
+from addnorm.service.runtime.bundle import Limits, Pooling, Task
 
 NAMED: Responses = {404: NO_MODEL, 503: NOT_READY}
 
@@ -28,6 +29,14 @@ class ModelEntry(BaseModel):
         " `texts` where the bundle has a tokenizer."
     )
     outputs: list[str]
+    tasks: list[Task] = Field(
+        description="What its heads are for. Requests that name no model go to the one model of"
+        " their task."
+    )
+    aliases: list[str] = Field(
+        description="Names under which its prompts are put before each text, for clients that can"
+        " only name a model."
+    )
     labels: list[str] | None = Field(
         description="Of the logits, in their order; null where they have no names."
     )
@@ -77,7 +86,12 @@ class ModelListRoutes:
         return ModelList(data=[_entry(name, versions) for name, versions in self.models])
 
     async def show_model(self, name: str) -> ModelEntry:
-        return _entry(name, self.models.versions(name))
+        """By an alias too."""
+        entry = _entry(name.partition(":")[0], self.models.versions(name.partition(":")[0]))
+        if name not in (entry.id, *entry.aliases):
+            known = ", ".join(entry.prompts) or "none"
+            raise ModelNotFound(f"model {name[:200]!r}: its prompts are {known}", param="model")
+        return entry.model_copy(update={"id": name})
 
     async def show_certificate(self, name: str) -> dict[str, Any]:
         certificate = self.models.find(name).bundle.certificate
@@ -99,6 +113,8 @@ def _entry(name: str, versions: Mapping[int, Model]) -> ModelEntry:
         config=manifest.config,
         inputs=_inputs(model),
         outputs=list(model.bundle.outputs),
+        tasks=list(model.bundle.tasks),
+        aliases=[f"{name}:{prompt}" for prompt in manifest.prompts],
         labels=None if manifest.labels is None else list(manifest.labels),
         limits=manifest.limits,
         precisions=list(manifest.precisions),

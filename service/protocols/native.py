@@ -7,7 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.service.errors import InvalidInput, UnsupportedMediaType
-from addnorm.service.inference.outputs import NO_TOKEN, TopK
+from addnorm.service.inference.outputs import (
+    BY_NAME,
+    NO_TOKEN,
+    Logits,
+    Output,
+    Pooled,
+    TopK,
+    check_names,
+    default_names,
+)
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec import safetensors_body as tensors
@@ -34,6 +43,7 @@ from addnorm.service.protocols.native_schema import (
     Options,
 )
 from addnorm.service.runtime.batch import Batch, Padding
+from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.unpadding import from_grid, from_lists, from_rows
 from addnorm.service.scheduling.cooperative import Steps, one_step
 
@@ -42,22 +52,16 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
     """Body -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
     answer_type = negotiated(raw.headers, (JSON, SAFETENSORS))
     options, model, batch, padding = await _read(raw, tools)
-    logits = options.logits or LogitsOptions(positions=None, top_k=None)
     request = InferenceRequest(
         model,
         batch,
         padding,
-        options.wanted(model.bundle),
-        logits.positions,
-        logits.top_k,
-        options.pooling,
-        options.normalize,
+        _outputs(options, model.bundle),
         options.precision,
-        half=options.dtype == "float16",
+        dtype=options.dtype,
         binary=answer_type == SAFETENSORS,
         field=options.field,
     )
-    _no_idle_options(options, request)
     return request, encode if answer_type == JSON else encode_tensors
 
 
@@ -69,9 +73,9 @@ async def _read(raw: RawRequest, tools: Tools) -> tuple[Options, Model, Batch, P
     if media_type != JSON:
         raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON} or {SAFETENSORS}")
     asked = await tools.bodies.read_json(InferRequest, raw.body, raw.deadline)
-    model = raw.model(tools.models, asked.model)
+    model, prompt_name = raw.model_and_prompt(tools.models, asked.model, asked.prompt_name)
     if asked.texts is None:
-        work = one_step(partial(_from_lists, asked))
+        work = one_step(partial(_from_lists, asked, prompt_name))
         return asked, model, *await tools.bodies.read(len(raw.body), work, raw.deadline)
     if not (asked.input_ids is asked.attention_mask is asked.token_type_ids is None):
         raise InvalidInput(
@@ -79,7 +83,7 @@ async def _read(raw: RawRequest, tools: Tools) -> tuple[Options, Model, Batch, P
             " token_type_ids",
             param="texts",
         )
-    texts = TextsToTokenize.prompted("texts", asked.texts, asked.truncate, model, asked.prompt_name)
+    texts = TextsToTokenize.prompted("texts", asked.texts, asked.truncate, model, prompt_name)
     return asked, model, *await tools.texts.batch(texts, raw.deadline)
 
 
@@ -111,14 +115,14 @@ ENDPOINT = Endpoint(
 )
 
 
-def _from_lists(asked: InferRequest) -> tuple[Batch, Padding]:
+def _from_lists(asked: InferRequest, prompt_name: str | None) -> tuple[Batch, Padding]:
     if asked.input_ids is None:
         raise InvalidInput("input_ids is missing: send token ids, or texts", param="input_ids")
     if asked.truncate:
         raise InvalidInput(
             "truncate is set, but it cuts texts only: cut input_ids yourself", param="truncate"
         )
-    if asked.prompt_name is not None:
+    if prompt_name is not None:
         raise InvalidInput(
             "prompt_name is set, but prompts are for texts: put the prompt's ids into input_ids",
             param="prompt_name",
@@ -148,11 +152,22 @@ def _has_axes(arrays: Arrays, **num_axes: int) -> None:
             )
 
 
-def _no_idle_options(asked: Options, request: InferenceRequest) -> None:
-    """An option of an output that is not asked for is a mistake, not something to ignore."""
+def _outputs(asked: Options, bundle: Bundle) -> tuple[Output, ...]:
+    """Those asked for, with their options."""
+    names = asked.wanted(bundle)
+    if names is None:
+        names = default_names(bundle)
+    check_names(names, bundle)
+    # an option of an output that is not asked for is a mistake, not something to ignore
     for field, output in (("logits", "logits"), ("pooling", "pooled"), ("normalize", "pooled")):
-        if getattr(asked, field) and output not in request.wanted:
+        if getattr(asked, field) and output not in names:
             raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
+    logits = asked.logits or LogitsOptions(positions=None, top_k=None)
+    with_options: dict[str, Output] = {
+        "logits": Logits(logits.positions, logits.top_k),
+        "pooled": Pooled(asked.pooling, asked.normalize),
+    }
+    return tuple(with_options.get(name) or BY_NAME[name]() for name in names)
 
 
 def encode(response: InferenceResponse) -> Steps[Payload]:

@@ -12,7 +12,8 @@ from pydantic import BaseModel, Field, PlainValidator, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 from addnorm.service.errors import InvalidInput, ServiceError
-from addnorm.service.inference.outputs import unit
+from addnorm.service.inference.heads import unit
+from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
@@ -145,7 +146,7 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
     require_json(raw.headers)
     negotiated(raw.headers, (JSON,))
     asked = await tools.bodies.read_json(EmbeddingsRequest, raw.body, raw.deadline)
-    model = raw.model(tools.models, asked.model)
+    model, prompt_name = raw.model_and_prompt(tools.models, asked.model, asked.prompt_name)
     manifest = model.bundle.manifest
     width = model.bundle.width("pooled")
     if asked.dimensions is not None and not 1 <= asked.dimensions <= width:
@@ -156,9 +157,8 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
     as_base64 = asked.encoding_format == "base64"
     request = InferenceRequest(
         model,
-        *await _batch(asked, raw, model, tools),
-        ("pooled",),
-        normalize=manifest.normalize and asked.dimensions is None,
+        *await _batch(asked, raw, model, prompt_name, tools),
+        (Pooled(normalize=manifest.normalize and asked.dimensions is None),),
         precision=asked.precision,
         binary=as_base64,
         field="input",
@@ -168,13 +168,17 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
 
 
 async def _batch(
-    asked: EmbeddingsRequest, raw: RawRequest, model: Model, tools: Tools
+    asked: EmbeddingsRequest,
+    raw: RawRequest,
+    model: Model,
+    prompt_name: str | None,
+    tools: Tools,
 ) -> tuple[Batch, Padding]:
     if not asked.input:
         raise InvalidInput("input is empty: send at least one text or sequence", param="input")
     if isinstance(asked.input[0], str):
         texts = TextsToTokenize.prompted(
-            "input", asked.input, bool(asked.truncate), model, asked.prompt_name
+            "input", asked.input, bool(asked.truncate), model, prompt_name
         )
         return await tools.texts.batch(texts, raw.deadline)
     for index, sequence in enumerate(asked.input):
@@ -184,7 +188,7 @@ async def _batch(
         raise InvalidInput(
             "truncate is set, but it cuts texts only: cut the token ids yourself", param="truncate"
         )
-    if asked.prompt_name is not None:
+    if prompt_name is not None:
         raise InvalidInput(
             "prompt_name is set, but prompts are for texts: put the prompt's ids into input",
             param="prompt_name",

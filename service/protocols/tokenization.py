@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from tokenizers import Encoding
 
 from addnorm.service.models.registry import Model
-from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json
 from addnorm.service.protocols.codec.openapi import (
     DEADLINE,
@@ -165,10 +165,10 @@ class TokenizationRoutes:
             require_json(request.headers)
             negotiated(request.headers, (JSON,))
             asked = await bodies.read_json(TokenizeRequest, body, deadline)
-            model = models.find(asked.model)
-            context.model = model.name
+            raw = RawRequest(body, request.headers, deadline, context)
+            model, prompt_name = raw.model_and_prompt(models, asked.model, asked.prompt_name)
             texts = TextsToTokenize.prompted(
-                "texts", asked.texts, asked.truncate, model, asked.prompt_name
+                "texts", asked.texts, asked.truncate, model, prompt_name
             )
             tokenizer = reader.tokenizer(texts)
             # texts that are too long are shown too, so that callers see by how much

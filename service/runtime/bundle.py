@@ -28,6 +28,9 @@ TOKENIZER = "tokenizer.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 Pooling = Literal["mean", "first", "last", "max", "weighted_mean", "mean_sqrt"]
 Pick = Literal["every"] | Pooling
+Task = Literal[
+    "embed", "rerank", "classify", "tag", "fill_mask", "sparse", "multi_vector", "complete"
+]
 
 
 class _Part(BaseModel):
@@ -114,6 +117,22 @@ class Bundle:
     def outputs(self) -> tuple[str, ...]:
         heads = (name for name in self.manifest.heads if name != "pooled")
         return ("activations", *heads, "pooled", "norm_stats")
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """What the model is made for, by its heads. Every model has pooled vectors, but only those
+        without logits are made for them."""
+        tasks: list[Task] = ["multi_vector"] if "token_vectors" in self.manifest.heads else []
+        logits = self.manifest.heads.get("logits")
+        if logits is None:
+            return (*tasks, "embed")
+        if logits.pick != "every":
+            return (*tasks, "rerank", "classify") if logits.width == 1 else (*tasks, "classify")
+        if logits.width != self.manifest.limits.vocab_size:
+            return (*tasks, "tag")
+        if self.manifest.config["causal"]:
+            return (*tasks, "complete")
+        return (*tasks, "fill_mask", "sparse")
 
     def width(self, output: str) -> int:
         """Numbers of the output for a token, or for a sequence."""

@@ -213,7 +213,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
             return
         if not self.transport.is_closing() and not self.pipeline and not is_answered:
-            answer = error_response("", error)
+            answer = error_response("", error, None)
             headers = (b"%b: %b\r\n" % header for header in answer.raw_headers)
             head = STATUS_LINE[answer.status_code] + b"".join(headers)
             self.transport.write(head + b"\r\n" + bytes(answer.body))

@@ -7,16 +7,25 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from addnorm.service.errors import InternalError, MethodNotAllowed, NotFound, ServiceError
-from addnorm.service.protocols import openai
+from addnorm.service.protocols import cohere, openai
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.kserve import schema as kserve
+from addnorm.service.telemetry.request_context import Envelope
 
 STARLETTE = {404: NotFound, 405: MethodNotAllowed}  # what its routers raise
 
 
-def error_response(path: str, error: ServiceError) -> Response:
-    """In V2's envelope under /v2, in OpenAI's elsewhere."""
-    envelope = kserve.error_body if path.startswith("/v2") else openai.error_body
+# by the first entry that the path begins with
+ENVELOPES: tuple[tuple[str, Envelope], ...] = (
+    *((path, cohere.error_body) for path in cohere.RERANK_PATHS),
+    ("/v2", kserve.error_body),
+    ("", openai.error_body),
+)
+
+
+def error_response(path: str, error: ServiceError, envelope: Envelope | None) -> Response:
+    """envelope: that of the request's protocol, where the path does not say which it is."""
+    envelope = envelope or next(known for start, known in ENVELOPES if path.startswith(start))
     headers = dict(error.headers)
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))

@@ -84,7 +84,7 @@ class ErrorMiddleware:
             if known.status == 500:
                 where = f"{method} {path}, request {context.request_id}"
                 log.error("%s: %s", where, known.message, exc_info=error)
-            await error_response(path, known)(scope, receive, send)
+            await error_response(path, known, context.envelope)(scope, receive, send)
 
 
 class HeadMiddleware:

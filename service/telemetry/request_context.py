@@ -1,6 +1,7 @@
 """What becomes known of one request on its way. Reported once, at the request's end (report.py)."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
@@ -12,6 +13,7 @@ from addnorm.service.models.usage import Statistics
 from addnorm.service.scheduling.deadline import Deadline
 
 KEY = "context"
+Envelope = Callable[[ServiceError], dict[str, Any]]  # an error -> the body that tells of it
 
 
 @dataclass
@@ -21,6 +23,7 @@ class RequestContext:
     request_id: str = ""
     started: float = field(default_factory=time.monotonic)  # the deadline counts from here
     key: str = ""  # the name of the API key
+    envelope: Envelope | None = None  # of errors, where the path does not say which
     # what the connection found
     refusal: ServiceError | None = None  # what is wrong with the head
     late: RequestTimeout | None = None  # the body takes too long to arrive

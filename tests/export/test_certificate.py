@@ -11,11 +11,12 @@ import pytest
 import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from addnorm.export import command, exact, parity, sources, structure, writer
-from addnorm.export.exact import Files
+from addnorm.export import command, sources, writer
+from addnorm.export.certificate import exact, parity, structure
+from addnorm.export.certificate.exact import Files
+from addnorm.export.certificate.parity import CertificationError
 from addnorm.export.graph import UnfitError
 from addnorm.export.model_file import Graph
-from addnorm.export.parity import CertificationError
 from addnorm.export.quantize import quantize
 from addnorm.export.writer import Plan, check_fit
 from addnorm.model import presets

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from addnorm.export import command, parity, sources
+from addnorm.export import command, sources
+from addnorm.export.certificate import parity
+from addnorm.export.certificate.parity import CertificationError
 from addnorm.export.graph import export_body
-from addnorm.export.parity import CertificationError
 from addnorm.export.sources import Source
 from addnorm.export.writer import Plan, export
 from addnorm.model import layout as layouts

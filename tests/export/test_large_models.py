@@ -10,7 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from addnorm.export import command, model_file, sources, structure, writer
+from addnorm.export import command, model_file, sources, writer
+from addnorm.export.certificate import structure
 from addnorm.export.quantize import measure, quantize
 from addnorm.export.writer import Plan
 from addnorm.model.presets import build

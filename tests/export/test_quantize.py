@@ -14,11 +14,12 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 
-from addnorm.export import command, parity, sources
+from addnorm.export import command, sources
 from addnorm.export import quantize as quantizing
-from addnorm.export.exact import Expected, Files
+from addnorm.export.certificate import parity
+from addnorm.export.certificate.exact import Expected, Files
+from addnorm.export.certificate.parity import CertificationError
 from addnorm.export.model_file import load
-from addnorm.export.parity import CertificationError
 from addnorm.export.writer import Plan, export
 from addnorm.model.presets import build
 from addnorm.service.models.registry import Model

@@ -15,6 +15,7 @@ import pytest
 
 from addnorm.service.errors import ClientGone, Expired, Overloaded
 from addnorm.service.inference.cost import FADE_S, Cost, Rate
+from addnorm.service.inference.outputs import Activations, Logits, Output
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.unpadding import from_lists
@@ -120,10 +121,9 @@ def test_a_caller_that_leaves_ends_the_writing(server: httpx.Client) -> None:
 # without HTTP
 
 
-def one(models: Models, **changed: Any) -> InferenceRequest:
+def one(models: Models, output: Output | None = None) -> InferenceRequest:
     batch, padding = from_lists([[1, 2, 3]])
-    fields = {"outputs": ("logits",), **changed}
-    return InferenceRequest(models.find("gpt"), batch, padding, **fields)
+    return InferenceRequest(models.find("gpt"), batch, padding, (output or Logits(),))
 
 
 def slowly(num_pieces: int, done: list[int]) -> Steps[str]:
@@ -251,14 +251,14 @@ def test_rates_follow_what_was_measured_and_fade_while_they_refuse() -> None:
 
 
 def test_a_small_answer_is_predicted_to_take_what_its_rows_and_bytes_take(few: Models) -> None:
-    cost, all_rows, last_row = Cost(), one(few), one(few, positions="last")
+    cost, all_rows, last_row = Cost(), one(few), one(few, Logits(positions="last"))
     assert cost.predicted_s(all_rows, 1000) == 0.0
     cost.making(all_rows).add(30, 0.3, is_done=True)
     cost.writing(all_rows).add(10_000, 0.1, is_done=True)
     assert cost.predicted_s(all_rows, 1000) == pytest.approx(3 * 0.01 + 0.01)
     assert cost.predicted_s(last_row, 1000) == pytest.approx(1 * 0.01 + 0.01)
-    assert cost.predicted_s(one(few, outputs=("activations",)), 1000) == pytest.approx(0.01)
-    assert cost.predicted_s(one(few, top_k=2), 0) == 0.0  # was never measured
+    assert cost.predicted_s(one(few, Activations()), 1000) == pytest.approx(0.01)
+    assert cost.predicted_s(one(few, Logits(top_k=2)), 0) == 0.0  # was never measured
 
 
 def test_time_that_others_take_is_not_counted_as_the_works() -> None:

@@ -9,7 +9,7 @@ import torch
 from addnorm.model.config import Config, HeadConfig
 from addnorm.model.pooling import picked
 from addnorm.model.transformer import Transformer
-from addnorm.service.inference.outputs import pooled
+from addnorm.service.inference.heads import pooled
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.bundle import Pooling
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError
-from addnorm.service.inference import outputs
+from addnorm.service.inference import heads
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.scheduling.job import MicroBatch, Target
 from addnorm.service.scheduling.scheduler import Observer, Scheduler
@@ -146,7 +146,7 @@ LARGEST = float(np.finfo(np.float32).max)
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e18, LARGEST / 4])
 def test_vectors_of_any_finite_length_are_normalized(scale: float) -> None:
     vectors = np.array([[3, -4], [0, 0], [0.5, 1]], np.float32) * np.float32(scale)
-    unit = outputs.unit(vectors)
+    unit = heads.unit(vectors)
     np.testing.assert_allclose(np.linalg.norm(unit, axis=1), [1, 0, 1], rtol=1e-6)
     np.testing.assert_allclose(unit[0], [0.6, -0.8], rtol=1e-6)
 

@@ -9,7 +9,8 @@ from unittest import mock
 
 from torch import nn
 
-from addnorm.export import exact, writer
+from addnorm.export import writer
+from addnorm.export.certificate import exact
 from addnorm.export.model_file import Graph
 
 Export = Callable[..., Graph]

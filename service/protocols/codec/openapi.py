@@ -8,7 +8,9 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict
 
+from addnorm.service.errors import InvalidInput
 from addnorm.service.protocols.codec.negotiation import JSON
+from addnorm.service.telemetry.request_context import Envelope
 
 COMPONENTS = "#/components/schemas/"
 Responses = dict[int | str, dict[str, Any]]
@@ -95,6 +97,21 @@ ERRORS: Responses = {
         "deadline_exceeded",
     ),
 }
+
+
+def errors(body: type[BaseModel], envelope: Envelope) -> Responses:
+    """ERRORS as a protocol with an envelope of its own documents them."""
+    example = envelope(InvalidInput("top_n is -1: 0 or more", param="top_n"))
+    return {
+        status: {
+            "model": body,
+            "description": response["description"],
+            **({"content": {JSON: {"example": example}}} if status == 400 else {}),
+        }
+        for status, response in ERRORS.items()
+    }
+
+
 DEADLINE: dict[str, Any] = {
     "parameters": [
         {

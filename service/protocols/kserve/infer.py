@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.service.errors import InvalidInput, UnknownField
+from addnorm.service.inference.outputs import BY_NAME, Output, Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
@@ -20,6 +21,7 @@ from addnorm.service.protocols.kserve.schema import (
     EXAMPLES,
     V2_ERRORS,
     OutputTensor,
+    Parameters,
     V2InferRequest,
     V2InferResponse,
 )
@@ -77,9 +79,7 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
         model,
         batch,
         padding,
-        _native(wanted),
-        pooling=own.pooling,
-        normalize=own.normalize,
+        _native(wanted, own),
         precision=own.precision,
         timeout_s=own.timeout / 1e6 or None,
         binary=all(output.binary for output in wanted),
@@ -145,9 +145,11 @@ def _check_output(output: OutputTensor, bundle: Bundle, names: list[str]) -> Non
             )
 
 
-def _native(wanted: list[Wanted]) -> tuple[str, ...]:
+def _native(wanted: list[Wanted], own: Parameters) -> tuple[Output, ...]:
     """The native outputs that V2's are read from."""
-    return tuple(dict.fromkeys("norm_stats" if name in STATS else name for name, _ in wanted))
+    names = dict.fromkeys("norm_stats" if name in STATS else name for name, _ in wanted)
+    pooled = Pooled(own.pooling, own.normalize)
+    return tuple(pooled if name == "pooled" else BY_NAME[name]() for name in names)
 
 
 def encode(

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
-from addnorm.export import structure
+from addnorm.export.certificate import structure
 from addnorm.export.model_file import Graph
 from addnorm.model.config import Activation, Config, HeadConfig
 

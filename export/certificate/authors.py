@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from starlette.datastructures import Headers
 from tokenizers import Tokenizer
 
-from addnorm.export import texts, tolerances
-from addnorm.export.served import run
+from addnorm.export import texts
+from addnorm.export.certificate import tolerances
+from addnorm.export.certificate.served import run
 from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.pooling import picked
 from addnorm.model.transformer import Transformer

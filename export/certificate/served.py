@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from starlette.datastructures import Headers
 
-from addnorm.export import tolerances
-from addnorm.export.cases import PLACES, Case, cases
+from addnorm.export.certificate import tolerances
+from addnorm.export.certificate.cases import PLACES, Case, cases
 from addnorm.model.config import Pick
 from addnorm.model.pooling import picked
 from addnorm.model.transformer import Transformer

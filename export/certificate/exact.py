@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from torch import nn
 
-from addnorm.export import attributes, model_file, quantize, structure
+from addnorm.export import model_file, quantize
+from addnorm.export.certificate import attributes, structure
 from addnorm.export.graph import OPSET, export_body, export_head
 from addnorm.export.model_file import Graph
 from addnorm.model.config import Config

@@ -12,8 +12,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from addnorm.export import authors, exact, served
-from addnorm.export.served import CertificationError, NamedCompare, Served
+from addnorm.export.certificate import authors, exact, served
+from addnorm.export.certificate.served import CertificationError, NamedCompare, Served
 from addnorm.model.transformer import Transformer
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import memory, selfcheck

@@ -1,0 +1,153 @@
+"""Pooling, and heads: they run on the rows asked for and on no others, in steps
+(`scheduling/cooperative.py`)."""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from addnorm.service.errors import NotFinite
+from addnorm.service.runtime.batch import Batch, Floats, Ints
+from addnorm.service.runtime.bundle import Pick, Pooling
+from addnorm.service.runtime.engine import HEAD_ROWS, Engine
+from addnorm.service.scheduling.cooperative import Steps
+
+SHRINK = np.float32(2.0**-80)  # exact; the length of any shrunk vector fits in float32
+MIN_LENGTH = np.float32(1e-12)  # shorter vectors are divided by this, as torch's normalize does
+
+
+def pooled(activations: Floats, batch: Batch, pooling: Pooling) -> Floats:
+    """Rows `[num_tokens, d_model]` -> a vector for each sequence `[num_sequences, d_model]`.
+    NotFinite if one is not."""
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
+        vectors = _pool(activations, batch.offsets, pooling)
+    check_finite("pooled", vectors)
+    return vectors
+
+
+def _pool(activations: Floats, offsets: Ints, pooling: Pooling) -> Floats:
+    if pooling == "first":
+        return activations[offsets[:-1]]
+    if pooling == "last":
+        return activations[offsets[1:] - 1]
+    vectors = np.empty((len(offsets) - 1, activations.shape[1]), np.float32)
+    for vector, (start, end) in zip(vectors, pairwise(offsets.tolist()), strict=True):
+        REDUCTIONS[pooling](activations[start:end], vector)
+    return vectors
+
+
+def _mean(rows: Floats, out: Floats) -> None:
+    np.add.reduce(rows, 0, out=out)
+    out /= np.float32(len(rows))
+
+
+def _mean_sqrt(rows: Floats, out: Floats) -> None:
+    """The sum by the square root of the length."""
+    np.add.reduce(rows, 0, out=out)
+    out /= np.sqrt(np.float32(len(rows)))
+
+
+def _weighted_mean(rows: Floats, out: Floats) -> None:
+    """The i-th token, from 1, counts i times."""
+    weights = np.arange(1, len(rows) + 1, dtype=np.float32)
+    np.add.reduce(rows * weights[:, None], 0, out=out)
+    out /= weights.sum()
+
+
+def _max(rows: Floats, out: Floats) -> None:
+    np.maximum.reduce(rows, 0, out=out)
+
+
+REDUCTIONS: dict[str, Callable[[Floats, Floats], None]] = {
+    "mean": _mean,
+    "mean_sqrt": _mean_sqrt,
+    "weighted_mean": _weighted_mean,
+    "max": _max,
+}
+
+
+def check_finite(output: str, values: Floats, sequences: Ints | None = None) -> None:
+    """NotFinite names the first sequence with a value `[n, w]` that is not finite. sequences: of
+    each of n; in order if None."""
+    if not np.isfinite(values).all():
+        index = int((~np.isfinite(values).all(1)).argmax())
+        raise NotFinite(output, index if sequences is None else int(sequences[index]))
+
+
+def unit(vectors: Floats) -> Floats:
+    """Finite `[n, w]` scaled to length 1; zeros stay zeros."""
+    with np.errstate(over="ignore"):
+        lengths = _lengths(vectors)
+    if not (fits := np.isfinite(lengths)).all():
+        vectors = vectors * np.where(fits, np.float32(1), SHRINK)
+        lengths = _lengths(vectors)
+    return np.divide(vectors, np.maximum(lengths, MIN_LENGTH), dtype=np.float32)
+
+
+def _lengths(vectors: Floats) -> Floats:
+    lengths: Floats = np.linalg.norm(vectors, axis=1, keepdims=True).astype(np.float32, copy=False)
+    return lengths
+
+
+class HeadRows(NamedTuple):
+    """The rows that a head runs on, and the sequence that each belongs to."""
+
+    activations: Floats  # [n, d_model]
+    sequences: Ints  # [n]
+
+    @classmethod
+    def of(cls, pick: Pick, activations: Floats, batch: Batch) -> "HeadRows":
+        """Of every token, or one for each sequence."""
+        sequences = np.arange(len(batch))
+        if pick == "every":
+            return cls(activations, np.repeat(sequences, batch.lengths))
+        return cls(pooled(activations, batch, pick), sequences)
+
+    @classmethod
+    def at(cls, tokens: Ints, activations: Floats, batch: Batch) -> "HeadRows":
+        """Of the tokens with these indices in the batch."""
+        sequences = np.searchsorted(batch.offsets, tokens, side="right") - 1
+        return cls(activations[tokens], sequences)
+
+
+def headed(engine: Engine, output: str, rows: HeadRows, width: int) -> Steps[Floats]:
+    """What a head makes of the rows, `[n, width]`. NotFinite if a value is not."""
+    out = np.empty((len(rows.activations), width), np.float32)
+    for span, chunk in chunks(engine, output, rows):
+        out[span] = chunk
+        yield
+    return out
+
+
+def top_k(engine: Engine, rows: HeadRows, k: int) -> Steps[tuple[Ints, Floats]]:
+    """Ids and log-probabilities of the k likeliest tokens, each `[n, k]`. Never holds the logits of
+    all rows."""
+    token_ids = np.empty((len(rows.activations), k), np.int64)
+    logprobs = np.empty(token_ids.shape, np.float32)
+    for span, chunk in chunks(engine, "logits", rows):
+        token_ids[span], logprobs[span] = yield from _best(chunk, k)
+    return token_ids, logprobs
+
+
+def chunks(engine: Engine, output: str, rows: HeadRows) -> Iterator[tuple[slice, Floats]]:
+    """A head's answers to HEAD_ROWS rows at a time, and which rows these are. NotFinite if a value
+    is not."""
+    for start in range(0, len(rows.activations), HEAD_ROWS):
+        span = slice(start, start + HEAD_ROWS)
+        chunk = engine.head(output, rows.activations[span])
+        check_finite(output, chunk, rows.sequences[span])
+        yield span, chunk
+
+
+def _best(logits: Floats, k: int) -> Steps[tuple[np.ndarray, Floats]]:
+    """logits `[n, V]` -> ids and log-probabilities `[n, k]`, likeliest first, lower ids first."""
+    largest = logits.max(1, keepdims=True)
+    log_sum = np.log(np.exp(logits - largest).sum(1, keepdims=True)) + largest
+    ids = np.empty((len(logits), k), np.int64)
+    for out, row in zip(ids, logits, strict=True):
+        least = np.partition(row, -k)[-k]
+        candidates = np.flatnonzero(row >= least)  # in order of id; more than k only if values tie
+        out[:] = candidates[np.argsort(-row[candidates], kind="stable")[:k]]
+        yield
+    return ids, np.take_along_axis(logits, ids, 1) - log_sum

@@ -1,0 +1,106 @@
+"""Logits of sequences -> probabilities, sorted labels, zero-shot labels. Knows no requests.
+
+Source: transformers' TextClassificationPipeline and ZeroShotClassificationPipeline.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from addnorm.service.errors import InvalidInput
+from addnorm.service.runtime.batch import Floats
+
+Function = Literal["softmax", "sigmoid", "none"]
+TEMPLATE = "This example is {}."  # a hypothesis
+PLACE = "{}"  # of the label in it
+ENTAILMENT = "entail"  # how the name of the label begins, in any case
+
+
+class Labelled(NamedTuple):
+    label: str
+    score: np.float32
+
+
+def label_names(labels: Sequence[str] | None, width: int) -> tuple[str, ...]:
+    """width: number of labels. Without names they are called as transformers calls them."""
+    return tuple(labels) if labels else tuple(f"LABEL_{index}" for index in range(width))
+
+
+def probabilities(logits: Floats, function: Function | None = None) -> Floats:
+    """Logits `[n, labels]` -> scores `[n, labels]`. A row's bits do not depend on the others.
+
+    function: by default sigmoid for one label, else softmax.
+    """
+    function = function or ("sigmoid" if logits.shape[1] == 1 else "softmax")
+    if function == "none":
+        return logits
+    # in float64, which no float32 overflows by itself; in C order each row is added up alone
+    values = np.array(logits, np.float64, order="C")
+    return (_sigmoid if function == "sigmoid" else _softmax)(values).astype(np.float32)
+
+
+def _sigmoid(values: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # exp is infinity below -709: the score is 0
+        scores: np.ndarray = 1 / (1 + np.exp(-values))
+    return scores
+
+
+def _softmax(values: np.ndarray) -> np.ndarray:
+    values = np.exp(values - values.max(1, keepdims=True))
+    scores: np.ndarray = values / values.sum(1, keepdims=True)
+    return scores
+
+
+def ranked(scores: Floats, labels: Sequence[str], top_k: int | None = None) -> list[Labelled]:
+    """Scores `[labels]` of one sequence, highest first; equal ones in the order of the labels.
+
+    top_k: how many; all if None or if there are fewer.
+    """
+    order = np.argsort(-scores, kind="stable")[:top_k]
+    return [Labelled(labels[index], scores[index]) for index in order.tolist()]
+
+
+def entailment_index(labels: Sequence[str] | None) -> int:
+    """InvalidInput if no label's name says entailment: the model cannot do zero-shot."""
+    for index, label in enumerate(labels or ()):
+        if label.lower().startswith(ENTAILMENT):
+            return index
+    known = ", ".join(map(repr, labels or ())) or "no names"
+    raise InvalidInput(
+        "the model cannot do zero-shot classification: it needs a label whose name begins with"
+        f" {ENTAILMENT!r}, its labels have {known}"
+    )
+
+
+def hypotheses(candidates: Sequence[str], template: str = TEMPLATE) -> Iterator[str]:
+    """The template with each candidate label. InvalidInput unless it has one place for it."""
+    if template.count(PLACE) != 1 or set("{}") & set(template.replace(PLACE, "")):
+        raise InvalidInput(
+            f"hypothesis_template is {template[:60]!r}: it needs {PLACE} once, where the label"
+            " goes, and no other braces",
+            param="hypothesis_template",
+        )
+    return (template.replace(PLACE, label) for label in candidates)
+
+
+def zero_shot(
+    logits: Floats, candidates: Sequence[str], entailment: int, multi_label: bool = False
+) -> list[Labelled]:
+    """Logits `[candidates, labels]` of (text, hypothesis) pairs -> candidates, likeliest first.
+
+    entailment: the index of its label. multi_label: each candidate by itself, entailment against
+    contradiction, instead of all against each other. One candidate is always by itself.
+    """
+    if multi_label or len(candidates) == 1:
+        contradiction = -1 if entailment == 0 else 0  # as transformers guesses it
+        scores = probabilities(logits[:, [contradiction, entailment]], "softmax")[:, 1]
+    else:
+        scores = probabilities(logits[None, :, entailment], "softmax")[0]
+    return ranked(scores, candidates)
+
+
+def best(scores: Floats, top_k: int | None = None) -> list[int]:
+    """Indices of scores `[n]`, highest first; equal ones in their order. top_k: see `ranked`."""
+    order: list[int] = np.argsort(-scores, kind="stable")[:top_k].tolist()
+    return order
