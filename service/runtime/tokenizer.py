@@ -110,13 +110,9 @@ class Tokenizer:
         """As `tokens`, with words and offsets."""
         return self._encoded(tokenizers.Tokenizer.encode_batch, texts, truncate)
 
-    def encode_plain(self, texts: Sequence[Text]) -> list[Encoding]:
-        """As `encode`, whole and without special tokens around them."""
-        return self._whole.encode_batch(list(texts), add_special_tokens=False)
-
     @cached_property
     def num_ids(self) -> int:
-        """Ids are below it, those that no token has included."""
+        """The highest id of a token, and one."""
         return max(self._whole.get_vocab().values(), default=-1) + 1
 
     def tokens_of(self, encoding: Encoding) -> Tokens:
