@@ -11,11 +11,12 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
+from tokenizers import Encoding
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime.batch import Batch, Padding
-from addnorm.service.runtime.tokenizer import CannotCut, Text, Tokenizer, Tokens, num_characters
+from addnorm.service.runtime.tokenizer import CannotCut, Text, Tokenizer, num_characters
 from addnorm.service.runtime.unpadding import from_lists
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import CooperativePool, Steps, run_now
@@ -86,22 +87,27 @@ class TextReader:
     async def batch(self, asked: TextsToTokenize, deadline: Deadline) -> tuple[Batch, Padding]:
         """Ragged sequences with special tokens. InvalidInput for a text that is too long."""
         tokenizer = self.tokenizer(asked)
-
-        def check(index: int, tokens: Tokens) -> None:
-            if len(tokens) > tokenizer.max_tokens:
-                raise _too_long(asked, index, len(tokens), "tokens", tokenizer.max_tokens)
-            if not len(tokens):
-                raise InvalidInput(
-                    f"{asked.field}[{index}] has no tokens: send a text that is not empty",
-                    param=asked.field,
-                )
-
         work = partial(tokenizer.tokens, truncate=asked.truncate)
+        check = partial(_check_length, asked, tokenizer.max_tokens)
         found = await self.tokenized(asked, work, deadline, check)
         types = None
         if any(tokens.types for tokens in found):
             types = [tokens.types or [0] * len(tokens) for tokens in found]
         return from_lists([tokens.ids for tokens in found], token_type_ids=types)
+
+    async def encoded(
+        self, asked: TextsToTokenize, deadline: Deadline
+    ) -> tuple[Batch, Padding, list[Encoding]]:
+        """As `batch`, and the encodings: each token's word, and its characters in the text with its
+        prompt before it."""
+        tokenizer = self.tokenizer(asked)
+        work = partial(tokenizer.encode, truncate=asked.truncate)
+        check = partial(_check_length, asked, tokenizer.max_tokens)
+        found = await self.tokenized(asked, work, deadline, check)
+        types = [encoding.type_ids for encoding in found] if tokenizer.has_types else None
+        if types is not None and not any(map(any, types)):
+            types = None
+        return *from_lists([one.ids for one in found], token_type_ids=types), found
 
     async def tokenized(
         self,
@@ -194,6 +200,17 @@ def _in_steps(
             )
         yield
     return done
+
+
+def _check_length(asked: TextsToTokenize, limit: int, index: int, tokens: Sized) -> None:
+    """InvalidInput if the text with this index has more tokens than the limit, or none."""
+    if len(tokens) > limit:
+        raise _too_long(asked, index, len(tokens), "tokens", limit)
+    if not len(tokens):
+        raise InvalidInput(
+            f"{asked.field}[{index}] has no tokens: send a text that is not empty",
+            param=asked.field,
+        )
 
 
 def _too_long(asked: TextsToTokenize, index: int, size: int, unit: str, limit: int) -> InvalidInput:
