@@ -116,7 +116,8 @@ class Bundle:
     @property
     def outputs(self) -> tuple[str, ...]:
         heads = (name for name in self.manifest.heads if name != "pooled")
-        return ("activations", *heads, "pooled", "norm_stats")
+        sparse = ("sparse",) if "sparse" in self.tasks else ()
+        return ("activations", *heads, *sparse, "pooled", "norm_stats")
 
     @property
     def tasks(self) -> tuple[Task, ...]:
