@@ -149,6 +149,22 @@ def token_logprobs(
     return own, token_ids, best
 
 
+def largest_logits(engine: Engine, rows: HeadRows, width: int) -> Iterator[Floats | None]:
+    """For each sequence the largest logits of its tokens `[width]`; None after each head run. Never
+    holds the logits of all rows."""
+    largest = np.full(width, -np.inf, np.float32)
+    ends_sequence = np.diff(rows.sequences, append=-1) != 0
+    for span, chunk in chunks(engine, "logits", rows):
+        yield None
+        start = 0
+        for end in (np.flatnonzero(ends_sequence[span]) + 1).tolist():
+            yield np.maximum(largest, chunk[start:end].max(0))
+            largest.fill(-np.inf)
+            start = end
+        if start < len(chunk):  # its sequence goes on in the next chunk
+            np.maximum(largest, chunk[start:].max(0), out=largest)
+
+
 def chunks(engine: Engine, output: str, rows: HeadRows) -> Iterator[tuple[slice, Floats]]:
     """A head's answers to HEAD_ROWS rows at a time, and which rows these are. NotFinite if a value
     is not."""

@@ -15,6 +15,7 @@ from addnorm.service.inference.heads import (
     HeadRows,
     check_finite,
     headed,
+    largest_logits,
     token_logprobs,
     top_k,
     unit,
@@ -27,6 +28,8 @@ from addnorm.service.scheduling.cooperative import Steps
 Positions = Literal["all", "last"]
 DType = Literal["float32", "float16"]
 NO_TOKEN = -1
+# Of a sparse vector, for each token of its sequence: SPLADE models have 2 to 10.
+ENTRIES_PER_TOKEN = 32  # more are refused: other models have some for most of the vocabulary
 
 
 class Computed(NamedTuple):
@@ -54,12 +57,21 @@ class Scored(NamedTuple):
     next: TopK
 
 
+class SparseVectors(NamedTuple):
+    """Those entries of a vector for each of the caller's rows that are not zero; none for rows of
+    pads only."""
+
+    indices: list[Ints]  # ascending
+    values: list[Floats]
+
+
 @dataclass(frozen=True, eq=False)
 class Output:
     """One that is asked for, with its options. By default: a head's answer for every row that it
     runs on."""
 
     name: ClassVar[str]
+    is_estimated: ClassVar[bool] = False  # whether it may have less numbers than num_values
 
     def check(self, bundle: Bundle) -> None:
         """InvalidInput if an option does not fit the model."""
@@ -80,6 +92,10 @@ class Output:
     def num_rows(self, bundle: Bundle, batch: Batch) -> int:
         """How many rows it is made of."""
         return batch.num_tokens if self.pick(bundle) == "every" else len(batch)
+
+    def num_values(self, bundle: Bundle, batch: Batch) -> int:
+        """How many numbers it has, pads left out."""
+        return self.num_rows(bundle, batch) * self.width(bundle)
 
     def num_pads(self, bundle: Bundle, padding: Padding) -> int:
         """Rows of the caller's layout that stay empty."""
@@ -267,15 +283,84 @@ def _without_width(values: Any) -> Any:
     return [row[:, 0] for row in values] if isinstance(values, list) else values[..., 0]
 
 
+@dataclass(frozen=True, eq=False)
+class Sparse(Output):
+    """For each sequence the largest of its tokens' log1p(relu(logits)), as SPLADE's vectors are
+    (arXiv 2109.10086, equation 6). Special tokens count. top_k: only the k largest entries, lower
+    indices first."""
+
+    name = "sparse"
+    is_estimated = True
+    top_k: int | None = None
+
+    def check(self, bundle: Bundle) -> None:
+        width = self.width(bundle)
+        if self.top_k is not None and not 1 <= self.top_k <= width:
+            raise InvalidInput(
+                f"sparse.top_k is {self.top_k}: 1 to {width} for {bundle.ref}",
+                param="sparse.top_k",
+            )
+
+    def head(self, bundle: Bundle) -> str | None:
+        return "logits"
+
+    def width(self, bundle: Bundle) -> int:
+        return bundle.width("logits")
+
+    def num_values(self, bundle: Bundle, batch: Batch) -> int:
+        """At most so many, but for one sequence alone."""
+        width = self.width(bundle)
+        if self.top_k is not None:
+            return 2 * self.top_k * len(batch)
+        return 2 * int(np.minimum(ENTRIES_PER_TOKEN * batch.lengths, width).sum())
+
+    def num_pads(self, bundle: Bundle, padding: Padding) -> int:
+        return 0
+
+    def make(self, of: Computed) -> Steps[SparseVectors]:
+        width = self.width(of.bundle)
+        rows = HeadRows.of(self.pick(of.bundle), of.rows.activations, of.batch)
+        num_left = max(width, self.num_values(of.bundle, of.batch) // 2)
+        found = list[tuple[Ints, Floats]]()
+        for largest in largest_logits(of.engine, rows, width):
+            if largest is not None:
+                found.append(self._entries(largest))
+                num_left -= len(found[-1][0])
+            if num_left < 0:
+                raise self._too_many(of)
+            yield
+        by_row = iter(found)
+        none = np.empty(0, np.int64), np.empty(0, np.float32)
+        rows_found = [next(by_row) if length else none for length in of.padding.lengths.tolist()]
+        return SparseVectors(*map(list, zip(*rows_found, strict=True)))
+
+    def _entries(self, largest: Floats) -> tuple[Ints, Floats]:
+        """Indices and values of a sequence's largest logits `[V]`."""
+        indices = np.flatnonzero(largest > 0)
+        if self.top_k is not None and len(indices) > self.top_k:
+            order = np.argsort(-largest[indices], kind="stable")
+            indices = np.sort(indices[order[: self.top_k]])
+        return indices, np.log1p(largest[indices])
+
+    def _too_many(self, of: Computed) -> InvalidInput:
+        limit = self.num_values(of.bundle, of.batch) // 2
+        return InvalidInput(
+            f"sparse has more than {limit} entries that are not zero, the limit for"
+            f" {len(of.batch)} sequences of together {of.batch.num_tokens} tokens: ask for"
+            ' "sparse": {"top_k": 256}, or send fewer sequences at once',
+            param="sparse",
+        )
+
+
 BY_NAME: dict[str, Callable[[], Output]] = {
     kind.name: kind
-    for kind in (Activations, Logits, TokenVectors, Pooled, NormStats, PromptLogprobs)
+    for kind in (Activations, Logits, TokenVectors, Pooled, NormStats, PromptLogprobs, Sparse)
 }
 
 
 def default_names(bundle: Bundle) -> tuple[str, ...]:
     """Activations, and what heads make of them."""
-    others = ("pooled", "norm_stats", "prompt_logprobs")
+    others = ("pooled", "norm_stats", "prompt_logprobs", "sparse")
     return tuple(name for name in bundle.outputs if name not in others)
 
 
@@ -297,10 +382,10 @@ def check_names(names: Sequence[str], bundle: Bundle) -> None:
 def halved(name: str, output: Any) -> Any:
     """An output as float16. InvalidInput if it has a finite value that float16 does not hold.
 
-    norm_stats, whose values range widely, log-probabilities and the likeliest tokens stay as they
-    are.
+    norm_stats, whose values range widely, log-probabilities, the likeliest tokens and sparse vectors
+    stay as they are.
     """
-    if name in ("norm_stats", "prompt_logprobs") or isinstance(output, TopK):
+    if name in ("norm_stats", "prompt_logprobs") or isinstance(output, TopK | SparseVectors):
         return output
     return [_half(name, row) for row in output] if isinstance(output, list) else _half(name, output)
 

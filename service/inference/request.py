@@ -154,8 +154,8 @@ def _smaller(request: InferenceRequest) -> str:
 
 def _answer_bytes(request: InferenceRequest, output: Output) -> int:
     bundle, padding = request.model.bundle, request.padding
-    width = output.width(bundle)
-    num_rows, num_pads = output.num_rows(bundle, request.batch), output.num_pads(bundle, padding)
+    num_values = output.num_values(bundle, request.batch)
+    num_pads = output.width(bundle) * output.num_pads(bundle, padding)
     if request.binary:
-        return width * BINARY_BYTES * (num_rows + num_pads)
-    return width * (num_rows * JSON_BYTES_PER_FLOAT + num_pads * JSON_BYTES_PER_PAD)
+        return BINARY_BYTES * (num_values + num_pads)
+    return num_values * JSON_BYTES_PER_FLOAT + num_pads * JSON_BYTES_PER_PAD
