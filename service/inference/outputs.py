@@ -382,8 +382,8 @@ def check_names(names: Sequence[str], bundle: Bundle) -> None:
 def halved(name: str, output: Any) -> Any:
     """An output as float16. InvalidInput if it has a finite value that float16 does not hold.
 
-    norm_stats, whose values range widely, log-probabilities, the likeliest tokens and sparse vectors
-    stay as they are.
+    norm_stats, whose values range widely, log-probabilities, the likeliest tokens and sparse
+    vectors stay as they are.
     """
     if name in ("norm_stats", "prompt_logprobs") or isinstance(output, TopK | SparseVectors):
         return output
