@@ -194,21 +194,36 @@ class Logits(Output):
 
 @dataclass(frozen=True, eq=False)
 class Pooled(Output):
-    """A vector for each sequence. pooling: None: as the bundle says."""
+    """A vector for each sequence. pooling: None: as the bundle says. dimensions: only the first so
+    many, which are scaled after they are cut."""
 
     name = "pooled"
     pooling: Pooling | None = None
     normalize: bool = False
+    dimensions: int | None = None
+
+    def check(self, bundle: Bundle) -> None:
+        width = bundle.width(self.name)
+        if self.dimensions is not None and not 1 <= self.dimensions <= width:
+            raise InvalidInput(
+                f"dimensions is {self.dimensions}: 1 to {width} for {bundle.ref}",
+                param="dimensions",
+            )
 
     def pick(self, bundle: Bundle) -> Pick:
         return self.pooling or bundle.manifest.pooling
+
+    def width(self, bundle: Bundle) -> int:
+        return self.dimensions or super().width(bundle)
 
     def make(self, of: Computed) -> Steps[Any]:
         rows = HeadRows.of(self.pick(of.bundle), of.rows.activations, of.batch)
         vectors = rows.activations
         if self.head(of.bundle):
-            vectors = yield from headed(of.engine, self.name, rows, self.width(of.bundle))
+            width = super().width(of.bundle)
+            vectors = yield from headed(of.engine, self.name, rows, width)
         yield
+        vectors = np.ascontiguousarray(vectors[:, : self.dimensions])
         return self.laid_out(unit(vectors) if self.normalize else vectors, of)
 
 
@@ -224,8 +239,7 @@ class PromptLogprobs(Output):
         return "logits"
 
     def width(self, bundle: Bundle) -> int:
-        # with the likeliest each token is answered by about its id, text and place too
-        return 1 if self.top_k is None else 4 + 2 * self.top_k
+        return 1 + 2 * (self.top_k or 0)
 
     @property
     def cost(self) -> Hashable:

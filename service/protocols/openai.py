@@ -3,15 +3,12 @@
 Source: OpenAI's API reference and its Python SDK, which asks for base64 unless told otherwise.
 """
 
-import base64
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 from pydantic import BaseModel, Field
 
-from addnorm.service.errors import InvalidInput, ServiceError
-from addnorm.service.inference.heads import unit
+from addnorm.service.errors import ServiceError
 from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
@@ -24,7 +21,7 @@ from addnorm.service.protocols.codec.openapi import (
     examples,
     json_body,
 )
-from addnorm.service.protocols.codec.payload import Encode, Payload
+from addnorm.service.protocols.codec.payload import Encode, Payload, base64_of
 from addnorm.service.protocols.codec.sequences import (
     OTHER_VOCABULARY,
     Sequences,
@@ -127,34 +124,25 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
     negotiated(raw.headers, (JSON,))
     asked = await tools.bodies.read_json(EmbeddingsRequest, raw.body, raw.deadline)
     model, prompt_name = raw.model_and_prompt(tools.models, asked.model, asked.prompt_name)
-    manifest = model.bundle.manifest
-    width = model.bundle.width("pooled")
-    if asked.dimensions is not None and not 1 <= asked.dimensions <= width:
-        raise InvalidInput(
-            f"dimensions is {asked.dimensions}: 1 to {width} for {model.bundle.ref}",
-            param="dimensions",
-        )
     as_base64 = asked.encoding_format == "base64"
     sent = SequencesToRead("input", asked.input, bool(asked.truncate), model, prompt_name)
     request = InferenceRequest(
         model,
         *await sent.batch(raw, tools),
-        (Pooled(normalize=manifest.normalize and asked.dimensions is None),),
+        (Pooled(normalize=model.bundle.manifest.normalize, dimensions=asked.dimensions),),
         precision=asked.precision,
         binary=as_base64,
         field="input",
         hint=HINT,
     )
-    return request, partial(encode, asked.dimensions, as_base64)
+    return request, partial(encode, as_base64)
 
 
-def encode(dimensions: int | None, as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
+def encode(as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
     """InferenceResponse -> JSON. Numbers have the fewest digits that give the same float back."""
     request = response.request
-    vectors: Floats = response.outputs["pooled"][:, :dimensions]
-    if dimensions is not None and request.model.bundle.manifest.normalize:
-        vectors = unit(vectors)
-    values = [_base64(vector) for vector in vectors] if as_base64 else np.ascontiguousarray(vectors)
+    vectors: Floats = response.outputs["pooled"]
+    values = [base64_of(vector) for vector in vectors] if as_base64 else vectors
     num_tokens = request.batch.num_tokens
     body = {
         "object": "list",
@@ -166,11 +154,6 @@ def encode(dimensions: int | None, as_base64: bool, response: InferenceResponse)
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
     return Payload((yield from written(body, response.num_bytes)))
-
-
-def _base64(vector: Floats) -> str:
-    """Little-endian float32, whatever this machine's order."""
-    return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
 
 
 def error_body(error: ServiceError) -> dict[str, dict[str, str | None]]:

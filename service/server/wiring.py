@@ -10,7 +10,7 @@ from addnorm.service.inference.pipeline import Pipeline
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.models.registry import Models
 from addnorm.service.models.repository import Repository
-from addnorm.service.protocols import cohere, native, openai
+from addnorm.service.protocols import cohere, completions, huggingface, native, openai
 from addnorm.service.protocols.codec.bodies import BodyReader
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.texts import TextReader
@@ -114,11 +114,17 @@ def _routers(
     return {
         "inference": [
             inference_router(
-                pipeline, tools, (native.ENDPOINT, openai.ENDPOINT, *cohere.ENDPOINTS)
+                pipeline,
+                tools,
+                (native.ENDPOINT, openai.ENDPOINT, completions.ENDPOINT, *cohere.ENDPOINTS),
             ),
             TokenizationRoutes(tools, settings.timeout_s).router(),
         ],
         "Cohere": [inference_router(pipeline, tools, cohere.ENDPOINTS)],
+        "Hugging Face": [
+            inference_router(pipeline, tools, huggingface.ENDPOINTS),
+            huggingface.HealthRoutes(models).router(),
+        ],
         "models": [ModelListRoutes(models).router()],
         "KServe V2": [
             # before MetadataRoutes: in /models/stats, `stats` is no model

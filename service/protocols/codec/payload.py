@@ -1,6 +1,7 @@
 """Encoded answers, and how they are compressed and sent."""
 
 import asyncio
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
@@ -12,6 +13,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.protocols.codec.negotiation import JSON, compressed, sliced
+from addnorm.service.runtime.batch import Floats
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import Steps
 
@@ -29,6 +31,11 @@ class Payload(NamedTuple):
 
 
 Encode = Callable[[InferenceResponse], Steps[Payload]]
+
+
+def base64_of(vector: Floats) -> str:
+    """Little-endian float32, whatever this machine's order."""
+    return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
 
 
 def compressing(encode: Encode, coding: str, response: InferenceResponse) -> Steps[Payload]:
