@@ -239,7 +239,7 @@ class PromptLogprobs(Output):
         return "logits"
 
     def width(self, bundle: Bundle) -> int:
-        return 1 + 2 * (self.top_k or 0)
+        return super().width(bundle) + 2 * (self.top_k or 0)
 
     @property
     def cost(self) -> Hashable:

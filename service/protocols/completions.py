@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.outputs import Logits, Output, PromptLogprobs, TopK
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
@@ -171,7 +172,7 @@ def _encode(
 def _written(asked: CompletionRequest, index: int, response: InferenceResponse) -> dict[str, Any]:
     """One choice as JSON."""
     tokenizer = response.request.model.tokenizer
-    library = tokenizer and tokenizer.library
+    library = tokenizer.library if tokenizer else None
     choice = _choice(asked, index, response)
     start = len(choice.ids) - choice.num_shown
     texts = scoring.texts_of([*choice.ids, *choice.candidates.token_ids.flat], library)
