@@ -255,8 +255,7 @@ class PromptLogprobs(Output):
         return "logits"
 
     def width(self, bundle: Bundle) -> int:
-        # with the likeliest each token is answered by about its id, text and place too
-        return 1 if self.top_k is None else 4 + 2 * self.top_k
+        return super().width(bundle) + 2 * (self.top_k or 0)
 
     @property
     def cost(self) -> Hashable:
