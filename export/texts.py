@@ -14,6 +14,7 @@ from addnorm.service.runtime.bundle import TOKENIZER
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+SPECIAL_TOKENS = ("eos_token", "bos_token", "pad_token")
 # settings of sentence-transformers' Transformer that change how texts become token ids
 NOT_DONE = ("query_length", "document_length", "query_expansion", "processing_kwargs")
 
@@ -27,6 +28,7 @@ class Texts:
     limited_by: str  # what says so
     num_special: int  # tokens around each text
     has_types: bool  # whether transformers' tokenizer gives the second text of a pair its own type
+    special_tokens: Mapping[str, str]  # those of SPECIAL_TOKENS that the authors name
 
     def __str__(self) -> str:
         return f"yes, up to {self.max_tokens} tokens ({self.limited_by})"
@@ -49,7 +51,10 @@ def read(folder: Path, max_positions: int) -> Texts:
         raise NoTexts(f"{cut}, and {num_special} are special tokens")
     content = tokenizer.backend_tokenizer.to_str().encode()
     has_types = "token_type_ids" in tokenizer.model_input_names
-    return Texts(content, min(limit, max_positions), limited_by, num_special, has_types)
+    named = {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS}
+    special = {name: str(token) for name, token in named.items() if token is not None}
+    limit = min(limit, max_positions)
+    return Texts(content, limit, limited_by, num_special, has_types, special)
 
 
 def load_tokenizer(authors: SentenceTransformers) -> "PreTrainedTokenizerBase":

@@ -1,6 +1,7 @@
 """haystack's components for text-embeddings-inference, and its ranker for vLLM."""
 
 import httpx
+import numpy as np
 
 QUERY, TEXTS = "the same text", ["pads are dropped", "padding costs nothing.", "a b c"]
 
@@ -16,8 +17,10 @@ def tei_embedder(url: str) -> str:
         "api_type": "text_embeddings_inference",
         "api_params": {"url": f"{url}/embed"},
         "token": None,
+        "normalize": True,
     }
-    vectors = httpx.post(f"{url}/embed", json={"inputs": TEXTS}).json()
+    plain = httpx.post(f"{url}/embed", json={"inputs": TEXTS}).json()
+    vectors = np.array(plain, np.float32).tolist()  # as the component reads them
     assert HuggingFaceAPITextEmbedder(**options).run(TEXTS[0])["embedding"] == vectors[0]
     documents = HuggingFaceAPIDocumentEmbedder(**options).run(_documents())["documents"]
     assert [document.embedding for document in documents] == vectors
@@ -34,9 +37,11 @@ def tei_ranker(url: str) -> str:
     ranked = ranker.run(QUERY, _documents(), truncation_direction=TruncationDirection.LEFT)
     _is_ranked(url, ranked["documents"])
     try:
-        ranker.run("the text " * 1000, _documents())
-    except Exception as error:
-        return f"{_shown(ranked['documents'])}; too long: {str(error)[:150]}"
+        long = "the text " * 1000
+        ranker.run(long, _documents(), truncation_direction=TruncationDirection.LEFT)
+    except RuntimeError as error:
+        assert "texts[0] has 9016 characters" in str(error)
+        return f"{_shown(ranked['documents'])}; what is too long raises RuntimeError"
     raise AssertionError("a query that is too long is not refused")
 
 
