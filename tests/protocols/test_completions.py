@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts: /v1/completions and `prompt_logprobs`, beside transformers' GPT-2."""
+"""Log-probabilities of prompts, beside GPT-2 of transformers: /v1/completions, `prompt_logprobs`."""
 
 import json
 from collections.abc import Iterator
