@@ -14,12 +14,12 @@ from addnorm.service.inference.outputs import (
     Output,
     Pooled,
     Sparse,
-    SparseVectors,
     TopK,
     check_names,
     default_names,
 )
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.inference.sparse import SparseVectors
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec import safetensors_body as tensors
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools

@@ -117,7 +117,8 @@ class Bundle:
     def outputs(self) -> tuple[str, ...]:
         heads = (name for name in self.manifest.heads if name != "pooled")
         sparse = ("sparse",) if "sparse" in self.tasks else ()
-        return ("activations", *heads, *sparse, "pooled", "norm_stats")
+        of_prompts = ("prompt_logprobs",) if "complete" in self.tasks else ()
+        return ("activations", *heads, *sparse, "pooled", "norm_stats", *of_prompts)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
