@@ -13,6 +13,7 @@ import numpy as np
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.heads import (
     HeadRows,
+    Spans,
     check_finite,
     headed,
     token_logprobs,
@@ -131,8 +132,16 @@ class NormStats(Output):
         return {part: of.padding.scatter(values) for part, values in parts.items()}
 
 
+@dataclass(frozen=True, eq=False)
 class TokenVectors(Output):
     name = "token_vectors"
+    normalize: bool = False
+
+    def make(self, of: Computed) -> Steps[Any]:
+        rows = HeadRows.of(self.pick(of.bundle), of.rows.activations, of.batch)
+        vectors = yield from headed(of.engine, self.name, rows, self.width(of.bundle))
+        yield
+        return self.laid_out(unit(vectors) if self.normalize else vectors, of)
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,13 +212,14 @@ class Logits(Output):
 
 @dataclass(frozen=True, eq=False)
 class Pooled(Output):
-    """A vector for each sequence. pooling: None: as the bundle says. dimensions: only the first so
-    many, which are scaled after they are cut."""
+    """A vector for each sequence, or for each span: then it is a list of `[n, w]`. pooling: None:
+    as the bundle says. dimensions: only the first so many, which are scaled after they are cut."""
 
     name = "pooled"
     pooling: Pooling | None = None
     normalize: bool = False
     dimensions: int | None = None
+    spans: Spans | None = None
 
     def check(self, bundle: Bundle) -> None:
         width = bundle.width(self.name)
@@ -219,14 +229,24 @@ class Pooled(Output):
                 param="dimensions",
             )
 
-    def pick(self, bundle: Bundle) -> Pick:
+    def pick(self, bundle: Bundle) -> Pooling:
         return self.pooling or bundle.manifest.pooling
 
     def width(self, bundle: Bundle) -> int:
         return self.dimensions or super().width(bundle)
 
+    def num_rows(self, bundle: Bundle, batch: Batch) -> int:
+        return len(batch) if self.spans is None else len(self.spans.ranges)
+
+    def num_pads(self, bundle: Bundle, padding: Padding) -> int:
+        return super().num_pads(bundle, padding) if self.spans is None else 0
+
     def make(self, of: Computed) -> Steps[Any]:
-        rows = HeadRows.of(self.pick(of.bundle), of.rows.activations, of.batch)
+        pooling, activations = self.pick(of.bundle), of.rows.activations
+        if self.spans is None:
+            rows = HeadRows.of(pooling, activations, of.batch)
+        else:
+            rows = yield from HeadRows.pooled_in(self.spans, pooling, activations, of.batch)
         vectors = rows.activations
         if self.head(of.bundle):
             width = super().width(of.bundle)
@@ -234,6 +254,11 @@ class Pooled(Output):
         yield
         vectors = np.ascontiguousarray(vectors[:, : self.dimensions])
         return self.laid_out(unit(vectors) if self.normalize else vectors, of)
+
+    def laid_out(self, values: Any, of: Computed, fill: float = 0.0) -> Any:
+        if self.spans is None:
+            return super().laid_out(values, of, fill)
+        return np.split(values, self.spans.lengths.cumsum()[:-1])
 
 
 @dataclass(frozen=True, eq=False)
