@@ -69,9 +69,11 @@ def start(
     name = bundle.ref.partition("/")[0]
     commands = {
         NAIVE: [str(peer_python), naive.__file__, str(checkpoint)],
-        INFINITY: [str(infinity), "v2", "--model-id", str(checkpoint), "--served-model-name", name]
-        + ["--engine", "torch", "--device", "cpu", "--host", "127.0.0.1", "--url-prefix", "/v1"]
-        + ["--no-model-warmup", "--log-level", "warning"],
+        INFINITY: [
+            *(str(infinity), "v2", "--model-id", str(checkpoint), "--served-model-name", name),
+            *("--engine", "torch", "--device", "cpu", "--host", "127.0.0.1", "--url-prefix", "/v1"),
+            *("--no-model-warmup", "--log-level", "warning"),
+        ],
     }
     fields = {"model": name}
     started = [

@@ -10,7 +10,8 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, PlainValidator, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
 
 from addnorm.service.errors import InvalidInput, ServiceError
 from addnorm.service.inference.outputs import Pooled
@@ -47,6 +48,20 @@ class Sentences(Strict):
     sentences: Strings
 
 
+Inputs = str | Strings | Sentences
+KINDS = TypeAdapter[Inputs](Inputs)
+
+
+def _inputs(value: Any) -> Inputs:
+    try:
+        return KINDS.validate_python(value, strict=True)
+    except ValidationError:
+        raise PydanticCustomError(
+            "inputs_kind",
+            "Input should be a text, a list of texts, or source_sentence with sentences",
+        ) from None
+
+
 class Parameters(ClassifyOptions, TagOptions, FillMaskOptions, ZeroShotOptions):
     """Of all tasks; which of them a task knows is checked once the task is known."""
 
@@ -56,7 +71,7 @@ class Parameters(ClassifyOptions, TagOptions, FillMaskOptions, ZeroShotOptions):
 
 
 class HuggingFaceRequest(Strict):
-    inputs: str | Strings | Sentences
+    inputs: Annotated[Inputs, PlainValidator(_inputs, Inputs)]
     parameters: Parameters | None = None
     normalize: bool | None = Field(None, description="As the other fields: of feature extraction.")
     prompt_name: str | None = PROMPT_NAME

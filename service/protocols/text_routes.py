@@ -140,7 +140,7 @@ ROUTES = (
         FillMaskResponse,
         text_tasks.fill_masks,
         "Tokens in place of masks",
-        {"model": "bert", "texts": ["Pads are [MASK]."], "top_k": 2},
+        {"model": "masked-lm", "texts": ["Pads are [MASK]."], "top_k": 2},
     ),
     Route(
         "/v1/zero-shot",

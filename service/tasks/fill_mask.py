@@ -25,7 +25,7 @@ class Candidate:
 def mask_positions(ids: Sequence[int], pieces: Pieces, field: str) -> list[int]:
     """Where the mask tokens of a text are. InvalidInput if there is none.
 
-    field: the caller's name for the texts.
+    field: the caller's name for the text.
     """
     if pieces.mask is None:
         raise InvalidInput("the model's tokenizer has no mask token", param="model")
@@ -34,7 +34,7 @@ def mask_positions(ids: Sequence[int], pieces: Pieces, field: str) -> list[int]:
     if not positions:
         raise InvalidInput(
             f"{field} has no mask token: put {mask_token} where a token is to be filled in",
-            param=field,
+            param=field.partition("[")[0],
         )
     return positions
 

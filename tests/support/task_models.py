@@ -5,6 +5,7 @@ Their bodies have the same weights, so that tests with shared exports export one
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from addnorm.export import sources
 from addnorm.export.writer import Plan, export
@@ -13,10 +14,12 @@ from tests.support.sentence_transformers import write_modules, write_settings
 from tests.support.texts import WORDS, tokenizer
 
 MAX_TEXT_TOKENS = 40  # all positions
+NLI = ("contradiction", "neutral", "entailment")
+TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 PROMPTS = {"query": "the text ", "passage": "a "}
 
 
-def _save(class_name: str, folder: Path, **changed: int) -> Path:
+def _save(class_name: str, folder: Path, **changed: Any) -> Path:
     save(made(class_name, vocab_size=len(WORDS), **changed), folder)
     words = tokenizer()
     words.enable_truncation(MAX_TEXT_TOKENS)
@@ -37,7 +40,20 @@ def _reranker(folder: Path) -> Path:
 
 
 def _classifier(folder: Path) -> Path:
-    return _save("BertForSequenceClassification", folder, num_labels=3)
+    """Of the three labels of natural language inference, so that it does zero-shot too."""
+    return _save("BertForSequenceClassification", folder, id2label=_numbered(NLI))
+
+
+def _tagger(folder: Path) -> Path:
+    return _save("BertForTokenClassification", folder, id2label=_numbered(TAGS))
+
+
+def _masked_lm(folder: Path) -> Path:
+    return _save("BertForMaskedLM", folder)
+
+
+def _numbered(labels: tuple[str, ...]) -> dict[int, str]:
+    return dict(enumerate(labels))
 
 
 # name -> writes its checkpoint into a folder
@@ -45,6 +61,8 @@ TASK_MODELS: dict[str, Callable[[Path], Path]] = {
     "embedder": _embedder,
     "reranker": _reranker,
     "classifier": _classifier,
+    "tagger": _tagger,
+    "masked-lm": _masked_lm,
 }
 DEFAULTS = {"classify": "classifier"}  # a reranker can classify too
 

@@ -149,9 +149,7 @@ async def zero_shot(
     entailment = classification.entailment_index(texts.model.bundle.manifest.labels)
     candidates = options.candidate_labels
     hypotheses = list(classification.hypotheses(candidates, options.hypothesis_template))
-    pairs = [
-        (_single(texts, text), hypothesis) for text in texts.texts for hypothesis in hypotheses
-    ]
+    pairs = [(text, hypothesis) for text in _single_texts(texts) for hypothesis in hypotheses]
     batch, padding = await tools.texts.batch(texts._replace(texts=pairs), raw.deadline)
 
     def finish(response: InferenceResponse) -> Steps[list[Any]]:
@@ -185,7 +183,7 @@ async def tag(
     precision: str | None = None,
 ) -> TextTask:
     """The tags or entities of each text, in the order of the text."""
-    labels, plain = _labels(texts), [_single(texts, text) for text in texts.texts]
+    labels, plain = _labels(texts), _single_texts(texts)
     batch, padding, encodings = await tools.texts.encoded(texts, raw.deadline)
     pieces = Pieces.of(tools.texts.tokenizer(texts).library)
 
@@ -231,7 +229,10 @@ async def fill_masks(
     pieces = Pieces.of(tools.texts.tokenizer(texts).library)
     batch, padding = await tools.texts.batch(texts, raw.deadline)
     ids = np.split(batch.tokens, batch.offsets[1:-1])
-    masks = [fill_mask.mask_positions(own.tolist(), pieces, texts.field) for own in ids]
+    masks = [
+        fill_mask.mask_positions(own.tolist(), pieces, f"{texts.field}[{index}]")
+        for index, own in enumerate(ids)
+    ]
     targets = None if options.targets is None else fill_mask.target_ids(options.targets, pieces)
     top_k = options.top_k or DEFAULT_CANDIDATES
     positions = [
@@ -280,7 +281,10 @@ def _labels(texts: TextsToTokenize) -> Sequence[str]:
     return classification.label_names(bundle.manifest.labels, bundle.width("logits"))
 
 
-def _single(texts: TextsToTokenize, text: Any) -> str:
-    if isinstance(text, str):
-        return text
-    raise InvalidInput(f"{texts.field} has a pair: send single texts", param=texts.field)
+def _single_texts(asked: TextsToTokenize) -> list[str]:
+    """InvalidInput for a pair."""
+    singles = [text for text in asked.texts if isinstance(text, str)]
+    if len(singles) == len(asked.texts):
+        return singles
+    index = next(i for i, text in enumerate(asked.texts) if not isinstance(text, str))
+    raise InvalidInput(f"{asked.field}[{index}] is a pair: send single texts", param=asked.field)
