@@ -94,6 +94,7 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
                 if table.tied and torch.equal(head.linear.weight, model.tokens.weight):
                     head.linear.weight = model.tokens.weight  # one copy in memory
     unused = reader.finish(body)
+    stored = [weights, *(layer.stored for layers in authors.dense.values() for layer in layers)]
     return Checkpoint(
         model=model.eval(),
         model_type=fields["model_type"],
@@ -102,8 +103,8 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
         pooling=authors.pooling,
         normalize=authors.normalize,
         unused=unused,
-        files=weights.files,
-        dtypes=weights.dtypes,
+        files=tuple(file for part in stored for file in part.files),
+        dtypes=tuple(sorted({dtype for part in stored for dtype in part.dtypes})),
         folder=body,
         prompts=authors.prompts,
         default_prompt_name=authors.default_prompt_name,

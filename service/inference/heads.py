@@ -2,7 +2,6 @@
 (`scheduling/cooperative.py`)."""
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -17,22 +16,36 @@ SHRINK = np.float32(2.0**-80)  # exact; the length of any shrunk vector fits in 
 MIN_LENGTH = np.float32(1e-12)  # shorter vectors are divided by this, as torch's normalize does
 
 
+class Spans(NamedTuple):
+    """Ranges of tokens, end to end as the caller's rows have them. Each holds tokens of one
+    sequence, at least one."""
+
+    ranges: Ints  # [n, 2] the first token in the batch, and one past the last
+    lengths: Ints  # [num_rows] how many of each of the caller's rows
+
+
 def pooled(activations: Floats, batch: Batch, pooling: Pooling) -> Floats:
     """Rows `[num_tokens, d_model]` -> a vector for each sequence `[num_sequences, d_model]`.
     NotFinite if one is not."""
+    ranges = np.stack([batch.offsets[:-1], batch.offsets[1:]], axis=1)
+    return _pooled_ranges(activations, ranges, np.arange(len(batch)), pooling)
+
+
+def _pooled_ranges(activations: Floats, ranges: Ints, sequences: Ints, pooling: Pooling) -> Floats:
+    """A vector for each range of tokens. sequences: that each is of."""
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
-        vectors = _pool(activations, batch.offsets, pooling)
-    check_finite("pooled", vectors)
+        vectors = _pool(activations, ranges, pooling)
+    check_finite("pooled", vectors, sequences)
     return vectors
 
 
-def _pool(activations: Floats, offsets: Ints, pooling: Pooling) -> Floats:
+def _pool(activations: Floats, ranges: Ints, pooling: Pooling) -> Floats:
     if pooling == "first":
-        return activations[offsets[:-1]]
+        return activations[ranges[:, 0]]
     if pooling == "last":
-        return activations[offsets[1:] - 1]
-    vectors = np.empty((len(offsets) - 1, activations.shape[1]), np.float32)
-    for vector, (start, end) in zip(vectors, pairwise(offsets.tolist()), strict=True):
+        return activations[ranges[:, 1] - 1]
+    vectors = np.empty((len(ranges), activations.shape[1]), np.float32)
+    for vector, (start, end) in zip(vectors, ranges.tolist(), strict=True):
         REDUCTIONS[pooling](activations[start:end], vector)
     return vectors
 
@@ -105,6 +118,21 @@ class HeadRows(NamedTuple):
         return cls(pooled(activations, batch, pick), sequences)
 
     @classmethod
+    def pooled_in(
+        cls, spans: Spans, pooling: Pooling, activations: Floats, batch: Batch
+    ) -> Steps["HeadRows"]:
+        """One for each span."""
+        sequences = np.searchsorted(batch.offsets, spans.ranges[:, 0], side="right") - 1
+        vectors = np.empty((len(sequences), activations.shape[1]), np.float32)
+        for start in range(0, len(sequences), HEAD_ROWS):
+            some = slice(start, start + HEAD_ROWS)
+            vectors[some] = _pooled_ranges(
+                activations, spans.ranges[some], sequences[some], pooling
+            )
+            yield
+        return cls(vectors, sequences)
+
+    @classmethod
     def at(cls, tokens: Ints, activations: Floats, batch: Batch) -> "HeadRows":
         """Of the tokens with these indices in the batch."""
         sequences = np.searchsorted(batch.offsets, tokens, side="right") - 1
@@ -133,10 +161,8 @@ def top_k(engine: Engine, rows: HeadRows, k: int) -> Steps[tuple[Ints, Floats]]:
 def token_logprobs(
     engine: Engine, rows: HeadRows, tokens: Ints, k: int
 ) -> Steps[tuple[Floats, Ints, Floats]]:
-    """The log-probability of one of `tokens` at each row, `[n]`, and what `top_k` gives for k.
-
-    k may be 0. Never holds the logits of all rows.
-    """
+    """The log-probability of one token at each row, `[n]`, and what `top_k` gives, for k of 0 too.
+    Never holds the logits of all rows."""
     token_ids = np.empty((len(tokens), k), np.int64)
     best = np.empty(token_ids.shape, np.float32)
     own = np.empty(len(tokens), np.float32)
@@ -147,22 +173,6 @@ def token_logprobs(
             token_ids[span], best[span] = yield from _best(chunk, k, log_sum)
         yield
     return own, token_ids, best
-
-
-def largest_logits(engine: Engine, rows: HeadRows, width: int) -> Iterator[Floats | None]:
-    """For each sequence the largest logits of its tokens `[width]`; None after each head run. Never
-    holds the logits of all rows."""
-    largest = np.full(width, -np.inf, np.float32)
-    ends_sequence = np.diff(rows.sequences, append=-1) != 0
-    for span, chunk in chunks(engine, "logits", rows):
-        yield None
-        start = 0
-        for end in (np.flatnonzero(ends_sequence[span]) + 1).tolist():
-            yield np.maximum(largest, chunk[start:end].max(0))
-            largest.fill(-np.inf)
-            start = end
-        if start < len(chunk):  # its sequence goes on in the next chunk
-            np.maximum(largest, chunk[start:].max(0), out=largest)
 
 
 def chunks(engine: Engine, output: str, rows: HeadRows) -> Iterator[tuple[slice, Floats]]:

@@ -13,13 +13,14 @@ import numpy as np
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.heads import (
     HeadRows,
+    Spans,
     check_finite,
     headed,
-    largest_logits,
     token_logprobs,
     top_k,
     unit,
 )
+from addnorm.service.inference.sparse import SparseVectors, entries, largest_logits
 from addnorm.service.runtime.batch import Batch, Floats, Ints, Padding, Rows
 from addnorm.service.runtime.bundle import Bundle, Pick, Pooling
 from addnorm.service.runtime.engine import Engine
@@ -28,8 +29,9 @@ from addnorm.service.scheduling.cooperative import Steps
 Positions = Literal["all", "last"]
 DType = Literal["float32", "float16"]
 NO_TOKEN = -1
-# Of a sparse vector, for each token of its sequence: SPLADE models have 2 to 10.
-ENTRIES_PER_TOKEN = 32  # more are refused: other models have some for most of the vocabulary
+# Entries of sparse vectors for each token. SPLADE models have 1 to 10; models that were not trained
+# so have them for half of the vocabulary.
+ENTRIES_PER_TOKEN = 32
 
 
 class Computed(NamedTuple):
@@ -55,14 +57,6 @@ class Scored(NamedTuple):
 
     logprobs: Any
     next: TopK
-
-
-class SparseVectors(NamedTuple):
-    """Those entries of a vector for each of the caller's rows that are not zero; none for rows of
-    pads only."""
-
-    indices: list[Ints]  # ascending
-    values: list[Floats]
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,8 +132,16 @@ class NormStats(Output):
         return {part: of.padding.scatter(values) for part, values in parts.items()}
 
 
+@dataclass(frozen=True, eq=False)
 class TokenVectors(Output):
     name = "token_vectors"
+    normalize: bool = False
+
+    def make(self, of: Computed) -> Steps[Any]:
+        rows = HeadRows.of(self.pick(of.bundle), of.rows.activations, of.batch)
+        vectors = yield from headed(of.engine, self.name, rows, self.width(of.bundle))
+        yield
+        return self.laid_out(unit(vectors) if self.normalize else vectors, of)
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,13 +212,14 @@ class Logits(Output):
 
 @dataclass(frozen=True, eq=False)
 class Pooled(Output):
-    """A vector for each sequence. pooling: None: as the bundle says. dimensions: only the first so
-    many, which are scaled after they are cut."""
+    """A vector for each sequence, or for each span: then it is a list of `[n, w]`. pooling: None:
+    as the bundle says. dimensions: only the first so many, which are scaled after they are cut."""
 
     name = "pooled"
     pooling: Pooling | None = None
     normalize: bool = False
     dimensions: int | None = None
+    spans: Spans | None = None
 
     def check(self, bundle: Bundle) -> None:
         width = bundle.width(self.name)
@@ -226,14 +229,24 @@ class Pooled(Output):
                 param="dimensions",
             )
 
-    def pick(self, bundle: Bundle) -> Pick:
+    def pick(self, bundle: Bundle) -> Pooling:
         return self.pooling or bundle.manifest.pooling
 
     def width(self, bundle: Bundle) -> int:
         return self.dimensions or super().width(bundle)
 
+    def num_rows(self, bundle: Bundle, batch: Batch) -> int:
+        return len(batch) if self.spans is None else len(self.spans.ranges)
+
+    def num_pads(self, bundle: Bundle, padding: Padding) -> int:
+        return super().num_pads(bundle, padding) if self.spans is None else 0
+
     def make(self, of: Computed) -> Steps[Any]:
-        rows = HeadRows.of(self.pick(of.bundle), of.rows.activations, of.batch)
+        pooling, activations = self.pick(of.bundle), of.rows.activations
+        if self.spans is None:
+            rows = HeadRows.of(pooling, activations, of.batch)
+        else:
+            rows = yield from HeadRows.pooled_in(self.spans, pooling, activations, of.batch)
         vectors = rows.activations
         if self.head(of.bundle):
             width = super().width(of.bundle)
@@ -241,6 +254,11 @@ class Pooled(Output):
         yield
         vectors = np.ascontiguousarray(vectors[:, : self.dimensions])
         return self.laid_out(unit(vectors) if self.normalize else vectors, of)
+
+    def laid_out(self, values: Any, of: Computed, fill: float = 0.0) -> Any:
+        if self.spans is None:
+            return super().laid_out(values, of, fill)
+        return np.split(values, self.spans.lengths.cumsum()[:-1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,8 +273,7 @@ class PromptLogprobs(Output):
         return "logits"
 
     def width(self, bundle: Bundle) -> int:
-        # with the likeliest each token is answered by about its id, text and place too
-        return 1 if self.top_k is None else 4 + 2 * self.top_k
+        return super().width(bundle) + 2 * (self.top_k or 0)
 
     @property
     def cost(self) -> Hashable:
@@ -285,9 +302,7 @@ def _without_width(values: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Sparse(Output):
-    """For each sequence the largest of its tokens' log1p(relu(logits)), as SPLADE's vectors are
-    (arXiv 2109.10086, equation 6). Special tokens count. top_k: only the k largest entries, lower
-    indices first."""
+    """A sparse vector for each sequence, see `sparse.py`. top_k: only its k largest entries."""
 
     name = "sparse"
     is_estimated = True
@@ -308,48 +323,42 @@ class Sparse(Output):
         return bundle.width("logits")
 
     def num_values(self, bundle: Bundle, batch: Batch) -> int:
-        """At most so many, but for one sequence alone."""
-        width = self.width(bundle)
-        if self.top_k is not None:
-            return 2 * self.top_k * len(batch)
-        return 2 * int(np.minimum(ENTRIES_PER_TOKEN * batch.lengths, width).sum())
+        return 2 * self._max_entries(bundle, batch)
 
     def num_pads(self, bundle: Bundle, padding: Padding) -> int:
         return 0
 
     def make(self, of: Computed) -> Steps[SparseVectors]:
-        width = self.width(of.bundle)
+        width, limit = self.width(of.bundle), self._max_entries(of.bundle, of.batch)
+        num_left = max(limit, width)  # one sequence alone is never refused
         rows = HeadRows.of(self.pick(of.bundle), of.rows.activations, of.batch)
-        num_left = max(width, self.num_values(of.bundle, of.batch) // 2)
         found = list[tuple[Ints, Floats]]()
         for largest in largest_logits(of.engine, rows, width):
             if largest is not None:
-                found.append(self._entries(largest))
+                found.append(entries(largest, self.top_k))
                 num_left -= len(found[-1][0])
             if num_left < 0:
-                raise self._too_many(of)
+                raise _too_many_entries(of, limit)
             yield
-        by_row = iter(found)
+        sequences = iter(found)
         none = np.empty(0, np.int64), np.empty(0, np.float32)
-        rows_found = [next(by_row) if length else none for length in of.padding.lengths.tolist()]
-        return SparseVectors(*map(list, zip(*rows_found, strict=True)))
+        by_row = [next(sequences) if length else none for length in of.padding.lengths.tolist()]
+        indices, values = zip(*by_row, strict=True)
+        return SparseVectors(list(indices), list(values))
 
-    def _entries(self, largest: Floats) -> tuple[Ints, Floats]:
-        """Indices and values of a sequence's largest logits `[V]`."""
-        indices = np.flatnonzero(largest > 0)
-        if self.top_k is not None and len(indices) > self.top_k:
-            order = np.argsort(-largest[indices], kind="stable")
-            indices = np.sort(indices[order[: self.top_k]])
-        return indices, np.log1p(largest[indices])
+    def _max_entries(self, bundle: Bundle, batch: Batch) -> int:
+        if self.top_k is not None:
+            return self.top_k * len(batch)
+        return int(np.minimum(ENTRIES_PER_TOKEN * batch.lengths, self.width(bundle)).sum())
 
-    def _too_many(self, of: Computed) -> InvalidInput:
-        limit = self.num_values(of.bundle, of.batch) // 2
-        return InvalidInput(
-            f"sparse has more than {limit} entries that are not zero, the limit for"
-            f" {len(of.batch)} sequences of together {of.batch.num_tokens} tokens: ask for"
-            ' "sparse": {"top_k": 256}, or send fewer sequences at once',
-            param="sparse",
-        )
+
+def _too_many_entries(of: Computed, limit: int) -> InvalidInput:
+    return InvalidInput(
+        f"sparse vectors have more than {limit} entries that are not zero, the limit for"
+        f" {len(of.batch)} sequences of {of.batch.num_tokens} tokens: ask for"
+        ' "sparse": {"top_k": 256}, or send fewer sequences at once',
+        param="sparse",
+    )
 
 
 BY_NAME: dict[str, Callable[[], Output]] = {
@@ -360,7 +369,7 @@ BY_NAME: dict[str, Callable[[], Output]] = {
 
 def default_names(bundle: Bundle) -> tuple[str, ...]:
     """Activations, and what heads make of them."""
-    others = ("pooled", "norm_stats", "prompt_logprobs", "sparse")
+    others = ("sparse", "pooled", "norm_stats", "prompt_logprobs")
     return tuple(name for name in bundle.outputs if name not in others)
 
 
@@ -382,8 +391,8 @@ def check_names(names: Sequence[str], bundle: Bundle) -> None:
 def halved(name: str, output: Any) -> Any:
     """An output as float16. InvalidInput if it has a finite value that float16 does not hold.
 
-    norm_stats, whose values range widely, log-probabilities, the likeliest tokens and sparse vectors
-    stay as they are.
+    norm_stats, whose values range widely, log-probabilities, the likeliest tokens and sparse
+    vectors stay as they are.
     """
     if name in ("norm_stats", "prompt_logprobs") or isinstance(output, TopK | SparseVectors):
         return output

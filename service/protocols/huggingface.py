@@ -221,7 +221,7 @@ def _endpoint(path: str, name: str, *params: str) -> Endpoint:
 
 ENDPOINTS = (
     _endpoint("/hf/{model}", "hugging_face", "model"),
-    _endpoint("/hf/{model}/{version}", "hugging_face_version", "model", "version"),
+    _endpoint("/hf/{model}/{version:int}", "hugging_face_version", "model", "version"),
 )
 
 

@@ -1,12 +1,13 @@
 """The native protocol under /v1: JSON or safetensors, in and out."""
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.service.errors import InvalidInput, UnsupportedMediaType
+from addnorm.service.inference.heads import Spans
 from addnorm.service.inference.outputs import (
     BY_NAME,
     NO_TOKEN,
@@ -14,14 +15,16 @@ from addnorm.service.inference.outputs import (
     Output,
     Pooled,
     Sparse,
-    SparseVectors,
+    TokenVectors,
     TopK,
     check_names,
     default_names,
 )
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.inference.sparse import SparseVectors
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec import safetensors_body as tensors
+from addnorm.service.protocols.codec import spans
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, negotiated, sent_type, written
 from addnorm.service.protocols.codec.openapi import (
@@ -46,6 +49,7 @@ from addnorm.service.protocols.native_schema import (
 )
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.tokenizer import Text
 from addnorm.service.runtime.unpadding import from_grid, from_lists, from_rows
 from addnorm.service.scheduling.cooperative import Steps, one_step
 
@@ -53,12 +57,12 @@ from addnorm.service.scheduling.cooperative import Steps, one_step
 async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
     """Body -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
     answer_type = negotiated(raw.headers, (JSON, SAFETENSORS))
-    options, model, batch, padding = await _read(raw, tools)
+    options, model, batch, padding, spans = await _read(raw, tools)
     request = InferenceRequest(
         model,
         batch,
         padding,
-        _outputs(options, model.bundle),
+        _outputs(options, model.bundle, spans),
         options.precision,
         dtype=options.dtype,
         binary=answer_type == SAFETENSORS,
@@ -67,8 +71,17 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
     return request, encode if answer_type == JSON else encode_tensors
 
 
-async def _read(raw: RawRequest, tools: Tools) -> tuple[Options, Model, Batch, Padding]:
-    """The options, the model, and the sequences."""
+class Read(NamedTuple):
+    """What a body asks for, and of what."""
+
+    options: Options
+    model: Model
+    batch: Batch
+    padding: Padding
+    spans: Spans | None
+
+
+async def _read(raw: RawRequest, tools: Tools) -> Read:
     media_type = sent_type(raw.headers)
     if media_type == SAFETENSORS:
         return await _read_tensors(raw, tools)
@@ -76,27 +89,55 @@ async def _read(raw: RawRequest, tools: Tools) -> tuple[Options, Model, Batch, P
         raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON} or {SAFETENSORS}")
     asked = await tools.bodies.read_json(InferRequest, raw.body, raw.deadline)
     model, prompt_name = raw.model_and_prompt(tools.models, asked.model, asked.prompt_name)
-    if asked.texts is None:
-        work = one_step(partial(_from_lists, asked, prompt_name))
-        return asked, model, *await tools.bodies.read(len(raw.body), work, raw.deadline)
+    if asked.texts is not None:
+        return await _read_texts(asked, asked.texts, model, prompt_name, raw, tools)
+    work = one_step(partial(_from_lists, asked, prompt_name))
+    batch, padding = await tools.bodies.read(len(raw.body), work, raw.deadline)
+    return Read(asked, model, batch, padding, await _token_spans(asked, padding, raw, tools))
+
+
+async def _read_texts(
+    asked: InferRequest,
+    given: list[Text],
+    model: Model,
+    prompt_name: str | None,
+    raw: RawRequest,
+    tools: Tools,
+) -> Read:
     if not (asked.input_ids is asked.attention_mask is asked.token_type_ids is None):
         raise InvalidInput(
             "texts stand alone: send either them, or input_ids with attention_mask and"
             " token_type_ids",
             param="texts",
         )
-    texts = TextsToTokenize.prompted("texts", asked.texts, asked.truncate, model, prompt_name)
-    return asked, model, *await tools.texts.batch(texts, raw.deadline)
+    texts = TextsToTokenize.prompted("texts", given, asked.truncate, model, prompt_name)
+    if asked.spans is None:
+        return Read(asked, model, *await tools.texts.batch(texts, raw.deadline), None)
+    batch, padding, encodings = await tools.texts.encoded(texts, raw.deadline)
+    work = spans.read(asked.spans, spans.in_texts(given, texts, encodings), asked.field)
+    found = await tools.bodies.read(len(raw.body), work, raw.deadline)
+    return Read(asked, model, batch, padding, found)
 
 
-async def _read_tensors(raw: RawRequest, tools: Tools) -> tuple[Options, Model, Batch, Padding]:
+async def _read_tensors(raw: RawRequest, tools: Tools) -> Read:
     bodies, num_bytes = tools.bodies, len(raw.body)
     work = one_step(partial(tensors.read, raw.body))
     found = await bodies.read(num_bytes, work, raw.deadline)
     options = await bodies.read_json(Options, found.request, raw.deadline)
     model = raw.model(tools.models, options.model)
-    batch = one_step(partial(_from_arrays, found.arrays))
-    return options, model, *await bodies.read(num_bytes, batch, raw.deadline)
+    arrays = one_step(partial(_from_arrays, found.arrays))
+    batch, padding = await bodies.read(num_bytes, arrays, raw.deadline)
+    return Read(options, model, batch, padding, await _token_spans(options, padding, raw, tools))
+
+
+async def _token_spans(
+    asked: Options, padding: Padding, raw: RawRequest, tools: Tools
+) -> Spans | None:
+    """Of ranges of input_ids."""
+    if asked.spans is None:
+        return None
+    work = spans.read(asked.spans, spans.in_layout(padding), asked.field)
+    return await tools.bodies.read(len(raw.body), work, raw.deadline)
 
 
 ENDPOINT = Endpoint(
@@ -154,7 +195,7 @@ def _has_axes(arrays: Arrays, **num_axes: int) -> None:
             )
 
 
-def _outputs(asked: Options, bundle: Bundle) -> tuple[Output, ...]:
+def _outputs(asked: Options, bundle: Bundle, of_spans: Spans | None) -> tuple[Output, ...]:
     """Those asked for, with their options."""
     names = asked.wanted(bundle)
     if names is None:
@@ -165,15 +206,20 @@ def _outputs(asked: Options, bundle: Bundle) -> tuple[Output, ...]:
         ("logits", "logits"),
         ("sparse", "sparse"),
         ("pooling", "pooled"),
-        ("normalize", "pooled"),
+        ("spans", "pooled"),
     ):
         if getattr(asked, field) and output not in names:
             raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
+    if asked.normalize and not {"pooled", "token_vectors"} & set(names):
+        raise InvalidInput(
+            "normalize is set, but outputs lacks 'pooled' and 'token_vectors'", param="normalize"
+        )
     logits = asked.logits or LogitsOptions(positions=None, top_k=None)
     with_options: dict[str, Output] = {
         "logits": Logits(logits.positions, logits.top_k),
         "sparse": Sparse(asked.sparse.top_k if asked.sparse else None),
-        "pooled": Pooled(asked.pooling, asked.normalize),
+        "token_vectors": TokenVectors(asked.normalize),
+        "pooled": Pooled(asked.pooling, asked.normalize, spans=of_spans),
     }
     return tuple(with_options.get(name) or BY_NAME[name]() for name in names)
 

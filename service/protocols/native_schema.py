@@ -9,11 +9,18 @@ from addnorm.service.protocols.codec import safetensors_body
 from addnorm.service.protocols.codec.openapi import Strict
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.protocols.codec.sequences import Integers
+from addnorm.service.protocols.codec.spans import Ranges
 from addnorm.service.protocols.codec.texts import PROMPT_NAME, Texts
 from addnorm.service.runtime.bundle import Bundle, Pooling
 
 Output = Literal[
-    "activations", "logits", "token_vectors", "sparse", "pooled", "norm_stats", "prompt_logprobs"
+    "activations",
+    "logits",
+    "token_vectors",
+    "sparse",
+    "pooled",
+    "norm_stats",
+    "prompt_logprobs",
 ]
 
 
@@ -50,7 +57,17 @@ class Options(Strict):
     pooling: Pooling | None = Field(
         None, description="How `pooled` is made; by default as the bundle says."
     )
-    normalize: bool = Field(False, description="Whether `pooled` vectors are scaled to length 1.")
+    normalize: bool = Field(
+        False,
+        description="Whether vectors, `pooled` and `token_vectors`, are scaled to length 1.",
+    )
+    spans: Ranges | None = Field(
+        None,
+        description="For each sequence a list of ranges `[first, one past the last]`, of characters"
+        " of a text or of places in input_ids: `pooled` then has a vector for each range, made of"
+        " the tokens in it, in place of one for each sequence. A token is in the range that has"
+        " its last character.",
+    )
     precision: Literal["fp32", "int8"] | None = Field(
         None, description="One the model has; by default as the bundle says."
     )
@@ -151,8 +168,10 @@ class InferResponse(BaseModel):
         description="[B], of models that predict masked tokens: the largest of each sequence's"
         " log(1 + max(0, logits)), as SPLADE's vectors are.",
     )
-    pooled: list[list[float]] | None = Field(
-        None, description="[B][d_model], or as wide as the model's own vectors."
+    pooled: list[list[float]] | list[list[list[float]]] | None = Field(
+        None,
+        description="[B][d_model], or as wide as the model's own vectors; with `spans` a list of"
+        " such for each sequence.",
     )
     norm_stats: NormStats | None = None
     prompt_logprobs: list[list[float | None]] | None = Field(

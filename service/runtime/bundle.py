@@ -141,6 +141,8 @@ class Bundle:
         """Numbers of the output for a token, or for a sequence."""
         if output == "norm_stats":
             return 2 * self.manifest.n_norms
+        if output == "prompt_logprobs":
+            return 1
         head = self.manifest.heads.get(output)
         return head.width if head else self.manifest.d_model
 

@@ -8,7 +8,6 @@ from itertools import groupby
 
 import tokenizers
 from tokenizers import Encoding
-from tokenizers.decoders import DecodeStream
 
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
@@ -118,23 +117,6 @@ class Tokenizer:
     def tokens_of(self, encoding: Encoding) -> Tokens:
         """An encoding's, as `tokens` makes them."""
         return Tokens(encoding.ids, self._types(encoding))
-
-    def decoded(self, ids: Sequence[int]) -> tuple[str, list[int]]:
-        """The text of tokens, special ones too, and where each begins in it.
-
-        A token with a part of a character begins where the character does.
-        """
-        stream = DecodeStream(skip_special_tokens=False)
-        begins, end = [], 0
-        for token in ids:
-            begins.append(end)
-            end += len(stream.step(self._whole, token) or "")
-        return self._whole.decode(ids, skip_special_tokens=False), begins
-
-    def decoded_alone(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token by itself; with U+FFFD if it has a part of a character only, empty
-        if the file does not know it."""
-        return self._whole.decode_batch([[token] for token in ids], skip_special_tokens=False)
 
     def _types(self, encoding: Encoding) -> list[int] | None:
         if not self.has_types:

@@ -12,6 +12,7 @@ from addnorm.service.models.registry import Models
 from addnorm.service.models.repository import Repository
 from addnorm.service.protocols import (
     cohere,
+    completions,
     huggingface,
     native,
     openai,
@@ -127,7 +128,9 @@ def _routers(
     return {
         "inference": [
             inference_router(
-                pipeline, tools, (native.ENDPOINT, openai.ENDPOINT, *text_routes.ENDPOINTS)
+                pipeline,
+                tools,
+                (native.ENDPOINT, *text_routes.ENDPOINTS, openai.ENDPOINT, completions.ENDPOINT),
             ),
             body_router(tools, settings.timeout_s, (tokenization.ENDPOINT,)),
         ],
