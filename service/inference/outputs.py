@@ -12,6 +12,7 @@ import numpy as np
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.heads import HeadRows, headed, top_k, unit
+from addnorm.service.inference.small_vectors import RANGED, VectorDType, converted, width_of
 from addnorm.service.runtime.batch import Batch, Floats, Ints, Padding, Rows
 from addnorm.service.runtime.bundle import Bundle, Pick, Pooling
 from addnorm.service.runtime.engine import Engine
@@ -62,6 +63,10 @@ class Output:
     def width(self, bundle: Bundle) -> int:
         """Numbers for each row."""
         return bundle.width(self.name)
+
+    def numbers(self, bundle: Bundle) -> dict[VectorDType, int]:
+        """How many are sent for each row, by their kind."""
+        return {"float32": self.width(bundle)}
 
     def num_rows(self, bundle: Bundle, batch: Batch) -> int:
         """How many rows it is made of."""
@@ -180,22 +185,89 @@ class Logits(Output):
 
 @dataclass(frozen=True, eq=False)
 class Pooled(Output):
-    """A vector for each sequence. pooling: None: as the bundle says."""
+    """A vector for each sequence.
+
+    pooling: None: as the bundle says. dimensions: only the first so many; None: all. dtype_field:
+    the caller's name for dtype, for errors.
+    """
 
     name = "pooled"
     pooling: Pooling | None = None
     normalize: bool = False
+    dimensions: int | None = None
+    dtype: VectorDType = "float32"
+    dtype_field: str = "dtype"
+
+    def check(self, bundle: Bundle) -> None:
+        if self.dtype in RANGED and (why := self._misfit(bundle)):
+            raise InvalidInput(
+                f"{self.dtype_field} is {self.dtype!r}: {why}; or ask for float32, binary or"
+                " ubinary",
+                param=self.dtype_field,
+            )
+
+    def _misfit(self, bundle: Bundle) -> str | None:
+        """Why the bundle's ranges are not those of these vectors, and what to do."""
+        manifest = bundle.manifest
+        if manifest.vector_ranges is None:
+            return f"{bundle.ref} has no ranges to make it with: export it again, with a tokenizer"
+        if self.pooling not in (None, manifest.pooling):
+            what = f"are pooled by {manifest.pooling!r}: leave pooling out"
+        elif self.normalize != manifest.normalize:
+            what = "are not normalized: leave normalize out"
+            if manifest.normalize:
+                what = 'are normalized: send "normalize": true'
+        elif self.dimensions not in (None, self.width(bundle)):
+            what = f"have {self.width(bundle)} dimensions: ask for all of them"
+        else:
+            return None
+        return f"its ranges are of {bundle.ref}'s own vectors, which {what}"
 
     def pick(self, bundle: Bundle) -> Pick:
         return self.pooling or bundle.manifest.pooling
 
+    def numbers(self, bundle: Bundle) -> dict[VectorDType, int]:
+        return {self.dtype: width_of(self.dtype, self.dimensions or self.width(bundle))}
+
     def make(self, of: Computed) -> Steps[Any]:
+        vectors = yield from self.vectors(of)
+        return self.as_dtype(vectors, self.dtype, of)
+
+    def vectors(self, of: Computed) -> Steps[Floats]:
+        """`[num_sequences, w]`."""
         rows = HeadRows.of(self.pick(of.bundle), of.rows.activations, of.batch)
         vectors = rows.activations
         if self.head(of.bundle):
             vectors = yield from headed(of.engine, self.name, rows, self.width(of.bundle))
         yield
-        return self.laid_out(unit(vectors) if self.normalize else vectors, of)
+        if self.dimensions is not None:
+            vectors = np.ascontiguousarray(vectors[:, : self.dimensions])
+        return unit(vectors) if self.normalize else vectors
+
+    def as_dtype(self, vectors: Floats, dtype: VectorDType, of: Computed) -> Any:
+        """In the caller's layout."""
+        return self.laid_out(converted(vectors, dtype, of.bundle.manifest.vector_ranges), of)
+
+
+@dataclass(frozen=True, eq=False)
+class PooledByDType(Pooled):
+    """The same vectors in several dtypes: an array for each."""
+
+    dtypes: tuple[VectorDType, ...] = ()
+
+    def check(self, bundle: Bundle) -> None:
+        for dtype in self.dtypes:
+            self._as(dtype).check(bundle)
+
+    def numbers(self, bundle: Bundle) -> dict[VectorDType, int]:
+        return {dtype: self._as(dtype).numbers(bundle)[dtype] for dtype in self.dtypes}
+
+    def make(self, of: Computed) -> Steps[Any]:
+        vectors = yield from self.vectors(of)
+        return {dtype: self.as_dtype(vectors, dtype, of) for dtype in self.dtypes}
+
+    def _as(self, dtype: VectorDType) -> Pooled:
+        return Pooled(self.pooling, self.normalize, self.dimensions, dtype, self.dtype_field)
 
 
 BY_NAME: dict[str, Callable[[], Output]] = {
@@ -221,6 +293,16 @@ def check_names(names: Sequence[str], bundle: Bundle) -> None:
             )
         if names.count(name) > 1:
             raise InvalidInput(f"outputs has {name!r} twice", param="outputs")
+
+
+def check_dimensions(field: str, dimensions: int | None, bundle: Bundle) -> None:
+    """InvalidInput unless the model's vectors have so many."""
+    width = bundle.width("pooled")
+    if dimensions is not None and not 1 <= dimensions <= width:
+        raise InvalidInput(
+            f"{field} is {dimensions}: 1 to {width} for {bundle.ref}",
+            param=field,
+        )
 
 
 def halved(name: str, output: Any) -> Any:

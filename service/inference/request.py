@@ -13,6 +13,7 @@ from addnorm.service.runtime.batch import Batch, Ints, Padding
 from addnorm.service.settings import Settings
 
 JSON_BYTES_PER_FLOAT = 13  # of a float32 written with all its digits, sign and comma
+JSON_BYTES_PER_BYTE = 5  # "-128,"
 JSON_BYTES_PER_PAD = 4  # "0.0,"
 BINARY_BYTES = 4  # of any float32
 
@@ -149,8 +150,13 @@ def _smaller(request: InferenceRequest) -> str:
 
 def _answer_bytes(request: InferenceRequest, output: Output) -> int:
     bundle, padding = request.model.bundle, request.padding
-    width = output.width(bundle)
     num_rows, num_pads = output.num_rows(bundle, request.batch), output.num_pads(bundle, padding)
-    if request.binary:
-        return width * BINARY_BYTES * (num_rows + num_pads)
-    return width * (num_rows * JSON_BYTES_PER_FLOAT + num_pads * JSON_BYTES_PER_PAD)
+    num_bytes = 0
+    for dtype, width in output.numbers(bundle).items():
+        is_float = dtype == "float32"
+        if request.binary:
+            num_bytes += width * (num_rows + num_pads) * (BINARY_BYTES if is_float else 1)
+        else:
+            of_row = JSON_BYTES_PER_FLOAT if is_float else JSON_BYTES_PER_BYTE
+            num_bytes += width * (num_rows * of_row + num_pads * JSON_BYTES_PER_PAD)
+    return num_bytes

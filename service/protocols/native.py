@@ -18,6 +18,7 @@ from addnorm.service.inference.outputs import (
     default_names,
 )
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.inference.small_vectors import VectorDType
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec import safetensors_body as tensors
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
@@ -58,7 +59,7 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
         padding,
         _outputs(options, model.bundle),
         options.precision,
-        dtype=options.dtype,
+        dtype="float16" if options.dtype == "float16" else "float32",
         binary=answer_type == SAFETENSORS,
         field=options.field,
     )
@@ -162,10 +163,17 @@ def _outputs(asked: Options, bundle: Bundle) -> tuple[Output, ...]:
     for field, output in (("logits", "logits"), ("pooling", "pooled"), ("normalize", "pooled")):
         if getattr(asked, field) and output not in names:
             raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
+    dtype: VectorDType = "float32" if asked.dtype == "float16" else asked.dtype
+    if dtype != "float32" and names != ("pooled",):
+        raise InvalidInput(
+            f"dtype is {dtype!r}, which is for pooled vectors alone, and outputs are"
+            f' {", ".join(names)}: ask for "outputs": ["pooled"]',
+            param="dtype",
+        )
     logits = asked.logits or LogitsOptions(positions=None, top_k=None)
     with_options: dict[str, Output] = {
         "logits": Logits(logits.positions, logits.top_k),
-        "pooled": Pooled(asked.pooling, asked.normalize),
+        "pooled": Pooled(asked.pooling, asked.normalize, dtype=dtype),
     }
     return tuple(with_options.get(name) or BY_NAME[name]() for name in names)
 

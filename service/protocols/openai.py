@@ -8,13 +8,14 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, Field, PlainValidator, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 from addnorm.service.errors import InvalidInput, ServiceError
-from addnorm.service.inference.heads import unit
-from addnorm.service.inference.outputs import Pooled
+from addnorm.service.inference.outputs import Pooled, check_dimensions
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.inference.small_vectors import VectorDType
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
@@ -30,7 +31,7 @@ from addnorm.service.protocols.codec.payload import Encode, Payload
 from addnorm.service.protocols.codec.texts import PROMPT_NAME, TextsToTokenize
 from addnorm.service.protocols.inference_route import Endpoint
 from addnorm.service.protocols.native_schema import Integers, Row
-from addnorm.service.runtime.batch import Batch, Floats, Padding
+from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.unpadding import from_lists
 from addnorm.service.scheduling.cooperative import Steps, one_step
 
@@ -61,7 +62,7 @@ def _sequences(value: Any) -> Sequences:
 
 
 class EmbeddingsRequest(Strict):
-    """OpenAI's fields; `truncate`, `precision` and `prompt_name` are ours."""
+    """OpenAI's fields; `dtype`, `truncate`, `precision` and `prompt_name` are ours."""
 
     input: Annotated[
         Sequences, PlainValidator(_sequences, str | list[str] | list[int] | list[list[int]])
@@ -74,8 +75,13 @@ class EmbeddingsRequest(Strict):
     )
     encoding_format: Literal["float", "base64"] | None = Field(
         None,
-        description="Numbers, which is the default, or base64 of little-endian float32, which is"
-        " quicker.",
+        description="Numbers, which is the default, or base64 of their bytes, which is quicker:"
+        " little-endian float32, or a byte for each number of a smaller dtype.",
+    )
+    dtype: VectorDType = Field(
+        "float32",
+        description="int8 and uint8 by the bundle's ranges of its vectors, which are of all"
+        " dimensions; binary and ubinary by their signs, eight dimensions a byte.",
     )
     dimensions: int | None = Field(
         None,
@@ -147,24 +153,19 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
     negotiated(raw.headers, (JSON,))
     asked = await tools.bodies.read_json(EmbeddingsRequest, raw.body, raw.deadline)
     model, prompt_name = raw.model_and_prompt(tools.models, asked.model, asked.prompt_name)
-    manifest = model.bundle.manifest
-    width = model.bundle.width("pooled")
-    if asked.dimensions is not None and not 1 <= asked.dimensions <= width:
-        raise InvalidInput(
-            f"dimensions is {asked.dimensions}: 1 to {width} for {model.bundle.ref}",
-            param="dimensions",
-        )
+    check_dimensions("dimensions", asked.dimensions, model.bundle)
+    normalize = model.bundle.manifest.normalize
     as_base64 = asked.encoding_format == "base64"
     request = InferenceRequest(
         model,
         *await _batch(asked, raw, model, prompt_name, tools),
-        (Pooled(normalize=manifest.normalize and asked.dimensions is None),),
+        (Pooled(normalize=normalize, dimensions=asked.dimensions, dtype=asked.dtype),),
         precision=asked.precision,
         binary=as_base64,
         field="input",
         hint=OTHER_VOCABULARY,
     )
-    return request, partial(encode, asked.dimensions, as_base64)
+    return request, partial(encode, as_base64)
 
 
 async def _batch(
@@ -197,13 +198,10 @@ async def _batch(
     return await tools.bodies.read(len(raw.body), work, raw.deadline)
 
 
-def encode(dimensions: int | None, as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
+def encode(as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
     """InferenceResponse -> JSON. Numbers have the fewest digits that give the same float back."""
-    request = response.request
-    vectors: Floats = response.outputs["pooled"][:, :dimensions]
-    if dimensions is not None and request.model.bundle.manifest.normalize:
-        vectors = unit(vectors)
-    values = [_base64(vector) for vector in vectors] if as_base64 else np.ascontiguousarray(vectors)
+    request, vectors = response.request, response.outputs["pooled"]
+    values = in_base64(vectors) if as_base64 else vectors
     num_tokens = request.batch.num_tokens
     body = {
         "object": "list",
@@ -217,9 +215,11 @@ def encode(dimensions: int | None, as_base64: bool, response: InferenceResponse)
     return Payload((yield from written(body, response.num_bytes)))
 
 
-def _base64(vector: Floats) -> str:
-    """Little-endian float32, whatever this machine's order."""
-    return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
+def in_base64(vectors: NDArray[Any]) -> list[str]:
+    """The bytes of each, float32 as little-endian, whatever this machine's order."""
+    if vectors.dtype == np.float32:
+        vectors = vectors.astype("<f4", copy=False)
+    return [base64.b64encode(vector.tobytes()).decode() for vector in vectors]
 
 
 def error_body(error: ServiceError) -> dict[str, dict[str, str | None]]:

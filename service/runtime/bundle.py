@@ -84,6 +84,8 @@ class Manifest(_Part):
     normalize: bool  # whether the authors normalize pooled vectors; responses do when asked to
     prompts: dict[str, str] = {}  # name -> what is put before each text, if asked for
     default_prompt_name: str | None = None  # of the prompt where none is asked for
+    # of each dimension of its pooled vectors, the lowest and the highest: int8 vectors need them
+    vector_ranges: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     texts_have_types: bool = True  # false: its authors' tokenizer gives every token type 0
     source: dict[str, Any]  # preset and seed, or checkpoint or module and its sha256
     opset: int

@@ -113,9 +113,7 @@ def _routers(
     models = tools.models
     return {
         "inference": [
-            inference_router(
-                pipeline, tools, (native.ENDPOINT, openai.ENDPOINT, *cohere.ENDPOINTS)
-            ),
+            inference_router(pipeline, tools, (native.ENDPOINT, openai.ENDPOINT)),
             TokenizationRoutes(tools, settings.timeout_s).router(),
         ],
         "Cohere": [inference_router(pipeline, tools, cohere.ENDPOINTS)],
