@@ -17,7 +17,8 @@ from typing import IO
 
 from addnorm.service.runtime.bundle import Bundle
 
-START_S = 60.0  # a server that needs longer is taken for dead
+START_S = 120.0  # a server that needs longer is taken for dead
+MODULE = (sys.executable, "-m")
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class Server:
     port: int
     pid: int | None = None
 
-    def ask(self, body: bytes) -> bytes:
+    def ask(self, body: bytes, path: str = "/v1/infer") -> bytes:
         """The answer to one body. HTTPError unless it is a success."""
-        url = f"http://{self.host}:{self.port}/v1/infer"
+        url = f"http://{self.host}:{self.port}{path}"
         request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:
             return bytes(answer.read())
@@ -83,7 +84,7 @@ def folder(
     """
     port = _free_port()
     quiet = {"ADDNORM_PORT": str(port), "ADDNORM_LOG_LEVEL": "warning"}
-    command = ["addnorm", "serve", "--bundles", str(bundles.resolve())]
+    command = [*MODULE, "addnorm", "serve", "--bundles", str(bundles.resolve())]
     with _process(command, port, {**quiet, **settings}, worktree, log) as server:
         yield server
 
@@ -91,10 +92,8 @@ def folder(
 @contextmanager
 def naive(bundle: Bundle, *flags: str) -> Iterator[Server]:
     port = _free_port()
-    with _process(
-        ["addnorm.load.bench.naive", "--bundle", str(bundle.path), "--port", str(port), *flags],
-        port,
-    ) as server:
+    arguments = ["--bundle", str(bundle.path), "--port", str(port), *flags]
+    with _process([*MODULE, "addnorm.load.bench.naive", *arguments], port) as server:
         yield server
 
 
@@ -105,10 +104,17 @@ def ready_made(answer: bytes) -> Iterator[Server]:
     with TemporaryDirectory() as folder:
         file = Path(folder, "answer.json")
         file.write_bytes(answer)
-        with _process(
-            ["addnorm.load.bench.ready", "--answer", str(file), "--port", str(port)], port
-        ) as server:
+        arguments = ["--answer", str(file), "--port", str(port)]
+        with _process([*MODULE, "addnorm.load.bench.ready", *arguments], port) as server:
             yield server
+
+
+@contextmanager
+def program(command: Sequence[str]) -> Iterator[Server]:
+    """A server of others: `command --port PORT`, on this host."""
+    port = _free_port()
+    with _process([*command, "--port", str(port)], port) as server:
+        yield server
 
 
 def end_on_sigterm() -> None:
@@ -118,14 +124,14 @@ def end_on_sigterm() -> None:
 
 @contextmanager
 def _process(
-    module: Sequence[str],
+    command: Sequence[str],
     port: int,
     settings: dict[str, str] | None = None,
     cwd: Path | None = None,
     stderr: IO[bytes] | None = None,
 ) -> Iterator[Server]:
-    """`python -m module`, from when it answers HTTP until the block is left."""
-    command, environment = [sys.executable, "-m", *module], {**os.environ, **(settings or {})}
+    """The command's process, from when it answers HTTP until the block is left."""
+    environment = {**os.environ, **(settings or {})}
     process = subprocess.Popen(command, env=environment, cwd=cwd, stderr=stderr)
     try:
         _await(process, port)

@@ -11,10 +11,15 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.heads import HeadRows, headed, top_k, unit
-from addnorm.service.inference.small_vectors import RANGED, VectorDType, converted, width_of
+from addnorm.service.inference.heads import (
+    HeadRows,
+    check_finite,
+    headed,
+    token_logprobs,
+    top_k,
+)
 from addnorm.service.runtime.batch import Batch, Floats, Ints, Padding, Rows
-from addnorm.service.runtime.bundle import Bundle, Pick, Pooling
+from addnorm.service.runtime.bundle import Bundle, Pick
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.scheduling.cooperative import Steps
 
@@ -41,6 +46,13 @@ class TopK(NamedTuple):
     logprobs: Any
 
 
+class Scored(NamedTuple):
+    """logprobs: see `PromptLogprobs`. next: the likeliest tokens after each token."""
+
+    logprobs: Any
+    next: TopK
+
+
 @dataclass(frozen=True, eq=False)
 class Output:
     """One that is asked for, with its options. By default: a head's answer for every row that it
@@ -64,9 +76,10 @@ class Output:
         """Numbers for each row."""
         return bundle.width(self.name)
 
-    def numbers(self, bundle: Bundle) -> dict[VectorDType, int]:
-        """How many are sent for each row, by their kind."""
-        return {"float32": self.width(bundle)}
+    @property
+    def is_small(self) -> bool:
+        """Whether its numbers are sent as int8 or uint8."""
+        return False
 
     def num_rows(self, bundle: Bundle, batch: Batch) -> int:
         """How many rows it is made of."""
@@ -184,100 +197,55 @@ class Logits(Output):
 
 
 @dataclass(frozen=True, eq=False)
-class Pooled(Output):
-    """A vector for each sequence.
+class PromptLogprobs(Output):
+    """The log-probability of each token given those before it in its sequence: NaN for the first,
+    and at pads. top_k: also the likeliest next tokens of every row; then the answer is `Scored`."""
 
-    pooling: None: as the bundle says. dimensions: only the first so many; None: all. dtype_field:
-    the caller's name for dtype, for errors.
-    """
+    name = "prompt_logprobs"
+    top_k: int | None = None
 
-    name = "pooled"
-    pooling: Pooling | None = None
-    normalize: bool = False
-    dimensions: int | None = None
-    dtype: VectorDType = "float32"
-    dtype_field: str = "dtype"
+    def head(self, bundle: Bundle) -> str | None:
+        return "logits"
 
-    def check(self, bundle: Bundle) -> None:
-        if self.dtype in RANGED and (why := self._misfit(bundle)):
-            raise InvalidInput(
-                f"{self.dtype_field} is {self.dtype!r}: {why}; or ask for float32, binary or"
-                " ubinary",
-                param=self.dtype_field,
-            )
+    def width(self, bundle: Bundle) -> int:
+        # with the likeliest each token is answered by about its id, text and place too
+        return 1 if self.top_k is None else 4 + 2 * self.top_k
 
-    def _misfit(self, bundle: Bundle) -> str | None:
-        """Why the bundle's ranges are not those of these vectors, and what to do."""
-        manifest = bundle.manifest
-        if manifest.vector_ranges is None:
-            return f"{bundle.ref} has no ranges to make it with: export it again, with a tokenizer"
-        if self.pooling not in (None, manifest.pooling):
-            what = f"are pooled by {manifest.pooling!r}: leave pooling out"
-        elif self.normalize != manifest.normalize:
-            what = "are not normalized: leave normalize out"
-            if manifest.normalize:
-                what = 'are normalized: send "normalize": true'
-        elif self.dimensions not in (None, self.width(bundle)):
-            what = f"have {self.width(bundle)} dimensions: ask for all of them"
-        else:
-            return None
-        return f"its ranges are of {bundle.ref}'s own vectors, which {what}"
-
-    def pick(self, bundle: Bundle) -> Pick:
-        return self.pooling or bundle.manifest.pooling
-
-    def numbers(self, bundle: Bundle) -> dict[VectorDType, int]:
-        return {self.dtype: width_of(self.dtype, self.dimensions or self.width(bundle))}
+    @property
+    def cost(self) -> Hashable:
+        return self.name, (self.top_k or 0).bit_length()
 
     def make(self, of: Computed) -> Steps[Any]:
-        vectors = yield from self.vectors(of)
-        return self.as_dtype(vectors, self.dtype, of)
-
-    def vectors(self, of: Computed) -> Steps[Floats]:
-        """`[num_sequences, w]`."""
-        rows = HeadRows.of(self.pick(of.bundle), of.rows.activations, of.batch)
-        vectors = rows.activations
-        if self.head(of.bundle):
-            vectors = yield from headed(of.engine, self.name, rows, self.width(of.bundle))
-        yield
-        if self.dimensions is not None:
-            vectors = np.ascontiguousarray(vectors[:, : self.dimensions])
-        return unit(vectors) if self.normalize else vectors
-
-    def as_dtype(self, vectors: Floats, dtype: VectorDType, of: Computed) -> Any:
-        """In the caller's layout."""
-        return self.laid_out(converted(vectors, dtype, of.bundle.manifest.vector_ranges), of)
+        """`[rows, seq]`, or a list of `[n]` if ragged."""
+        rows = HeadRows.of("every", of.rows.activations, of.batch)
+        # each row is asked for the token after it; a sequence's last for one that is not its own
+        asked = np.roll(of.batch.tokens, -1)
+        made = yield from token_logprobs(of.engine, rows, asked, self.top_k or 0)
+        logprobs, firsts = np.roll(made[0], 1), of.batch.offsets[:-1]
+        logprobs[firsts] = 0.0
+        check_finite(self.name, logprobs[:, None], rows.sequences)
+        logprobs[firsts] = np.nan
+        own = _without_width(self.laid_out(logprobs[:, None], of, np.nan))
+        if self.top_k is None:
+            return own
+        return Scored(own, TopK(self.laid_out(made[1], of, NO_TOKEN), self.laid_out(made[2], of)))
 
 
-@dataclass(frozen=True, eq=False)
-class PooledByDType(Pooled):
-    """The same vectors in several dtypes: an array for each."""
-
-    dtypes: tuple[VectorDType, ...] = ()
-
-    def check(self, bundle: Bundle) -> None:
-        for dtype in self.dtypes:
-            self._as(dtype).check(bundle)
-
-    def numbers(self, bundle: Bundle) -> dict[VectorDType, int]:
-        return {dtype: self._as(dtype).numbers(bundle)[dtype] for dtype in self.dtypes}
-
-    def make(self, of: Computed) -> Steps[Any]:
-        vectors = yield from self.vectors(of)
-        return {dtype: self.as_dtype(vectors, dtype, of) for dtype in self.dtypes}
-
-    def _as(self, dtype: VectorDType) -> Pooled:
-        return Pooled(self.pooling, self.normalize, self.dimensions, dtype, self.dtype_field)
+def _without_width(values: Any) -> Any:
+    """`[rows, seq, 1]`, or a list of `[n, 1]`, without the last axis."""
+    return [row[:, 0] for row in values] if isinstance(values, list) else values[..., 0]
 
 
+# all but `pooled` (`pooled.py`)
 BY_NAME: dict[str, Callable[[], Output]] = {
-    kind.name: kind for kind in (Activations, Logits, TokenVectors, Pooled, NormStats)
+    kind.name: kind for kind in (Activations, Logits, TokenVectors, NormStats, PromptLogprobs)
 }
 
 
 def default_names(bundle: Bundle) -> tuple[str, ...]:
     """Activations, and what heads make of them."""
-    return tuple(name for name in bundle.outputs if name not in ("pooled", "norm_stats"))
+    others = ("pooled", "norm_stats", "prompt_logprobs")
+    return tuple(name for name in bundle.outputs if name not in others)
 
 
 def check_names(names: Sequence[str], bundle: Bundle) -> None:
@@ -295,22 +263,13 @@ def check_names(names: Sequence[str], bundle: Bundle) -> None:
             raise InvalidInput(f"outputs has {name!r} twice", param="outputs")
 
 
-def check_dimensions(field: str, dimensions: int | None, bundle: Bundle) -> None:
-    """InvalidInput unless the model's vectors have so many."""
-    width = bundle.width("pooled")
-    if dimensions is not None and not 1 <= dimensions <= width:
-        raise InvalidInput(
-            f"{field} is {dimensions}: 1 to {width} for {bundle.ref}",
-            param=field,
-        )
-
-
 def halved(name: str, output: Any) -> Any:
     """An output as float16. InvalidInput if it has a finite value that float16 does not hold.
 
-    norm_stats, whose values range widely, and the likeliest tokens stay as they are.
+    norm_stats, whose values range widely, log-probabilities and the likeliest tokens stay as they
+    are.
     """
-    if name == "norm_stats" or isinstance(output, TopK):
+    if name in ("norm_stats", "prompt_logprobs") or isinstance(output, TopK):
         return output
     return [_half(name, row) for row in output] if isinstance(output, list) else _half(name, output)
 

@@ -31,6 +31,7 @@ class InferenceRequest(NamedTuple):
     key: str = ""  # the name of the caller's API key, for fairness among keys
     dtype: DType = "float32"  # of activations, logits and pooled vectors as they are sent
     binary: bool = False  # whether numbers are sent as bytes, not as text
+    answer_bytes: int | None = None  # of the response, where it is not the outputs themselves
     field: str = "input_ids"  # the caller's name for the sequences, for errors
     hint: str = ""  # why one of the caller's ids may be outside the vocabulary
 
@@ -131,7 +132,9 @@ def _place(padding: Padding, index: int) -> tuple[int, int]:
 
 def _check_answer(request: InferenceRequest, settings: Settings) -> int:
     """The bytes of the response, estimated before any work."""
-    num_bytes = sum(_answer_bytes(request, output) for output in request.outputs)
+    num_bytes = request.answer_bytes
+    if num_bytes is None:
+        num_bytes = sum(_answer_bytes(request, output) for output in request.outputs)
     if num_bytes > settings.max_response_bytes:
         raise InvalidInput(
             f"the answer would have about {num_bytes / 2**20:.0f} MiB, the limit is"
@@ -143,6 +146,8 @@ def _check_answer(request: InferenceRequest, settings: Settings) -> int:
 
 def _smaller(request: InferenceRequest) -> str:
     """What to ask for instead."""
+    if request.answer_bytes is not None:
+        return f"send less in {request.field} at once"
     if any(isinstance(output, Logits) and output.top_k is None for output in request.outputs):
         return 'ask for "outputs": ["activations"], or "logits": {"top_k": 5}'
     return 'ask for "outputs": ["pooled"], or send fewer sequences at once'
@@ -150,13 +155,9 @@ def _smaller(request: InferenceRequest) -> str:
 
 def _answer_bytes(request: InferenceRequest, output: Output) -> int:
     bundle, padding = request.model.bundle, request.padding
+    width = output.width(bundle)
     num_rows, num_pads = output.num_rows(bundle, request.batch), output.num_pads(bundle, padding)
-    num_bytes = 0
-    for dtype, width in output.numbers(bundle).items():
-        is_float = dtype == "float32"
-        if request.binary:
-            num_bytes += width * (num_rows + num_pads) * (BINARY_BYTES if is_float else 1)
-        else:
-            of_row = JSON_BYTES_PER_FLOAT if is_float else JSON_BYTES_PER_BYTE
-            num_bytes += width * (num_rows * of_row + num_pads * JSON_BYTES_PER_PAD)
-    return num_bytes
+    if request.binary:
+        return width * (num_rows + num_pads) * (1 if output.is_small else BINARY_BYTES)
+    of_number = JSON_BYTES_PER_BYTE if output.is_small else JSON_BYTES_PER_FLOAT
+    return width * (num_rows * of_number + num_pads * JSON_BYTES_PER_PAD)

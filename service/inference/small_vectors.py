@@ -52,4 +52,5 @@ def _steps(vectors: Floats, ranges: Floats) -> NDArray[np.uint8]:
     step = np.where(step == 0, np.float32(1), step)
     with np.errstate(over="ignore"):  # infinity is outside of every range
         places = np.floor((vectors - lowest) / step)
-    return np.clip(places, 0, STEPS).astype(np.uint8)
+    steps: NDArray[np.uint8] = np.clip(places, 0, STEPS).astype(np.uint8)
+    return steps

@@ -12,11 +12,11 @@ from addnorm.service.inference.outputs import (
     NO_TOKEN,
     Logits,
     Output,
-    Pooled,
     TopK,
     check_names,
     default_names,
 )
+from addnorm.service.inference.pooled import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.small_vectors import VectorDType
 from addnorm.service.models.registry import Model

@@ -8,12 +8,13 @@ from addnorm.service.inference.outputs import Positions
 from addnorm.service.protocols.codec import safetensors_body
 from addnorm.service.protocols.codec.openapi import Strict
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
+from addnorm.service.protocols.codec.sequences import Integers
 from addnorm.service.protocols.codec.texts import PROMPT_NAME, Texts
 from addnorm.service.runtime.bundle import Bundle, Pooling
 
-Output = Literal["activations", "logits", "token_vectors", "pooled", "norm_stats"]
-Row = Annotated[list[int], Field(fail_fast=True)]  # a bad body must not cost a million errors
-Integers = Annotated[list[Row], Field(fail_fast=True)]
+Output = Literal[
+    "activations", "logits", "token_vectors", "pooled", "norm_stats", "prompt_logprobs"
+]
 
 
 class LogitsOptions(Strict):
@@ -136,6 +137,11 @@ class InferResponse(BaseModel):
         None, description="[B][d_model], or as wide as the model's own vectors."
     )
     norm_stats: NormStats | None = None
+    prompt_logprobs: list[list[float | None]] | None = Field(
+        None,
+        description="[B][S], of language models: the log-probability of each token given those"
+        " before it; null for a sequence's first token and at pads.",
+    )
     usage: Usage
 
 

@@ -3,20 +3,15 @@
 Source: OpenAI's API reference and its Python SDK, which asks for base64 unless told otherwise.
 """
 
-import base64
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, Field, PlainValidator, TypeAdapter
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, Field
 
-from addnorm.service.errors import InvalidInput, ServiceError
-from addnorm.service.inference.outputs import Pooled, check_dimensions
+from addnorm.service.errors import ServiceError
+from addnorm.service.inference.pooled import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.small_vectors import VectorDType
-from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
 from addnorm.service.protocols.codec.openapi import (
@@ -27,46 +22,27 @@ from addnorm.service.protocols.codec.openapi import (
     examples,
     json_body,
 )
-from addnorm.service.protocols.codec.payload import Encode, Payload
-from addnorm.service.protocols.codec.texts import PROMPT_NAME, TextsToTokenize
-from addnorm.service.protocols.inference_route import Endpoint
-from addnorm.service.protocols.native_schema import Integers, Row
-from addnorm.service.runtime.batch import Batch, Padding
-from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.cooperative import Steps, one_step
-
-Strings = Annotated[list[str], Field(fail_fast=True)]
-Sequences = list[str] | list[list[int]]
-# LangChain sends texts as ids of OpenAI's own vocabulary unless told not to
-OTHER_VOCABULARY = (
-    ". Ids of another vocabulary, such as tiktoken's, mean nothing to it: in LangChain's"
-    " OpenAIEmbeddings set check_embedding_ctx_length=False, which sends texts"
+from addnorm.service.protocols.codec.payload import Encode, Payload, base64_of
+from addnorm.service.protocols.codec.sequences import (
+    OTHER_VOCABULARY,
+    Sequences,
+    SequencesToRead,
 )
-ONE_ROW, ROWS, TEXTS = TypeAdapter(Row), TypeAdapter(Integers), TypeAdapter(Strings)
+from addnorm.service.protocols.codec.texts import PROMPT_NAME
+from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.scheduling.cooperative import Steps
 
-
-def _sequences(value: Any) -> Sequences:
-    """One text or one sequence becomes a list of one. What the first element is, all must be."""
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list):
-        raise PydanticCustomError(
-            "input_kind", "Input should be a text, a list of texts, token ids, or a list of such"
-        )
-    first = value[0] if value else []
-    if isinstance(first, str):
-        return TEXTS.validate_python(value, strict=True)
-    if isinstance(first, list):
-        return ROWS.validate_python(value, strict=True)
-    return [ONE_ROW.validate_python(value, strict=True)]
+# LangChain sends texts as ids of OpenAI's own vocabulary unless told not to
+HINT = (
+    f"{OTHER_VOCABULARY}: in LangChain's OpenAIEmbeddings set check_embedding_ctx_length=False,"
+    " which sends texts"
+)
 
 
 class EmbeddingsRequest(Strict):
     """OpenAI's fields; `dtype`, `truncate`, `precision` and `prompt_name` are ours."""
 
-    input: Annotated[
-        Sequences, PlainValidator(_sequences, str | list[str] | list[int] | list[list[int]])
-    ] = Field(
+    input: Sequences = Field(
         description="A text, token ids of the model's own vocabulary with its special tokens, or a"
         " list of such. An empty text is its special tokens alone."
     )
@@ -80,8 +56,8 @@ class EmbeddingsRequest(Strict):
     )
     dtype: VectorDType = Field(
         "float32",
-        description="int8 and uint8 by the bundle's ranges of its vectors, which are of all"
-        " dimensions; binary and ubinary by their signs, eight dimensions a byte.",
+        description="int8 and uint8 by the bundle's ranges, for vectors of all dimensions; binary"
+        " and ubinary by the numbers' signs, eight dimensions a byte.",
     )
     dimensions: int | None = Field(
         None,
@@ -103,7 +79,7 @@ class EmbeddingsRequest(Strict):
 class Embedding(BaseModel):
     object: Literal["embedding"]
     index: int
-    embedding: list[float] | str = Field(description="Numbers, or base64.")
+    embedding: list[float] | list[int] | str = Field(description="Numbers, or base64.")
 
 
 class EmbeddingsUsage(BaseModel):
@@ -153,55 +129,31 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
     negotiated(raw.headers, (JSON,))
     asked = await tools.bodies.read_json(EmbeddingsRequest, raw.body, raw.deadline)
     model, prompt_name = raw.model_and_prompt(tools.models, asked.model, asked.prompt_name)
-    check_dimensions("dimensions", asked.dimensions, model.bundle)
-    normalize = model.bundle.manifest.normalize
     as_base64 = asked.encoding_format == "base64"
+    sent = SequencesToRead("input", asked.input, bool(asked.truncate), model, prompt_name)
     request = InferenceRequest(
         model,
-        *await _batch(asked, raw, model, prompt_name, tools),
-        (Pooled(normalize=normalize, dimensions=asked.dimensions, dtype=asked.dtype),),
+        *await sent.batch(raw, tools),
+        (
+            Pooled(
+                normalize=model.bundle.manifest.normalize,
+                dimensions=asked.dimensions,
+                dtype=asked.dtype,
+            ),
+        ),
         precision=asked.precision,
         binary=as_base64,
         field="input",
-        hint=OTHER_VOCABULARY,
+        hint=HINT,
     )
     return request, partial(encode, as_base64)
 
 
-async def _batch(
-    asked: EmbeddingsRequest,
-    raw: RawRequest,
-    model: Model,
-    prompt_name: str | None,
-    tools: Tools,
-) -> tuple[Batch, Padding]:
-    if not asked.input:
-        raise InvalidInput("input is empty: send at least one text or sequence", param="input")
-    if isinstance(asked.input[0], str):
-        texts = TextsToTokenize.prompted(
-            "input", asked.input, bool(asked.truncate), model, prompt_name
-        )
-        return await tools.texts.batch(texts, raw.deadline)
-    for index, sequence in enumerate(asked.input):
-        if not sequence:
-            raise InvalidInput(f"input[{index}] is empty: leave it out", param="input")
-    if asked.truncate:
-        raise InvalidInput(
-            "truncate is set, but it cuts texts only: cut the token ids yourself", param="truncate"
-        )
-    if prompt_name is not None:
-        raise InvalidInput(
-            "prompt_name is set, but prompts are for texts: put the prompt's ids into input",
-            param="prompt_name",
-        )
-    work = one_step(partial(from_lists, asked.input, field="input"))
-    return await tools.bodies.read(len(raw.body), work, raw.deadline)
-
-
 def encode(as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
     """InferenceResponse -> JSON. Numbers have the fewest digits that give the same float back."""
-    request, vectors = response.request, response.outputs["pooled"]
-    values = in_base64(vectors) if as_base64 else vectors
+    request = response.request
+    vectors = response.outputs["pooled"]
+    values = [base64_of(vector) for vector in vectors] if as_base64 else vectors
     num_tokens = request.batch.num_tokens
     body = {
         "object": "list",
@@ -213,13 +165,6 @@ def encode(as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
     return Payload((yield from written(body, response.num_bytes)))
-
-
-def in_base64(vectors: NDArray[Any]) -> list[str]:
-    """The bytes of each, float32 as little-endian, whatever this machine's order."""
-    if vectors.dtype == np.float32:
-        vectors = vectors.astype("<f4", copy=False)
-    return [base64.b64encode(vector.tobytes()).decode() for vector in vectors]
 
 
 def error_body(error: ServiceError) -> dict[str, dict[str, str | None]]:

@@ -118,7 +118,8 @@ class Bundle:
     @property
     def outputs(self) -> tuple[str, ...]:
         heads = (name for name in self.manifest.heads if name != "pooled")
-        return ("activations", *heads, "pooled", "norm_stats")
+        of_prompts = ("prompt_logprobs",) if "complete" in self.tasks else ()
+        return ("activations", *heads, "pooled", "norm_stats", *of_prompts)
 
     @property
     def tasks(self) -> tuple[Task, ...]:

@@ -20,7 +20,13 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def validated(model: type[Body], body: bytes, settings: Settings) -> Steps[Body]:
-    """JSON -> the model. InvalidInput says in our words what does not fit.
+    """JSON -> the model. InvalidInput says in our words what does not fit."""
+    value = yield from parsed(body, settings)
+    return fitted(model, value)
+
+
+def parsed(body: bytes, settings: Settings) -> Steps[dict[str, Any]]:
+    """JSON -> its object, which may hold any fields.
 
     Each step holds the interpreter's lock to its end, so the size of each is checked before it.
     """
@@ -41,6 +47,11 @@ def validated(model: type[Body], body: bytes, settings: Settings) -> Steps[Body]
         raise InvalidInput(f"the body is not a JSON object: got {shown(value)}")
     _check_each_key_once(body, value, settings)
     yield
+    return value
+
+
+def fitted(model: type[Body], value: dict[str, Any]) -> Body:
+    """InvalidInput names the field that does not fit."""
     try:
         return model.model_validate(value)
     except ValidationError as error:

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.service.errors import InvalidInput, UnknownField
-from addnorm.service.inference.outputs import BY_NAME, Output, Pooled
+from addnorm.service.inference.outputs import BY_NAME, Output
+from addnorm.service.inference.pooled import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools

@@ -1,0 +1,103 @@
+"""The servers that rerank, each as its own process, and how all of them are asked."""
+
+import json
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from addnorm.load import servers
+from addnorm.load.rerank import naive
+from addnorm.load.rerank.requests import Request
+from addnorm.load.servers import Server
+from addnorm.service.runtime.bundle import Bundle
+
+NAIVE, INFINITY, FP32, INT8 = "CrossEncoder.predict", "Infinity", "Addnorm fp32", "int8"
+PEERS = (NAIVE, INFINITY)
+PATH = "/v1/rerank"
+TOLERANCE = 1e-3  # of a score, between Addnorm in fp32 and others; int8 is another model
+
+Scores = NDArray[np.float64]
+
+
+class WrongScores(Exception):
+    """A server's scores are not those of the others, or not those that it gave before."""
+
+
+@dataclass
+class Contender:
+    """A server, what its bodies hold besides the texts, and the scores that it gave."""
+
+    name: str
+    server: Server
+    fields: dict[str, str]
+    known: dict[Request, Scores] = field(default_factory=dict)
+
+    def scores(self, request: Request) -> Scores:
+        """Of the documents, in their order. WrongScores if they differ from those given before."""
+        body = {"query": request.query, "documents": request.documents, **self.fields}
+        results = json.loads(self.server.ask(json.dumps(body).encode(), PATH))["results"]
+        by_index = {result["index"]: result["relevance_score"] for result in results}
+        scores = np.array([by_index[i] for i in range(len(request.documents))])
+        before = self.known.setdefault(request, scores)
+        if (apart := float(abs(scores - before).max())) > (TOLERANCE if self.is_peer else 0):
+            raise WrongScores(f"{self.name}: a score of the same pair differs by {apart:g}")
+        return scores
+
+    @property
+    def is_peer(self) -> bool:
+        return self.name in PEERS
+
+    def documents_per_s(self, requests: Sequence[Request]) -> float:
+        """Each request from a caller of its own, all at once, until the last one is answered."""
+        started = time.perf_counter()
+        with ThreadPoolExecutor(len(requests)) as callers:
+            list(callers.map(self.scores, requests))
+        seconds = time.perf_counter() - started
+        return sum(len(request.documents) for request in requests) / seconds
+
+
+def start(
+    stack: ExitStack, bundle: Bundle, checkpoint: Path, peer_python: Path, infinity: Path
+) -> list[Contender]:
+    """All of them, with their defaults. infinity: its command."""
+    name = bundle.ref.partition("/")[0]
+    commands = {
+        NAIVE: [str(peer_python), naive.__file__, str(checkpoint)],
+        INFINITY: [str(infinity), "v2", "--model-id", str(checkpoint), "--served-model-name", name]
+        + ["--engine", "torch", "--device", "cpu", "--host", "127.0.0.1", "--url-prefix", "/v1"]
+        + ["--no-model-warmup", "--log-level", "warning"],
+    }
+    fields = {"model": name}
+    started = [
+        Contender(peer, stack.enter_context(servers.program(command)), fields)
+        for peer, command in commands.items()
+    ]
+    server = stack.enter_context(servers.addnorm(bundle))
+    return [
+        *started,
+        Contender(FP32, server, {**fields, "precision": "fp32"}),
+        Contender(INT8, server, {**fields, "precision": "int8"}),
+    ]
+
+
+def compare(contenders: Sequence[Contender], requests: Sequence[Request]) -> dict[str, float]:
+    """How far each one's scores are from Addnorm's in fp32. WrongScores if a peer's are too far."""
+    by_name = {contender.name: contender for contender in contenders}
+    right = [by_name[FP32].scores(request) for request in requests]
+    apart = {
+        contender.name: max(
+            float(abs(contender.scores(request) - scores).max())
+            for request, scores in zip(requests, right, strict=True)
+        )
+        for contender in contenders
+    }
+    for name in PEERS:
+        if apart[name] > TOLERANCE:
+            raise WrongScores(f"{name}: its scores differ from Addnorm's by {apart[name]:g}")
+    return apart

@@ -1,0 +1,50 @@
+"""The baseline for rerank: `CrossEncoder.predict` behind FastAPI, as most people would write it.
+
+Run as a file, by the interpreter of an environment with sentence-transformers, FastAPI and
+uvicorn. Kept as it is on purpose: do not make it quicker.
+"""
+
+import argparse
+
+import uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel
+from sentence_transformers import CrossEncoder  # type: ignore[import-not-found]
+
+
+class Body(BaseModel):
+    query: str
+    documents: list[str]
+
+
+class Result(BaseModel):
+    index: int
+    relevance_score: float
+
+
+class Answer(BaseModel):
+    results: list[Result]
+
+
+def create_app(checkpoint: str) -> FastAPI:
+    model, app = CrossEncoder(checkpoint, device="cpu"), FastAPI()
+
+    @app.post("/v1/rerank")
+    def rerank(body: Body) -> Answer:  # no coroutine, so that FastAPI runs it in its thread pool
+        scores = model.predict([(body.query, document) for document in body.documents])
+        results = [Result(index=i, relevance_score=score) for i, score in enumerate(scores)]
+        return Answer(results=sorted(results, key=lambda result: -result.relevance_score))
+
+    return app
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkpoint")
+    parser.add_argument("--port", type=int, default=8003)
+    arguments = parser.parse_args()
+    uvicorn.run(create_app(arguments.checkpoint), port=arguments.port, log_level="warning")
+
+
+if __name__ == "__main__":
+    main()
