@@ -85,6 +85,8 @@ class Manifest(_Part):
     prompts: dict[str, str] = {}  # name -> what is put before each text, if asked for
     default_prompt_name: str | None = None  # of the prompt where none is asked for
     special_tokens: dict[str, str] = {}  # eos_token, bos_token, pad_token: those its authors name
+    # of each dimension of its pooled vectors, the lowest and the highest: int8 vectors need them
+    vector_ranges: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     texts_have_types: bool = True  # false: its authors' tokenizer gives every token type 0
     source: dict[str, Any]  # preset and seed, or checkpoint or module and its sha256
     opset: int

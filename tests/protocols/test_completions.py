@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts, beside GPT-2 of transformers: /v1/completions, `prompt_logprobs`."""
+"""Log-probabilities of prompts: /v1/completions and `prompt_logprobs`, beside GPT-2 itself."""
 
 import json
 from collections.abc import Iterator
