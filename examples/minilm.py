@@ -3,17 +3,13 @@
 python examples/minilm.py CHECKPOINT_FOLDER BUNDLES
 """
 
-import os
-import re
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import numpy as np
 import torch
+from serving import served
 from tokenizers import Tokenizer
 from transformers import BertModel
 
@@ -47,22 +43,6 @@ def main(checkpoint: Path, bundles: Path) -> None:
     show_neighbours(np.array(answer["pooled"]))
     if worst > LIMIT:
         sys.exit(f"over the limit of {LIMIT:g}")
-
-
-@contextmanager
-def served(bundles: Path) -> Iterator[str]:
-    """The service as its own process on a free port; yields the base URL."""
-    command = [sys.executable, "-m", "addnorm", "serve", "--bundles", str(bundles)]
-    environment = {**os.environ, "ADDNORM_PORT": "0", "ADDNORM_LOG_LEVEL": "info"}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr
-        yield next(
-            found[0] for line in process.stderr if (found := re.search(r"http://\S+:\d+", line))
-        )
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def largest_difference(

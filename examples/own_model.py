@@ -6,18 +6,14 @@ tell. Takes about a minute on two cores.
 python examples/own_model.py BUNDLES
 """
 
-import os
 import random
-import re
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
 import torch
+from serving import served
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -135,22 +131,6 @@ def ask(url: str, **inputs: list[str] | list[list[int]]) -> torch.Tensor:
     body = {"model": NAME, "outputs": ["logits"], **inputs}
     answer = httpx.post(f"{url}/v1/infer", json=body, timeout=60).raise_for_status()
     return torch.tensor(answer.json()["logits"])
-
-
-@contextmanager
-def served(bundles: Path) -> Iterator[str]:
-    """`addnorm serve` as a process on a free port; yields the base URL."""
-    command = [sys.executable, "-m", "addnorm", "serve", "--bundles", str(bundles)]
-    environment = {**os.environ, "ADDNORM_PORT": "0", "ADDNORM_LOG_LEVEL": "info"}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr
-        yield next(
-            found[0] for line in process.stderr if (found := re.search(r"http://\S+:\d+", line))
-        )
-    finally:
-        process.terminate()
-        process.wait()
 
 
 if __name__ == "__main__":

@@ -24,14 +24,12 @@ from beside_sentence_transformers import (
     INT8,
     NUM_ROUNDS,
     NUM_TEXTS,
-    SERVE,
     Run,
     ask_addnorm,
     call,
-    free_port,
-    running,
     some_texts,
 )
+from serving import served
 from tokenizers import Tokenizer
 from transformers import AutoModel
 
@@ -96,12 +94,12 @@ def _export(body: Body, file: Path) -> None:
 
 
 def main(checkpoint: Path, bundles: Path) -> None:
-    plain, texts, port = Plain(checkpoint), some_texts(NUM_TEXTS), free_port()
-    with running([*SERVE, "--bundles", str(bundles)], port, ADDNORM_PORT=str(port)):
+    plain, texts = Plain(checkpoint), some_texts(NUM_TEXTS)
+    with served(bundles) as url:
         ways = {
             "plain": partial(plain, texts),
-            FP32: partial(call, port, partial(ask_addnorm, FP32), texts, NUM_TEXTS),
-            INT8: partial(call, port, partial(ask_addnorm, INT8), texts, NUM_TEXTS),
+            FP32: partial(call, url, partial(ask_addnorm, FP32), texts, NUM_TEXTS),
+            INT8: partial(call, url, partial(ask_addnorm, INT8), texts, NUM_TEXTS),
         }
         runs = [{name: way() for name, way in ways.items()} for _ in range(1 + NUM_ROUNDS)]
     del runs[0]  # warms up

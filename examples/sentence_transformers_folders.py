@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 from beside_sentence_transformers import some_texts
-from minilm import served
 from safetensors.numpy import save_file
+from serving import served
 
 LIMIT, COSINE = 1e-4, 0.99999
 NUM_TEXTS, NUM_LONG = 64, 4

@@ -87,51 +87,61 @@ def _export_parser() -> argparse.ArgumentParser:
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--preset", choices=sorted(PRESETS))
     model.add_argument("--checkpoint", metavar=WHERE, help=f"a folder, or {HUB}")
-    parser.add_argument(
+    _add_reading(parser)
+    _add_writing(parser)
+    return parser
+
+
+def _add_reading(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how a checkpoint is read")
+    group.add_argument(
         "--check",
         action="store_true",
-        help="only say what a checkpoint is, and whether it can be exported",
+        help="only print what was found; exit with 1 and the reason if it does not fit",
     )
-    parser.add_argument(
-        "--out", type=Path, metavar="BUNDLES", help="where to write <name>/<version>/"
-    )
-    parser.add_argument(
-        "--name", help="the preset's, the folder's or the repository's name by default"
-    )
-    parser.add_argument("--version", type=int, help="the next free whole number by default")
-    parser.add_argument(
-        "--max-length",
-        type=int,
-        metavar="N",
-        help="tokens that a text may have; what its authors cut texts to by default",
-    )
-    parser.add_argument(
+    group.add_argument(
         "--ignore",
         action="append",
         default=[],
         metavar="PREFIX",
         help="leave out weights whose names begin so, such as another head's; may be repeated",
     )
-    parser.add_argument(
+    group.add_argument(
         "--labels",
         metavar="FILE|none",
         help="names of the logits, one a line, where config.json's are wrong or missing",
     )
-    parser.add_argument(
+    group.add_argument(
+        "--max-length",
+        type=int,
+        metavar="N",
+        help="tokens that a text may have; what its authors cut texts to by default",
+    )
+
+
+def _add_writing(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what is written")
+    group.add_argument(
+        "--out", type=Path, metavar="BUNDLES", help="where to write <name>/<version>/"
+    )
+    group.add_argument(
+        "--name", help="the preset's, the folder's or the repository's name by default"
+    )
+    group.add_argument("--version", type=int, help="the next free whole number by default")
+    group.add_argument(
         "--layout", choices=["packed", "padded"], default="packed", help="packed computes no pads"
     )
-    parser.add_argument(
+    group.add_argument(
         "--precision",
         default="fp32",
         metavar="P[,P]",
         help="fp32, int8 or fp32,int8; int8 is row-wise",
     )
-    parser.add_argument(
+    group.add_argument(
         "--default-precision",
         choices=list(GRAPHS),
         help="for requests that name none; the first by default",
     )
-    return parser
 
 
 def _verify_parser() -> argparse.ArgumentParser:

@@ -35,18 +35,14 @@ def export_bundle(
 ) -> Bundle:
     """Writes a model to `out/name/version/`, certified, for `addnorm serve --bundles out`.
 
-    It takes from seconds to minutes, and prints what it does. A copy of the model is exported, on
-    the CPU and in evaluation mode; the model itself is not changed. It may be in training mode and
-    on a GPU, but must be float32.
+    It takes from seconds to minutes, and prints what it does.
 
-    model: its shape and heads are those of `model.config`. It is called with input_ids and
-        attention_mask `[B, S]` int64, and token_type_ids where type_vocab_size is above 1. Heads
-        are served by their names: "logits", "pooled" and "token_vectors".
+    model: float32, in training mode or not, on any device. It is not changed: a copy on the CPU and
+        in evaluation mode is exported. Its heads are named "logits", "pooled" or "token_vectors".
     version: a whole number from 1 on; the next free one by default.
     precisions: "fp32", "int8" or both. Requests that name none get the first.
     labels: the names of the logits, in order. One for each.
-    pooling: how pooled vectors are made, unless a request says otherwise: "mean", "first", "last",
-        "max", "weighted_mean" or "mean_sqrt".
+    pooling: how pooled vectors are made, unless a request says otherwise.
     normalize: whether pooled vectors are meant to be normalized. Served ones are when a request
         asks for it.
     tokenizer: a folder with a tokenizer.json, as transformers' `save_pretrained` or tokenizers'
@@ -57,13 +53,6 @@ def export_bundle(
 
     ExportError if anything does not fit or any check fails.
 
-    >>> heads = {"logits": HeadConfig("first", 2)}  # of each sequence's first token
-    >>> config = Config(
-    ...     vocab_size=100, d_model=64, n_heads=4, d_ff=256, n_layers=2, max_positions=32,
-    ...     heads=heads)
-    >>> model = Transformer(config, "padded")  # the layout does not matter to the export
-    >>> activations, mean, rstd = model(input_ids, attention_mask)  # [B, S, 64], and statistics
-    >>> logits = model.head("logits", activations, attention_mask)  # [B, 2], to be trained
     >>> bundle = export_bundle(model, "bundles", "my-model", labels=["no", "yes"])
     >>> bundle.path
     PosixPath('bundles/my-model/1')

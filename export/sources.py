@@ -79,7 +79,7 @@ def checkpoint(
     CheckpointError if the folder does not fit, UsageError if max_length does not.
     """
     choices = choices or Choices()
-    loaded = load_checkpoint(folder, choices=choices)
+    loaded = load_checkpoint(folder, choices)
     hashes = {file.relative_to(folder).as_posix(): sha256(file) for file in loaded.files}
     folder = folder.resolve()
     origin: dict[str, Any] = {

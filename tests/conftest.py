@@ -22,6 +22,7 @@ from addnorm.service.server.process import Server
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.support.exports import shared_exports
+from tests.support.task_models import DEFAULTS, export_task_models
 from tests.support.texts import TEXT_MODEL, checkpoint
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -170,6 +171,33 @@ def text_url(text_bundles: Path) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def text_client(text_url: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=text_url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def task_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folders that `task_bundles` exports, by their models' names."""
+    return tmp_path_factory.mktemp("task_checkpoints")
+
+
+@pytest.fixture(scope="session")
+def task_bundles(task_checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model for each task: see tests/support/task_models.py."""
+    root = tmp_path_factory.mktemp("tasks")
+    with shared_exports():
+        export_task_models(root, task_checkpoints)
+    return root
+
+
+@pytest.fixture(scope="session")
+def task_url(task_bundles: Path) -> Iterator[str]:
+    with serving(inference_of(task_bundles, default_models=DEFAULTS)) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def task_client(task_url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=task_url, timeout=60) as client:
         yield client
 
 

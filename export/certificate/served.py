@@ -38,6 +38,7 @@ T = TypeVar("T")
 Array = NDArray[Any]
 NamedCompare = tuple[str, Callable[[str], Iterable[tolerances.Result]]]  # called with a precision
 MAX_LOGITS = 4_000_000  # values compared per case; beyond it only each row's last token's
+MAX_ENTRIES = 256  # of a sparse vector; random weights have some for half of the vocabulary
 BIT_LENGTHS = (1, 2, 3, 5, 8, 16, 17, 33, 64, 100, 129, 512)
 PATIENCE_S = 3600.0  # for one case: a slow machine is no fault of the graph
 
@@ -232,11 +233,15 @@ def _rows(path: Served, case: Case, precision: str) -> list[list[bytes]]:
     """
     bundle = path.model.bundle
     positions = _positions(case, bundle)
-    options = {"logits": {"positions": positions}} if positions else {}
+    options: dict[str, Any] = {"logits": {"positions": positions}} if positions else {}
+    if "sparse" in bundle.outputs:
+        options["sparse"] = {"top_k": min(MAX_ENTRIES, bundle.width("logits"))}
     got = path.ask(case, precision, outputs=list(bundle.outputs), **options)
     grids, vectors = [got["norm_stats"]["mean"], got["norm_stats"]["rstd"]], list[Any]()
     for output in bundle.outputs:
-        if output != "norm_stats":
+        if output == "sparse":
+            vectors.append([[*row["indices"], *row["values"]] for row in got["sparse"]])
+        elif output != "norm_stats":
             head = bundle.manifest.heads.get(output)
             of_sequence = output == "pooled" or (head is not None and head.pick != "every")
             is_vector = of_sequence or (output == "logits" and positions == "last")

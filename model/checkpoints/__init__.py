@@ -15,7 +15,6 @@ from addnorm.model.checkpoints.bert import BERT
 from addnorm.model.checkpoints.distilbert import DISTILBERT
 from addnorm.model.checkpoints.electra import ELECTRA
 from addnorm.model.checkpoints.family import ACTIVATIONS, Family, HeadTable, Raw
-from addnorm.model.checkpoints.folder import problem
 from addnorm.model.checkpoints.gpt2 import GPT2
 from addnorm.model.checkpoints.mpnet import MPNET
 from addnorm.model.checkpoints.opt import OPT
@@ -66,9 +65,7 @@ class Choices:
     labels: tuple[str, ...] | None = None
 
 
-def load_checkpoint(
-    folder: Path, layout: str = "packed", choices: Choices | None = None
-) -> Checkpoint:
+def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
     """The folder's model in evaluation mode.
 
     CheckpointError if anything is missing, unexpected or misshaped.
@@ -76,8 +73,8 @@ def load_checkpoint(
     choices = choices or Choices()
     authors = sentence_transformers.read(folder)
     body = authors.transformer
-    if wrong := problem(body):
-        raise CheckpointError(wrong)
+    if problem := _problem(body):
+        raise CheckpointError(problem)
     fields = json_files.settings(body / "config.json")
     family = _family(fields)
     raw = {**family.defaults, **fields}
@@ -86,7 +83,7 @@ def load_checkpoint(
     config, table = read_config(family, raw), _head(family, raw, reader, choices.ignore)
     config = replace(config, heads=_heads(table, reader, config, authors))
     labels = _labels(table, fields, config, choices) if table else None
-    model = Transformer(config, layout)
+    model = Transformer(config)
     with torch.no_grad():
         fill(model, reader, raw)
         for output, head in model.named_heads():
@@ -111,6 +108,18 @@ def load_checkpoint(
         prompts=authors.prompts,
         default_prompt_name=authors.default_prompt_name,
     )
+
+
+def _problem(folder: Path) -> str | None:
+    """Why the folder cannot be read at all. None if it is one that has a config.json."""
+    if folder.is_file():
+        return f"{folder} is a file: name the folder that it lies in"
+    if not folder.is_dir():
+        return f"there is no folder {folder}; a model of the Hugging Face hub is named ORG/NAME"
+    if not (folder / "config.json").is_file():
+        where = "name the folder that holds it beside the weights"
+        return f"there is no config.json in {folder}: {where}"
+    return None
 
 
 def _heads(
@@ -172,8 +181,9 @@ def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> 
             )
         for head in family.heads:
             if name.endswith(head.classes):
-                return head if head in kept and _is_there(head, reader) else None
-    found = [head for head in kept if all(f"{key}.weight" in reader for key in _own_keys(head))]
+                is_there = _is_stored(head, reader) or not head.may_be_absent
+                return head if head in kept and is_there else None
+    found = [head for head in kept if _is_stored(head, reader)]
     if len(found) > 1:
         key, classes = f"{found[0].linear}.weight", [head.classes[0] for head in found]
         raise CheckpointError(
@@ -184,17 +194,11 @@ def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> 
     return found[0] if found else None
 
 
-def _is_there(head: HeadTable, reader: Reader) -> bool:
-    """False for a language model that was trained on as an encoder: its class stays in config.json,
-    and its head is not stored. Of another head, what is missing is reported."""
-    is_stored = any(f"{key}.weight" in reader for key in (head.dense, head.linear))
-    return is_stored or not (head.tied and head.dense) or head.dense_is_optional
-
-
-def _own_keys(head: HeadTable) -> list[str]:
-    """What the weights have if they have this head."""
-    needed = [head.dense] if head.dense and not head.dense_is_optional else []
-    return needed if needed and head.tied else [*needed, head.linear]
+def _is_stored(head: HeadTable, reader: Reader) -> bool:
+    """By its dense layer, if it needs one, and by its linear layer, unless that may be tied."""
+    dense = [head.dense] if head.dense and not head.dense_is_optional else []
+    linear = [] if head.may_be_absent else [head.linear]
+    return all(f"{key}.weight" in reader for key in dense + linear)
 
 
 def _labels(

@@ -38,6 +38,15 @@ class HeadTable:
     labels: bool | tuple[str, ...] = False  # whether config.json names the outputs; or their names
     output: str = "logits"
 
+    @property
+    def may_be_absent(self) -> bool:
+        """Whether config.json may name the class, and the weights lack the whole head.
+
+        So it is of a language model that was trained on as an encoder. Of all other heads, what is
+        missing is reported.
+        """
+        return self.tied and bool(self.dense) and not self.dense_is_optional
+
 
 @dataclass(frozen=True)
 class Family:

@@ -98,7 +98,8 @@ def fill(model: Transformer, reader: Reader, raw: Raw) -> None:
         if ours.startswith("blocks."):
             for index, block in enumerate(model.blocks):
                 module = block.get_submodule(ours.removeprefix("blocks.{}."))
-                _copy(module, [key.format(index) for key in keys], reader)
+                names = [key.format(index) for key in keys]
+                _copy(module, names, reader, family.transposed)
         elif ours == "positions":
             _positions(model.positions, keys[0], offset, reader)
         elif ours == "types" and model.config.type_vocab_size == 1:
@@ -106,17 +107,19 @@ def fill(model: Transformer, reader: Reader, raw: Raw) -> None:
         elif ours in family.projections and f"{family.projections[ours]}.weight" in reader:
             _project(model.get_submodule(ours), keys[0], family.projections[ours], reader)
         elif hasattr(model, ours.partition(".")[0]):
-            _copy(model.get_submodule(ours), list(keys), reader)
+            _copy(model.get_submodule(ours), list(keys), reader, family.transposed)
 
 
-def _copy(module: nn.Module, keys: list[str], reader: Reader) -> None:
-    """One of our modules from one of theirs, or from several that lie end to end in it."""
-    is_linear = isinstance(module, nn.Linear)
+def _copy(module: nn.Module, keys: list[str], reader: Reader, transposed: bool) -> None:
+    """One of our modules from one of theirs, or from several that lie end to end in it.
+
+    transposed: whether weights of linear layers are stored [in, out].
+    """
     for own, parameter in module.named_parameters():
         name = THEIRS.get(own, own)
-        transposed = is_linear and name == "weight" and reader.family.transposed
+        turned = transposed and isinstance(module, nn.Linear) and name == "weight"
         for key, part in zip(keys, parameter.chunk(len(keys)), strict=True):
-            ours = part.T if transposed else part
+            ours = part.T if turned else part
             ours.copy_(reader.read(f"{key}.{name}", ours.shape))
 
 
@@ -163,7 +166,7 @@ def fill_head(head: Head, table: HeadTable, reader: Reader) -> None:
     """Heads are stored as [out, in] in every family."""
     for module, key in (("dense", table.dense), ("norm", table.norm)):
         if key and module in head.steps:
-            _copy_as_is(head.get_submodule(module), key, reader)
+            _copy(head.get_submodule(module), [key], reader, transposed=False)
     weight, stored = head.linear.weight, f"{table.linear}.weight"
     tokens = f"{reader.family.modules['tokens']}.weight"
     weight.copy_(
@@ -174,8 +177,3 @@ def fill_head(head: Head, table: HeadTable, reader: Reader) -> None:
         key = table.bias if isinstance(table.bias, str) else own
         head.linear.bias.copy_(reader.read(key, head.linear.bias.shape))
         reader.used.add(own)  # some versions store the same vector twice
-
-
-def _copy_as_is(module: nn.Module, key: str, reader: Reader) -> None:
-    for name, parameter in module.named_parameters():
-        parameter.copy_(reader.read(f"{key}.{THEIRS.get(name, name)}", parameter.shape))

@@ -59,8 +59,10 @@ class Cost:
         return self._rate(bundle.ref, *costs)
 
     def writing(self, request: InferenceRequest) -> Rate:
-        """Per byte of the response."""
-        return self._rate(request.binary, request.coding)
+        """Per byte of the response, as estimated: outputs whose estimates are high have rates of
+        their own."""
+        estimated = (output.name for output in request.outputs if output.is_estimated)
+        return self._rate(request.binary, request.coding, *estimated)
 
     def fade(self, request: InferenceRequest, now: float) -> None:
         """A request was rejected for its prediction: the rates may be wrong."""

@@ -126,8 +126,43 @@ def top_k(engine: Engine, rows: HeadRows, k: int) -> Steps[tuple[Ints, Floats]]:
     token_ids = np.empty((len(rows.activations), k), np.int64)
     logprobs = np.empty(token_ids.shape, np.float32)
     for span, chunk in chunks(engine, "logits", rows):
-        token_ids[span], logprobs[span] = yield from _best(chunk, k)
+        token_ids[span], logprobs[span] = yield from _best(chunk, k, _log_sum(chunk))
     return token_ids, logprobs
+
+
+def token_logprobs(
+    engine: Engine, rows: HeadRows, tokens: Ints, k: int
+) -> Steps[tuple[Floats, Ints, Floats]]:
+    """The log-probability of one of `tokens` at each row, `[n]`, and what `top_k` gives for k.
+
+    k may be 0. Never holds the logits of all rows.
+    """
+    token_ids = np.empty((len(tokens), k), np.int64)
+    best = np.empty(token_ids.shape, np.float32)
+    own = np.empty(len(tokens), np.float32)
+    for span, chunk in chunks(engine, "logits", rows):
+        log_sum = _log_sum(chunk)
+        own[span] = (np.take_along_axis(chunk, tokens[span, None], 1) - log_sum)[:, 0]
+        if k:
+            token_ids[span], best[span] = yield from _best(chunk, k, log_sum)
+        yield
+    return own, token_ids, best
+
+
+def largest_logits(engine: Engine, rows: HeadRows, width: int) -> Iterator[Floats | None]:
+    """For each sequence the largest logits of its tokens `[width]`; None after each head run. Never
+    holds the logits of all rows."""
+    largest = np.full(width, -np.inf, np.float32)
+    ends_sequence = np.diff(rows.sequences, append=-1) != 0
+    for span, chunk in chunks(engine, "logits", rows):
+        yield None
+        start = 0
+        for end in (np.flatnonzero(ends_sequence[span]) + 1).tolist():
+            yield np.maximum(largest, chunk[start:end].max(0))
+            largest.fill(-np.inf)
+            start = end
+        if start < len(chunk):  # its sequence goes on in the next chunk
+            np.maximum(largest, chunk[start:].max(0), out=largest)
 
 
 def chunks(engine: Engine, output: str, rows: HeadRows) -> Iterator[tuple[slice, Floats]]:
@@ -140,10 +175,16 @@ def chunks(engine: Engine, output: str, rows: HeadRows) -> Iterator[tuple[slice,
         yield span, chunk
 
 
-def _best(logits: Floats, k: int) -> Steps[tuple[np.ndarray, Floats]]:
-    """logits `[n, V]` -> ids and log-probabilities `[n, k]`, likeliest first, lower ids first."""
+def _log_sum(logits: Floats) -> Floats:
+    """logits `[n, V]` -> the logarithm of the sum of their exponentials `[n, 1]`. A row's bits do
+    not depend on the others."""
     largest = logits.max(1, keepdims=True)
-    log_sum = np.log(np.exp(logits - largest).sum(1, keepdims=True)) + largest
+    sums: Floats = np.log(np.exp(logits - largest).sum(1, keepdims=True)) + largest
+    return sums
+
+
+def _best(logits: Floats, k: int, log_sum: Floats) -> Steps[tuple[np.ndarray, Floats]]:
+    """logits `[n, V]` -> ids and log-probabilities `[n, k]`, likeliest first, lower ids first."""
     ids = np.empty((len(logits), k), np.int64)
     for out, row in zip(ids, logits, strict=True):
         least = np.partition(row, -k)[-k]

@@ -30,6 +30,7 @@ class InferenceRequest(NamedTuple):
     key: str = ""  # the name of the caller's API key, for fairness among keys
     dtype: DType = "float32"  # of activations, logits and pooled vectors as they are sent
     binary: bool = False  # whether numbers are sent as bytes, not as text
+    answer_bytes: int | None = None  # of the response, where it is not the outputs themselves
     field: str = "input_ids"  # the caller's name for the sequences, for errors
     hint: str = ""  # why one of the caller's ids may be outside the vocabulary
 
@@ -130,7 +131,9 @@ def _place(padding: Padding, index: int) -> tuple[int, int]:
 
 def _check_answer(request: InferenceRequest, settings: Settings) -> int:
     """The bytes of the response, estimated before any work."""
-    num_bytes = sum(_answer_bytes(request, output) for output in request.outputs)
+    num_bytes = request.answer_bytes
+    if num_bytes is None:
+        num_bytes = sum(_answer_bytes(request, output) for output in request.outputs)
     if num_bytes > settings.max_response_bytes:
         raise InvalidInput(
             f"the answer would have about {num_bytes / 2**20:.0f} MiB, the limit is"
@@ -142,6 +145,8 @@ def _check_answer(request: InferenceRequest, settings: Settings) -> int:
 
 def _smaller(request: InferenceRequest) -> str:
     """What to ask for instead."""
+    if request.answer_bytes is not None:
+        return f"send less in {request.field} at once"
     if any(isinstance(output, Logits) and output.top_k is None for output in request.outputs):
         return 'ask for "outputs": ["activations"], or "logits": {"top_k": 5}'
     return 'ask for "outputs": ["pooled"], or send fewer sequences at once'
@@ -149,8 +154,8 @@ def _smaller(request: InferenceRequest) -> str:
 
 def _answer_bytes(request: InferenceRequest, output: Output) -> int:
     bundle, padding = request.model.bundle, request.padding
-    width = output.width(bundle)
-    num_rows, num_pads = output.num_rows(bundle, request.batch), output.num_pads(bundle, padding)
+    num_values = output.num_values(bundle, request.batch)
+    num_pads = output.width(bundle) * output.num_pads(bundle, padding)
     if request.binary:
-        return width * BINARY_BYTES * (num_rows + num_pads)
-    return width * (num_rows * JSON_BYTES_PER_FLOAT + num_pads * JSON_BYTES_PER_PAD)
+        return BINARY_BYTES * (num_values + num_pads)
+    return num_values * JSON_BYTES_PER_FLOAT + num_pads * JSON_BYTES_PER_PAD

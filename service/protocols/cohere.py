@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from addnorm.service.errors import ServiceError
-from addnorm.service.inference.outputs import Logits
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
@@ -22,10 +21,11 @@ from addnorm.service.protocols.codec.openapi import (
     json_body,
 )
 from addnorm.service.protocols.codec.payload import Encode, Payload
+from addnorm.service.protocols.codec.text_tasks import TextTask, score_pairs
 from addnorm.service.protocols.codec.texts import TextsToTokenize
 from addnorm.service.protocols.inference_route import Endpoint
 from addnorm.service.scheduling.cooperative import Steps
-from addnorm.service.tasks.classification import best, probabilities
+from addnorm.service.tasks.classification import Function, best
 
 RERANK_PATHS = ("/v1/rerank", "/v2/rerank")
 
@@ -110,24 +110,28 @@ async def decode_rerank(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest
     documents = [text if isinstance(text, str) else text.text for text in asked.documents]
     pairs = [(asked.query, document) for document in documents]
     texts = TextsToTokenize("documents", pairs, truncate=True, model=model)
-    batch, padding = await tools.texts.batch(texts, raw.deadline)
-    request = InferenceRequest(
-        model, batch, padding, (Logits(),), asked.precision, field="documents"
-    )
-    return request, partial(_encode_rerank, asked, documents, raw.context.request_id)
+    function: Function = "none" if asked.raw_scores else "sigmoid"
+    sent_back = sum(map(len, documents)) if asked.return_documents else 0
+    task = await score_pairs(raw, tools, texts, function, asked.precision, sent_back)
+    encode = partial(_encode_rerank, asked, documents, raw.context.request_id, task)
+    return task.request, encode
 
 
 def _encode_rerank(
-    asked: RerankRequest, documents: list[str], request_id: str, response: InferenceResponse
+    asked: RerankRequest,
+    documents: list[str],
+    request_id: str,
+    task: TextTask,
+    response: InferenceResponse,
 ) -> Steps[Payload]:
-    scores = probabilities(response.outputs["logits"], "none" if asked.raw_scores else "sigmoid")
+    scores = yield from task.finish(response)
     results = [
         {
             "index": index,
-            "relevance_score": scores[index, 0],
+            "relevance_score": scores[index],
             **({"document": {"text": documents[index]}} if asked.return_documents else {}),
         }
-        for index in best(scores[:, 0], asked.top_n or None)
+        for index in best(scores, asked.top_n or None)
     ]
     num_tokens = response.request.batch.num_tokens
     body = {

@@ -13,6 +13,8 @@ from addnorm.service.inference.outputs import (
     Logits,
     Output,
     Pooled,
+    Sparse,
+    SparseVectors,
     TopK,
     check_names,
     default_names,
@@ -159,12 +161,18 @@ def _outputs(asked: Options, bundle: Bundle) -> tuple[Output, ...]:
         names = default_names(bundle)
     check_names(names, bundle)
     # an option of an output that is not asked for is a mistake, not something to ignore
-    for field, output in (("logits", "logits"), ("pooling", "pooled"), ("normalize", "pooled")):
+    for field, output in (
+        ("logits", "logits"),
+        ("sparse", "sparse"),
+        ("pooling", "pooled"),
+        ("normalize", "pooled"),
+    ):
         if getattr(asked, field) and output not in names:
             raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
     logits = asked.logits or LogitsOptions(positions=None, top_k=None)
     with_options: dict[str, Output] = {
         "logits": Logits(logits.positions, logits.top_k),
+        "sparse": Sparse(asked.sparse.top_k if asked.sparse else None),
         "pooled": Pooled(asked.pooling, asked.normalize),
     }
     return tuple(with_options.get(name) or BY_NAME[name]() for name in names)
@@ -174,17 +182,22 @@ def encode(response: InferenceResponse) -> Steps[Payload]:
     """InferenceResponse -> JSON, floats with the fewest digits that give the same float back."""
     request = response.request
     usage = {"real_tokens": request.batch.num_tokens, "pad_tokens": request.padding.num_pads}
-    outputs = {
-        name: _top_tokens(output) if isinstance(output, TopK) else output
-        for name, output in response.outputs.items()
-    }
     body = {
         "model": request.model.name,
         "version": str(request.model.bundle.manifest.version),
-        **outputs,
+        **{name: _for_json(output) for name, output in response.outputs.items()},
         "usage": usage,
     }
     return Payload((yield from written(body, response.num_bytes)))
+
+
+def _for_json(output: Any) -> Any:
+    if isinstance(output, TopK):
+        return _top_tokens(output)
+    if isinstance(output, SparseVectors):
+        entries = zip(*output, strict=True)
+        return [{"indices": indices, "values": values} for indices, values in entries]
+    return output
 
 
 def _top_tokens(top: TopK) -> dict[str, Any]:
@@ -208,11 +221,13 @@ def encode_tensors(response: InferenceResponse) -> Steps[Payload]:
     request = response.request
     arrays: Arrays = {}
     for name, output in response.outputs.items():
-        parts = output._asdict() if isinstance(output, TopK) else output
+        parts = output._asdict() if isinstance(output, TopK | SparseVectors) else output
         if isinstance(parts, dict):
             arrays |= {f"{name}.{part}": _joined(values) for part, values in parts.items()}
         else:
             arrays[name] = _joined(parts)
+        if isinstance(output, SparseVectors):
+            arrays[f"{name}.lengths"] = np.array(list(map(len, output.indices)), np.int64)
         yield
     if request.padding.mask is None:
         arrays["lengths"] = request.padding.lengths

@@ -8,12 +8,13 @@ from addnorm.service.inference.outputs import Positions
 from addnorm.service.protocols.codec import safetensors_body
 from addnorm.service.protocols.codec.openapi import Strict
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
+from addnorm.service.protocols.codec.sequences import Integers
 from addnorm.service.protocols.codec.texts import PROMPT_NAME, Texts
 from addnorm.service.runtime.bundle import Bundle, Pooling
 
-Output = Literal["activations", "logits", "token_vectors", "pooled", "norm_stats"]
-Row = Annotated[list[int], Field(fail_fast=True)]  # a bad body must not cost a million errors
-Integers = Annotated[list[Row], Field(fail_fast=True)]
+Output = Literal[
+    "activations", "logits", "token_vectors", "sparse", "pooled", "norm_stats", "prompt_logprobs"
+]
 
 
 class LogitsOptions(Strict):
@@ -24,6 +25,12 @@ class LogitsOptions(Strict):
     )
     top_k: int | None = Field(
         None, description="Only the k likeliest tokens or labels, with their log-probabilities."
+    )
+
+
+class SparseOptions(Strict):
+    top_k: int | None = Field(
+        None, description="Only the k largest entries; by default all that are not zero."
     )
 
 
@@ -39,6 +46,7 @@ class Options(Strict):
         " `logits` alone if the model has one row of them a sequence, else `pooled` alone.",
     )
     logits: LogitsOptions | None = None
+    sparse: SparseOptions | None = None
     pooling: Pooling | None = Field(
         None, description="How `pooled` is made; by default as the bundle says."
     )
@@ -107,6 +115,13 @@ class TopTokens(BaseModel):
     logprobs: list[Any]
 
 
+class SparseVector(BaseModel):
+    """The entries that are not zero."""
+
+    indices: list[int] = Field(description="Token ids, ascending.")
+    values: list[float]
+
+
 class NormStats(BaseModel):
     mean: list[list[list[float]]] = Field(description="[B][S][n_norms]")
     rstd: list[list[list[float]]] = Field(description="[B][S][n_norms], 1 / sqrt(variance + eps)")
@@ -131,10 +146,20 @@ class InferResponse(BaseModel):
     token_vectors: list[list[list[float]]] | None = Field(
         None, description="[B][S][width], of models that compare texts token by token."
     )
+    sparse: list[SparseVector] | None = Field(
+        None,
+        description="[B], of models that predict masked tokens: the largest of each sequence's"
+        " log(1 + max(0, logits)), as SPLADE's vectors are.",
+    )
     pooled: list[list[float]] | None = Field(
         None, description="[B][d_model], or as wide as the model's own vectors."
     )
     norm_stats: NormStats | None = None
+    prompt_logprobs: list[list[float | None]] | None = Field(
+        None,
+        description="[B][S], of language models: the log-probability of each token given those"
+        " before it; null for a sequence's first token and at pads.",
+    )
     usage: Usage
 
 

@@ -3,19 +3,14 @@
 Source: OpenAI's API reference and its Python SDK, which asks for base64 unless told otherwise.
 """
 
-import base64
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import numpy as np
-from pydantic import BaseModel, Field, PlainValidator, TypeAdapter
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, Field
 
-from addnorm.service.errors import InvalidInput, ServiceError
-from addnorm.service.inference.heads import unit
+from addnorm.service.errors import ServiceError
 from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
 from addnorm.service.protocols.codec.openapi import (
@@ -26,46 +21,28 @@ from addnorm.service.protocols.codec.openapi import (
     examples,
     json_body,
 )
-from addnorm.service.protocols.codec.payload import Encode, Payload
-from addnorm.service.protocols.codec.texts import PROMPT_NAME, TextsToTokenize
-from addnorm.service.protocols.inference_route import Endpoint
-from addnorm.service.protocols.native_schema import Integers, Row
-from addnorm.service.runtime.batch import Batch, Floats, Padding
-from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.cooperative import Steps, one_step
-
-Strings = Annotated[list[str], Field(fail_fast=True)]
-Sequences = list[str] | list[list[int]]
-# LangChain sends texts as ids of OpenAI's own vocabulary unless told not to
-OTHER_VOCABULARY = (
-    ". Ids of another vocabulary, such as tiktoken's, mean nothing to it: in LangChain's"
-    " OpenAIEmbeddings set check_embedding_ctx_length=False, which sends texts"
+from addnorm.service.protocols.codec.payload import Encode, Payload, base64_of
+from addnorm.service.protocols.codec.sequences import (
+    OTHER_VOCABULARY,
+    Sequences,
+    SequencesToRead,
 )
-ONE_ROW, ROWS, TEXTS = TypeAdapter(Row), TypeAdapter(Integers), TypeAdapter(Strings)
+from addnorm.service.protocols.codec.texts import PROMPT_NAME
+from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.runtime.batch import Floats
+from addnorm.service.scheduling.cooperative import Steps
 
-
-def _sequences(value: Any) -> Sequences:
-    """One text or one sequence becomes a list of one. What the first element is, all must be."""
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list):
-        raise PydanticCustomError(
-            "input_kind", "Input should be a text, a list of texts, token ids, or a list of such"
-        )
-    first = value[0] if value else []
-    if isinstance(first, str):
-        return TEXTS.validate_python(value, strict=True)
-    if isinstance(first, list):
-        return ROWS.validate_python(value, strict=True)
-    return [ONE_ROW.validate_python(value, strict=True)]
+# LangChain sends texts as ids of OpenAI's own vocabulary unless told not to
+HINT = (
+    f"{OTHER_VOCABULARY}: in LangChain's OpenAIEmbeddings set check_embedding_ctx_length=False,"
+    " which sends texts"
+)
 
 
 class EmbeddingsRequest(Strict):
     """OpenAI's fields; `truncate`, `precision` and `prompt_name` are ours."""
 
-    input: Annotated[
-        Sequences, PlainValidator(_sequences, str | list[str] | list[int] | list[list[int]])
-    ] = Field(
+    input: Sequences = Field(
         description="A text, token ids of the model's own vocabulary with its special tokens, or a"
         " list of such. An empty text is its special tokens alone."
     )
@@ -147,63 +124,25 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
     negotiated(raw.headers, (JSON,))
     asked = await tools.bodies.read_json(EmbeddingsRequest, raw.body, raw.deadline)
     model, prompt_name = raw.model_and_prompt(tools.models, asked.model, asked.prompt_name)
-    manifest = model.bundle.manifest
-    width = model.bundle.width("pooled")
-    if asked.dimensions is not None and not 1 <= asked.dimensions <= width:
-        raise InvalidInput(
-            f"dimensions is {asked.dimensions}: 1 to {width} for {model.bundle.ref}",
-            param="dimensions",
-        )
     as_base64 = asked.encoding_format == "base64"
+    sent = SequencesToRead("input", asked.input, bool(asked.truncate), model, prompt_name)
     request = InferenceRequest(
         model,
-        *await _batch(asked, raw, model, prompt_name, tools),
-        (Pooled(normalize=manifest.normalize and asked.dimensions is None),),
+        *await sent.batch(raw, tools),
+        (Pooled(normalize=model.bundle.manifest.normalize, dimensions=asked.dimensions),),
         precision=asked.precision,
         binary=as_base64,
         field="input",
-        hint=OTHER_VOCABULARY,
+        hint=HINT,
     )
-    return request, partial(encode, asked.dimensions, as_base64)
+    return request, partial(encode, as_base64)
 
 
-async def _batch(
-    asked: EmbeddingsRequest,
-    raw: RawRequest,
-    model: Model,
-    prompt_name: str | None,
-    tools: Tools,
-) -> tuple[Batch, Padding]:
-    if not asked.input:
-        raise InvalidInput("input is empty: send at least one text or sequence", param="input")
-    if isinstance(asked.input[0], str):
-        texts = TextsToTokenize.prompted(
-            "input", asked.input, bool(asked.truncate), model, prompt_name
-        )
-        return await tools.texts.batch(texts, raw.deadline)
-    for index, sequence in enumerate(asked.input):
-        if not sequence:
-            raise InvalidInput(f"input[{index}] is empty: leave it out", param="input")
-    if asked.truncate:
-        raise InvalidInput(
-            "truncate is set, but it cuts texts only: cut the token ids yourself", param="truncate"
-        )
-    if prompt_name is not None:
-        raise InvalidInput(
-            "prompt_name is set, but prompts are for texts: put the prompt's ids into input",
-            param="prompt_name",
-        )
-    work = one_step(partial(from_lists, asked.input, field="input"))
-    return await tools.bodies.read(len(raw.body), work, raw.deadline)
-
-
-def encode(dimensions: int | None, as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
+def encode(as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
     """InferenceResponse -> JSON. Numbers have the fewest digits that give the same float back."""
     request = response.request
-    vectors: Floats = response.outputs["pooled"][:, :dimensions]
-    if dimensions is not None and request.model.bundle.manifest.normalize:
-        vectors = unit(vectors)
-    values = [_base64(vector) for vector in vectors] if as_base64 else np.ascontiguousarray(vectors)
+    vectors: Floats = response.outputs["pooled"]
+    values = [base64_of(vector) for vector in vectors] if as_base64 else vectors
     num_tokens = request.batch.num_tokens
     body = {
         "object": "list",
@@ -215,11 +154,6 @@ def encode(dimensions: int | None, as_base64: bool, response: InferenceResponse)
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
     return Payload((yield from written(body, response.num_bytes)))
-
-
-def _base64(vector: Floats) -> str:
-    """Little-endian float32, whatever this machine's order."""
-    return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
 
 
 def error_body(error: ServiceError) -> dict[str, dict[str, str | None]]:

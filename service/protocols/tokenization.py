@@ -5,26 +5,23 @@ from dataclasses import dataclass
 from functools import partial
 
 import orjson
-from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 from tokenizers import Encoding
 
 from addnorm.service.models.registry import Model
+from addnorm.service.protocols.body_route import BodyEndpoint
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json
 from addnorm.service.protocols.codec.openapi import (
     DEADLINE,
     ERRORS,
-    Responses,
     Strict,
     by_name,
     examples,
     json_body,
 )
-from addnorm.service.protocols.codec.request_deadline import begin_deadline, watched
 from addnorm.service.protocols.codec.texts import PROMPT_NAME, Texts, TextsToTokenize
 from addnorm.service.runtime.tokenizer import Text, Tokenizer
-from addnorm.service.telemetry.request_context import context_of
 
 
 class TokenizeRequest(Strict):
@@ -134,44 +131,32 @@ def _answer(model: Model, tokenizer: Tokenizer, shown: list[Shown]) -> bytes:
     )
 
 
-@dataclass(frozen=True)
-class TokenizationRoutes:
-    tools: Tools
-    timeout_s: float  # of a request that does not say
+async def tokenize(raw: RawRequest, tools: Tools) -> bytes:
+    """JSON -> JSON. InvalidInput names the field."""
+    require_json(raw.headers)
+    negotiated(raw.headers, (JSON,))
+    asked = await tools.bodies.read_json(TokenizeRequest, raw.body, raw.deadline)
+    model, prompt_name = raw.model_and_prompt(tools.models, asked.model, asked.prompt_name)
+    texts = TextsToTokenize.prompted("texts", asked.texts, asked.truncate, model, prompt_name)
+    tokenizer = tools.texts.tokenizer(texts)
+    # texts that are too long are shown too, so that callers see by how much
+    work = partial(_shown, tokenizer, asked.truncate)
+    shown = await tools.texts.tokenized(texts, work, raw.deadline)
+    return _answer(model, tokenizer, shown)
 
-    def router(self) -> APIRouter:
-        router = APIRouter(prefix="/v1", generate_unique_id_function=by_name)
-        answers: Responses = {
-            200: {"content": {JSON: {"examples": examples({"a text and a pair": ANSWER})}}}
-        }
-        router.add_api_route(
-            "/tokenize",
-            self.tokenize,
-            methods=["POST"],
-            summary="The token ids of texts, as the other routes would compute them",
-            response_model=TokenizeResponse,
-            responses={**answers, **ERRORS},
-            openapi_extra=json_body(TokenizeRequest, EXAMPLES) | DEADLINE,
-        )
-        return router
 
-    async def tokenize(self, request: Request) -> Response:
-        context = context_of(request.scope)
-        deadline = begin_deadline(request, context, self.timeout_s)
-        models, bodies, reader = self.tools
-        body = await bodies.receive(request)
-        deadline.check()
-        with watched(request, deadline):
-            require_json(request.headers)
-            negotiated(request.headers, (JSON,))
-            asked = await bodies.read_json(TokenizeRequest, body, deadline)
-            raw = RawRequest(body, request.headers, deadline, context)
-            model, prompt_name = raw.model_and_prompt(models, asked.model, asked.prompt_name)
-            texts = TextsToTokenize.prompted(
-                "texts", asked.texts, asked.truncate, model, prompt_name
-            )
-            tokenizer = reader.tokenizer(texts)
-            # texts that are too long are shown too, so that callers see by how much
-            work = partial(_shown, tokenizer, asked.truncate)
-            shown = await reader.tokenized(texts, work, deadline)
-        return Response(_answer(model, tokenizer, shown), media_type=JSON)
+ENDPOINT = BodyEndpoint(
+    "/v1/tokenize",
+    tokenize,
+    {
+        "name": "tokenize",
+        "summary": "The token ids of texts, as the other routes would compute them",
+        "response_model": TokenizeResponse,
+        "responses": {
+            200: {"content": {JSON: {"examples": examples({"a text and a pair": ANSWER})}}},
+            **ERRORS,
+        },
+        "openapi_extra": json_body(TokenizeRequest, EXAMPLES) | DEADLINE,
+        "generate_unique_id_function": by_name,
+    },
+)

@@ -116,7 +116,9 @@ class Bundle:
     @property
     def outputs(self) -> tuple[str, ...]:
         heads = (name for name in self.manifest.heads if name != "pooled")
-        return ("activations", *heads, "pooled", "norm_stats")
+        derived = {"complete": "prompt_logprobs", "sparse": "sparse"}  # of the logits
+        of_logits = (output for task, output in derived.items() if task in self.tasks)
+        return ("activations", *heads, "pooled", "norm_stats", *of_logits)
 
     @property
     def tasks(self) -> tuple[Task, ...]:

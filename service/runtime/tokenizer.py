@@ -7,6 +7,7 @@ from itertools import groupby
 
 import tokenizers
 from tokenizers import Encoding
+from tokenizers.decoders import DecodeStream
 
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
@@ -90,6 +91,11 @@ class Tokenizer:
                 f" {positions}: export it again"
             )
 
+    @property
+    def library(self) -> tokenizers.Tokenizer:
+        """The library's, which neither pads nor cuts. It must not be changed."""
+        return self._whole
+
     def tokens(self, texts: Sequence[Text], truncate: bool) -> list[Tokens]:
         """Those of each text or pair.
 
@@ -97,14 +103,32 @@ class Tokenizer:
         """
         # of the library's methods this one holds Python's global lock for the shortest time
         encode = tokenizers.Tokenizer.encode_batch_fast
-        return [
-            Tokens(encoding.ids, self._types(encoding))
-            for encoding in self._encoded(encode, texts, truncate)
-        ]
+        return list(map(self.tokens_of, self._encoded(encode, texts, truncate)))
 
     def encode(self, texts: Sequence[Text], truncate: bool) -> list[Encoding]:
         """As `tokens`, with words and offsets."""
         return self._encoded(tokenizers.Tokenizer.encode_batch, texts, truncate)
+
+    def tokens_of(self, encoding: Encoding) -> Tokens:
+        """An encoding's, as `tokens` makes them."""
+        return Tokens(encoding.ids, self._types(encoding))
+
+    def decoded(self, ids: Sequence[int]) -> tuple[str, list[int]]:
+        """The text of tokens, special ones too, and where each begins in it.
+
+        A token with a part of a character begins where the character does.
+        """
+        stream = DecodeStream(skip_special_tokens=False)
+        begins, end = [], 0
+        for token in ids:
+            begins.append(end)
+            end += len(stream.step(self._whole, token) or "")
+        return self._whole.decode(ids, skip_special_tokens=False), begins
+
+    def decoded_alone(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token by itself; with U+FFFD if it has a part of a character only, empty
+        if the file does not know it."""
+        return self._whole.decode_batch([[token] for token in ids], skip_special_tokens=False)
 
     def _types(self, encoding: Encoding) -> list[int] | None:
         if not self.has_types:

@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from addnorm.service.errors import InternalError, MethodNotAllowed, NotFound, ServiceError
-from addnorm.service.protocols import cohere, openai
+from addnorm.service.protocols import cohere, huggingface, openai
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.kserve import schema as kserve
 from addnorm.service.telemetry.request_context import Envelope
@@ -18,6 +18,7 @@ STARLETTE = {404: NotFound, 405: MethodNotAllowed}  # what its routers raise
 # by the first entry that the path begins with
 ENVELOPES: tuple[tuple[str, Envelope], ...] = (
     *((path, cohere.error_body) for path in cohere.RERANK_PATHS),
+    ("/hf/", huggingface.error_body),
     ("/v2", kserve.error_body),
     ("", openai.error_body),
 )

@@ -10,7 +10,15 @@ from addnorm.service.inference.pipeline import Pipeline
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.models.registry import Models
 from addnorm.service.models.repository import Repository
-from addnorm.service.protocols import cohere, native, openai
+from addnorm.service.protocols import (
+    cohere,
+    huggingface,
+    native,
+    openai,
+    text_routes,
+    tokenization,
+)
+from addnorm.service.protocols.body_route import body_router
 from addnorm.service.protocols.codec.bodies import BodyReader
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.texts import TextReader
@@ -21,7 +29,6 @@ from addnorm.service.protocols.kserve.repository_extension import RepositoryRout
 from addnorm.service.protocols.kserve.statistics_extension import StatisticsRoutes
 from addnorm.service.protocols.model_list import ModelListRoutes
 from addnorm.service.protocols.operations import OperationsRoutes
-from addnorm.service.protocols.tokenization import TokenizationRoutes
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import CooperativePool
 from addnorm.service.scheduling.scheduler import Scheduler
@@ -114,11 +121,15 @@ def _routers(
     return {
         "inference": [
             inference_router(
-                pipeline, tools, (native.ENDPOINT, openai.ENDPOINT, *cohere.ENDPOINTS)
+                pipeline, tools, (native.ENDPOINT, openai.ENDPOINT, *text_routes.ENDPOINTS)
             ),
-            TokenizationRoutes(tools, settings.timeout_s).router(),
+            body_router(tools, settings.timeout_s, (tokenization.ENDPOINT,)),
         ],
         "Cohere": [inference_router(pipeline, tools, cohere.ENDPOINTS)],
+        "Hugging Face": [
+            inference_router(pipeline, tools, huggingface.ENDPOINTS),
+            huggingface.HealthRoutes(models).router(),
+        ],
         "models": [ModelListRoutes(models).router()],
         "KServe V2": [
             # before MetadataRoutes: in /models/stats, `stats` is no model

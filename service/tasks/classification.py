@@ -4,7 +4,8 @@ Source: transformers' TextClassificationPipeline and ZeroShotClassificationPipel
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -17,7 +18,8 @@ PLACE = "{}"  # of the label in it
 ENTAILMENT = "entail"  # how the name of the label begins, in any case
 
 
-class Labelled(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Labelled:
     label: str
     score: np.float32
 
@@ -57,8 +59,13 @@ def ranked(scores: Floats, labels: Sequence[str], top_k: int | None = None) -> l
 
     top_k: how many; all if None or if there are fewer.
     """
-    order = np.argsort(-scores, kind="stable")[:top_k]
-    return [Labelled(labels[index], scores[index]) for index in order.tolist()]
+    return [Labelled(labels[index], scores[index]) for index in best(scores, top_k)]
+
+
+def best(scores: Sequence[np.float32] | Floats, top_k: int | None = None) -> list[int]:
+    """Indices of the scores, highest first; equal ones in their order. top_k: see `ranked`."""
+    order: list[int] = np.argsort(-np.array(scores), kind="stable")[:top_k].tolist()
+    return order
 
 
 def entailment_index(labels: Sequence[str] | None) -> int:
@@ -66,10 +73,10 @@ def entailment_index(labels: Sequence[str] | None) -> int:
     for index, label in enumerate(labels or ()):
         if label.lower().startswith(ENTAILMENT):
             return index
-    known = ", ".join(map(repr, labels or ())) or "no names"
+    known = ", ".join(map(repr, labels or ())) or "without names"
     raise InvalidInput(
         "the model cannot do zero-shot classification: it needs a label whose name begins with"
-        f" {ENTAILMENT!r}, its labels have {known}"
+        f" {ENTAILMENT!r}, its labels are {known}"
     )
 
 
@@ -98,9 +105,3 @@ def zero_shot(
     else:
         scores = probabilities(logits[None, :, entailment], "softmax")[0]
     return ranked(scores, candidates)
-
-
-def best(scores: Floats, top_k: int | None = None) -> list[int]:
-    """Indices of scores `[n]`, highest first; equal ones in their order. top_k: see `ranked`."""
-    order: list[int] = np.argsort(-scores, kind="stable")[:top_k].tolist()
-    return order

@@ -84,7 +84,7 @@ def test_the_name_of_the_class_says_which_head_it_is(tmp_path: Path) -> None:
     save_file({**weights, **pooler}, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match="ForSequenceClassification or ForTokenClass"):
         load_checkpoint(folder)
-    body = load_checkpoint(folder, choices=Choices(ignore=("classifier.",)))
+    body = load_checkpoint(folder, Choices(ignore=("classifier.",)))
     assert not body.model.heads
     assert "classifier.weight" in body.unused
 
@@ -108,7 +108,7 @@ def test_labels_that_do_not_match_the_head_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"names 4 labels, the head \(classifier\) has 5"):
         load_checkpoint(folder)
     named = Choices(labels=("a", "b", "c", "d", "e"))
-    assert load_checkpoint(folder, choices=named).labels == named.labels
-    assert load_checkpoint(folder, choices=Choices(labels=())).labels is None
+    assert load_checkpoint(folder, named).labels == named.labels
+    assert load_checkpoint(folder, Choices(labels=())).labels is None
     with pytest.raises(CheckpointError, match="--labels names 1 labels"):
-        load_checkpoint(folder, choices=Choices(labels=("a",)))
+        load_checkpoint(folder, Choices(labels=("a",)))

@@ -68,7 +68,8 @@ def family_of(class_name: str) -> str:
 def made(class_name: str, **changed: Any) -> PreTrainedModel:
     """Each weight is drawn by its name, so that classes of one family have the same body."""
     family = family_of(class_name)
-    own = {"num_labels": NUM_LABELS} if "Classification" in class_name else {}
+    has_labels = "Classification" in class_name and "id2label" not in changed
+    own = {"num_labels": NUM_LABELS} if has_labels else {}
     config = getattr(transformers, f"{family}Config")(**{**CONFIGS[family], **own, **changed})
     model: PreTrainedModel = getattr(transformers, class_name)(config).eval()
     with torch.no_grad():

@@ -1,15 +1,16 @@
 """Reads request bodies within bounds: of size, of time, and of the bytes that all hold together."""
 
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 
 from addnorm.service.errors import BodyTooLarge, ClientGone, UnsupportedMediaType
 from addnorm.service.inference.pipeline import QUICK_BYTES
 from addnorm.service.protocols.codec.negotiation import WINDOWS, decompressed
-from addnorm.service.protocols.codec.validation import Body, validated
+from addnorm.service.protocols.codec.validation import Body, fitted, parsed, validated
 from addnorm.service.scheduling.byte_budget import ByteBudget
-from addnorm.service.scheduling.cooperative import CooperativePool, Done, Steps, run_now
+from addnorm.service.scheduling.cooperative import CooperativePool, Done, Steps, one_step, run_now
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import context_of
@@ -49,6 +50,16 @@ class BodyReader:
         """The body as the model. InvalidInput names the field that does not fit."""
         work = validated(model, body, self._settings)
         return await self.read(len(body), work, deadline)
+
+    async def read_object(self, body: bytes, deadline: Deadline) -> dict[str, Any]:
+        """The body's fields, for `fit`."""
+        return await self.read(len(body), parsed(body, self._settings), deadline)
+
+    async def fit(
+        self, model: type[Body], value: dict[str, Any], num_bytes: int, deadline: Deadline
+    ) -> Body:
+        """The body of so many bytes as the model, as `read_json` would."""
+        return await self.read(num_bytes, one_step(partial(fitted, model, value)), deadline)
 
     async def _whole(self, request: Request, max_bytes: int) -> bytes:
         body, more = await _piece(request, 0)

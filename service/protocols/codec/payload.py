@@ -1,6 +1,7 @@
 """Encoded answers, and how they are compressed and sent."""
 
 import asyncio
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
@@ -12,11 +13,18 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.protocols.codec.negotiation import JSON, compressed, sliced
+from addnorm.service.runtime.batch import Floats
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import Steps
 
 SENT_BYTES = 256 * 1024  # of an answer, handed to the socket at once
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+Times = Callable[[Mapping[str, float]], Mapping[str, str]]  # seconds of the stages -> headers
+
+
+def server_timing(stages_s: Mapping[str, float]) -> dict[str, str]:
+    stages = (f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in stages_s.items())
+    return {"server-timing": ", ".join(stages)}
 
 
 class Payload(NamedTuple):
@@ -26,16 +34,22 @@ class Payload(NamedTuple):
     parts: Sequence[bytes | memoryview]
     media_type: str = JSON
     headers: Mapping[str, str] = NO_HEADERS
+    times: Times | None = None  # beside server-timing, as the dialect's clients know them
 
 
 Encode = Callable[[InferenceResponse], Steps[Payload]]
+
+
+def base64_of(vector: Floats) -> str:
+    """Little-endian float32, whatever this machine's order."""
+    return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
 
 
 def compressing(encode: Encode, coding: str, response: InferenceResponse) -> Steps[Payload]:
     """`encode`, and the payload compressed."""
     plain = yield from encode(response)
     parts = yield from compressed(plain.parts, coding)
-    return Payload(parts, plain.media_type, {**plain.headers, "content-encoding": coding})
+    return plain._replace(parts=parts, headers={**plain.headers, "content-encoding": coding})
 
 
 class PayloadResponse(Response):
@@ -44,7 +58,7 @@ class PayloadResponse(Response):
     def __init__(
         self, payload: Payload, stages_s: Mapping[str, float], responses: ByteBudget
     ) -> None:
-        """stages_s: for the header Server-Timing."""
+        """stages_s: for the headers that tell them."""
         self.payload, self.responses = payload, responses
         self.background, self.status_code = None, 200
         self.num_bytes = sum(map(len, payload.parts))
@@ -52,9 +66,8 @@ class PayloadResponse(Response):
             **payload.headers,
             "content-type": payload.media_type,
             "content-length": str(self.num_bytes),
-            "server-timing": ", ".join(
-                f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in stages_s.items()
-            ),
+            **server_timing(stages_s),
+            **(payload.times(stages_s) if payload.times else NO_HEADERS),
         }
         self.raw_headers = [(name.encode(), value.encode()) for name, value in headers.items()]
 

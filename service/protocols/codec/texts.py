@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
+from tokenizers import Encoding
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.models.registry import Model
@@ -56,6 +57,7 @@ class TextsToTokenize(NamedTuple):
     texts: Sequence[Text]
     truncate: bool
     model: Model
+    can_cut: bool = True  # whether the protocol has a field `truncate`
 
     @classmethod
     def prompted(
@@ -85,23 +87,37 @@ class TextReader:
 
     async def batch(self, asked: TextsToTokenize, deadline: Deadline) -> tuple[Batch, Padding]:
         """Ragged sequences with special tokens. InvalidInput for a text that is too long."""
-        tokenizer = self.tokenizer(asked)
+        work = partial(self.tokenizer(asked).tokens, truncate=asked.truncate)
+        return _batch(await self._checked(asked, work, deadline))
 
-        def check(index: int, tokens: Tokens) -> None:
-            if len(tokens) > tokenizer.max_tokens:
-                raise _too_long(asked, index, len(tokens), "tokens", tokenizer.max_tokens)
-            if not len(tokens):
+    async def encoded(
+        self, asked: TextsToTokenize, deadline: Deadline
+    ) -> tuple[Batch, Padding, list[Encoding]]:
+        """As `batch`, with words and offsets, which take longer."""
+        tokenizer = self.tokenizer(asked)
+        work = partial(tokenizer.encode, truncate=asked.truncate)
+        encodings = await self._checked(asked, work, deadline)
+        return *_batch([tokenizer.tokens_of(encoding) for encoding in encodings]), encodings
+
+    async def _checked(
+        self,
+        asked: TextsToTokenize,
+        work: Callable[[Sequence[Text]], list[Made]],
+        deadline: Deadline,
+    ) -> list[Made]:
+        """InvalidInput for a text that is too long, or has no tokens."""
+        limit = self.tokenizer(asked).max_tokens
+
+        def check(index: int, made: Made) -> None:
+            if len(made) > limit:
+                raise _too_long(asked, index, len(made), "tokens", limit)
+            if not len(made):
                 raise InvalidInput(
                     f"{asked.field}[{index}] has no tokens: send a text that is not empty",
                     param=asked.field,
                 )
 
-        work = partial(tokenizer.tokens, truncate=asked.truncate)
-        found = await self.tokenized(asked, work, deadline, check)
-        types = None
-        if any(tokens.types for tokens in found):
-            types = [tokens.types or [0] * len(tokens) for tokens in found]
-        return from_lists([tokens.ids for tokens in found], token_type_ids=types)
+        return await self.tokenized(asked, work, deadline, check)
 
     async def tokenized(
         self,
@@ -142,6 +158,13 @@ class TextReader:
         if num > limit and not asked.truncate:
             raise _too_long(asked, longest, num, "characters", limit)
         return tokenizer
+
+
+def _batch(found: list[Tokens]) -> tuple[Batch, Padding]:
+    types = None
+    if any(tokens.types for tokens in found):
+        types = [tokens.types or [0] * len(tokens) for tokens in found]
+    return from_lists([tokens.ids for tokens in found], token_type_ids=types)
 
 
 def _num_bytes(text: Text) -> int:
@@ -197,9 +220,10 @@ def _in_steps(
 
 
 def _too_long(asked: TextsToTokenize, index: int, size: int, unit: str, limit: int) -> InvalidInput:
+    remedy = 'shorten it, or send "truncate": true' if asked.can_cut else "shorten it"
     return InvalidInput(
         f"{asked.field}[{index}] has {size} {unit}, {size - limit} more than"
-        f' {asked.model.bundle.ref} takes ({limit}): shorten it, or send "truncate": true',
+        f" {asked.model.bundle.ref} takes ({limit}): {remedy}",
         param=asked.field,
     )
 

@@ -11,7 +11,7 @@ from addnorm.service.errors import BodyTooLarge, InvalidInput, UnknownField
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.settings import Settings
 
-MAX_KEYS = 1000  # of all objects of a body
+MAX_KEYS = 1000  # of all objects of a body, beside one for each sequence
 MAX_DEPTH = 20  # bodies have 5
 CONTAINERS = (dict, list)
 BLOCK_BYTES = 1024 * 1024
@@ -20,7 +20,13 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def validated(model: type[Body], body: bytes, settings: Settings) -> Steps[Body]:
-    """JSON -> the model. InvalidInput says in our words what does not fit.
+    """JSON -> the model. InvalidInput says in our words what does not fit."""
+    value = yield from parsed(body, settings)
+    return fitted(model, value)
+
+
+def parsed(body: bytes, settings: Settings) -> Steps[dict[str, Any]]:
+    """JSON -> its object, which may hold any fields.
 
     Each step holds the interpreter's lock to its end, so the size of each is checked before it.
     """
@@ -29,9 +35,8 @@ def validated(model: type[Body], body: bytes, settings: Settings) -> Steps[Body]
             f"the body has {len(body)} bytes of JSON, the limit is {settings.max_json_bytes}: send"
             " tensors as bytes, or less at once"
         )
-    if len(body) > min(
-        MAX_KEYS, _max_lists(settings)
-    ):  # fewer bytes cannot hold more than the least limit
+    # fewer bytes cannot hold more than the least limit
+    if len(body) > min(MAX_KEYS, _max_lists(settings)):
         yield from _check_counts(body, settings)
     try:
         value = orjson.loads(body)
@@ -42,6 +47,11 @@ def validated(model: type[Body], body: bytes, settings: Settings) -> Steps[Body]
         raise InvalidInput(f"the body is not a JSON object: got {shown(value)}")
     _check_each_key_once(body, value, settings)
     yield
+    return value
+
+
+def fitted(model: type[Body], value: dict[str, Any]) -> Body:
+    """InvalidInput names the field that does not fit."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -66,15 +76,16 @@ def _check_each_key_once(body: bytes, value: Any, settings: Settings) -> None:
 
 
 def _num_keys(value: Any, depth: int = 1) -> int:
-    """Of all objects, except in lists of numbers or texts. InvalidInput if nested too deep."""
+    """Of all objects, except in lists of numbers. InvalidInput if nested too deep."""
     if depth > MAX_DEPTH:
         raise InvalidInput(f"the body is nested more than {MAX_DEPTH} deep, the limit")
     if type(value) is dict:
         return len(value) + sum(
             _num_keys(inner, depth + 1) for inner in value.values() if type(inner) in CONTAINERS
         )
-    if type(value) is list and value and type(value[0]) in CONTAINERS:
-        return sum(_num_keys(inner, depth + 1) for inner in value)
+    if type(value) is list and value and type(value[0]) in (str, *CONTAINERS):
+        inside = (inner for inner in value if type(inner) in CONTAINERS)
+        return sum(_num_keys(inner, depth + 1) for inner in inside)
     return 0
 
 
@@ -89,9 +100,10 @@ def _max_strings(settings: Settings) -> int:
 def _check_counts(body: bytes, settings: Settings) -> Steps[None]:
     """Rejects bodies that are within their size, but take long to parse and so hold up others."""
     num_lists = _max_lists(settings)
+    num_keys = MAX_KEYS + settings.max_sequences
     most = {
-        b":": ("keys", MAX_KEYS),
-        b"{": ("objects", MAX_KEYS),
+        b":": ("keys", num_keys),
+        b"{": ("objects", num_keys),
         b"[": ("lists", num_lists),
         b",": ("values", 3 * settings.max_padded_tokens + num_lists + MAX_KEYS),
     }

@@ -1,0 +1,79 @@
+"""Texts or token ids in one field, as OpenAI's routes take them: one or several, of one kind."""
+
+from functools import partial
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field, PlainValidator, TypeAdapter
+from pydantic_core import PydanticCustomError
+
+from addnorm.service.errors import InvalidInput
+from addnorm.service.models.registry import Model
+from addnorm.service.protocols.codec.decoding import RawRequest, Tools
+from addnorm.service.protocols.codec.texts import TextsToTokenize
+from addnorm.service.runtime.batch import Batch, Padding
+from addnorm.service.runtime.unpadding import from_lists
+from addnorm.service.scheduling.cooperative import one_step
+
+Row = Annotated[list[int], Field(fail_fast=True)]  # a bad body must not cost a million errors
+Integers = Annotated[list[Row], Field(fail_fast=True)]
+Strings = Annotated[list[str], Field(fail_fast=True)]
+ONE_ROW, ROWS, TEXTS = TypeAdapter(Row), TypeAdapter(Integers), TypeAdapter(Strings)
+# where ids that are outside the vocabulary may come from
+OTHER_VOCABULARY = ". Ids of another vocabulary, such as tiktoken's, mean nothing to it"
+
+
+def _sequences(value: Any) -> list[str] | list[list[int]]:
+    """One text or one sequence becomes a list of one. What the first element is, all must be."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise PydanticCustomError(
+            "input_kind", "Input should be a text, a list of texts, token ids, or a list of such"
+        )
+    first = value[0] if value else []
+    if isinstance(first, str):
+        return TEXTS.validate_python(value, strict=True)
+    if isinstance(first, list):
+        return ROWS.validate_python(value, strict=True)
+    return [ONE_ROW.validate_python(value, strict=True)]
+
+
+Sequences = Annotated[
+    list[str] | list[list[int]],
+    PlainValidator(_sequences, str | list[str] | list[int] | list[list[int]]),
+]
+
+
+class SequencesToRead(NamedTuple):
+    """Those of one request, with their prompt."""
+
+    field: str  # the request's field that has them
+    sequences: list[str] | list[list[int]]
+    truncate: bool | None  # None: the protocol has no such field
+    model: Model
+    prompt_name: str | None
+
+    async def batch(self, raw: RawRequest, tools: Tools) -> tuple[Batch, Padding]:
+        """Ragged. InvalidInput for what does not fit ids."""
+        field, sequences, truncate, model, prompt_name = self
+        if not sequences:
+            raise InvalidInput(f"{field} is empty: send at least one text or sequence", param=field)
+        if isinstance(sequences[0], str):
+            texts = TextsToTokenize.prompted(field, sequences, bool(truncate), model, prompt_name)
+            can_cut = truncate is not None
+            return await tools.texts.batch(texts._replace(can_cut=can_cut), raw.deadline)
+        for index, sequence in enumerate(sequences):
+            if not sequence:
+                raise InvalidInput(f"{field}[{index}] is empty: leave it out", param=field)
+        if truncate:
+            raise InvalidInput(
+                "truncate is set, but it cuts texts only: cut the token ids yourself",
+                param="truncate",
+            )
+        if prompt_name is not None:
+            raise InvalidInput(
+                f"prompt_name is set, but prompts are for texts: put the prompt's ids into {field}",
+                param="prompt_name",
+            )
+        work = one_step(partial(from_lists, sequences, field=field))
+        return await tools.bodies.read(len(raw.body), work, raw.deadline)

@@ -1,0 +1,245 @@
+"""The six tasks of `huggingface_hub.InferenceClient(model="http://HOST/hf/NAME")`, on one path.
+
+The client posts `{"inputs", "parameters"}` whatever the task, so the model and the body say which
+task is meant. Source: huggingface_hub's client.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field, PlainValidator, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
+
+from addnorm.service.errors import InvalidInput, ServiceError
+from addnorm.service.inference.outputs import Pooled
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.models.registry import Model, Models
+from addnorm.service.protocols.codec import text_tasks
+from addnorm.service.protocols.codec.decoding import RawRequest, Tools
+from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
+from addnorm.service.protocols.codec.openapi import (
+    DEADLINE,
+    Strict,
+    by_name,
+    errors,
+    json_body,
+)
+from addnorm.service.protocols.codec.payload import Encode, Payload, base64_of
+from addnorm.service.protocols.codec.text_tasks import (
+    ClassifyOptions,
+    FillMaskOptions,
+    TagOptions,
+    TextTask,
+    ZeroShotOptions,
+)
+from addnorm.service.protocols.codec.texts import PROMPT_NAME, TextsToTokenize
+from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.tasks.similarity import cosines
+
+Strings = Annotated[list[str], Field(fail_fast=True)]
+
+
+class Sentences(Strict):
+    source_sentence: str
+    sentences: Strings
+
+
+Inputs = str | Strings | Sentences
+KINDS = TypeAdapter[Inputs](Inputs)
+
+
+def _inputs(value: Any) -> Inputs:
+    try:
+        return KINDS.validate_python(value, strict=True)
+    except ValidationError:
+        raise PydanticCustomError(
+            "inputs_kind",
+            "Input should be a text, a list of texts, or source_sentence with sentences",
+        ) from None
+
+
+class Parameters(ClassifyOptions, TagOptions, FillMaskOptions, ZeroShotOptions):
+    """Of all tasks; which of them a task knows is checked once the task is known."""
+
+    top_k: int | None = Field(None, ge=1)
+    candidate_labels: Strings = Field([], description="Makes it a zero-shot classification.")
+    stride: None = Field(None, description="Texts are not split.")
+
+
+class HuggingFaceRequest(Strict):
+    inputs: Annotated[Inputs, PlainValidator(_inputs, Inputs)]
+    parameters: Parameters | None = None
+    normalize: bool | None = Field(None, description="As the other fields: of feature extraction.")
+    prompt_name: str | None = PROMPT_NAME
+    truncate: bool | None = None
+    truncation_direction: Literal["right", "Right"] | None = Field(
+        None, description="Texts are cut at their end."
+    )
+    dimensions: int | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+
+
+class HuggingFaceError(BaseModel):
+    error: str
+
+
+EXAMPLES: dict[str, Any] = {
+    "a vector": {"inputs": "Pads are dropped.", "normalize": True},
+    "entities": {
+        "inputs": "Ada lives in London.",
+        "parameters": {"aggregation_strategy": "simple"},
+    },
+}
+OF_FEATURES = set(HuggingFaceRequest.model_fields) - {"inputs", "parameters"}
+# what a model does with plain texts -> the options that this knows, and how it is done
+BY_TASK: dict[str, tuple[type[Strict], Any]] = {
+    "classify": (ClassifyOptions, text_tasks.classify),
+    "tag": (TagOptions, text_tasks.tag),
+    "fill_mask": (FillMaskOptions, text_tasks.fill_masks),
+}
+
+
+async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
+    """JSON -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
+    require_json(raw.headers)
+    negotiated(raw.headers, (JSON,))
+    asked = await tools.bodies.read_json(HuggingFaceRequest, raw.body, raw.deadline)
+    path = raw.path_params
+    ref = path["model"]
+    if "version" in path:
+        name, colon, prompt = ref.partition(":")
+        ref = f"{name}/{path['version']}{colon}{prompt}"
+    model, prompt_name = raw.model_and_prompt(tools.models, ref, asked.prompt_name)
+    if isinstance(asked.inputs, Sentences):
+        return await _similarity(raw, tools, model, asked.inputs, prompt_name)
+    texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+    to_tokenize = TextsToTokenize.prompted(
+        "inputs", texts, bool(asked.truncate), model, prompt_name
+    )
+    known, run = _task(asked, model)
+    if run is None:
+        return await _features(raw, tools, to_tokenize, asked)
+    parameters = asked.parameters or Parameters()
+    for name in parameters.model_fields_set - set(known.model_fields):
+        if getattr(parameters, name) is not None:
+            raise InvalidInput(
+                f"parameters.{name} is set, but {model.bundle.ref} does not know it: it knows"
+                f" {', '.join(known.model_fields)}",
+                param="parameters",
+            )
+    task = await run(raw, tools, to_tokenize, parameters)
+    return task.request, partial(_encode, task, isinstance(asked.inputs, str), run)
+
+
+def _task(asked: HuggingFaceRequest, model: Model) -> tuple[type[Strict], Any]:
+    """The options that the task meant knows, and how it is done; None: feature extraction."""
+    if asked.model_fields_set & OF_FEATURES:
+        return Strict, None
+    if asked.parameters and asked.parameters.candidate_labels:
+        return ZeroShotOptions, text_tasks.zero_shot
+    tasks = (BY_TASK[task] for task in model.bundle.tasks if task in BY_TASK)
+    found = next(tasks, (Strict, None))
+    if found[1] is text_tasks.fill_masks and asked.parameters is None:
+        return Strict, None  # the client sends parameters with every task but this one
+    return found
+
+
+async def _features(
+    raw: RawRequest, tools: Tools, texts: TextsToTokenize, asked: HuggingFaceRequest
+) -> tuple[InferenceRequest, Encode]:
+    """A vector for each text, as the model's authors pool and scale it."""
+    normalize = texts.model.bundle.manifest.normalize
+    if asked.normalize is not None:
+        normalize = asked.normalize
+    batch, padding = await tools.texts.batch(texts, raw.deadline)
+    output = Pooled(normalize=normalize, dimensions=asked.dimensions)
+    request = InferenceRequest(texts.model, batch, padding, (output,), field="inputs")
+    return request, partial(_encode_features, asked.encoding_format == "base64")
+
+
+def _encode_features(as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
+    vectors = response.outputs["pooled"]
+    body = list(map(base64_of, vectors)) if as_base64 else vectors
+    return Payload((yield from written(body, response.num_bytes)))
+
+
+async def _similarity(
+    raw: RawRequest, tools: Tools, model: Model, asked: Sentences, prompt_name: str | None
+) -> tuple[InferenceRequest, Encode]:
+    texts = TextsToTokenize.prompted(
+        "inputs", [asked.source_sentence, *asked.sentences], False, model, prompt_name
+    )
+    batch, padding = await tools.texts.batch(texts, raw.deadline)
+    request = InferenceRequest(model, batch, padding, (Pooled(normalize=True),), field="inputs")
+    return request, _encode_similarity
+
+
+def _encode_similarity(response: InferenceResponse) -> Steps[Payload]:
+    vectors = response.outputs["pooled"]
+    return Payload((yield from written(cosines(vectors[0], vectors[1:]), response.num_bytes)))
+
+
+def _encode(
+    task: TextTask, is_one: bool, run: Callable[..., Any], response: InferenceResponse
+) -> Steps[Payload]:
+    """One text: its own result. The client takes the first of the lists of a classification."""
+    results = yield from task.finish(response)
+    if run is text_tasks.fill_masks:
+        results = [masks[0] if len(masks) == 1 else masks for masks in results]
+    body = results[0] if is_one and run is not text_tasks.classify else results
+    return Payload((yield from written(body, response.num_bytes)))
+
+
+def error_body(error: ServiceError) -> dict[str, Any]:
+    """Its client shows `error`."""
+    return {"error": error.message}
+
+
+def _endpoint(path: str, name: str, *params: str) -> Endpoint:
+    parameters = [
+        {"name": param, "in": "path", "required": True, "schema": {"type": "string"}}
+        for param in params
+    ]
+    body = json_body(HuggingFaceRequest, EXAMPLES)
+    return Endpoint(
+        path,
+        decode,
+        {
+            "name": name,
+            "summary": "Classification, tagging, masks, zero-shot labels, similarity or vectors, as"
+            " huggingface_hub's client asks for them",
+            "responses": errors(HuggingFaceError, error_body),
+            "openapi_extra": {"parameters": [*parameters, *DEADLINE["parameters"]], **body},
+            "generate_unique_id_function": by_name,
+        },
+    )
+
+
+ENDPOINTS = (
+    _endpoint("/hf/{model}", "hugging_face", "model"),
+    _endpoint("/hf/{model}/{version}", "hugging_face_version", "model", "version"),
+)
+
+
+@dataclass(frozen=True)
+class HealthRoutes:
+    """What `InferenceClient.health_check` asks of a model."""
+
+    models: Models
+
+    def router(self) -> APIRouter:
+        router = APIRouter(generate_unique_id_function=by_name)
+        router.get(
+            "/hf/{model}/health",
+            summary="Whether the model is served, as huggingface_hub's client asks",
+            responses={404: {"model": HuggingFaceError, "description": "No such model."}},
+        )(self.hugging_face_health)
+        return router
+
+    async def hugging_face_health(self, model: str) -> dict[str, str]:
+        self.models.find(model.partition(":")[0])
+        return {"status": "ok"}

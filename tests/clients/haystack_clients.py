@@ -1,0 +1,73 @@
+"""haystack's components for text-embeddings-inference, and its ranker for vLLM."""
+
+import httpx
+
+QUERY, TEXTS = "the same text", ["pads are dropped", "padding costs nothing.", "a b c"]
+
+
+def tei_embedder(url: str) -> str:
+    from haystack_integrations.components.embedders.huggingface_api import (
+        HuggingFaceAPIDocumentEmbedder,
+        HuggingFaceAPITextEmbedder,
+    )
+
+    # it posts to the URL as it is: to text-embeddings-inference's root, which is /embed here
+    options = {
+        "api_type": "text_embeddings_inference",
+        "api_params": {"url": f"{url}/embed"},
+        "token": None,
+    }
+    vectors = httpx.post(f"{url}/embed", json={"inputs": TEXTS}).json()
+    assert HuggingFaceAPITextEmbedder(**options).run(TEXTS[0])["embedding"] == vectors[0]
+    documents = HuggingFaceAPIDocumentEmbedder(**options).run(_documents())["documents"]
+    assert [document.embedding for document in documents] == vectors
+    return f"{len(documents)} documents of {len(vectors[0])}"
+
+
+def tei_ranker(url: str) -> str:
+    from haystack_integrations.components.rankers.huggingface_api import (
+        HuggingFaceTEIRanker,
+        TruncationDirection,
+    )
+
+    ranker = HuggingFaceTEIRanker(url=url, top_k=2, token=None)
+    ranked = ranker.run(QUERY, _documents(), truncation_direction=TruncationDirection.LEFT)
+    _is_ranked(url, ranked["documents"])
+    try:
+        ranker.run("the text " * 1000, _documents())
+    except Exception as error:
+        return f"{_shown(ranked['documents'])}; too long: {str(error)[:150]}"
+    raise AssertionError("a query that is too long is not refused")
+
+
+def vllm_ranker(url: str) -> str:
+    from haystack_integrations.components.rankers.vllm import VLLMRanker
+
+    ranker = VLLMRanker(model="reranker", api_base_url=f"{url}/v1", api_key=None, top_k=2)
+    ranked = ranker.run(QUERY, _documents())["documents"]
+    _is_ranked(url, ranked)
+    return _shown(ranked)
+
+
+def _documents() -> list:
+    from haystack import Document
+
+    return [Document(content=text) for text in TEXTS]
+
+
+def _is_ranked(url: str, documents: list) -> None:
+    plain = httpx.post(f"{url}/rerank", json={"query": QUERY, "texts": TEXTS}).json()
+    assert [(document.content, document.score) for document in documents] == [
+        (TEXTS[rank["index"]], rank["score"]) for rank in plain[:2]
+    ]
+
+
+def _shown(documents: list) -> str:
+    return ", ".join(f"{document.score:.4f} {document.content!r}" for document in documents)
+
+
+CLIENTS = {
+    "haystack TEI embedder": tei_embedder,
+    "haystack TEI ranker": tei_ranker,
+    "haystack vLLM ranker": vllm_ranker,
+}

@@ -1,0 +1,72 @@
+"""Tiny checkpoints, one for each task, as a server of several tasks has them side by side.
+
+Their bodies have the same weights, so that tests with shared exports export one body only.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from addnorm.export import sources
+from addnorm.export.writer import Plan, export
+from tests.support.families import made, save
+from tests.support.sentence_transformers import write_modules, write_settings
+from tests.support.texts import WORDS, tokenizer
+
+MAX_TEXT_TOKENS = 40  # all positions
+NLI = ("contradiction", "neutral", "entailment")
+TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+PROMPTS = {"query": "the text ", "passage": "a "}
+
+
+def _save(class_name: str, folder: Path, **changed: Any) -> Path:
+    save(made(class_name, vocab_size=len(WORDS), **changed), folder)
+    words = tokenizer()
+    words.enable_truncation(MAX_TEXT_TOKENS)
+    words.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def _embedder(folder: Path) -> Path:
+    _save("BertModel", folder)
+    write_modules(folder, Transformer="", Pooling="1_Pooling")
+    write_settings(folder / "1_Pooling", pooling_mode_mean_tokens=True)
+    write_settings(folder, "config_sentence_transformers.json", prompts=PROMPTS)
+    return folder
+
+
+def _reranker(folder: Path) -> Path:
+    return _save("BertForSequenceClassification", folder, num_labels=1)
+
+
+def _classifier(folder: Path) -> Path:
+    """Of the three labels of natural language inference, so that it does zero-shot too."""
+    return _save("BertForSequenceClassification", folder, id2label=_numbered(NLI))
+
+
+def _tagger(folder: Path) -> Path:
+    return _save("BertForTokenClassification", folder, id2label=_numbered(TAGS))
+
+
+def _masked_lm(folder: Path) -> Path:
+    return _save("BertForMaskedLM", folder)
+
+
+def _numbered(labels: tuple[str, ...]) -> dict[int, str]:
+    return dict(enumerate(labels))
+
+
+# name -> writes its checkpoint into a folder
+TASK_MODELS: dict[str, Callable[[Path], Path]] = {
+    "embedder": _embedder,
+    "reranker": _reranker,
+    "classifier": _classifier,
+    "tagger": _tagger,
+    "masked-lm": _masked_lm,
+}
+DEFAULTS = {"classify": "classifier"}  # a reranker can classify too
+
+
+def export_task_models(root: Path, checkpoints: Path) -> None:
+    for name, write in TASK_MODELS.items():
+        export(sources.checkpoint(write(checkpoints / name)), root, name, None, Plan())
