@@ -26,6 +26,7 @@ class Texts:
     max_tokens: int
     limited_by: str  # what says so
     num_special: int  # tokens around each text
+    num_ids: int  # ids are below it
     has_types: bool  # whether transformers' tokenizer gives the second text of a pair its own type
 
     def __str__(self) -> str:
@@ -49,7 +50,8 @@ def read(folder: Path, max_positions: int) -> Texts:
         raise NoTexts(f"{cut}, and {num_special} are special tokens")
     content = tokenizer.backend_tokenizer.to_str().encode()
     has_types = "token_type_ids" in tokenizer.model_input_names
-    return Texts(content, min(limit, max_positions), limited_by, num_special, has_types)
+    num_ids = 1 + max(tokenizer.get_vocab().values(), default=-1)
+    return Texts(content, min(limit, max_positions), limited_by, num_special, num_ids, has_types)
 
 
 def load_tokenizer(authors: SentenceTransformers) -> "PreTrainedTokenizerBase":
