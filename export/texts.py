@@ -27,6 +27,7 @@ class Texts:
     max_tokens: int
     limited_by: str  # what says so
     num_special: int  # tokens around each text
+    num_ids: int  # ids are below it
     has_types: bool  # whether transformers' tokenizer gives the second text of a pair its own type
     special_tokens: Mapping[str, str]  # those of SPECIAL_TOKENS that the authors name
 
@@ -54,7 +55,8 @@ def read(folder: Path, max_positions: int) -> Texts:
     named = {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS}
     special = {name: str(token) for name, token in named.items() if token is not None}
     limit = min(limit, max_positions)
-    return Texts(content, limit, limited_by, num_special, has_types, special)
+    num_ids = 1 + max(tokenizer.get_vocab().values(), default=-1)
+    return Texts(content, limit, limited_by, num_special, num_ids, has_types, special)
 
 
 def load_tokenizer(authors: SentenceTransformers) -> "PreTrainedTokenizerBase":
