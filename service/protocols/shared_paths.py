@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, RootModel
 
 from addnorm.service.errors import ServiceError
-from addnorm.service.protocols import cohere, openai, tei, tei_tokens, vllm_tokens
+from addnorm.service.protocols import cohere, openai, tei, tei_schema, tei_tokens, vllm_tokens
 from addnorm.service.protocols.body_route import BodyEndpoint
 from addnorm.service.protocols.codec import dialects
 from addnorm.service.protocols.codec.dialects import Dialect
@@ -21,18 +21,18 @@ from addnorm.service.protocols.tei_schema import (
 )
 
 RERANK = {
-    "texts": Dialect(TeiRerankRequest, tei.error_body, tei.rerank),
+    "texts": Dialect(TeiRerankRequest, tei_schema.error_body, tei.rerank),
     "documents": Dialect(cohere.RerankRequest, cohere.error_body, cohere.rerank),
 }
 TOKENIZE = {
-    "inputs": Dialect(TeiTokenizeRequest, tei.error_body, tei_tokens.tokenize),
+    "inputs": Dialect(TeiTokenizeRequest, tei_schema.error_body, tei_tokens.tokenize),
     "prompt": Dialect(vllm_tokens.PromptTokenizeRequest, openai.error_body, vllm_tokens.tokenize),
 }
 
 
 def error_body(error: ServiceError) -> dict[str, Any]:
     """While the body is not read: what the clients of either dialect look for."""
-    return {**tei.error_body(error), "message": error.message}
+    return {**tei_schema.error_body(error), "message": error.message}
 
 
 class SharedError(TeiError):

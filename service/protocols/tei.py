@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from addnorm.service.errors import EmptyInput, ServiceError
-from addnorm.service.inference.outputs import Activations, Output, Pooled
+from addnorm.service.errors import EmptyInput
+from addnorm.service.inference.outputs import Activations, Output, Pooled, Sparse
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.protocols.codec.decoding import Decode, RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
@@ -35,6 +35,8 @@ from addnorm.service.protocols.tei_schema import (
     TeiRerankRequest,
     TeiSimilarityParameters,
     TeiSimilarityRequest,
+    TeiSparseValue,
+    error_body,
 )
 from addnorm.service.runtime.bundle import Task
 from addnorm.service.runtime.tokenizer import num_characters
@@ -45,7 +47,6 @@ from addnorm.service.tasks.similarity import cosines
 Decoded = tuple[InferenceRequest, Encode]
 Shape = Callable[[InferenceResponse], Steps[Any]]  # outputs -> the answer as JSON has it
 FIELD = "inputs"
-STATUSES = {429: "Overloaded", 503: "Unhealthy"}
 
 
 async def decode_embed(raw: RawRequest, tools: Tools) -> Decoded:
@@ -57,6 +58,20 @@ async def decode_embed(raw: RawRequest, tools: Tools) -> Decoded:
 async def decode_embed_all(raw: RawRequest, tools: Tools) -> Decoded:
     asked = await _read(TeiEmbedAllRequest, raw, tools)
     return await _of_sequences(asked, "embed", Activations(), raw, tools)
+
+
+async def decode_embed_sparse(raw: RawRequest, tools: Tools) -> Decoded:
+    asked = await _read(TeiEmbedAllRequest, raw, tools)
+    return await _of_sequences(asked, "sparse", Sparse(), raw, tools, _entries)
+
+
+def _entries(response: InferenceResponse) -> Steps[Any]:
+    answers = []
+    for indices, values in zip(*response.outputs["sparse"], strict=True):
+        pairs = zip(indices.tolist(), values, strict=True)
+        answers.append([{"index": index, "value": value} for index, value in pairs])
+        yield
+    return answers
 
 
 async def decode_similarity(raw: RawRequest, tools: Tools) -> Decoded:
@@ -129,21 +144,27 @@ async def _read(model: type[Body], raw: RawRequest, tools: Tools) -> Body:
 
 
 async def _of_sequences(
-    asked: TeiEmbedAllRequest, task: Task, output: Output, raw: RawRequest, tools: Tools
+    asked: TeiEmbedAllRequest,
+    task: Task,
+    output: Output,
+    raw: RawRequest,
+    tools: Tools,
+    shape: Shape | None = None,
 ) -> Decoded:
-    """One output of texts or ids, answered as it is."""
+    """One output of texts or ids. shape: by default it is the answer as it is."""
     model = raw.model(tools.models, None, task)
     are_texts = isinstance(next(iter(asked.inputs), None), str)
     cuts = asked.cuts if are_texts else bool(asked.truncate)
     sent = SequencesToRead(FIELD, asked.inputs, cuts, model, asked.prompt_name, asked.left)
     batch, padding = await sent.batch(raw, tools)
     request = InferenceRequest(model, batch, padding, (output,), field=FIELD, hint=OTHER_VOCABULARY)
-
-    def shape(response: InferenceResponse) -> Steps[Any]:
-        yield
-        return response.outputs[output.name]
-
+    shape = shape or partial(_as_it_is, output.name)
     return request, partial(_encode, shape, sum(map(len, asked.inputs)))
+
+
+def _as_it_is(name: str, response: InferenceResponse) -> Steps[Any]:
+    yield
+    return response.outputs[name]
 
 
 def _num_characters(texts: TextsToTokenize) -> int:
@@ -177,14 +198,6 @@ def _times(
     }
 
 
-def error_body(error: ServiceError) -> dict[str, Any]:
-    """error_type is one of its names."""
-    kind = "Validation" if error.status < 500 else "Backend"
-    if isinstance(error, EmptyInput):
-        kind = "Empty"
-    return {"error": error.message, "error_type": STATUSES.get(error.status, kind)}
-
-
 TEXTS = {"inputs": ["Pads are dropped.", "Pads are never computed."]}
 SENTENCES = {"source_sentence": "Pads are dropped.", "sentences": ["Pads are never computed."]}
 
@@ -216,6 +229,14 @@ ENDPOINTS = (
         "A vector for each token of texts",
         TeiEmbedAllRequest,
         list[list[list[float]]],
+        TEXTS,
+    ),
+    _endpoint(
+        "/embed_sparse",
+        decode_embed_sparse,
+        "Sparse vectors of texts",
+        TeiEmbedAllRequest,
+        list[list[TeiSparseValue]],
         TEXTS,
     ),
     _endpoint(

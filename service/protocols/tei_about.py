@@ -10,8 +10,7 @@ from addnorm.service import VERSION
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.protocols.codec.openapi import by_name, errors
-from addnorm.service.protocols.tei import error_body
-from addnorm.service.protocols.tei_schema import TeiError, TeiInfo
+from addnorm.service.protocols.tei_schema import TeiError, TeiInfo, error_body
 from addnorm.service.runtime.bundle import Bundle, Task
 from addnorm.service.settings import Settings
 from addnorm.service.tasks.classification import label_names

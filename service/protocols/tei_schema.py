@@ -5,11 +5,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, Field, PlainValidator, TypeAdapter
 from pydantic_core import PydanticCustomError
 
+from addnorm.service.errors import EmptyInput, ServiceError
 from addnorm.service.protocols.codec.openapi import Strict
 from addnorm.service.protocols.codec.sequences import Integers, Row, Sequences, Strings
 from addnorm.service.protocols.codec.texts import PROMPT_NAME
 from addnorm.service.runtime.tokenizer import Text
 
+KINDS = {429: "Overloaded", 503: "Unhealthy"}  # by status
 ROWS, ONE_ROW = TypeAdapter(Integers), TypeAdapter(Row)
 TEXTS = TypeAdapter(Strings)
 INPUTS = Field(
@@ -139,6 +141,11 @@ class TeiRank(BaseModel):
     score: float
 
 
+class TeiSparseValue(BaseModel):
+    index: int
+    value: float
+
+
 class TeiPrediction(BaseModel):
     score: float
     label: str
@@ -175,3 +182,11 @@ class TeiInfo(BaseModel):
 class TeiError(BaseModel):
     error: str
     error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
+
+
+def error_body(error: ServiceError) -> dict[str, Any]:
+    """error_type is one of its names."""
+    kind = "Validation" if error.status < 500 else "Backend"
+    if isinstance(error, EmptyInput):
+        kind = "Empty"
+    return {"error": error.message, "error_type": KINDS.get(error.status, kind)}

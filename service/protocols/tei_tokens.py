@@ -16,9 +16,13 @@ from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json
 from addnorm.service.protocols.codec.openapi import DEADLINE, by_name, errors, json_body
 from addnorm.service.protocols.codec.texts import TextsToTokenize
-from addnorm.service.protocols.tei import error_body
 from addnorm.service.protocols.tei_about import described
-from addnorm.service.protocols.tei_schema import TeiDecodeRequest, TeiError, TeiTokenizeRequest
+from addnorm.service.protocols.tei_schema import (
+    TeiDecodeRequest,
+    TeiError,
+    TeiTokenizeRequest,
+    error_body,
+)
 from addnorm.service.protocols.tokenization import Shown
 from addnorm.service.runtime.tokenizer import Text, Tokenizer
 

@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from addnorm.service.errors import InternalError, MethodNotAllowed, NotFound, ServiceError
-from addnorm.service.protocols import cohere, huggingface, openai, shared_paths, tei
+from addnorm.service.protocols import cohere, huggingface, openai, shared_paths, tei_schema
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.kserve import schema as kserve
 from addnorm.service.telemetry.request_context import Envelope
@@ -23,7 +23,7 @@ ENVELOPES: tuple[tuple[str, Envelope], ...] = (
     ("/hf/", huggingface.error_body),
     ("/tokenizer_info", openai.error_body),
     *((path, shared_paths.error_body) for path in ("/rerank", "/tokenize")),
-    *((path, tei.error_body) for path in TEI_PATHS),
+    *((path, tei_schema.error_body) for path in TEI_PATHS),
     ("/v2", kserve.error_body),
     ("", openai.error_body),
 )
