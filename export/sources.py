@@ -97,6 +97,7 @@ def checkpoint(
         "pooling": loaded.pooling,
         "normalize": loaded.normalize,
         "labels": loaded.labels,
+        "multi_label": loaded.multi_label,
         "prompts": loaded.prompts,
         "default_prompt_name": loaded.default_prompt_name,
     }

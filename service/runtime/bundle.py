@@ -79,6 +79,9 @@ class Manifest(_Part):
     precisions: dict[str, str]  # name -> graph file
     heads: dict[str, Head]  # by output
     labels: tuple[str, ...] | None  # of the logits, in order; None: they have no names
+    multi_label: bool = (
+        False  # whether several labels of one text may be true: sigmoid, not softmax
+    )
     default_precision: str
     pooling: Pooling
     normalize: bool  # whether the authors normalize pooled vectors; responses do when asked to
