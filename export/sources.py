@@ -102,6 +102,7 @@ def checkpoint(
     }
     found = _texts(folder, loaded.model.config.max_positions, max_length, "--max-length")
     facts["texts_have_types"] = _have_types(found)
+    facts["input_types"] = {} if isinstance(found, NoTexts) else dict(found.input_types)
     return Source(folder.name, loaded.model, origin, facts, found, folder, loaded)
 
 
