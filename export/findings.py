@@ -1,6 +1,6 @@
 """What was found in a source, in words, before anything is written."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from addnorm.export.folder_tokenizer import NoTexts
 from addnorm.export.sources import Source
@@ -40,7 +40,7 @@ def lines(source: Source) -> Iterator[str]:
     texts = source.texts
     yield f"texts: {f'no, because {texts}' if isinstance(texts, NoTexts) else texts}"
     if loaded:
-        yield f"weights: {_weights(loaded)}"
+        yield f"weights: {_weights(loaded, source.origin['weights'])}"
         ignored = [key for key in loaded.unused if not key.endswith(".")]  # others are prefixes
         yield f"ignored weights: {_few(ignored) or 'none'}"
 
@@ -73,10 +73,9 @@ def _prompts(loaded: Checkpoint) -> str:
     return _few(listed) + (f"; {default} if a request names none" if default else "")
 
 
-def _weights(loaded: Checkpoint) -> str:
+def _weights(loaded: Checkpoint, names: Iterable[str]) -> str:
     num_bytes = sum(file.stat().st_size for file in loaded.files)
-    names = _few([file.name for file in loaded.files])
-    return f"{num_bytes / 1e6:,.1f} MB of {' and '.join(loaded.dtypes)} in {names}"
+    return f"{num_bytes / 1e6:,.1f} MB of {' and '.join(loaded.dtypes)} in {_few([*names])}"
 
 
 def _few(names: Sequence[str]) -> str:

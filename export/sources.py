@@ -97,11 +97,12 @@ def checkpoint(
         "pooling": loaded.pooling,
         "normalize": loaded.normalize,
         "labels": loaded.labels,
+        "multi_label": loaded.multi_label,
         "prompts": loaded.prompts,
         "default_prompt_name": loaded.default_prompt_name,
     }
     found = _texts(folder, loaded.model.config.max_positions, max_length, "--max-length")
-    facts["texts_have_types"] = _have_types(found)
+    facts |= _facts(found)
     facts["input_types"] = {} if isinstance(found, NoTexts) else dict(found.input_types)
     return Source(folder.name, loaded.model, origin, facts, found, folder, loaded)
 
@@ -131,14 +132,17 @@ def module(
         "labels": None if labels is None else tuple(labels),
     }
     with_texts = _texts(tokenizer, model.config.max_positions, max_length, "max_length")
-    facts["texts_have_types"] = _have_types(with_texts)
+    facts |= _facts(with_texts)
     if tokenizer is not None and isinstance(with_texts, NoTexts):
         raise UsageError(f"the tokenizer cannot be used: {with_texts}")
     return Source(name, twin, origin, facts, with_texts, tokenizer)
 
 
-def _have_types(found: Texts | NoTexts) -> bool:
-    return isinstance(found, NoTexts) or found.has_types
+def _facts(found: Texts | NoTexts) -> dict[str, Any]:
+    """What the manifest says of texts."""
+    if isinstance(found, NoTexts):
+        return {"texts_have_types": True, "special_tokens": {}}
+    return {"texts_have_types": found.has_types, "special_tokens": dict(found.special_tokens)}
 
 
 def _digest(model: Transformer) -> str:

@@ -14,6 +14,7 @@ from addnorm.service.runtime.bundle import TOKENIZER, InputRules, InputType
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+SPECIAL_TOKENS = ("eos_token", "bos_token", "pad_token")
 # settings of sentence-transformers' Transformer that change how texts become token ids
 NOT_DONE = {
     "query_expansion": "queries with tokens that no other sees are not served; set it to null there"
@@ -35,7 +36,9 @@ class Texts:
     max_tokens: int
     limited_by: str  # what says so
     num_special: int  # tokens around each text
+    num_ids: int  # ids are below it
     has_types: bool  # whether transformers' tokenizer gives the second text of a pair its own type
+    special_tokens: Mapping[str, str]  # those of SPECIAL_TOKENS that the authors name
     input_types: Mapping[InputType, InputRules]  # of a MultiVectorEncoder
 
     def __str__(self) -> str:
@@ -63,8 +66,12 @@ def read(folder: Path, max_positions: int) -> Texts:
         raise NoTexts(f"{cut}, and {num_special} are special tokens")
     content = tokenizer.backend_tokenizer.to_str().encode()
     has_types = "token_type_ids" in tokenizer.model_input_names
+    named = {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS}
+    special = {name: str(token) for name, token in named.items() if token is not None}
+    limit = min(limit, max_positions)
+    num_ids = 1 + max(tokenizer.get_vocab().values(), default=-1)
     rules = _input_types(authors, tokenizer, max_positions)
-    return Texts(content, min(limit, max_positions), limited_by, num_special, has_types, rules)
+    return Texts(content, limit, limited_by, num_special, num_ids, has_types, special, rules)
 
 
 def load_tokenizer(authors: SentenceTransformers) -> "PreTrainedTokenizerBase":

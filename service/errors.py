@@ -3,6 +3,7 @@
 ServiceError                     500  told to the caller, by server/error_response.py
   InvalidInput                   400  the body, or a header, can be corrected
     UnknownField                      a field, or a parameter, that has no meaning here
+    EmptyInput                        a list that has nothing to compute
     InvalidHead                       a request head that is ambiguous, or sent wrong
     InvalidHttp                       bytes that are no HTTP request
   BundleRefused                  400  asked to load a bundle that cannot be trusted
@@ -79,6 +80,10 @@ class UnknownField(InvalidInput):
     """`param` is the caller's own text, so it is not logged."""
 
     names_own_field = False
+
+
+class EmptyInput(InvalidInput):
+    """There is nothing to compute."""
 
 
 class InvalidHead(InvalidInput):

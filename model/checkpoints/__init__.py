@@ -43,6 +43,7 @@ class Checkpoint:
     model_type: str
     head: str | None  # the class of transformers that it is of
     labels: tuple[str, ...] | None  # of the logits, in order; None: they have no names
+    multi_label: bool  # several labels of one text may be true
     pooling: str  # of sentence-transformers' Pooling, else mean
     normalize: bool  # sentence-transformers' modules.json ends in Normalize
     unused: list[str]  # keys, and prefixes ending in ".", that the forward does not use
@@ -94,16 +95,18 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
                 if table.tied and torch.equal(head.linear.weight, model.tokens.weight):
                     head.linear.weight = model.tokens.weight  # one copy in memory
     unused = reader.finish(body)
+    stored = [weights, *(layer.stored for layers in authors.dense.values() for layer in layers)]
     return Checkpoint(
         model=model.eval(),
         model_type=fields["model_type"],
         head=table.classes[0] if table else None,
         labels=labels,
+        multi_label=fields.get("problem_type") == "multi_label_classification",
         pooling=authors.pooling,
         normalize=authors.normalize,
         unused=unused,
-        files=weights.files,
-        dtypes=weights.dtypes,
+        files=tuple(file for part in stored for file in part.files),
+        dtypes=tuple(sorted({dtype for part in stored for dtype in part.dtypes})),
         folder=body,
         prompts=authors.prompts,
         default_prompt_name=authors.default_prompt_name,

@@ -31,8 +31,16 @@ class Dense:
     folder: Path
     output: str | None  # that it makes, "token_vectors" or "pooled"; None: config.json names none
     activation: Activation
-    weight: Tensor  # [out, in]
-    bias: Tensor | None
+    stored: weights.Weights
+
+    @property
+    def weight(self) -> Tensor:
+        """`[out, in]`."""
+        return self.stored.tensors["linear.weight"]
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.stored.tensors.get("linear.bias")
 
 
 def read(folder: Path) -> Dense:
@@ -46,8 +54,9 @@ def read(folder: Path) -> Dense:
         raise CheckpointError(f"{file}: activation_function is {name!r}, supported are {known}")
     if config.get("use_residual"):
         raise CheckpointError(f"{file}: use_residual is true, which is not supported")
-    weight, bias = _tensors(folder, config.get("bias", True))
-    return Dense(folder, _output(file, config), ACTIVATIONS[class_name], weight, bias)
+    made = Dense(folder, _output(file, config), ACTIVATIONS[class_name], weights.read(folder))
+    _check(made, config.get("bias", True))
+    return made
 
 
 def _output(file: Path, config: dict[str, Any]) -> str | None:
@@ -62,19 +71,19 @@ def _output(file: Path, config: dict[str, Any]) -> str | None:
     return INPUTS[read_from] if read_from else None
 
 
-def _tensors(folder: Path, has_bias: bool) -> tuple[Tensor, Tensor | None]:
-    stored = weights.read(folder).tensors
+def _check(layer: Dense, has_bias: bool) -> None:
+    """CheckpointError for other weights than those of a linear layer."""
+    stored = layer.stored.tensors
     expected = {"linear.weight", "linear.bias"} if has_bias else {"linear.weight"}
     if stored.keys() != expected:
         raise CheckpointError(
-            f"{folder}: weights do not fit: they are {', '.join(sorted(stored)) or 'none'},"
+            f"{layer.folder}: weights do not fit: they are {', '.join(sorted(stored)) or 'none'},"
             f" expected are {', '.join(sorted(expected))}"
         )
-    weight, bias = stored["linear.weight"], stored.get("linear.bias")
+    weight, bias = layer.weight, layer.bias
     if weight.dim() != 2 or (bias is not None and bias.shape != weight.shape[:1]):
         shapes = ", ".join(f"{key} {list(tensor.shape)}" for key, tensor in stored.items())
-        raise CheckpointError(f"{folder}: weights do not fit each other: {shapes}")
-    return weight, bias
+        raise CheckpointError(f"{layer.folder}: weights do not fit each other: {shapes}")
 
 
 def head_config(layers: Sequence[Dense], pick: Pick) -> HeadConfig:

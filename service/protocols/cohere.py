@@ -106,6 +106,13 @@ async def decode_rerank(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest
     require_json(raw.headers)
     negotiated(raw.headers, (JSON,))
     asked = await tools.bodies.read_json(RerankRequest, raw.body, raw.deadline)
+    return await rerank(asked, raw, tools)
+
+
+async def rerank(
+    asked: RerankRequest, raw: RawRequest, tools: Tools
+) -> tuple[InferenceRequest, Encode]:
+    """Of a body that is known to be in this dialect."""
     model = raw.model(tools.models, asked.model, "rerank")
     documents = [text if isinstance(text, str) else text.text for text in asked.documents]
     pairs = [(asked.query, document) for document in documents]

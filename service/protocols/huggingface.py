@@ -62,7 +62,7 @@ def _inputs(value: Any) -> Inputs:
         ) from None
 
 
-class Parameters(ClassifyOptions, TagOptions, FillMaskOptions, ZeroShotOptions):
+class TaskParameters(ClassifyOptions, TagOptions, FillMaskOptions, ZeroShotOptions):
     """Of all tasks; which of them a task knows is checked once the task is known."""
 
     top_k: int | None = Field(None, ge=1)
@@ -72,7 +72,7 @@ class Parameters(ClassifyOptions, TagOptions, FillMaskOptions, ZeroShotOptions):
 
 class HuggingFaceRequest(Strict):
     inputs: Annotated[Inputs, PlainValidator(_inputs, Inputs)]
-    parameters: Parameters | None = None
+    parameters: TaskParameters | None = None
     normalize: bool | None = Field(None, description="As the other fields: of feature extraction.")
     prompt_name: str | None = PROMPT_NAME
     truncate: bool | None = None
@@ -123,7 +123,7 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
     known, run = _task(asked, model)
     if run is None:
         return await _features(raw, tools, to_tokenize, asked)
-    parameters = asked.parameters or Parameters()
+    parameters = asked.parameters or TaskParameters()
     for name in parameters.model_fields_set - set(known.model_fields):
         if getattr(parameters, name) is not None:
             raise InvalidInput(
@@ -221,7 +221,7 @@ def _endpoint(path: str, name: str, *params: str) -> Endpoint:
 
 ENDPOINTS = (
     _endpoint("/hf/{model}", "hugging_face", "model"),
-    _endpoint("/hf/{model}/{version}", "hugging_face_version", "model", "version"),
+    _endpoint("/hf/{model}/{version:int}", "hugging_face_version", "model", "version"),
 )
 
 

@@ -15,13 +15,14 @@ from addnorm.service.inference.outputs import (
     Output,
     Pooled,
     Sparse,
+    SparseVectors,
     TokenVectors,
     TopK,
     check_names,
     default_names,
 )
+from addnorm.service.inference.outputs.small_vectors import VectorDType
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.sparse import SparseVectors
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec import safetensors_body as tensors
 from addnorm.service.protocols.codec import spans
@@ -64,7 +65,7 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
         padding,
         _outputs(options, model.bundle, spans),
         options.precision,
-        dtype=options.dtype,
+        dtype="float16" if options.dtype == "float16" else "float32",
         binary=answer_type == SAFETENSORS,
         field=options.field,
     )
@@ -225,12 +226,19 @@ def _outputs(asked: Options, bundle: Bundle, of_spans: Spans | None) -> tuple[Ou
         raise InvalidInput(
             "normalize is set, but outputs lacks 'pooled' and 'token_vectors'", param="normalize"
         )
+    dtype: VectorDType = "float32" if asked.dtype == "float16" else asked.dtype
+    if dtype != "float32" and names != ("pooled",):
+        raise InvalidInput(
+            f"dtype is {dtype!r}, which is for pooled vectors alone, and outputs are"
+            f' {", ".join(names)}: ask for "outputs": ["pooled"]',
+            param="dtype",
+        )
     logits = asked.logits or LogitsOptions(positions=None, top_k=None)
     with_options: dict[str, Output] = {
         "logits": Logits(logits.positions, logits.top_k),
         "sparse": Sparse(asked.sparse.top_k if asked.sparse else None),
         "token_vectors": TokenVectors(asked.normalize, asked.skipped_ids(bundle)),
-        "pooled": Pooled(asked.pooling, asked.normalize, spans=of_spans),
+        "pooled": Pooled(asked.pooling, asked.normalize, dtype=dtype, spans=of_spans),
     }
     return tuple(with_options.get(name) or BY_NAME[name]() for name in names)
 

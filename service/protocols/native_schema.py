@@ -71,10 +71,11 @@ class Options(Strict):
     precision: Literal["fp32", "int8"] | None = Field(
         None, description="One the model has; by default as the bundle says."
     )
-    dtype: Literal["float32", "float16"] = Field(
+    dtype: Literal["float32", "float16", "int8", "uint8", "binary", "ubinary"] = Field(
         "float32",
         description="Of activations, logits and pooled vectors in the answer; they are computed in"
-        " float32.",
+        " float32. The last four are for `pooled` alone: int8 and uint8 by the bundle's ranges of"
+        " its own vectors, binary and ubinary by their signs, eight dimensions a byte.",
     )
 
     @property
@@ -185,7 +186,7 @@ class InferResponse(BaseModel):
         description="[B], of models that predict masked tokens: the largest of each sequence's"
         " log(1 + max(0, logits)), as SPLADE's vectors are.",
     )
-    pooled: list[list[float]] | list[list[list[float]]] | None = Field(
+    pooled: list[list[float]] | list[list[int]] | list[list[list[float]]] | None = Field(
         None,
         description="[B][d_model], or as wide as the model's own vectors; with `spans` a list of"
         " such for each sequence.",

@@ -88,12 +88,18 @@ class Manifest(_Part):
     precisions: dict[str, str]  # name -> graph file
     heads: dict[str, Head]  # by output
     labels: tuple[str, ...] | None  # of the logits, in order; None: they have no names
+    multi_label: bool = (
+        False  # whether several labels of one text may be true: sigmoid, not softmax
+    )
     default_precision: str
     pooling: Pooling
     normalize: bool  # whether the authors normalize their vectors; responses do when asked to
     input_types: dict[InputType, InputRules] = {}  # of models that tell queries from documents
     prompts: dict[str, str] = {}  # name -> what is put before each text, if asked for
     default_prompt_name: str | None = None  # of the prompt where none is asked for
+    special_tokens: dict[str, str] = {}  # eos_token, bos_token, pad_token: those its authors name
+    # of each dimension of its pooled vectors, the lowest and the highest: int8 vectors need them
+    vector_ranges: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     texts_have_types: bool = True  # false: its authors' tokenizer gives every token type 0
     source: dict[str, Any]  # preset and seed, or checkpoint or module and its sha256
     opset: int
@@ -150,6 +156,8 @@ class Bundle:
         """Numbers of the output for a token, or for a sequence."""
         if output == "norm_stats":
             return 2 * self.manifest.n_norms
+        if output == "prompt_logprobs":
+            return 1
         head = self.manifest.heads.get(output)
         return head.width if head else self.manifest.d_model
 

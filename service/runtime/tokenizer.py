@@ -3,11 +3,11 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 
 import tokenizers
 from tokenizers import Encoding
-from tokenizers.decoders import DecodeStream
 
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle, InputType
@@ -97,39 +97,27 @@ class Tokenizer:
         """The library's, which neither pads nor cuts. It must not be changed."""
         return self._whole
 
-    def tokens(self, texts: Sequence[Text], truncate: bool) -> list[Tokens]:
+    def tokens(self, texts: Sequence[Text], truncate: bool, left: bool = False) -> list[Tokens]:
         """Those of each text or pair.
 
-        truncate: cuts them to max_tokens, or raises CannotCut.
+        truncate: cuts them to max_tokens, or raises CannotCut; left: cuts off their beginnings.
         """
         # of the library's methods this one holds Python's global lock for the shortest time
         encode = tokenizers.Tokenizer.encode_batch_fast
-        return list(map(self.tokens_of, self._encoded(encode, texts, truncate)))
+        return list(map(self.tokens_of, self._encoded(encode, texts, truncate, left)))
 
     def encode(self, texts: Sequence[Text], truncate: bool) -> list[Encoding]:
         """As `tokens`, with words and offsets."""
         return self._encoded(tokenizers.Tokenizer.encode_batch, texts, truncate)
 
+    @cached_property
+    def num_ids(self) -> int:
+        """The highest id of a token, and one."""
+        return max(self._whole.get_vocab().values(), default=-1) + 1
+
     def tokens_of(self, encoding: Encoding) -> Tokens:
         """An encoding's, as `tokens` makes them."""
         return Tokens(encoding.ids, self._types(encoding))
-
-    def decoded(self, ids: Sequence[int]) -> tuple[str, list[int]]:
-        """The text of tokens, special ones too, and where each begins in it.
-
-        A token with a part of a character begins where the character does.
-        """
-        stream = DecodeStream(skip_special_tokens=False)
-        begins, end = [], 0
-        for token in ids:
-            begins.append(end)
-            end += len(stream.step(self._whole, token) or "")
-        return self._whole.decode(ids, skip_special_tokens=False), begins
-
-    def decoded_alone(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token by itself; with U+FFFD if it has a part of a character only, empty
-        if the file does not know it."""
-        return self._whole.decode_batch([[token] for token in ids], skip_special_tokens=False)
 
     def _types(self, encoding: Encoding) -> list[int] | None:
         if not self.has_types:
@@ -137,31 +125,58 @@ class Tokenizer:
         types: list[int] = encoding.type_ids
         return types if any(types) else None
 
-    def _encoded(self, encode: Encode, texts: Sequence[Text], truncate: bool) -> list[Encoding]:
+    def _encoded(
+        self, encode: Encode, texts: Sequence[Text], truncate: bool, left: bool = False
+    ) -> list[Encoding]:
         if not truncate:
             return encode(self._whole, list(texts))
-        readable = [self._readable(index, text) for index, text in enumerate(texts)]
+        readable = self._whole_ends if left else self._readable
+        cutters = self._left if left else (self._cut, self._cut_pairs)
+        kept = [readable(index, text) for index, text in enumerate(texts)]
         found: list[Encoding] = []
-        for is_pair, group in groupby(readable, _is_pair):
+        for is_pair, group in groupby(kept, _is_pair):
             if is_pair:
-                found += self._encoded_pairs(encode, list(group), len(found))
+                found += self._encoded_pairs(encode, cutters[1], list(group), len(found))
             else:
-                found += encode(self._cut, list(group))
+                found += encode(cutters[0], list(group))
         return found
 
-    def _encoded_pairs(self, encode: Encode, pairs: list[Text], start: int) -> list[Encoding]:
+    @cached_property
+    def _left(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
+        """Those that cut texts, and pairs, on the left: few callers need them."""
+        plain = self._whole.to_str()
+        texts, pairs = (tokenizers.Tokenizer.from_str(plain) for _ in range(2))
+        texts.enable_truncation(self.max_tokens, direction="left")
+        pairs.enable_truncation(self.max_tokens, strategy=self._pair_strategy, direction="left")
+        return texts, pairs
+
+    def _whole_ends(self, index: int, text: Text) -> Text:
+        """The text as it is. CannotCut if it is long: where it is cut on the left depends on its
+        tokens from the first on."""
+        if (num := num_characters(text)) > self.max_characters:
+            reason = f"has {num} characters: only {self.max_characters} are read to cut on the left"
+            raise CannotCut(index, f" {reason}")
+        if not isinstance(text, str) and self.num_special_of_pair > self.max_tokens:
+            raise self._no_room_for_pairs(index)
+        return text
+
+    def _encoded_pairs(
+        self, encode: Encode, cutter: tokenizers.Tokenizer, pairs: list[Text], start: int
+    ) -> list[Encoding]:
         """start: the index of the first among all texts."""
         try:
-            return encode(self._cut_pairs, pairs)
+            return encode(cutter, pairs)
         except Exception:  # tokenizers has no class of its own
             for index, pair in enumerate(pairs, start):
-                self._check_cut(encode, index, pair)
+                self._check_cut(encode, cutter, index, pair)
             raise
 
-    def _check_cut(self, encode: Encode, index: int, pair: Text) -> None:
+    def _check_cut(
+        self, encode: Encode, cutter: tokenizers.Tokenizer, index: int, pair: Text
+    ) -> None:
         """CannotCut if the file says which text of a pair is cut, and the other is too long."""
         try:
-            encode(self._cut_pairs, [pair])
+            encode(cutter, [pair])
         except Exception as error:
             which, other = "first", "second"
             if self._pair_strategy == "only_second":
@@ -175,8 +190,7 @@ class Tokenizer:
         if isinstance(text, str):
             return self._beginning(index, text, self.max_tokens - self.num_special, "")
         if self.num_special_of_pair > self.max_tokens:
-            reason = f"has {self.num_special_of_pair} special tokens, the limit is"
-            raise CannotCut(index, f" {reason} {self.max_tokens}")
+            raise self._no_room_for_pairs(index)
         first, second = map(len, text)
         if max(first, second) <= self.max_characters:
             return text
@@ -185,6 +199,10 @@ class Tokenizer:
             reason = f"is a pair of texts of more than {self.max_characters} characters each"
             raise CannotCut(index, f" {reason}")
         return self._readable_pair(index, text, int(second > first))
+
+    def _no_room_for_pairs(self, index: int) -> CannotCut:
+        reason = f"has {self.num_special_of_pair} special tokens, the limit is"
+        return CannotCut(index, f" {reason} {self.max_tokens}")
 
     def _readable_pair(self, index: int, pair: Pair, longer: int) -> Pair:
         """longer: which of its texts has more than max_characters, 0 or 1."""

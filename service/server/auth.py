@@ -19,7 +19,7 @@ LEAST_CHARACTERS = 16  # of a key written out; one drawn at random has more
 COMMENT = re.compile(r"(?:^|\s)#.*")  # a # within a word is part of it
 log = logging.getLogger("addnorm")
 # open to callers without a key: orchestrators have none, and the page shows nothing private
-OPEN = ("/livez", "/readyz", "/docs", "/openapi.json", "/")
+OPEN = ("/livez", "/readyz", "/health", "/docs", "/openapi.json", "/")
 OPEN_BELOW = ("/v2/health/", "/swagger/")
 INDEX = "/v2/repository/index"  # Triton's clients ask for it before they infer
 

@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from addnorm.service.errors import InternalError, MethodNotAllowed, NotFound, ServiceError
-from addnorm.service.protocols import cohere, huggingface, openai
+from addnorm.service.protocols import cohere, huggingface, openai, shared_paths, tei_schema
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.kserve import schema as kserve
 from addnorm.service.telemetry.request_context import Envelope
@@ -15,10 +15,15 @@ from addnorm.service.telemetry.request_context import Envelope
 STARLETTE = {404: NotFound, 405: MethodNotAllowed}  # what its routers raise
 
 
+TEI_PATHS = ("/embed", "/similarity", "/predict", "/decode", "/info", "/health")
+
 # by the first entry that the path begins with
 ENVELOPES: tuple[tuple[str, Envelope], ...] = (
     *((path, cohere.error_body) for path in cohere.RERANK_PATHS),
     ("/hf/", huggingface.error_body),
+    ("/tokenizer_info", openai.error_body),
+    *((path, shared_paths.error_body) for path in ("/rerank", "/tokenize")),
+    *((path, tei_schema.error_body) for path in TEI_PATHS),
     ("/v2", kserve.error_body),
     ("", openai.error_body),
 )

@@ -12,11 +12,16 @@ from addnorm.service.models.registry import Models
 from addnorm.service.models.repository import Repository
 from addnorm.service.protocols import (
     cohere,
+    completions,
     huggingface,
     native,
     openai,
+    shared_paths,
+    tei,
+    tei_tokens,
     text_routes,
     tokenization,
+    vllm_tokens,
 )
 from addnorm.service.protocols.body_route import body_router
 from addnorm.service.protocols.codec.bodies import BodyReader
@@ -29,6 +34,8 @@ from addnorm.service.protocols.kserve.repository_extension import RepositoryRout
 from addnorm.service.protocols.kserve.statistics_extension import StatisticsRoutes
 from addnorm.service.protocols.model_list import ModelListRoutes
 from addnorm.service.protocols.operations import OperationsRoutes
+from addnorm.service.protocols.tei_about import TeiAboutRoutes
+from addnorm.service.protocols.vllm_tokens import TokenizerInfoRoutes
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import CooperativePool
 from addnorm.service.scheduling.scheduler import Scheduler
@@ -121,11 +128,24 @@ def _routers(
     return {
         "inference": [
             inference_router(
-                pipeline, tools, (native.ENDPOINT, openai.ENDPOINT, *text_routes.ENDPOINTS)
+                pipeline,
+                tools,
+                (native.ENDPOINT, *text_routes.ENDPOINTS, openai.ENDPOINT, completions.ENDPOINT),
             ),
             body_router(tools, settings.timeout_s, (tokenization.ENDPOINT,)),
         ],
         "Cohere": [inference_router(pipeline, tools, cohere.ENDPOINTS)],
+        "text-embeddings-inference": [
+            inference_router(pipeline, tools, (*tei.ENDPOINTS, shared_paths.RERANK_ENDPOINT)),
+            body_router(
+                tools, settings.timeout_s, (shared_paths.TOKENIZE_ENDPOINT, tei_tokens.ENDPOINT)
+            ),
+            TeiAboutRoutes(models, readiness, settings).router(),
+        ],
+        "vLLM": [
+            body_router(tools, settings.timeout_s, (vllm_tokens.ENDPOINT,)),
+            TokenizerInfoRoutes(models).router(),
+        ],
         "Hugging Face": [
             inference_router(pipeline, tools, huggingface.ENDPOINTS),
             huggingface.HealthRoutes(models).router(),

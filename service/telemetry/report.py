@@ -10,7 +10,7 @@ from addnorm.service.telemetry import tracing
 from addnorm.service.telemetry.metrics import Metrics
 from addnorm.service.telemetry.request_context import RequestContext
 
-HEALTH = ("/livez", "/readyz", "/v2/health/")
+HEALTH = ("/livez", "/readyz", "/health", "/v2/health/")
 PROBES = (*HEALTH, "/metrics")  # not traced; answered while draining and over the connection limit
 log = logging.getLogger("addnorm.access")
 

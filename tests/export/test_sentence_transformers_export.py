@@ -76,6 +76,12 @@ def test_vectors_are_those_of_the_folders_authors(
     assert vectors.shape == (len(TEXTS), WIDTH)
 
 
+def test_the_manifest_holds_the_hash_of_every_file_of_weights(folder: Path, root: Path) -> None:
+    files = ("model.safetensors", "2_Dense/model.safetensors")
+    hashes = {name: bundles.sha256(folder / name) for name in files}
+    assert bundles.read(root / "mine" / "1").manifest.source["weights"] == hashes
+
+
 def test_the_manifest_holds_the_authors_prompts_and_verify_compares_them(
     folder: Path, root: Path, tmp_path: Path
 ) -> None:

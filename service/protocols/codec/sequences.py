@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, PlainValidator, TypeAdapter
 from pydantic_core import PydanticCustomError
 
-from addnorm.service.errors import InvalidInput
+from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.texts import TextsToTokenize
@@ -52,16 +52,17 @@ class SequencesToRead(NamedTuple):
     truncate: bool | None  # None: the protocol has no such field
     model: Model
     prompt_name: str | None
+    left: bool = False  # whether texts are cut at their beginnings
 
     async def batch(self, raw: RawRequest, tools: Tools) -> tuple[Batch, Padding]:
         """Ragged. InvalidInput for what does not fit ids."""
-        field, sequences, truncate, model, prompt_name = self
+        field, sequences, truncate, model, prompt_name, left = self
         if not sequences:
-            raise InvalidInput(f"{field} is empty: send at least one text or sequence", param=field)
+            raise EmptyInput(f"{field} is empty: send at least one text or sequence", param=field)
         if isinstance(sequences[0], str):
             texts = TextsToTokenize.prompted(field, sequences, bool(truncate), model, prompt_name)
-            can_cut = truncate is not None
-            return await tools.texts.batch(texts._replace(can_cut=can_cut), raw.deadline)
+            texts = texts._replace(can_cut=truncate is not None, left=left)
+            return await tools.texts.batch(texts, raw.deadline)
         for index, sequence in enumerate(sequences):
             if not sequence:
                 raise InvalidInput(f"{field}[{index}] is empty: leave it out", param=field)

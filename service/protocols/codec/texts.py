@@ -13,7 +13,7 @@ from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 from tokenizers import Encoding
 
-from addnorm.service.errors import InvalidInput
+from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.bundle import InputType
@@ -59,6 +59,7 @@ class TextsToTokenize(NamedTuple):
     truncate: bool
     model: Model
     can_cut: bool = True  # whether the protocol has a field `truncate`
+    left: bool = False  # whether they are cut at their beginnings
     input_type: InputType | None = None
 
     @classmethod
@@ -112,7 +113,7 @@ class TextReader:
 
     async def batch(self, asked: TextsToTokenize, deadline: Deadline) -> tuple[Batch, Padding]:
         """Ragged sequences with special tokens. InvalidInput for a text that is too long."""
-        work = partial(self.tokenizer(asked).tokens, truncate=asked.truncate)
+        work = partial(self.tokenizer(asked).tokens, truncate=asked.truncate, left=asked.left)
         return _batch(await self._checked(asked, work, deadline))
 
     async def encoded(
@@ -162,6 +163,32 @@ class TextReader:
                 return run_now(steps)
             return await self._encoders.finish(steps, deadline, num * S_PER_CHARACTER)
 
+    async def decoded(
+        self,
+        field: str,
+        rows: Sequence[Sequence[int]],
+        skip_special_tokens: bool,
+        model: Model,
+        deadline: Deadline,
+    ) -> list[str]:
+        """The texts of token ids. InvalidInput for ids that no token has, and too many of them."""
+        if model.tokenizer is None:
+            raise InvalidInput(f"{model.bundle.ref} has no tokenizer: its ids have no texts")
+        tokenizer, num = model.tokenizer, sum(map(len, rows))
+        for what, value, limit in (
+            ("lists", len(rows), self._settings.max_sequences),
+            ("ids", num, self._settings.max_tokens),
+        ):
+            if value > limit:
+                raise InvalidInput(
+                    f"{field} has {value} {what}, the limit is {limit}: send less at once",
+                    param=field,
+                )
+        steps = _decoded(field, rows, skip_special_tokens, tokenizer, model.bundle.ref)
+        if num <= QUICK_CHARACTERS:
+            return run_now(steps)
+        return await self._encoders.finish(steps, deadline, num * S_PER_CHARACTER)
+
     def tokenizer(self, asked: TextsToTokenize) -> Tokenizer:
         """The model's tokenizer. InvalidInput if there is none, or the texts are over a limit."""
         field, texts, tokenizer = asked.field, asked.texts, asked.model.tokenizer
@@ -174,7 +201,7 @@ class TextReader:
                 param=field,
             )
         if not texts:
-            raise InvalidInput(f"{field} is empty: send at least one text", param=field)
+            raise EmptyInput(f"{field} is empty: send at least one text", param=field)
         if len(texts) > limit:
             raise InvalidInput(
                 f"{field} has {len(texts)} texts, the limit is {limit}: send less at once",
@@ -192,6 +219,21 @@ def _batch(found: list[Tokens]) -> tuple[Batch, Padding]:
     if any(tokens.types for tokens in found):
         types = [tokens.types or [0] * len(tokens) for tokens in found]
     return from_lists([tokens.ids for tokens in found], token_type_ids=types)
+
+
+def _decoded(
+    field: str, rows: Sequence[Sequence[int]], skip_special_tokens: bool, of: Tokenizer, ref: str
+) -> Steps[list[str]]:
+    texts = []
+    for row in rows:
+        if outside := [token for token in row if not 0 <= token < of.num_ids]:
+            raise InvalidInput(
+                f"{field} has {outside[0]}: ids of tokens of {ref} are 0 to {of.num_ids - 1}",
+                param=field,
+            )
+        texts.append(of.library.decode(row, skip_special_tokens))
+        yield
+    return texts
 
 
 def _num_bytes(text: Text) -> int:

@@ -1,0 +1,53 @@
+"""Scored tokens as texts: what each token is called, where it begins, which others were likely.
+
+Knows no requests. Source: the answers of OpenAI's completions.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+
+import numpy as np
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+from addnorm.service.runtime.batch import Floats, Ints
+
+
+def texts_of(ids: Iterable[int], tokenizer: tokenizers.Tokenizer | None) -> dict[int, str]:
+    """The text of each token by itself; with U+FFFD where it has a part of a character only.
+
+    Without a tokenizer, or of an id that it does not know, `token_id:` and the id.
+    """
+    each = np.unique(np.fromiter(ids, np.int64)).tolist()
+    texts = [""] * len(each)
+    if tokenizer is not None:
+        texts = tokenizer.decode_batch([[token] for token in each], skip_special_tokens=False)
+    return {token: text or f"token_id:{token}" for token, text in zip(each, texts, strict=True)}
+
+
+def joined(
+    ids: Sequence[int], texts: Mapping[int, str], tokenizer: tokenizers.Tokenizer | None
+) -> tuple[str, list[int]]:
+    """The text of a sequence, special tokens included, and the character where each token begins.
+
+    A token with a part of a character begins where the character does. texts: see `texts_of`.
+    """
+    if tokenizer is None:
+        pieces = [texts[token] for token in ids]
+        return "".join(pieces), [0, *accumulate(map(len, pieces))][:-1]
+    stream = DecodeStream(skip_special_tokens=False)
+    sizes = [len(stream.step(tokenizer, token) or "") for token in ids]
+    return tokenizer.decode(ids, skip_special_tokens=False), [0, *accumulate(sizes)][:-1]
+
+
+def likely(
+    own: tuple[int, np.float32], ids: Ints, logprobs: Floats, texts: Mapping[int, str]
+) -> dict[str, np.float32]:
+    """The likeliest tokens, ids and log-probabilities `[k]`, by their texts, and the own token.
+
+    Where two tokens have the same text, the likelier stays.
+    """
+    found: dict[str, np.float32] = {}
+    for token, logprob in (*zip(ids.tolist(), logprobs, strict=True), own):
+        found.setdefault(texts[token], logprob)  # they come likeliest first
+    return found
