@@ -103,6 +103,7 @@ def checkpoint(
     }
     found = _texts(folder, loaded.model.config.max_positions, max_length, "--max-length")
     facts |= _facts(found)
+    facts["input_types"] = {} if isinstance(found, NoTexts) else dict(found.input_types)
     return Source(folder.name, loaded.model, origin, facts, found, folder, loaded)
 
 

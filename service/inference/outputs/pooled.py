@@ -27,6 +27,10 @@ class Pooled(Output):
     dtype: VectorDType = "float32"
     spans: Spans | None = None
 
+    @property
+    def has_own_lengths(self) -> bool:
+        return self.spans is not None
+
     def check(self, bundle: Bundle) -> None:
         check_dimensions("dimensions", self.dimensions, bundle)
         self.check_dtype("dtype", self.dtype, bundle)
