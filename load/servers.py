@@ -18,6 +18,7 @@ from typing import IO
 from addnorm.service.runtime.bundle import Bundle
 
 START_S = 120.0  # a server that needs longer is taken for dead
+ANSWER_S = 300.0  # a server that needs longer has lost the request
 MODULE = (sys.executable, "-m")
 
 
@@ -33,7 +34,7 @@ class Server:
         """The answer to one body. HTTPError unless it is a success."""
         url = f"http://{self.host}:{self.port}{path}"
         request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
             return bytes(answer.read())
 
     def cpu_s(self) -> float | None:
@@ -110,10 +111,10 @@ def ready_made(answer: bytes) -> Iterator[Server]:
 
 
 @contextmanager
-def program(command: Sequence[str]) -> Iterator[Server]:
+def program(command: Sequence[str], **settings: str) -> Iterator[Server]:
     """A server of others: `command --port PORT`, on this host."""
     port = _free_port()
-    with _process([*command, "--port", str(port)], port) as server:
+    with _process([*command, "--port", str(port)], port, settings) as server:
         yield server
 
 

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from starlette.datastructures import Headers
 from tokenizers import Tokenizer
 
-from addnorm.export import texts
+from addnorm.export import texts, vector_ranges
 from addnorm.export.certificate import tolerances
 from addnorm.export.certificate.served import run
 from addnorm.model.checkpoints import sentence_transformers
-from addnorm.model.pooling import picked
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import ServiceError
 from addnorm.service.protocols.codec.decoding import RawRequest
@@ -56,10 +55,12 @@ def checks(
     limits, authors = bundle.manifest.limits, _Authors(bundle, reference, folder)
     ours = Tokenizer.from_file(str(bundle.path / TOKENIZER)).to_str()
     num_other = int(ours.encode() != texts.read(folder, limits.max_positions).tokenizer)
+    has_ranges = bundle.manifest.vector_ranges is not None  # older bundles have none
     compare = partial(_against_authors, service, bundle, authors)
     return [
         (TOKENIZER, lambda _: [("unlike the folder's", num_other, 0)]),
         *((name, partial(compare, asked)) for name, asked in _cases(bundle, authors).items()),
+        *([("vector ranges", partial(_ranges, service, bundle))] * has_ranges),
     ]
 
 
@@ -126,16 +127,10 @@ class _Authors:
 
     def vector(self, ids: Ids) -> Array:
         grid, types = (torch.tensor([values]) for values in ids)
-        with torch.no_grad():
-            mask = torch.ones_like(grid)
-            rows = self.reference(grid, mask, types)[0]
-            if "pooled" in self.reference.heads:
-                vector = self.reference.head("pooled", rows, mask)[0]
-            else:
-                vector = picked(self.manifest.pooling, rows, mask)[0]
-            if self.manifest.normalize:
-                vector = torch.nn.functional.normalize(vector, dim=0)
-        return vector.numpy()
+        facts = {"pooling": self.manifest.pooling, "normalize": self.manifest.normalize}
+        mask = torch.ones_like(grid)
+        vectors: Array = vector_ranges.embedded(self.reference, facts, grid, mask, types)
+        return np.asarray(vectors[0])
 
 
 def _against_authors(
@@ -162,6 +157,29 @@ def _against_authors(
     if not num_other:  # the authors' ids may be ones that the model lacks
         vectors_expected = np.array([authors.vector(own) for own in expected])
         yield from tolerances.vectors("pooled", vectors, vectors_expected, precision)
+
+
+def _ranges(service: Service, bundle: Bundle, precision: str) -> Iterator[tolerances.Result]:
+    """The manifest's, which PyTorch made, against those of the served vectors."""
+    manifest, vectors = bundle.manifest, list[Array]()
+    calibration = vector_ranges.calibration_texts((bundle.path / TOKENIZER).read_bytes())
+    for name, own in vector_ranges.with_prompts(calibration, manifest.prompts):
+        body = {
+            "texts": own,
+            "outputs": ["pooled"],
+            "truncate": True,
+            "normalize": manifest.normalize,
+            "precision": precision,
+            "prompt_name": name,
+        }
+        if own:
+            vectors.append(run(_served(service, orjson.dumps(body)))[1])
+    served = vector_ranges.widened(np.concatenate(vectors).astype(np.float32))
+    recorded = np.array(manifest.vector_ranges, np.float32)
+    if recorded.shape != served.shape:
+        yield f"ranges of shape {recorded.shape}, {served.shape} expected", 1, 0
+        return
+    yield from tolerances.ranges(served, recorded, precision)
 
 
 async def _served(service: Service, body: bytes) -> tuple[list[Ids], Array]:

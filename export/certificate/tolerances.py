@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Result = tuple[str, float, float]
+TINY = 1e-30
 ABSOLUTE, COSINE, NORM_MEAN, NORM_RSTD = 1e-4, 0.99999, 1e-4, 1e-3  # fp32
 INT8_LOWEST, INT8_MEAN = 0.99, 0.998  # cosine over a case's rows
 # seen: an average of 0.017 in the worst case, and a largest of 0.17
 INT8_NORM, INT8_NORM_WORST = 0.02, 0.25
 # seen: 0.11 for one row among 512 random ids, and 0.012 for their average
 INT8_LENGTH, INT8_LENGTH_MEAN = 0.25, 0.03
+INT8_RANGES = 0.02  # seen: 0.003
 
 
 def vectors(output: str, got: Array, expected: Array, precision: str) -> Iterator[Result]:
@@ -39,6 +41,18 @@ def vectors(output: str, got: Array, expected: Array, precision: str) -> Iterato
         ratios = _length_ratios(got, expected)
         yield f"{output}, length ratio - 1", largest(ratios - 1), INT8_LENGTH
         yield f"{output}, mean length ratio - 1", abs(float(ratios.mean()) - 1), INT8_LENGTH_MEAN
+
+
+def ranges(got: Array, expected: Array, precision: str) -> Iterator[Result]:
+    """Lowest and highest values of vectors `[2, w]`.
+
+    In int8 on average over them, in widths of an average range.
+    """
+    if precision == "fp32":
+        yield "ranges", largest(got - expected), ABSOLUTE * max(1.0, largest(expected))
+    else:
+        width = max(float((expected[1] - expected[0]).mean()), TINY)
+        yield "ranges, average", float(np.abs(got - expected).mean()) / width, INT8_RANGES
 
 
 def norms(

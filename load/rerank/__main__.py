@@ -6,7 +6,7 @@ runs of one round. All scores are compared, before and while it measures.
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from addnorm.load.rerank.contenders import (
     INT8,
     PEERS,
     Contender,
+    Run,
     compare,
     start,
 )
@@ -30,39 +31,54 @@ from addnorm.service.runtime import bundle as bundles
 
 @dataclass
 class Line:
-    """A line of the table: one load, from so many callers at once."""
+    """A load, from so many callers at once."""
 
     load: str
     requests: list[Request]
     num_callers: int
-    rates: dict[str, list[float]] = field(default_factory=dict)  # who -> documents/s of each round
+    runs: dict[str, list[Run]] = field(default_factory=dict)  # who -> a run of each round
 
     def of_round(self, number: int) -> list[Request]:
         """Other requests than in the last round."""
         first = number * self.num_callers
         return [self.requests[(first + i) % len(self.requests)] for i in range(self.num_callers)]
 
-    def text(self) -> str:
-        """Markdown. The ratios are over the peer that is faster in most rounds."""
-        better = max(PEERS, key=lambda peer: median(self.rates[peer]))
-        cells = [f"{self.load}, {self.num_callers} at once"]
-        cells += [f"{median(self.rates[peer]):,.1f}" for peer in PEERS]
+    def rates(self) -> str:
+        """Markdown: documents a second."""
+        rates = {who: [run.documents_per_s for run in runs] for who, runs in self.runs.items()}
+        better = max(PEERS, key=lambda peer: median(rates[peer]))
+        return self._text("documents/s", rates, lambda who: _ratios(rates[who], rates[better]))
+
+    def cpu(self) -> str:
+        """Markdown: CPU milliseconds of the server for a document."""
+        cpu = {
+            who: [1000 * run.cpu_s_per_document for run in own] for who, own in self.runs.items()
+        }
+        better = min(PEERS, key=lambda peer: median(cpu[peer]))
+        return self._text("CPU ms a document", cpu, lambda who: _ratios(cpu[better], cpu[who]))
+
+    def _text(
+        self, metric: str, values: dict[str, list[float]], ratios: Callable[[str], list[float]]
+    ) -> str:
+        cells = [f"{self.load}, {self.num_callers} at once", metric]
+        cells += [f"{median(values[peer]):,.1f}" for peer in PEERS]
         for who in (FP32, INT8):
-            pairs = zip(self.rates[who], self.rates[better], strict=True)
-            ratios = [ours / theirs for ours, theirs in pairs]
-            spread = f"{median(ratios):.2f} x, {min(ratios):.2f} - {max(ratios):.2f}"
-            cells.append(f"{median(self.rates[who]):,.1f} ({spread})")
+            found = ratios(who)
+            spread = f"{median(found):.2f} x, {min(found):.2f} - {max(found):.2f}"
+            cells.append(f"{median(values[who]):,.1f} ({spread})")
         return f"| {' | '.join(cells)} |"
+
+
+def _ratios(over: list[float], under: list[float]) -> list[float]:
+    return [a / b for a, b in zip(over, under, strict=True)]
 
 
 def measure(lines: list[Line], contenders: list[Contender], num_rounds: int) -> None:
     """Fills the lines. Whoever was asked last in one round is asked first in the next."""
-    for line in lines:
-        line.rates = {contender.name: [] for contender in contenders}
     turns = list(_turns(lines, contenders, num_rounds))
     for number, line, contender in tqdm(turns, desc="measuring", unit="run"):
-        rate = contender.documents_per_s(line.of_round(number))
-        line.rates[contender.name].append(rate)
+        run = contender.run(line.of_round(number))
+        line.runs.setdefault(contender.name, []).append(run)
 
 
 def _turns(
@@ -76,17 +92,19 @@ def _turns(
 
 def report(lines: list[Line], apart: dict[str, float], num_rounds: int) -> str:
     facts = ", ".join(f"{name} {value}" for name, value in machine().items())
-    header = " | ".join(["documents per second", *PEERS, FP32, INT8])
     distances = ", ".join(f"{name} {apart[name]:.1g}" for name in (*PEERS, INT8))
+    table = [
+        f"| {' | '.join(['load', 'measure', *PEERS, FP32, INT8])} |",
+        "|---|---|---|---|---|---|",
+    ]
+    table += [text for line in lines for text in (line.rates(), line.cpu())]
     return "\n".join(
         [
-            f"{facts}; medians of {num_rounds} rounds",
+            f"{facts}; medians of {num_rounds} rounds, ratios over the better peer: median, range",
             "",
-            f"| {header} |",
-            "|---|---|---|---|---|",
-            *(line.text() for line in lines),
+            *table,
             "",
-            f"Largest difference of a score to Addnorm in fp32: {distances}.",
+            f"Largest difference of a score to Addnorm's in fp32: {distances}.",
         ]
     )
 
@@ -110,9 +128,10 @@ def main() -> None:
             arguments.peer_python,
             arguments.infinity,
         )
-        every = [request for requests in loads.values() for request in requests]
-        apart = compare(contenders, tqdm(every, desc="comparing scores", unit="request"))
+        firsts = [requests[0] for requests in loads.values()]
+        compared = [compare(contenders, request) for request in tqdm(firsts, desc="comparing")]
         measure(lines, contenders, arguments.rounds)
+    apart = {name: max(scores[name] for scores in compared) for name in compared[0]}
     print(report(lines, apart, arguments.rounds))
 
 

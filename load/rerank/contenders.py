@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.load import servers
-from addnorm.load.rerank import naive
 from addnorm.load.rerank.requests import Request
 from addnorm.load.servers import Server
 from addnorm.service.runtime.bundle import Bundle
@@ -20,9 +19,22 @@ from addnorm.service.runtime.bundle import Bundle
 NAIVE, INFINITY, FP32, INT8 = "CrossEncoder.predict", "Infinity", "Addnorm fp32", "int8"
 PEERS = (NAIVE, INFINITY)
 PATH = "/v1/rerank"
+QUIET = {"DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
+INFINITY_OPTIONS = (
+    *("--engine", "torch", "--device", "cpu", "--host", "127.0.0.1", "--url-prefix", "/v1"),
+    *("--no-model-warmup", "--log-level", "warning"),  # the first requests warm it up
+)
 TOLERANCE = 1e-3  # of a score, between Addnorm in fp32 and others; int8 is another model
 
 Scores = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one answer of each caller took."""
+
+    documents_per_s: float
+    cpu_s_per_document: float  # of the server: hardly moved by others on the machine
 
 
 class WrongScores(Exception):
@@ -53,13 +65,14 @@ class Contender:
     def is_peer(self) -> bool:
         return self.name in PEERS
 
-    def documents_per_s(self, requests: Sequence[Request]) -> float:
+    def run(self, requests: Sequence[Request]) -> Run:
         """Each request from a caller of its own, all at once, until the last one is answered."""
-        started = time.perf_counter()
+        num_documents = sum(len(request.documents) for request in requests)
+        started, cpu_s = time.perf_counter(), self.server.cpu_s() or 0
         with ThreadPoolExecutor(len(requests)) as callers:
             list(callers.map(self.scores, requests))
-        seconds = time.perf_counter() - started
-        return sum(len(request.documents) for request in requests) / seconds
+        seconds, cpu_s = time.perf_counter() - started, (self.server.cpu_s() or 0) - cpu_s
+        return Run(num_documents / seconds, cpu_s / num_documents)
 
 
 def start(
@@ -67,17 +80,14 @@ def start(
 ) -> list[Contender]:
     """All of them, with their defaults. infinity: its command."""
     name = bundle.ref.partition("/")[0]
+    model = ("--model-id", str(checkpoint), "--served-model-name", name)
     commands = {
-        NAIVE: [str(peer_python), naive.__file__, str(checkpoint)],
-        INFINITY: [
-            *(str(infinity), "v2", "--model-id", str(checkpoint), "--served-model-name", name),
-            *("--engine", "torch", "--device", "cpu", "--host", "127.0.0.1", "--url-prefix", "/v1"),
-            *("--no-model-warmup", "--log-level", "warning"),
-        ],
+        NAIVE: (str(peer_python), str(Path(__file__).with_name("naive.py")), str(checkpoint)),
+        INFINITY: (str(infinity), "v2", *model, *INFINITY_OPTIONS),
     }
     fields = {"model": name}
     started = [
-        Contender(peer, stack.enter_context(servers.program(command)), fields)
+        Contender(peer, stack.enter_context(servers.program(command, **QUIET)), fields)
         for peer, command in commands.items()
     ]
     server = stack.enter_context(servers.addnorm(bundle))
@@ -88,17 +98,10 @@ def start(
     ]
 
 
-def compare(contenders: Sequence[Contender], requests: Sequence[Request]) -> dict[str, float]:
+def compare(contenders: Sequence[Contender], request: Request) -> dict[str, float]:
     """How far each one's scores are from Addnorm's in fp32. WrongScores if a peer's are too far."""
-    by_name = {contender.name: contender for contender in contenders}
-    right = [by_name[FP32].scores(request) for request in requests]
-    apart = {
-        contender.name: max(
-            float(abs(contender.scores(request) - scores).max())
-            for request, scores in zip(requests, right, strict=True)
-        )
-        for contender in contenders
-    }
+    scores = {contender.name: contender.scores(request) for contender in contenders}
+    apart = {name: float(abs(own - scores[FP32]).max()) for name, own in scores.items()}
     for name in PEERS:
         if apart[name] > TOLERANCE:
             raise WrongScores(f"{name}: its scores differ from Addnorm's by {apart[name]:g}")

@@ -45,6 +45,7 @@ LOADS = {"log-normal": log_normal, "equal": equal}
 def words_of(checkpoint: Path) -> list[str]:
     """Words that the checkpoint's tokenizer makes one token of, wherever they stand."""
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    tokenizer.no_padding()
     words = sorted(word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha())
     encoded = tokenizer.encode_batch([f"{word} {word}" for word in words], add_special_tokens=False)
     return [word for word, encoding in zip(words, encoded, strict=True) if len(encoding) == 2]

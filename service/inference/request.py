@@ -13,6 +13,7 @@ from addnorm.service.runtime.batch import Batch, Ints, Padding
 from addnorm.service.settings import Settings
 
 JSON_BYTES_PER_FLOAT = 13  # of a float32 written with all its digits, sign and comma
+JSON_BYTES_PER_BYTE = 5  # "-128,"
 JSON_BYTES_PER_PAD = 4  # "0.0,"
 BINARY_BYTES = 4  # of any float32
 
@@ -157,5 +158,6 @@ def _answer_bytes(request: InferenceRequest, output: Output) -> int:
     num_values = output.num_values(bundle, request.batch)
     num_pads = output.width(bundle) * output.num_pads(bundle, padding)
     if request.binary:
-        return BINARY_BYTES * (num_values + num_pads)
-    return num_values * JSON_BYTES_PER_FLOAT + num_pads * JSON_BYTES_PER_PAD
+        return (num_values + num_pads) * (1 if output.is_small else BINARY_BYTES)
+    of_number = JSON_BYTES_PER_BYTE if output.is_small else JSON_BYTES_PER_FLOAT
+    return num_values * of_number + num_pads * JSON_BYTES_PER_PAD

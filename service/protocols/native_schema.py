@@ -11,7 +11,7 @@ from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.protocols.codec.sequences import Integers
 from addnorm.service.protocols.codec.spans import Ranges
 from addnorm.service.protocols.codec.texts import PROMPT_NAME, Texts
-from addnorm.service.runtime.bundle import Bundle, Pooling
+from addnorm.service.runtime.bundle import Bundle, InputType, Pooling
 
 Output = Literal[
     "activations",
@@ -71,10 +71,11 @@ class Options(Strict):
     precision: Literal["fp32", "int8"] | None = Field(
         None, description="One the model has; by default as the bundle says."
     )
-    dtype: Literal["float32", "float16"] = Field(
+    dtype: Literal["float32", "float16", "int8", "uint8", "binary", "ubinary"] = Field(
         "float32",
         description="Of activations, logits and pooled vectors in the answer; they are computed in"
-        " float32.",
+        " float32. The last four are for `pooled` alone: int8 and uint8 by the bundle's ranges of"
+        " its own vectors, binary and ubinary by their signs, eight dimensions a byte.",
     )
 
     @property
@@ -85,6 +86,10 @@ class Options(Strict):
     def wanted(self, bundle: Bundle) -> tuple[str, ...] | None:
         """The outputs asked for; None: those of the bundle's default."""
         return None if self.outputs is None else tuple(self.outputs)
+
+    def skipped_ids(self, bundle: Bundle) -> tuple[int, ...] | None:
+        """Tokens that have no place in token_vectors; None: all have one."""
+        return None
 
 
 class InferRequest(Options):
@@ -107,6 +112,12 @@ class InferRequest(Options):
         " answered like ragged input_ids.",
     )
     prompt_name: str | None = PROMPT_NAME
+    input_type: InputType | None = Field(
+        None,
+        description="For models with a vector for each token that tell queries from documents:"
+        " their prompt, their limit, and `token_vectors` without the tokens that the model's"
+        " authors leave out.",
+    )
     truncate: bool = Field(
         False,
         description="Whether texts that are too long are cut, as the model's authors do it, instead"
@@ -116,6 +127,11 @@ class InferRequest(Options):
     @property
     def field(self) -> str:
         return "input_ids" if self.texts is None else "texts"
+
+    def skipped_ids(self, bundle: Bundle) -> tuple[int, ...] | None:
+        if self.input_type is None:
+            return None
+        return bundle.manifest.input_types[self.input_type].skipped_ids
 
     def wanted(self, bundle: Bundle) -> tuple[str, ...] | None:
         """Who sends a text wants its class or its vector, not megabytes of its tokens' rows."""
@@ -161,14 +177,16 @@ class InferResponse(BaseModel):
         " and a model that classifies whole sequences has [B][V].",
     )
     token_vectors: list[list[list[float]]] | None = Field(
-        None, description="[B][S][width], of models that compare texts token by token."
+        None,
+        description="[B][S][width], of models that compare texts token by token; with `input_type`"
+        " of the tokens that count.",
     )
     sparse: list[SparseVector] | None = Field(
         None,
         description="[B], of models that predict masked tokens: the largest of each sequence's"
         " log(1 + max(0, logits)), as SPLADE's vectors are.",
     )
-    pooled: list[list[float]] | list[list[list[float]]] | None = Field(
+    pooled: list[list[float]] | list[list[int]] | list[list[list[float]]] | None = Field(
         None,
         description="[B][d_model], or as wide as the model's own vectors; with `spans` a list of"
         " such for each sequence.",

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 
 from addnorm.service.errors import ServiceError
 from addnorm.service.inference.outputs import Pooled
+from addnorm.service.inference.outputs.small_vectors import VectorDType
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
@@ -29,7 +30,6 @@ from addnorm.service.protocols.codec.sequences import (
 )
 from addnorm.service.protocols.codec.texts import PROMPT_NAME
 from addnorm.service.protocols.inference_route import Endpoint
-from addnorm.service.runtime.batch import Floats
 from addnorm.service.scheduling.cooperative import Steps
 
 # LangChain sends texts as ids of OpenAI's own vocabulary unless told not to
@@ -40,7 +40,7 @@ HINT = (
 
 
 class EmbeddingsRequest(Strict):
-    """OpenAI's fields; `truncate`, `precision` and `prompt_name` are ours."""
+    """OpenAI's fields; `dtype`, `truncate`, `precision` and `prompt_name` are ours."""
 
     input: Sequences = Field(
         description="A text, token ids of the model's own vocabulary with its special tokens, or a"
@@ -51,8 +51,13 @@ class EmbeddingsRequest(Strict):
     )
     encoding_format: Literal["float", "base64"] | None = Field(
         None,
-        description="Numbers, which is the default, or base64 of little-endian float32, which is"
-        " quicker.",
+        description="Numbers, which is the default, or base64 of their bytes, which is quicker:"
+        " little-endian float32, or a byte for each number of a smaller dtype.",
+    )
+    dtype: VectorDType = Field(
+        "float32",
+        description="int8 and uint8 by the bundle's ranges, for vectors of all dimensions; binary"
+        " and ubinary by the numbers' signs, eight dimensions a byte.",
     )
     dimensions: int | None = Field(
         None,
@@ -74,7 +79,7 @@ class EmbeddingsRequest(Strict):
 class Embedding(BaseModel):
     object: Literal["embedding"]
     index: int
-    embedding: list[float] | str = Field(description="Numbers, or base64.")
+    embedding: list[float] | list[int] | str = Field(description="Numbers, or base64.")
 
 
 class EmbeddingsUsage(BaseModel):
@@ -129,7 +134,13 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
     request = InferenceRequest(
         model,
         *await sent.batch(raw, tools),
-        (Pooled(normalize=model.bundle.manifest.normalize, dimensions=asked.dimensions),),
+        (
+            Pooled(
+                normalize=model.bundle.manifest.normalize,
+                dimensions=asked.dimensions,
+                dtype=asked.dtype,
+            ),
+        ),
         precision=asked.precision,
         binary=as_base64,
         field="input",
@@ -141,7 +152,7 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
 def encode(as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
     """InferenceResponse -> JSON. Numbers have the fewest digits that give the same float back."""
     request = response.request
-    vectors: Floats = response.outputs["pooled"]
+    vectors = response.outputs["pooled"]
     values = [base64_of(vector) for vector in vectors] if as_base64 else vectors
     num_tokens = request.batch.num_tokens
     body = {

@@ -36,13 +36,12 @@ def tei_ranker(url: str) -> str:
     ranker = HuggingFaceTEIRanker(url=url, top_k=2, token=None)
     ranked = ranker.run(QUERY, _documents(), truncation_direction=TruncationDirection.LEFT)
     _is_ranked(url, ranked["documents"])
-    refusal = ""
+    long, refused = "the text " * 1000, ""
     try:
-        long = "the text " * 1000
         ranker.run(long, _documents(), truncation_direction=TruncationDirection.LEFT)
     except RuntimeError as error:
-        refusal = str(error)
-    assert "texts[0] has 9016 characters" in refusal
+        refused = str(error)
+    assert "texts[0] has 9016 characters" in refused
     return f"{_shown(ranked['documents'])}; what is too long raises RuntimeError"
 
 

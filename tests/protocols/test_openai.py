@@ -270,3 +270,9 @@ def langchain(url: str, **options: Any) -> OpenAIEmbeddings:
 def test_langchain_gets_the_same_vectors(text_url: str, expected: Any) -> None:
     got = langchain(text_url, check_embedding_ctx_length=False).embed_documents(TEXTS)
     np.testing.assert_array_equal(np.array(got, np.float32), expected)
+
+
+def test_a_model_that_is_no_language_model_scores_nothing(sdk: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match=f"{TEXT_MODEL}/1 cannot") as refused:
+        sdk.completions.create(model=TEXT_MODEL, prompt="a", max_tokens=1, temperature=0)
+    assert refused.value.param == "model"

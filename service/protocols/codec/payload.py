@@ -5,15 +5,15 @@ import base64
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from numpy.typing import NDArray
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.protocols.codec.negotiation import JSON, compressed, sliced
-from addnorm.service.runtime.batch import Floats
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import Steps
 
@@ -40,9 +40,10 @@ class Payload(NamedTuple):
 Encode = Callable[[InferenceResponse], Steps[Payload]]
 
 
-def base64_of(vector: Floats) -> str:
-    """Little-endian float32, whatever this machine's order."""
-    return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
+def base64_of(vector: NDArray[Any]) -> str:
+    """Little-endian, whatever this machine's order."""
+    little = vector.dtype.newbyteorder("<")
+    return base64.b64encode(vector.astype(little, copy=False).tobytes()).decode()
 
 
 def compressing(encode: Encode, coding: str, response: InferenceResponse) -> Steps[Payload]:

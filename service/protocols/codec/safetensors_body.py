@@ -21,7 +21,7 @@ from addnorm.service.errors import InvalidInput, UnknownField
 SAFETENSORS = "application/vnd.safetensors"
 HEADER_BYTES = 64 * 1024
 KINDS = {"I64": np.int64, "I32": np.int32, "U8": np.uint8, "BOOL": np.bool_, "F32": np.float32}
-NAMES = {"int64": "I64", "float32": "F32", "float16": "F16"}
+NAMES = {"int64": "I64", "float32": "F32", "float16": "F16", "int8": "I8", "uint8": "U8"}
 INTEGERS = ("I64", "I32")
 KNOWN = {
     "input_ids": INTEGERS,

@@ -1,0 +1,101 @@
+"""What all outputs share: which rows one is made of, how many numbers it has, and how it is made,
+in the caller's layout.
+
+Outputs are made in steps (`scheduling/cooperative.py`).
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from addnorm.service.inference.heads import HeadRows, headed
+from addnorm.service.runtime.batch import Batch, Padding, Rows
+from addnorm.service.runtime.bundle import Bundle, Pick
+from addnorm.service.runtime.engine import Engine
+from addnorm.service.scheduling.cooperative import Steps
+
+NO_TOKEN = -1
+
+
+class Computed(NamedTuple):
+    """What outputs are made of."""
+
+    bundle: Bundle
+    engine: Engine
+    batch: Batch
+    padding: Padding
+    rows: Rows
+
+
+class TopK(NamedTuple):
+    """The k likeliest tokens or labels, likeliest first; NO_TOKEN and 0.0 at pads. In the caller's
+    layout, or `[rows, k]` for one row of logits a sequence."""
+
+    token_ids: Any
+    logprobs: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """One that is asked for, with its options. By default: a head's answer for every row that it
+    runs on."""
+
+    name: ClassVar[str]
+    is_estimated: ClassVar[bool] = False  # whether it may have less numbers than num_values
+
+    @property
+    def has_own_lengths(self) -> bool:
+        """Whether each of the caller's rows has a number of vectors, or entries, of its own."""
+        return False
+
+    def check(self, bundle: Bundle) -> None:
+        """InvalidInput if an option does not fit the model."""
+
+    def head(self, bundle: Bundle) -> str | None:
+        """The head that makes it, if one does."""
+        return self.name if self.name in bundle.manifest.heads else None
+
+    def pick(self, bundle: Bundle) -> Pick:
+        """The rows it is made of: every token's, or one for each sequence."""
+        head = self.head(bundle)
+        return bundle.manifest.heads[head].pick if head else "every"
+
+    def width(self, bundle: Bundle) -> int:
+        """Numbers for each row."""
+        return bundle.width(self.name)
+
+    def num_rows(self, bundle: Bundle, batch: Batch) -> int:
+        """How many rows it is made of."""
+        return batch.num_tokens if self.pick(bundle) == "every" else len(batch)
+
+    def num_values(self, bundle: Bundle, batch: Batch) -> int:
+        """How many numbers it has, pads left out."""
+        return self.num_rows(bundle, batch) * self.width(bundle)
+
+    def num_pads(self, bundle: Bundle, padding: Padding) -> int:
+        """Rows of the caller's layout that stay empty."""
+        if self.pick(bundle) == "every":
+            return padding.num_pads
+        return int((padding.lengths == 0).sum())
+
+    @property
+    def is_small(self) -> bool:
+        """Whether its numbers are sent as int8 or uint8."""
+        return False
+
+    @property
+    def cost(self) -> Hashable:
+        """Requests with equal ones take the same time for each row."""
+        return self.name
+
+    def make(self, of: Computed) -> Steps[Any]:
+        """In the caller's layout: `[rows, seq, w]` or `[rows, w]`; a list of `[n, w]` if ragged."""
+        rows = HeadRows.of(self.pick(of.bundle), of.rows.activations, of.batch)
+        made = yield from headed(of.engine, self.name, rows, self.width(of.bundle))
+        return self.laid_out(made, of)
+
+    def laid_out(self, values: Any, of: Computed, fill: float = 0.0) -> Any:
+        """Values of its rows in the caller's layout, with `fill` at pads."""
+        if self.pick(of.bundle) == "every":
+            return of.padding.scatter(values, fill)
+        return of.padding.scatter_rows(values, fill)
