@@ -97,11 +97,13 @@ def checkpoint(
         "pooling": loaded.pooling,
         "normalize": loaded.normalize,
         "labels": loaded.labels,
+        "multi_label": loaded.multi_label,
         "prompts": loaded.prompts,
         "default_prompt_name": loaded.default_prompt_name,
     }
     found = _texts(folder, loaded.model.config.max_positions, max_length, "--max-length")
     facts |= _facts(found)
+    facts["input_types"] = {} if isinstance(found, NoTexts) else dict(found.input_types)
     return Source(folder.name, loaded.model, origin, facts, found, folder, loaded)
 
 

@@ -1,6 +1,6 @@
 """How a checkpoint folder's authors treat texts: its tokenizer, and how many tokens they cut to."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,14 +9,23 @@ from addnorm.export import folder_tokenizer
 from addnorm.export.folder_tokenizer import NoTexts
 from addnorm.model.checkpoints import json_files, sentence_transformers
 from addnorm.model.checkpoints.sentence_transformers import MODULES, SentenceTransformers
-from addnorm.service.runtime.bundle import TOKENIZER
+from addnorm.service.runtime.bundle import TOKENIZER, InputRules, InputType
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SPECIAL_TOKENS = ("eos_token", "bos_token", "pad_token")
 # settings of sentence-transformers' Transformer that change how texts become token ids
-NOT_DONE = ("query_length", "document_length", "query_expansion", "processing_kwargs")
+NOT_DONE = {
+    "query_expansion": "queries with tokens that no other sees are not served; set it to null there"
+    " to serve queries without them",
+    "processing_kwargs": "which is not supported",
+}
+LENGTHS: dict[InputType, str] = {"query": "query_length", "document": "document_length"}
+PROMPTS: dict[InputType, tuple[str, ...]] = {  # the first that there is
+    "query": ("query",),
+    "document": ("document", "passage", "corpus"),
+}
 
 
 @dataclass(frozen=True)
@@ -30,9 +39,14 @@ class Texts:
     num_ids: int  # ids are below it
     has_types: bool  # whether transformers' tokenizer gives the second text of a pair its own type
     special_tokens: Mapping[str, str]  # those of SPECIAL_TOKENS that the authors name
+    input_types: Mapping[InputType, InputRules]  # of a MultiVectorEncoder
 
     def __str__(self) -> str:
-        return f"yes, up to {self.max_tokens} tokens ({self.limited_by})"
+        limits = [f"yes, up to {self.max_tokens} tokens ({self.limited_by})"]
+        for input_type, rules in self.input_types.items():
+            if rules.max_tokens:
+                limits.append(f"{rules.max_tokens} as {input_type}")
+        return ", ".join(limits)
 
 
 def read(folder: Path, max_positions: int) -> Texts:
@@ -56,7 +70,8 @@ def read(folder: Path, max_positions: int) -> Texts:
     special = {name: str(token) for name, token in named.items() if token is not None}
     limit = min(limit, max_positions)
     num_ids = 1 + max(tokenizer.get_vocab().values(), default=-1)
-    return Texts(content, limit, limited_by, num_special, num_ids, has_types, special)
+    rules = _input_types(authors, tokenizer, max_positions)
+    return Texts(content, limit, limited_by, num_special, num_ids, has_types, special, rules)
 
 
 def load_tokenizer(authors: SentenceTransformers) -> "PreTrainedTokenizerBase":
@@ -76,13 +91,45 @@ def _refuse_what_is_not_done(
     """NoTexts if the server's vectors would differ from the authors'."""
     if tokenizer.truncation_side != "right":
         raise NoTexts(f"{folder_tokenizer.CONFIG} cuts them on the left, which is not supported")
-    if named := [name for name in NOT_DONE if authors.settings.get(name)]:
-        raise NoTexts(f"{authors.settings_file} has {named[0]}, which is not supported")
+    for name, why in NOT_DONE.items():
+        if authors.settings.get(name):
+            raise NoTexts(f"{authors.settings_file} has {name}: {why}")
+    for name in LENGTHS.values():
+        if authors.settings.get(name) and authors.mask is None:
+            where = f"{authors.settings_file} has {name}"
+            raise NoTexts(f"{where}, which is supported with a MultiVectorMask only")
     normalizer = tokenizer.backend_tokenizer.normalizer
     keeps_capitals = normalizer is None or "A" in normalizer.normalize_str("A")
     if authors.settings.get("do_lower_case") and keeps_capitals:
         setting = f"{authors.settings_file} has do_lower_case"
         raise NoTexts(f"{setting}, but {TOKENIZER} keeps capitals: not supported")
+
+
+def _input_types(
+    authors: SentenceTransformers, tokenizer: "PreTrainedTokenizerBase", max_positions: int
+) -> dict[InputType, InputRules]:
+    """As MultiVectorEncoder's encode_query and encode_document treat texts; {} for other models.
+    NoTexts if a limit leaves no room for a text."""
+    if authors.mask is None:
+        return {}
+    skipped = _token_ids(authors.mask.skipped_words, tokenizer)
+    num_special, rules = tokenizer.num_special_tokens_to_add(pair=False), {}
+    for input_type, setting in LENGTHS.items():
+        length = authors.settings.get(setting)
+        if length is not None and length <= num_special:
+            raise NoTexts(f"{authors.settings_file} has {setting} {length}, all special tokens")
+        rules[input_type] = InputRules(
+            prompt_name=next((p for p in PROMPTS[input_type] if p in authors.prompts), None),
+            max_tokens=None if length is None else min(length, max_positions),
+            skipped_ids=skipped if input_type in authors.mask.skipped_in else (),
+        )
+    return rules
+
+
+def _token_ids(words: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
+    """Of those words that are tokens, ascending."""
+    vocabulary = tokenizer.get_vocab()
+    return tuple(sorted({vocabulary[word] for word in words if word in vocabulary}))
 
 
 def _authors_limit(folder: Path, authors: SentenceTransformers) -> tuple[int, str] | None:

@@ -106,4 +106,5 @@ def embedded(
             vectors = picked(facts["pooling"], rows, mask != 0)  # type: ignore[arg-type]
         if facts["normalize"]:
             vectors = torch.nn.functional.normalize(vectors, dim=1)
-    return vectors.numpy()  # type: ignore[no-any-return]
+    made: Floats = vectors.numpy()
+    return made

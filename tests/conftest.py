@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from filelock import FileLock
 from opentelemetry.trace import Tracer
 
@@ -36,6 +37,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="every preset, exported before: spares a minute while only service/ changes",
     )
     parser.addoption("--fuzz-s", type=int, default=15, help="seconds that requests are made up for")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """The tests have a process for each core. For models so small, two threads that share a busy
+    core are twenty times slower than one."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

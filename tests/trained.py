@@ -1,6 +1,6 @@
 """A cross-encoder and a tagger, trained on MiniLM's weights and made sentences: `make trained`.
 
-No such checkpoint lies in a package registry. Each takes about a minute, and is saved by
+No such checkpoint lies in a package registry. Each takes a minute or two, and is saved by
 transformers itself. Seeded: the same machine makes the same weights.
 """
 

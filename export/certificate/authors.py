@@ -129,7 +129,8 @@ class _Authors:
         grid, types = (torch.tensor([values]) for values in ids)
         facts = {"pooling": self.manifest.pooling, "normalize": self.manifest.normalize}
         mask = torch.ones_like(grid)
-        return vector_ranges.embedded(self.reference, facts, grid, mask, types)[0]
+        vectors: Array = vector_ranges.embedded(self.reference, facts, grid, mask, types)
+        return np.asarray(vectors[0])
 
 
 def _against_authors(

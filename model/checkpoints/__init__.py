@@ -43,6 +43,7 @@ class Checkpoint:
     model_type: str
     head: str | None  # the class of transformers that it is of
     labels: tuple[str, ...] | None  # of the logits, in order; None: they have no names
+    multi_label: bool  # several labels of one text may be true
     pooling: str  # of sentence-transformers' Pooling, else mean
     normalize: bool  # sentence-transformers' modules.json ends in Normalize
     unused: list[str]  # keys, and prefixes ending in ".", that the forward does not use
@@ -100,6 +101,7 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
         model_type=fields["model_type"],
         head=table.classes[0] if table else None,
         labels=labels,
+        multi_label=fields.get("problem_type") == "multi_label_classification",
         pooling=authors.pooling,
         normalize=authors.normalize,
         unused=unused,

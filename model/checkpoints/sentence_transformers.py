@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from addnorm.model.checkpoints import dense, json_files
+from addnorm.model.checkpoints import dense, json_files, multi_vector
 from addnorm.model.checkpoints.dense import Dense
+from addnorm.model.checkpoints.multi_vector import Mask
 from addnorm.model.checkpoints.reader import CheckpointError
 from addnorm.model.config import Pick
 
@@ -32,8 +33,19 @@ FLAGS = {  # as releases before 5.4 wrote them
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
 }
-KINDS = ("Transformer", "Pooling", "Dense", "Dropout", "Normalize")
-REMOVABLE = "take it out of modules.json to serve every token's vector as it is"
+KINDS = (
+    "Transformer",
+    "MLMTransformer",
+    "Pooling",
+    "Dense",
+    "Dropout",
+    "Normalize",
+    "MultiVectorMask",
+    "SpladePooling",
+)
+TRANSFORMERS = ("Transformer", "MLMTransformer")
+SPLADE = {"pooling_strategy": "max", "activation_function": "relu"}  # that sparse vectors are of
+NO_DENSE = "there is no Dense before it that makes vectors of tokens"
 REFUSED = {  # modules -> why
     "LayerNorm": "a norm after pooling is not served",
     "CNN": "convolutions are not served",
@@ -46,8 +58,6 @@ REFUSED = {  # modules -> why
     "StaticEmbedding": "there is no transformer",
     "BoW": "there is no transformer",
     "CLIPModel": "it has a tower of images",
-    "SpladePooling": "sparse vectors are not served",
-    "MultiVectorMask": f"which tokens count in a score is for the caller; {REMOVABLE}",
 }
 
 
@@ -56,7 +66,7 @@ class SentenceTransformers:
     """What the folder's files say.
 
     transformer: the folder of config.json, weights and tokenizer. dense: by the output that they
-    make. settings: of the transformer module, from `settings_file`.
+    make. mask: of a MultiVectorEncoder. settings: of the transformer module, from `settings_file`.
     """
 
     transformer: Path
@@ -65,6 +75,7 @@ class SentenceTransformers:
     dense: Mapping[str, tuple[Dense, ...]] = field(default_factory=dict)
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
+    mask: Mask | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     settings_file: str = "sentence_bert_config.json"
 
@@ -91,6 +102,7 @@ def read(folder: Path) -> SentenceTransformers:
         dense={output: tuple(layers) for output, layers in found.dense.items()},
         prompts=prompts,
         default_prompt_name=default,
+        mask=found.mask,
         settings=settings,
         settings_file=file.name if file else SentenceTransformers.settings_file,
     )
@@ -110,7 +122,7 @@ def _listed(folder: Path) -> list[tuple[str, Path]]:
         if path.is_absolute() or ".." in path.parts:
             raise CheckpointError(f"{file}: the path {entry['path']!r} leads out of {folder}")
         listed.append((kind, folder / path))
-    if listed and listed[0][0] != "Transformer":
+    if listed and listed[0][0] not in TRANSFORMERS:
         raise refused(listed[0][0], "the first module must be Transformer")
     return listed
 
@@ -123,9 +135,10 @@ class _Modules:
         self.pooling: Pick | None = None
         self.dense: dict[str, list[Dense]] = {}
         self.normalize = False
+        self.mask: Mask | None = None
 
     def add(self, kind: str, folder: Path) -> None:
-        if kind == "Transformer" and self.transformer is None:
+        if kind in TRANSFORMERS and self.transformer is None:
             self.transformer = folder
         elif kind == "Pooling" and self.pooling is None:
             if "token_vectors" in self.dense:
@@ -134,21 +147,39 @@ class _Modules:
         elif kind == "Dense":
             self._add_dense(dense.read(folder))
         elif kind == "Normalize" and not self.normalize:
-            config = json_files.settings(folder / "config.json")
-            if config.get("module_input_name") == "token_embeddings":
-                raise refused(kind, f"it scales the vector of every token; {REMOVABLE}")
-            self.normalize = True
+            self._add_normalize(folder / "config.json")
+        elif kind == "MultiVectorMask" and not self.mask:
+            if "token_vectors" not in self.dense:
+                raise refused(kind, NO_DENSE)
+            self.mask = multi_vector.read(folder)
+        elif kind == "SpladePooling":
+            _check_splade(folder / "config.json")
         elif kind != "Dropout":  # which does nothing outside training
             twice = "it stands there twice" if kind in KINDS else f"known are {', '.join(KINDS)}"
             raise refused(kind, REFUSED.get(kind, twice))
 
+    def _add_normalize(self, file: Path) -> None:
+        of_tokens = json_files.settings(file).get("module_input_name") == "token_embeddings"
+        if of_tokens and "token_vectors" not in self.dense:
+            raise refused("Normalize", NO_DENSE)
+        self.normalize = True
+
     def _add_dense(self, layer: Dense) -> None:
         """One that names no input takes what the modules before it made last."""
         output = layer.output or ("pooled" if self.pooling else "token_vectors")
-        if output == "pooled" and (not self.pooling or self.normalize):
+        if self.normalize or (output == "pooled" and not self.pooling):
+            vectors = "vectors of tokens" if output == "token_vectors" else "pooled vectors"
             place = "after Normalize" if self.normalize else "before Pooling"
-            raise refused(layer.folder.name, f"a Dense of pooled vectors stands {place}")
+            raise refused(layer.folder.name, f"a Dense of {vectors} stands {place}")
         self.dense.setdefault(output, []).append(layer)
+
+
+def _check_splade(file: Path) -> None:
+    """CheckpointError if it is not the largest of log1p(relu(logits))."""
+    config = json_files.settings(file)
+    for name, served in SPLADE.items():
+        if (value := config.get(name, served)) != served:
+            raise CheckpointError(f"{file}: {name} is {value!r}, supported is {served!r}")
 
 
 def refused(module: str, why: str) -> CheckpointError:

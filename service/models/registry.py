@@ -53,6 +53,7 @@ class Model:
         """token_budget: of a micro-batch; 0 if warm_up is to choose it."""
         self.bundle = bundle
         self.tokenizer = text.load(bundle)
+        self.tokenizers_by_type = text.load_by_type(bundle)
         self.engines = {name: Engine(bundle, name, provider) for name in bundle.manifest.precisions}
         self.token_budget = token_budget
         name, budget = bundle.manifest.name, token_budget or BUDGETS[1]

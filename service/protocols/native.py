@@ -111,7 +111,16 @@ async def _read_texts(
             " token_type_ids",
             param="texts",
         )
-    texts = TextsToTokenize.prompted("texts", given, asked.truncate, model, prompt_name)
+    if asked.input_type is None:
+        texts = TextsToTokenize.prompted("texts", given, asked.truncate, model, prompt_name)
+    elif prompt_name is None:
+        texts = TextsToTokenize.typed("texts", given, asked.truncate, model, asked.input_type)
+    else:
+        raise InvalidInput(
+            f"input_type is {asked.input_type!r}, and the prompt {prompt_name[:60]!r} is named too:"
+            " the input type chooses the prompt",
+            param="input_type",
+        )
     if asked.spans is None:
         return Read(asked, model, *await tools.texts.batch(texts, raw.deadline), None)
     batch, padding, encodings = await tools.texts.encoded(texts, raw.deadline)
@@ -171,6 +180,8 @@ def _from_lists(asked: InferRequest, prompt_name: str | None) -> tuple[Batch, Pa
             "prompt_name is set, but prompts are for texts: put the prompt's ids into input_ids",
             param="prompt_name",
         )
+    if asked.input_type is not None:
+        raise InvalidInput("input_type is set, but it is for texts", param="input_type")
     return from_lists(asked.input_ids, asked.attention_mask, asked.token_type_ids)
 
 
@@ -226,7 +237,7 @@ def _outputs(asked: Options, bundle: Bundle, of_spans: Spans | None) -> tuple[Ou
     with_options: dict[str, Output] = {
         "logits": Logits(logits.positions, logits.top_k),
         "sparse": Sparse(asked.sparse.top_k if asked.sparse else None),
-        "token_vectors": TokenVectors(asked.normalize),
+        "token_vectors": TokenVectors(asked.normalize, asked.skipped_ids(bundle)),
         "pooled": Pooled(asked.pooling, asked.normalize, dtype=dtype, spans=of_spans),
     }
     return tuple(with_options.get(name) or BY_NAME[name]() for name in names)
@@ -274,14 +285,16 @@ def encode_tensors(response: InferenceResponse) -> Steps[Payload]:
     yield
     request = response.request
     arrays: Arrays = {}
-    for name, output in response.outputs.items():
+    for asked in request.outputs:
+        name, output = asked.name, response.outputs[asked.name]
         parts = output._asdict() if isinstance(output, TopK | SparseVectors) else output
         if isinstance(parts, dict):
             arrays |= {f"{name}.{part}": _joined(values) for part, values in parts.items()}
         else:
             arrays[name] = _joined(parts)
-        if isinstance(output, SparseVectors):
-            arrays[f"{name}.lengths"] = np.array(list(map(len, output.indices)), np.int64)
+        if asked.has_own_lengths:
+            rows = output.indices if isinstance(output, SparseVectors) else output
+            arrays[f"{name}.lengths"] = np.array(list(map(len, rows)), np.int64)
         yield
     if request.padding.mask is None:
         arrays["lengths"] = request.padding.lengths

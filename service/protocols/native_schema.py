@@ -11,7 +11,7 @@ from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.protocols.codec.sequences import Integers
 from addnorm.service.protocols.codec.spans import Ranges
 from addnorm.service.protocols.codec.texts import PROMPT_NAME, Texts
-from addnorm.service.runtime.bundle import Bundle, Pooling
+from addnorm.service.runtime.bundle import Bundle, InputType, Pooling
 
 Output = Literal[
     "activations",
@@ -87,6 +87,10 @@ class Options(Strict):
         """The outputs asked for; None: those of the bundle's default."""
         return None if self.outputs is None else tuple(self.outputs)
 
+    def skipped_ids(self, bundle: Bundle) -> tuple[int, ...] | None:
+        """Tokens that have no place in token_vectors; None: all have one."""
+        return None
+
 
 class InferRequest(Options):
     """Token batches, rectangular with a mask or ragged; or texts, if the model has a tokenizer."""
@@ -108,6 +112,12 @@ class InferRequest(Options):
         " answered like ragged input_ids.",
     )
     prompt_name: str | None = PROMPT_NAME
+    input_type: InputType | None = Field(
+        None,
+        description="For models with a vector for each token that tell queries from documents:"
+        " their prompt, their limit, and `token_vectors` without the tokens that the model's"
+        " authors leave out.",
+    )
     truncate: bool = Field(
         False,
         description="Whether texts that are too long are cut, as the model's authors do it, instead"
@@ -117,6 +127,11 @@ class InferRequest(Options):
     @property
     def field(self) -> str:
         return "input_ids" if self.texts is None else "texts"
+
+    def skipped_ids(self, bundle: Bundle) -> tuple[int, ...] | None:
+        if self.input_type is None:
+            return None
+        return bundle.manifest.input_types[self.input_type].skipped_ids
 
     def wanted(self, bundle: Bundle) -> tuple[str, ...] | None:
         """Who sends a text wants its class or its vector, not megabytes of its tokens' rows."""
@@ -162,7 +177,9 @@ class InferResponse(BaseModel):
         " and a model that classifies whole sequences has [B][V].",
     )
     token_vectors: list[list[list[float]]] | None = Field(
-        None, description="[B][S][width], of models that compare texts token by token."
+        None,
+        description="[B][S][width], of models that compare texts token by token; with `input_type`"
+        " of the tokens that count.",
     )
     sparse: list[SparseVector] | None = Field(
         None,

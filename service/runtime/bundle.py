@@ -28,6 +28,7 @@ TOKENIZER = "tokenizer.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 Pooling = Literal["mean", "first", "last", "max", "weighted_mean", "mean_sqrt"]
 Pick = Literal["every"] | Pooling
+InputType = Literal["query", "document"]
 Task = Literal[
     "embed", "rerank", "classify", "tag", "fill_mask", "sparse", "multi_vector", "complete"
 ]
@@ -64,6 +65,14 @@ class Head(_Part):
     width: int
 
 
+class InputRules(_Part):
+    """How the authors of vectors for each token treat texts of one input type."""
+
+    prompt_name: str | None = None
+    max_tokens: int | None = None  # what they cut these texts to; None: max_text_tokens
+    skipped_ids: tuple[int, ...] = ()  # tokens whose vectors they leave out
+
+
 class Manifest(_Part):
     """What the server needs to know about a bundle, and where the bundle came from."""
 
@@ -79,9 +88,13 @@ class Manifest(_Part):
     precisions: dict[str, str]  # name -> graph file
     heads: dict[str, Head]  # by output
     labels: tuple[str, ...] | None  # of the logits, in order; None: they have no names
+    multi_label: bool = (
+        False  # whether several labels of one text may be true: sigmoid, not softmax
+    )
     default_precision: str
     pooling: Pooling
-    normalize: bool  # whether the authors normalize pooled vectors; responses do when asked to
+    normalize: bool  # whether the authors normalize their vectors; responses do when asked to
+    input_types: dict[InputType, InputRules] = {}  # of models that tell queries from documents
     prompts: dict[str, str] = {}  # name -> what is put before each text, if asked for
     default_prompt_name: str | None = None  # of the prompt where none is asked for
     special_tokens: dict[str, str] = {}  # eos_token, bos_token, pad_token: those its authors name

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import Encoding
 
 from addnorm.service.errors import StartupError
-from addnorm.service.runtime.bundle import TOKENIZER, Bundle
+from addnorm.service.runtime.bundle import TOKENIZER, Bundle, InputType
 
 # else each call starts threads of its own, which compete with the worker threads
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -57,10 +57,11 @@ class CannotCut(Exception):
 class Tokenizer:
     """Safe to call from several threads at once: its tokenizers never change once made."""
 
-    def __init__(self, bundle: Bundle) -> None:
-        """StartupError if the file is broken, or has ids that the model lacks."""
+    def __init__(self, bundle: Bundle, max_tokens: int | None = None) -> None:
+        """max_tokens: of a text; None: as the manifest says. StartupError if the file is broken, or
+        has ids that the model lacks."""
         limits = bundle.manifest.limits
-        self.max_tokens = limits.max_text_tokens
+        self.max_tokens = max_tokens or limits.max_text_tokens
         self.max_characters = CHARACTERS_PER_TOKEN * limits.max_positions
         self.has_types = limits.type_vocab_size > 1 and bundle.manifest.texts_have_types
         self._whole, self._cut, self._cut_pairs = (_read(bundle) for _ in range(3))
@@ -243,6 +244,15 @@ class Tokenizer:
 def load(bundle: Bundle) -> Tokenizer | None:
     """None where the bundle has no tokenizer."""
     return Tokenizer(bundle) if TOKENIZER in bundle.manifest.files else None
+
+
+def load_by_type(bundle: Bundle) -> dict[InputType, Tokenizer]:
+    """For those input types whose texts have a limit of their own."""
+    return {
+        input_type: Tokenizer(bundle, rules.max_tokens)
+        for input_type, rules in bundle.manifest.input_types.items()
+        if rules.max_tokens is not None and TOKENIZER in bundle.manifest.files
+    }
 
 
 def _read(bundle: Bundle) -> tokenizers.Tokenizer:

@@ -52,6 +52,12 @@ def test_labels_are_the_softmax_of_the_logits(task_client: httpx.Client, hugging
     assert raw.score == pytest.approx(logits_of(task_client, "reranker", TEXT)[0])
 
 
+def test_labels_that_may_all_be_true_are_scored_each_by_itself(task_client: httpx.Client) -> None:
+    (result,) = native(task_client, "/v1/classify", model="topics", texts=[TEXT])
+    expected = 1 / (1 + np.exp(-logits_of(task_client, "topics", TEXT)))
+    assert sorted(one["score"] for one in result) == pytest.approx(sorted(expected), abs=1e-6)
+
+
 def test_tags_have_their_characters_and_words_are_joined(
     task_client: httpx.Client, hugging_face: Any
 ) -> None:

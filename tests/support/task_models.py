@@ -44,6 +44,12 @@ def _classifier(folder: Path) -> Path:
     return _save("BertForSequenceClassification", folder, id2label=_numbered(NLI))
 
 
+def _topics(folder: Path) -> Path:
+    """Several of its labels may be true of one text."""
+    kind = "multi_label_classification"
+    return _save("BertForSequenceClassification", folder, num_labels=2, problem_type=kind)
+
+
 def _tagger(folder: Path) -> Path:
     return _save("BertForTokenClassification", folder, id2label=_numbered(TAGS))
 
@@ -61,6 +67,7 @@ TASK_MODELS: dict[str, Callable[[Path], Path]] = {
     "embedder": _embedder,
     "reranker": _reranker,
     "classifier": _classifier,
+    "topics": _topics,
     "tagger": _tagger,
     "masked-lm": _masked_lm,
 }

@@ -43,6 +43,11 @@ class Output:
     name: ClassVar[str]
     is_estimated: ClassVar[bool] = False  # whether it may have less numbers than num_values
 
+    @property
+    def has_own_lengths(self) -> bool:
+        """Whether each of the caller's rows has a number of vectors, or entries, of its own."""
+        return False
+
     def check(self, bundle: Bundle) -> None:
         """InvalidInput if an option does not fit the model."""
 

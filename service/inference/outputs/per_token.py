@@ -38,14 +38,38 @@ class NormStats(Output):
 
 @dataclass(frozen=True, eq=False)
 class TokenVectors(Output):
+    """skipped_ids: tokens that are left out; then the answer is a list of `[n, w]`. None: every
+    token has a vector."""
+
     name = "token_vectors"
     normalize: bool = False
+    skipped_ids: tuple[int, ...] | None = None
+
+    @property
+    def has_own_lengths(self) -> bool:
+        return self.skipped_ids is not None
+
+    def num_rows(self, bundle: Bundle, batch: Batch) -> int:
+        return len(self._tokens(batch))
+
+    def num_pads(self, bundle: Bundle, padding: Padding) -> int:
+        return 0 if self.has_own_lengths else super().num_pads(bundle, padding)
 
     def make(self, of: Computed) -> Steps[Any]:
-        rows = HeadRows.of(self.pick(of.bundle), of.rows.activations, of.batch)
+        rows = HeadRows.at(self._tokens(of.batch), of.rows.activations, of.batch)
         vectors = yield from headed(of.engine, self.name, rows, self.width(of.bundle))
         yield
-        return self.laid_out(unit(vectors) if self.normalize else vectors, of)
+        if self.normalize:
+            vectors = unit(vectors)
+        if not self.has_own_lengths:
+            return self.laid_out(vectors, of)
+        lengths = np.zeros(len(of.padding.lengths), np.int64)
+        lengths[of.padding.lengths > 0] = np.bincount(rows.sequences, minlength=len(of.batch))
+        return np.split(vectors, lengths.cumsum()[:-1])
+
+    def _tokens(self, batch: Batch) -> Ints:
+        """Indices of those that have a vector."""
+        return np.flatnonzero(~np.isin(batch.tokens, self.skipped_ids or ()))
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,6 +33,7 @@ class Sparse(Output):
 
     name = "sparse"
     is_estimated = True
+    has_own_lengths = True
     top_k: int | None = None
 
     def check(self, bundle: Bundle) -> None:

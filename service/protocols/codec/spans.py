@@ -88,8 +88,8 @@ def _tokens_in(begin: int, end: int, places: Places, place: str, row: str) -> tu
     """The first and the last token of the row in the range."""
     if not 0 <= begin < end <= places.size:
         raise InvalidInput(
-            f"{place}: {row} has {places.size} {places.units}, and a range is the first of them and"
-            " one past the last",
+            f"{place}: a range of {row} is [first, one past the last] of its {places.size}"
+            f" {places.units}",
             param="spans",
         )
     tokens = np.flatnonzero((places.of_tokens >= begin) & (places.of_tokens < end))

@@ -37,7 +37,8 @@ class TextTask(NamedTuple):
 class ClassifyOptions(Strict):
     function_to_apply: Function | None = Field(
         None,
-        description="From logits to scores: by default sigmoid for one label, else softmax.",
+        description="From logits to scores: by default sigmoid for one label, or where several may"
+        " be true, else softmax.",
     )
     top_k: int | None = Field(
         None, ge=1, description="Only the likeliest so many labels; all by default."
@@ -115,12 +116,15 @@ async def classify(
 ) -> TextTask:
     """The labels of each text or pair, likeliest first."""
     labels = _labels(texts)
+    function = options.function_to_apply
+    if function is None and texts.model.bundle.manifest.multi_label:
+        function = "sigmoid"
     batch, padding = await tools.texts.batch(texts, raw.deadline)
 
     def finish(response: InferenceResponse) -> Steps[list[Any]]:
         results = []
         logits = response.outputs["logits"]
-        for scores in classification.probabilities(logits, options.function_to_apply):
+        for scores in classification.probabilities(logits, function):
             results.append(classification.ranked(scores, labels, options.top_k))
             yield
         return results

@@ -16,6 +16,7 @@ from tokenizers import Encoding
 from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime.batch import Batch, Padding
+from addnorm.service.runtime.bundle import InputType
 from addnorm.service.runtime.tokenizer import CannotCut, Text, Tokenizer, Tokens, num_characters
 from addnorm.service.runtime.unpadding import from_lists
 from addnorm.service.scheduling.byte_budget import ByteBudget
@@ -59,6 +60,7 @@ class TextsToTokenize(NamedTuple):
     model: Model
     can_cut: bool = True  # whether the protocol has a field `truncate`
     left: bool = False  # whether they are cut at their beginnings
+    input_type: InputType | None = None
 
     @classmethod
     def prompted(
@@ -74,6 +76,29 @@ class TextsToTokenize(NamedTuple):
         if prompt := _prompt(model, field, texts, prompt_name):
             texts = [prompt + text if isinstance(text, str) else text for text in texts]
         return cls(field, texts, truncate, model)
+
+    @classmethod
+    def typed(
+        cls,
+        field: str,
+        texts: Sequence[Text],
+        truncate: bool,
+        model: Model,
+        input_type: InputType,
+    ) -> "TextsToTokenize":
+        """With the prompt and the limit of queries or of documents. InvalidInput for pairs, and if
+        the model does not tell the two apart."""
+        manifest = model.bundle.manifest
+        if (rules := manifest.input_types.get(input_type)) is None:
+            raise InvalidInput(
+                f"input_type is {input_type!r}, but {model.bundle.ref} does not tell queries from"
+                " documents: leave it out",
+                param="input_type",
+            )
+        single = _single(field, texts, "input_type")
+        prompt = manifest.prompts.get(rules.prompt_name or "", "")
+        prompted = [prompt + text for text in single]
+        return cls(field, prompted, truncate, model, input_type=input_type)
 
 
 class TextReader:
@@ -167,6 +192,8 @@ class TextReader:
     def tokenizer(self, asked: TextsToTokenize) -> Tokenizer:
         """The model's tokenizer. InvalidInput if there is none, or the texts are over a limit."""
         field, texts, tokenizer = asked.field, asked.texts, asked.model.tokenizer
+        if asked.input_type:
+            tokenizer = asked.model.tokenizers_by_type.get(asked.input_type, tokenizer)
         limit = self._settings.max_sequences
         if tokenizer is None:
             raise InvalidInput(
@@ -224,13 +251,20 @@ def _prompt(model: Model, field: str, texts: Sequence[Text], name: str | None) -
             f"prompt_name is {name[:60]!r}: {model.bundle.ref} has no such prompt, {known}",
             param="prompt_name",
         )
-    for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise InvalidInput(
-                f"prompt_name is set, but {field}[{index}] is a pair: prompts are for single texts",
-                param="prompt_name",
-            )
+    _single(field, texts, "prompt_name")
     return manifest.prompts[name]
+
+
+def _single(field: str, texts: Sequence[Text], option: str) -> list[str]:
+    """The texts. InvalidInput for a pair. option: that is set, and is for single texts only."""
+    single = [text for text in texts if isinstance(text, str)]
+    if len(single) < len(texts):
+        index = next(i for i, text in enumerate(texts) if not isinstance(text, str))
+        raise InvalidInput(
+            f"{option} is set, but {field}[{index}] is a pair: it is for single texts",
+            param=option,
+        )
+    return single
 
 
 def _in_steps(
@@ -263,9 +297,10 @@ def _in_steps(
 
 def _too_long(asked: TextsToTokenize, index: int, size: int, unit: str, limit: int) -> InvalidInput:
     remedy = 'shorten it, or send "truncate": true' if asked.can_cut else "shorten it"
+    of_type = f" of a {asked.input_type}" if asked.input_type else ""
     return InvalidInput(
         f"{asked.field}[{index}] has {size} {unit}, {size - limit} more than"
-        f" {asked.model.bundle.ref} takes ({limit}): {remedy}",
+        f" {asked.model.bundle.ref} takes{of_type} ({limit}): {remedy}",
         param=asked.field,
     )
 
