@@ -67,7 +67,7 @@ def test_more_entries_than_expected_are_refused_but_of_one_sequence_alone() -> N
     """The answer's size was estimated by its tokens."""
     logits = np.ones((2, 100), np.float32)
     assert len(made(logits[:1], (1,)).indices[0]) == 100
-    with pytest.raises(InvalidInput, match="more than 64 entries .* 2 sequences of 2 tokens"):
+    with pytest.raises(InvalidInput, match=r"more than 64 entries .* 2 sequences of 2 tokens"):
         made(logits, (1, 1))
     assert [len(found) for found in made(logits, (1, 1), 99).indices] == [99, 99]
 
