@@ -7,7 +7,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from addnorm.service.errors import InternalError, MethodNotAllowed, NotFound, ServiceError
-from addnorm.service.protocols import cohere, huggingface, openai, shared_paths, tei_schema
+from addnorm.service.protocols import (
+    cohere,
+    cohere_embed,
+    huggingface,
+    openai,
+    shared_paths,
+    tei_schema,
+)
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.kserve import schema as kserve
 from addnorm.service.telemetry.request_context import Envelope
@@ -19,7 +26,8 @@ TEI_PATHS = ("/embed", "/similarity", "/predict", "/decode", "/info", "/health")
 
 # by the first entry that the path begins with
 ENVELOPES: tuple[tuple[str, Envelope], ...] = (
-    *((path, cohere.error_body) for path in cohere.RERANK_PATHS),
+    ("/v1/embeddings", openai.error_body),
+    *((path, cohere.error_body) for path in (*cohere.RERANK_PATHS, *cohere_embed.EMBED_PATHS)),
     ("/hf/", huggingface.error_body),
     ("/tokenizer_info", openai.error_body),
     *((path, shared_paths.error_body) for path in ("/rerank", "/tokenize")),

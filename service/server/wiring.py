@@ -12,6 +12,7 @@ from addnorm.service.models.registry import Models
 from addnorm.service.models.repository import Repository
 from addnorm.service.protocols import (
     cohere,
+    cohere_embed,
     completions,
     huggingface,
     native,
@@ -134,7 +135,7 @@ def _routers(
             ),
             body_router(tools, settings.timeout_s, (tokenization.ENDPOINT,)),
         ],
-        "Cohere": [inference_router(pipeline, tools, cohere.ENDPOINTS)],
+        "Cohere": [inference_router(pipeline, tools, (*cohere.ENDPOINTS, *cohere_embed.ENDPOINTS))],
         "text-embeddings-inference": [
             inference_router(pipeline, tools, (*tei.ENDPOINTS, shared_paths.RERANK_ENDPOINT)),
             body_router(

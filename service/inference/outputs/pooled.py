@@ -40,7 +40,7 @@ class Pooled(Output):
         name for dtype."""
         if dtype in RANGED and (why := self._misfit(bundle)):
             raise InvalidInput(
-                f"{field} is {dtype!r}: {why}; or ask for float32, binary or ubinary", param=field
+                f"{field} is {dtype!r}: {why}; or ask for floats, binary or ubinary", param=field
             )
 
     def _misfit(self, bundle: Bundle) -> str | None:
@@ -106,9 +106,15 @@ class Pooled(Output):
 
 @dataclass(frozen=True, eq=False)
 class PooledByDType(Pooled):
-    """The same vectors in several dtypes, an array for each."""
+    """The same vectors in several dtypes, an array for each. field: the caller's name for them."""
 
     dtypes: tuple[VectorDType, ...] = ()
+    field: str = "dtypes"
+
+    def check(self, bundle: Bundle) -> None:
+        super().check(bundle)
+        for dtype in self.dtypes:
+            self.check_dtype(self.field, dtype, bundle)
 
     def width(self, bundle: Bundle) -> int:
         dimensions = self.dimensions or bundle.width(self.name)
