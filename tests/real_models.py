@@ -47,16 +47,18 @@ MODELS = (
 )  # fmt: skip
 
 
-def main(root: Path) -> None:
+def main(root: Path, *names: str) -> None:
+    """names: of MODELS; all without."""
+    chosen = [found for found in MODELS if not names or found.name in names]
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     with tempfile.TemporaryDirectory() as bundles:
-        for found in MODELS:
+        for found in chosen:
             options = ["--out", bundles, "--name", found.name, "--precision", found.precision]
             folder = str(root / found.folder)
             command.export(["--checkpoint", folder, *options, *found.arguments])
         with serving(inference_of(Path(bundles), invariance_check_share=0)) as url:
             client = httpx.Client(base_url=url, timeout=60)
-            rows = [row for found in MODELS for row in _rows(client, root, found)]
+            rows = [row for found in chosen for row in _rows(client, root, found)]
     report(rows)
 
 
@@ -90,4 +92,4 @@ def _sequences(model: PreTrainedModel) -> Sequence[tuple[list[int], list[int]]]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

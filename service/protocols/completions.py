@@ -19,6 +19,7 @@ from addnorm.service.protocols.codec.openapi import (
     DEADLINE,
     ERRORS,
     by_name,
+    examples,
     json_body,
 )
 from addnorm.service.protocols.codec.payload import Encode, Payload
@@ -28,6 +29,7 @@ from addnorm.service.protocols.codec.sequences import (
 )
 from addnorm.service.protocols.codec.validation import shown
 from addnorm.service.protocols.completions_schema import (
+    ANSWERS,
     EXAMPLES,
     NEUTRAL,
     CompletionRequest,
@@ -215,7 +217,7 @@ ENDPOINT = Endpoint(
         "name": "completions",
         "summary": "Log-probabilities of prompts, as OpenAI's clients ask for them",
         "response_model": CompletionResponse,
-        "responses": ERRORS,
+        "responses": {200: {"content": {JSON: {"examples": examples(ANSWERS)}}}, **ERRORS},
         "openapi_extra": json_body(CompletionRequest, EXAMPLES) | DEADLINE,
         "generate_unique_id_function": by_name,
     },

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
@@ -13,6 +14,7 @@ from tests.support.families import answers, rows_of
 
 LIMIT, LOWEST_COSINE = 1e-4, 0.99
 PLACES = ("right", "left", "holes")
+COMPARED = ("activations", "logits", "prompt_logprobs")
 Answer = dict[str, NDArray[np.float32]]
 
 
@@ -23,12 +25,13 @@ class Row(NamedTuple):
     precision: str
     hidden: float  # largest difference from transformers; 1 - lowest cosine for int8
     logits: float
+    scores: float  # of the log-probabilities of prompts, in fp32
     unequal: int  # answers whose bits depend on padding or company
 
     @property
     def passed(self) -> bool:
         limit = LIMIT if self.precision == "fp32" else 1 - LOWEST_COSINE
-        return max(self.hidden, self.logits) <= limit and not self.unequal
+        return max(self.hidden, self.logits, self.scores) <= limit and not self.unequal
 
 
 Sequences = Sequence[tuple[list[int], list[int]]]  # ids and token types of each
@@ -38,8 +41,10 @@ def compared(
     client: httpx.Client, name: str, model: PreTrainedModel, sent: Sequences
 ) -> Iterator[Row]:
     """A row for each precision of a served model."""
-    for precision in client.get(f"/v1/models/{name}").json()["precisions"]:
-        ask = _Ask(client, name, precision)
+    entry = client.get(f"/v1/models/{name}").json()
+    outputs = [output for output in COMPARED if output in entry["outputs"]]
+    for precision in entry["precisions"]:
+        ask = _Ask(client, name, precision, outputs)
         ragged = ask.ragged(sent)
         others = [ask.ragged([one])[0] for one in sent]
         others += [answer for where in PLACES for answer in ask.padded(sent, where)]
@@ -55,6 +60,7 @@ class _Ask(NamedTuple):
     client: httpx.Client
     model: str
     precision: str
+    outputs: Sequence[str]
 
     def ragged(self, sent: Sequences) -> list[Answer]:
         body = {"input_ids": [ids for ids, _ in sent]}
@@ -82,18 +88,19 @@ class _Ask(NamedTuple):
 
     def _answers(self, body: dict[str, Any], columns: Sequence[Any]) -> list[Answer]:
         """columns: where the tokens of each sequence stand."""
-        told = {"model": self.model, "precision": self.precision}
+        told = {"model": self.model, "precision": self.precision, "outputs": self.outputs}
         got = self.client.post("/v1/infer", json=body | told)
         assert got.status_code == 200, got.text
         found = got.json()
-        outputs = {name: found[name] for name in ("activations", "logits") if name in found}
         return [
-            {
-                name: values[chosen] if (values := np.array(rows[index], "f4")).ndim > 1 else values
-                for name, rows in outputs.items()
-            }
+            {name: _real(name, np.array(found[name][index], "f4"), chosen) for name in self.outputs}
             for index, chosen in enumerate(columns)
         ]
+
+
+def _real(name: str, values: NDArray[np.float32], chosen: Any) -> NDArray[np.float32]:
+    """Those of real tokens. A classifier has one row of logits for all."""
+    return values if name == "logits" and values.ndim == 1 else values[chosen]
 
 
 def _same(one: Answer, other: Answer) -> bool:
@@ -102,8 +109,8 @@ def _same(one: Answer, other: Answer) -> bool:
 
 def _differences(
     answer: Answer, model: PreTrainedModel, ids: list[int], types: list[int], precision: str
-) -> tuple[float, float]:
-    """Of the hidden states and the logits."""
+) -> tuple[float, float, float]:
+    """Of the hidden states, the logits and the log-probabilities."""
     hidden, logits = answers(model, ids, types)
     gaps = []
     for name, expected in (("activations", hidden), ("logits", logits)):
@@ -114,7 +121,13 @@ def _differences(
         right = rows_of(expected, len(ids), "every" if got.ndim > 1 else "first").numpy()
         assert got.shape == right.shape, (name, got.shape, right.shape)
         gaps.append(_gap(got, right, precision))
-    return gaps[0], gaps[1]
+    scores = 0.0
+    if "prompt_logprobs" in answer and precision == "fp32":
+        assert logits is not None
+        right = logits.log_softmax(-1)[torch.arange(len(ids) - 1), ids[1:]].numpy()
+        assert np.isnan(answer["prompt_logprobs"][0])
+        scores = float(np.abs(answer["prompt_logprobs"][1:] - right).max(initial=0.0))
+    return gaps[0], gaps[1], scores
 
 
 def _gap(got: NDArray[np.float32], right: NDArray[np.float32], precision: str) -> float:
@@ -128,10 +141,11 @@ def _gap(got: NDArray[np.float32], right: NDArray[np.float32], precision: str) -
 
 def report(rows: Sequence[Row]) -> None:
     """Prints the table. Exits with 1 if a row failed."""
-    print(f"{'class':44s} {'':5s} {'hidden':>9s} {'logits':>9s}  bits")
+    print(f"{'class':44s} {'':5s} {'hidden':>9s} {'logits':>9s} {'scores':>9s}  bits")
     for row in rows:
         bits = f"{row.unequal} unequal" if row.unequal else "equal"
-        line = f"{row.name:44s} {row.precision:5s} {row.hidden:9.2g} {row.logits:9.2g}  {bits}"
+        numbers = f"{row.hidden:9.2g} {row.logits:9.2g} {row.scores:9.2g}"
+        line = f"{row.name:44s} {row.precision:5s} {numbers}  {bits}"
         print(line if row.passed else f"{line}  FAILED")
     if failed := [row.name for row in rows if not row.passed]:
         sys.exit(f"failed: {', '.join(failed)}")
