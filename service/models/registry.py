@@ -250,8 +250,11 @@ class Models:
         task: what it must be made for. Without a name it is the default for the task, or the one
         model that is made for it.
         """
-        model = self._named(ref or (self._default(task) if task else self._only()))
-        if task and task not in model.bundle.tasks:
+        if ref is None:
+            ref = self._default(task) if task else self._only()
+        model = self._named(ref)
+        # every model has pooled vectors, also if it is made for something else
+        if task and task not in ("embed", *model.bundle.tasks):
             raise InvalidInput(
                 f"{model.bundle.ref} cannot {WORDS[task]}: it can {_words(model.bundle.tasks)}",
                 param="model",

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from addnorm.service.errors import ServiceError
+from addnorm.service.errors import InvalidInput, ServiceError
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
@@ -56,7 +56,7 @@ class RerankRequest(Strict):
     )
     max_chunks_per_doc: Literal[1] | None = Field(None, description="Documents are not split.")
     max_tokens_per_doc: int | None = Field(
-        None, ge=1, description="Has no effect: a pair is cut to what the model takes."
+        None, ge=1, description="At least the model's limit, to which query and document are cut."
     )
     priority: int | None = Field(None, description="Has no effect.")
 
@@ -114,6 +114,13 @@ async def rerank(
 ) -> tuple[InferenceRequest, Encode]:
     """Of a body that is known to be in this dialect."""
     model = raw.model(tools.models, asked.model, "rerank")
+    limit = model.bundle.manifest.limits.max_text_tokens
+    if asked.max_tokens_per_doc is not None and asked.max_tokens_per_doc < limit:
+        raise InvalidInput(
+            f"max_tokens_per_doc is {asked.max_tokens_per_doc}: {model.bundle.ref} cuts a query"
+            f" with its document to {limit} tokens, and to no other number; leave it out",
+            param="max_tokens_per_doc",
+        )
     documents = [text if isinstance(text, str) else text.text for text in asked.documents]
     pairs = [(asked.query, document) for document in documents]
     texts = TextsToTokenize("documents", pairs, truncate=True, model=model)

@@ -13,7 +13,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field, PlainValidator, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
-from addnorm.service.errors import InvalidInput, ServiceError
+from addnorm.service.errors import InvalidInput, ModelNotFound, ServiceError
 from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Model, Models
@@ -73,11 +73,15 @@ class TaskParameters(ClassifyOptions, TagOptions, FillMaskOptions, ZeroShotOptio
 class HuggingFaceRequest(Strict):
     inputs: Annotated[Inputs, PlainValidator(_inputs, Inputs)]
     parameters: TaskParameters | None = None
-    normalize: bool | None = Field(None, description="As the other fields: of feature extraction.")
     prompt_name: str | None = PROMPT_NAME
-    truncate: bool | None = None
+    truncate: bool | None = Field(
+        None, description="Whether texts that are too long are cut, instead of refused."
+    )
     truncation_direction: Literal["right", "Right"] | None = Field(
         None, description="Texts are cut at their end."
+    )
+    normalize: bool | None = Field(
+        None, description="This and the next two ask for vectors, whatever the model is made for."
     )
     dimensions: int | None = None
     encoding_format: Literal["float", "base64"] | None = None
@@ -94,7 +98,7 @@ EXAMPLES: dict[str, Any] = {
         "parameters": {"aggregation_strategy": "simple"},
     },
 }
-OF_FEATURES = set(HuggingFaceRequest.model_fields) - {"inputs", "parameters"}
+OF_FEATURES = ("normalize", "dimensions", "encoding_format")
 # what a model does with plain texts -> the options that this knows, and how it is done
 BY_TASK: dict[str, tuple[type[Strict], Any]] = {
     "classify": (ClassifyOptions, text_tasks.classify),
@@ -115,29 +119,34 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
         ref = f"{name}/{path['version']}{colon}{prompt}"
     model, prompt_name = raw.model_and_prompt(tools.models, ref, asked.prompt_name)
     if isinstance(asked.inputs, Sentences):
-        return await _similarity(raw, tools, model, asked.inputs, prompt_name)
+        return await _similarity(raw, tools, model, asked, prompt_name)
     texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
     to_tokenize = TextsToTokenize.prompted(
         "inputs", texts, bool(asked.truncate), model, prompt_name
     )
     known, run = _task(asked, model)
+    parameters = asked.parameters or TaskParameters()
+    _check_known(parameters, known, f"what is asked of {model.bundle.ref}")
     if run is None:
         return await _features(raw, tools, to_tokenize, asked)
-    parameters = asked.parameters or TaskParameters()
-    for name in parameters.model_fields_set - set(known.model_fields):
-        if getattr(parameters, name) is not None:
-            raise InvalidInput(
-                f"parameters.{name} is set, but {model.bundle.ref} does not know it: it knows"
-                f" {', '.join(known.model_fields)}",
-                param="parameters",
-            )
     task = await run(raw, tools, to_tokenize, parameters)
     return task.request, partial(_encode, task, isinstance(asked.inputs, str), run)
 
 
+def _check_known(parameters: TaskParameters, known: type[Strict], what: str) -> None:
+    """InvalidInput for a parameter that would have no effect."""
+    for name in sorted(parameters.model_fields_set - set(known.model_fields)):
+        if getattr(parameters, name) is not None:
+            raise InvalidInput(
+                f"parameters.{name} is set, but has no meaning for {what}; known are"
+                f" {', '.join(known.model_fields) or 'none'}",
+                param="parameters",
+            )
+
+
 def _task(asked: HuggingFaceRequest, model: Model) -> tuple[type[Strict], Any]:
     """The options that the task meant knows, and how it is done; None: feature extraction."""
-    if asked.model_fields_set & OF_FEATURES:
+    if any(getattr(asked, name) is not None for name in OF_FEATURES):
         return Strict, None
     if asked.parameters and asked.parameters.candidate_labels:
         return ZeroShotOptions, text_tasks.zero_shot
@@ -168,11 +177,21 @@ def _encode_features(as_base64: bool, response: InferenceResponse) -> Steps[Payl
 
 
 async def _similarity(
-    raw: RawRequest, tools: Tools, model: Model, asked: Sentences, prompt_name: str | None
+    raw: RawRequest,
+    tools: Tools,
+    model: Model,
+    asked: HuggingFaceRequest,
+    prompt_name: str | None,
 ) -> tuple[InferenceRequest, Encode]:
-    texts = TextsToTokenize.prompted(
-        "inputs", [asked.source_sentence, *asked.sentences], False, model, prompt_name
-    )
+    assert isinstance(asked.inputs, Sentences)
+    _check_known(asked.parameters or TaskParameters(), Strict, "similarity")
+    for name in OF_FEATURES:
+        if getattr(asked, name) is not None:
+            raise InvalidInput(f"{name} is set, but has no meaning for similarity", param=name)
+    if not asked.inputs.sentences:
+        raise InvalidInput("inputs.sentences is empty: send at least one text", param="inputs")
+    sentences = [asked.inputs.source_sentence, *asked.inputs.sentences]
+    texts = TextsToTokenize.prompted("inputs", sentences, bool(asked.truncate), model, prompt_name)
     batch, padding = await tools.texts.batch(texts, raw.deadline)
     request = InferenceRequest(model, batch, padding, (Pooled(normalize=True),), field="inputs")
     return request, _encode_similarity
@@ -241,5 +260,8 @@ class HealthRoutes:
         return router
 
     async def hugging_face_health(self, model: str) -> dict[str, str]:
-        self.models.find(model.partition(":")[0])
+        name, _, prompt = model.partition(":")
+        prompts = self.models.find(name).bundle.manifest.prompts
+        if prompt and prompt not in prompts:
+            raise ModelNotFound(f"model {name!r} has no prompt {prompt[:60]!r}", param="model")
         return {"status": "ok"}

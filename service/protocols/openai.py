@@ -128,7 +128,7 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
     require_json(raw.headers)
     negotiated(raw.headers, (JSON,))
     asked = await tools.bodies.read_json(EmbeddingsRequest, raw.body, raw.deadline)
-    model, prompt_name = raw.model_and_prompt(tools.models, asked.model, asked.prompt_name)
+    model, prompt_name = raw.model_and_prompt(tools.models, asked.model, asked.prompt_name, "embed")
     as_base64 = asked.encoding_format == "base64"
     sent = SequencesToRead("input", asked.input, bool(asked.truncate), model, prompt_name)
     request = InferenceRequest(

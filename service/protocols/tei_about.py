@@ -68,7 +68,7 @@ class TeiAboutRoutes:
             model_type=_model_type(bundle),
             max_concurrent_requests=settings.max_connections,
             max_input_length=manifest.limits.max_text_tokens,
-            max_batch_tokens=model.target(None).token_budget,
+            max_batch_tokens=settings.max_tokens,
             max_batch_requests=None,
             max_client_batch_size=settings.max_sequences,
             auto_truncate=True,

@@ -169,7 +169,7 @@ class TeiInfo(BaseModel):
     model_type: dict[str, Any]
     max_concurrent_requests: int | None = Field(description="Null: the queue counts tokens.")
     max_input_length: int = Field(description="Tokens of a text.")
-    max_batch_tokens: int = Field(description="Tokens of a micro-batch.")
+    max_batch_tokens: int = Field(description="Tokens of a request.")
     max_batch_requests: int | None
     max_client_batch_size: int = Field(description="Texts of a request.")
     auto_truncate: bool

@@ -3,6 +3,7 @@
 import math
 
 import orjson
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -55,7 +56,7 @@ def service_error(error: Exception, method: str, path: str, request_id: str) -> 
     if isinstance(error, ServiceError):
         return error
     if isinstance(error, HTTPException) and (known := STARLETTE.get(error.status_code)):
-        allowed = (error.headers or {}).get("allow")
+        allowed = Headers(error.headers or {}).get("allow")
         what = f"send {allowed}" if allowed else "there is no such path; /docs lists all paths"
         return known(f"{method} {path}: {what}", headers=error.headers)
     return InternalError(request_id)

@@ -68,15 +68,16 @@ def best(scores: Sequence[np.float32] | Floats, top_k: int | None = None) -> lis
     return order
 
 
-def entailment_index(labels: Sequence[str] | None) -> int:
+def entailment_index(labels: Sequence[str] | None, model: str = "the model") -> int:
     """InvalidInput if no label's name says entailment: the model cannot do zero-shot."""
     for index, label in enumerate(labels or ()):
         if label.lower().startswith(ENTAILMENT):
             return index
-    known = ", ".join(map(repr, labels or ())) or "without names"
+    known = f"its labels are {', '.join(map(repr, labels))}" if labels else "it has none"
     raise InvalidInput(
-        "the model cannot do zero-shot classification: it needs a label whose name begins with"
-        f" {ENTAILMENT!r}, its labels are {known}"
+        f"{model} cannot do zero-shot classification: it needs a label whose name begins with"
+        f" {ENTAILMENT!r}, {known}",
+        param="model",
     )
 
 

@@ -33,7 +33,8 @@ def mask_positions(ids: Sequence[int], pieces: Pieces, field: str) -> list[int]:
     positions = [position for position, token in enumerate(ids) if token == mask_id]
     if not positions:
         raise InvalidInput(
-            f"{field} has no mask token: put {mask_token} where a token is to be filled in",
+            f"{field} has no mask token: put {mask_token} where a token is to be filled in; one"
+            " that is cut off does not count",
             param=field.partition("[")[0],
         )
     return positions

@@ -45,9 +45,9 @@ def test_the_default_is_taken_where_several_can() -> None:
         ({}, None, "sparse", "no model served here can make sparse vectors"),
         ({}, None, "embed", "large, small can embed texts: name one, or set"
          " ADDNORM_DEFAULT_MODELS=embed=large"),
-        ({}, "one", "embed", "one/2 cannot embed texts: it can rerank"),
+        ({}, "one", "tag", "one/2 cannot tag tokens: it can rerank"),
         ({}, "one/1", "rerank", "one/1 cannot rerank: it can classify texts"),
-        ({"embed": "one"}, None, "embed", "one/2 cannot embed texts: it can rerank"),
+        ({"tag": "one"}, None, "tag", "one/2 cannot tag tokens: it can rerank"),
     ],
 )  # fmt: skip
 def test_a_request_that_finds_no_model_is_told_which_there_are(
@@ -56,6 +56,10 @@ def test_a_request_that_finds_no_model_is_told_which_there_are(
     with pytest.raises(InvalidInput, match=words) as refused:
         models(defaults, **SEVERAL).find(ref, task)
     assert refused.value.param == "model"
+
+
+def test_every_model_embeds_if_it_is_named() -> None:
+    assert models(**SEVERAL).find("one", "embed").bundle.ref == "one/2"
 
 
 def test_a_default_that_is_not_served_is_named() -> None:

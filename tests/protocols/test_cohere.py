@@ -210,13 +210,12 @@ RERANK: dict[str, Any] = {"model": "reranker", "query": "a", "documents": ["b"]}
         ({"output_dimension": 999}, "output_dimension is 999: 1 to "),
         ({"max_tokens": 3}, f"embedder/1 cuts texts to {MAX_TEXT_TOKENS} tokens"),
         ({"embedding_types": ["int4"]}, "embedding_types[0]: Input should be 'float'"),
-        ({"embedding_types": []}, "embedding_types: List should have at least 1 item"),
+        ({"embedding_types": []}, "embedding_types: Input should have 1 items or more"),
         ({"embedding_types": ["float", "int8"], "output_dimension": 8},
          "embedding_types is 'int8': its ranges are of embedder/1's own vectors"),
         ({"model": "embedder:passage", "input_type": "search_query"},
          "input_type is 'search_query', but model already names the prompt 'passage'"),
         ({"model": "embedder:nobody", "input_type": "clustering"}, "already names the prompt"),
-        ({"model": "reranker"}, "reranker/1 cannot embed texts"),
     ],
 )  # fmt: skip
 def test_embeddings_that_do_not_fit_are_refused(

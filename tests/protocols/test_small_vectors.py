@@ -89,7 +89,7 @@ def test_bits_are_also_of_cut_vectors_and_of_models_without_ranges(
         ("/v1/infer", {"normalize": False}, "which have length 1: send \"normalize\": true"),
         ("/v1/infer", {"pooling": "max"}, "which are pooled by 'mean': leave pooling out"),
         ("/v1/infer", {"model": "notebook", "input_ids": [[1]]},
-         "notebook/1 has no ranges to make it with: export it"),
+         "notebook/1 has no ranges to make it with"),
         ("/v1/infer", {"outputs": ["pooled", "activations"]},
          "'int8', which is for pooled vectors alone, and outputs are pooled, activations"),
         ("/v1/infer", {"outputs": None, "normalize": False}, "and outputs are activations: ask"),

@@ -181,3 +181,37 @@ def test_bad_requests_name_field_and_limit(
 def test_the_client_raises_its_own_error_with_our_words(hugging_face: Any) -> None:
     with pytest.raises(HfHubHTTPError, match=r"inputs\[0\] has no mask token"):
         hugging_face("masked-lm").fill_mask("a b")
+
+
+LONG = "a " * 60
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "message"),
+    [
+        ("embedder", {"inputs": "a", "parameters": {"top_k": 1}}, "has no meaning for what is"),
+        ("tagger", {"inputs": "a", "normalize": True, "parameters": {"top_k": 1}}, "no meaning"),
+        ("embedder", {"inputs": {"source_sentence": "a", "sentences": []}}, "sentences is empty"),
+        (
+            "embedder",
+            {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "dimensions": 3},
+            "dimensions is set, but has no meaning for similarity",
+        ),
+    ],
+)
+def test_nothing_that_is_asked_of_hugging_faces_route_is_ignored(
+    task_client: httpx.Client, model: str, body: dict[str, Any], message: str
+) -> None:
+    answer = task_client.post(f"/hf/{model}", json=body)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]
+
+
+def test_what_is_cut_stays_the_task_it_was(task_client: httpx.Client) -> None:
+    body = {"inputs": LONG, "truncate": True, "parameters": {"ignore_labels": []}}
+    tags = task_client.post("/hf/tagger", json=body).json()
+    assert len(tags) == 38  # of 40 tokens, two of which are special
+    two = {"source_sentence": LONG, "sentences": ["a " * 50]}
+    assert task_client.post("/hf/embedder", json={"inputs": two}).status_code == 400
+    alike = task_client.post("/hf/embedder", json={"inputs": two, "truncate": True}).json()
+    assert alike == [pytest.approx(1)]

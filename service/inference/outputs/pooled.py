@@ -47,7 +47,10 @@ class Pooled(Output):
         """In what the vectors differ from those that the ranges are of, and what to do."""
         manifest = bundle.manifest
         if manifest.vector_ranges is None:
-            return f"{bundle.ref} has no ranges to make it with: export it again, with a tokenizer"
+            return (
+                f"{bundle.ref} has no ranges to make it with: export it again, which records them if"
+                " there is a tokenizer"
+            )
         if self.pooling not in (None, manifest.pooling):
             what = f"are pooled by {manifest.pooling!r}: leave pooling out"
         elif manifest.normalize and not self.normalize:

@@ -50,14 +50,16 @@ class RawRequest(NamedTuple):
         task: Task | None = None,
     ) -> tuple[Model, str | None]:
         """As `model`, of `NAME:PROMPT` too, for clients that can only name a model."""
-        ref, colon, prompt = (ref or "").partition(":")
+        if ref is None:
+            return self.model(models, None, task), prompt_name
+        ref, colon, prompt = ref.partition(":")
         if colon and prompt_name is not None:
             raise InvalidInput(
                 f"prompt_name is {prompt_name[:60]!r}, but model already names the prompt"
                 f" {prompt[:60]!r}: send one of them",
                 param="prompt_name",
             )
-        return self.model(models, ref or None, task), prompt if colon else prompt_name
+        return self.model(models, ref, task), prompt if colon else prompt_name
 
 
 Decode = Callable[[RawRequest, Tools], Awaitable[tuple[InferenceRequest, Encode]]]

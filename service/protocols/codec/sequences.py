@@ -26,11 +26,13 @@ def _sequences(value: Any) -> list[str] | list[list[int]]:
     """One text or one sequence becomes a list of one. What the first element is, all must be."""
     if isinstance(value, str):
         return [value]
-    if not isinstance(value, list):
+    first = value[0] if isinstance(value, list) and value else []
+    is_pair = isinstance(first, list) and first and isinstance(first[0], str)
+    if not isinstance(value, list) or is_pair or not isinstance(first, str | list | int | float):
         raise PydanticCustomError(
-            "input_kind", "Input should be a text, a list of texts, token ids, or a list of such"
+            "input_kind",
+            "Input should be a text, a list of texts, token ids, or a list of such; no pairs",
         )
-    first = value[0] if value else []
     if isinstance(first, str):
         return TEXTS.validate_python(value, strict=True)
     if isinstance(first, list):

@@ -53,7 +53,12 @@ def in_texts(
             )
         starts, ends = np.array(encodings[index].offsets).T
         last = ends - 1 - (len(prompted) - len(text))
-        yield Places(np.where(starts < ends, last, NOWHERE), len(text), "characters")
+        places = np.where(starts < ends, last, NOWHERE)
+        end = int(places.max()) + 1
+        if asked.truncate and text[end:].strip():
+            yield Places(places, end, "characters that are left once it is cut")
+        else:
+            yield Places(places, len(text), "characters")
 
 
 def read(ranges: list[list[list[int]]], rows: Iterator[Places], field: str) -> Steps[Spans]:

@@ -58,7 +58,9 @@ class TagOptions(Strict):
 
 class FillMaskOptions(Strict):
     targets: Strings | None = Field(
-        None, description="Only these tokens are candidates; by default the whole vocabulary."
+        None,
+        min_length=1,
+        description="Only these tokens are candidates; by default the whole vocabulary.",
     )
     top_k: int | None = Field(
         None,
@@ -150,7 +152,8 @@ async def zero_shot(
 ) -> TextTask:
     """The candidate labels of each text, likeliest first, by a model that was trained to find
     entailment."""
-    entailment = classification.entailment_index(texts.model.bundle.manifest.labels)
+    bundle = texts.model.bundle
+    entailment = classification.entailment_index(bundle.manifest.labels, bundle.ref)
     candidates = options.candidate_labels
     hypotheses = list(classification.hypotheses(candidates, options.hypothesis_template))
     pairs = [(text, hypothesis) for text in _single_texts(texts) for hypothesis in hypotheses]

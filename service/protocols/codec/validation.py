@@ -1,5 +1,6 @@
 """JSON bodies into models, in bounded time, and what does not fit in our words. Knows no HTTP."""
 
+import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, TypeVar, get_args
@@ -14,6 +15,17 @@ from addnorm.service.settings import Settings
 MAX_KEYS = 1000  # of all objects of a body, beside one for each sequence
 MAX_DEPTH = 20  # bodies have 5
 CONTAINERS = (dict, list)
+# what pydantic puts into a path where a value may be of several kinds
+KIND = re.compile(r"^(str|int|float|bool)$|[A-Z\[]")
+# of pydantic's complaints those that speak of Python
+WORDS = {
+    "model_type": "Input should be an object",
+    "model_attributes_type": "Input should be an object",
+    "dict_type": "Input should be an object",
+    "none_required": "Input should be left out",
+    "too_short": "Input should have {min_length} items or more",
+    "too_long": "Input should have {max_length} items or fewer",
+}
 BLOCK_BYTES = 1024 * 1024
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -146,6 +158,7 @@ def _validation_error(error: ValidationError, model: type[BaseModel]) -> Invalid
     """pydantic's first complaint in our words: field, what is wrong, value."""
     first = error.errors(include_url=False)[0]
     loc = [part if isinstance(part, int) else part[:200] for part in first["loc"]]
+    loc = [part for part in loc if isinstance(part, int) or not KIND.search(part)]
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(
         "."
     )[:200]
@@ -158,7 +171,8 @@ def _validation_error(error: ValidationError, model: type[BaseModel]) -> Invalid
         )
     if first["type"] == "missing":
         return InvalidInput(f"{field} is missing", param=param)
-    return InvalidInput(f"{field}: {first['msg']}, got {shown(first['input'])}", param=param)
+    what = WORDS.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
+    return InvalidInput(f"{field}: {what}, got {shown(first['input'])}", param=param)
 
 
 def _known(model: type[BaseModel], loc: tuple[int | str, ...]) -> Iterable[str]:
