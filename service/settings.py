@@ -219,8 +219,15 @@ class Settings(BaseModel):
         """task=NAME, commas between."""
         if not isinstance(value, str):
             return value
-        entries = [entry.partition("=") for entry in value.split(",") if entry.strip()]
-        return {task.strip(): name.strip() for task, _, name in entries}
+        named: dict[str, str] = {}
+        for entry in filter(None, map(str.strip, value.split(","))):
+            task, _, name = map(str.strip, entry.partition("="))
+            if not task or not name:
+                raise ValueError(f"{entry!r} is not of the form task=NAME")
+            if task in named:
+                raise ValueError(f"{task} stands there twice")
+            named[task] = name
+        return named
 
     @field_validator("port", mode="before")
     @classmethod

@@ -209,6 +209,19 @@ def task_client(task_url: str) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.fixture(scope="session")
+def every_url(
+    text_bundles: Path, task_bundles: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """A server with the models of all examples in the OpenAPI document."""
+    root = tmp_path_factory.mktemp("every")
+    for folder in (*text_bundles.iterdir(), *task_bundles.iterdir()):
+        (root / folder.name).symlink_to(folder.resolve())
+    defaults = {**DEFAULTS, "embed": "embedder", "complete": "gpt"}
+    with serving(inference_of(root, default_models=defaults)) as url:
+        yield url
+
+
 Ask = Callable[..., dict[str, Any]]
 
 

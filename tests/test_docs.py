@@ -90,11 +90,24 @@ CLIENTS = (ROOT / "docs" / "clients.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.+?)```", README + CLIENTS, re.DOTALL)
 
 
+TASKS = (ROOT / "docs" / "tasks.md").read_text()
+OF_TASKS = re.findall(r"```python\n(.+?)```", TASKS, re.DOTALL)
+
+
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
 def test_the_programs_of_the_readme_and_the_clients_page_run(text_url: str, program: str) -> None:
+    run(program, text_url)
+
+
+@pytest.mark.parametrize("program", OF_TASKS, ids=range(len(OF_TASKS)))
+def test_the_programs_of_the_page_on_tasks_run(task_url: str, program: str) -> None:
+    run(program, task_url)
+
+
+def run(program: str, url: str) -> None:
     for package in re.findall(r"^from (\w+)", program, re.MULTILINE):
         pytest.importorskip(package)  # kserve brings hundreds of megabytes along
-    program = program.replace("localhost:8000", text_url.removeprefix("http://"))
+    program = program.replace("localhost:8000", url.removeprefix("http://"))
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
@@ -107,15 +120,24 @@ def test_the_programs_of_the_page_on_own_models_run(monkeypatch: pytest.MonkeyPa
     assert known["bundle"].facts["labels"] == ("no", "yes")
 
 
-@pytest.mark.parametrize("command", re.findall(r"^curl .+$", CLIENTS, re.MULTILINE))
+CURLS_OF_CLIENTS = re.findall(r"^curl .+$", CLIENTS, re.MULTILINE)
+CURLS_OF_TASKS = re.findall(r"^curl .+$", TASKS, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", CURLS_OF_CLIENTS)
 def test_the_curl_lines_of_the_clients_page_run(text_client: httpx.Client, command: str) -> None:
+    _is_answered(text_client, command)
+
+
+@pytest.mark.parametrize("command", CURLS_OF_TASKS)
+def test_the_curl_lines_of_the_page_on_tasks_run(task_client: httpx.Client, command: str) -> None:
+    _is_answered(task_client, command)
+
+
+def _is_answered(client: httpx.Client, command: str) -> None:
     path, body = asked(command)
-    assert (
-        text_client.post(
-            path, content=body, headers={"content-type": "application/json"}
-        ).status_code
-        == 200
-    )
+    answer = client.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 200, answer.text
 
 
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()

@@ -82,3 +82,25 @@ def test_only_the_loader_reads_the_environment(monkeypatch: pytest.MonkeyPatch) 
     assert Settings().max_sequences == 1024
     with pytest.raises(ValidationError, match="no_such"):
         Settings(no_such=1)
+
+
+def test_default_models_are_read_by_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADDNORM_DEFAULT_MODELS", " rerank = a/2, embed=b:c ,")
+    assert read_settings().default_models == {"rerank": "a/2", "embed": "b:c"}
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("rerank", "'rerank' is not of the form task=NAME"),
+        ("embed=a,=b", "'=b' is not of the form task=NAME"),
+        ("embed=a,rerank=", "'rerank=' is not of the form task=NAME"),
+        ("embed=a,embed=b", "embed stands there twice"),
+    ],
+)
+def test_default_models_that_cannot_be_read_are_named(
+    monkeypatch: pytest.MonkeyPatch, value: str, words: str
+) -> None:
+    monkeypatch.setenv("ADDNORM_DEFAULT_MODELS", value)
+    with pytest.raises(StartupError, match=f"ADDNORM_DEFAULT_MODELS={value}: .*{words}"):
+        read_settings()

@@ -50,6 +50,10 @@ class ModelEntry(BaseModel):
     normalize: bool = Field(
         description="Whether embeddings have length 1; /v1/infer does it only when asked."
     )
+    vector_ranges: tuple[tuple[float, ...], tuple[float, ...]] | None = Field(
+        description="Lowest and highest value of each dimension, by which int8 and uint8 vectors"
+        " are made. Null where there are none, and in the list of all models."
+    )
     layout: Literal["packed", "padded"]
     source: dict[str, Any]
     files: dict[str, str] = Field(description="sha256 of each file of the bundle.")
@@ -83,7 +87,8 @@ class ModelListRoutes:
         return router
 
     async def list_models(self) -> ModelList:
-        return ModelList(data=[_entry(name, versions) for name, versions in self.models])
+        short = {"vector_ranges": None}  # they are long
+        return ModelList(data=[_entry(*entry).model_copy(update=short) for entry in self.models])
 
     async def show_model(self, name: str) -> ModelEntry:
         """By an alias too."""
@@ -122,6 +127,7 @@ def _entry(name: str, versions: Mapping[int, Model]) -> ModelEntry:
         default_prompt_name=manifest.default_prompt_name,
         pooling=manifest.pooling,
         normalize=manifest.normalize,
+        vector_ranges=manifest.vector_ranges,
         layout=manifest.layout,
         source=manifest.source,
         files={name: file.sha256 for name, file in manifest.files.items()},

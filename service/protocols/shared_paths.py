@@ -10,7 +10,7 @@ from addnorm.service.protocols import cohere, openai, tei, tei_schema, tei_token
 from addnorm.service.protocols.body_route import BodyEndpoint
 from addnorm.service.protocols.codec import dialects
 from addnorm.service.protocols.codec.dialects import Dialect
-from addnorm.service.protocols.codec.openapi import DEADLINE, by_name, errors, json_body
+from addnorm.service.protocols.codec.openapi import DEADLINE, ErrorBody, by_name, errors, json_body
 from addnorm.service.protocols.inference_route import Endpoint
 from addnorm.service.protocols.tei_schema import (
     TeiError,
@@ -36,7 +36,7 @@ def error_body(error: ServiceError) -> dict[str, Any]:
 
 
 class SharedError(TeiError):
-    """The dialect's own, once the body is read."""
+    """While it is not known which dialect is meant."""
 
     message: str
 
@@ -50,13 +50,19 @@ class TokenizeBody(RootModel[TeiTokenizeRequest | vllm_tokens.PromptTokenizeRequ
 
 
 def _documented(
-    name: str, summary: str, body: type[BaseModel], answer: Any, examples: dict[str, Any]
+    name: str,
+    summary: str,
+    body: type[BaseModel],
+    answer: Any,
+    error: Any,
+    examples: dict[str, Any],
 ) -> dict[str, Any]:
+    """error: that of one dialect; the other is text-embeddings-inference's."""
     return {
         "name": name,
         "summary": summary,
         "response_model": answer,
-        "responses": errors(SharedError, error_body),
+        "responses": errors(SharedError | TeiError | error, error_body),
         "openapi_extra": json_body(body, examples) | DEADLINE,
         "generate_unique_id_function": by_name,
     }
@@ -70,6 +76,7 @@ RERANK_ENDPOINT = Endpoint(
         "Texts by how well they answer a query, as text-embeddings-inference or Cohere answers",
         RerankBody,
         list[TeiRank] | cohere.RerankResponse,
+        cohere.CohereError,
         {
             "text-embeddings-inference": {
                 "query": "What is dropped?",
@@ -87,6 +94,7 @@ TOKENIZE_ENDPOINT = BodyEndpoint(
         "The tokens of texts, as text-embeddings-inference or vLLM answers",
         TokenizeBody,
         list[list[TeiToken]] | vllm_tokens.PromptTokenizeResponse,
+        ErrorBody,
         {"text-embeddings-inference": {"inputs": ["Pads are dropped."]}},
     ),
 )

@@ -45,6 +45,19 @@ def tei_ranker(url: str) -> str:
     return f"{_shown(ranked['documents'])}; what is too long raises RuntimeError"
 
 
+def tei_sparse_embedder(url: str) -> str:
+    from haystack_integrations.components.embedders.huggingface_api import (
+        HuggingFaceTEISparseTextEmbedder,
+    )
+
+    embedder = HuggingFaceTEISparseTextEmbedder(api_base_url=url, token=None)
+    found = embedder.run(TEXTS[0])["sparse_embedding"]
+    (plain,) = httpx.post(f"{url}/embed_sparse", json={"inputs": TEXTS[0]}).json()
+    assert found.indices == [entry["index"] for entry in plain]
+    assert found.values == [entry["value"] for entry in plain]
+    return f"{len(plain)} entries"
+
+
 def vllm_ranker(url: str) -> str:
     from haystack_integrations.components.rankers.vllm import VLLMRanker
 
@@ -73,6 +86,7 @@ def _shown(documents: list) -> str:
 
 CLIENTS = {
     "haystack TEI embedder": tei_embedder,
+    "haystack TEI sparse embedder": tei_sparse_embedder,
     "haystack TEI ranker": tei_ranker,
     "haystack vLLM ranker": vllm_ranker,
 }

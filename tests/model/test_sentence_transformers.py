@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from addnorm.model.checkpoints import CheckpointError, load_checkpoint, sentence_transformers
+from addnorm.model.checkpoints.multi_vector import Mask
 from tests.support.families import made, save
 from tests.support.sentence_transformers import write_dense, write_modules, write_settings
 
@@ -55,6 +56,19 @@ def dense(name: str = "2_Dense", **settings: Any) -> Callable[[Path], None]:
     return lambda folder: write_dense(folder / name, nn.Linear(WIDTH, 4), **settings)
 
 
+TOKENS = {"Transformer": "", "Dense": "2_Dense", "MultiVectorMask": "3_Mask"}
+
+
+def mask(**settings: Any) -> Callable[[Path], None]:
+    """Behind a Dense of tokens."""
+
+    def write(folder: Path) -> None:
+        dense()(folder)
+        write_settings(folder / "3_Mask", **settings)
+
+    return write
+
+
 REFUSED: dict[str, tuple[dict[str, str], Callable[[Path], None], str]] = {
     "several poolings": (
         POOLED,
@@ -84,7 +98,7 @@ REFUSED: dict[str, tuple[dict[str, str], Callable[[Path], None], str]] = {
     "an unknown module": (
         {**POOLED, "Whitening": "2"},
         lambda folder: None,
-        "Whitening is not supported: known are Transformer, Pooling, Dense, Dropout, Normalize",
+        "Whitening is not supported: known are Transformer, MLMTransformer, Pooling, Dense",
     ),
     "two poolings": (
         {**POOLED, "Pooling_2": "any"},
@@ -99,7 +113,37 @@ REFUSED: dict[str, tuple[dict[str, str], Callable[[Path], None], str]] = {
     "normalized tokens": (
         {"Transformer": "", "Normalize": "1"},
         lambda folder: write_settings(folder / "1", module_input_name="token_embeddings"),
-        "it scales the vector of every token; take it out of modules.json",
+        "Normalize is not supported: there is no Dense before it that makes vectors of tokens",
+    ),
+    "a mask of activations": (
+        {"Transformer": "", "MultiVectorMask": "1"},
+        lambda folder: write_settings(folder / "1"),
+        "MultiVectorMask is not supported: there is no Dense before it",
+    ),
+    "a mask for images": (
+        TOKENS,
+        mask(keep_only_token_ids=[7]),
+        "config.json: keep_only_token_ids is for images, which are not served",
+    ),
+    "a mask for another task": (
+        TOKENS,
+        mask(skiplist_tasks=["document", "title"]),
+        "config.json: skiplist_tasks has 'title', supported are query, document",
+    ),
+    "Dense of scaled tokens": (
+        {"Transformer": "", "Dense": "2_Dense", "Normalize": "3", "Dense_2": "2_Dense"},
+        dense(),
+        "2_Dense is not supported: a Dense of vectors of tokens stands after Normalize",
+    ),
+    "sums of log1p": (
+        {"Transformer": "", "SpladePooling": "1"},
+        lambda folder: write_settings(folder / "1", pooling_strategy="sum"),
+        "config.json: pooling_strategy is 'sum', supported is 'max'",
+    ),
+    "log1p twice": (
+        {"MLMTransformer": "", "SpladePooling": "1"},
+        lambda folder: write_settings(folder / "1", activation_function="log1p_relu"),
+        "config.json: activation_function is 'log1p_relu', supported is 'relu'",
     ),
     "a path outside": (
         {"Transformer": "", "Pooling": "../any"},
@@ -166,6 +210,23 @@ def test_what_is_not_served_is_refused_by_name(tmp_path: Path, case: str) -> Non
     write(tmp_path)
     with pytest.raises(CheckpointError, match=re.escape(words)):
         sentence_transformers.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, Mask()),
+        ({"skiplist_words": [".", ","]}, Mask((".", ","), ("document",))),
+        ({"skiplist_words": ["."], "skiplist_tasks": "query"}, Mask((".",), ("query",))),
+        ({"skiplist_tasks": ["document", "query"]}, Mask((), ("query", "document"))),
+    ],
+)
+def test_a_mask_names_words_and_where_they_are_skipped(
+    tmp_path: Path, settings: dict[str, Any], expected: Mask
+) -> None:
+    write_modules(tmp_path, **TOKENS)
+    mask(**settings)(tmp_path)
+    assert sentence_transformers.read(tmp_path).mask == expected
 
 
 def test_code_of_the_folder_is_refused(tmp_path: Path) -> None:

@@ -46,7 +46,16 @@ def closed(serve: Serve) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize(
-    "path", ["/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/docs", "/openapi.json"]
+    "path",
+    [
+        "/livez",
+        "/readyz",
+        "/health",
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/docs",
+        "/openapi.json",
+    ],
 )
 def test_health_and_documentation_are_open(closed: httpx.Client, path: str) -> None:
     assert closed.get(path).status_code == 200
@@ -102,7 +111,7 @@ def test_every_documented_route_but_health_needs_a_key(closed: httpx.Client) -> 
         for method in methods:
             status = closed.request(method, path).status_code
             assert (status == 401) == (
-                path not in ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready")
+                path not in ("/livez", "/readyz", "/health", "/v2/health/live", "/v2/health/ready")
             ), path
 
 

@@ -1,6 +1,6 @@
 """Tiny checkpoints, one for each task, as a server of several tasks has them side by side.
 
-Their bodies have the same weights, so that tests with shared exports export one body only.
+The bodies of encoders have the same weights, so that tests with shared exports export one only.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from typing import Any
 
 from addnorm.export import sources
 from addnorm.export.writer import Plan, export
+from tests.support import language_model
 from tests.support.families import made, save
 from tests.support.sentence_transformers import write_modules, write_settings
 from tests.support.texts import WORDS, tokenizer
@@ -16,6 +17,7 @@ from tests.support.texts import WORDS, tokenizer
 MAX_TEXT_TOKENS = 40  # all positions
 NLI = ("contradiction", "neutral", "entailment")
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+PROSE = ("the same text, again and again", "Pads are dropped. Padding costs nothing!")
 PROMPTS = {"query": "the text ", "passage": "a "}
 
 
@@ -58,6 +60,10 @@ def _masked_lm(folder: Path) -> Path:
     return _save("BertForMaskedLM", folder)
 
 
+def _language_model(folder: Path) -> Path:
+    return language_model.checkpoint(folder, PROSE, vocab_size=300, bos_token_id=0, eos_token_id=0)
+
+
 def _numbered(labels: tuple[str, ...]) -> dict[int, str]:
     return dict(enumerate(labels))
 
@@ -70,6 +76,7 @@ TASK_MODELS: dict[str, Callable[[Path], Path]] = {
     "topics": _topics,
     "tagger": _tagger,
     "masked-lm": _masked_lm,
+    "gpt": _language_model,
 }
 DEFAULTS = {"classify": "classifier"}  # a reranker can classify too
 

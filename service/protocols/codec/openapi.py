@@ -99,8 +99,8 @@ ERRORS: Responses = {
 }
 
 
-def errors(body: type[BaseModel], envelope: Envelope) -> Responses:
-    """ERRORS as a protocol with an envelope of its own documents them."""
+def errors(body: Any, envelope: Envelope) -> Responses:
+    """ERRORS as a protocol with an envelope of its own documents them. body: its type."""
     example = envelope(InvalidInput("top_n is -1: 0 or more", param="top_n"))
     return {
         status: {

@@ -1,0 +1,69 @@
+"""The ranges of int8 vectors: measured at export, and certified."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from addnorm.export import sources, vector_ranges
+from addnorm.export.certificate import authors, tolerances
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.bundle import TOKENIZER
+from tests.conftest import inference_of
+from tests.support.texts import D_MODEL, TEXT_MODEL
+
+CASE = "vector ranges"
+
+
+@pytest.fixture(scope="module")
+def bundle(text_bundles: Path) -> bundles.Bundle:
+    return bundles.read(text_bundles / TEXT_MODEL / "1")
+
+
+def test_a_bundle_with_a_tokenizer_has_certified_ranges(bundle: bundles.Bundle) -> None:
+    assert np.shape(bundle.manifest.vector_ranges) == (2, D_MODEL)
+    lowest, highest = np.array(bundle.manifest.vector_ranges)
+    assert (lowest < highest).all()
+    assert bundle.certificate
+    assert [check["case"] for check in bundle.certificate["checks"]].count(CASE) == 1
+
+
+def test_ranges_are_those_of_the_served_vectors(
+    bundle: bundles.Bundle, text_bundles: Path, text_checkpoint: Path
+) -> None:
+    service, source = inference_of(text_bundles), sources.checkpoint(text_checkpoint)
+
+    def failed(ranges: Any) -> list[tolerances.Result]:
+        manifest = bundle.manifest.model_copy(update={"vector_ranges": ranges})
+        changed = bundles.Bundle(bundle.path, manifest, bundle.certificate)
+        checks = dict(authors.checks(service, changed, source.in_layout("padded"), text_checkpoint))
+        return [result for result in checks[CASE]("fp32") if not result[1] <= result[2]]
+
+    right = np.array(bundle.manifest.vector_ranges)
+    wrong = right.copy()
+    wrong[1, 3] += 2e-4
+    try:
+        assert failed(right) == []
+        assert failed(wrong)
+        assert failed(right[:, 1:])
+    finally:
+        service.close()
+
+
+def test_calibration_texts_are_the_same_each_time_and_have_tokens(bundle: bundles.Bundle) -> None:
+    content = (bundle.path / TOKENIZER).read_bytes()
+    texts = vector_ranges.calibration_texts(content)
+    assert texts == vector_ranges.calibration_texts(content)
+    assert len(set(texts)) > 100
+    shares = dict(vector_ranges.with_prompts(texts, {"query": "q ", "passage": "p "}))
+    assert sorted(text for own in shares.values() for text in own) == sorted(texts)
+    assert {*map(len, shares.values())} <= {len(texts) // 3, len(texts) // 3 + 1}
+
+
+def test_a_manifest_without_ranges_is_read(bundle: bundles.Bundle) -> None:
+    """As those of earlier exports."""
+    written = json.loads((bundle.path / bundles.MANIFEST).read_text())
+    del written["vector_ranges"]
+    assert bundles.Manifest.model_validate(written).vector_ranges is None

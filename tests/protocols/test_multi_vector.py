@@ -1,0 +1,147 @@
+"""A folder as MultiVectorEncoder writes it: queries, documents, and the vectors of their tokens."""
+
+import string
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load
+from torch import nn
+
+from addnorm.export import sources
+from addnorm.export.writer import Plan, export
+from tests.conftest import inference_of, serving
+from tests.support.exports import shared_exports
+from tests.support.families import made, save
+from tests.support.sentence_transformers import write_dense, write_modules, write_settings
+from tests.support.texts import WORDS, tokenizer
+
+D_MODEL, WIDTH, QUERY_LENGTH, DOCUMENT_LENGTH = 36, 7, 6, 30
+TEXT = "pads, the same text."
+TYPES = {"document": ("a ", (".", ",")), "query": ("the text ", ())}  # prompt, skipped tokens
+IDENTITY = "torch.nn.modules.linear.Identity"
+
+
+@pytest.fixture(scope="module")
+def layers() -> dict[str, nn.Linear]:
+    torch.manual_seed(0)
+    return {name: nn.Linear(D_MODEL, WIDTH, bias=False) for name in ("tokens", "pooled")}
+
+
+@pytest.fixture(scope="module")
+def client(
+    layers: dict[str, nn.Linear], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
+    root = tmp_path_factory.mktemp("multi-vector")
+    folder = save(made("BertModel", vocab_size=len(WORDS)), root / "colbert")
+    words = tokenizer()
+    words.enable_truncation(40)
+    words.save(str(folder / "tokenizer.json"))
+    write_modules(
+        folder, Transformer="", Pooling="1", Dense_tokens="2", Dense_pooled="3",
+        MultiVectorMask="4", Normalize="5",
+    )  # fmt: skip
+    inputs = {"tokens": "token_embeddings", "pooled": "sentence_embedding"}
+    for place, name in (("2", "tokens"), ("3", "pooled")):
+        settings = {"activation_function": IDENTITY, "module_input_name": inputs[name]}
+        write_dense(folder / place, layers[name], **settings)
+    write_settings(folder / "1", pooling_mode="mean")
+    write_settings(folder / "4", skiplist_words=list(string.punctuation))
+    write_settings(folder / "5", module_input_name="token_embeddings")
+    lengths = {"query_length": QUERY_LENGTH, "document_length": DOCUMENT_LENGTH}
+    write_settings(folder, "sentence_bert_config.json", **lengths)
+    prompts = {input_type: prompt for input_type, (prompt, _) in TYPES.items()}
+    write_settings(folder, "config_sentence_transformers.json", prompts=prompts)
+    with shared_exports():
+        export(sources.checkpoint(folder), root / "bundles", "colbert", None, Plan())
+    with serving(inference_of(root / "bundles")) as url, httpx.Client(base_url=url) as client:
+        yield client
+
+
+def infer(client: httpx.Client, **body: Any) -> dict[str, Any]:
+    answer = client.post("/v1/infer", json={"outputs": ["token_vectors"], **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("input_type", TYPES)
+def test_a_type_has_its_prompt_and_leaves_its_tokens_out(
+    client: httpx.Client, layers: dict[str, nn.Linear], input_type: str
+) -> None:
+    prompt, skipped = TYPES[input_type]
+    text = "same" if input_type == "query" else TEXT  # queries are short
+    options = {"input_type": input_type, "normalize": True}
+    (vectors,) = infer(client, texts=[text], **options)["token_vectors"]
+    plain = {"texts": [prompt + text]}
+    (tokens,) = client.post("/v1/tokenize", json=plain).json()["tokens"]
+    kept = [index for index, token in enumerate(tokens) if token not in skipped]
+    assert (len(kept) < len(tokens)) == bool(skipped)
+    (rows,) = infer(client, outputs=["activations"], **plain)["activations"]
+    with torch.no_grad():
+        expected = nn.functional.normalize(layers["tokens"](torch.tensor(rows)[kept]), dim=1)
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+
+
+def test_company_changes_no_bit(client: httpx.Client) -> None:
+    texts = [TEXT, "a", "padding costs nothing, nothing."]
+    together = infer(client, texts=texts, input_type="document")["token_vectors"]
+    alone = [infer(client, texts=[text], input_type="document") for text in texts]
+    assert [answer["token_vectors"][0] for answer in alone] == together
+
+
+def test_a_long_query_is_cut_to_the_limit_of_queries(client: httpx.Client) -> None:
+    body = {"texts": [TEXT], "input_type": "query", "outputs": ["token_vectors"]}
+    refused = client.post("/v1/infer", json=body).json()["error"]["message"]
+    assert refused.startswith("texts[0] has 10 tokens, 4 more than colbert/1 takes of a query (6)")
+    (vectors,) = infer(client, **body, truncate=True)["token_vectors"]
+    assert len(vectors) == QUERY_LENGTH
+    assert len(infer(client, texts=[TEXT])["token_vectors"][0]) == 8, "all tokens without a type"
+
+
+def test_tensors_have_lengths_of_their_own(client: httpx.Client) -> None:
+    body = {"texts": [TEXT, "a"], "input_type": "document", "outputs": ["token_vectors"]}
+    plain = infer(client, **body)["token_vectors"]
+    headers = {"accept": "application/vnd.safetensors"}
+    arrays = load(client.post("/v1/infer", json=body, headers=headers).content)
+    assert arrays["token_vectors.lengths"].tolist() == [len(rows) for rows in plain]
+    assert arrays["token_vectors.lengths"].tolist() != arrays["lengths"].tolist()
+    np.testing.assert_array_equal(arrays["token_vectors"], np.concatenate(plain).astype(np.float32))
+
+
+def test_spans_go_through_the_pooled_head(
+    client: httpx.Client, layers: dict[str, nn.Linear]
+) -> None:
+    options = {"texts": [TEXT], "spans": [[[0, 5], [6, 20]]]}
+    (vectors,) = infer(client, outputs=["pooled"], **options)["pooled"]
+    (rows,) = infer(client, outputs=["activations"], texts=[TEXT])["activations"]
+    means = torch.stack([torch.tensor(rows)[start:end].mean(0) for start, end in ((1, 3), (3, 7))])
+    with torch.no_grad():
+        np.testing.assert_allclose(vectors, layers["pooled"](means), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"input_ids": [[2, 3]]}, "input_type is set, but it is for texts"),
+        ({"texts": [["a", "b"]]}, "input_type is set, but texts[0] is a pair"),
+        (
+            {"texts": ["a"], "prompt_name": "query"},
+            "input_type is 'query', and the prompt 'query' is named too",
+        ),
+    ],
+)
+def test_what_a_type_is_not_for_is_refused(
+    client: httpx.Client, body: dict[str, Any], message: str
+) -> None:
+    answer = client.post("/v1/infer", json={"input_type": "query", **body})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(message)
+
+
+def test_other_models_have_no_types(task_client: httpx.Client) -> None:
+    body = {"model": "embedder", "texts": ["a"], "input_type": "query"}
+    message = task_client.post("/v1/infer", json=body).json()["error"]["message"]
+    assert message.startswith("input_type is 'query', but embedder/1 does not tell queries from")

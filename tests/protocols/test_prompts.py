@@ -1,0 +1,77 @@
+"""Models named with a prompt, for clients that can only name a model."""
+
+from typing import Any
+
+import httpx
+import pytest
+from openai import BadRequestError, NotFoundError, OpenAI
+
+from tests.support.task_models import PROMPTS
+
+TEXTS = ["a b c", "", "the text"]
+FIELDS = {"/v1/embeddings": "input", "/v1/infer": "texts", "/v1/tokenize": "texts"}
+
+
+def post(client: httpx.Client, path: str, model: str, **body: Any) -> httpx.Response:
+    return client.post(path, json={"model": model, **body})
+
+
+@pytest.mark.parametrize("path", FIELDS)
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_an_alias_is_the_model_with_its_prompt(
+    task_client: httpx.Client, path: str, prompt: str
+) -> None:
+    body = {FIELDS[path]: TEXTS}
+    expected = post(task_client, path, "embedder", **body, prompt_name=prompt).json()
+    for alias in (f"embedder:{prompt}", f"embedder/1:{prompt}"):
+        assert post(task_client, path, alias, **body).json() == expected
+    assert post(task_client, path, "embedder", **body).json() != expected
+
+
+@pytest.mark.parametrize("path", FIELDS)
+def test_an_unknown_prompt_or_a_second_one_is_refused(task_client: httpx.Client, path: str) -> None:
+    body = {FIELDS[path]: TEXTS}
+    unknown = post(task_client, path, "embedder:nobody", **body)
+    twice = post(task_client, path, "embedder:query", **body, prompt_name="passage")
+    for answer, words in (
+        (unknown, "prompt_name is 'nobody': embedder/1 has no such prompt, it has 'query'"),
+        (twice, "prompt_name is 'passage', but model already names the prompt 'query'"),
+    ):
+        assert answer.status_code == 400
+        assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "ids"),
+    [("/v1/embeddings", {"input": [[2, 3]]}), ("/v1/infer", {"input_ids": [[2, 3]]})],
+)
+def test_token_ids_have_no_prompt(
+    task_client: httpx.Client, path: str, ids: dict[str, Any]
+) -> None:
+    answer = post(task_client, path, "embedder:query", **ids)
+    assert answer.status_code == 400
+    assert "prompts are for texts" in answer.json()["error"]["message"]
+
+
+def test_aliases_are_listed_and_shown(task_client: httpx.Client) -> None:
+    entry = task_client.get("/v1/models/embedder").json()
+    assert entry["aliases"] == ["embedder:query", "embedder:passage"]
+    assert task_client.get("/v1/models/embedder:query").json() == entry | {"id": "embedder:query"}
+    missing = task_client.get("/v1/models/embedder:nobody")
+    assert missing.status_code == 404
+    assert "its prompts are query, passage" in missing.json()["error"]["message"]
+
+
+def test_openais_sdk_names_an_alias(task_client: httpx.Client, task_url: str) -> None:
+    with OpenAI(base_url=f"{task_url}/v1", api_key="none", max_retries=0) as sdk:
+        answer = sdk.embeddings.create(model="embedder:query", input=TEXTS, encoding_format="float")
+        body = {"input": [PROMPTS["query"] + text for text in TEXTS]}
+        expected = post(task_client, "/v1/embeddings", "embedder", **body).json()["data"]
+        assert [entry.embedding for entry in answer.data] == [
+            entry["embedding"] for entry in expected
+        ]
+        assert sdk.models.retrieve("embedder:query").id == "embedder:query"
+        with pytest.raises(BadRequestError, match="has no such prompt"):
+            sdk.embeddings.create(model="embedder:nobody", input="a")
+        with pytest.raises(NotFoundError, match="'nobody' is not served here"):
+            sdk.embeddings.create(model="nobody:query", input="a")

@@ -1,0 +1,78 @@
+"""Scores of pairs, as each dialect that has them answers. The server's default model scores."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+# client, query, documents, whether scores are logits -> a score for each document, as sent
+Dialect = Callable[[httpx.Client, str, Sequence[str], bool], list[float]]
+
+
+def asked(client: httpx.Client, path: str, **body: Any) -> Any:
+    answer = client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def logits(client: httpx.Client, model: str, query: str, documents: Sequence[str]) -> list[float]:
+    """/v1/infer's."""
+    pairs = [[query, document] for document in documents]
+    answer = asked(client, "/v1/infer", model=model, texts=pairs, outputs=["logits"])
+    return [row[0] for row in answer["logits"]]
+
+
+def sigmoid(values: Sequence[float]) -> list[float]:
+    """Each by itself, as a caller of /v1/infer would compute it: JSON has a float32's digits."""
+    return [float(np.float32(1 / (1 + np.exp(-np.float64(np.float32(x)))))) for x in values]
+
+
+def bits(scores: Sequence[float]) -> NDArray[np.uint32]:
+    return np.array(scores, np.float32).view(np.uint32)
+
+
+def _cohere(path: str) -> Dialect:
+    def scores(
+        client: httpx.Client, query: str, documents: Sequence[str], raw: bool
+    ) -> list[float]:
+        answer = asked(client, path, query=query, documents=list(documents), raw_scores=raw)
+        return _as_sent(answer["results"], "relevance_score")
+
+    return scores
+
+
+def _tei_rerank(
+    client: httpx.Client, query: str, documents: Sequence[str], raw: bool
+) -> list[float]:
+    answer = asked(client, "/rerank", query=query, texts=list(documents), raw_scores=raw)
+    return _as_sent(answer, "score")
+
+
+def _tei_predict(
+    client: httpx.Client, query: str, documents: Sequence[str], raw: bool
+) -> list[float]:
+    pairs = [[query, document] for document in documents]
+    return [own["score"] for (own,) in asked(client, "/predict", inputs=pairs, raw_scores=raw)]
+
+
+def _classify(client: httpx.Client, query: str, documents: Sequence[str], raw: bool) -> list[float]:
+    pairs = [[query, document] for document in documents]
+    function = {"function_to_apply": "none"} if raw else {}
+    answer = asked(client, "/v1/classify", texts=pairs, **function)
+    return [own["score"] for (own,) in answer["results"]]
+
+
+def _as_sent(results: list[dict[str, Any]], name: str) -> list[float]:
+    return [one[name] for one in sorted(results, key=lambda one: int(one["index"]))]
+
+
+DIALECTS: dict[str, Dialect] = {
+    "/v1/rerank": _cohere("/v1/rerank"),
+    "/v2/rerank": _cohere("/v2/rerank"),
+    "/rerank, documents": _cohere("/rerank"),
+    "/rerank, texts": _tei_rerank,
+    "/predict": _tei_predict,
+    "/v1/classify": _classify,
+}
