@@ -220,7 +220,7 @@ def test_of_tokens_of_the_same_text_the_likelier_one_stays() -> None:
         ({"prompt": [[1]], "model": f"{NAME}:question"}, "prompt_name", "prompts are for texts"),
         ({"suffixes": "x"}, "suffixes", "is unknown"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 def test_bad_requests_are_told_field_limit_and_value(
     client: httpx.Client, body: dict[str, Any], param: str, words: str
