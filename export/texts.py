@@ -22,10 +22,6 @@ NOT_DONE = {
     "processing_kwargs": "which is not supported",
 }
 LENGTHS: dict[InputType, str] = {"query": "query_length", "document": "document_length"}
-PROMPTS: dict[InputType, tuple[str, ...]] = {  # the first that there is
-    "query": ("query",),
-    "document": ("document", "passage", "corpus"),
-}
 
 
 @dataclass(frozen=True)
@@ -119,7 +115,7 @@ def _input_types(
         if length is not None and length <= num_special:
             raise NoTexts(f"{authors.settings_file} has {setting} {length}, all special tokens")
         rules[input_type] = InputRules(
-            prompt_name=next((p for p in PROMPTS[input_type] if p in authors.prompts), None),
+            prompt_name=input_type if input_type in authors.prompts else None,
             max_tokens=None if length is None else min(length, max_positions),
             skipped_ids=skipped if input_type in authors.mask.skipped_in else (),
         )
