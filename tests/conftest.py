@@ -183,18 +183,14 @@ def text_client(text_url: str) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="session")
-def task_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folders that `task_bundles` exports, by their models' names."""
-    return tmp_path_factory.mktemp("task_checkpoints")
-
-
-@pytest.fixture(scope="session")
-def task_bundles(task_checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def task_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model for each task: see tests/support/task_models.py."""
-    root = tmp_path_factory.mktemp("tasks")
-    with shared_exports():
-        export_task_models(root, task_checkpoints)
-    return root
+
+    def make(root: Path) -> None:
+        with shared_exports():
+            export_task_models(root / "bundles", root / "checkpoints")
+
+    return made_once(tmp_path_factory, "tasks", make) / "bundles"
 
 
 @pytest.fixture(scope="session")

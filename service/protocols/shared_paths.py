@@ -10,7 +10,7 @@ from addnorm.service.protocols import cohere, openai, tei, tei_schema, tei_token
 from addnorm.service.protocols.body_route import BodyEndpoint
 from addnorm.service.protocols.codec import dialects
 from addnorm.service.protocols.codec.dialects import Dialect
-from addnorm.service.protocols.codec.openapi import DEADLINE, by_name, errors, json_body
+from addnorm.service.protocols.codec.openapi import DEADLINE, ErrorBody, by_name, errors, json_body
 from addnorm.service.protocols.inference_route import Endpoint
 from addnorm.service.protocols.tei_schema import (
     TeiError,
@@ -36,9 +36,17 @@ def error_body(error: ServiceError) -> dict[str, Any]:
 
 
 class SharedError(TeiError):
-    """The dialect's own, once the body is read."""
+    """While the body is not read."""
 
     message: str
+
+
+class RerankError(RootModel[SharedError | TeiError | cohere.CohereError]):
+    """Once the body is read, the dialect's own."""
+
+
+class TokenizeError(RootModel[SharedError | TeiError | ErrorBody]):
+    """Once the body is read, the dialect's own."""
 
 
 class RerankBody(RootModel[TeiRerankRequest | cohere.RerankRequest]):
@@ -50,13 +58,18 @@ class TokenizeBody(RootModel[TeiTokenizeRequest | vllm_tokens.PromptTokenizeRequ
 
 
 def _documented(
-    name: str, summary: str, body: type[BaseModel], answer: Any, examples: dict[str, Any]
+    name: str,
+    summary: str,
+    body: type[BaseModel],
+    answer: Any,
+    error: type[BaseModel],
+    examples: dict[str, Any],
 ) -> dict[str, Any]:
     return {
         "name": name,
         "summary": summary,
         "response_model": answer,
-        "responses": errors(SharedError, error_body),
+        "responses": errors(error, error_body),
         "openapi_extra": json_body(body, examples) | DEADLINE,
         "generate_unique_id_function": by_name,
     }
@@ -70,6 +83,7 @@ RERANK_ENDPOINT = Endpoint(
         "Texts by how well they answer a query, as text-embeddings-inference or Cohere answers",
         RerankBody,
         list[TeiRank] | cohere.RerankResponse,
+        RerankError,
         {
             "text-embeddings-inference": {
                 "query": "What is dropped?",
@@ -87,6 +101,7 @@ TOKENIZE_ENDPOINT = BodyEndpoint(
         "The tokens of texts, as text-embeddings-inference or vLLM answers",
         TokenizeBody,
         list[list[TeiToken]] | vllm_tokens.PromptTokenizeResponse,
+        TokenizeError,
         {"text-embeddings-inference": {"inputs": ["Pads are dropped."]}},
     ),
 )

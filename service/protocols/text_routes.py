@@ -122,7 +122,7 @@ ROUTES = (
         ClassifyResponse,
         text_tasks.classify,
         "The labels of texts",
-        {"model": "sentiment", "texts": ["Pads are free."], "top_k": 1},
+        {"model": "classifier", "texts": ["Pads are free."], "top_k": 1},
     ),
     Route(
         "/v1/tag",
@@ -149,7 +149,11 @@ ROUTES = (
         ZeroShotResponse,
         text_tasks.zero_shot,
         "Labels that the model was not trained on",
-        {"model": "nli", "texts": ["Pads are free."], "candidate_labels": ["price", "weather"]},
+        {
+            "model": "classifier",
+            "texts": ["Pads are free."],
+            "candidate_labels": ["price", "weather"],
+        },
     ),
 )
 

@@ -57,9 +57,7 @@ def _tei_predict(
     return [own["score"] for (own,) in asked(client, "/predict", inputs=pairs, raw_scores=raw)]
 
 
-def _classify(
-    client: httpx.Client, query: str, documents: Sequence[str], raw: bool
-) -> list[float]:
+def _classify(client: httpx.Client, query: str, documents: Sequence[str], raw: bool) -> list[float]:
     pairs = [[query, document] for document in documents]
     function = {"function_to_apply": "none"} if raw else {}
     answer = asked(client, "/v1/classify", texts=pairs, **function)
