@@ -183,18 +183,14 @@ def text_client(text_url: str) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="session")
-def task_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folders that `task_bundles` exports, by their models' names."""
-    return tmp_path_factory.mktemp("task_checkpoints")
-
-
-@pytest.fixture(scope="session")
-def task_bundles(task_checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def task_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model for each task: see tests/support/task_models.py."""
-    root = tmp_path_factory.mktemp("tasks")
-    with shared_exports():
-        export_task_models(root, task_checkpoints)
-    return root
+
+    def make(root: Path) -> None:
+        with shared_exports():
+            export_task_models(root / "bundles", root / "checkpoints")
+
+    return made_once(tmp_path_factory, "tasks", make) / "bundles"
 
 
 @pytest.fixture(scope="session")
@@ -207,19 +203,6 @@ def task_url(task_bundles: Path) -> Iterator[str]:
 def task_client(task_url: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=task_url, timeout=60) as client:
         yield client
-
-
-@pytest.fixture(scope="session")
-def every_url(
-    text_bundles: Path, task_bundles: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
-    """A server with the models of all examples in the OpenAPI document."""
-    root = tmp_path_factory.mktemp("every")
-    for folder in (*text_bundles.iterdir(), *task_bundles.iterdir()):
-        (root / folder.name).symlink_to(folder.resolve())
-    defaults = {**DEFAULTS, "embed": "embedder", "complete": "gpt"}
-    with serving(inference_of(root, default_models=defaults)) as url:
-        yield url
 
 
 Ask = Callable[..., dict[str, Any]]

@@ -36,9 +36,17 @@ def error_body(error: ServiceError) -> dict[str, Any]:
 
 
 class SharedError(TeiError):
-    """While it is not known which dialect is meant."""
+    """While the body is not read."""
 
     message: str
+
+
+class RerankError(RootModel[SharedError | TeiError | cohere.CohereError]):
+    """Once the body is read, the dialect's own."""
+
+
+class TokenizeError(RootModel[SharedError | TeiError | ErrorBody]):
+    """Once the body is read, the dialect's own."""
 
 
 class RerankBody(RootModel[TeiRerankRequest | cohere.RerankRequest]):
@@ -54,15 +62,14 @@ def _documented(
     summary: str,
     body: type[BaseModel],
     answer: Any,
-    error: Any,
+    error: type[BaseModel],
     examples: dict[str, Any],
 ) -> dict[str, Any]:
-    """error: that of one dialect; the other is text-embeddings-inference's."""
     return {
         "name": name,
         "summary": summary,
         "response_model": answer,
-        "responses": errors(SharedError | TeiError | error, error_body),
+        "responses": errors(error, error_body),
         "openapi_extra": json_body(body, examples) | DEADLINE,
         "generate_unique_id_function": by_name,
     }
@@ -76,7 +83,7 @@ RERANK_ENDPOINT = Endpoint(
         "Texts by how well they answer a query, as text-embeddings-inference or Cohere answers",
         RerankBody,
         list[TeiRank] | cohere.RerankResponse,
-        cohere.CohereError,
+        RerankError,
         {
             "text-embeddings-inference": {
                 "query": "What is dropped?",
@@ -94,7 +101,7 @@ TOKENIZE_ENDPOINT = BodyEndpoint(
         "The tokens of texts, as text-embeddings-inference or vLLM answers",
         TokenizeBody,
         list[list[TeiToken]] | vllm_tokens.PromptTokenizeResponse,
-        ErrorBody,
+        TokenizeError,
         {"text-embeddings-inference": {"inputs": ["Pads are dropped."]}},
     ),
 )

@@ -48,8 +48,8 @@ class Pooled(Output):
         manifest = bundle.manifest
         if manifest.vector_ranges is None:
             return (
-                f"{bundle.ref} has no ranges to make it with: export it again, which records them if"
-                " there is a tokenizer"
+                f"{bundle.ref} has no ranges to make it with: export it again; they are recorded"
+                " where there is a tokenizer"
             )
         if self.pooling not in (None, manifest.pooling):
             what = f"are pooled by {manifest.pooling!r}: leave pooling out"

@@ -148,7 +148,7 @@ BAD: dict[str, tuple[Any, str]] = {
         changed(inputs=[{"name": "input_ids", "datatype": "INT64", "data": [1]}]),
         "inputs[0].shape is missing",
     ),
-    "flat shape": (ids(shape=[2]), "inputs[0].shape: List should have at least 2 items"),
+    "flat shape": (ids(shape=[2]), "inputs[0].shape: Input should have 2 items or more"),
     "empty shape": (
         ids(shape=[0, 2], data=[]),
         "inputs[0].shape[0]: Input should be greater than or equal to 1, got 0",
