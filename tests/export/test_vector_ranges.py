@@ -9,9 +9,10 @@ import pytest
 
 from addnorm.export import sources, vector_ranges
 from addnorm.export.certificate import authors, tolerances
+from addnorm.export.certificate.served import path_of
+from addnorm.service.models.registry import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import TOKENIZER
-from tests.conftest import inference_of
 from tests.support.texts import D_MODEL, TEXT_MODEL
 
 CASE = "vector ranges"
@@ -31,25 +32,23 @@ def test_a_bundle_with_a_tokenizer_has_certified_ranges(bundle: bundles.Bundle) 
 
 
 def test_ranges_are_those_of_the_served_vectors(
-    bundle: bundles.Bundle, text_bundles: Path, text_checkpoint: Path
+    bundle: bundles.Bundle, text_checkpoint: Path
 ) -> None:
-    service, source = inference_of(text_bundles), sources.checkpoint(text_checkpoint)
+    reference = sources.checkpoint(text_checkpoint).in_layout("padded")
 
     def failed(ranges: Any) -> list[tolerances.Result]:
         manifest = bundle.manifest.model_copy(update={"vector_ranges": ranges})
         changed = bundles.Bundle(bundle.path, manifest, bundle.certificate)
-        checks = dict(authors.checks(service, changed, source.in_layout("padded"), text_checkpoint))
+        checks = dict(authors.checks(path.service, changed, reference, text_checkpoint))
         return [result for result in checks[CASE]("fp32") if not result[1] <= result[2]]
 
     right = np.array(bundle.manifest.vector_ranges)
     wrong = right.copy()
     wrong[1, 3] += 2e-4
-    try:
+    with path_of(Model(bundle, "cpu")) as path:
         assert failed(right) == []
         assert failed(wrong)
         assert failed(right[:, 1:])
-    finally:
-        service.close()
 
 
 def test_calibration_texts_are_the_same_each_time_and_have_tokens(bundle: bundles.Bundle) -> None:

@@ -160,8 +160,8 @@ def test_an_input_type_chooses_the_prompt(
         assert alias.embeddings == got.embeddings
 
 
-# the SDK joins batches with a part of pydantic that will go
-@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince211")
+# the SDK joins batches with parts of pydantic that will go
+@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")
 def test_version_1_answers_plain_vectors_and_types_in_batches(
     v1: cohere.Client, task_client: httpx.Client
 ) -> None:
