@@ -48,10 +48,12 @@ class EmbedRequest(Strict):
         description="Puts the model's prompt of this kind before each text; none if it has none of"
         " this kind. Without it the model's default prompt.",
     )
-    embedding_types: Annotated[list[EmbeddingType], Field(min_length=1)] | None = Field(
-        None,
-        description="float by default. base64 is of little-endian float32. /v1/embed without it"
-        " answers with a plain list of vectors.",
+    embedding_types: Annotated[list[EmbeddingType], Field(min_length=1, fail_fast=True)] | None = (
+        Field(
+            None,
+            description="float by default. base64 is of little-endian float32. /v1/embed without it"
+            " answers with a plain list of vectors.",
+        )
     )
     output_dimension: int | None = Field(
         None,

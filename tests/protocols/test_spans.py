@@ -102,7 +102,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "cut off": (
         {"texts": ["a " * 60], "truncate": True, "spans": [[[100, 110]]]},
-        "spans[0][0] is [100, 110]: it holds no token of texts[0]",
+        "spans[0][0] is [100, 110]: a range of texts[0] is [first, one past the last] of its 75"
+        " characters that are left once it is cut",
     ),
     "pads": (
         {"input_ids": IDS, "attention_mask": MASK, "spans": [[[1, 2]]]},

@@ -294,16 +294,18 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
-    def tokens(self, texts: Sequence[str], truncate: bool) -> Any:
-        return self._watched(self.real.tokens, texts, truncate)
+    def tokens(self, texts: Sequence[str], *rest: Any, **options: Any) -> Any:
+        return self._watched(self.real.tokens, texts, *rest, **options)
 
-    def encode(self, texts: Sequence[str], truncate: bool) -> Any:
-        return self._watched(self.real.encode, texts, truncate)
+    def encode(self, texts: Sequence[str], *rest: Any, **options: Any) -> Any:
+        return self._watched(self.real.encode, texts, *rest, **options)
 
-    def _watched(self, method: Callable[..., Any], texts: Sequence[str], truncate: bool) -> Any:
+    def _watched(
+        self, method: Callable[..., Any], texts: Sequence[str], *rest: Any, **options: Any
+    ) -> Any:
         self.calls.append((threading.current_thread().name, list(texts)))
         time.sleep(self.pause_s)
-        return method(texts, truncate)
+        return method(texts, *rest, **options)
 
 
 @contextmanager

@@ -76,7 +76,9 @@ def test_the_openapi_document_shows_v2s_errors_and_examples_that_run(client: htt
         for path, methods in document["paths"].items()
         if path.startswith("/v2")
         for operation in methods.values()
+        if operation["tags"] == ["KServe V2"]  # Cohere has a version 2 as well
     ]
+    assert v2
     for operation in v2:
         assert "query" not in {parameter["in"] for parameter in operation.get("parameters", ())}
         assert "422" not in operation["responses"]
