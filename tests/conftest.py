@@ -2,10 +2,9 @@
 
 import json
 import os
-import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,12 @@ from opentelemetry.trace import Tracer
 from addnorm.export import sources
 from addnorm.export.writer import Plan, export
 from addnorm.service.models.registry import Models, load_all
+from addnorm.service.runtime import bundle
+from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.server.process import Server
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
+from tests.support import exports
 from tests.support.exports import shared_exports
 from tests.support.task_models import DEFAULTS, export_task_models
 from tests.support.texts import TEXT_MODEL, checkpoint
@@ -46,18 +48,59 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def exports_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What PyTorch's exporter made for one process serves the others too."""
+    exports.folder = made_once(tmp_path_factory, "exports", Path.mkdir)
+
+
+Preset = Callable[[str], Path]
+
+
 @pytest.fixture(scope="session")
-def bundles(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every preset, exported and certified."""
-    if given := pytestconfig.getoption("--bundles"):
-        return given  # type: ignore[no-any-return]
+def preset(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Preset:
+    """Name -> the folder of its versions, of which there is one, exported and certified."""
 
-    def make(root: Path) -> None:
-        with shared_exports():
-            for preset in PRESETS:
-                export(sources.preset(preset), root, preset, None, Plan())
+    def preset(name: str) -> Path:
+        def make(root: Path) -> None:
+            with shared_exports(proved=name == "notebook"):
+                export(sources.preset(name), root, name, None, Plan())
 
-    return made_once(tmp_path_factory, "bundles", make)
+        if given := pytestconfig.getoption("--bundles"):
+            return given / name  # type: ignore[no-any-return]
+        return made_once(tmp_path_factory, f"preset-{name}", make) / name
+
+    return preset
+
+
+@pytest.fixture(scope="session")
+def preset_in_int8(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bundle]:
+    """Name -> its bundle in fp32 and int8, of which int8 is the default."""
+
+    def preset_in_int8(name: str) -> Bundle:
+        def make(root: Path) -> None:
+            plan = Plan(precisions=("fp32", "int8"), default_precision="int8")
+            with shared_exports():
+                export(sources.preset(name), root, name, None, plan)
+
+        return bundle.read(made_once(tmp_path_factory, f"int8-{name}", make) / name / "1")
+
+    return preset_in_int8
+
+
+@pytest.fixture(scope="session")
+def bundles(preset: Preset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every preset. Two processes begin at different ends, so that each makes about half."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    names = PRESETS if int(worker) % 2 else PRESETS[::-1]
+    return linked(tmp_path_factory.mktemp("bundles"), [preset(name) for name in names])
+
+
+def linked(root: Path, folders: Iterable[Path]) -> Path:
+    """A folder of bundles that lie in others."""
+    for folder in folders:
+        (root / folder.name).symlink_to(folder.resolve())
+    return root
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
@@ -73,14 +116,9 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 
 @pytest.fixture(scope="session")
-def notebook(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The smallest bundle's folder. Copy it before breaking it."""
-    root = tmp_path_factory.mktemp("notebook")
-    if given := pytestconfig.getoption("--bundles"):
-        return Path(shutil.copytree(given / "notebook" / "1", root / "notebook" / "1"))
-    with shared_exports():
-        export(sources.preset("notebook"), root, "notebook", None, Plan())
-    return root / "notebook" / "1"
+def notebook(preset: Preset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The smallest bundle's folder, alone in its root. Copy it before breaking it."""
+    return linked(tmp_path_factory.mktemp("notebook"), [preset("notebook")]) / "notebook" / "1"
 
 
 @pytest.fixture
@@ -114,12 +152,10 @@ def inference_of(root: Path, tracer: Tracer | None = None, **changed: Any) -> Se
 
 
 @pytest.fixture(scope="session")
-def small(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small(preset: Preset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The two smallest presets only, so that a server of one's own starts soon."""
-    root = tmp_path_factory.mktemp("small")
-    for name in ("notebook", "gpt"):
-        (root / name).symlink_to((bundles / name).resolve())
-    return root
+    names = ("notebook", "gpt")
+    return linked(tmp_path_factory.mktemp("small"), [preset(name) for name in names])
 
 
 @pytest.fixture(scope="session")
@@ -155,7 +191,7 @@ def client(url: str) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="session")
 def text_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that `text_bundles` exports. Copy it before changing it."""
-    return checkpoint(tmp_path_factory.mktemp("checkpoint"))
+    return made_once(tmp_path_factory, "checkpoint", checkpoint)
 
 
 @pytest.fixture(scope="session")
@@ -163,11 +199,13 @@ def text_bundles(
     notebook: Path, text_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """notebook, and under the name that the examples use a BERT of a few words that takes texts."""
-    root = tmp_path_factory.mktemp("texts")
-    (root / "notebook").symlink_to(notebook.parent)
-    with shared_exports():
-        export(sources.checkpoint(text_checkpoint), root, TEXT_MODEL, None, Plan())
-    return root
+
+    def make(root: Path) -> None:
+        with shared_exports():
+            export(sources.checkpoint(text_checkpoint), root, TEXT_MODEL, None, Plan())
+
+    texts = made_once(tmp_path_factory, "texts", make) / TEXT_MODEL
+    return linked(tmp_path_factory.mktemp("texts"), [notebook.parent, texts])
 
 
 @pytest.fixture(scope="session")

@@ -20,16 +20,29 @@ from addnorm.export.sources import Source
 from addnorm.export.writer import Plan, export
 from addnorm.model import layout as layouts
 from addnorm.model import transformer
-from addnorm.model.config import HeadConfig
+from addnorm.model.config import Config, HeadConfig
 from addnorm.model.layout import Packed, Padded
 from addnorm.model.presets import PRESETS, build
-from addnorm.model.transformer import LayerNorm, Transformer
+from addnorm.model.transformer import LayerNorm, Transformer, randomize
 from addnorm.service.runtime import bundle as bundles
+
+SMALL = Config(
+    vocab_size=50, d_model=32, n_heads=2, d_ff=64, n_layers=1, max_positions=64, eps=1e-6,
+    activation="relu",
+)  # fmt: skip
+
+
+def small() -> Source:
+    """One block, in which every token sees all others."""
+    return sources.module(
+        randomize(Transformer(SMALL), 0), labels=None, pooling="mean", normalize=False,
+        tokenizer=None, max_length=None,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Broken(Source):
-    """A preset whose exported model is changed; the reference it is measured against is not."""
+    """One whose exported model is changed; the reference it is measured against is not."""
 
     change: Callable[[Transformer], object] = torch.nn.Module.eval
 
@@ -40,10 +53,6 @@ class Broken(Source):
             with torch.no_grad():
                 self.change(twin)
         return twin
-
-
-def broken(preset: str, change: Callable[[Transformer], object]) -> Broken:
-    return Broken(**vars(sources.preset(preset)), change=change)
 
 
 def refused(source: Source, root: Path) -> str:
@@ -74,7 +83,7 @@ def test_a_changed_model_shows_in_its_numbers(
 ) -> None:
     """Though the exact comparisons, left out here, would find it first."""
     monkeypatch.setattr(parity, "same", lambda *_: [])
-    message = refused(broken("gpt", change), tmp_path)
+    message = refused(Broken(**vars(small()), change=change), tmp_path)
     assert "checks failed; " in message
     assert "the limit is" in message
 
@@ -83,7 +92,7 @@ def test_an_ignored_mask_is_not_certified(tmp_path: Path, monkeypatch: pytest.Mo
     def see_everything(keys: Tensor, causal: bool) -> Tensor:
         return torch.zeros(keys.shape[0], 1, keys.shape[1], keys.shape[1])
 
-    source = sources.preset("postnorm")
+    source = small()
     reference = source.in_layout("padded")
     monkeypatch.setattr(layouts, "_bias", see_everything)
     monkeypatch.setattr(
@@ -120,7 +129,7 @@ def test_attention_on_the_callers_cells_is_not_certified(
             self.keys, self.grid_cells, self.grid_rows = self.mask, self.cells, self.row_of_cell
 
     monkeypatch.setitem(transformer.LAYOUTS, "packed", CallersCells)
-    message = refused(sources.preset("postnorm"), tmp_path)
+    message = refused(small(), tmp_path)
     assert "1 of " in message
     assert "bare graph, its bits: unequal (right, left, holes)" in message
 

@@ -1,5 +1,6 @@
 """A sequence whose numbers overflow or are NaN changes no bit of another, in the bare graphs."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,8 @@ import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from addnorm.export import sources
-from addnorm.export.writer import Plan, export
 from addnorm.model.presets import build
 from addnorm.service.runtime.bundle import Bundle
-from tests.support.exports import shared_exports
 
 BAD = 7  # token id whose embedding is broken
 VALUES = {
@@ -26,11 +24,8 @@ LENGTHS = (1, 4, 9, 3, 17)  # the bad sequence takes the place of each of them i
 
 
 @pytest.fixture(scope="module", params=VALUES)
-def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    plan = Plan(precisions=("fp32", "int8"))
-    place = tmp_path_factory.mktemp("bundles")
-    with shared_exports():
-        return export(sources.preset(request.param), place, request.param, None, plan)
+def bundle(request: pytest.FixtureRequest, preset_in_int8: Callable[[str], Bundle]) -> Bundle:
+    return preset_in_int8(request.param)
 
 
 def broken(graph: Path, value: float) -> onnxruntime.InferenceSession:

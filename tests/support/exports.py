@@ -1,50 +1,72 @@
 """Exports that tests share: PyTorch's exporter takes seconds, and repeats itself."""
 
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from hashlib import sha256
-from types import ModuleType
+from pathlib import Path
 from unittest import mock
 
+from filelock import FileLock
+from onnx import ModelProto
 from torch import nn
 
-from addnorm.export import writer
+from addnorm.export import graph, writer
 from addnorm.export.certificate import exact
 from addnorm.export.model_file import Graph
 
 Export = Callable[..., Graph]
 HEADS = "heads"  # their names begin so
-_known: dict[tuple[str, str, str], Graph] = {}
+_known: dict[str, Graph] = {}
+folder: Path | None = None  # what the processes of one run share; None: nothing
 
 
 @contextmanager
-def shared_exports() -> Iterator[None]:
-    """Runs PyTorch's exporter once per model for the writer, and once for the certificate.
+def shared_exports(proved: bool = False) -> Iterator[None]:
+    """Runs PyTorch's exporter once per model.
 
-    The certificate still compares a written graph with a fresh export, since each has its own.
+    So the certificate compares what was written with the graph that was written, not with a fresh
+    export. proved: it has exports of its own, as outside of tests.
+
     Not for tests that patch the model's code: the key is the model's classes and values.
     """
     with ExitStack() as stack:
         for module in (writer, exact):
             for name in ("export_body", "export_head"):
-                stack.enter_context(mock.patch.object(module, name, _remembering(module, name)))
+                export = _remembering(name, "fresh-" if proved and module is exact else "")
+                stack.enter_context(mock.patch.object(module, name, export))
         yield
 
 
-def _remembering(module: ModuleType, name: str) -> Export:
-    run: Export = getattr(module, name)
+def _remembering(name: str, prefix: str) -> Export:
+    run: Export = getattr(graph, name)
 
     def export(model: nn.Module, *arguments: int) -> Graph:
-        key = module.__name__, name, _digest(model, *arguments)
+        key = f"{prefix}{name}-{_digest(model, *arguments)}"
         if key not in _known:
-            made = run(model, *arguments)
-            # a graph's values are the model's memory, which a test may change
-            values = {name: array.copy() for name, array in made.values.items()}
-            _known[key] = Graph(made.proto, values)
+            _known[key] = _made_once(key, lambda: run(model, *arguments))
         return _known[key].copy()
 
     return export
+
+
+def _made_once(key: str, make: Callable[[], Graph]) -> Graph:
+    if folder is None:
+        return _own(make())
+    file = folder / f"{key}.pickle"
+    with FileLock(f"{file}.lock"):
+        if not file.exists():
+            made = _own(make())
+            file.write_bytes(pickle.dumps((made.proto.SerializeToString(), made.values)))
+            return made
+    proto, values = pickle.loads(file.read_bytes())
+    return Graph(ModelProto.FromString(proto), values)
+
+
+def _own(made: Graph) -> Graph:
+    """A graph's values are the model's memory, which a test may change."""
+    return Graph(made.proto, {name: array.copy() for name, array in made.values.items()})
 
 
 def _digest(model: nn.Module, *arguments: int) -> str:
