@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from addnorm.service.protocols.codec.openapi import Strict
-from addnorm.service.protocols.codec.sequences import Sequences
+from addnorm.service.protocols.codec.sequences import Sequences, Strings
 
 MAX_LOGPROBS = 20  # OpenAI takes 5, others 20
 # what has a meaning only where tokens are generated -> the values that change nothing
@@ -59,7 +59,7 @@ class CompletionRequest(Strict):
     presence_penalty: float | None = Field(None, description=ONLY_NEUTRAL)
     frequency_penalty: float | None = Field(None, description=ONLY_NEUTRAL)
     logit_bias: dict[str, float] | None = Field(None, description=ONLY_NEUTRAL)
-    stop: str | list[str] | None = Field(None, description=ONLY_NEUTRAL)
+    stop: str | Strings | None = Field(None, description=ONLY_NEUTRAL)
     suffix: str | None = Field(None, description=ONLY_NEUTRAL)
     stream: bool | None = Field(None, description=ONLY_NEUTRAL)
     stream_options: dict[str, Any] | None = Field(None, description=ONLY_NEUTRAL)
