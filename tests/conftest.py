@@ -54,14 +54,16 @@ def exports_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> None:
     exports.folder = made_once(tmp_path_factory, "exports", Path.mkdir)
 
 
-Preset = Callable[[str], Path]
+ExportPreset = Callable[[str], Path]
 
 
 @pytest.fixture(scope="session")
-def preset(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Preset:
+def export_preset(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> ExportPreset:
     """Name -> the folder of its versions, of which there is one, exported and certified."""
 
-    def preset(name: str) -> Path:
+    def export_preset(name: str) -> Path:
         def make(root: Path) -> None:
             with shared_exports(proved=name == "notebook"):
                 export(sources.preset(name), root, name, None, Plan())
@@ -70,7 +72,7 @@ def preset(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
             return given / name  # type: ignore[no-any-return]
         return made_once(tmp_path_factory, f"preset-{name}", make) / name
 
-    return preset
+    return export_preset
 
 
 @pytest.fixture(scope="session")
@@ -89,11 +91,11 @@ def preset_in_int8(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
 
 
 @pytest.fixture(scope="session")
-def bundles(preset: Preset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundles(export_preset: ExportPreset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every preset. Two processes begin at different ends, so that each makes about half."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
     names = PRESETS if int(worker) % 2 else PRESETS[::-1]
-    return linked(tmp_path_factory.mktemp("bundles"), [preset(name) for name in names])
+    return linked(tmp_path_factory.mktemp("bundles"), [export_preset(name) for name in names])
 
 
 def linked(root: Path, folders: Iterable[Path]) -> Path:
@@ -116,9 +118,11 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 
 @pytest.fixture(scope="session")
-def notebook(preset: Preset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def notebook(export_preset: ExportPreset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The smallest bundle's folder, alone in its root. Copy it before breaking it."""
-    return linked(tmp_path_factory.mktemp("notebook"), [preset("notebook")]) / "notebook" / "1"
+    return (
+        linked(tmp_path_factory.mktemp("notebook"), [export_preset("notebook")]) / "notebook" / "1"
+    )
 
 
 @pytest.fixture
@@ -152,10 +156,10 @@ def inference_of(root: Path, tracer: Tracer | None = None, **changed: Any) -> Se
 
 
 @pytest.fixture(scope="session")
-def small(preset: Preset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small(export_preset: ExportPreset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The two smallest presets only, so that a server of one's own starts soon."""
     names = ("notebook", "gpt")
-    return linked(tmp_path_factory.mktemp("small"), [preset(name) for name in names])
+    return linked(tmp_path_factory.mktemp("small"), [export_preset(name) for name in names])
 
 
 @pytest.fixture(scope="session")
