@@ -1,1 +1,1 @@
-"""Tools that load a server: bench/ measures it beside a naive one, stress/ tries to hurt it."""
+"""Tools that load a server: bench/ and rerank/ measure it beside others, stress/ hurts it."""

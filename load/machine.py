@@ -6,6 +6,8 @@ from pathlib import Path
 
 import onnxruntime
 
+from addnorm.service.runtime.engine import int8_is_exact
+
 
 def machine() -> dict[str, str | int | float]:
     """Where, when, and how busy it was before the run began."""
@@ -19,5 +21,6 @@ def machine() -> dict[str, str | int | float]:
         "processor": next(names, "unknown"),
         "cores": len(os.sched_getaffinity(0)),
         "load_average": os.getloadavg()[0],
+        "vnni": "yes" if int8_is_exact() else "no",  # without VNNI int8 gains little
         "onnxruntime": onnxruntime.__version__,
     }

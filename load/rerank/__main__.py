@@ -90,8 +90,13 @@ def _turns(
                 yield number, line, contender
 
 
-def report(lines: list[Line], apart: dict[str, float], num_rounds: int) -> str:
-    facts = ", ".join(f"{name} {value}" for name, value in machine().items())
+def report(
+    where: dict[str, str | int | float],
+    lines: list[Line],
+    apart: dict[str, float],
+    num_rounds: int,
+) -> str:
+    facts = ", ".join(f"{name} {value}" for name, value in where.items())
     distances = ", ".join(f"{name} {apart[name]:.1g}" for name in (*PEERS, INT8))
     table = [
         f"| {' | '.join(['load', 'measure', *PEERS, FP32, INT8])} |",
@@ -112,6 +117,7 @@ def report(lines: list[Line], apart: dict[str, float], num_rounds: int) -> str:
 def main() -> None:
     arguments = _parser().parse_args()
     servers.end_on_sigterm()
+    where = machine()
     os.environ.pop("OMP_NUM_THREADS", None)  # the peers' own default is a thread for each core
     words = words_of(arguments.checkpoint)
     loads = {name: make(words, arguments.seed) for name, make in LOADS.items()}
@@ -132,7 +138,7 @@ def main() -> None:
         compared = [compare(contenders, request) for request in tqdm(firsts, desc="comparing")]
         measure(lines, contenders, arguments.rounds)
     apart = {name: max(scores[name] for scores in compared) for name in compared[0]}
-    print(report(lines, apart, arguments.rounds))
+    print(report(where, lines, apart, arguments.rounds))
 
 
 def _parser() -> argparse.ArgumentParser:

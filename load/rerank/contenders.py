@@ -19,6 +19,8 @@ from addnorm.service.runtime.bundle import Bundle
 NAIVE, INFINITY, FP32, INT8 = "CrossEncoder.predict", "Infinity", "Addnorm fp32", "int8"
 PEERS = (NAIVE, INFINITY)
 PATH = "/v1/rerank"
+# the peers queue without limits, and so does Addnorm here
+PATIENT = {"ADDNORM_TIMEOUT_S": "300", "ADDNORM_MAX_QUEUE_TOKENS": "1000000"}
 QUIET = {"DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
 INFINITY_OPTIONS = (
     *("--engine", "torch", "--device", "cpu", "--host", "127.0.0.1", "--url-prefix", "/v1"),
@@ -78,7 +80,7 @@ class Contender:
 def start(
     stack: ExitStack, bundle: Bundle, checkpoint: Path, peer_python: Path, infinity: Path
 ) -> list[Contender]:
-    """All of them, with their defaults. infinity: its command."""
+    """All of them, with their defaults but PATIENT. infinity: its command."""
     name = bundle.ref.partition("/")[0]
     model = ("--model-id", str(checkpoint), "--served-model-name", name)
     commands = {
@@ -90,7 +92,7 @@ def start(
         Contender(peer, stack.enter_context(servers.program(command, **QUIET)), fields)
         for peer, command in commands.items()
     ]
-    server = stack.enter_context(servers.addnorm(bundle))
+    server = stack.enter_context(servers.addnorm(bundle, **PATIENT))
     return [
         *started,
         Contender(FP32, server, {**fields, "precision": "fp32"}),

@@ -67,7 +67,7 @@ def _session(graph: Path, provider: str) -> ort.InferenceSession:
     # onnxruntime would keep a pattern for each shape: it costs memory and saves no time
     options.enable_mem_pattern = False
     options.log_severity_level = 3  # errors only; warnings are about fallbacks, checked below
-    if not _int8_is_exact():
+    if not int8_is_exact():
         options.add_session_config_entry("session.x64quantprecision", "1")
     available = PROVIDERS["cuda"] in ort.get_available_providers()
     if provider == "cuda" and not available:
@@ -90,7 +90,7 @@ def _session(graph: Path, provider: str) -> ort.InferenceSession:
     return session
 
 
-def _int8_is_exact() -> bool:
+def int8_is_exact() -> bool:
     """Whether onnxruntime sums uint8 x int8 products in 32 bits on this processor.
 
     On x86 without VNNI its default kernels saturate 16-bit sums, so the exact, slower kernels must

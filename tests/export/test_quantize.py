@@ -181,7 +181,7 @@ def run_product(
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
     options = onnxruntime.SessionOptions()
-    if not engine._int8_is_exact():
+    if not engine.int8_is_exact():
         options.add_session_config_entry("session.x64quantprecision", "1")
     return onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, {"x": x})[0]
 
