@@ -20,7 +20,7 @@ INPUTS = Field(
 
 
 class PredictInputs(NamedTuple):
-    texts: list[Text]
+    texts: Annotated[list[Text], Field(fail_fast=True)]
     is_batch: bool  # then the answer is a list for each
 
 
