@@ -99,6 +99,14 @@ class Settings(BaseModel):
             "How often the bundle folder is looked at for versions to load or unload. 0: never."
         ),
     )
+    cache_bytes: int = Field(
+        64 * MIB,
+        ge=0,
+        description=(
+            "Bytes of results held, so that a repeated sequence is not computed again. "
+            "Raise where traffic repeats; 0: nothing is held, and equal sequences are not merged."
+        ),
+    )
     max_sequences: int = Field(
         1024, ge=1, description="Sequences in one request. Raise for bulk callers."
     )

@@ -52,11 +52,14 @@ def certify(
     tqdm.write("loading the graphs into onnxruntime")
     model = Model(bundle, "cpu")
     checks += near(model, reference, checkpoint)
+    fingerprints = {name: engine.fingerprint for name, engine in model.engines.items()}
     return {
         "passed": True,
         "processor": processor(),
         "versions": exact.versions(),
         "provider": "cpu",
+        "fingerprint": {name: found.digest for name, found in fingerprints.items()},
+        "fingerprint_parts": {name: found.parts() for name, found in fingerprints.items()},
         "reference": "PyTorch, layout padded",
         "checks": [asdict(check) for check in checks],
         "known_answer": {

@@ -35,6 +35,11 @@ class InferenceRequest(NamedTuple):
     field: str = "input_ids"  # the caller's name for the sequences, for errors
     hint: str = ""  # why one of the caller's ids may be outside the vocabulary
 
+    @property
+    def fingerprint(self) -> str:
+        """Of what computes the answer: see `runtime/fingerprint.py`."""
+        return self.model.engine(self.precision).fingerprint.digest
+
 
 @dataclass(frozen=True)
 class InferenceResponse:

@@ -161,6 +161,7 @@ def _encode(
         "object": "text_completion",
         "created": int(time.time()),
         "model": request.model.name,
+        "system_fingerprint": request.fingerprint,
         "choices": choices,
         "usage": {
             "prompt_tokens": num_tokens,

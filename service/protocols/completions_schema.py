@@ -103,6 +103,7 @@ class CompletionResponse(BaseModel):
     object: Literal["text_completion"]
     created: int = Field(description="Unix time.")
     model: str
+    system_fingerprint: str = Field(description="As in x-addnorm-fingerprint.")
     choices: list[CompletionChoice]
     usage: CompletionUsage
 
@@ -123,6 +124,7 @@ ANSWERS: dict[str, Any] = {
         "object": "text_completion",
         "created": 1795329444,
         "model": "notebook",
+        "system_fingerprint": "5f0c2f0f1d9a4f3e8a7b6c5d4e3f2a1b",
         "choices": [
             {
                 "index": 0,

@@ -86,7 +86,9 @@ class InferenceHandler:
             payload, stages_s = await self.pipeline.run(inference, encode, deadline)
         context.stages_s |= stages_s
         context.is_inferred = True
-        return PayloadResponse(payload, context.stages_s, self.pipeline.responses)
+        return PayloadResponse(
+            payload, inference.fingerprint, context.stages_s, self.pipeline.responses
+        )
 
     async def _decoded(self, raw: RawRequest) -> tuple[InferenceRequest, Encode]:
         """The inference request with what the headers and the API key say of it."""

@@ -54,6 +54,13 @@ class ModelEntry(BaseModel):
         description="Lowest and highest value of each dimension, by which int8 and uint8 vectors"
         " are made. Null where there are none, and in the list of all models."
     )
+    fingerprint: dict[str, str] = Field(
+        description="By precision: a digest of all that decides the bits of answers, beside tokens"
+        " and options. Every answer has it in x-addnorm-fingerprint."
+    )
+    fingerprint_parts: dict[str, dict[str, str]] = Field(
+        description="By precision: what the fingerprint is a digest of."
+    )
     layout: Literal["packed", "padded"]
     source: dict[str, Any]
     files: dict[str, str] = Field(description="sha256 of each file of the bundle.")
@@ -128,6 +135,10 @@ def _entry(name: str, versions: Mapping[int, Model]) -> ModelEntry:
         pooling=manifest.pooling,
         normalize=manifest.normalize,
         vector_ranges=manifest.vector_ranges,
+        fingerprint={name: engine.fingerprint.digest for name, engine in model.engines.items()},
+        fingerprint_parts={
+            name: engine.fingerprint.parts() for name, engine in model.engines.items()
+        },
         layout=manifest.layout,
         source=manifest.source,
         files={name: file.sha256 for name, file in manifest.files.items()},

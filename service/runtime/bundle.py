@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from errno import EACCES
 from pathlib import Path
@@ -113,16 +113,12 @@ class Bundle:
 
     path: Path
     manifest: Manifest
-    certificate: dict[str, Any] | None  # None only while it is being certified
+    manifest_sha256: str
+    certificate: dict[str, Any] | None = None  # None only while it is being certified
 
     @property
     def ref(self) -> str:
         return f"{self.manifest.name}/{self.manifest.version}"
-
-    @property
-    def manifest_sha256(self) -> str:
-        """As the certificate records it; empty while there is none."""
-        return str(self.certificate["manifest_sha256"]) if self.certificate else ""
 
     @property
     def created_s(self) -> float:
@@ -246,17 +242,18 @@ def _read(path: Path) -> Bundle:
         certificate = json.loads((path / CERTIFICATE).read_bytes())
     except (FileNotFoundError, ValueError):
         raise _refused(path, f"{CERTIFICATE} is missing or broken", "verify") from None
-    if certificate.get("manifest_sha256") != sha256(path / MANIFEST):
+    if certificate.get("manifest_sha256") != bundle.manifest_sha256:
         raise _refused(path, f"{CERTIFICATE} is of another {MANIFEST}", "verify")
     if certificate.get("passed") is not True:
         raise _refused(path, f"{CERTIFICATE} records a failed check", "export")
-    return Bundle(path, bundle.manifest, certificate)
+    return replace(bundle, certificate=certificate)
 
 
 def read_uncertified(path: Path) -> Bundle:
     """A bundle whose files match its manifest, certified or not yet."""
     try:
-        manifest = Manifest.model_validate_json((path / MANIFEST).read_bytes())
+        written = (path / MANIFEST).read_bytes()
+        manifest = Manifest.model_validate_json(written)
     except FileNotFoundError:
         raise _refused(path, f"{MANIFEST} is missing", "export") from None
     except ValidationError as error:
@@ -270,7 +267,7 @@ def read_uncertified(path: Path) -> Bundle:
         what = f"{MANIFEST} has default precision {default}, but no such graph"
         raise _refused(path, what, "export")
     _check_files(path, manifest)
-    return Bundle(path, manifest, None)
+    return Bundle(path, manifest, hashlib.sha256(written).hexdigest())
 
 
 def _check_files(path: Path, manifest: Manifest) -> None:
@@ -309,7 +306,7 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> Bundle:
 def write_certificate(bundle: Bundle, certificate: dict[str, Any]) -> None:
     complete = {
         "bundle": bundle.ref,
-        "manifest_sha256": sha256(bundle.path / MANIFEST),
+        "manifest_sha256": bundle.manifest_sha256,
         **certificate,
     }
     partial = bundle.path / f".{CERTIFICATE}"

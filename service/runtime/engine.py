@@ -9,6 +9,7 @@ import onnxruntime as ort
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime.batch import Batch, Floats, Grid, Rows
 from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.fingerprint import Fingerprint
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 HEAD_ROWS = 256  # of one head run: bounds the logits in memory; larger matrices are no faster
@@ -26,6 +27,7 @@ class Engine:
         self._body = _session(bundle.graph(precision), provider)
         self._heads = {name: _session(bundle.head(name), provider) for name in manifest.heads}
         self.provider = "cuda" if PROVIDERS["cuda"] in self._body.get_providers() else "cpu"
+        self.fingerprint = Fingerprint.here(bundle.manifest_sha256, precision, self.provider)
 
     def run(self, batch: Batch) -> Rows:
         """A row for each token, pads dropped. The batch must not be empty."""

@@ -92,6 +92,11 @@ def _cors(settings: Settings) -> list[Middleware]:
             allow_origins=[origin.strip() for origin in settings.cors_origins.split(",")],
             allow_methods=["GET", "POST"],
             allow_headers=["authorization", "content-type", "x-request-id", "x-request-timeout-ms"],
-            expose_headers=["retry-after", "server-timing", "x-request-id"],
+            expose_headers=[
+                "retry-after",
+                "server-timing",
+                "x-addnorm-fingerprint",
+                "x-request-id",
+            ],
         )
     ]

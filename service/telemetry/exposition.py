@@ -19,6 +19,7 @@ INFO_LABELS = (
     "provider_asked",
     "provider",
     "manifest_sha256",
+    "fingerprint",
 )
 
 
@@ -88,4 +89,5 @@ class ModelInfo(Collector):
             self._provider,
             model.engines[precision].provider,
             model.bundle.manifest_sha256,
+            model.engines[precision].fingerprint.digest,
         ]

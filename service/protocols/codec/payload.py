@@ -17,6 +17,7 @@ from addnorm.service.protocols.codec.negotiation import JSON, compressed, sliced
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import Steps
 
+FINGERPRINT_HEADER = "x-addnorm-fingerprint"
 SENT_BYTES = 256 * 1024  # of an answer, handed to the socket at once
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 Times = Callable[[Mapping[str, float]], Mapping[str, str]]  # seconds of the stages -> headers
@@ -57,9 +58,13 @@ class PayloadResponse(Response):
     """Sends a payload part by part. A large one counts as a pending response until it is sent."""
 
     def __init__(
-        self, payload: Payload, stages_s: Mapping[str, float], responses: ByteBudget
+        self,
+        payload: Payload,
+        fingerprint: str,
+        stages_s: Mapping[str, float],
+        responses: ByteBudget,
     ) -> None:
-        """stages_s: for the headers that tell them."""
+        """fingerprint: of what computed the answer. stages_s: for the headers that tell them."""
         self.payload, self.responses = payload, responses
         self.background, self.status_code = None, 200
         self.num_bytes = sum(map(len, payload.parts))
@@ -67,6 +72,7 @@ class PayloadResponse(Response):
             **payload.headers,
             "content-type": payload.media_type,
             "content-length": str(self.num_bytes),
+            FINGERPRINT_HEADER: fingerprint,
             **server_timing(stages_s),
             **(payload.times(stages_s) if payload.times else NO_HEADERS),
         }

@@ -1,0 +1,117 @@
+"""The fingerprint of a served precision: one short digest of all that decides the bits of its
+answers, beside the tokens and the request's options."""
+
+import hashlib
+import json
+import platform
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from addnorm.service import VERSION
+
+NUM_DIGITS = 32  # hexadecimal: 128 bits
+# What the kernels of onnxruntime and numpy choose by, in the words of /proc/cpuinfo
+INSTRUCTION_SETS = frozenset(
+    [
+        "sse4_1",
+        "sse4_2",
+        "avx",
+        "f16c",
+        "fma",
+        "avx2",
+        "avx_vnni",
+        "avx_vnni_int8",
+        "avx_ne_convert",
+        "avx512f",
+        "avx512cd",
+        "avx512bw",
+        "avx512dq",
+        "avx512vl",
+        "avx512ifma",
+        "avx512vbmi",
+        "avx512_vbmi2",
+        "avx512_bitalg",
+        "avx512_vpopcntdq",
+        "avx512_vnni",
+        "avx512_bf16",
+        "avx512_fp16",
+        "amx_tile",
+        "amx_int8",
+        "amx_bf16",
+        "asimd",
+        "asimdhp",
+        "asimddp",
+        "fphp",
+        "fcma",
+        "i8mm",
+        "bf16",
+        "sve",
+        "sve2",
+        "svei8mm",
+        "sme",
+        "sme2",
+    ]
+)
+ARM_CORE = ("CPU implementer", "CPU part")  # on ARM some kernels are chosen by the core
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Two engines with equal fingerprints give equal bits for equal tokens and options, on CPU."""
+
+    manifest_sha256: str  # of the bundle, and so of all its files
+    precision: str
+    provider: str  # cpu or cuda
+    onnxruntime: str
+    numpy: str  # pools, normalizes and takes logarithms
+    addnorm: str
+    processor: str  # its class: see processor_class
+
+    @classmethod
+    def here(cls, manifest_sha256: str, precision: str, provider: str) -> "Fingerprint":
+        """Of an engine on this machine."""
+        return cls(
+            manifest_sha256,
+            precision,
+            provider,
+            onnxruntime.__version__,
+            np.__version__,
+            VERSION,
+            processor_class(),
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        """32 hexadecimal digits: the start of the sha256 of the parts as sorted, compact JSON."""
+        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:NUM_DIGITS]
+
+    def parts(self) -> dict[str, Any]:
+        """By name, as `/v1/models` and the certificate show them."""
+        return asdict(self)
+
+
+@cache
+def processor_class() -> str:
+    """System, architecture, and the instruction sets by which kernels are chosen. Not the model's
+    name: processors of one class run the same kernels."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:  # not Linux
+        return " ".join(filter(None, (platform.system(), platform.machine(), platform.processor())))
+    return " ".join([platform.system(), platform.machine(), *_chosen_by(text)])
+
+
+def _chosen_by(cpuinfo: str) -> list[str]:
+    fields: dict[str, str] = {}
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())  # the first core's
+    flags = fields.get("flags") or fields.get("Features") or ""
+    core = [fields[name] for name in ARM_CORE if name in fields]
+    return [*core, *sorted(INSTRUCTION_SETS.intersection(flags.split()))]

@@ -1,0 +1,50 @@
+"""The fingerprint: what it is a digest of, and where it is shown."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.fingerprint import Fingerprint, _chosen_by
+from tests.support.metrics import samples
+
+HERE = Fingerprint.here("0" * 64, "fp32", "cpu")
+
+
+@pytest.mark.parametrize("part", [field.name for field in fields(Fingerprint)])
+def test_each_part_changes_the_digest(part: str) -> None:
+    assert replace(HERE, **{part: "another"}).digest != HERE.digest
+    assert replace(HERE, **{part: getattr(HERE, part)}).digest == HERE.digest
+
+
+def test_a_processor_class_has_instruction_sets_and_no_name() -> None:
+    x86 = "processor : 0\nmodel name : Some CPU\nflags : fpu avx2 ht avx512_vnni\n"
+    assert _chosen_by(x86) == ["avx2", "avx512_vnni"]
+    assert _chosen_by(x86.replace("Some", "Other").replace(" ht", "")) == _chosen_by(x86)
+    assert _chosen_by(x86.replace(" avx512_vnni", "")) != _chosen_by(x86)
+    arm = "CPU implementer : 0x41\nFeatures : fp asimd i8mm\nCPU part : 0xd40\n"
+    assert _chosen_by(arm) == ["0x41", "0xd40", "asimd", "i8mm"]
+
+
+def test_it_is_shown_everywhere(text_client: httpx.Client, text_bundles: Path) -> None:
+    entry = text_client.get("/v1/models").json()["data"][0]
+    bundle = bundles.read(text_bundles / entry["id"] / entry["versions"][-1])
+    assert bundle.certificate
+    for precision in entry["precisions"]:
+        known = Fingerprint.here(bundle.manifest_sha256, precision, "cpu")
+        asked = {"model": entry["id"], "input_ids": [[1]], "precision": precision}
+        answer = text_client.post("/v1/infer", json=asked)
+        assert answer.headers["x-addnorm-fingerprint"] == known.digest
+        assert entry["fingerprint"][precision] == known.digest
+        assert entry["fingerprint_parts"][precision] == known.parts()
+        assert bundle.certificate["fingerprint"][precision] == known.digest
+    answer = text_client.post("/v1/embeddings", json={"model": entry["id"], "input": "a"})
+    assert answer.headers["x-addnorm-fingerprint"] in entry["fingerprint"].values()
+    info = [
+        dict(labels)
+        for name, labels in samples(text_client.get("/metrics").text)
+        if name == "addnorm_model_info"
+    ]
+    assert {labels["fingerprint"] for labels in info} >= set(entry["fingerprint"].values())
