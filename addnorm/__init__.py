@@ -1,4 +1,4 @@
 """One import name for the folders beside this one.
 
-They are addnorm.service, addnorm.model, addnorm.export and addnorm.load.
+They are addnorm.service, addnorm.model, addnorm.export, addnorm.corpus and addnorm.load.
 """

@@ -12,9 +12,10 @@ class Command(NamedTuple):
     module: str  # has a function of the command's name, which takes the arguments
     meaning: str
     package: str  # what pip installs with all that the command imports
+    cannot_run: int = 1  # exit code
 
 
-EXPORT, LOAD, SERVE = "addnorm[export]", "addnorm[dev]", "addnorm"
+EXPORT, CORPUS, LOAD, SERVE = "addnorm[export]", "addnorm[corpus]", "addnorm[dev]", "addnorm"
 COMMANDS = {
     "export": Command(
         "addnorm.export.command", "write a certified bundle of a preset or a checkpoint", EXPORT
@@ -23,6 +24,12 @@ COMMANDS = {
     "serve": Command("addnorm.service.command", "serve a folder of bundles", SERVE),
     "settings": Command(
         "addnorm.service.command", "list the settings in force, and where each comes from", SERVE
+    ),
+    "check": Command(
+        "addnorm.corpus.command",
+        "compare the vectors of an index with those that are served now",
+        CORPUS,
+        cannot_run=2,  # 1 says that they differ
     ),
     "load": Command("addnorm.load.bench.run", "send load to a server and check every answer", LOAD),
 }
@@ -61,10 +68,12 @@ def _run(name: str, arguments: list[str]) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("addnorm"):
             raise
-        sys.exit(
+        print(
             f"addnorm {name}: the package {error.name} is not installed;"
-            f" run `pip install '{command.package}'`"
+            f" run `pip install '{command.package}'`",
+            file=sys.stderr,
         )
+        sys.exit(command.cannot_run)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,12 @@ from addnorm.service import VERSION
 from tests.support.imports import imported
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("model", "export", "service", "load")
+PACKAGES = ("model", "export", "service", "corpus", "load")
 MAY_IMPORT = {
     "model": {"model"},
     "service": {"service"},
     "export": {"export", "model", "service"},
+    "corpus": {"corpus", "service"},
 }
 # Parts of service: each may import itself and those below it.
 LAYERS = (

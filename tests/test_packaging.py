@@ -13,7 +13,7 @@ from addnorm.__main__ import COMMANDS, main
 
 pytest.importorskip("setuptools")
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("addnorm", "service", "model", "export", "load")
+FOLDERS = ("addnorm", "service", "model", "export", "corpus", "load")
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 BUILD = "import sys; from setuptools import build_meta as b; b.build_{}(sys.argv[1])"
 
@@ -95,13 +95,14 @@ WITHOUT = "import sys; sys.modules[sys.argv.pop(1)] = None; import addnorm.__mai
         ("torch", "export", "addnorm[export]"),
         ("onnx", "verify", "addnorm[export]"),
         ("tqdm", "load", "addnorm[dev]"),
+        ("pyarrow", "check", "addnorm[corpus]"),
     ],
 )
 def test_a_missing_package_is_named_in_one_line(package: str, command: str, extra: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", WITHOUT, package, command, "--help"], capture_output=True, text=True
     )
-    assert ended.returncode == 1
+    assert ended.returncode == COMMANDS[command].cannot_run
     assert ended.stderr == (
         f"addnorm {command}: the package {package} is not installed; run `pip install '{extra}'`\n"
     )

@@ -4,10 +4,12 @@ answers, beside the tokens and the request's options."""
 import hashlib
 import json
 import platform
+import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -15,6 +17,7 @@ import onnxruntime
 from addnorm.service import VERSION
 
 NUM_DIGITS = 32  # hexadecimal: 128 bits
+METADATA_KEY = "addnorm.fingerprint"  # under which files of vectors hold it
 # What the kernels of onnxruntime and numpy choose by, in the words of /proc/cpuinfo
 INSTRUCTION_SETS = (
     *("sse4_1", "sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx_vnni_int8"),
@@ -54,13 +57,50 @@ class Fingerprint:
 
     @cached_property
     def digest(self) -> str:
-        """32 hexadecimal digits: the start of the sha256 of the parts as sorted, compact JSON."""
-        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:NUM_DIGITS]
+        return digest_of(self.parts())
 
     def parts(self) -> dict[str, Any]:
         """By name, as `/v1/models` and the certificate show them."""
         return asdict(self)
+
+
+class Recorded(NamedTuple):
+    """A fingerprint that was stored beside vectors. parts: None if only its digest was."""
+
+    digest: str
+    parts: Mapping[str, str] | None
+
+
+def digest_of(parts: Mapping[str, str]) -> str:
+    """32 hexadecimal digits: the start of the sha256 of the parts as sorted, compact JSON."""
+    text = json.dumps(dict(parts), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:NUM_DIGITS]
+
+
+def to_text(parts: Mapping[str, str]) -> str:
+    """What is stored beside vectors: the parts and their digest, as JSON."""
+    return json.dumps({**parts, "fingerprint": digest_of(parts)})
+
+
+def from_text(text: str) -> Recorded:
+    """Reads `to_text`'s JSON, or a digest alone. ValueError says what else the text is."""
+    text = text.strip()
+    if re.fullmatch(rf"[0-9a-f]{{{NUM_DIGITS}}}", text):
+        return Recorded(text, None)
+    try:
+        parts = json.loads(text)
+    except ValueError:
+        parts = None
+    values = list(parts.values()) if isinstance(parts, dict) else [None]
+    if not all(isinstance(value, str) for value in values) or "fingerprint" not in parts:
+        raise ValueError(
+            f"{text[:60]!r} is no fingerprint: it has {NUM_DIGITS} hexadecimal digits, or is a JSON"
+            ' object of its parts and "fingerprint"'
+        )
+    digest = parts.pop("fingerprint")
+    if parts and digest_of(parts) != digest:
+        raise ValueError(f"the fingerprint {digest[:60]!r} is not that of the parts beside it")
+    return Recorded(digest, parts or None)
 
 
 @cache

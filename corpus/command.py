@@ -1,0 +1,151 @@
+"""The command `addnorm check`."""
+
+import argparse
+import asyncio
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from addnorm.corpus import embeddings_client as client
+from addnorm.corpus.embeddings_client import DTYPES, Embedded, Options
+from addnorm.corpus.errors import CorpusError
+from addnorm.corpus.index_check import Report, report
+from addnorm.corpus.vectors_file import Sample, VectorsFile
+from addnorm.service.runtime.fingerprint import Recorded, from_text
+
+EQUAL, DIFFERENT, CANNOT_CHECK = 0, 1, 2
+DESCRIPTION = """\
+Embeds a sample of the rows of a Parquet file again, and compares the vectors with the stored ones.
+
+exit codes: 0 the vectors are equal, 1 they differ, 2 they cannot be compared
+
+verdicts: bit-equal, some rows (most are bit-equal), rounding, scaled (other lengths),
+approximation (such as int8), other vectors. docs/vector-indexes.md has their limits."""
+
+
+def check(arguments: Sequence[str]) -> None:
+    """Exits with one of the codes above."""
+    options = _parser().parse_args(arguments)
+    try:
+        found = asyncio.run(_check(options))
+        code = DIFFERENT
+        if found.verdict in ("bit-equal", options.accept):
+            code = EQUAL
+        if options.json:
+            _write(options.json, {**found.as_json(), "exit_code": code, **_asked(options)})
+    except CorpusError as error:
+        _give_up(f"addnorm check: {error}")
+    except Exception:  # Python's own exit code would say that the vectors differ
+        _give_up(traceback.format_exc())
+    print("\n".join(found.lines()))
+    sys.exit(code)
+
+
+def _give_up(message: str) -> NoReturn:
+    print(message, file=sys.stderr)
+    sys.exit(CANNOT_CHECK)
+
+
+async def _check(options: argparse.Namespace) -> Report:
+    file = VectorsFile(options.vectors, options.text_column, options.vector_column)
+    stored = _recorded(file, options.fingerprint)
+    sample = file.sample(options.sample, options.seed)
+    print(
+        f"{file.path}: {len(sample.rows):,} of {file.num_rows:,} rows,"
+        f" {sample.vectors.shape[1]:,} numbers of {sample.vectors.dtype} each"
+    )
+    return report(sample, await _embedded(options, sample), stored)
+
+
+async def _embedded(options: argparse.Namespace, sample: Sample) -> Embedded:
+    dtype = sample.vectors.dtype.name
+    asked = Options(
+        options.model,
+        options.precision,
+        options.prompt_name,
+        options.dimensions,
+        dtype if dtype in DTYPES else "float32",
+    )
+    if options.bundle:
+        opened = client.in_process(options.bundle)
+    else:
+        opened = client.server(options.url, options.api_key_env)
+    async with opened as asking:
+        return await client.embed(asking, sample.texts, sample.rows.tolist(), asked)
+
+
+def _recorded(file: VectorsFile, given: str | None) -> Recorded | None:
+    """The fingerprint of the stored vectors: the one given, or the file's own."""
+    text = given if given is not None else file.fingerprint
+    if text is None:
+        return None
+    try:
+        return from_text(text)
+    except ValueError as error:
+        where = "--fingerprint" if given is not None else f"{file.path}: its metadata"
+        raise CorpusError(f"{where}: {error}") from None
+
+
+def _asked(options: argparse.Namespace) -> dict[str, object]:
+    paths = {name: str(value) for name, value in vars(options).items() if isinstance(value, Path)}
+    return {"options": {**vars(options), **paths}}
+
+
+def _write(path: Path, report: dict[str, object]) -> None:
+    try:
+        path.write_text(json.dumps(report, indent=2) + "\n")
+    except OSError as error:
+        raise CorpusError(f"--json {path}: {error.strerror}") from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="addnorm check",
+        description=DESCRIPTION,
+        epilog="Example: addnorm check vectors.parquet --url http://localhost:8000",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("vectors", type=Path, metavar="VECTORS.parquet")
+    parser.add_argument("--text-column", default="text", metavar="NAME", help="text by default")
+    parser.add_argument("--vector-column", default="vector", metavar="NAME", help="vector")
+    parser.add_argument(
+        "--fingerprint",
+        metavar="DIGEST|JSON",
+        help="of the stored vectors; by default what the file's metadata holds",
+    )
+    parser.add_argument(
+        "--sample", type=_positive, default=1000, metavar="N", help="rows compared (1000)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="which rows (0)")
+    parser.add_argument(
+        "--accept", choices=["rounding"], help="a verdict besides bit-equal that exits with 0"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write all figures")
+    _add_server(parser)
+    return parser
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what embeds the texts")
+    where = group.add_mutually_exclusive_group(required=True)
+    where.add_argument("--url", help="of a server, such as http://localhost:8000")
+    where.add_argument(
+        "--bundle", type=Path, metavar="DIR", help="<name>/<version>, served in this process"
+    )
+    group.add_argument("--model", help="name or name/version, where a server has several")
+    group.add_argument("--precision", choices=["fp32", "int8"], help="the model's default")
+    group.add_argument("--prompt-name", metavar="NAME", help="the model's default prompt")
+    group.add_argument("--dimensions", type=_positive, metavar="N", help="of vectors that were cut")
+    group.add_argument(
+        "--api-key-env", metavar="VARIABLE", help="environment variable that holds the API key"
+    )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number

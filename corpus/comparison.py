@@ -1,0 +1,148 @@
+"""Stored vectors beside new ones: figures, and a verdict by their size. Knows no files."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Verdict = Literal["bit-equal", "some rows", "rounding", "scaled", "approximation", "other vectors"]
+# Limits of the verdicts: docs/vector-indexes.md has the differences that were measured
+ROUNDING = {"float32": 1e-4, "float64": 1e-4, "float16": 1e-3}  # of the largest value
+STEPS = 4  # of whole numbers: in dimensions that hardly vary, a step is as small as a rounding
+SAME_DIRECTION = 0.99999  # cosine of every row
+SAME_LENGTH = 1e-2  # relative
+APPROXIMATION = 0.9  # mean cosine
+NUM_NEIGHBOURS = 10
+NUM_QUERIES = 1000  # whose neighbours are looked for
+SLICE = 256  # rows compared at once
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of the rows of a sample, by their places in it."""
+
+    num_rows: int
+    width: int
+    dtype: str  # of the stored vectors
+    different: list[int]  # rows whose bits differ
+    largest_difference: float  # of two numbers
+    largest_difference_row: int
+    largest_value: float
+    smallest_cosine: float
+    mean_cosine: float
+    shortest: float  # length of a new vector by that of the stored one
+    longest: float
+    num_neighbours: int  # fewer than NUM_NEIGHBOURS where there are not more rows
+    neighbours_shared: float | None  # mean over rows; None of a single row
+
+    @property
+    def relative_difference(self) -> float:
+        return self.largest_difference / self.largest_value if self.largest_value else 0.0
+
+
+def as_stored(new: NDArray[Any], stored: NDArray[Any]) -> NDArray[Any]:
+    """`new` rounded to what `stored` can hold. float64 is compared as float32: a server computes
+    no more digits."""
+    if stored.dtype != np.float16:
+        return new
+    with np.errstate(over="ignore"):
+        return new.astype(np.float16)
+
+
+def compared(stored: NDArray[Any], new: NDArray[Any]) -> Figures:
+    """[n, width] both."""
+    dtype = stored.dtype.name
+    if dtype == "float64":
+        stored = stored.astype(np.float32)
+    new = as_stored(new, stored)
+    differences, cosines, ratios = _by_row(stored, new)
+    worst = int(differences.argmax())
+    num_neighbours = min(NUM_NEIGHBOURS, len(stored) - 1)
+    return Figures(
+        num_rows=len(stored),
+        width=stored.shape[1],
+        dtype=dtype,
+        different=np.flatnonzero((_bits(stored) != _bits(new)).any(1)).tolist(),
+        largest_difference=float(differences[worst]),
+        largest_difference_row=worst,
+        largest_value=float(max(np.abs(side.astype(np.float64)).max() for side in (stored, new))),
+        smallest_cosine=float(cosines.min()),
+        mean_cosine=float(cosines.mean()),
+        shortest=float(ratios.min()),
+        longest=float(ratios.max()),
+        num_neighbours=num_neighbours,
+        neighbours_shared=_neighbours_shared(stored, new, num_neighbours),
+    )
+
+
+def verdict(figures: Figures) -> Verdict:
+    """By the number of rows that differ, and by how much they do."""
+    if not figures.different:
+        return "bit-equal"
+    is_float = figures.dtype in ROUNDING
+    limit = ROUNDING[figures.dtype] * figures.largest_value if is_float else STEPS
+    same_direction = figures.smallest_cosine > SAME_DIRECTION
+    is_rounding = same_direction and figures.largest_difference <= limit
+    # rounding changes nearly every float32 vector, but only some of fewer bits
+    if 2 * len(figures.different) < figures.num_rows and not (
+        is_rounding and figures.dtype not in ("float32", "float64")
+    ):
+        return "some rows"
+    if is_rounding:
+        return "rounding"
+    if same_direction and max(abs(figures.shortest - 1), abs(figures.longest - 1)) > SAME_LENGTH:
+        return "scaled"
+    return "approximation" if figures.mean_cosine >= APPROXIMATION else "other vectors"
+
+
+def _bits(vectors: NDArray[Any]) -> NDArray[Any]:
+    """Of each number, so that 0 and -0 differ."""
+    return np.ascontiguousarray(vectors).view(f"u{vectors.dtype.itemsize}")
+
+
+def _by_row(
+    stored: NDArray[Any], new: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Of each row the largest difference, the cosine, and the new length by the stored one [n]."""
+    parts = []
+    for start in range(0, len(stored), SLICE):
+        a, b = (side[start : start + SLICE].astype(np.float64) for side in (stored, new))
+        lengths = np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1)
+        product = lengths[0] * lengths[1]
+        equal = (a == b).all(1)
+        # of two zero vectors 1, of a zero vector and another 0
+        cosines = np.where(equal, 1.0, (a * b).sum(1) / np.where(product, product, 1))
+        ratios = np.where(equal, 1.0, lengths[1] / np.where(lengths[0], lengths[0], 1))
+        parts.append((np.abs(a - b).max(1), cosines, ratios))
+    differences, cosines, ratios = map(np.concatenate, zip(*parts, strict=True))
+    return differences, cosines, ratios
+
+
+def _neighbours_shared(stored: NDArray[Any], new: NDArray[Any], number: int) -> float | None:
+    """The share of each row's nearest neighbours by cosine that both sides have, on average."""
+    if not number:
+        return None
+    sides = [_directions(stored), _directions(new)]
+    queries = np.linspace(0, len(stored) - 1, min(NUM_QUERIES, len(stored))).astype(int)
+    shared = 0
+    for start in range(0, len(queries), SLICE):
+        asked = queries[start : start + SLICE]
+        found = (_nearest(side, asked, number) for side in sides)
+        shared += sum(len(set(a) & set(b)) for a, b in zip(*found, strict=True))
+    return shared / (number * len(queries))
+
+
+def _directions(vectors: NDArray[Any]) -> NDArray[np.float32]:
+    """Of length 1, but for zero vectors."""
+    floats = vectors.astype(np.float32)
+    lengths = np.linalg.norm(floats, axis=1, keepdims=True)
+    return (floats / np.where(lengths, lengths, 1)).astype(np.float32)
+
+
+def _nearest(vectors: NDArray[np.float32], queries: NDArray[Any], number: int) -> list[list[int]]:
+    """The nearest rows of each query, itself left out."""
+    cosines = vectors[queries] @ vectors.T
+    cosines[np.arange(len(queries)), queries] = -np.inf
+    nearest = np.argpartition(-cosines, number - 1, axis=1)[:, :number]
+    return nearest.tolist()  # type: ignore[no-any-return]

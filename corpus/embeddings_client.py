@@ -1,0 +1,224 @@
+"""Asks `/v1/embeddings` for the vectors of many texts: a server's, or a bundle's in this process.
+
+Waits where the server is busy, and asks for less at once where a request is too large for it.
+"""
+
+import asyncio
+import base64
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from addnorm.corpus.errors import CorpusError
+from addnorm.service.errors import StartupError
+from addnorm.service.models.registry import Models, load
+from addnorm.service.protocols.codec.payload import FINGERPRINT_HEADER
+from addnorm.service.runtime.fingerprint import Recorded
+from addnorm.service.server.wiring import build
+from addnorm.service.settings import Settings
+
+TEXTS_AT_ONCE = 32  # in one request
+REQUESTS_AT_ONCE = 4
+PATIENCE_S = 300.0  # for one answer, and for a server that is busy
+BUSY = (429, 503)
+TOO_LARGE = (413, 504)
+DTYPES = {"float32": "<f4", "int8": "i1", "uint8": "u1"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of `/v1/embeddings`. None: as the server and the model say."""
+
+    model: str | None = None
+    precision: str | None = None
+    prompt_name: str | None = None
+    dimensions: int | None = None
+    dtype: str = "float32"
+
+
+class Embedded(NamedTuple):
+    vectors: NDArray[Any]  # [texts, width]
+    model: str
+    fingerprint: Recorded | None  # None: the server tells none
+
+
+class _Answer(NamedTuple):
+    vectors: NDArray[Any]
+    model: str
+    digest: str | None
+
+
+@asynccontextmanager
+async def server(url: str, key_variable: str | None) -> AsyncIterator[httpx.AsyncClient]:
+    """key_variable: names the environment variable that holds the API key."""
+    headers = {}
+    if key_variable:
+        if not os.environ.get(key_variable):
+            raise CorpusError(f"--api-key-env: the environment variable {key_variable} is not set")
+        headers["authorization"] = f"Bearer {os.environ[key_variable]}"
+    try:
+        client = httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S)
+    except httpx.InvalidURL as error:
+        raise CorpusError(f"--url {url}: {error}") from None
+    async with client:
+        yield client
+
+
+@asynccontextmanager
+async def in_process(bundle: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """Serves the bundle without a socket, by all the code of `addnorm serve`, with its default
+    settings. Nothing is held: each text is computed."""
+    settings = Settings(cache_bytes=0, invariance_check_share=0, timeout_s=PATIENCE_S)
+    try:
+        service = build(Models([load(bundle, settings)]), settings)
+    except StartupError as error:
+        raise CorpusError(str(error)) from None
+    transport = httpx.ASGITransport(service.app)
+    try:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://in-process", timeout=PATIENCE_S
+        ) as client:
+            yield client
+    finally:
+        service.close()
+
+
+async def embed(
+    client: httpx.AsyncClient, texts: Sequence[str], rows: Sequence[int], options: Options
+) -> Embedded:
+    """The vectors of all texts, and what they were computed by.
+
+    rows: numbers of the texts in their file, for messages. CorpusError if the server cannot be
+    reached, or refuses.
+    """
+    starts = iter(range(0, len(texts), TEXTS_AT_ONCE))
+    answers: dict[int, _Answer] = {}
+
+    async def worker(bar: Any) -> None:
+        for start in starts:
+            batch = slice(start, min(start + TEXTS_AT_ONCE, len(texts)))
+            async for found in _halving(client, texts, rows, batch, options):
+                answers[found[0]] = found[1]
+                bar.update(len(found[1].vectors))
+
+    with tqdm(total=len(texts), desc="embedding", unit=" texts", leave=False) as bar:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(REQUESTS_AT_ONCE):
+                    tasks.create_task(worker(bar))
+        except ExceptionGroup as group:  # one worker's reason is enough
+            raise group.exceptions[0] from None
+        in_order = [answers[start] for start in sorted(answers)]
+        return await _joined(client, in_order)
+
+
+async def _halving(
+    client: httpx.AsyncClient,
+    texts: Sequence[str],
+    rows: Sequence[int],
+    batch: slice,
+    options: Options,
+) -> AsyncIterator[tuple[int, _Answer]]:
+    """(start, answer) of the batch, or of parts of it where the server refuses its size."""
+    num_texts = batch.stop - batch.start
+    response = await _patiently(client, _body(texts[batch], options))
+    if response.is_success:
+        yield batch.start, _read(response, num_texts, options)
+        return
+    message, param = _refusal(response)
+    if param != "input" and response.status_code not in TOO_LARGE:
+        raise CorpusError(message)
+    if num_texts == 1:
+        raise CorpusError(f"row {rows[batch.start]}: {message}")
+    middle = batch.start + num_texts // 2
+    for half in (slice(batch.start, middle), slice(middle, batch.stop)):
+        async for found in _halving(client, texts, rows, half, options):
+            yield found
+
+
+def _body(texts: Sequence[str], options: Options) -> dict[str, Any]:
+    """base64 keeps the exact bits. Texts are cut as the model's authors cut them."""
+    asked = {name: value for name, value in vars(options).items() if value is not None}
+    return {**asked, "input": list(texts), "encoding_format": "base64", "truncate": True}
+
+
+async def _patiently(client: httpx.AsyncClient, body: dict[str, Any]) -> httpx.Response:
+    """Sends it again while the server is busy, when the server says."""
+    ends = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            response = await client.post("v1/embeddings", json=body)
+        except httpx.HTTPError as error:
+            raise CorpusError(f"{client.base_url} does not answer: {_words(error)}") from None
+        wait_s = _wait_s(response)
+        if response.status_code not in BUSY or time.monotonic() + wait_s > ends:
+            return response
+        await asyncio.sleep(wait_s)
+
+
+def _wait_s(response: httpx.Response) -> float:
+    try:
+        return float(response.headers["retry-after"])
+    except (KeyError, ValueError):  # a proxy may write a date
+        return 1.0
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _refusal(response: httpx.Response) -> tuple[str, str | None]:
+    """What the server says, in one line, and the field that it names."""
+    try:
+        error = response.json()["error"]
+        message, param = str(error["message"]), error["param"]
+    except (ValueError, KeyError, TypeError):  # a proxy's answer, or another server's
+        message, param = " ".join(response.text[:200].split()), None
+    return f"{response.url} answered {response.status_code}: {message}", param
+
+
+def _read(response: httpx.Response, num_texts: int, options: Options) -> _Answer:
+    try:
+        answer = response.json()
+        flat = [
+            np.frombuffer(base64.b64decode(entry["embedding"]), DTYPES[options.dtype])
+            for entry in answer["data"]
+        ]
+        vectors = np.stack(flat)
+        model = str(answer["model"])
+    except (ValueError, KeyError, TypeError):
+        vectors, model = np.empty((0, 0)), ""
+    if len(vectors) != num_texts:
+        raise CorpusError(f"{response.url} answered something else than vectors of the texts")
+    return _Answer(vectors, model, response.headers.get(FINGERPRINT_HEADER))
+
+
+async def _joined(client: httpx.AsyncClient, answers: Sequence[_Answer]) -> Embedded:
+    """CorpusError if they are not all of one model."""
+    digests = {answer.digest for answer in answers}
+    if len(digests) > 1:
+        raise CorpusError("the server replaced the model during the check: check again")
+    model, digest = answers[0].model, answers[0].digest
+    recorded = Recorded(digest, await _parts(client, model, digest)) if digest else None
+    return Embedded(np.concatenate([answer.vectors for answer in answers]), model, recorded)
+
+
+async def _parts(client: httpx.AsyncClient, model: str, digest: str) -> dict[str, str] | None:
+    """What the digest is of. None if it is that of an older version: only the latest's is told."""
+    response = await client.get(f"v1/models/{model}")
+    if not response.is_success:
+        raise CorpusError(_refusal(response)[0])
+    entry = response.json()
+    for precision, known in entry["fingerprint"].items():
+        if known == digest:
+            return entry["fingerprint_parts"][precision]  # type: ignore[no-any-return]
+    return None

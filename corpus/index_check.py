@@ -1,0 +1,161 @@
+"""Stored vectors against those that are served now: what differs, by how much, and why."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from addnorm.corpus.comparison import Figures, Verdict, compared, verdict
+from addnorm.corpus.embeddings_client import Embedded
+from addnorm.corpus.errors import CorpusError
+from addnorm.corpus.vectors_file import Sample
+from addnorm.service.runtime.fingerprint import Recorded
+
+NUM_SHOWN = 10  # rows named
+MEANINGS: dict[Verdict, str] = {
+    "bit-equal": "the stored vectors are those that are served now",
+    "some rows": "the other rows are bit-equal, so their model and runtime are the same; these"
+    " texts or vectors changed after they were made, or these texts were cut elsewhere",
+    "rounding": "the same model, computed by another processor, version or program",
+    "scaled": "the same directions with other lengths: only one side is normalized",
+    "approximation": "the same model in another precision, such as int8 or numbers of fewer bits,"
+    " or a small change of texts",
+    "other vectors": "another model, pooling or prompt",
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of one part of a fingerprint. None: that side has no such part."""
+
+    part: str
+    stored: str | None
+    served: str | None
+
+    def __str__(self) -> str:
+        stored, served = self.stored, self.served
+        if self.part == "processor" and stored and served:  # long lists, nearly the same
+            a, b = stored.split(), served.split()
+            stored = " ".join(word for word in a if word not in b) or "fewer"
+            served = " ".join(word for word in b if word not in a) or "fewer"
+        return f"{self.part} (stored {stored or 'none'}, now {served or 'none'})"
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """Those of the stored vectors and of the server."""
+
+    stored: Recorded | None
+    served: Recorded | None
+
+    @property
+    def are_equal(self) -> bool | None:
+        """None if one is not known."""
+        if self.stored is None or self.served is None:
+            return None
+        return self.stored.digest == self.served.digest
+
+    @property
+    def differences(self) -> list[Difference]:
+        """Of the parts, where both sides have them."""
+        if not (self.stored and self.served and self.stored.parts and self.served.parts):
+            return []
+        stored, served = self.stored.parts, self.served.parts
+        return [
+            Difference(part, stored.get(part), served.get(part))
+            for part in {**served, **stored}
+            if stored.get(part) != served.get(part)
+        ]
+
+    def __str__(self) -> str:
+        if self.stored is None:
+            return "none is stored with the vectors, so no cause can be named"
+        if self.served is None:
+            return "the server tells none"
+        if self.are_equal:
+            return "equal"
+        if differences := self.differences:
+            return "differs in " + ", ".join(map(str, differences))
+        digests = f"stored {self.stored.digest}, now {self.served.digest}"
+        unknown = "stored" if self.stored.parts is None else "told by the server"
+        return f"differs ({digests}); its parts were not {unknown}, so no cause can be named"
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that was found."""
+
+    figures: Figures
+    rows: Sequence[int]  # of the sample, their numbers in the file
+    model: str
+    fingerprints: Fingerprints
+
+    @property
+    def verdict(self) -> Verdict:
+        return verdict(self.figures)
+
+    @property
+    def meaning(self) -> str:
+        """Of verdict and fingerprint together."""
+        if self.verdict == "bit-equal" and self.fingerprints.are_equal is False:
+            return f"{MEANINGS['bit-equal']}, though the fingerprint differs"
+        if self.verdict != "bit-equal" and self.fingerprints.are_equal:
+            return (
+                "model and runtime are the same, by the fingerprint: texts or vectors of the file"
+                " changed, or the options (prompt, normalization, dimensions)"
+            )
+        return MEANINGS[self.verdict]
+
+    def different_rows(self) -> list[int]:
+        return [int(self.rows[place]) for place in self.figures.different]
+
+    def as_json(self) -> dict[str, Any]:
+        figures = asdict(self.figures)
+        figures["different_rows"] = self.different_rows()
+        figures["num_different"] = len(figures.pop("different"))
+        figures["largest_difference_row"] = int(self.rows[self.figures.largest_difference_row])
+        figures["relative_difference"] = self.figures.relative_difference
+        sides = {"stored": self.fingerprints.stored, "served": self.fingerprints.served}
+        return {
+            "verdict": self.verdict,
+            "meaning": self.meaning,
+            "model": self.model,
+            "figures": figures,
+            "fingerprint": {
+                "equal": self.fingerprints.are_equal,
+                "differences": [asdict(found) for found in self.fingerprints.differences],
+                **{name: side and side._asdict() for name, side in sides.items()},
+            },
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        figures, rows = self.figures, self.different_rows()
+        named = ", ".join(map(str, rows[:NUM_SHOWN])) + (", ..." if len(rows) > NUM_SHOWN else "")
+        lines = [f"{self.verdict}: {self.meaning}", f"fingerprint: {self.fingerprints}"]
+        if rows:
+            worst = self.rows[figures.largest_difference_row]
+            lines += [
+                f"rows that differ: {len(rows):,} of {figures.num_rows:,} ({named})",
+                f"largest difference: {figures.largest_difference:.3g} in row {worst},"
+                f" {figures.relative_difference:.2g} of the largest value",
+                f"cosine: {figures.smallest_cosine:.7f} at least,"
+                f" {figures.mean_cosine:.7f} on average",
+            ]
+        if figures.neighbours_shared is not None:
+            lines.append(
+                f"nearest {figures.num_neighbours} neighbours shared:"
+                f" {figures.neighbours_shared:.2%}"
+            )
+        return lines
+
+
+def report(sample: Sample, new: Embedded, stored: Recorded | None) -> Report:
+    """CorpusError if the vectors cannot be compared."""
+    width, served = sample.vectors.shape[1], new.vectors.shape[1]
+    if width != served:
+        raise CorpusError(
+            f"the stored vectors have {width} numbers, those of {new.model} {served}: name another"
+            " model or bundle with --model or --bundle, or --dimensions if they were cut"
+        )
+    figures = compared(sample.vectors, new.vectors)
+    return Report(figures, sample.rows.tolist(), new.model, Fingerprints(stored, new.fingerprint))

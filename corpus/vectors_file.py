@@ -1,0 +1,167 @@
+"""A Parquet file of texts and vectors: its columns are checked, and sampled rows read in pieces.
+
+Memory does not grow with the file, nor with its row groups.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from addnorm.corpus.errors import CorpusError
+from addnorm.service.runtime.fingerprint import METADATA_KEY
+
+BATCH_ROWS = 1024
+BUFFER_BYTES = 2**20  # of a column: without a buffer, a row group's column is read as a whole
+NUMBERS = (pa.float32(), pa.float16(), pa.float64(), pa.int8(), pa.uint8())
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rows of a file, in its order."""
+
+    rows: NDArray[np.int64]  # [n], their numbers in the file, from 0
+    texts: list[str]
+    vectors: NDArray[Any]  # [n, width], in the file's type
+
+
+class VectorsFile:
+    """An open file that has the two columns."""
+
+    def __init__(self, path: Path, text_column: str, vector_column: str) -> None:
+        """CorpusError if the file or a column does not fit."""
+        self.path, self.columns = path, (text_column, vector_column)
+        if path.is_dir():
+            raise CorpusError(f"{path} is a folder: name one Parquet file in it")
+        with _one_line(path):
+            self._file = pq.ParquetFile(path, memory_map=True, buffer_size=BUFFER_BYTES)
+        self.num_rows: int = self._file.metadata.num_rows
+        if not self.num_rows:
+            raise CorpusError(f"{path} has no rows")
+        _check_texts(self._type("--text-column", text_column), path, text_column)
+        _check_vectors(self._type("--vector-column", vector_column), path, vector_column)
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The text stored in the file's metadata."""
+        stored = (self._file.metadata.metadata or {}).get(METADATA_KEY.encode())
+        return None if stored is None else stored.decode(errors="replace")
+
+    def sample(self, num_rows: int, seed: int) -> Sample:
+        """So many rows, drawn without repeats; all if the file has no more. CorpusError names a row
+        that has no text or no vector."""
+        drawn = np.random.default_rng(seed).choice(
+            self.num_rows, min(num_rows, self.num_rows), replace=False, shuffle=False
+        )
+        rows, texts, vectors = np.sort(drawn), list[str](), list[NDArray[Any]]()
+        with _one_line(self.path):
+            for numbers, batch in self._pieces(rows):
+                texts += _texts(batch.column(self.columns[0]), numbers)
+                vectors.append(_vectors(batch.column(self.columns[1]), numbers))
+                _check_width(vectors[0], vectors[-1], numbers[0])
+        return Sample(rows, texts, np.concatenate(vectors))
+
+    def _type(self, option: str, name: str) -> pa.DataType:
+        schema = self._file.schema_arrow
+        if schema.names.count(name) != 1:
+            raise CorpusError(
+                f"{self.path} has no column {name!r}: name one with {option}; its columns are"
+                f" {', '.join(schema.names)}"
+            )
+        return schema.field(name).type
+
+    def _pieces(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], Any]]:
+        """These rows of the two columns, piece by piece: their numbers, and a RecordBatch of
+        them."""
+        metadata = self._file.metadata
+        sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        starts = np.cumsum([0, *sizes])
+        groups = np.unique(np.searchsorted(starts, rows, side="right") - 1).tolist()
+        num_read = sum(sizes[group] for group in groups)
+        with tqdm(total=num_read, desc="reading", unit=" rows", leave=False) as bar:
+            for group in groups:
+                start = starts[group]
+                for batch in self._file.iter_batches(BATCH_ROWS, [group], list(self.columns)):
+                    here = rows[np.searchsorted(rows, start) :]
+                    here = here[: np.searchsorted(here, start + batch.num_rows)]
+                    if len(here):
+                        yield here, batch.take(pa.array(here - start))
+                    start += batch.num_rows
+                    bar.update(batch.num_rows)
+
+
+@contextmanager
+def _one_line(path: Path) -> Iterator[None]:
+    """What pyarrow and the system say of a file they cannot read."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise CorpusError(f"{path} cannot be read as a Parquet file: {reason[:300]}") from None
+
+
+def _check_texts(found: pa.DataType, path: Path, name: str) -> None:
+    kind = found.value_type if pa.types.is_dictionary(found) else found
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise CorpusError(
+            f"{path}: column {name!r} is {found}, not text: name a column of strings with"
+            " --text-column"
+        )
+
+
+def _check_vectors(found: pa.DataType, path: Path, name: str) -> None:
+    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    if not any(is_kind(found) for is_kind in kinds) or found.value_type not in NUMBERS:
+        raise CorpusError(
+            f"{path}: column {name!r} is {found}: vectors are lists of one size, of"
+            f" {', '.join(map(str, NUMBERS))}; name their column with --vector-column"
+        )
+
+
+def _texts(column: Any, rows: NDArray[np.int64]) -> list[str]:
+    texts: list[str | None] = column.to_pylist()
+    if None in texts:
+        raise CorpusError(f"row {rows[texts.index(None)]} has no text, but null")
+    return texts  # type: ignore[return-value]
+
+
+def _vectors(column: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
+    """[n, width]"""
+    if column.null_count:
+        raise CorpusError(
+            f"row {rows[column.is_null().index(True).as_py()]} has no vector, but null"
+        )
+    lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+    if unequal := np.flatnonzero(lengths != lengths[0]).tolist():
+        row = unequal[0]
+        raise CorpusError(
+            f"row {rows[row]} has a vector of {lengths[row]} numbers, row {rows[0]} one of"
+            f" {lengths[0]}: vectors have one size"
+        )
+    values, width = column.flatten(), int(lengths[0])
+    if not width:
+        raise CorpusError(f"row {rows[0]} has a vector without numbers")
+    if values.null_count:
+        row = values.is_null().index(True).as_py() // width
+        raise CorpusError(f"row {rows[row]} has a vector with null among its numbers")
+    vectors: NDArray[Any] = values.to_numpy(zero_copy_only=False).reshape(-1, width)
+    finite = np.isfinite(vectors).all(1)
+    if not finite.all():
+        row = rows[int(finite.argmin())]
+        raise CorpusError(f"row {row} has a vector with a number that is not finite (NaN, inf)")
+    return vectors
+
+
+def _check_width(first: NDArray[Any], other: NDArray[Any], row: int) -> None:
+    if first.shape[1] != other.shape[1]:
+        raise CorpusError(
+            f"row {row} has a vector of {other.shape[1]} numbers, rows before it have"
+            f" {first.shape[1]}: vectors have one size"
+        )
