@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.fingerprint import Fingerprint, _chosen_by
+from addnorm.service.runtime.fingerprint import Fingerprint, _chosen_by, from_text, to_text
 from tests.support.metrics import samples
 
 HERE = Fingerprint.here("0" * 64, "fp32", "cpu")
@@ -48,3 +48,25 @@ def test_it_is_shown_everywhere(text_client: httpx.Client, text_bundles: Path) -
         if name == "addnorm_model_info"
     ]
     assert {labels["fingerprint"] for labels in info} >= set(entry["fingerprint"].values())
+
+
+def test_its_text_is_read_back() -> None:
+    assert from_text(to_text(HERE.parts())) == (HERE.digest, HERE.parts())
+    assert from_text(f" {HERE.digest}\n") == (HERE.digest, None)
+    assert from_text(f'{{"fingerprint": "{HERE.digest}"}}') == (HERE.digest, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is no fingerprint"),
+        (HERE.digest[1:], "32 hexadecimal digits"),
+        ("[]", "is no fingerprint"),
+        ('{"precision": "fp32"}', "is no fingerprint"),
+        ('{"fingerprint": 1}', "is no fingerprint"),
+        (to_text(HERE.parts()).replace("fp32", "int8"), "is not that of the parts beside it"),
+    ],
+)
+def test_a_text_that_is_none_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_text(text)

@@ -1,0 +1,271 @@
+"""`addnorm check`: stored vectors beside those of a server and of a bundle."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+
+from addnorm.corpus import command
+from addnorm.service.runtime.fingerprint import METADATA_KEY, digest_of, to_text
+from tests.support.texts import TEXT_MODEL, WORDS
+
+NUM_TEXTS = 50
+Array = NDArray[Any]
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    words = [word for word in WORDS if word.isalpha()]
+    draws = np.random.default_rng(0)
+    return [" ".join(draws.choice(words, 3 + row % 7)) for row in range(NUM_TEXTS)]
+
+
+@pytest.fixture(scope="module")
+def parts(text_client: httpx.Client) -> dict[str, str]:
+    """Of the fingerprint of the model that embeds."""
+    entry = text_client.get(f"/v1/models/{TEXT_MODEL}").json()
+    return entry["fingerprint_parts"]["fp32"]  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def vectors(text_client: httpx.Client, texts: list[str]) -> Array:
+    """As the server gives them, in JSON."""
+    body = {"model": TEXT_MODEL, "input": texts}
+    data = text_client.post("/v1/embeddings", json=body).json()["data"]
+    return np.array([entry["embedding"] for entry in data], np.float32)
+
+
+@pytest.fixture
+def write(tmp_path: Path, texts: list[str]) -> Callable[..., Path]:
+    def write(vectors: Any, fingerprint: str | None = None, **columns: Any) -> Path:
+        """A list becomes the column as it is; an array becomes lists of one size."""
+        if isinstance(vectors, np.ndarray):
+            vectors = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+        table = pa.table({"text": texts[: len(vectors)], "vector": vectors} | columns)
+        if fingerprint:
+            table = table.replace_schema_metadata({METADATA_KEY: fingerprint})
+        pq.write_table(table, tmp_path / "vectors.parquet", row_group_size=8)
+        return tmp_path / "vectors.parquet"
+
+    return write
+
+
+Check = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def check(text_url: str, tmp_path: Path) -> Check:
+    def check(file: Path, *options: str) -> dict[str, Any]:
+        """The report; by default of the server's model."""
+        report = tmp_path / "report.json"
+        if "--bundle" not in options:
+            options = ("--url", text_url, "--model", TEXT_MODEL, *options)
+        with pytest.raises(SystemExit) as ended:
+            command.check([str(file), "--json", str(report), *options])
+        found: dict[str, Any] = json.loads(report.read_text())
+        assert ended.value.code == found["exit_code"]
+        return found
+
+    return check
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_the_servers_own_vectors_are_bit_equal(
+    dtype: str, vectors: Array, parts: dict[str, str], write: Callable[..., Path], check: Check
+) -> None:
+    found = check(write(vectors.astype(dtype), to_text(parts)))
+    assert (found["verdict"], found["exit_code"]) == ("bit-equal", 0)
+    assert found["figures"]["num_rows"] == NUM_TEXTS
+    assert found["figures"]["neighbours_shared"] == 1
+    assert found["fingerprint"]["equal"] is True
+
+
+def test_a_bundle_gives_them_without_a_server(
+    vectors: Array, text_bundles: Path, write: Callable[..., Path], check: Check
+) -> None:
+    file = write(vectors.tolist())  # lists of any size
+    found = check(file, "--bundle", str(text_bundles / TEXT_MODEL / "1"))
+    assert (found["verdict"], found["exit_code"]) == ("bit-equal", 0)
+    assert found["fingerprint"]["stored"] is None
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_small_vectors_are_bit_equal(
+    dtype: str,
+    text_client: httpx.Client,
+    texts: list[str],
+    write: Callable[..., Path],
+    check: Check,
+) -> None:
+    body = {"model": TEXT_MODEL, "input": texts, "dtype": dtype}
+    data = text_client.post("/v1/embeddings", json=body).json()["data"]
+    file = write(np.array([entry["embedding"] for entry in data], dtype))
+    assert check(file)["verdict"] == "bit-equal"
+
+
+def test_one_changed_byte_is_found(
+    vectors: Array, parts: dict[str, str], write: Callable[..., Path], check: Check
+) -> None:
+    changed = vectors.copy()
+    changed[29].view(np.uint8)[4] ^= 1  # the last bit of a number
+    found = check(write(changed, to_text(parts)), "--accept", "rounding")
+    assert (found["verdict"], found["exit_code"]) == ("some rows", 1)
+    assert found["figures"]["different_rows"] == [29]
+    assert found["figures"]["largest_difference_row"] == 29
+    assert "by the fingerprint: texts or vectors of the file changed" in found["meaning"]
+
+
+def test_vectors_of_another_model_are_told(
+    task_url: str, vectors: Array, write: Callable[..., Path], check: Check
+) -> None:
+    same_width = ("--dimensions", str(vectors.shape[1]))
+    found = check(write(vectors), "--url", task_url, "--model", "embedder", *same_width)
+    assert (found["verdict"], found["exit_code"]) == ("other vectors", 1)
+    assert found["figures"]["neighbours_shared"] < 0.9
+
+
+def test_rounding_is_accepted_if_asked(
+    vectors: Array, write: Callable[..., Path], check: Check
+) -> None:
+    file = write(vectors * np.float32(1 + 1e-6))
+    found = check(file)
+    assert (found["verdict"], found["exit_code"]) == ("rounding", 1)
+    assert check(file, "--accept", "rounding")["exit_code"] == 0
+
+
+def test_the_part_of_the_fingerprint_that_differs_is_named(
+    vectors: Array,
+    parts: dict[str, str],
+    write: Callable[..., Path],
+    check: Check,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also where the vectors are equal all the same."""
+    fewer = parts["processor"] + " avx1024"
+    found = check(write(vectors, to_text(parts | {"onnxruntime": "1.2.3", "processor": fewer})))
+    assert (found["verdict"], found["exit_code"]) == ("bit-equal", 0)
+    assert found["meaning"].endswith("though the fingerprint differs")
+    named = {entry["part"]: entry["stored"] for entry in found["fingerprint"]["differences"]}
+    assert named == {"onnxruntime": "1.2.3", "processor": fewer}
+    told = capsys.readouterr().out
+    assert f"onnxruntime (stored 1.2.3, now {parts['onnxruntime']})" in told
+    assert "processor (stored avx1024, now fewer)" in told
+
+
+def test_a_bare_digest_names_no_part(
+    vectors: Array,
+    parts: dict[str, str],
+    write: Callable[..., Path],
+    check: Check,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = write(-vectors, "0" * 32)
+    assert check(file)["fingerprint"]["equal"] is False
+    assert "its parts were not stored, so no cause can be named" in capsys.readouterr().out
+    given = check(file, "--fingerprint", digest_of(parts))  # wins over the file's
+    assert given["fingerprint"]["equal"] is True
+
+
+def test_a_prompt_and_cut_dimensions_are_options(
+    task_client: httpx.Client,
+    task_url: str,
+    texts: list[str],
+    write: Callable[..., Path],
+    check: Check,
+) -> None:
+    body = {"model": "embedder", "input": texts, "prompt_name": "query", "dimensions": 5}
+    data = task_client.post("/v1/embeddings", json=body).json()["data"]
+    file = write(np.array([entry["embedding"] for entry in data], np.float32))
+    asked = ("--url", task_url, "--model", "embedder", "--dimensions", "5")
+    assert check(file, *asked, "--prompt-name", "query")["verdict"] == "bit-equal"
+    assert check(file, *asked)["verdict"] != "bit-equal"
+
+
+def test_the_sample_is_seeded_and_its_rows_are_those_of_the_file(
+    vectors: Array, write: Callable[..., Path], check: Check
+) -> None:
+    """Every stored vector differs, so the report names all rows of the sample."""
+    file = write(-vectors)
+
+    def rows(*options: str) -> list[int]:
+        return check(file, *options)["figures"]["different_rows"]  # type: ignore[no-any-return]
+
+    some = rows("--sample", "9", "--seed", "1")
+    assert some == rows("--sample", "9", "--seed", "1") == sorted(set(some))
+    assert len(some) == 9
+    assert some != rows("--sample", "9", "--seed", "2")
+    assert rows() == list(range(NUM_TEXTS))
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The line of a check that cannot be made."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        command.check(arguments)
+    assert ended.value.code == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("addnorm check: ")
+    return line
+
+
+NAN = [[1.0, 2.0], [1.0, float("nan")]]
+FILES: dict[str, tuple[dict[str, Any], str]] = {
+    "null": ({"vector": [[1.0, 2.0], None]}, "row 1 has no vector, but null"),
+    "null number": ({"vector": [[1.0, 2.0], [1.0, None]]}, "row 1 has a vector with null"),
+    "NaN": ({"vector": NAN}, "row 1 has a vector with a number that is not finite"),
+    "sizes": ({"vector": [[1.0], [1.0, 2.0]]}, "row 1 has a vector of 2 numbers, row 0 one of 1"),
+    "no numbers": ({"vector": pa.array([[], []], pa.list_(pa.float32()))}, "without numbers"),
+    "no vectors": ({"vector": [1.0, 2.0]}, "column 'vector' is double: vectors are lists"),
+    "whole numbers": ({"vector": [[1], [2]]}, "vectors are lists of one size, of float, halffloat"),
+    "no text": ({"text": [1, 2]}, "column 'text' is int64, not text: name a column of strings"),
+    "null text": ({"text": [None, "a"]}, "row 0 has no text, but null"),
+    "width": ({}, f"the stored vectors have 1 numbers, those of {TEXT_MODEL} 32: name another"),
+    "other columns": ({"text": None}, "has no column 'text': name one with --text-column; its"),
+    "no rows": ({"text": pa.array([], pa.string()), "vector": []}, "has no rows"),
+}
+
+
+@pytest.mark.parametrize(("columns", "message"), FILES.values(), ids=FILES)
+def test_a_file_that_does_not_fit_is_refused_in_one_line(
+    columns: dict[str, Any],
+    message: str,
+    text_url: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    known = {"text": ["a", "b"], "vector": [[1.0], [2.0]]} | columns
+    table = pa.table({name: column for name, column in known.items() if column is not None})
+    pq.write_table(table, tmp_path / "v.parquet")
+    asked = (str(tmp_path / "v.parquet"), "--url", text_url, "--model", TEXT_MODEL)
+    assert message in refusal(capsys, *asked)
+
+
+def test_what_cannot_be_checked_is_said_in_one_line(
+    vectors: Array,
+    text_url: str,
+    tmp_path: Path,
+    write: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = str(write(vectors))
+    (tmp_path / "text").write_text("a,b\n")
+    for arguments, message in (
+        ([str(tmp_path / "none"), "--url", text_url], "No such file"),
+        ([str(tmp_path), "--url", text_url], "is a folder: name one Parquet file"),
+        ([str(tmp_path / "text"), "--url", text_url], "cannot be read as a Parquet file"),
+        ([file, "--url", "http://127.0.0.1:9"], "does not answer"),
+        ([file, "--url", text_url, "--model", "none"], "'none' is not served here"),
+        ([file, "--url", text_url, "--model", "notebook"], "texts"),
+        ([file, "--url", text_url, "--model", TEXT_MODEL, "--precision", "int8"], "has fp32"),
+        ([file, "--url", text_url, "--api-key-env", "NO_SUCH"], "NO_SUCH is not set"),
+        ([file, "--url", text_url, "--fingerprint", "abc"], "--fingerprint: 'abc' is no"),
+        ([file, "--bundle", str(tmp_path)], "manifest.json is missing"),
+    ):
+        assert message in refusal(capsys, *arguments), arguments
