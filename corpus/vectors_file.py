@@ -19,7 +19,6 @@ from addnorm.corpus.errors import CorpusError
 from addnorm.service.runtime.fingerprint import METADATA_KEY
 
 BATCH_ROWS = 1024
-BUFFER_BYTES = 2**20  # of a column: without a buffer, a row group's column is read as a whole
 NUMBERS = (pa.float32(), pa.float16(), pa.float64(), pa.int8(), pa.uint8())
 
 
@@ -41,7 +40,8 @@ class VectorsFile:
         if path.is_dir():
             raise CorpusError(f"{path} is a folder: name one Parquet file in it")
         with _one_line(path):
-            self._file = pq.ParquetFile(path, memory_map=True, buffer_size=BUFFER_BYTES)
+            # mapped: otherwise a row group's columns are read into memory as a whole
+            self._file = pq.ParquetFile(path, memory_map=True)
         self.num_rows: int = self._file.metadata.num_rows
         if not self.num_rows:
             raise CorpusError(f"{path} has no rows")

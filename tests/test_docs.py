@@ -5,6 +5,8 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,10 @@ import numpy as np
 import pytest
 from prometheus_client.metrics import MetricWrapperBase
 
+from addnorm.corpus import command as corpus
+from addnorm.corpus.index_check import MEANINGS
 from addnorm.export import writer
+from addnorm.service.runtime.fingerprint import Fingerprint
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.metrics import Metrics
 
@@ -118,6 +123,33 @@ def test_the_programs_of_the_page_on_own_models_run(monkeypatch: pytest.MonkeyPa
     for program in re.findall(r"```python\n(.+?)```", page, re.DOTALL):
         exec(program, known)
     assert known["bundle"].facts["labels"] == ("no", "yes")
+
+
+def test_the_programs_of_the_page_on_vector_indexes_run(
+    text_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In order, in one namespace; those for databases where their packages are installed. Then the
+    file that they wrote is checked."""
+    monkeypatch.chdir(tmp_path)
+    page, known = (ROOT / "docs" / "vector-indexes.md").read_text(), dict[str, Any]()
+    for program in re.findall(r"```python\n(.+?)```", page, re.DOTALL):
+        packages = re.findall(r"^(?:from|import) (\w+)", program, re.MULTILINE)
+        if all(map(find_spec, packages)):
+            exec(program.replace("localhost:8000", text_url.removeprefix("http://")), known)
+    assert len(known["cache"]) == 1
+    with pytest.raises(SystemExit) as ended:
+        corpus.check(["vectors.parquet", "--url", text_url, "--json", "report.json"])
+    found = json.loads(Path("report.json").read_text())
+    assert (ended.value.code, found["fingerprint"]["equal"]) == (0, True)
+
+
+def test_the_page_on_vector_indexes_has_every_option_verdict_and_part() -> None:
+    page = (ROOT / "docs" / "vector-indexes.md").read_text()
+    options = {name for action in corpus._parser()._actions for name in action.option_strings}
+    assert not [name for name in options - {"-h", "--help"} if name not in page]
+    assert re.findall(r"^\| `([a-z -]+)` \| .+ \| .+ \|$", page, re.MULTILINE) == list(MEANINGS)
+    parts = re.findall(r"`(\w+)`", page.partition("| part |")[2].partition("\n\n")[0])
+    assert parts == [field.name for field in fields(Fingerprint)]
 
 
 CURLS_OF_CLIENTS = re.findall(r"^curl .+$", CLIENTS, re.MULTILINE)
