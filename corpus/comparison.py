@@ -12,7 +12,8 @@ ROUNDING = {"float32": 1e-4, "float64": 1e-4, "float16": 1e-3}  # of the largest
 STEPS = 4  # of whole numbers: in dimensions that hardly vary, a step is as small as a rounding
 SAME_DIRECTION = 0.99999  # cosine of every row
 SAME_LENGTH = 1e-2  # relative
-APPROXIMATION = 0.9  # mean cosine
+APPROXIMATION = 0.9  # cosine of every row
+SOME_EQUAL = 0.1  # share of the rows
 NUM_NEIGHBOURS = 10
 NUM_QUERIES = 1000  # whose neighbours are looked for
 SLICE = 256  # rows compared at once
@@ -84,16 +85,16 @@ def verdict(figures: Figures) -> Verdict:
     limit = ROUNDING[figures.dtype] * figures.largest_value if is_float else STEPS
     same_direction = figures.smallest_cosine > SAME_DIRECTION
     is_rounding = same_direction and figures.largest_difference <= limit
-    # rounding changes nearly every float32 vector, but only some of fewer bits
-    if 2 * len(figures.different) < figures.num_rows and not (
-        is_rounding and figures.dtype not in ("float32", "float64")
-    ):
+    # rounding changes every float32 vector, but not every vector of fewer bits
+    may_be_rounding = is_rounding and figures.dtype not in ("float32", "float64")
+    num_equal = figures.num_rows - len(figures.different)
+    if num_equal >= SOME_EQUAL * figures.num_rows and not may_be_rounding:
         return "some rows"
     if is_rounding:
         return "rounding"
     if same_direction and max(abs(figures.shortest - 1), abs(figures.longest - 1)) > SAME_LENGTH:
         return "scaled"
-    return "approximation" if figures.mean_cosine >= APPROXIMATION else "other vectors"
+    return "approximation" if figures.smallest_cosine > APPROXIMATION else "other vectors"
 
 
 def _bits(vectors: NDArray[Any]) -> NDArray[Any]:

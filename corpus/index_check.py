@@ -13,12 +13,12 @@ from addnorm.service.runtime.fingerprint import Recorded
 NUM_SHOWN = 10  # rows named
 MEANINGS: dict[Verdict, str] = {
     "bit-equal": "the stored vectors are those that are served now",
-    "some rows": "the other rows are bit-equal, so their model and runtime are the same; these"
-    " texts or vectors changed after they were made, or these texts were cut elsewhere",
+    "some rows": "the other rows are bit-equal, so model and runtime are the same; these texts or"
+    " vectors changed after they were made, or these texts were cut elsewhere",
     "rounding": "the same model, computed by another processor, version or program",
     "scaled": "the same directions with other lengths: only one side is normalized",
     "approximation": "the same model in another precision, such as int8 or numbers of fewer bits,"
-    " or a small change of texts",
+    " or nearly the same texts",
     "other vectors": "another model, pooling or prompt",
 }
 

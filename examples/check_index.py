@@ -23,7 +23,7 @@ from beside_sentence_transformers import some_texts
 from serving import served
 
 MODEL, OTHER = "all-minilm-l6-v2", "sre-embedding"
-NUM_TEXTS, TEXTS_AT_ONCE = 512, 32
+NUM_TEXTS, TEXTS_AT_ONCE = 256, 32
 CHANGED_ROW = 100
 
 PEER = """
@@ -90,8 +90,8 @@ def made(url: str, texts: Sequence[str], peer: np.ndarray) -> dict[str, Index]:
         "fp32 cut to float16, stored as float32": Index(
             fp32.astype(np.float16).astype(np.float32), fingerprint, "approximation"
         ),
-        "a prompt before each text": Index(behind_prompt, fingerprint, "approximation"),
-        "texts cut to 16 words": Index(beginnings, fingerprint, "approximation"),
+        "a prompt before each text": Index(behind_prompt, fingerprint, "other vectors"),
+        "texts cut to 16 words": Index(beginnings, fingerprint, "some rows"),
     }
 
 

@@ -136,6 +136,7 @@ def test_the_programs_of_the_page_on_vector_indexes_run(
         packages = re.findall(r"^(?:from|import) (\w+)", program, re.MULTILINE)
         if all(map(find_spec, packages)):
             exec(program.replace("localhost:8000", text_url.removeprefix("http://")), known)
+    known["client"].close()
     assert len(known["cache"]) == 1
     with pytest.raises(SystemExit) as ended:
         corpus.check(["vectors.parquet", "--url", text_url, "--json", "report.json"])
