@@ -158,7 +158,7 @@ async def _patiently(client: httpx.AsyncClient, body: dict[str, Any]) -> httpx.R
         try:
             response = await client.post("v1/embeddings", json=body)
         except httpx.HTTPError as error:
-            raise CorpusError(f"{client.base_url} does not answer: {_words(error)}") from None
+            raise _silent(client, error) from None
         wait_s = _wait_s(response)
         if response.status_code not in BUSY or time.monotonic() + wait_s > ends:
             return response
@@ -172,8 +172,8 @@ def _wait_s(response: httpx.Response) -> float:
         return 1.0
 
 
-def _words(error: Exception) -> str:
-    return str(error) or type(error).__name__
+def _silent(client: httpx.AsyncClient, error: httpx.HTTPError) -> CorpusError:
+    return CorpusError(f"{client.base_url} does not answer: {str(error) or type(error).__name__}")
 
 
 def _refusal(response: httpx.Response) -> tuple[str, str | None]:
@@ -214,7 +214,10 @@ async def _joined(client: httpx.AsyncClient, answers: Sequence[_Answer]) -> Embe
 
 async def _parts(client: httpx.AsyncClient, model: str, digest: str) -> dict[str, str] | None:
     """What the digest is of. None if it is that of an older version: only the latest's is told."""
-    response = await client.get(f"v1/models/{model}")
+    try:
+        response = await client.get(f"v1/models/{model}")
+    except httpx.HTTPError as error:
+        raise _silent(client, error) from None
     if not response.is_success:
         raise CorpusError(_refusal(response)[0])
     entry = response.json()

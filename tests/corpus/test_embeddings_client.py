@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from addnorm.corpus.embeddings_client import Embedded, Options, embed
+from addnorm.corpus.embeddings_client import Embedded, Options, embed, server
 from addnorm.corpus.errors import CorpusError
 
 TEXTS = ["a" * length for length in range(1, 101)]
@@ -103,3 +103,13 @@ def test_a_model_that_is_replaced_meanwhile_is_noticed() -> None:
     digests = iter(["a" * 32] * 2 + ["b" * 32] * 9)
     with pytest.raises(CorpusError, match="replaced the model during the check"):
         ask(lambda request: answer(request, next(digests)))
+
+
+def test_the_api_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY_OF_A_TEST", "secret")
+
+    async def header() -> str | None:
+        async with server("http://server", "KEY_OF_A_TEST") as client:
+            return client.headers.get("authorization")
+
+    assert asyncio.run(header()) == "Bearer secret"
