@@ -10,7 +10,7 @@ import numpy as np
 from addnorm.service.inference.heads import pooled
 from addnorm.service.runtime.batch import Batch, Floats, Ints, Rows, offsets_of
 from addnorm.service.runtime.bundle import Pick, Pooling
-from addnorm.service.scheduling.job import AllRows
+from addnorm.service.scheduling.job import AllRows, Identity
 
 Kept = Rows | Floats  # of one sequence: the rows of its tokens, or a picked row `[d_model]`
 Hold = Callable[[Sequence[int], Pick, Sequence[Kept]], None]
@@ -34,10 +34,16 @@ class RowKeeper:
     """Results of a job: keeps what some picks need. Its pooling is done by the worker threads."""
 
     def __init__(
-        self, batch: Batch, picks: Sequence[Pick], d_model: int, hold: Hold | None = None
+        self,
+        batch: Batch,
+        picks: Sequence[Pick],
+        d_model: int,
+        identities: Sequence[bytes] | None = None,
+        hold: Hold | None = None,
     ) -> None:
         """picks: see `needed`. hold: is given what was kept of sequences, by their index; what it
         is given must be copied."""
+        self.identities: Sequence[Identity] | None = identities
         self._batch, self._hold = batch, hold
         self._all = AllRows(batch) if "every" in picks else None
         self._picked: dict[Pooling, Floats] = {

@@ -184,8 +184,8 @@ class Pipeline:
         hold = partial(self.cache.hold, target, key, missing) if missing else None
         batch = reuse.to_compute()
         d_model = request.model.engine(request.precision).d_model
-        results = RowKeeper(batch, reuse.picks, d_model, hold)
-        return self.scheduler.submit(target, batch, left_s, key, results, missing)
+        results = RowKeeper(batch, reuse.picks, d_model, missing, hold)
+        return self.scheduler.submit(target, batch, left_s, key, results)
 
 
 async def _done(

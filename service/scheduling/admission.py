@@ -5,7 +5,6 @@ deadline. After a rejection, load is shed: similar requests are rejected before 
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -13,7 +12,7 @@ from addnorm.service.errors import Expired, Overloaded
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.scheduling.backlog import SMALL_RATIO, Backlog, KeyBacklogs
 from addnorm.service.scheduling.fair_queue import JobQueue
-from addnorm.service.scheduling.job import Identity, Job, Results, Target
+from addnorm.service.scheduling.job import Job, Results, Target
 
 # The figures are of a simulated flood (`flood` in tests/scheduling/test_fairness.py): five times
 # the capacity, one second for each job. What the values must achieve is tested there.
@@ -106,20 +105,20 @@ class AdmissionControl:
         deadline: float,
         key: str = "",
         results: Results | None = None,
-        identities: Sequence[Identity] | None = None,
     ) -> Job:
         """Queues the batch for the API key of this name. Overloaded or Expired if it is not
         admitted. Sequences that are computed for another job already count as nothing.
 
-        results, identities: see `JobQueue.add`.
+        results: a row for each token if None.
         """
         if deadline <= now:
             raise Expired("deadline: it passed before the request was read")
         self.queue.sweep(now)
         backlog = self.queue.backlog(key, target)
+        identities = results.identities if results else None
         if num_tokens := backlog.in_flight.num_new_tokens(batch, identities):
             self._check(Arrival(target, backlog, num_tokens, deadline - now))
-        return self.queue.add(target, batch, now, deadline, backlog, results, identities)
+        return self.queue.add(target, batch, now, deadline, backlog, results)
 
     def _check(self, arrival: Arrival) -> None:
         if self._is_full(arrival):

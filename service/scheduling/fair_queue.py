@@ -15,7 +15,7 @@ worker threads were busy.
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import chain, count, pairwise
 from weakref import WeakKeyDictionary
 
@@ -81,11 +81,9 @@ class JobQueue:
         deadline: float,
         backlog: Backlog,
         results: Results | None = None,
-        identities: Sequence[Identity] | None = None,
     ) -> Job:
-        """Queues the batch as a job of this backlog. results: a row for each token if None.
-        identities: see `Job`."""
-        job = self._job(target, batch, now, deadline, results, identities)
+        """Queues the batch as a job of this backlog. results: a row for each token if None."""
+        job = self._job(target, batch, now, deadline, results or AllRows(batch))
         self._backlog_of[job] = backlog
         sequences, job.waiting = job.waiting, []
         alone = [own for own in sequences if not backlog.in_flight.join(own)]
@@ -112,7 +110,7 @@ class JobQueue:
     def add_first(self, target: Target, batch: Batch, now: float) -> Job:
         """Queues the batch before all others. For the server's own known-answer tests, which are
         small and few."""
-        job = self._job(target, batch, now, math.inf)
+        job = self._job(target, batch, now, math.inf, AllRows(batch))
         self._urgent[job.number] = job
         self.active.setdefault(target, {})
         self._insert(job)
@@ -120,16 +118,9 @@ class JobQueue:
         return job
 
     def _job(
-        self,
-        target: Target,
-        batch: Batch,
-        now: float,
-        deadline: float,
-        results: Results | None = None,
-        identities: Sequence[Identity] | None = None,
+        self, target: Target, batch: Batch, now: float, deadline: float, results: Results
     ) -> Job:
-        results = results or AllRows(batch)
-        job = Job(next(self._numbers), target, batch, now, deadline, results, identities)
+        job = Job(next(self._numbers), target, batch, now, deadline, results)
         number = job.number  # the future must not refer to its job: such a cycle would outlive both
         job.future.add_done_callback(lambda _: self._done.append(number))
         return job

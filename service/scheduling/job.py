@@ -66,6 +66,9 @@ class Target:
 class Results(Protocol):
     """What is kept of the rows that a job's sequences get."""
 
+    # of the batch's sequences, which all differ; None: they are never merged with others
+    identities: Sequence[Identity] | None
+
     def receive(self, sequences: Sequence[int], rows: Rows) -> None:
         """Rows of some sequences of the batch, by index, end to end. Worker threads call it,
         several at once, each with other sequences. A ServiceError fails the job."""
@@ -78,8 +81,8 @@ class AllRows:
     """A row for each token of the batch. If all sequences come at once, their rows are kept as they
     are; else they are copied to their places."""
 
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
+    def __init__(self, batch: Batch, identities: Sequence[Identity] | None = None) -> None:
+        self.batch, self.identities = batch, identities
         self._rows: Rows | None = None  # written completely once all sequences were received
 
     def receive(self, sequences: Sequence[int], rows: Rows) -> None:
@@ -103,10 +106,7 @@ class AllRows:
 
 @dataclass(eq=False)
 class Job:
-    """A batch that someone waits for. `future` gets what its results are, or the error.
-
-    identities: of its sequences, which all differ. None: they are never merged with others.
-    """
+    """A batch that someone waits for. `future` gets what its results are, or the error."""
 
     number: int  # in order of arrival
     target: Target
@@ -114,7 +114,6 @@ class Job:
     submitted: float
     deadline: float
     results: Results
-    identities: Sequence[Identity] | None = None
     future: Future[Any] = field(default_factory=Future)
     started: float | None = None  # when its first sequence was taken
     finished: float | None = None
@@ -152,7 +151,8 @@ class Waiting(NamedTuple):
 
     @property
     def identity(self) -> Identity | None:
-        return self.job.identities[self.sequence_index] if self.job.identities else None
+        identities = self.job.results.identities
+        return identities[self.sequence_index] if identities else None
 
 
 class MicroBatch(NamedTuple):

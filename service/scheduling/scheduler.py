@@ -14,7 +14,7 @@ from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.scheduling.admission import AdmissionControl
 from addnorm.service.scheduling.fair_queue import MIN_TOKENS_PER_WORKER, JobQueue
-from addnorm.service.scheduling.job import Identity, Job, MicroBatch, Results, Target
+from addnorm.service.scheduling.job import Job, MicroBatch, Results, Target
 
 log = logging.getLogger("addnorm")
 TICKS = 10  # of the watchdog, within the run timeout
@@ -96,19 +96,16 @@ class Scheduler:
         timeout_s: float,
         key: str = "",
         results: Results | None = None,
-        identities: Sequence[Identity] | None = None,
     ) -> Job:
         """Queues the batch, or raises Overloaded or Expired. Cancelling the job's future removes it
         from the queue.
 
-        key: the name of the caller's API key, for fairness among keys. results, identities: see
-        `JobQueue.add`.
+        key: the name of the caller's API key, for fairness among keys. results: a row for each
+        token if None.
         """
         now = time.monotonic()
         with self._changed:
-            job = self._admission.submit(
-                target, batch, now, now + timeout_s, key, results, identities
-            )
+            job = self._admission.submit(target, batch, now, now + timeout_s, key, results)
             self._changed.notify(max(1, self._queue.num_tokens // MIN_TOKENS_PER_WORKER))
         return job
 

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from addnorm.service.errors import ServiceError
 from addnorm.service.runtime.batch import Batch
-from addnorm.service.scheduling.job import Job, MicroBatch, Target
+from addnorm.service.scheduling.job import AllRows, Job, MicroBatch, Target
 from tests.support.scheduling import Queue, echo, values
 
 KEYS = ("a", "b")
@@ -23,7 +23,7 @@ def submit(
     queue: Queue, target: Target, identities: list[int], key: str = "", deadline: float = 100
 ) -> Job:
     batch = batch_of(identities)
-    return queue.admission.submit(target, batch, 0, deadline, key, None, identities)
+    return queue.admission.submit(target, batch, 0, deadline, key, AllRows(batch, identities))
 
 
 def end(queue: Queue, micro: MicroBatch, now: float = 0) -> int:
@@ -36,8 +36,8 @@ def end(queue: Queue, micro: MicroBatch, now: float = 0) -> int:
 
 
 def expected(job: Job) -> list[list[float]]:
-    assert job.identities
-    return [[i * i] * (1 + i % 4) for i in job.identities]  # type: ignore[operator]
+    assert job.results.identities
+    return [[i * i] * (1 + i % 4) for i in job.results.identities]  # type: ignore[operator]
 
 
 def test_equal_sequences_that_wait_run_once() -> None:
@@ -143,14 +143,9 @@ class QueueWithMerging(RuleBasedStateMachine):
         time=st.integers(1, 30),
     )
     def arrive(self, identities: list[int], key: str, time: int) -> None:
-        backlog = self.queue.backlog(key, self.target)
+        batch, backlog = batch_of(identities), self.queue.backlog(key, self.target)
         job = self.queue.add(
-            self.target,
-            batch_of(identities),
-            self.now,
-            self.now + time,
-            backlog,
-            identities=identities,
+            self.target, batch, self.now, self.now + time, backlog, AllRows(batch, identities)
         )
         self.jobs[job] = key
 
