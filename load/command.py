@@ -26,11 +26,11 @@ def load(options: Sequence[str]) -> None:
     arguments = parser.parse_args(options)
     bundle = bundles.read(arguments.bundle)
     precision = arguments.precision or bundle.manifest.default_precision
-    reference = Reference(alone(bundle, precision), arguments.tolerance, arguments.most_alone)
     try:
         stream = _stream(arguments, bundle.manifest.limits)
     except ValueError as error:
         parser.error(str(error))
+    reference = Reference(alone(bundle, precision), arguments.tolerance, arguments.most_alone)
     if not stream.once:  # a stream that ends may be longer than what will be sent of it
         reference.learn(stream.requests, arguments.profile)
     address = urlsplit(arguments.url)
@@ -42,8 +42,8 @@ def load(options: Sequence[str]) -> None:
     counts = after.since(before) if before and after else None
     seen = {**asdict(result), "cache": asdict(counts) if counts else None}
     print(table(seen))
-    if warning := _warning(stream, counts):
-        print(warning, file=sys.stderr)
+    if said := warning(stream, counts):
+        print(said, file=sys.stderr)
     if arguments.json:
         arguments.json.write_text(
             json.dumps({"load": asdict(load), "result": seen}, indent=2) + "\n"
@@ -84,7 +84,7 @@ def _load(arguments: argparse.Namespace) -> Load:
     )
 
 
-def _warning(stream: Stream, counts: CacheCounts | None) -> str | None:
+def warning(stream: Stream, counts: CacheCounts | None) -> str | None:
     """That a stream which repeats its few requests measures the server's cache, if it does."""
     if stream.once:
         return None

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
@@ -38,6 +39,17 @@ class CacheCounts:
     hits: int = 0
     misses: int = 0
     merged: int = 0
+
+    @classmethod
+    def of_metrics(cls, text: str) -> "CacheCounts | None":
+        """Of Prometheus' text. None if no series in it is Addnorm's."""
+        values: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                values[sample.name] = values.get(sample.name, 0.0) + sample.value
+        if not any(name.startswith("addnorm_") for name in values):
+            return None
+        return cls(*(int(values.get(name, 0)) for name in CACHE_COUNTS))
 
     def since(self, before: "CacheCounts") -> "CacheCounts":
         return CacheCounts(
@@ -81,15 +93,9 @@ class Server:
         url = f"http://{self.host}:{self.port}/metrics"
         try:
             with urllib.request.urlopen(url, timeout=METRICS_S) as answer:
-                families = list(text_string_to_metric_families(answer.read().decode()))
-        except (OSError, ValueError):  # also HTTPError: another server, or one with API keys
+                return CacheCounts.of_metrics(answer.read().decode())
+        except (OSError, ValueError, HTTPException):  # of other servers, or for lack of a key
             return None
-        values: dict[str, float] = {}
-        for sample in (sample for family in families for sample in family.samples):
-            values[sample.name] = values.get(sample.name, 0.0) + sample.value
-        if not any(name.startswith("addnorm_") for name in values):
-            return None
-        return CacheCounts(*(int(values.get(name, 0)) for name in CACHE_COUNTS))
 
 
 @contextmanager

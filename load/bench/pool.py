@@ -15,7 +15,8 @@ from addnorm.load.bench.stream import Profile, Request, Stream, log_normal_lengt
 from addnorm.service.runtime.batch import Ints
 from addnorm.service.runtime.bundle import Limits
 
-MIN_DRAWN = 1000  # sequences at once: if all of them are known, there are hardly any others
+MIN_DRAWN = 1000  # sequences at once
+MIN_NEW = 0.001  # of these: if fewer are new, there are hardly any others
 
 
 class TooFewSequences(ValueError):
@@ -34,9 +35,9 @@ def distinct(profile: Profile, limits: Limits, num: int, draws: np.random.Genera
         tokens = draws.integers(0, limits.vocab_size, ends[-1])
         for sequence in np.split(tokens, ends[:-1]):
             found.setdefault(sequence.tobytes(), sequence)
-        if len(found) == num_before:
+        if len(found) < num and len(found) - num_before < MIN_NEW * num_drawn:
             raise TooFewSequences(
-                f"found {num_before:,} distinct sequences of at most {longest} tokens from a "
+                f"found {len(found):,} distinct sequences of at most {longest} tokens from a "
                 f"vocabulary of {limits.vocab_size:,}; {num:,} are wanted: ask for fewer"
             )
     return list(islice(found.values(), num))
@@ -65,8 +66,8 @@ def zipf(
     if not 0 <= exponent < np.inf:
         raise ValueError(f"the exponent of Zipf's law is 0 or more and finite, not {exponent}")
     draws = np.random.default_rng([seed, 1])
-    pool = distinct(profile, limits, num_distinct, draws)
     sizes = _sizes(profile, num_requests, draws)
+    pool = distinct(profile, limits, num_distinct, draws)
     chosen = zipf_ranks(exponent, num_distinct, sum(sizes), draws)
     return _stream([pool[rank] for rank in chosen], sizes, profile, seed, fields)
 
