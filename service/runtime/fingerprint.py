@@ -16,46 +16,13 @@ from addnorm.service import VERSION
 
 NUM_DIGITS = 32  # hexadecimal: 128 bits
 # What the kernels of onnxruntime and numpy choose by, in the words of /proc/cpuinfo
-INSTRUCTION_SETS = frozenset(
-    [
-        "sse4_1",
-        "sse4_2",
-        "avx",
-        "f16c",
-        "fma",
-        "avx2",
-        "avx_vnni",
-        "avx_vnni_int8",
-        "avx_ne_convert",
-        "avx512f",
-        "avx512cd",
-        "avx512bw",
-        "avx512dq",
-        "avx512vl",
-        "avx512ifma",
-        "avx512vbmi",
-        "avx512_vbmi2",
-        "avx512_bitalg",
-        "avx512_vpopcntdq",
-        "avx512_vnni",
-        "avx512_bf16",
-        "avx512_fp16",
-        "amx_tile",
-        "amx_int8",
-        "amx_bf16",
-        "asimd",
-        "asimdhp",
-        "asimddp",
-        "fphp",
-        "fcma",
-        "i8mm",
-        "bf16",
-        "sve",
-        "sve2",
-        "svei8mm",
-        "sme",
-        "sme2",
-    ]
+INSTRUCTION_SETS = (
+    *("sse4_1", "sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx_vnni_int8"),
+    *("avx_ne_convert", "avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512ifma"),
+    *("avx512vbmi", "avx512_vbmi2", "avx512_bitalg", "avx512_vpopcntdq", "avx512_vnni"),
+    *("avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16"),
+    *("asimd", "asimdhp", "asimddp", "fphp", "fcma", "i8mm", "bf16", "sve", "sve2", "svei8mm"),
+    *("sme", "sme2"),
 )
 ARM_CORE = ("CPU implementer", "CPU part")  # on ARM some kernels are chosen by the core
 
@@ -114,4 +81,4 @@ def _chosen_by(cpuinfo: str) -> list[str]:
         fields.setdefault(name.strip(), value.strip())  # the first core's
     flags = fields.get("flags") or fields.get("Features") or ""
     core = [fields[name] for name in ARM_CORE if name in fields]
-    return [*core, *sorted(INSTRUCTION_SETS.intersection(flags.split()))]
+    return [*core, *sorted(set(INSTRUCTION_SETS) & set(flags.split()))]
