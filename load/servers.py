@@ -34,7 +34,7 @@ MODULE = (sys.executable, "-m")
 
 @dataclass(frozen=True)
 class CacheCounts:
-    """Sequences of all models: held, not held, and waited for because they were in computation."""
+    """Sequences of all models: held; not held; of the latter, merged with an equal one."""
 
     hits: int = 0
     misses: int = 0

@@ -248,4 +248,6 @@ def test_the_cache_is_measured_in_pairs_of_the_same_requests(
     assert [pair["off"]["num_answers"] for pair in seen["unique"]] == [10, 10]
     pairs = [*seen["zipf"], *seen["unique"]]
     assert all(pair[who]["errors"] == {} for pair in pairs for who in ("on", "off"))
+    assert seen["zipf"][1]["counts"]["hits"] > 30
+    assert [pair["counts"]["hits"] for pair in seen["unique"]] == [0, 0]
     assert (tmp_path / "cache.png").stat().st_size > 10_000
