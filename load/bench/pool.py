@@ -4,6 +4,7 @@ Each request is new; what repeats is its sequences. A stream is made in advance 
 last request: sent again, it would repeat more than it says.
 """
 
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from itertools import islice, pairwise
 from typing import Any
@@ -23,8 +24,14 @@ class TooFewSequences(ValueError):
     """The model's limits and the profile's lengths allow fewer distinct sequences than wanted."""
 
 
-def distinct(profile: Profile, limits: Limits, num: int, draws: np.random.Generator) -> list[Ints]:
-    """So many sequences, no two of them equal, of the profile's lengths."""
+def distinct(
+    profile: Profile,
+    limits: Limits,
+    num: int,
+    draws: np.random.Generator,
+    known: Collection[bytes] = (),
+) -> list[Ints]:
+    """So many sequences, no two of them equal and none of `known`, of the profile's lengths."""
     found: dict[bytes, Ints] = {}
     longest = min(profile.max_length, limits.max_positions)
     while len(found) < num:
@@ -34,7 +41,8 @@ def distinct(profile: Profile, limits: Limits, num: int, draws: np.random.Genera
         ends = np.cumsum(lengths)
         tokens = draws.integers(0, limits.vocab_size, ends[-1])
         for sequence in np.split(tokens, ends[:-1]):
-            found.setdefault(sequence.tobytes(), sequence)
+            if (key := sequence.tobytes()) not in known:
+                found.setdefault(key, sequence)
         if len(found) < num and len(found) - num_before < MIN_NEW * num_drawn:
             raise TooFewSequences(
                 f"found {len(found):,} distinct sequences of at most {longest} tokens from a "
@@ -78,11 +86,14 @@ def unique(
     num_requests: int,
     seed: int = 0,
     fields: dict[str, Any] | None = None,
+    sent: Iterable[Request] = (),
 ) -> Stream:
-    """No sequence is in the stream twice."""
+    """No sequence is in the stream twice, or in the requests that were sent before it."""
     draws = np.random.default_rng([seed, 2])
     sizes = _sizes(profile, num_requests, draws)
-    return _stream(distinct(profile, limits, sum(sizes), draws), sizes, profile, seed, fields)
+    known = {sequence.tobytes() for request in sent for sequence in request.sequences}
+    sequences = distinct(profile, limits, sum(sizes), draws, known)
+    return _stream(sequences, sizes, profile, seed, fields)
 
 
 def _sizes(profile: Profile, num_requests: int, draws: np.random.Generator) -> list[int]:

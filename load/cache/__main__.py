@@ -61,8 +61,9 @@ def _measured(arguments: argparse.Namespace) -> Measured:
         PROFILE, limits, num_repeating, arguments.zipf, arguments.distinct, seed, fields
     )
     num_new = arguments.unique_rounds * arguments.unique_requests
-    new = pool.unique(PROFILE, limits, num_new, seed, fields)
-    warm_up = pool.unique(PROFILE, limits, NUM_WARM_UP, seed + 1, fields)
+    new = pool.unique(PROFILE, limits, num_new, seed, fields, repeating.requests)
+    sent = [*repeating.requests, *new.requests]
+    warm_up = pool.unique(PROFILE, limits, NUM_WARM_UP, seed + 1, fields, sent)
     zipf = Traffic("repeats", repeating.parts(arguments.requests))
     unique = Traffic("all new", new.parts(arguments.unique_requests))
     cached = servers.addnorm(bundle, ADDNORM_CACHE_BYTES=str(arguments.cache_bytes))
@@ -71,7 +72,6 @@ def _measured(arguments: argparse.Namespace) -> Measured:
             measure(server, warm_up, reference, Load(8, 60.0, warm_up_s=0.0), progress=False)
         for traffic in (zipf, unique):
             run(traffic, on, off, reference, arguments.concurrency)
-    sent = [request for stream in (repeating, new) for request in stream.requests]
     return Measured(zipf, unique, *reference.coverage(sent))
 
 

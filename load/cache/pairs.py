@@ -54,11 +54,13 @@ def run(traffic: Traffic, on: Server, off: Server, reference: Reference, concurr
     All answers of both are compared; a share of the sequences is computed alone before.
     """
     load = Load(concurrency, PATIENCE_S, warm_up_s=0.0)
-    for number, part in enumerate(tqdm(traffic.parts, traffic.name, unit="pair")):
+    bar = tqdm(traffic.parts, traffic.name, unit="pair")
+    for number, part in enumerate(bar):
         reference.learn(part.requests, traffic.name)
         before, results = on.cache_counts(), {}
         for server in (off, on) if number % 2 else (on, off):
             results[server] = measure(server, part, reference, load, progress=False)
         after = on.cache_counts()
         counts = after.since(before) if before and after else None
-        traffic.pairs.append(Pair(results[on], results[off], counts))
+        traffic.pairs.append(pair := Pair(results[on], results[off], counts))
+        bar.set_postfix_str(f"tokens/s {pair.ratio('tokens_per_s'):.2f} x")
