@@ -24,7 +24,7 @@ COMMANDS = {
     "settings": Command(
         "addnorm.service.command", "list the settings in force, and where each comes from", SERVE
     ),
-    "load": Command("addnorm.load.bench.run", "send load to a server and check every answer", LOAD),
+    "load": Command("addnorm.load.command", "send load to a server and check every answer", LOAD),
 }
 USAGE = "\n".join(
     [
