@@ -33,7 +33,9 @@ def sign(path: Path, key: Path, certificate: Path | None, chain: Sequence[Path])
     try:
         if certificate:
             config.use_certificate_signer(
-                private_key=key, signing_certificate=certificate, certificate_chain=chain
+                private_key=key,
+                signing_certificate=certificate,
+                certificate_chain=chain or [certificate],  # the library cannot take none
             )
         else:
             config.use_elliptic_key_signer(private_key=key)
