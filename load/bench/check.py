@@ -34,7 +34,7 @@ def alone(bundle: Bundle, precision: str) -> Compute:
         activations = engine.run(batch).activations
         if output == "activations":
             return activations.copy()
-        vector: Floats = heads.pooled(activations, batch, bundle.manifest.pooling)[0]
+        vector: Floats = heads.pooled(activations, batch.offsets, bundle.manifest.pooling)[0]
         return vector
 
     return compute
