@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("model_signing")
 from model_signing import hashing, signing, verifying
 
+from addnorm.export import writer
 from addnorm.service.command import sign
 from addnorm.service.errors import BundleRefused, StartupError
 from addnorm.service.models.registry import load_all
@@ -296,3 +297,16 @@ def test_without_the_extra_the_start_says_what_to_install(
     with pytest.raises(ModuleNotFoundError):  # `addnorm` names the extra
         signed(copy, alice)
     assert bundles.read(copy).ref == "notebook/1"
+
+
+def test_a_new_certificate_ends_the_signature_and_verify_says_so(
+    copy: Path, alice: Signer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = bundles.read(copy).certificate
+    monkeypatch.setattr(writer, "certify", lambda *_: {**(known or {}), "again": True})
+    writer.verify(copy, None)
+    assert "model.sig" not in capsys.readouterr().out
+    signed(copy, alice)
+    writer.verify(copy, None)
+    again = f"make it again with `addnorm sign {copy} --key KEY.pem`"
+    assert capsys.readouterr().out.endswith(f"model.sig is of the certificate of before: {again}\n")
