@@ -14,12 +14,13 @@ class Command(NamedTuple):
     package: str  # what pip installs with all that the command imports
 
 
-EXPORT, LOAD, SERVE = "addnorm[export]", "addnorm[dev]", "addnorm"
+EXPORT, LOAD, SERVE, SIGN = "addnorm[export]", "addnorm[dev]", "addnorm", "addnorm[signing]"
 COMMANDS = {
     "export": Command(
         "addnorm.export.command", "write a certified bundle of a preset or a checkpoint", EXPORT
     ),
     "verify": Command("addnorm.export.command", "make a bundle's certificate again", EXPORT),
+    "sign": Command("addnorm.service.command", "sign a bundle with a key", SIGN),
     "serve": Command("addnorm.service.command", "serve a folder of bundles", SERVE),
     "settings": Command(
         "addnorm.service.command", "list the settings in force, and where each comes from", SERVE
