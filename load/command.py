@@ -132,28 +132,7 @@ def _parser() -> argparse.ArgumentParser:
         help="what the server serves: <bundles>/<name>/<version>",
     )
     parser.add_argument("--profile", choices=PROFILES, default="small")
-    parser.add_argument(
-        "--zipf",
-        type=float,
-        metavar="EXPONENT",
-        help="repeats: every sequence is drawn from a pool, the i-th with i^-EXPONENT",
-    )
-    parser.add_argument(
-        "--distinct", type=_positive, help=f"sequences in the pool of --zipf ({NUM_DISTINCT:,})"
-    )
-    parser.add_argument("--unique", action="store_true", help="no sequence is sent twice")
-    parser.add_argument(
-        "--requests",
-        type=_positive,
-        help=f"of --zipf and --unique, made in advance; the last ends the run ({NUM_REQUESTS:,})",
-    )
-    parser.add_argument(
-        "--most-alone",
-        type=_positive,
-        metavar="N",
-        help="compute so many of the answered sequences, drawn by a seed, instead of all; the "
-        "answers to each of the others must be equal",
-    )
+    _add_repeats(parser)
     parser.add_argument(
         "--concurrency", type=int, default=8, help="callers; with --rate the most connections"
     )
@@ -181,6 +160,32 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="where to write the result")
     return parser
+
+
+def _add_repeats(parser: argparse.ArgumentParser) -> None:
+    """What of the profile's sequences repeats, and how much of it is computed alone."""
+    parser.add_argument(
+        "--zipf",
+        type=float,
+        metavar="EXPONENT",
+        help="repeats: every sequence is drawn from a pool, the i-th with i^-EXPONENT",
+    )
+    parser.add_argument(
+        "--distinct", type=_positive, help=f"sequences in the pool of --zipf ({NUM_DISTINCT:,})"
+    )
+    parser.add_argument("--unique", action="store_true", help="no sequence is sent twice")
+    parser.add_argument(
+        "--requests",
+        type=_positive,
+        help=f"of --zipf and --unique, made in advance; the last ends the run ({NUM_REQUESTS:,})",
+    )
+    parser.add_argument(
+        "--most-alone",
+        type=_positive,
+        metavar="N",
+        help="compute so many of the answered sequences, drawn by a seed, instead of all; the "
+        "answers to each of the others must be equal",
+    )
 
 
 def _positive(text: str) -> int:
