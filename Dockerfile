@@ -12,7 +12,8 @@
 #       not need: name the index of CPU builds that its installation page gives. What is served is
 #       the same.
 #   EXTRAS
-#       of pyproject.toml, besides what serving needs: `trace` for OpenTelemetry's SDK
+#       of pyproject.toml, besides what serving needs: `trace` for OpenTelemetry's SDK, `signing` for
+#       ADDNORM_TRUSTED_KEYS (38 MB); EXTRAS="trace signing" for both
 
 # ---- requirements: pyproject's, as lists ----
 # The next stages see only the lists, so a change of the sources or of the tools' settings installs

@@ -15,12 +15,14 @@ class Command(NamedTuple):
     cannot_run: int = 1  # exit code
 
 
-EXPORT, CORPUS, LOAD, SERVE = "addnorm[export]", "addnorm[corpus]", "addnorm[dev]", "addnorm"
+EXPORT, CORPUS, LOAD = "addnorm[export]", "addnorm[corpus]", "addnorm[dev]"
+SERVE, SIGN = "addnorm", "addnorm[signing]"
 COMMANDS = {
     "export": Command(
         "addnorm.export.command", "write a certified bundle of a preset or a checkpoint", EXPORT
     ),
     "verify": Command("addnorm.export.command", "make a bundle's certificate again", EXPORT),
+    "sign": Command("addnorm.service.command", "sign a bundle with a key", SIGN),
     "serve": Command("addnorm.service.command", "serve a folder of bundles", SERVE),
     "settings": Command(
         "addnorm.service.command", "list the settings in force, and where each comes from", SERVE
@@ -32,6 +34,7 @@ COMMANDS = {
         cannot_run=2,  # 1 says that they differ
     ),
     "load": Command("addnorm.load.bench.run", "send load to a server and check every answer", LOAD),
+    "load": Command("addnorm.load.command", "send load to a server and check every answer", LOAD),
 }
 USAGE = "\n".join(
     [

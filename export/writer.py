@@ -25,6 +25,7 @@ from addnorm.service.errors import StartupError
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import tokenizer as text
 from addnorm.service.runtime.bundle import Bundle, Limits
+from addnorm.service.runtime.signature import SIGNATURE
 
 REFUSALS = (  # what `export` and `verify` raise for models, folders and arguments that do not fit
     CertificationError,
@@ -188,6 +189,9 @@ def certify_again(bundle: Bundle, source: Source) -> None:
     reference = source.in_layout("padded")
     bundles.write_certificate(bundle, certify(bundle, reference, source.folder))
     print(f"verified {bundle.path}")
+    if (bundle.path / SIGNATURE).exists():
+        again = f"`addnorm sign {bundle.path} --key KEY.pem`"
+        print(f"{SIGNATURE} is of the certificate of before: make it again with {again}")
 
 
 def _check_text_limit(bundle: Bundle, source: Source) -> None:

@@ -1,1 +1,1 @@
-"""Tools that load a server: bench/ and rerank/ measure it beside others, stress/ hurts it."""
+"""Tools that load a server: bench/, rerank/ and cache/ measure speed, stress/ hurts it."""

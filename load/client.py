@@ -166,7 +166,8 @@ async def open_loop(
     """Poisson arrivals, `rate` a second, on at most `concurrency` connections.
 
     Latency counts from the time at which the request was due. Otherwise a stalled server would
-    delay the requests that measure it ("coordinated omission", G. Tene).
+    delay the requests that measure it ("coordinated omission", G. Tene). Ends after `seconds`, or
+    with `order`.
     """
     answers = Answers()
     room = asyncio.Semaphore(concurrency)
@@ -178,10 +179,10 @@ async def open_loop(
         answers.add(index, status, body, time.monotonic() - intended)
 
     async with asyncio.TaskGroup() as group:
-        for arrival_s in arrivals(rate, seconds, seed):
+        for arrival_s, index in zip(arrivals(rate, seconds, seed), order, strict=False):
             intended = started + arrival_s
             await asyncio.sleep(intended - time.monotonic())
-            group.create_task(caller(next(order), intended))
+            group.create_task(caller(index, intended))
     answers.wall_s = time.monotonic() - started
     return answers
 

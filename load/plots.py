@@ -87,6 +87,26 @@ def waits(path: Path, shown: dict[str, dict[str, list[float]]]) -> None:
     _save(figure, path)
 
 
+def cache(
+    path: Path, rates: dict[str, list[float]], unique_ratios: list[float], least: float
+) -> None:
+    """Left: tokens per second of each pair with repeats. Right: all new, on over off, sorted."""
+    figure = Figure(figsize=(9, 4))
+    repeats, unique = figure.subplots(1, 2)
+    for name, values in rates.items():
+        repeats.plot(range(1, len(values) + 1), values, "-o", label=name)
+    repeats.set(
+        xlabel="pair with repeats; the first one is cold",
+        ylabel="useful tokens per second",
+        ylim=(0, None),
+    )
+    unique.plot(sorted(unique_ratios), ".", label="a pair without any repeat")
+    unique.axhline(median(unique_ratios), label="median")
+    unique.axhline(least, color="grey", linestyle="--", label="goal, at least")
+    unique.set(xlabel="pairs, sorted", ylabel="tokens per second, cache on over cache off")
+    _save(figure, path)
+
+
 def _save(figure: Figure, path: Path) -> None:
     for axes in figure.axes:
         axes.grid(alpha=0.3)

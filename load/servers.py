@@ -11,15 +11,50 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from addnorm.service.runtime.bundle import Bundle
 
 START_S = 120.0  # a server that needs longer is taken for dead
+METRICS_S = 5.0  # a server that needs longer has none for us
 ANSWER_S = 300.0  # a server that needs longer has lost the request
+# series of a model appear with its first sequence
+CACHE_COUNTS = (
+    "addnorm_cache_hits_total",
+    "addnorm_cache_misses_total",
+    "addnorm_merged_sequences_total",
+)
 MODULE = (sys.executable, "-m")
+
+
+@dataclass(frozen=True)
+class CacheCounts:
+    """Sequences of all models: held; not held; of the latter, merged with an equal one."""
+
+    hits: int = 0
+    misses: int = 0
+    merged: int = 0
+
+    @classmethod
+    def of_metrics(cls, text: str) -> "CacheCounts | None":
+        """Of Prometheus' text. None if no series in it is Addnorm's."""
+        values: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                values[sample.name] = values.get(sample.name, 0.0) + sample.value
+        if not any(name.startswith("addnorm_") for name in values):
+            return None
+        return cls(*(int(values.get(name, 0)) for name in CACHE_COUNTS))
+
+    def since(self, before: "CacheCounts") -> "CacheCounts":
+        return CacheCounts(
+            self.hits - before.hits, self.misses - before.misses, self.merged - before.merged
+        )
 
 
 @dataclass(frozen=True)
@@ -53,10 +88,19 @@ class Server:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
+    def cache_counts(self) -> CacheCounts | None:
+        """Since its start. None if it has no metrics that we may read, or is not Addnorm."""
+        url = f"http://{self.host}:{self.port}/metrics"
+        try:
+            with urllib.request.urlopen(url, timeout=METRICS_S) as answer:
+                return CacheCounts.of_metrics(answer.read().decode())
+        except (OSError, ValueError, HTTPException):  # of other servers, or for lack of a key
+            return None
+
 
 @contextmanager
 def addnorm(bundle: Bundle, **settings: str) -> Iterator[Server]:
-    """`addnorm serve` over this one bundle, with default settings but these."""
+    """`addnorm serve` over this one bundle, with default settings but these. See `folder`."""
     with serving([bundle], **settings) as server:
         yield server
 
@@ -81,12 +125,13 @@ def folder(
 ) -> Iterator[Server]:
     """`addnorm serve` over this folder, with these settings.
 
+    Nothing is cached unless ADDNORM_CACHE_BYTES is among them: streams repeat their sequences.
     worktree: the folder whose code serves, if it is not this one's. log: takes stderr.
     """
     port = _free_port()
-    quiet = {"ADDNORM_PORT": str(port), "ADDNORM_LOG_LEVEL": "warning"}
+    own = {"ADDNORM_PORT": str(port), "ADDNORM_LOG_LEVEL": "warning", "ADDNORM_CACHE_BYTES": "0"}
     command = [*MODULE, "addnorm", "serve", "--bundles", str(bundles.resolve())]
-    with _process(command, port, {**quiet, **settings}, worktree, log) as server:
+    with _process(command, port, {**own, **settings}, worktree, log) as server:
         yield server
 
 

@@ -1,4 +1,4 @@
-"""The commands `addnorm serve` and `addnorm settings`."""
+"""The commands `addnorm serve`, `addnorm settings` and `addnorm sign`."""
 
 import argparse
 import resource
@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from addnorm.service.errors import StartupError
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime import signature
 from addnorm.service.server import process
 from addnorm.service.settings import Settings, describe, read_settings
 from addnorm.service.telemetry import logs
@@ -44,6 +46,53 @@ def settings(arguments: Sequence[str]) -> None:
     logs.configure("info")
     with _one_line():
         print(describe(read_settings(**options), options))
+
+
+def sign(arguments: Sequence[str]) -> None:
+    """Signs a certified bundle. Exits with one line and code 1 if it cannot."""
+    parser = _sign_parser()
+    options = parser.parse_args(arguments)
+    if options.chain and not options.certificate:
+        parser.error("--chain is of a --certificate")
+    with _one_line():
+        bundle = bundles.read(options.bundle)
+        files = signature.sign(bundle.path, options.key, options.certificate, options.chain)
+        print(f"signed {', '.join(files)}")
+        print(f"wrote {bundle.path / signature.SIGNATURE}")
+
+
+def _sign_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="addnorm sign",
+        description=(
+            "Signs all files of a bundle in the OpenSSF Model Signing format. `addnorm verify` and"
+            " any other change of a file make the signature invalid: sign last."
+        ),
+        epilog="Example: addnorm sign bundles/notebook/1 --key key.pem",
+    )
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="a folder <name>/<version>")
+    parser.add_argument(
+        "--key",
+        type=Path,
+        required=True,
+        metavar="PEM",
+        help=f"private EC key of {signature.CURVES}, without a passphrase",
+    )
+    parser.add_argument(
+        "--certificate",
+        type=Path,
+        metavar="PEM",
+        help="certificate of this key, where servers trust its issuer and not the key itself",
+    )
+    parser.add_argument(
+        "--chain",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="PEM",
+        help="certificates between it and the one that servers trust; may be repeated",
+    )
+    return parser
 
 
 @contextmanager

@@ -213,6 +213,14 @@ class Settings(BaseModel):
         ),
     )
 
+    trusted_keys: str | None = Field(
+        None,
+        description=(
+            "Files of public keys and certificates, PEM, commas between. A bundle that is signed "
+            "by none of them is refused. Set it where bundles come from elsewhere."
+        ),
+    )
+
     default_models: dict[str, str] = Field(
         {},
         description=(
@@ -220,6 +228,13 @@ class Settings(BaseModel):
             "models can do what a client without a model field asks for."
         ),
     )
+
+    @field_validator("trusted_keys")
+    @classmethod
+    def _names_a_file(cls, value: str | None) -> str | None:
+        if value is not None and not value.replace(",", " ").strip():
+            raise ValueError("it names no file")
+        return value
 
     @field_validator("default_models", mode="before")
     @classmethod
@@ -250,6 +265,11 @@ class Settings(BaseModel):
     @classmethod
     def _any_case(cls, value: Any) -> Any:
         return value.lower() if isinstance(value, str) else value
+
+    @property
+    def trusted_key_files(self) -> list[Path]:
+        names = (self.trusted_keys or "").split(",")
+        return [Path(name.strip()) for name in names if name.strip()]
 
     @property
     def num_workers(self) -> int:

@@ -19,7 +19,7 @@ from addnorm.service.runtime.engine import Engine
 WRONG = "wrong"
 NAIVE_TOLERANCE = 1e-3  # of a padded graph on this load; ours has none
 
-
+Key = tuple[str, bytes]  # output, sequence
 Compute = Callable[
     [str, Ints], Floats
 ]  # output, a sequence -> its pooled vector or its activations
@@ -34,7 +34,7 @@ def alone(bundle: Bundle, precision: str) -> Compute:
         activations = engine.run(batch).activations
         if output == "activations":
             return activations.copy()
-        vector: Floats = heads.pooled(activations, batch, bundle.manifest.pooling)[0]
+        vector: Floats = heads.pooled(activations, batch.offsets, bundle.manifest.pooling)[0]
         return vector
 
     return compute
@@ -43,11 +43,20 @@ def alone(bundle: Bundle, precision: str) -> Compute:
 class Reference:
     """The right answer to each request, and what passes for it."""
 
-    def __init__(self, compute: Compute, tolerance: float | None = None) -> None:
-        """tolerance: of real tokens. None asks for the same bits, and for zeros at pads."""
+    def __init__(
+        self, compute: Compute, tolerance: float | None = None, most_alone: int | None = None
+    ) -> None:
+        """tolerance: of real tokens. None asks for the same bits, and for zeros at pads.
+
+        most_alone: how many sequences a call of `learn` computes, drawn by a seed. All answers to
+        each of the others must equal its first one, whichever server gave it.
+        """
         self._compute = compute
-        self._alone: dict[tuple[str, bytes], Floats] = {}
-        self._tolerance = tolerance
+        self._alone: dict[Key, Floats] = {}
+        self._first: dict[Key, Floats] = {}  # answers to what was not computed
+        self._left_out: set[Key] = set()
+        self._tolerance, self._most_alone = tolerance, most_alone
+        self._draws = np.random.default_rng(0)
 
     def near(self, tolerance: float) -> "Reference":
         """The same answers, told apart by a tolerance."""
@@ -55,14 +64,21 @@ class Reference:
         other._alone = self._alone
         return other
 
-    def learn(self, stream: Stream, what: str = "") -> None:
-        """Computes every sequence of the stream that is not known yet."""
-        wanted = {(r.output, s.tobytes()): s for r in stream.requests for s in r.sequences}
-        new = {key: sequence for key, sequence in wanted.items() if key not in self._alone}
-        for (output, key), sequence in tqdm(
-            new.items(), f"computing {what} alone", leave=False, disable=not new
-        ):
-            self._alone[output, key] = self._compute(output, sequence)
+    def learn(self, requests: Iterable[Request], what: str = "") -> None:
+        """Computes the sequences that are not known yet, or a share of them."""
+        wanted = {_key(r.output, s): s for r in requests for s in r.sequences}
+        new = [key for key in wanted if key not in self._alone and key not in self._left_out]
+        if self._most_alone is not None and len(new) > self._most_alone:
+            order = self._draws.permutation(len(new))
+            self._left_out |= {new[i] for i in order[self._most_alone :]}
+            new = [new[i] for i in order[: self._most_alone]]
+        for key in tqdm(new, f"computing {what} alone", leave=False, disable=not new):
+            self._alone[key] = self._compute(key[0], wanted[key])
+
+    def coverage(self, requests: Iterable[Request]) -> tuple[int, int]:
+        """Distinct sequences of these requests, and how many of them were computed alone."""
+        keys = {_key(r.output, s) for r in requests for s in r.sequences}
+        return len(keys), len(keys & self._alone.keys())
 
     def verdicts(self, stream: Stream, answers: Answers) -> tuple[list[bool], dict[str, int]]:
         """For each answer whether it is right, and how many are not, by status or "wrong"."""
@@ -88,7 +104,16 @@ class Reference:
         return None if self._is_right(request, got) else WRONG
 
     def _is_right(self, request: Request, got: Floats) -> bool:
-        alone = [self._alone[request.output, sequence.tobytes()] for sequence in request.sequences]
+        if got.ndim != (2 if request.output == "pooled" else 3):
+            return False
+        if len(got) != len(request.sequences):
+            return False
+        alone = [
+            self._known(_key(request.output, sequence), row, len(sequence))
+            for sequence, row in zip(request.sequences, got, strict=True)
+        ]
+        if {row.shape[-1] for row in alone} != {got.shape[-1]}:
+            return False
         known = np.stack(alone) if request.output == "pooled" else _on_grid(alone, request.width)
         if got.shape != known.shape:
             return False
@@ -99,6 +124,16 @@ class Reference:
                 [row[: len(rows)] for row, rows in zip(got, alone, strict=True)], request.width
             )
         return bool(np.allclose(got, known, rtol=self._tolerance, atol=self._tolerance))
+
+    def _known(self, key: Key, got: Floats, num_tokens: int) -> Floats:
+        """The right answer to a sequence; of one that was left out, its first answer."""
+        if key not in self._left_out:
+            return self._alone[key]
+        return self._first.setdefault(key, got if key[0] == "pooled" else got[:num_tokens])
+
+
+def _key(output: str, sequence: Ints) -> Key:
+    return output, sequence.tobytes()
 
 
 def _output(body: bytes, name: str) -> Floats:

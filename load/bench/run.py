@@ -1,24 +1,19 @@
-"""`addnorm load --url URL --bundle BUNDLE`: loads a server, checks every answer, prints a table."""
+"""One run: a stream is sent to a server, then every answer is checked."""
 
-import argparse
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import numpy as np
 from tqdm import tqdm
 
-from addnorm.load.bench.check import NAIVE_TOLERANCE, Reference, alone
-from addnorm.load.bench.stream import PROFILES, Stream, make
+from addnorm.load.bench.check import Reference
+from addnorm.load.bench.stream import Stream
 from addnorm.load.client import Answers, Client, closed_loop, open_loop, runner
 from addnorm.load.servers import Server
-from addnorm.service.runtime import bundle as bundles
 
 
 @dataclass(frozen=True)
@@ -49,6 +44,8 @@ class Result:
     server_cpu_s_per_1000_tokens: float | None
     server_rss_mib: float | None
     client_cpu_ms_per_request: float
+    num_sequences: int  # distinct ones in the requests that were answered
+    num_alone: int  # of these: compared with the same sequence computed alone
     num_without_when: int = 0  # refusals that lacked Retry-After
 
     @property
@@ -59,7 +56,10 @@ class Result:
 def measure(
     server: Server, stream: Stream, reference: Reference, load: Load, progress: bool = True
 ) -> Result:
-    """Loads the server, then checks every answer. `reference` must have learned the stream."""
+    """Loads the server, then computes what `reference` does not know yet, and checks every answer.
+
+    A stream that ends before the load does ends the run.
+    """
     with runner() as loop:
         answers, server_cpu_s, client_cpu_s, num_without_when = loop.run(
             _apply(server, stream, load, progress)
@@ -120,6 +120,9 @@ def _result(
     server_cpu_s: float | None,
     client_cpu_s: float,
 ) -> Result:
+    answered = [stream.requests[index] for index in answers.kept]
+    reference.learn(answered, "what was answered")
+    num_sequences, num_alone = reference.coverage(answered)
     right, errors = reference.verdicts(stream, answers)
     latencies_ms = 1000 * np.array(
         [s for s, is_right in zip(answers.latencies_s, right, strict=True) if is_right]
@@ -145,93 +148,6 @@ def _result(
         else None,
         server_rss_mib=rss_mib,
         client_cpu_ms_per_request=1000 * client_cpu_s / max(1, len(right)),
+        num_sequences=num_sequences,
+        num_alone=num_alone,
     )
-
-
-def load(options: Sequence[str]) -> None:
-    """Loads a server, and exits with code 1 if an answer was wrong."""
-    arguments = _parser().parse_args(options)
-    bundle = bundles.read(arguments.bundle)
-    precision = arguments.precision or bundle.manifest.default_precision
-    reference = Reference(alone(bundle, precision), arguments.tolerance)
-    fields = {name: value for name in ("model", "precision") if (value := getattr(arguments, name))}
-    stream = make(PROFILES[arguments.profile], bundle.manifest.limits, arguments.seed, fields)
-    reference.learn(stream, arguments.profile)
-    address = urlsplit(arguments.url)
-    server = Server(address.hostname or "127.0.0.1", address.port or 80, arguments.pid)
-    headers = (f"Accept: {arguments.accept}",) if arguments.accept else ()
-    load = Load(
-        arguments.concurrency,
-        arguments.seconds,
-        arguments.rate,
-        arguments.warm_up,
-        None,
-        arguments.seed,
-        headers,
-    )
-    result = measure(server, stream, reference, load)
-    print(table(result))
-    if arguments.json:
-        arguments.json.write_text(
-            json.dumps({"load": asdict(load), "result": asdict(result)}, indent=2) + "\n"
-        )
-    if result.num_errors:
-        raise SystemExit(f"{result.num_errors} of {result.num_answers} answers were not right")
-
-
-def table(result: Result) -> str:
-    """Markdown, a line per figure."""
-    lines = ["| figure | value |", "|---|---|"]
-    for name, value in asdict(result).items():
-        shown = (
-            f"{value:,.3f}"
-            if isinstance(value, float)
-            else "-"
-            if value in (None, {})
-            else str(value)
-        )
-        lines.append(f"| {name} | {shown} |")
-    return "\n".join(lines)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="addnorm load",
-        description=__doc__,
-        epilog="Example: addnorm load --bundle bundles/notebook/1 --seconds 5",
-    )
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument(
-        "--bundle",
-        type=Path,
-        required=True,
-        help="what the server serves: <bundles>/<name>/<version>",
-    )
-    parser.add_argument("--profile", choices=PROFILES, default="small")
-    parser.add_argument(
-        "--concurrency", type=int, default=8, help="callers; with --rate the most connections"
-    )
-    parser.add_argument(
-        "--rate",
-        type=float,
-        help="open loop: Poisson arrivals a second; latency from the intended time",
-    )
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--warm-up", type=float, default=1.0, metavar="SECONDS")
-    parser.add_argument("--precision", help="sent in each body, and that of the reference")
-    parser.add_argument("--model", help="sent in each body; needed where several models are served")
-    parser.add_argument(
-        "--accept",
-        help="media type of the answers: application/vnd.safetensors, or JSON by default",
-    )
-    parser.add_argument(
-        "--tolerance",
-        type=float,
-        help=f"instead of equal bits; {NAIVE_TOLERANCE:g} for other servers",
-    )
-    parser.add_argument(
-        "--pid", type=int, help="the server's process, to read its CPU time and memory"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="where to write the result")
-    return parser

@@ -56,7 +56,7 @@ class Contender:
             self.streams[profile] = make(
                 PROFILES[profile], self.bundle.manifest.limits, fields=fields
             )
-            self.reference.learn(self.streams[profile], f"{profile} for {self.name}")
+            self.reference.learn(self.streams[profile].requests, f"{profile} for {self.name}")
         return self.streams[profile]
 
     def side(self, line: str, profile: str, concurrency: int, once: bool = False) -> Side:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,16 @@ class Request:
     output: str
     body: bytes
 
+    @classmethod
+    def of(
+        cls, sequences: tuple[Ints, ...], output: str, fields: dict[str, Any] | None = None
+    ) -> Self:
+        """fields: of the body (model, precision)."""
+        grid = Batch.of(sequences).grid().by_name()
+        cells = {name: values.tolist() for name, values in grid.items()}
+        body = json.dumps({**cells, "outputs": [output], **(fields or {})}).encode()
+        return cls(sequences, output, body)
+
     @property
     def num_tokens(self) -> int:
         """Real ones: pads are no use to anyone."""
@@ -72,9 +82,13 @@ class Stream:
 
     requests: list[Request]
     seed: int
+    once: bool = False  # each request is sent once, as they stand, and then the stream ends
 
     def indices(self) -> Iterator[int]:
         """Every request once in a drawn order, then again in another."""
+        if self.once:
+            yield from range(len(self.requests))
+            return
         for turn in count():
             yield from (
                 np.random.default_rng([self.seed, turn]).permutation(len(self.requests)).tolist()
@@ -84,6 +98,11 @@ class Stream:
     def num_tokens(self) -> float:
         """Real tokens of a request, on average."""
         return sum(request.num_tokens for request in self.requests) / len(self.requests)
+
+    def parts(self, size: int) -> "list[Stream]":
+        """The stream cut into streams of so many requests each."""
+        starts = range(0, len(self.requests), size)
+        return [replace(self, requests=self.requests[i : i + size]) for i in starts]
 
 
 def make(
@@ -98,9 +117,7 @@ def make(
             _sequence(limits, length, int(draws.integers(NUM_VARIANTS)), seed)
             for length in _lengths(profile, draws)
         )
-        requests.append(
-            Request(sequences, profile.output, _body(sequences, profile.output, fields or {}))
-        )
+        requests.append(Request.of(sequences, profile.output, fields))
     return Stream(requests, seed)
 
 
@@ -110,11 +127,21 @@ def _sequence(limits: Limits, length: int, variant: int, seed: int) -> Ints:
 
 def _lengths(profile: Profile, draws: np.random.Generator) -> list[int]:
     num_sequences = int(draws.integers(profile.min_sequences, profile.max_sequences, endpoint=True))
-    wanted = draws.lognormal(np.log(profile.mean_length) - SIGMA**2 / 2, SIGMA, num_sequences)
     if profile.exact:
+        wanted = _log_normal(profile, num_sequences, draws)
         return _exact(wanted, profile.max_length, num_sequences * profile.mean_length, draws)
-    lengths: list[int] = np.clip(wanted.round(), 1, profile.max_length).astype(int).tolist()
+    return log_normal_lengths(profile, num_sequences, draws)
+
+
+def log_normal_lengths(profile: Profile, num: int, draws: np.random.Generator) -> list[int]:
+    """Lengths of so many sequences, within the profile's longest."""
+    wanted = _log_normal(profile, num, draws).round()
+    lengths: list[int] = np.clip(wanted, 1, profile.max_length).astype(int).tolist()
     return lengths
+
+
+def _log_normal(profile: Profile, num: int, draws: np.random.Generator) -> NDArray[np.float64]:
+    return draws.lognormal(np.log(profile.mean_length) - SIGMA**2 / 2, SIGMA, num)
 
 
 def _exact(
@@ -129,8 +156,3 @@ def _exact(
         free = np.flatnonzero((lengths + step >= 1) & (lengths + step < longest))
         lengths[draws.choice(free, min(len(free), abs(int(missing))), replace=False)] += step
     return draws.permutation([longest, *lengths]).tolist()  # type: ignore[no-any-return]
-
-
-def _body(sequences: tuple[Ints, ...], output: str, fields: dict[str, Any]) -> bytes:
-    grid = {name: cells.tolist() for name, cells in Batch.of(sequences).grid().by_name().items()}
-    return json.dumps({**grid, "outputs": [output], **fields}).encode()

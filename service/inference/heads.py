@@ -8,7 +8,7 @@ import numpy as np
 
 from addnorm.service.errors import NotFinite
 from addnorm.service.runtime.batch import Batch, Floats, Ints
-from addnorm.service.runtime.bundle import Pick, Pooling
+from addnorm.service.runtime.bundle import Pooling
 from addnorm.service.runtime.engine import HEAD_ROWS, Engine
 from addnorm.service.scheduling.cooperative import Steps
 
@@ -24,11 +24,18 @@ class Spans(NamedTuple):
     lengths: Ints  # [num_rows] how many of each of the caller's rows
 
 
-def pooled(activations: Floats, batch: Batch, pooling: Pooling) -> Floats:
+def pooled(
+    activations: Floats, offsets: Ints, pooling: Pooling, sequences: Ints | None = None
+) -> Floats:
     """Rows `[num_tokens, d_model]` -> a vector for each sequence `[num_sequences, d_model]`.
-    NotFinite if one is not."""
-    ranges = np.stack([batch.offsets[:-1], batch.offsets[1:]], axis=1)
-    return _pooled_ranges(activations, ranges, np.arange(len(batch)), pooling)
+
+    offsets: where each begins and ends. sequences: their indices, in order if None. NotFinite names
+    one whose vector is not finite.
+    """
+    ranges = np.stack([offsets[:-1], offsets[1:]], axis=1)
+    if sequences is None:
+        sequences = np.arange(len(ranges))
+    return _pooled_ranges(activations, ranges, sequences, pooling)
 
 
 def _pooled_ranges(activations: Floats, ranges: Ints, sequences: Ints, pooling: Pooling) -> Floats:
@@ -110,12 +117,9 @@ class HeadRows(NamedTuple):
     sequences: Ints  # [n]
 
     @classmethod
-    def of(cls, pick: Pick, activations: Floats, batch: Batch) -> "HeadRows":
-        """Of every token, or one for each sequence."""
-        sequences = np.arange(len(batch))
-        if pick == "every":
-            return cls(activations, np.repeat(sequences, batch.lengths))
-        return cls(pooled(activations, batch, pick), sequences)
+    def every(cls, activations: Floats, batch: Batch) -> "HeadRows":
+        """Of every token."""
+        return cls(activations, np.repeat(np.arange(len(batch)), batch.lengths))
 
     @classmethod
     def pooled_in(

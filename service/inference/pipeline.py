@@ -1,21 +1,25 @@
 """The path that all protocols share: an InferenceRequest in, an InferenceResponse out.
 
-check -> submit -> wait for the rows -> make the outputs, in the caller's layout -> encode them.
+check -> look into the cache -> submit the rest -> wait for its rows -> make the outputs, in the
+caller's layout -> encode them.
 """
 
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
 from addnorm.service.errors import Expired, NotFinite, Overloaded
 from addnorm.service.inference.cost import Cost, num_head_rows, num_head_values
+from addnorm.service.inference.kept_rows import KeptRows, RowKeeper, needed
 from addnorm.service.inference.outputs import Computed, halved
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse, check
-from addnorm.service.runtime.batch import Rows
+from addnorm.service.inference.reuse import Reuse
+from addnorm.service.inference.sequence_cache import SequenceCache, sequence_digests
+from addnorm.service.runtime.batch import Batch
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import (
     SLICE_S,
@@ -25,12 +29,17 @@ from addnorm.service.scheduling.cooperative import (
     timed,
 )
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.job import Job
 from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.settings import Settings
 
 Encoded = TypeVar("Encoded")
+Keep = Callable[[], KeptRows]  # puts together what was held and what was computed
+Report = Callable[[str, int, int, int], None]
+NO_STAGES = {"queue": 0.0, "infer": 0.0}
 NO_SECONDS = nullcontext(0.0)  # the time of a quick answer is not worth counting
 QUICK_BYTES = 64 * 1024  # JSON of this size takes about 0.1 ms
+QUICK_TOKENS, QUICK_SEQUENCES = 8192, 64  # their digests take about 0.1 ms
 QUICK_HEAD_VALUES = 256  # a few labels of a few sequences: well below a millisecond
 
 
@@ -43,9 +52,14 @@ class Pipeline:
         scheduler: Scheduler,
         responses: ByteBudget,
         encoders: CooperativePool,
+        cache: SequenceCache,
+        report: Report,
     ) -> None:
-        """responses: of the bytes of answers under way; encoders: where large answers are made."""
+        """responses: of the bytes of answers under way; encoders: where large answers are made;
+        report: called with the model, and how many sequences of a request the cache held, how many
+        it did not, and how many of those have an equal one in the request."""
         self.settings, self.scheduler, self.responses = settings, scheduler, responses
+        self.cache, self._report = cache, report
         self.cost = Cost()
         self._encoders = encoders
         self._promised_s = 0.0  # predicted time to make and write all answers under way
@@ -62,15 +76,14 @@ class Pipeline:
         is_quick = num_bytes <= QUICK_BYTES and num_head_values(request) <= QUICK_HEAD_VALUES
         promised = NO_SECONDS if is_quick else self._promised(request, num_bytes, deadline)
         with self.responses.reserve(num_bytes), promised as encode_s:
-            rows, stages_s = await self._rows(request, deadline, encode_s)
+            keep, stages_s = await self._kept(request, deadline, encode_s)
             started = time.monotonic()
             if is_quick:
-                encoded = run_now(
-                    encode(InferenceResponse(request, run_now(_outputs(request, rows)), num_bytes))
-                )
+                made = run_now(_outputs(request, keep))
+                encoded = run_now(encode(InferenceResponse(request, made, num_bytes)))
             else:
                 encoded = await self._encoders.finish(
-                    self._encoded(request, rows, encode, num_bytes), deadline, encode_s or SLICE_S
+                    self._encoded(request, keep, encode, num_bytes), deadline, encode_s or SLICE_S
                 )
         deadline.check()
         return encoded, {**stages_s, "encode": time.monotonic() - started}
@@ -109,47 +122,101 @@ class Pipeline:
     def _encoded(
         self,
         request: InferenceRequest,
-        rows: Rows,
+        keep: Keep,
         encode: Callable[[InferenceResponse], Steps[Encoded]],
         num_bytes: int,
     ) -> Steps[Encoded]:
         """Makes the outputs and writes them. The time it takes makes later predictions."""
         making, writing = self.cost.making(request), self.cost.writing(request)
-        made = _outputs(request, rows)
+        made = _outputs(request, keep)
         if num_rows := num_head_rows(request):
             made = timed(made, partial(making.add, num_rows))
         response = InferenceResponse(request, (yield from made), num_bytes)
         return (yield from timed(encode(response), partial(writing.add, num_bytes)))
 
-    async def _rows(
+    async def _kept(
         self, request: InferenceRequest, deadline: Deadline, encode_s: float
-    ) -> tuple[Rows, dict[str, float]]:
-        """A row for each token of the batch, and the seconds that the batch waited and ran.
+    ) -> tuple[Keep, dict[str, float]]:
+        """What is kept of the batch, and the seconds that it waited and ran.
 
-        encode_s: the time that must be left once they are there.
+        encode_s: the time that must be left once it is there.
         """
-        if not len(request.batch):
-            empty = request.model.engine(request.precision).empty()
-            return empty, {"queue": 0.0, "infer": 0.0}
+        model, batch = request.model, request.batch
+        engine, target = model.engine(request.precision), model.target(request.precision)
+        picks = needed({output.needs(model.bundle) for output in request.outputs})
+        if not len(batch):
+            return partial(KeptRows, batch, engine.empty(), {}), NO_STAGES
+        digests = await self._digests(batch, deadline)
         left_s = deadline.left_s() - encode_s
-        job = self.scheduler.submit(
-            request.model.target(request.precision), request.batch, left_s, request.key
-        )
-        try:
-            # cancels the job when the time is up or the caller leaves
-            rows = await deadline.wait(asyncio.wrap_future(job.future))
-        except NotFinite as error:
-            raise _by_row(request, error) from error
-        assert job.started is not None
-        assert job.finished is not None
-        stages_s = {"queue": job.started - job.submitted, "infer": job.finished - job.started}
-        return rows, stages_s
+        # a run that ends between look-up and submission would be neither held nor in flight
+        with self.scheduler.paused():
+            found = self.cache.find(target, request.key, digests, picks)
+            reuse = Reuse.of(batch, picks, digests, found)
+            job = self._submitted(request, reuse, digests, left_s)
+        if digests:
+            self._report(model.name, reuse.num_held, len(batch) - reuse.num_held, reuse.num_merged)
+        if job is None:
+            return partial(reuse.gathered, None), NO_STAGES
+        computed = await _done(job, request, deadline, reuse.missing)
+        return partial(reuse.gathered, computed), _stages_s(job)
+
+    async def _digests(self, batch: Batch, deadline: Deadline) -> list[bytes] | None:
+        """None if nothing is held and merged."""
+        if not self.cache.max_bytes:
+            return None
+        made = sequence_digests(batch)
+        if batch.num_tokens <= QUICK_TOKENS and len(batch) <= QUICK_SEQUENCES:
+            return run_now(made)
+        return await self._encoders.finish(made, deadline)
+
+    def _submitted(
+        self,
+        request: InferenceRequest,
+        reuse: Reuse,
+        digests: Sequence[bytes] | None,
+        left_s: float,
+    ) -> Job | None:
+        """The job that computes what is missing, if something is. What it keeps is held."""
+        if not reuse.missing:
+            return None
+        target, key = request.model.target(request.precision), request.key
+        missing = [digests[index] for index in reuse.missing] if digests else None
+        hold = partial(self.cache.hold, target, key, missing) if missing else None
+        batch = reuse.to_compute()
+        d_model = request.model.engine(request.precision).d_model
+        results = RowKeeper(batch, reuse.picks, d_model, missing, hold)
+        return self.scheduler.submit(target, batch, left_s, key, results)
 
 
-def _outputs(request: InferenceRequest, rows: Rows) -> Steps[dict[str, Any]]:
+async def _done(
+    job: Job, request: InferenceRequest, deadline: Deadline, sequences: Sequence[int]
+) -> KeptRows:
+    """What the job keeps. Cancels it when the time is up or the caller leaves.
+
+    sequences: of the request, that the job computes.
+    """
+    try:
+        kept: KeptRows = await deadline.wait(asyncio.wrap_future(job.future))
+    except NotFinite as error:
+        own = NotFinite(error.output, sequences[error.sequence])
+        raise _by_row(request, own) from error
+    return kept
+
+
+def _stages_s(job: Job) -> dict[str, float]:
+    assert job.started is not None
+    assert job.finished is not None
+    return {"queue": job.started - job.submitted, "infer": job.finished - job.started}
+
+
+def _outputs(request: InferenceRequest, keep: Keep) -> Steps[dict[str, Any]]:
     model = request.model
     engine = model.engine(request.precision)
-    of = Computed(model.bundle, engine, request.batch, request.padding, rows)
+    try:
+        kept = keep()
+    except NotFinite as error:
+        raise _by_row(request, error) from error
+    of = Computed(model.bundle, engine, request.batch, request.padding, kept)
     made: dict[str, Any] = {}
     for output in request.outputs:
         try:

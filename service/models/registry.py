@@ -299,12 +299,12 @@ class Models:
         return names[0]
 
 
-def load(path: Path, settings: Settings, before: Model | None = None) -> Model:
-    """Reads, checks and warms one bundle. StartupError if it is refused. before: the version that
-    runs now."""
+def load(bundle: Bundle, settings: Settings, before: Model | None = None) -> Model:
+    """Checks and warms one bundle. StartupError if it is refused. before: the version that runs
+    now."""
     started = time.monotonic()
-    model = Model(bundles.read(path), settings.provider, settings.token_budget)
-    _check_folder(model.bundle)
+    _check_folder(bundle)
+    model = Model(bundle, settings.provider, settings.token_budget)
     model.warm_up(before)
     model.check()
     log.info("serving %s, ready in %.1f s", model.bundle.ref, time.monotonic() - started)
@@ -318,7 +318,9 @@ def load_all(root: Path, settings: Settings) -> Models:
     for problem in found.unreadable.values():
         log.error("%s", problem)
     defaults = _default_models(settings)
-    return Models([load(path, settings) for path in found.paths], root, defaults)
+    trusted = settings.trusted_key_files
+    models = [load(bundles.read(path, trusted), settings) for path in found.paths]
+    return Models(models, root, defaults)
 
 
 def _default_models(settings: Settings) -> dict[Task, str]:

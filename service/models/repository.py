@@ -20,7 +20,7 @@ from addnorm.service.settings import Settings
 
 log = logging.getLogger("addnorm")
 FREE_S = 5.0  # longest wait for requests that hold an unloaded model
-Signature = tuple[tuple[str, int, int, int], ...]
+FolderState = tuple[tuple[str, int, int, int], ...]
 
 
 class Repository:
@@ -29,8 +29,10 @@ class Repository:
     def __init__(self, models: Models, settings: Settings) -> None:
         self._models, self._settings = models, settings
         self._changing = threading.Lock()
-        self._tried = {model.bundle.path: _signature(model.bundle.path) for model in models.all()}
-        self._seen: dict[Path, Signature] = {}  # at the last rescan
+        self._tried = {
+            model.bundle.path: _folder_state(model.bundle.path) for model in models.all()
+        }
+        self._seen: dict[Path, FolderState] = {}  # at the last rescan
         self._unreadable = self._listing().unreadable  # at the last rescan
         self._closed = threading.Event()
         if settings.watch_s:
@@ -96,14 +98,14 @@ class Repository:
             if not root or not root.is_dir():
                 return  # a volume may be away for a moment: no model is unloaded for that
             self._log_new(listing.unreadable)
-            found = {path: _signature(path) for path in listing.paths}
-            for path, signature in found.items():
-                if signature == self._seen.get(path) and signature != self._tried.get(path):
+            found = {path: _folder_state(path) for path in listing.paths}
+            for path, state in found.items():
+                if state == self._seen.get(path) and state != self._tried.get(path):
                     self._load(path)
             self._unload_missing(found, listing.unreadable)
             self._seen = found
 
-    def _unload_missing(self, found: dict[Path, Signature], unreadable: dict[Path, str]) -> None:
+    def _unload_missing(self, found: dict[Path, FolderState], unreadable: dict[Path, str]) -> None:
         """Unloads the versions that neither this rescan nor the last one has seen."""
         for path in list(self._tried):
             is_hidden = not unreadable.keys().isdisjoint((path, *path.parents))  # it may be there
@@ -143,15 +145,16 @@ class Repository:
         Returns what is wrong, if anything; then nothing has changed.
         """
         ref = _ref(path)
-        self._tried[path] = _signature(path)
+        self._tried[path] = _folder_state(path)
         running = self._models.get(ref)
         self._models.note(ref, "LOADING")
         try:
-            if running and bundles.read(path).manifest_sha256 == running.bundle.manifest_sha256:
+            bundle = bundles.read(path, self._settings.trusted_key_files)
+            if running and bundle.manifest_sha256 == running.bundle.manifest_sha256:
                 self._models.note(ref, "READY")
                 log.info("serving %s as before: it has not changed", ref)
                 return None
-            model = load(path, self._settings, running or self._models.get(path.parent.name))
+            model = load(bundle, self._settings, running or self._models.get(path.parent.name))
         except Exception as error:  # however a bundle is broken, the running version must go on
             problem = str(error)
             if not isinstance(error, StartupError):
@@ -190,7 +193,7 @@ def _ref(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-def _signature(path: Path) -> Signature:
+def _folder_state(path: Path) -> FolderState:
     """Changes whenever one of the folder's files does."""
     try:
         files = [(file.name, file.stat()) for file in sorted(path.iterdir())]

@@ -4,14 +4,17 @@ manifest.json  model.onnx  certificate.json  tokenizer.json?
 model.int8.onnx?  model.int8.ranges.safetensors?
 logits.onnx?  pooled.onnx?  token_vectors.onnx?      heads, by the output that they make
 *.onnx.data?                                         a graph's weights, if over 1 GiB
+model.sig?                                           see signature.py
 
-The manifest holds the sha256 of every file but the certificate, which holds the manifest's.
+The manifest holds the sha256 of every file but the certificate, which holds the manifest's, and the
+signature, which is made last and holds all of them.
 """
 
 import hashlib
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from errno import EACCES
@@ -21,6 +24,8 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from addnorm.service.errors import StartupError
+from addnorm.service.runtime import signature
+from addnorm.service.runtime.signature import SIGNATURE
 
 FORMAT = 4
 MANIFEST, CERTIFICATE = "manifest.json", "certificate.json"
@@ -225,27 +230,34 @@ def find(root: Path) -> Listing:
     raise StartupError(f"no bundle under {root}: make one with `{command}`")
 
 
-def read(path: Path) -> Bundle:
+def read(path: Path, trusted: Sequence[Path] = ()) -> Bundle:
     """A certified bundle, every file checked against its sha256.
 
-    StartupError says what does not match.
+    trusted: public keys and certificates, of which one must have signed it; none: anybody may have
+    made it. StartupError says what does not match.
     """
     try:
-        return _read(path)
+        return _read(path, trusted)
     except OSError as error:
         raise StartupError(f"bundle {path}: {_unreadable(path, error)}") from None
 
 
-def _read(path: Path) -> Bundle:
+def _read(path: Path, trusted: Sequence[Path]) -> Bundle:
+    signed = signature.check(path, trusted) if trusted else None  # before anything is parsed
     bundle = read_uncertified(path)
     try:
-        certificate = json.loads((path / CERTIFICATE).read_bytes())
+        written = (path / CERTIFICATE).read_bytes()
+        certificate = json.loads(written)
     except (FileNotFoundError, ValueError):
         raise _refused(path, f"{CERTIFICATE} is missing or broken", "verify") from None
     if certificate.get("manifest_sha256") != bundle.manifest_sha256:
         raise _refused(path, f"{CERTIFICATE} is of another {MANIFEST}", "verify")
     if certificate.get("passed") is not True:
         raise _refused(path, f"{CERTIFICATE} records a failed check", "export")
+    # the manifest has the sha256 of the other files, as they were read
+    read = {MANIFEST: bundle.manifest_sha256, CERTIFICATE: hashlib.sha256(written).hexdigest()}
+    if signed is not None and not read.items() <= signed.items():
+        raise StartupError(f"bundle {path} changed while it was read; load it again")
     return replace(bundle, certificate=certificate)
 
 
@@ -296,7 +308,7 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> Bundle:
     files = {
         file.name: describe(file)
         for file in sorted(path.iterdir())
-        if file.name not in (MANIFEST, CERTIFICATE)
+        if file.name not in (MANIFEST, CERTIFICATE, SIGNATURE)
     }
     complete = Manifest(format=FORMAT, files=files, **manifest)
     (path / MANIFEST).write_text(complete.model_dump_json(indent=2) + "\n")

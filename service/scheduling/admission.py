@@ -12,7 +12,7 @@ from addnorm.service.errors import Expired, Overloaded
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.scheduling.backlog import SMALL_RATIO, Backlog, KeyBacklogs
 from addnorm.service.scheduling.fair_queue import JobQueue
-from addnorm.service.scheduling.job import Job, Target
+from addnorm.service.scheduling.job import Job, Results, Target
 
 # The figures are of a simulated flood (`flood` in tests/scheduling/test_fairness.py): five times
 # the capacity, one second for each job. What the values must achieve is tested there.
@@ -64,7 +64,7 @@ class Arrival(NamedTuple):
 
     target: Target
     backlog: Backlog  # that it would join
-    num_tokens: int
+    num_tokens: int  # that must be computed for it
     time_s: float  # until its deadline
 
     @property
@@ -98,16 +98,27 @@ class AdmissionControl:
             raise self._overloaded(shed[0].code)
 
     def submit(
-        self, target: Target, batch: Batch, now: float, deadline: float, key: str = ""
+        self,
+        target: Target,
+        batch: Batch,
+        now: float,
+        deadline: float,
+        key: str = "",
+        results: Results | None = None,
     ) -> Job:
         """Queues the batch for the API key of this name. Overloaded or Expired if it is not
-        admitted."""
+        admitted. Sequences that are computed for another job already count as nothing.
+
+        results: a row for each token if None.
+        """
         if deadline <= now:
             raise Expired("deadline: it passed before the request was read")
         self.queue.sweep(now)
         backlog = self.queue.backlog(key, target)
-        self._check(Arrival(target, backlog, batch.num_tokens, deadline - now))
-        return self.queue.add(target, batch, now, deadline, backlog)
+        identities = results.identities if results else None
+        if num_tokens := backlog.in_flight.num_new_tokens(batch, identities):
+            self._check(Arrival(target, backlog, num_tokens, deadline - now))
+        return self.queue.add(target, batch, now, deadline, backlog, results)
 
     def _check(self, arrival: Arrival) -> None:
         if self._is_full(arrival):

@@ -13,15 +13,25 @@ worker threads were busy.
 """
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator, Mapping
-from itertools import chain, count
+from itertools import chain, count, pairwise
+from weakref import WeakKeyDictionary
 
-from addnorm.service.errors import Expired
-from addnorm.service.runtime.batch import Batch
+from addnorm.service.errors import Expired, ServiceError
+from addnorm.service.runtime.batch import Batch, Rows, offsets_of
 from addnorm.service.scheduling.backlog import Backlog, KeyBacklogs
-from addnorm.service.scheduling.job import Job, MicroBatch, SortedJobs, Target, Waiting
+from addnorm.service.scheduling.job import (
+    AllRows,
+    Identity,
+    Job,
+    MicroBatch,
+    Results,
+    SortedJobs,
+    Target,
+    Waiting,
+)
 from addnorm.service.scheduling.start_time_fairness import StartTimeFairQueue
 
 # CANDIDATE_BATCHES: a micro-batch is chosen from this many micro-batches' worth of waiting tokens.
@@ -43,7 +53,8 @@ class JobQueue:
         # targets with jobs that wait, and the backlogs that these are in
         self.active: dict[Target, dict[Backlog, None]] = {}
         self._urgent: dict[int, Job] = {}  # go before all others, and are in no backlog
-        self._backlog_of: dict[Job, Backlog] = {}
+        # of every job but urgent ones, also while it runs
+        self._backlog_of: WeakKeyDictionary[Job, Backlog] = WeakKeyDictionary()
         self._keys: dict[str, KeyBacklogs] = {}
         self._fairness: StartTimeFairQueue[KeyBacklogs] = StartTimeFairQueue()
         self._deadlines = SortedJobs(lambda job: job.deadline)
@@ -63,33 +74,60 @@ class JobQueue:
         return self._keys.setdefault(key, KeyBacklogs()).backlog(target)
 
     def add(
-        self, target: Target, batch: Batch, now: float, deadline: float, backlog: Backlog
+        self,
+        target: Target,
+        batch: Batch,
+        now: float,
+        deadline: float,
+        backlog: Backlog,
+        results: Results | None = None,
     ) -> Job:
-        """Queues the batch as a job of this backlog."""
-        job = Job(next(self._numbers), target, batch, now, deadline)
+        """Queues the batch as a job of this backlog. results: a row for each token if None."""
+        job = self._job(target, batch, now, deadline, results or AllRows(batch))
         self._backlog_of[job] = backlog
-        self.active.setdefault(target, {})[backlog] = None
-        backlog.add(job)
-        self._insert(job)
-        backlog.owner.fairness.activate(backlog)
-        self._fairness.activate(backlog.owner)
+        sequences, job.waiting = job.waiting, []
+        alone = [own for own in sequences if not backlog.in_flight.join(own)]
+        if len(alone) < len(sequences):
+            job.started = now  # the others run already
+        self._wait_for(job, alone)
         return job
+
+    def _wait_for(self, job: Job, sequences: list[Waiting]) -> None:
+        """Queues sequences of the job, sorted, and the job with them if it is not queued."""
+        backlog = self._backlog_of[job]
+        for sequence in sequences:
+            backlog.in_flight.add(sequence)
+            insort(job.waiting, sequence)
+        if sequences and job.number not in self.jobs:
+            self.active.setdefault(job.target, {})[backlog] = None
+            backlog.add(job)
+            self._insert(job)
+            backlog.owner.fairness.activate(backlog)
+            self._fairness.activate(backlog.owner)
+        counted = [own.length for own in sequences if backlog.in_flight.is_counted(own)]
+        self._count(job, sum(counted))
 
     def add_first(self, target: Target, batch: Batch, now: float) -> Job:
         """Queues the batch before all others. For the server's own known-answer tests, which are
         small and few."""
-        job = Job(next(self._numbers), target, batch, now, math.inf)
+        job = self._job(target, batch, now, math.inf, AllRows(batch))
         self._urgent[job.number] = job
         self.active.setdefault(target, {})
         self._insert(job)
+        self._count(job, job.size)
+        return job
+
+    def _job(
+        self, target: Target, batch: Batch, now: float, deadline: float, results: Results
+    ) -> Job:
+        job = Job(next(self._numbers), target, batch, now, deadline, results)
+        number = job.number  # the future must not refer to its job: such a cycle would outlive both
+        job.future.add_done_callback(lambda _: self._done.append(number))
         return job
 
     def _insert(self, job: Job) -> None:
         self.jobs[job.number] = job
         self._deadlines.add(job)
-        self._count(job, job.num_tokens)
-        number = job.number  # the future must not refer to its job: such a cycle would outlive both
-        job.future.add_done_callback(lambda _: self._done.append(number))
 
     def _remove(self, job: Job) -> None:
         """All its sequences were taken, or nobody waits for it."""
@@ -97,14 +135,20 @@ class JobQueue:
         self._deadlines.remove(job)
         self._urgent.pop(job.number, None)
         self._count(job, -job.num_tokens)
-        if backlog := self._backlog_of.pop(job, None):
+        if backlog := self._backlog_of.get(job):
+            for sequence in job.waiting:
+                if heir := backlog.in_flight.leave(sequence):
+                    self._count(heir.job, heir.length)
             backlog.remove(job)
             if not backlog.num_jobs:
-                del self.active[job.target][backlog]
-        if not job.target.num_tokens:
+                self.active[job.target].pop(backlog)
+        job.waiting = []
+        if not self.active[job.target] and not job.target.num_tokens:
             del self.active[job.target]
 
     def _count(self, job: Job, num_tokens: int) -> None:
+        """So many tokens more wait, or fewer."""
+        job.num_tokens += num_tokens
         self.num_tokens += num_tokens
         job.target.num_tokens += num_tokens
         if backlog := self._backlog_of.get(job):
@@ -148,13 +192,16 @@ class JobQueue:
         self._fairness.charge(cost_s)
 
     def _take_out(self, sequence: Waiting, now: float) -> None:
-        job = sequence.job
-        job.started = now if job.started is None else job.started
-        del job.waiting[bisect_left(job.waiting, sequence)]
-        job.num_tokens -= sequence.length
-        self._count(job, -sequence.length)
-        if not job.waiting:
-            self._remove(job)
+        """With all that wait for its rows."""
+        backlog = self._backlog_of.get(sequence.job)
+        equal = backlog.in_flight.take(sequence) if backlog else [sequence]
+        self._count(equal[0].job, -sequence.length)
+        for own in equal:
+            job = own.job
+            job.started = now if job.started is None else job.started
+            del job.waiting[bisect_left(job.waiting, own)]
+            if not job.waiting:
+                self._remove(job)
 
     def _candidates(self, job: Job, num_tokens: int) -> list[Waiting]:
         """About so many tokens of the target, of the jobs that are next, sorted by length.
@@ -163,8 +210,12 @@ class JobQueue:
         micro-batches, and admission control could not predict when the job is done.
         """
         candidates: list[Waiting] = []
+        found = set[Identity]()  # of equal sequences only the first is one
         for other in self._following(job):
-            candidates += other.waiting
+            for sequence in other.waiting:
+                if sequence.identity is None or sequence.identity not in found:
+                    candidates.append(sequence)
+                    found.add(sequence.identity)
             num_tokens -= other.num_tokens
             if num_tokens <= 0:
                 break
@@ -184,7 +235,7 @@ class JobQueue:
 
     def settle(self, micro: MicroBatch, error: Exception | None, now: float) -> None:
         """The rows of the micro-batch were delivered, or an error came in their place. The error
-        fails its jobs only."""
+        fails its jobs, and those that wait for its sequences, only."""
         if error is None:
             micro.target.measured(micro.num_tokens, now - micro.taken)
         for job, sequences in micro.by_job():
@@ -192,6 +243,38 @@ class JobQueue:
                 job.fail(error)
             else:
                 job.settle(len(sequences), now)
+        for sequence in micro.sequences:
+            for joined in self._joined_to(sequence):
+                assert error  # else `share` would have given them their rows
+                joined.job.fail(error)
+
+    def share(self, micro: MicroBatch, rows: Rows, now: float) -> int:
+        """Gives its rows to those that wait for its sequences too. -> how many these are."""
+        num_joined = 0
+        offsets = offsets_of(micro.lengths()).tolist()
+        for sequence, (start, end) in zip(micro.sequences, pairwise(offsets), strict=True):
+            for joined in self._joined_to(sequence):
+                num_joined += 1
+                try:
+                    joined.job.results.receive([joined.sequence_index], rows.span(start, end))
+                except ServiceError as error:
+                    joined.job.fail(error)
+                else:
+                    joined.job.settle(1, now)
+        return num_joined
+
+    def release(self, micro: MicroBatch) -> None:
+        """Its run has failed. Those that wait for its sequences too wait for runs of their own:
+        another sequence may be at fault."""
+        for sequence in micro.sequences:
+            for joined in self._joined_to(sequence):
+                if not joined.job.future.done():
+                    self._wait_for(joined.job, [joined])
+
+    def _joined_to(self, sequence: Waiting) -> list[Waiting]:
+        """Those that joined it. None joins it from now on."""
+        backlog = self._backlog_of.get(sequence.job)
+        return backlog.in_flight.end(sequence) if backlog else []
 
     def sweep(self, now: float) -> None:
         """Removes the jobs whose caller has left, that failed in part, or whose deadline has

@@ -1,17 +1,20 @@
-"""The nouns of scheduling: targets, jobs, waiting sequences, micro-batches. Knows no queue."""
+"""The nouns of scheduling: targets, jobs, their results, waiting sequences, micro-batches. Knows no
+queue."""
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from addnorm.service.runtime.batch import Batch, Rows
+import numpy as np
+
+from addnorm.service.runtime.batch import Batch, Ints, Rows
 
 # How the measured rate of a target follows its runs.
 #
@@ -24,6 +27,7 @@ SMOOTHING = 0.2
 OPTIMISM = 1.05
 
 Run = Callable[[Batch], Rows]  # the one seam: a micro-batch in, a row for each of its tokens out
+Identity = Hashable  # sequences with equal ones are equal
 ALLOCATION = Lock()  # worker threads may get the first rows of a job at the same time
 
 
@@ -59,23 +63,65 @@ class Target:
             self.tokens_per_s *= OPTIMISM
 
 
+class Results(Protocol):
+    """What is kept of the rows that a job's sequences get."""
+
+    # of the batch's sequences, which all differ; None: they are never merged with others
+    identities: Sequence[Identity] | None
+
+    def receive(self, sequences: Sequence[int], rows: Rows) -> None:
+        """Rows of some sequences of the batch, by index, end to end. Worker threads call it,
+        several at once, each with other sequences. A ServiceError fails the job."""
+
+    def complete(self) -> Any:
+        """What the job's future gets, once all sequences were received."""
+
+
+class AllRows:
+    """A row for each token of the batch. If all sequences come at once, their rows are kept as they
+    are; else they are copied to their places."""
+
+    def __init__(self, batch: Batch, identities: Sequence[Identity] | None = None) -> None:
+        self.batch, self.identities = batch, identities
+        self._rows: Rows | None = None  # written completely once all sequences were received
+
+    def receive(self, sequences: Sequence[int], rows: Rows) -> None:
+        if len(sequences) == len(self.batch):
+            self._rows = rows
+            return
+        with ALLOCATION:
+            self._rows = self._rows or rows.allocate(self.batch.num_tokens)
+        start = 0
+        for sequence in sequences:
+            first, last = self.batch.offsets[sequence], self.batch.offsets[sequence + 1]
+            end = start + last - first
+            for own, part in zip(self._rows, rows, strict=True):
+                own[first:last] = part[start:end]
+            start = end
+
+    def complete(self) -> Rows:
+        assert self._rows
+        return self._rows
+
+
 @dataclass(eq=False)
 class Job:
-    """A batch that someone waits for. `future` gets a row for each of its tokens, or the error."""
+    """A batch that someone waits for. `future` gets what its results are, or the error."""
 
     number: int  # in order of arrival
     target: Target
     batch: Batch
     submitted: float
     deadline: float
-    future: Future[Rows] = field(default_factory=Future)
+    results: Results
+    future: Future[Any] = field(default_factory=Future)
     started: float | None = None  # when its first sequence was taken
     finished: float | None = None
 
     def __post_init__(self) -> None:
-        self._rows: Rows | None = None  # complete once as many sequences are settled as there are
         self._num_settled = 0
-        self.size = self.num_tokens = self.batch.num_tokens  # all tokens, and those that wait
+        self.size = self.batch.num_tokens
+        self.num_tokens = 0  # that wait; the queue counts them
         lengths = self.batch.lengths.tolist()
         self.waiting = sorted(
             Waiting(length, self.number, index, self) for index, length in enumerate(lengths)
@@ -85,29 +131,13 @@ class Job:
         with suppress(InvalidStateError):  # the caller has left in the meantime
             self.future.set_exception(error)
 
-    def receive(self, sequences: "list[Waiting]", rows: Rows) -> None:
-        """Rows of some of its sequences. If these are all, the rows are kept as they are; else they
-        are copied to their places. Called by worker threads, several at once."""
-        if len(sequences) == len(self.batch):
-            self._rows = rows
-            return
-        with ALLOCATION:
-            self._rows = self._rows or rows.allocate(self.size)
-        start = 0
-        for sequence in sequences:
-            first, length = self.batch.offsets[sequence.sequence_index], sequence.length
-            for own, part in zip(self._rows, rows, strict=True):
-                own[first : first + length] = part[start : start + length]
-            start += length
-
     def settle(self, num_sequences: int, now: float) -> None:
         """So many sequences have been received."""
         self._num_settled += num_sequences
         if self._num_settled == len(self.batch):
-            assert self._rows
             self.finished = now
             with suppress(InvalidStateError):
-                self.future.set_result(self._rows)
+                self.future.set_result(self.results.complete())
 
 
 class Waiting(NamedTuple):
@@ -118,6 +148,11 @@ class Waiting(NamedTuple):
     number: int  # of the job
     sequence_index: int  # in the batch of the job
     job: Job
+
+    @property
+    def identity(self) -> Identity | None:
+        identities = self.job.results.identities
+        return identities[self.sequence_index] if identities else None
 
 
 class MicroBatch(NamedTuple):
@@ -136,6 +171,9 @@ class MicroBatch(NamedTuple):
     def num_tokens(self) -> int:
         return sum(sequence.length for sequence in self.sequences)
 
+    def lengths(self) -> Ints:
+        return np.array([sequence.length for sequence in self.sequences])
+
     def batch(self) -> Batch:
         first = self.sequences[0].job
         if first is self.sequences[-1].job and len(self.sequences) == len(first.batch):
@@ -151,7 +189,7 @@ class MicroBatch(NamedTuple):
         start = 0
         for job, sequences in self.by_job():
             end = start + sum(sequence.length for sequence in sequences)
-            job.receive(sequences, rows.span(start, end))
+            job.results.receive([own.sequence_index for own in sequences], rows.span(start, end))
             start = end
 
 

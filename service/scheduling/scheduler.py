@@ -5,7 +5,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -13,7 +14,7 @@ from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.scheduling.admission import AdmissionControl
 from addnorm.service.scheduling.fair_queue import MIN_TOKENS_PER_WORKER, JobQueue
-from addnorm.service.scheduling.job import Job, MicroBatch, Target
+from addnorm.service.scheduling.job import Job, MicroBatch, Results, Target
 
 log = logging.getLogger("addnorm")
 TICKS = 10  # of the watchdog, within the run timeout
@@ -31,6 +32,10 @@ class Observer:
 
     def replaced(self) -> None:
         """A worker hung and was replaced."""
+
+    def merged(self, target: Target, num_sequences: int) -> None:
+        """So many sequences were given the rows of equal ones that were computed for another
+        job."""
 
 
 @dataclass(eq=False)
@@ -84,17 +89,31 @@ class Scheduler:
         with self._changed:
             self._admission.admit(timeout_s, key, num_bytes, model)
 
-    def submit(self, target: Target, batch: Batch, timeout_s: float, key: str = "") -> Job:
+    def submit(
+        self,
+        target: Target,
+        batch: Batch,
+        timeout_s: float,
+        key: str = "",
+        results: Results | None = None,
+    ) -> Job:
         """Queues the batch, or raises Overloaded or Expired. Cancelling the job's future removes it
         from the queue.
 
-        key: the name of the caller's API key, for fairness among keys.
+        key: the name of the caller's API key, for fairness among keys. results: a row for each
+        token if None.
         """
         now = time.monotonic()
         with self._changed:
-            job = self._admission.submit(target, batch, now, now + timeout_s, key)
+            job = self._admission.submit(target, batch, now, now + timeout_s, key, results)
             self._changed.notify(max(1, self._queue.num_tokens // MIN_TOKENS_PER_WORKER))
         return job
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Meanwhile no micro-batch begins or ends: what is in flight stays so. Keep it short."""
+        with self._changed:
+            yield
 
     def submit_first(self, target: Target, batch: Batch) -> Job:
         """Queues the batch before all others, without admission control."""
@@ -152,10 +171,9 @@ class Scheduler:
         outcome = _run(micro)
         if isinstance(outcome, Exception):
             self._tell(lambda observer: observer.failed(micro.target))
-            self._settle(worker, micro, outcome)
         else:
             self._tell(lambda observer: observer.computed(micro, outcome))
-            self._settle(worker, micro, None)
+        self._settle(worker, micro, outcome)
         return True
 
     def _next(self, worker: Worker) -> MicroBatch | None:
@@ -177,15 +195,23 @@ class Scheduler:
     def _take(self) -> MicroBatch | None:
         return self._queue.take(time.monotonic(), self.num_workers - self.num_busy)
 
-    def _settle(self, worker: Worker, micro: MicroBatch, error: Exception | None) -> None:
+    def _settle(self, worker: Worker, micro: MicroBatch, outcome: Rows | Exception) -> None:
+        num_merged, now = 0, time.monotonic()
         with self._changed:
             if worker not in self._workers:
                 return  # it was replaced, and its jobs have failed already
             del worker.todo[0]
-            if error and len(jobs := micro.by_job()) > 1:  # again, job by job: only one is at fault
+            if not isinstance(outcome, Exception):
+                num_merged = self._queue.share(micro, outcome, now)
+                self._queue.settle(micro, None, now)
+            elif len(jobs := micro.by_job()) > 1:  # again, job by job: only one is at fault
                 worker.todo = [micro._replace(sequences=sequences) for _, sequences in jobs]
             else:
-                self._queue.settle(micro, error, time.monotonic())
+                self._queue.release(micro)
+                self._queue.settle(micro, outcome, now)
+                self._changed.notify()  # for what was released
+        if num_merged:
+            self._tell(lambda observer: observer.merged(micro.target, num_merged))
 
     def _watch(self) -> None:
         """Counts its own ticks instead of seconds, so that no worker is replaced because the whole

@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from opentelemetry.trace import Tracer
 
 from addnorm.service.inference.pipeline import Pipeline
+from addnorm.service.inference.sequence_cache import SequenceCache
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.models.registry import Models
 from addnorm.service.models.repository import Repository
@@ -90,9 +91,16 @@ def build(models: Models, settings: Settings, tracer: Tracer | None = None) -> S
     readers = CooperativePool(1, "read", pauses=True)
     body_reader = BodyReader(settings, bodies, readers)
     tools = Tools(models, body_reader, TextReader(settings, bodies, encoders))
-    pipeline = Pipeline(settings, scheduler, responses, encoders)
-    metrics = Metrics()
-    exposition = Exposition(metrics, models, settings.provider, scheduler, (responses, bodies))
+    metrics, cache = Metrics(), SequenceCache(settings.cache_bytes)
+    pipeline = Pipeline(settings, scheduler, responses, encoders, cache, metrics.looked_up)
+    exposition = Exposition(
+        metrics,
+        models,
+        settings.provider,
+        scheduler,
+        (responses, bodies),
+        lambda: cache.num_bytes,
+    )
     invariance_check = InvarianceCheck(
         settings.invariance_check_share, scheduler.is_idle, metrics.invariance_checked
     )

@@ -1,6 +1,6 @@
 """What Prometheus scrapes: the metrics, and the state of the moment they are scraped."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -33,10 +33,11 @@ class Exposition:
         provider: str,
         scheduler: Scheduler,
         budgets: Sequence[ByteBudget],
+        cache_bytes: Callable[[], int],
     ) -> None:
-        """provider: as the settings ask for it."""
+        """provider: as the settings ask for it. cache_bytes: of results held."""
         self._metrics, self._models = metrics, models
-        self._scheduler, self._budgets = scheduler, budgets
+        self._scheduler, self._budgets, self._cache_bytes = scheduler, budgets, cache_bytes
         metrics.queue_tokens_limit.set(scheduler.max_queue_tokens)
         metrics.worker_threads.set(scheduler.num_workers)
         metrics.registry.register(ModelInfo(models, provider))
@@ -47,6 +48,7 @@ class Exposition:
         metrics.queue_tokens.set(scheduler.num_queued_tokens())
         metrics.worker_threads_busy.set(scheduler.num_busy)
         metrics.worker_threads_hung.set(scheduler.num_hung)
+        metrics.cache_bytes.set(self._cache_bytes())
         for budget in self._budgets:
             metrics.of(metrics.pending_bytes, budget.what).set(budget.num_bytes)
         for model in self._models.all():
@@ -60,6 +62,9 @@ class Exposition:
         metrics.of(metrics.invariance_checks, model.name)
         metrics.of(metrics.invariance_violations, model.name)
         metrics.of(metrics.invariance_max_difference, model.name)
+        metrics.of(metrics.cache_hits, model.name)
+        metrics.of(metrics.cache_misses, model.name)
+        metrics.of(metrics.merged_sequences, model.name)
 
 
 class ModelInfo(Collector):

@@ -41,6 +41,7 @@ class Metrics(Observer):
         self._make_micro_batch_metrics()
         self._make_worker_metrics()
         self._make_invariance_metrics()
+        self._make_cache_metrics()
 
     def _make_request_metrics(self) -> None:
         counter = partial(Counter, registry=self.registry)
@@ -141,6 +142,21 @@ class Metrics(Observer):
             registry=self.registry,
         )
 
+    def _make_cache_metrics(self) -> None:
+        counter = partial(Counter, registry=self.registry)
+        self.cache_hits = counter("addnorm_cache_hits", "Sequences whose results were held.", MODEL)
+        self.cache_misses = counter(
+            "addnorm_cache_misses", "Sequences whose results were not held.", MODEL
+        )
+        self.merged_sequences = counter(
+            "addnorm_merged_sequences",
+            "Those that were not computed: an equal one was being computed, or was in the request.",
+            MODEL,
+        )
+        self.cache_bytes = Gauge(
+            "addnorm_cache_bytes", "Bytes of results held.", registry=self.registry
+        )
+
     def computed(self, micro: MicroBatch, rows: Rows) -> None:
         model, lengths = micro.target.name, [sequence.length for sequence in micro.sequences]
         self.of(self.micro_batch_tokens, model).observe(sum(lengths))
@@ -177,6 +193,19 @@ class Metrics(Observer):
 
     def rejected(self, reason: str) -> None:
         self.of(self.rejections, reason).inc()
+
+    def looked_up(self, model: str, num_held: int, num_missed: int, num_merged: int) -> None:
+        """The sequences of a request. num_merged: of the missed ones, those that have an equal one
+        in the request."""
+        if num_held:
+            self.of(self.cache_hits, model).inc(num_held)
+        if num_missed:
+            self.of(self.cache_misses, model).inc(num_missed)
+        if num_merged:
+            self.of(self.merged_sequences, model).inc(num_merged)
+
+    def merged(self, target: Target, num_sequences: int) -> None:
+        self.of(self.merged_sequences, target.name).inc(num_sequences)
 
     def of(self, metric: Labelled, *labels: str | int) -> Labelled:
         """metric.labels(...), which costs ten times this look-up."""

@@ -56,7 +56,7 @@ def test_constants_lie_beside_the_graph_and_the_manifest_knows_them(large: Bundl
 
 
 def test_they_are_served_with_the_bits_of_one_file(large: Bundle, notebook: Path) -> None:
-    served = [load(path, Settings()) for path in (large.path, notebook)]
+    served = [load(bundles.read(path), Settings()) for path in (large.path, notebook)]
     batch = selfcheck.sequences(large.manifest.limits, [1, 5, 7])
     assert selfcheck.same_bits(*(model.engine(None).run(batch) for model in served))
 
@@ -73,7 +73,7 @@ def test_a_server_refuses_other_data(
 ) -> None:
     change(copy / DATA)
     with pytest.raises(StartupError, match=words):
-        load(copy, Settings())
+        load(bundles.read(copy), Settings())
 
 
 def place(copy: Path, **changed: str) -> None:
@@ -125,7 +125,7 @@ def test_a_server_reads_no_data_outside_of_the_folder(copy: Path, where: str) ->
     place(copy, location=where.format(parent=copy.parent))
     with_new_hashes(copy)
     with pytest.raises(StartupError, match=r"onnxruntime cannot load .*/model\.onnx: .*data path"):
-        load(copy, Settings())
+        load(bundles.read(copy), Settings())
 
 
 def test_data_that_the_manifest_does_not_know_is_not_certified(copy: Path) -> None:

@@ -198,7 +198,7 @@ def test_the_deadline_is_looked_at_in_every_stage(few: Models, stage: str) -> No
     def encode(answer: InferenceResponse) -> Steps[str]:
         return (yield from slowly(1 if stage == "in the queue" else 1000, []))
 
-    inference = build(few, Settings(worker_threads=1))
+    inference = build(few, Settings(worker_threads=1, cache_bytes=0))
     timeout_s, arrived = {
         "before": (1.0, time.monotonic() - 2), "in the queue": (1e-4, None),
         "while writing": (0.2, None),
@@ -210,7 +210,7 @@ def test_the_deadline_is_looked_at_in_every_stage(few: Models, stage: str) -> No
 
 def test_answers_under_way_are_counted_on(few: Models) -> None:
     """What others' answers take is a reason to come back later; what one's own takes is not."""
-    inference = build(few, Settings(worker_threads=1))
+    inference = build(few, Settings(worker_threads=1, cache_bytes=0))
     query = one(few)
     inference.pipeline.cost.making(query).add(3, 0.6, is_done=True)
     inference.pipeline.cost.writing(query).add(1000, 0.0, is_done=True)

@@ -109,7 +109,7 @@ def fake_server(answer: Answer, stall_s: float = 0.0) -> Iterator[Server]:
 
 def measured(server: Server, profile: str, load: Load, tolerance: float | None = None) -> Result:
     stream, reference = make(PROFILES[profile], LIMITS), Reference(compute, tolerance)
-    reference.learn(stream)
+    reference.learn(stream.requests)
     return measure(server, stream, reference, load, progress=False)
 
 
@@ -326,7 +326,7 @@ def test_addnorm_outruns_naive_on_padded_batches(layouts: dict[str, Bundle]) -> 
     """On 70 % padding, real processes over HTTP, every answer checked, measured in turn."""
     stream = make(PROFILES["big"], layouts["packed"].manifest.limits)
     bits = Reference(alone(layouts["packed"], "fp32"))
-    bits.learn(stream)
+    bits.learn(stream.requests)
     load, ratios = Load(8, 0.6, warm_up_s=0.2), []
     with servers.addnorm(layouts["packed"]) as addnorm, servers.naive(layouts["padded"]) as naive:
         for _ in range(3):

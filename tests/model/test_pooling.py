@@ -21,7 +21,7 @@ def test_picks_what_the_server_pools_wherever_the_pads_stand(pooling: Pooling) -
     activations = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0))
     found = picked(pooling, activations, MASK)
     batch = Batch.of([np.zeros(length, np.int64) for length in (3, 5, 1)])
-    expected = pooled(activations[MASK != 0].numpy(), batch, pooling)
+    expected = pooled(activations[MASK != 0].numpy(), batch.offsets, pooling)
     np.testing.assert_allclose(found[:3].numpy(), expected, atol=1e-6)
     assert not found[3].any(), "a row of pads alone has no vector"
 

@@ -32,7 +32,7 @@ TASKS = {
     *("/embed", "/embed_all", "/embed_sparse", "/rerank", "/predict", "/similarity"),
     *("/tokenize", "/decode", "/detokenize"),
 }
-EACH_TIME = ("id", "created")  # another value in each answer
+EACH_TIME = ("id", "created", "system_fingerprint")  # another value in each answer
 
 
 class Operation(NamedTuple):

@@ -79,13 +79,13 @@ def test_a_broken_bundle_is_refused_with_what_is_wrong_and_what_to_do(
     change(copy)
     path = bundles.find(copy.parent.parent).paths[0]
     with pytest.raises(StartupError) as refused:
-        load(path, Settings())
+        load(bundles.read(path), Settings())
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_a_sound_bundle_loads(copy: Path) -> None:
-    assert load(copy, Settings()).bundle.ref == "notebook/1"
+    assert load(bundles.read(copy), Settings()).bundle.ref == "notebook/1"
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_a_certificate_that_does_not_fit_stops_the_start(
         "no such file": {"tls_cert": cert, "tls_key": tmp_path / "none.pem"},
         "no certificate": {"tls_cert": tmp_path / "broken.pem", "tls_key": key},
     }[which]
-    inference = build(few, settings.Settings(**files))
+    inference = build(few, settings.Settings(cache_bytes=0, **files))
     with pytest.raises(StartupError, match="ADDNORM_TLS_CERT"):
         Server(inference)
     inference.close()

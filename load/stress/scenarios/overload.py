@@ -64,7 +64,7 @@ def overload(
     """Figures, and the goals that were missed."""
     reference = Reference(alone(bundle, "fp32"))
     stream = make(PROFILES["small"], bundle.manifest.limits, fields={"precision": "fp32"})
-    reference.learn(stream)
+    reference.learn(stream.requests)
     phases = _measured(bundle, stream, reference, seconds, times)
     return _figures(phases), _missed(phases)
 

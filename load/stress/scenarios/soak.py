@@ -31,7 +31,7 @@ def turns(bundle: Bundle) -> list[Turn]:
     made = []
     for profile, (precision, reference) in product(MIX, references.items()):
         stream = make(PROFILES[profile], bundle.manifest.limits, fields={"precision": precision})
-        reference.learn(stream, f"{profile} {precision}")
+        reference.learn(stream.requests, f"{profile} {precision}")
         made.append((f"{profile} {precision}", stream, reference))
     return made
 

@@ -8,7 +8,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from addnorm.service.inference.heads import HeadRows, headed
+from addnorm.service.inference.kept_rows import KeptRows
 from addnorm.service.runtime.batch import Batch, Padding, Rows
 from addnorm.service.runtime.bundle import Bundle, Pick
 from addnorm.service.runtime.engine import Engine
@@ -24,7 +27,19 @@ class Computed(NamedTuple):
     engine: Engine
     batch: Batch
     padding: Padding
-    rows: Rows
+    kept: KeptRows
+
+    @property
+    def rows(self) -> Rows:
+        """Of every token. Only if an output needs "every"."""
+        assert self.kept.rows
+        return self.kept.rows
+
+    def head_rows(self, pick: Pick) -> HeadRows:
+        """Of every token, or one for each sequence."""
+        if pick == "every":
+            return HeadRows.every(self.rows.activations, self.batch)
+        return HeadRows(self.kept.of(pick), np.arange(len(self.batch)))
 
 
 class TopK(NamedTuple):
@@ -60,6 +75,10 @@ class Output:
         head = self.head(bundle)
         return bundle.manifest.heads[head].pick if head else "every"
 
+    def needs(self, bundle: Bundle) -> Pick:
+        """The rows that must be kept for it."""
+        return self.pick(bundle)
+
     def width(self, bundle: Bundle) -> int:
         """Numbers for each row."""
         return bundle.width(self.name)
@@ -90,7 +109,7 @@ class Output:
 
     def make(self, of: Computed) -> Steps[Any]:
         """In the caller's layout: `[rows, seq, w]` or `[rows, w]`; a list of `[n, w]` if ragged."""
-        rows = HeadRows.of(self.pick(of.bundle), of.rows.activations, of.batch)
+        rows = of.head_rows(self.pick(of.bundle))
         made = yield from headed(of.engine, self.name, rows, self.width(of.bundle))
         return self.laid_out(made, of)
 

@@ -126,7 +126,7 @@ class Logits(Output):
     def _rows(self, of: Computed) -> HeadRows:
         if self._has_tokens:
             return HeadRows.at(self._tokens, of.rows.activations, of.batch)
-        return HeadRows.of(self.pick(of.bundle), of.rows.activations, of.batch)
+        return of.head_rows(self.pick(of.bundle))
 
     @property
     def _has_tokens(self) -> bool:

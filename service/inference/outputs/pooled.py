@@ -11,7 +11,7 @@ from addnorm.service.inference.heads import HeadRows, Spans, headed, unit
 from addnorm.service.inference.outputs.output import Computed, Output
 from addnorm.service.inference.outputs.small_vectors import RANGED, VectorDType, converted, width_of
 from addnorm.service.runtime.batch import Batch, Floats, Padding
-from addnorm.service.runtime.bundle import Bundle, Pooling
+from addnorm.service.runtime.bundle import Bundle, Pick, Pooling
 from addnorm.service.scheduling.cooperative import Steps
 
 
@@ -66,6 +66,9 @@ class Pooled(Output):
     def pick(self, bundle: Bundle) -> Pooling:
         return self.pooling or bundle.manifest.pooling
 
+    def needs(self, bundle: Bundle) -> Pick:
+        return "every" if self.spans else self.pick(bundle)
+
     def width(self, bundle: Bundle) -> int:
         return width_of(self.dtype, self.dimensions or bundle.width(self.name))
 
@@ -85,10 +88,11 @@ class Pooled(Output):
 
     def _vectors(self, of: Computed) -> Steps[Floats]:
         """Of each sequence or span, `[n, w]`."""
-        pooling, activations = self.pick(of.bundle), of.rows.activations
+        pooling = self.pick(of.bundle)
         if self.spans is None:
-            rows = HeadRows.of(pooling, activations, of.batch)
+            rows = of.head_rows(pooling)
         else:
+            activations = of.rows.activations
             rows = yield from HeadRows.pooled_in(self.spans, pooling, activations, of.batch)
         vectors = rows.activations
         if self.head(of.bundle):

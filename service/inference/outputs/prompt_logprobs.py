@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from addnorm.service.inference.heads import HeadRows, check_finite, token_logprobs
+from addnorm.service.inference.heads import check_finite, token_logprobs
 from addnorm.service.inference.outputs.output import NO_TOKEN, Computed, Output, TopK
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.scheduling.cooperative import Steps
@@ -39,7 +39,7 @@ class PromptLogprobs(Output):
 
     def make(self, of: Computed) -> Steps[Any]:
         """`[rows, seq]`, or a list of `[n]` if ragged."""
-        rows = HeadRows.of("every", of.rows.activations, of.batch)
+        rows = of.head_rows("every")
         # each row is asked for the token after it; a sequence's last for one that is not its own
         asked = np.roll(of.batch.tokens, -1)
         made = yield from token_logprobs(of.engine, rows, asked, self.top_k or 0)

@@ -59,7 +59,7 @@ class Sparse(Output):
     def make(self, of: Computed) -> Steps[SparseVectors]:
         width, limit = self.width(of.bundle), self._max_entries(of.bundle, of.batch)
         num_left = max(limit, width)  # one sequence alone is never refused
-        rows = HeadRows.of(self.pick(of.bundle), of.rows.activations, of.batch)
+        rows = of.head_rows(self.pick(of.bundle))
         found = list[tuple[Ints, Floats]]()
         for largest in largest_logits(of.engine, rows, width):
             if largest is not None:

@@ -243,7 +243,7 @@ def test_what_is_told_of_many_models_is_made_off_the_event_loop(few: Models) -> 
             yield from ()
 
     threads: list[str] = []
-    inference = build(few, Settings(worker_threads=1, port=0))
+    inference = build(few, Settings(worker_threads=1, port=0, cache_bytes=0))
     inference.metrics.registry.register(Asked())
     with serving(inference) as url:
         threads.clear()

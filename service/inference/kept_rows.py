@@ -1,0 +1,79 @@
+"""What is kept of the rows that a batch's sequences get: all of them, or only the row that a pick
+makes of each sequence. A picked row is as long as a token's, so it is much less."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from addnorm.service.inference.heads import pooled
+from addnorm.service.runtime.batch import Batch, Floats, Ints, Rows, offsets_of
+from addnorm.service.runtime.bundle import Pick, Pooling
+from addnorm.service.scheduling.job import AllRows, Identity
+
+Kept = Rows | Floats  # of one sequence: the rows of its tokens, or a picked row `[d_model]`
+Hold = Callable[[Sequence[int], Pick, Sequence[Kept]], None]
+
+
+class KeptRows(NamedTuple):
+    """Of a batch."""
+
+    batch: Batch
+    rows: Rows | None  # of every token
+    picked: Mapping[Pooling, Floats]  # without rows: `[num_sequences, d_model]`
+
+    def of(self, pick: Pooling) -> Floats:
+        """The picked row of each sequence, `[num_sequences, d_model]`. NotFinite if one is not."""
+        if self.rows is None:
+            return self.picked[pick]
+        return pooled(self.rows.activations, self.batch.offsets, pick)
+
+
+class RowKeeper:
+    """Results of a job: keeps what some picks need. Its pooling is done by the worker threads."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        picks: Sequence[Pick],
+        d_model: int,
+        identities: Sequence[bytes] | None = None,
+        hold: Hold | None = None,
+    ) -> None:
+        """picks: see `needed`. hold: is given what was kept of sequences, by their index; what it
+        is given must be copied."""
+        self.identities: Sequence[Identity] | None = identities
+        self._batch, self._hold = batch, hold
+        self._all = AllRows(batch) if "every" in picks else None
+        self._picked: dict[Pooling, Floats] = {
+            pick: np.empty((len(batch), d_model), np.float32) for pick in picks if pick != "every"
+        }
+
+    def receive(self, sequences: Sequence[int], rows: Rows) -> None:
+        offsets, indices = offsets_of(self._batch.lengths[sequences]), np.asarray(sequences)
+        if self._all:
+            self._all.receive(sequences, rows)
+        for pick, vectors in self._picked.items():
+            vectors[indices] = pooled(rows.activations, offsets, pick, indices)
+        if self._hold:
+            self._tell(self._hold, sequences, rows, offsets)
+
+    def _tell(self, hold: Hold, sequences: Sequence[int], rows: Rows, offsets: Ints) -> None:
+        if self._all:
+            hold(sequences, "every", spans(rows, offsets))
+        for pick, vectors in self._picked.items():
+            hold(sequences, pick, list(vectors[sequences]))
+
+    def complete(self) -> KeptRows:
+        return KeptRows(self._batch, self._all.complete() if self._all else None, self._picked)
+
+
+def needed(picks: set[Pick]) -> tuple[Pick, ...]:
+    """What must be kept for all of these: the rows of all tokens serve every pick."""
+    return ("every",) if "every" in picks else tuple(sorted(picks))
+
+
+def spans(rows: Rows, offsets: Ints) -> list[Rows]:
+    """The rows of each sequence, not copied."""
+    return [rows.span(start, end) for start, end in pairwise(offsets.tolist())]

@@ -1,0 +1,171 @@
+"""The exact cache: what was kept of sequences that were computed, handed out again.
+
+It is exact because a sequence's rows depend on its tokens and on the engine, and on nothing else.
+Knows no requests.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from itertools import count, pairwise
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from addnorm.service.inference.kept_rows import Kept
+from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.runtime.bundle import Pick
+from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.scheduling.job import Target
+
+ENTRY_BYTES = 600  # of one entry beside its numbers: key, digest, arrays' own objects
+DIGEST_BYTES = 32  # so long that nobody can find two sequences with one digest
+DIGEST_STEP = 64  # sequences whose digests are made in one step
+EntryKey = tuple[str, bytes, Pick]  # the API key's name, the sequence's digest, what is kept
+
+
+class Entry(NamedTuple):
+    kept: Kept
+    num_bytes: int
+    used: int  # larger: later
+
+
+class Shelf:
+    """Entries of one kind and one engine, the least recently used first."""
+
+    def __init__(self) -> None:
+        self.entries: OrderedDict[EntryKey, Entry] = OrderedDict()
+        self.num_bytes = 0
+
+    def find(self, key: EntryKey, now: int) -> Kept | None:
+        entry = self.entries.get(key)
+        if entry is None:
+            return None
+        self.entries[key] = entry._replace(used=now)
+        self.entries.move_to_end(key)
+        return entry.kept
+
+    def add(self, key: EntryKey, kept: Kept, num_bytes: int, now: int) -> None:
+        if key not in self.entries:
+            self.num_bytes += num_bytes
+            self.entries[key] = Entry(kept, num_bytes, now)
+
+    def drop_oldest(self) -> None:
+        _, entry = self.entries.popitem(last=False)
+        self.num_bytes -= entry.num_bytes
+
+    @property
+    def oldest(self) -> int:
+        return next(iter(self.entries.values())).used
+
+
+class Shelves(NamedTuple):
+    """Of one engine."""
+
+    vectors: Shelf  # picked rows
+    tokens: Shelf  # rows of all tokens
+
+
+class SequenceCache:
+    """Bounded in bytes. Entries go with their engine: they are held by the target itself, weakly.
+
+    Picked rows and rows of all tokens are each sure of half of the bytes, and may use what the
+    other kind leaves. So a few long activations do not drive out thousands of vectors. Within a
+    kind the least recently used goes first. Thread-safe.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        """max_bytes: 0 holds nothing."""
+        self.max_bytes = max_bytes
+        self._shelves: WeakKeyDictionary[Target, Shelves] = WeakKeyDictionary()
+        self._ticks = count()
+        self._lock = threading.Lock()
+
+    @property
+    def num_bytes(self) -> int:
+        with self._lock:
+            return sum(shelf.num_bytes for shelves in self._shelves.values() for shelf in shelves)
+
+    def find(
+        self, target: Target, key: str, digests: Iterable[bytes] | None, picks: Sequence[Pick]
+    ) -> dict[bytes, Mapping[Pick, Kept]]:
+        """Of those sequences for which it is there: what is held for all of the picks, or the rows
+        of all tokens. key: the name of the caller's API key, which finds its own only."""
+        with self._lock:
+            shelves = self._shelves.get(target)
+            if not shelves or not digests:
+                return {}
+            found = ((one, _find(shelves, key, one, picks, next(self._ticks))) for one in digests)
+            return {digest: kept for digest, kept in found if kept}
+
+    def hold(
+        self,
+        target: Target,
+        key: str,
+        digests: Sequence[bytes],
+        sequences: Sequence[int],
+        pick: Pick,
+        kept: Sequence[Kept],
+    ) -> None:
+        """Holds copies. What alone would take more than half of the bytes is not held.
+
+        sequences: those of the digests that `kept` is of.
+        """
+        with self._lock:
+            shelves = self._shelves.setdefault(target, Shelves(Shelf(), Shelf()))
+            shelf = shelves.tokens if pick == "every" else shelves.vectors
+            for index, one in zip(sequences, kept, strict=True):
+                parts = one if isinstance(one, Rows) else (one,)
+                num_bytes = ENTRY_BYTES + sum(part.nbytes for part in parts)
+                if 2 * num_bytes <= self.max_bytes:
+                    entry = key, digests[index], pick
+                    shelf.add(entry, _copied(one), num_bytes, next(self._ticks))
+            self._make_room()
+
+    def _make_room(self) -> None:
+        kinds = list(zip(*self._shelves.values(), strict=True))  # vectors, tokens
+        num_bytes = [sum(shelf.num_bytes for shelf in kind) for kind in kinds]
+        while sum(num_bytes) > self.max_bytes:
+            kind = 1 if 2 * num_bytes[1] > self.max_bytes or not num_bytes[0] else 0
+            full = (shelf for shelf in kinds[kind] if shelf.entries)
+            shelf = min(full, key=lambda shelf: shelf.oldest)
+            before = shelf.num_bytes
+            shelf.drop_oldest()
+            num_bytes[kind] -= before - shelf.num_bytes
+
+
+def _find(
+    shelves: Shelves, key: str, digest: bytes, picks: Sequence[Pick], now: int
+) -> Mapping[Pick, Kept] | None:
+    found: dict[Pick, Kept] = {}
+    for pick in picks:
+        shelf = shelves.tokens if pick == "every" else shelves.vectors
+        if (kept := shelf.find((key, digest, pick), now)) is not None:
+            found[pick] = kept
+    if len(found) == len(picks):
+        return found
+    rows = shelves.tokens.find((key, digest, "every"), now)
+    return None if rows is None else {"every": rows}
+
+
+def _copied(kept: Kept) -> Kept:
+    """Without the larger arrays that these may be parts of."""
+    return Rows(*(part.copy() for part in kept)) if isinstance(kept, Rows) else kept.copy()
+
+
+def sequence_digests(batch: Batch) -> Steps[list[bytes]]:
+    """Of each sequence: of its tokens, and of its token types unless they are all 0."""
+    made = list[bytes]()
+    tokens, types = np.ascontiguousarray(batch.tokens).data, batch.types
+    for start, end in pairwise(batch.offsets.tolist()):
+        if types is not None and (own := types[start:end]).any():
+            digest = blake2b(tokens[start:end], digest_size=DIGEST_BYTES, person=b"types")
+            digest.update(np.ascontiguousarray(own).data)
+        else:
+            digest = blake2b(tokens[start:end], digest_size=DIGEST_BYTES)
+        made.append(digest.digest())
+        if len(made) % DIGEST_STEP == 0:
+            yield
+    return made

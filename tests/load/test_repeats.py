@@ -1,0 +1,254 @@
+"""Traffic with repeats: drawn as stated, checked in full, and the one load that meets a cache."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from addnorm.load import command, servers
+from addnorm.load.bench import pool
+from addnorm.load.bench.check import Reference
+from addnorm.load.bench.stream import PROFILES, Stream
+from addnorm.load.cache.__main__ import main
+from addnorm.load.cache.report import interval
+from addnorm.load.client import Answers
+from addnorm.load.servers import CacheCounts
+from addnorm.service.runtime.batch import Floats, Ints
+from addnorm.service.runtime.bundle import Limits
+from examples.serving import served
+
+LIMITS = Limits(max_positions=512, vocab_size=1000)
+SMALL = PROFILES["small"]
+
+
+def sequences(stream: Stream) -> list[bytes]:
+    return [sequence.tobytes() for request in stream.requests for sequence in request.sequences]
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.7, 1.0, 1.5])
+def test_draws_follow_zipfs_law(exponent: float) -> None:
+    """Each of the first ranks, and all of the others together, within five deviations."""
+    num, num_distinct = 200_000, 1000
+    ranks = pool.zipf_ranks(exponent, num_distinct, num, np.random.default_rng(0))
+    law = np.arange(1, num_distinct + 1) ** -exponent
+    law /= law.sum()
+    seen = np.bincount(ranks, minlength=num_distinct) / num
+    expected, got = ([*shares[:20], shares[20:].sum()] for shares in (law, seen))
+    for share, found in zip(expected, got, strict=True):
+        assert abs(found - share) < 5 * np.sqrt(share * (1 - share) / num)
+
+
+def test_a_stream_with_repeats_is_drawn_from_so_many_distinct_sequences() -> None:
+    """The commonest in proportion to the law; the profile's sizes and lengths; an end."""
+    stream = pool.zipf(SMALL, LIMITS, 2000, 1.0, 100)
+    drawn = Counter(sequences(stream))
+    assert len(drawn) == 100
+    assert drawn.most_common(1)[0][1] / drawn.total() == pytest.approx(1 / 5.187, rel=0.1)
+    assert {len(request.sequences) for request in stream.requests} == {1, 2, 3, 4}
+    lengths = [len(sequence) // 8 for sequence in drawn]
+    assert max(lengths) <= 128
+    assert 24 < np.mean(lengths) < 36
+    assert list(stream.indices()) == list(range(2000))
+
+
+@pytest.mark.parametrize("kind", ["zipf", "unique"])
+def test_a_seed_decides_the_stream(kind: str) -> None:
+    def bodies(seed: int) -> list[bytes]:
+        law = (1.0, 500) if kind == "zipf" else ()
+        stream: Stream = getattr(pool, kind)(SMALL, LIMITS, 50, *law, seed=seed)
+        return [request.body for request in stream.requests]
+
+    assert bodies(3) == bodies(3) != bodies(4)
+
+
+def test_a_stream_without_repeats_has_none() -> None:
+    """Not even of a model with so few tokens that draws often agree."""
+    for limits in (LIMITS, Limits(max_positions=5, vocab_size=6)):
+        stream = pool.unique(SMALL, limits, 1000)
+        after = pool.unique(SMALL, limits, 1000, seed=1, sent=stream.requests)
+        assert max(Counter(sequences(stream) + sequences(after)).values()) == 1
+    parts = stream.parts(300)
+    assert [len(part.requests) for part in parts] == [300, 300, 300, 100]
+    assert [s for part in parts for s in sequences(part)] == sequences(stream)
+
+
+def test_more_distinct_sequences_than_there_are_is_an_error() -> None:
+    limits = Limits(max_positions=2, vocab_size=3)
+    tiny = PROFILES["tiny"]
+    assert len(pool.distinct(tiny, limits, 12, np.random.default_rng(0))) == 12
+    with pytest.raises(pool.TooFewSequences, match=r"found 12 distinct .* 13 are wanted"):
+        pool.distinct(tiny, limits, 13, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--zipf", "1", "--unique"], "give one of them"),
+        (["--distinct", "9"], "--distinct is of --zipf"),
+        (["--requests", "9"], "--requests is of --zipf and --unique"),
+        (["--zipf", "-1"], "0 or more and finite, not -1.0"),
+        (["--zipf", "nan"], "0 or more and finite, not nan"),
+        (["--zipf", "1", "--profile", "big"], "take another"),
+        (["--zipf", "1", "--distinct", "10000"], "10,000 are wanted"),
+        (["--unique", "--requests", "0"], "must be at least 1, not 0"),
+    ],
+)
+def test_options_that_say_nothing_are_refused(
+    bundles: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.load(["--bundle", str(bundles / "notebook" / "1"), *options])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def compute(_: str, sequence: Ints) -> Floats:
+    return np.array([sequence.sum(), len(sequence)], np.float32)
+
+
+def answered(stream: Stream, wrong: dict[int, bytes]) -> Answers:
+    """Every request once. wrong: the sequence whose vector is one off, by request."""
+    answers = Answers()
+    for index, request in enumerate(stream.requests):
+        off = [float(wrong.get(index) == sequence.tobytes()) for sequence in request.sequences]
+        rows = [
+            compute("pooled", sequence) + np.float32(one)
+            for sequence, one in zip(request.sequences, off, strict=True)
+        ]
+        body = orjson.dumps({"pooled": np.stack(rows)}, option=orjson.OPT_SERIALIZE_NUMPY)
+        answers.add(index, 200, body, 0.1)
+    return answers
+
+
+def test_the_answers_to_a_sequence_must_agree_even_if_it_was_not_computed_alone() -> None:
+    stream = pool.zipf(SMALL, LIMITS, 300, 1.0, 50)
+    reference = Reference(compute, most_alone=10)
+    reference.learn(stream.requests)
+    assert reference.coverage(stream.requests) == (len(set(sequences(stream))), 10)
+    right, errors = reference.verdicts(stream, answered(stream, {}))
+    assert all(right)
+    assert not errors
+    (commonest, _), *_ = Counter(sequences(stream)).most_common(1)
+    last = max(
+        index
+        for index, request in enumerate(stream.requests)
+        if commonest in {sequence.tobytes() for sequence in request.sequences}
+    )
+    for known in (reference, Reference(compute, most_alone=1)):
+        known.learn(stream.requests)
+        assert known.verdicts(stream, answered(stream, {last: commonest}))[1] == {"wrong": 1}
+
+
+def test_what_is_computed_alone_is_a_seeded_draw() -> None:
+    stream = pool.unique(SMALL, LIMITS, 100)
+    drawn = []
+    for _ in range(2):
+        seen: list[bytes] = []
+
+        def noted(output: str, sequence: Ints, seen: list[bytes] = seen) -> Floats:
+            seen.append(sequence.tobytes())
+            return compute(output, sequence)
+
+        Reference(noted, most_alone=20).learn(stream.requests)
+        drawn.append(seen)
+    assert drawn[0] == drawn[1]
+    assert len(drawn[0]) == 20
+    assert set(drawn[0]) != set(sequences(stream)[:20])
+
+
+METRICS = """# TYPE addnorm_cache_hits_total counter
+addnorm_cache_hits_total{model="a"} 30.0
+addnorm_cache_hits_total{model="b"} 3.0
+# TYPE addnorm_cache_misses_total counter
+addnorm_cache_misses_total{model="a"} 5.0
+# TYPE addnorm_cache_bytes gauge
+addnorm_cache_bytes{model="a"} 4096.0
+"""
+
+
+def test_cache_counts_are_read_from_the_metrics() -> None:
+    """Of all models. Zeros where nothing was looked up, none where the server is another."""
+    counts = CacheCounts.of_metrics(METRICS)
+    assert counts == CacheCounts(33, 5, 0)
+    assert counts.since(CacheCounts(30, 1, 0)) == CacheCounts(3, 4, 0)
+    assert CacheCounts.of_metrics("addnorm_worker_threads 2.0\n") == CacheCounts()
+    assert CacheCounts.of_metrics("tei_request_count 2.0\n") is None
+
+
+@pytest.mark.parametrize(
+    ("counts", "warning"),
+    [
+        (None, "metrics could not be read"),
+        (CacheCounts(90, 10, 3), "93 of them were not computed again"),
+        (CacheCounts(0, 10, 0), None),
+    ],
+)
+def test_a_load_that_repeats_its_requests_says_if_it_measured_a_cache(
+    counts: CacheCounts | None, warning: str | None
+) -> None:
+    few = pool.unique(SMALL, LIMITS, 2)
+    said = command.warning(Stream(few.requests, 0), counts)
+    assert (said is None) == (warning is None)
+    assert said is None or str(warning) in said
+    assert command.warning(few, counts) is None
+
+
+class Started(Exception):
+    """Carries the environment of a process that was not started."""
+
+
+def environment(monkeypatch: pytest.MonkeyPatch, start: Any) -> dict[str, str]:
+    def popen(*_: Any, env: dict[str, str], **__: Any) -> None:
+        raise Started(env)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with pytest.raises(Started) as started, start():
+        pass
+    given: dict[str, str] = started.value.args[0]
+    return given
+
+
+def test_servers_that_are_measured_cache_nothing_unless_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whatever this process's own environment says."""
+    monkeypatch.setenv("ADDNORM_CACHE_BYTES", "123")
+    name = "ADDNORM_CACHE_BYTES"
+    assert environment(monkeypatch, lambda: servers.folder(tmp_path))[name] == "0"
+    assert environment(monkeypatch, lambda: served(tmp_path))[name] == "0"
+    told = environment(monkeypatch, lambda: servers.folder(tmp_path, ADDNORM_CACHE_BYTES="7"))
+    assert told[name] == "7"
+
+
+def test_the_interval_of_a_median_holds_it() -> None:
+    low, high = interval(np.random.default_rng(0).normal(1.0, 0.05, 60).tolist())
+    assert 0.97 < low < 1.0 < high < 1.03
+    assert interval([2.0]) == (2.0, 2.0)
+
+
+def test_the_cache_is_measured_in_pairs_of_the_same_requests(
+    bundles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two real servers, in short: all answers right. The ratios say nothing of this machine."""
+    monkeypatch.setattr(servers, "end_on_sigterm", lambda: None)  # of this process, too
+    sizes = "--distinct 50 --rounds 2 --requests 30 --unique-rounds 2 --unique-requests 10"
+    bundle = str(bundles / "notebook" / "1")
+    words = ["cache", "--bundle", bundle, "--out", str(tmp_path), *sizes.split()]
+    monkeypatch.setattr(sys, "argv", words)
+    with suppress(SystemExit):  # a goal of speed was missed
+        main()
+    seen = json.loads((tmp_path / "cache.json").read_text())
+    assert [pair["on"]["num_answers"] for pair in seen["zipf"]] == [30, 30]
+    assert [pair["off"]["num_answers"] for pair in seen["unique"]] == [10, 10]
+    pairs = [*seen["zipf"], *seen["unique"]]
+    assert all(pair[who]["errors"] == {} for pair in pairs for who in ("on", "off"))
+    assert seen["zipf"][1]["counts"]["hits"] > 30
+    assert [pair["counts"]["hits"] for pair in seen["unique"]] == [0, 0]
+    assert (tmp_path / "cache.png").stat().st_size > 10_000
