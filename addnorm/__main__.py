@@ -33,7 +33,6 @@ COMMANDS = {
         CORPUS,
         cannot_run=2,  # 1 says that they differ
     ),
-    "load": Command("addnorm.load.bench.run", "send load to a server and check every answer", LOAD),
     "load": Command("addnorm.load.command", "send load to a server and check every answer", LOAD),
 }
 USAGE = "\n".join(

@@ -22,6 +22,7 @@ from addnorm.corpus.errors import CorpusError
 from addnorm.service.errors import StartupError
 from addnorm.service.models.registry import Models, load
 from addnorm.service.protocols.codec.payload import FINGERPRINT_HEADER
+from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.fingerprint import Recorded
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
@@ -79,7 +80,7 @@ async def in_process(bundle: Path) -> AsyncIterator[httpx.AsyncClient]:
     settings. Nothing is held: each text is computed."""
     settings = Settings(cache_bytes=0, invariance_check_share=0, timeout_s=PATIENCE_S)
     try:
-        service = build(Models([load(bundle, settings)]), settings)
+        service = build(Models([load(bundles.read(bundle), settings)]), settings)
     except StartupError as error:
         raise CorpusError(str(error)) from None
     transport = httpx.ASGITransport(service.app)
