@@ -6,7 +6,7 @@ from addnorm.export.folder_tokenizer import NoTexts
 from addnorm.export.sources import Source
 from addnorm.model.checkpoints import Checkpoint
 from addnorm.model.config import Config, Pick
-from addnorm.service.runtime.bundle import Pooling
+from addnorm.service.runtime.manifest import Pooling
 
 NUM_SHOWN = 5  # of labels, files and keys
 POOLINGS: dict[Pooling, str] = {

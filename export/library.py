@@ -10,7 +10,8 @@ from addnorm.export.sources import UsageError
 from addnorm.export.writer import REFUSALS, Plan
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.bundle import TOKENIZER, Bundle, Pooling
+from addnorm.service.runtime.bundle import TOKENIZER, Bundle
+from addnorm.service.runtime.manifest import Pooling
 
 
 class ExportError(Exception):

@@ -7,7 +7,7 @@ import torch
 
 from addnorm.model.config import Config
 from addnorm.model.transformer import Head, Transformer
-from addnorm.service.runtime.bundle import Pooling
+from addnorm.service.runtime.manifest import Pooling
 
 OUTPUTS = ("logits", "pooled", "token_vectors")  # that heads can make
 

@@ -33,7 +33,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from addnorm.export.model_file import EXTERNAL, Graph, constant
 from addnorm.service.runtime.batch import Floats
-from addnorm.service.runtime.bundle import Limits
+from addnorm.service.runtime.manifest import Limits
 from addnorm.service.runtime.selfcheck import sequences
 
 Array = NDArray[Any]

@@ -9,7 +9,8 @@ from addnorm.export import folder_tokenizer
 from addnorm.export.folder_tokenizer import NoTexts
 from addnorm.model.checkpoints import json_files, sentence_transformers
 from addnorm.model.checkpoints.sentence_transformers import MODULES, SentenceTransformers
-from addnorm.service.runtime.bundle import TOKENIZER, InputRules, InputType
+from addnorm.service.runtime.bundle import TOKENIZER
+from addnorm.service.runtime.manifest import InputRules, InputType
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

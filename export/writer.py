@@ -24,7 +24,8 @@ from addnorm.model.transformer import Transformer
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import tokenizer as text
-from addnorm.service.runtime.bundle import Bundle, Limits
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.manifest import Limits
 from addnorm.service.runtime.signature import SIGNATURE
 
 REFUSALS = (  # what `export` and `verify` raise for models, folders and arguments that do not fit

@@ -14,7 +14,7 @@ from addnorm.load.bench.run import Load, measure
 from addnorm.load.bench.stream import PROFILES, Stream, make
 from addnorm.load.servers import CacheCounts, Server
 from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.bundle import Limits
+from addnorm.service.runtime.manifest import Limits
 
 NUM_DISTINCT = 50_000
 NUM_REQUESTS = 20_000

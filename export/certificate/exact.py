@@ -33,7 +33,8 @@ from addnorm.model.config import Config
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime.batch import Floats
-from addnorm.service.runtime.bundle import Bundle, Manifest
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.manifest import Manifest
 
 Array = NDArray[Any]
 RANGES = "model.int8.ranges.safetensors"

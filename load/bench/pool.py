@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from addnorm.load.bench.stream import Profile, Request, Stream, log_normal_lengths
 from addnorm.service.runtime.batch import Ints
-from addnorm.service.runtime.bundle import Limits
+from addnorm.service.runtime.manifest import Limits
 
 MIN_DRAWN = 1000  # sequences at once
 MIN_NEW = 0.001  # of these: if fewer are new, there are hardly any others

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.service.runtime.batch import Batch, Ints
-from addnorm.service.runtime.bundle import Limits
+from addnorm.service.runtime.manifest import Limits
 
 SIGMA = 0.6  # of the logarithm of lengths: real text has a long tail
 NUM_VARIANTS = 4  # distinct sequences of one length: the same ones are co-batched with many others

@@ -8,8 +8,8 @@ import numpy as np
 
 from addnorm.service.errors import NotFinite
 from addnorm.service.runtime.batch import Batch, Floats, Ints
-from addnorm.service.runtime.bundle import Pooling
 from addnorm.service.runtime.engine import HEAD_ROWS, Engine
+from addnorm.service.runtime.manifest import Pooling
 from addnorm.service.scheduling.cooperative import Steps
 
 SHRINK = np.float32(2.0**-80)  # exact; the length of any shrunk vector fits in float32

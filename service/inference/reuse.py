@@ -9,7 +9,7 @@ import numpy as np
 from addnorm.service.inference.heads import pooled
 from addnorm.service.inference.kept_rows import Kept, KeptRows, spans
 from addnorm.service.runtime.batch import Batch, Floats, Rows
-from addnorm.service.runtime.bundle import Pick, Pooling
+from addnorm.service.runtime.manifest import Pick, Pooling
 
 
 class Reuse(NamedTuple):

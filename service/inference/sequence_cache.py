@@ -16,7 +16,7 @@ import numpy as np
 
 from addnorm.service.inference.kept_rows import Kept
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.runtime.bundle import Pick
+from addnorm.service.runtime.manifest import Pick
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.job import Target
 

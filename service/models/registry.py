@@ -15,8 +15,9 @@ from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime import tokenizer as text
 from addnorm.service.runtime.batch import Batch
-from addnorm.service.runtime.bundle import Bundle, Limits, Task
+from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine
+from addnorm.service.runtime.manifest import Limits, Task
 from addnorm.service.scheduling.job import Target
 from addnorm.service.settings import Settings
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from addnorm.service.errors import ModelNotFound
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.protocols.codec.openapi import NO_MODEL, NOT_READY, Responses, by_name
-from addnorm.service.runtime.bundle import Limits, Pooling, Task
+from addnorm.service.runtime.manifest import Limits, Pooling, Task
 
 NAMED: Responses = {404: NO_MODEL, 503: NOT_READY}
 

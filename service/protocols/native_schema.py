@@ -11,7 +11,8 @@ from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.protocols.codec.sequences import Integers
 from addnorm.service.protocols.codec.spans import Ranges
 from addnorm.service.protocols.codec.texts import PROMPT_NAME, Texts
-from addnorm.service.runtime.bundle import Bundle, InputType, Pooling
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.manifest import InputType, Pooling
 
 Output = Literal[
     "activations",

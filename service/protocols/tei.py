@@ -38,7 +38,7 @@ from addnorm.service.protocols.tei_schema import (
     TeiSparseValue,
     error_body,
 )
-from addnorm.service.runtime.bundle import Task
+from addnorm.service.runtime.manifest import Task
 from addnorm.service.runtime.tokenizer import num_characters
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks.classification import Function, best

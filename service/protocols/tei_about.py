@@ -11,7 +11,8 @@ from addnorm.service.models.readiness import Readiness
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.protocols.codec.openapi import by_name, errors
 from addnorm.service.protocols.tei_schema import TeiError, TeiInfo, error_body
-from addnorm.service.runtime.bundle import Bundle, Task
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.manifest import Task
 from addnorm.service.settings import Settings
 from addnorm.service.tasks.classification import label_names
 

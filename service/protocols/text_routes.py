@@ -22,7 +22,7 @@ from addnorm.service.protocols.codec.text_tasks import (
 from addnorm.service.protocols.codec.texts import PROMPT_NAME, Texts, TextsToTokenize
 from addnorm.service.protocols.inference_route import Endpoint
 from addnorm.service.protocols.native_schema import Usage
-from addnorm.service.runtime.bundle import Task
+from addnorm.service.runtime.manifest import Task
 from addnorm.service.scheduling.cooperative import Steps
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from addnorm.service.runtime.batch import Batch, Grid, Ints, Rows
-from addnorm.service.runtime.bundle import Limits
 from addnorm.service.runtime.engine import Engine
+from addnorm.service.runtime.manifest import Limits
 
 KNOWN_ANSWER_RTOL = 1e-3  # processors round differently; another model differs by far more
 

@@ -10,7 +10,8 @@ import tokenizers
 from tokenizers import Encoding
 
 from addnorm.service.errors import StartupError
-from addnorm.service.runtime.bundle import TOKENIZER, Bundle, InputType
+from addnorm.service.runtime.bundle import TOKENIZER, Bundle
+from addnorm.service.runtime.manifest import InputType
 
 # else each call starts threads of its own, which compete with the worker threads
 os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -19,7 +19,8 @@ from addnorm.service.errors import StartupError
 from addnorm.service.models.registry import load
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
-from addnorm.service.runtime.bundle import Bundle, Limits
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.manifest import Limits, Manifest
 from addnorm.service.settings import Settings
 from tests.support.bundles import flip
 from tests.support.exports import shared_exports
@@ -89,7 +90,7 @@ def place(copy: Path, **changed: str) -> None:
 
 def with_new_hashes(copy: Path) -> None:
     """As someone would make them who changed a certified bundle."""
-    before = bundles.Manifest.model_validate_json((copy / bundles.MANIFEST).read_bytes())
+    before = Manifest.model_validate_json((copy / bundles.MANIFEST).read_bytes())
     certificate = json.loads((copy / bundles.CERTIFICATE).read_bytes())
     bundle = bundles.write_manifest(copy, before.model_dump(exclude={"format", "files"}))
     del certificate["manifest_sha256"]

@@ -14,6 +14,7 @@ from addnorm.export.certificate.served import path_of
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import TOKENIZER
+from addnorm.service.runtime.manifest import Manifest
 from tests.support.texts import D_MODEL, TEXT_MODEL
 
 CASE = "vector ranges"
@@ -66,4 +67,4 @@ def test_a_manifest_without_ranges_is_read(bundle: bundles.Bundle) -> None:
     """As those of earlier exports."""
     written = json.loads((bundle.path / bundles.MANIFEST).read_text())
     del written["vector_ranges"]
-    assert bundles.Manifest.model_validate(written).vector_ranges is None
+    assert Manifest.model_validate(written).vector_ranges is None

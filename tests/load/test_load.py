@@ -31,7 +31,8 @@ from addnorm.load.stress.scenarios.deadlines import Deadlines, deadlines, joined
 from addnorm.load.stress.scenarios.stall import stalls
 from addnorm.service.runtime import bundle as bundle_format
 from addnorm.service.runtime.batch import Floats, Ints
-from addnorm.service.runtime.bundle import Bundle, Limits, Manifest
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.manifest import Limits, Manifest
 from addnorm.service.settings import Settings
 from tests.support.exports import shared_exports
 

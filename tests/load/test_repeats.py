@@ -21,7 +21,7 @@ from addnorm.load.cache.report import interval
 from addnorm.load.client import Answers
 from addnorm.load.servers import CacheCounts
 from addnorm.service.runtime.batch import Floats, Ints
-from addnorm.service.runtime.bundle import Limits
+from addnorm.service.runtime.manifest import Limits
 from examples.serving import served
 
 LIMITS = Limits(max_positions=512, vocab_size=1000)

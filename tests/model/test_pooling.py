@@ -11,7 +11,7 @@ from addnorm.model.pooling import picked
 from addnorm.model.transformer import Transformer
 from addnorm.service.inference.heads import pooled
 from addnorm.service.runtime.batch import Batch
-from addnorm.service.runtime.bundle import Pooling
+from addnorm.service.runtime.manifest import Pooling
 
 MASK = torch.tensor([[0, 1, 0, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 1, 0], [0, 0, 0, 0, 0]])
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from addnorm.service.runtime.bundle import Pooling
+from addnorm.service.runtime.manifest import Pooling
 
 MODEL = "embedder"
 TEXT = "pads are dropped, padding costs nothing."

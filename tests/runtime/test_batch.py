@@ -8,7 +8,7 @@ from addnorm.service.models.registry import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Batch
-from addnorm.service.runtime.bundle import Limits
+from addnorm.service.runtime.manifest import Limits
 from addnorm.service.scheduling.job import MicroBatch, Target
 from tests.support.scheduling import Queue, batch, echo, submit
 from tests.support.texts import TEXT_MODEL

@@ -12,7 +12,7 @@ from addnorm.load.stress.caller import JSON, Request
 from addnorm.load.stress.requests import texts
 from addnorm.service.inference.request import BINARY_BYTES, JSON_BYTES_PER_FLOAT, JSON_BYTES_PER_PAD
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
-from addnorm.service.runtime.bundle import Manifest
+from addnorm.service.runtime.manifest import Manifest
 from addnorm.service.runtime.tokenizer import CHARACTERS_PER_TOKEN
 from addnorm.service.settings import Settings
 

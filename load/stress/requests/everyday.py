@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from addnorm.service.runtime.bundle import Limits
+from addnorm.service.runtime.manifest import Limits
 
 
 def bodies(limits: Limits, precisions: list[str], num_requests: int) -> Iterator[bytes]:

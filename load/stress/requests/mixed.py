@@ -18,7 +18,7 @@ from addnorm.load.stress.requests.bodies import (
     v2,
 )
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
-from addnorm.service.runtime.bundle import Manifest
+from addnorm.service.runtime.manifest import Manifest
 
 SHORTEST_MS, LONGEST_MS = 50, 2000
 REQUEST_ID = "deadline-{}"

@@ -50,7 +50,7 @@ from addnorm.load.stress.requests.bodies import (
     v2_wrong_mask,
     wrong_mask,
 )
-from addnorm.service.runtime.bundle import Manifest
+from addnorm.service.runtime.manifest import Manifest
 
 LOAD, UNLOAD = "/v2/repository/models/{model}/load", "/v2/repository/models/{model}/unload"
 Make = Callable[[Manifest], Sequence[Request]]

@@ -24,7 +24,8 @@ from addnorm.load.stress.caller import Caller, Request, Seen
 from addnorm.load.stress.copies import publish
 from addnorm.load.stress.findings import Findings, Options, table
 from addnorm.load.stress.requests.mixed import KINDS, REQUEST_ID, Sent, mixed
-from addnorm.service.runtime.bundle import Bundle, Manifest
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.manifest import Manifest
 
 LATE_MS = 50.0  # past the deadline
 TIMEOUT_S = 120.0

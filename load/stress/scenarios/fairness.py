@@ -20,7 +20,8 @@ from addnorm.load.servers import Server
 from addnorm.load.stress.findings import Findings, Options, table
 from addnorm.load.stress.simulation import Group, Simulation, no_rows
 from addnorm.service.runtime.batch import Batch
-from addnorm.service.runtime.bundle import Bundle, Manifest
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.manifest import Manifest
 from addnorm.service.scheduling.admission import AdmissionControl
 from addnorm.service.scheduling.fair_queue import JobQueue
 from addnorm.service.scheduling.job import Target

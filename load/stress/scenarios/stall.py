@@ -30,7 +30,8 @@ from addnorm.load.stress.copies import publish, republish
 from addnorm.load.stress.findings import Findings, Options, table
 from addnorm.load.stress.livez import Asker, asker
 from addnorm.load.stress.requests.worst import CASES, Case
-from addnorm.service.runtime.bundle import Bundle, Manifest
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.manifest import Manifest
 
 ALONE_S = 1.0
 GRACE_S = 25.0  # for the last answer; then its caller leaves

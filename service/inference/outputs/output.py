@@ -13,8 +13,9 @@ import numpy as np
 from addnorm.service.inference.heads import HeadRows, headed
 from addnorm.service.inference.kept_rows import KeptRows
 from addnorm.service.runtime.batch import Batch, Padding, Rows
-from addnorm.service.runtime.bundle import Bundle, Pick
+from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine
+from addnorm.service.runtime.manifest import Pick
 from addnorm.service.scheduling.cooperative import Steps
 
 NO_TOKEN = -1

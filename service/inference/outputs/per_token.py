@@ -13,7 +13,8 @@ from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.heads import HeadRows, headed, top_k, unit
 from addnorm.service.inference.outputs.output import NO_TOKEN, Computed, Output, TopK
 from addnorm.service.runtime.batch import Batch, Ints, Padding
-from addnorm.service.runtime.bundle import Bundle, Pick
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.manifest import Pick
 from addnorm.service.scheduling.cooperative import Steps
 
 Positions = Literal["all", "last"]

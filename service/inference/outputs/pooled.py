@@ -11,7 +11,8 @@ from addnorm.service.inference.heads import HeadRows, Spans, headed, unit
 from addnorm.service.inference.outputs.output import Computed, Output
 from addnorm.service.inference.outputs.small_vectors import RANGED, VectorDType, converted, width_of
 from addnorm.service.runtime.batch import Batch, Floats, Padding
-from addnorm.service.runtime.bundle import Bundle, Pick, Pooling
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.manifest import Pick, Pooling
 from addnorm.service.scheduling.cooperative import Steps
 
 

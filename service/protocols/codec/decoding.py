@@ -12,7 +12,7 @@ from addnorm.service.models.registry import Model, Models
 from addnorm.service.protocols.codec.bodies import BodyReader
 from addnorm.service.protocols.codec.payload import Encode
 from addnorm.service.protocols.codec.texts import TextReader
-from addnorm.service.runtime.bundle import Task
+from addnorm.service.runtime.manifest import Task
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.telemetry.request_context import RequestContext
 

@@ -16,7 +16,7 @@ from tokenizers import Encoding
 from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime.batch import Batch, Padding
-from addnorm.service.runtime.bundle import InputType
+from addnorm.service.runtime.manifest import InputType
 from addnorm.service.runtime.tokenizer import CannotCut, Text, Tokenizer, Tokens, num_characters
 from addnorm.service.runtime.unpadding import from_lists
 from addnorm.service.scheduling.byte_budget import ByteBudget

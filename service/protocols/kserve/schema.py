@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from addnorm.service.errors import ServiceError
 from addnorm.service.protocols.codec.openapi import ERRORS, Strict
-from addnorm.service.runtime.bundle import Pooling
+from addnorm.service.runtime.manifest import Pooling
 
 EXAMPLE: dict[str, Any] = {
     "id": "1",
