@@ -31,7 +31,7 @@ fuzz: .venv/ready  ## make requests up from the OpenAPI document for some minute
 	$(PYTHON) -m pytest tests/protocols/test_openapi.py -k made_up --fuzz-s 150
 
 cache-bits: .venv/ready  ## thousands of mixed requests of all routes, with the cache and without: equal bodies? minutes
-	$(PYTHON) -m pytest tests/inference/test_cached_bits.py -k with_the_cache_and_without -s --cache-requests $(or $(REQUESTS),10000)
+	$(PYTHON) -m pytest tests/inference/test_cached_bits.py tests/inference/test_cache_machine.py -s --cache-requests $(or $(REQUESTS),10000) --cache-examples $(or $(EXAMPLES),300)
 
 mutants: .venv/ready  ## a thousand mutations of graphs and weights, each of which the certificate must refuse; minutes
 	$(PYTHON) -m tests.mutation

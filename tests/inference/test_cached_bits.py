@@ -83,7 +83,7 @@ def server(models: Models, cache_bytes: int) -> Iterator[Server]:
     ):
         yield Server(
             lambda sent: list(callers.map(partial(Answer.of, client), sent)),
-            lambda name: total(service.metrics, f"addnorm_{name}"),
+            lambda name: total(service.metrics, f"addnorm_{name}_total"),
             service.pipeline.cache,
         )
 

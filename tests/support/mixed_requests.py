@@ -20,6 +20,7 @@ PLAIN = [word for word in WORDS if word.isalpha()]
 POOL_SIZE, MAX_LENGTH, MAX_WORDS = 40, 30, 12
 NEW = 0.2  # share of sequences that are in no pool
 Drawn = TypeVar("Drawn")
+GPT_TEXT = 39  # characters, each at most a token, and one more is made
 POOLINGS = ("mean", "max", "first", "last", "mean_sqrt", "weighted_mean")
 SMALL = ("int8", "uint8", "binary", "ubinary")
 EMBEDDERS = ("embedder", "embedder:query", "reranker", "masked-lm")
@@ -249,7 +250,7 @@ def _embeddings(draws: Draws) -> Sent:
 
 def _completions(draws: Draws) -> Sent:
     model = draws.one_of("gpt", "gpt", "notebook")
-    texts = [text or "a" for text in draws.texts()]
+    texts = [text[:GPT_TEXT] or "a" for text in draws.texts()]
     prompt = draws.tokens(model) if model == "notebook" else draws.one_of(texts, texts[0])
     body = {"model": model, "prompt": prompt, "temperature": 0}
     body |= draws.one_of({"max_tokens": 1}, {"max_tokens": 0, "echo": True, "logprobs": 2})
