@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -220,6 +220,18 @@ class CacheMachine(RuleBasedStateMachine):
         for one in self.pending:
             one.may_fail |= sequence in one.sequences
 
+    @rule(ends=st.permutations(SEQUENCES), output=st.sampled_from(sorted(OUTPUTS)))
+    def join_beside_a_failing_one(self, ends: list[Sequence], output: str) -> None:
+        """One waits for a sequence that runs beside another caller's, which fails."""
+        failing, shared, *_ = ends
+        self.hold_up()
+        self.fail(failing, 100, True)
+        self._ask([shared, failing], output, KEYS[0], False)
+        scheduler = self.world.cached.scheduler
+        assert eventually(lambda: bool(scheduler.num_busy) or scheduler.is_idle())
+        self._ask([shared], output, KEYS[0], False)
+        self.finish()
+
     @rule()
     def mend(self) -> None:
         self.faults.left.clear()
@@ -330,6 +342,7 @@ def test_no_order_of_events_changes_a_bit_or_loses_a_request(
         stateful_step_count=40,
         deadline=None,
         derandomize=True,
+        phases=(Phase.generate,),  # to find a shorter failure takes minutes
         suppress_health_check=list(HealthCheck),
     )
 
