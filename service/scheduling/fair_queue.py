@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain, count, pairwise
 from weakref import WeakKeyDictionary
 
-from addnorm.service.errors import Expired, ServiceError
+from addnorm.service.errors import Expired
 from addnorm.service.runtime.batch import Batch, Rows, offsets_of
 from addnorm.service.scheduling.backlog import Backlog, KeyBacklogs
 from addnorm.service.scheduling.job import (
@@ -31,6 +31,7 @@ from addnorm.service.scheduling.job import (
     SortedJobs,
     Target,
     Waiting,
+    service_error,
 )
 from addnorm.service.scheduling.start_time_fairness import StartTimeFairQueue
 
@@ -257,8 +258,8 @@ class JobQueue:
                 num_joined += 1
                 try:
                     joined.job.results.receive([joined.sequence_index], rows.span(start, end))
-                except ServiceError as error:
-                    joined.job.fail(error)
+                except Exception as error:  # it must end this job only, never the worker
+                    joined.job.fail(service_error(error))
                 else:
                     joined.job.settle(1, now)
         return num_joined

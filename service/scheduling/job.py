@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from addnorm.service.errors import ServiceError
 from addnorm.service.runtime.batch import Batch, Ints, Rows
 
 # How the measured rate of a target follows its runs.
@@ -191,6 +192,15 @@ class MicroBatch(NamedTuple):
             end = start + sum(sequence.length for sequence in sequences)
             job.results.receive([own.sequence_index for own in sequences], rows.span(start, end))
             start = end
+
+
+def service_error(error: Exception) -> ServiceError:
+    """What callers are told of any error of a session, or of what became of its rows."""
+    if isinstance(error, ServiceError):
+        return error
+    told = ServiceError(f"inference failed: {type(error).__name__}")
+    told.__cause__ = error
+    return told
 
 
 class SortedJobs:

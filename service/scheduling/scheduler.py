@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError
+from addnorm.service.errors import NotFinite, RunTimedOut
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.scheduling.admission import AdmissionControl
 from addnorm.service.scheduling.fair_queue import MIN_TOKENS_PER_WORKER, JobQueue
-from addnorm.service.scheduling.job import Job, MicroBatch, Results, Target
+from addnorm.service.scheduling.job import Job, MicroBatch, Results, Target, service_error
 
 log = logging.getLogger("addnorm")
 TICKS = 10  # of the watchdog, within the run timeout
@@ -254,7 +254,7 @@ def _run(micro: MicroBatch) -> Rows | Exception:
             raise _not_finite(micro, batch, rows)
         micro.deliver(rows)
     except Exception as error:  # any error of a session fails these jobs only, never the worker
-        return error if isinstance(error, ServiceError) else _internal(error)
+        return service_error(error)
     return rows
 
 
@@ -265,9 +265,3 @@ def _not_finite(micro: MicroBatch, batch: Batch, rows: Rows) -> NotFinite:
         for sequence, (start, end) in zip(micro.sequences, pairwise(batch.offsets), strict=True)
         if (output := rows.span(start, end).not_finite())
     )
-
-
-def _internal(cause: Exception) -> ServiceError:
-    error = ServiceError(f"inference failed: {type(cause).__name__}")
-    error.__cause__ = cause
-    return error

@@ -1,7 +1,7 @@
 """A folder as MultiVectorEncoder writes it: queries, documents, and the vectors of their tokens."""
 
-import string
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,53 +11,24 @@ import torch
 from safetensors.numpy import load
 from torch import nn
 
-from addnorm.export import sources
-from addnorm.export.writer import Plan, export
 from tests.conftest import inference_of, serving
-from tests.support.exports import shared_exports
-from tests.support.families import made, save
-from tests.support.sentence_transformers import write_dense, write_modules, write_settings
-from tests.support.texts import WORDS, tokenizer
+from tests.support import multi_vector
+from tests.support.multi_vector import QUERY_LENGTH, TYPES
 
-D_MODEL, WIDTH, QUERY_LENGTH, DOCUMENT_LENGTH = 36, 7, 6, 30
 TEXT = "pads, the same text."
-TYPES = {"document": ("a ", (".", ",")), "query": ("the text ", ())}  # prompt, skipped tokens
-IDENTITY = "torch.nn.modules.linear.Identity"
 
 
 @pytest.fixture(scope="module")
 def layers() -> dict[str, nn.Linear]:
-    torch.manual_seed(0)
-    return {name: nn.Linear(D_MODEL, WIDTH, bias=False) for name in ("tokens", "pooled")}
+    return multi_vector.layers()
 
 
 @pytest.fixture(scope="module")
-def client(
-    layers: dict[str, nn.Linear], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[httpx.Client]:
-    root = tmp_path_factory.mktemp("multi-vector")
-    folder = save(made("BertModel", vocab_size=len(WORDS)), root / "colbert")
-    words = tokenizer()
-    words.enable_truncation(40)
-    words.save(str(folder / "tokenizer.json"))
-    write_modules(
-        folder, Transformer="", Pooling="1", Dense_tokens="2", Dense_pooled="3",
-        MultiVectorMask="4", Normalize="5",
-    )  # fmt: skip
-    inputs = {"tokens": "token_embeddings", "pooled": "sentence_embedding"}
-    for place, name in (("2", "tokens"), ("3", "pooled")):
-        settings = {"activation_function": IDENTITY, "module_input_name": inputs[name]}
-        write_dense(folder / place, layers[name], **settings)
-    write_settings(folder / "1", pooling_mode="mean")
-    write_settings(folder / "4", skiplist_words=list(string.punctuation))
-    write_settings(folder / "5", module_input_name="token_embeddings")
-    lengths = {"query_length": QUERY_LENGTH, "document_length": DOCUMENT_LENGTH}
-    write_settings(folder, "sentence_bert_config.json", **lengths)
-    prompts = {input_type: prompt for input_type, (prompt, _) in TYPES.items()}
-    write_settings(folder, "config_sentence_transformers.json", prompts=prompts)
-    with shared_exports():
-        export(sources.checkpoint(folder), root / "bundles", "colbert", None, Plan())
-    with serving(inference_of(root / "bundles")) as url, httpx.Client(base_url=url) as client:
+def client(multi_vector_bundles: Path) -> Iterator[httpx.Client]:
+    with (
+        serving(inference_of(multi_vector_bundles)) as url,
+        httpx.Client(base_url=url) as client,
+    ):
         yield client
 
 

@@ -1,5 +1,7 @@
 """Merging in the queue: equal sequences of one key and target run once, and no job is lost."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from addnorm.service.errors import ServiceError
-from addnorm.service.runtime.batch import Batch
+from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.scheduling.job import AllRows, Job, MicroBatch, Target
 from tests.support.scheduling import Queue, echo, values
 
@@ -100,6 +102,23 @@ def test_a_failed_run_fails_its_own_job_and_others_run_again() -> None:
     assert again
     end(queue, again)
     assert values(other) == [[4.0] * 3]
+
+
+def test_what_one_of_them_cannot_keep_fails_this_one_only() -> None:
+    class Full(AllRows):
+        def receive(self, sequences: Sequence[int], rows: Rows) -> None:
+            raise MemoryError
+
+    queue, target = Queue(1000), Target(echo, 100)
+    first = submit(queue, target, [2])
+    broken = queue.admission.submit(target, batch_of([2]), 0, 100, "", Full(batch_of([2]), [2]))
+    other = submit(queue, target, [2])
+    micro = queue.take(0)
+    assert micro
+    end(queue, micro)
+    assert values(first) == values(other) == [[4.0] * 3]
+    with pytest.raises(ServiceError, match="MemoryError"):
+        broken.future.result()
 
 
 def test_a_hung_run_fails_all_that_wait_for_it() -> None:

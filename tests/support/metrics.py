@@ -15,3 +15,9 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def total(metrics: Metrics, name: str) -> float:
+    """Of all its labels."""
+    families = metrics.registry.collect()
+    return sum(one.value for family in families for one in family.samples if one.name == name)

@@ -97,7 +97,8 @@ class Logits(Output):
             )
 
     def pick(self, bundle: Bundle) -> Pick:
-        return "last" if self.positions == "last" else super().pick(bundle)
+        is_last = not self._has_tokens and self.positions == "last"
+        return "last" if is_last else super().pick(bundle)
 
     def width(self, bundle: Bundle) -> int:
         return super().width(bundle) if self.top_k is None else 2 * self.top_k
