@@ -40,8 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=Path,
         help="every preset, exported before: spares a minute while only service/ changes",
     )
-    parser.addoption("--cache-requests", type=int, default=600, help="compared with the cache")
-    parser.addoption("--cache-examples", type=int, default=25, help="of orders of events")
+    parser.addoption("--cache-requests", type=int, default=400, help="compared with the cache")
+    parser.addoption("--cache-examples", type=int, default=12, help="of orders of events")
     parser.addoption("--fuzz-s", type=int, default=15, help="seconds that requests are made up for")
 
 

@@ -22,7 +22,7 @@ from tests.conftest import OWN, serving
 from tests.support.metrics import total
 from tests.support.waiting import eventually
 
-CALLERS, TIMES = 64, 20
+CALLERS, TIMES = 64, 8
 
 
 class Held(NamedTuple):

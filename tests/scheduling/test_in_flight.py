@@ -239,4 +239,4 @@ class QueueWithMerging(RuleBasedStateMachine):
 
 
 TestAnyOrder = QueueWithMerging.TestCase
-TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestAnyOrder.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
