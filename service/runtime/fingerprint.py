@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
+import tokenizers
 
 from addnorm.service import VERSION
 
@@ -32,13 +33,15 @@ ARM_CORE = ("CPU implementer", "CPU part")  # on ARM some kernels are chosen by 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Two engines with equal fingerprints give equal bits for equal tokens and options, on CPU."""
+    """Two engines with equal fingerprints give equal bits for equal tokens or texts and equal
+    options, on CPU."""
 
     manifest_sha256: str  # of the bundle, and so of all its files
     precision: str
     provider: str  # cpu or cuda
     onnxruntime: str
     numpy: str  # pools, normalizes and takes logarithms
+    tokenizers: str  # makes tokens of texts
     addnorm: str
     processor: str  # its class: see processor_class
 
@@ -51,6 +54,7 @@ class Fingerprint:
             provider,
             onnxruntime.__version__,
             np.__version__,
+            tokenizers.__version__,
             VERSION,
             processor_class(),
         )
