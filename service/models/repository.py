@@ -9,6 +9,8 @@ import logging
 import threading
 import time
 import weakref
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from addnorm.service.errors import BundleRefused, NotFound, StartupError
@@ -20,7 +22,7 @@ from addnorm.service.settings import Settings
 
 log = logging.getLogger("addnorm")
 FREE_S = 5.0  # longest wait for requests that hold an unloaded model
-FolderState = tuple[tuple[str, int, int, int], ...]
+FileStates = tuple[tuple[str, int, int, int], ...]
 
 
 class Repository:
@@ -29,10 +31,8 @@ class Repository:
     def __init__(self, models: Models, settings: Settings) -> None:
         self._models, self._settings = models, settings
         self._changing = threading.Lock()
-        self._tried = {
-            model.bundle.path: _folder_state(model.bundle.path) for model in models.all()
-        }
-        self._seen: dict[Path, FolderState] = {}  # at the last rescan
+        self._tried = {model.bundle.path: self._state(model.bundle.path) for model in models.all()}
+        self._seen: dict[Path, FileStates] = {}  # at the last rescan
         self._unreadable = self._listing().unreadable  # at the last rescan
         self._closed = threading.Event()
         if settings.watch_s:
@@ -98,14 +98,14 @@ class Repository:
             if not root or not root.is_dir():
                 return  # a volume may be away for a moment: no model is unloaded for that
             self._log_new(listing.unreadable)
-            found = {path: _folder_state(path) for path in listing.paths}
+            found = {path: self._state(path) for path in listing.paths}
             for path, state in found.items():
                 if state == self._seen.get(path) and state != self._tried.get(path):
                     self._load(path)
             self._unload_missing(found, listing.unreadable)
             self._seen = found
 
-    def _unload_missing(self, found: dict[Path, FolderState], unreadable: dict[Path, str]) -> None:
+    def _unload_missing(self, found: dict[Path, FileStates], unreadable: dict[Path, str]) -> None:
         """Unloads the versions that neither this rescan nor the last one has seen."""
         for path in list(self._tried):
             is_hidden = not unreadable.keys().isdisjoint((path, *path.parents))  # it may be there
@@ -145,7 +145,7 @@ class Repository:
         Returns what is wrong, if anything; then nothing has changed.
         """
         ref = _ref(path)
-        self._tried[path] = _folder_state(path)
+        self._tried[path] = self._state(path)
         running = self._models.get(ref)
         self._models.note(ref, "LOADING")
         try:
@@ -167,6 +167,14 @@ class Repository:
         del running
         _free(engines)
         return None
+
+    def _state(self, path: Path) -> FileStates:
+        """Changes whenever a file of the folder does, or one that says who is trusted."""
+        try:
+            files = sorted(path.iterdir())
+        except OSError:  # removed in this moment
+            files = []
+        return _file_states([*files, *self._settings.trusted_key_files])
 
     def _drop(self, ref: str) -> list[weakref.ref[Engine]]:
         """Its engines, which no new request will find."""
@@ -193,10 +201,10 @@ def _ref(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-def _folder_state(path: Path) -> FolderState:
-    """Changes whenever one of the folder's files does."""
-    try:
-        files = [(file.name, file.stat()) for file in sorted(path.iterdir())]
-    except OSError:  # removed in this moment
-        return ()
-    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in files)
+def _file_states(files: Iterable[Path]) -> FileStates:
+    states = []
+    for file in files:
+        with suppress(OSError):  # removed in this moment
+            stat = file.stat()
+            states.append((file.name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return tuple(states)

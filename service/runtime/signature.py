@@ -62,7 +62,9 @@ def check(path: Path, trusted: Sequence[Path]) -> dict[str, str]:
     folder = path.resolve()  # the library takes no link, and this one may lead elsewhere soon
     signature = folder / SIGNATURE
     if not signature.is_file():
-        raise _refused(path, f"it is not signed, {SIGNATURE} is missing", f"or unset {KEYS}")
+        raise _refused(
+            path, f"it is not signed, {SIGNATURE} is missing", f"get a signed one, or unset {KEYS}"
+        )
     kind, signed = _read(path, signature)
     _refuse_links(path)
     why = ""
@@ -77,10 +79,10 @@ def check(path: Path, trusted: Sequence[Path]) -> dict[str, str]:
         except Exception as error:  # the library and what it stands on raise many kinds
             if files.digests:  # they are read only after the signature proved to be trusted
                 what = _difference(signed, files.digests) or _first_line(error)
-                raise _refused(path, what, "or copy it again from where it was signed") from None
+                raise _refused(path, what, "copy it again from where it was signed") from None
             why = f" ({_first_line(error)})" if kind == "certificate" else ""
     what = f"{SIGNATURE} is by no {kind} that {KEYS} names{why}"
-    raise _refused(path, what, f"or add the signer's {kind} there if you trust it")
+    raise _refused(path, what, f"add the signer's {kind} there if you trust it")
 
 
 def _verifiers(trusted: Sequence[Path]) -> dict[str, list["Verifier"]]:
@@ -129,7 +131,7 @@ def _read(path: Path, signature: Path) -> tuple[str, dict[str, str]]:
         raise
     except Exception:  # whatever lies there
         what = f"{SIGNATURE} is broken, or was not made with a key or a certificate"
-        raise _refused(path, what, f"or unset {KEYS}") from None
+        raise _refused(path, what, f"get a signed one, or unset {KEYS}") from None
     return "key" if is_by_key else "certificate", signed
 
 
@@ -179,6 +181,6 @@ def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _refused(path: Path, what: str, otherwise: str) -> StartupError:
-    how = f"sign it with `addnorm sign {path} --key KEY.pem`, {otherwise}"
-    return StartupError(f"bundle {path}: {what}; {how}")
+def _refused(path: Path, what: str, how: str) -> StartupError:
+    own = f"or sign it with `addnorm sign {path} --key KEY.pem` if it is yours"
+    return StartupError(f"bundle {path}: {what}; {how}; {own}")

@@ -94,12 +94,7 @@ def build(models: Models, settings: Settings, tracer: Tracer | None = None) -> S
     metrics, cache = Metrics(), SequenceCache(settings.cache_bytes)
     pipeline = Pipeline(settings, scheduler, responses, encoders, cache, metrics.looked_up)
     exposition = Exposition(
-        metrics,
-        models,
-        settings.provider,
-        scheduler,
-        (responses, bodies),
-        lambda: cache.num_bytes,
+        metrics, models, settings.provider, scheduler, (responses, bodies), cache
     )
     invariance_check = InvarianceCheck(
         settings.invariance_check_share, scheduler.is_idle, metrics.invariance_checked

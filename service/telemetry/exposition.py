@@ -1,6 +1,7 @@
 """What Prometheus scrapes: the metrics, and the state of the moment they are scraped."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from prometheus_client import Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -23,8 +24,17 @@ INFO_LABELS = (
 )
 
 
+class HoldsBytes(Protocol):
+    """The cache of results."""
+
+    max_bytes: int
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
 class Exposition:
-    """Reads the scheduler's and the byte budgets' state when it renders."""
+    """Reads the state of scheduler, byte budgets and cache when it renders."""
 
     def __init__(
         self,
@@ -33,13 +43,14 @@ class Exposition:
         provider: str,
         scheduler: Scheduler,
         budgets: Sequence[ByteBudget],
-        cache_bytes: Callable[[], int],
+        cache: HoldsBytes,
     ) -> None:
-        """provider: as the settings ask for it. cache_bytes: of results held."""
+        """provider: as the settings ask for it."""
         self._metrics, self._models = metrics, models
-        self._scheduler, self._budgets, self._cache_bytes = scheduler, budgets, cache_bytes
+        self._scheduler, self._budgets, self._cache = scheduler, budgets, cache
         metrics.queue_tokens_limit.set(scheduler.max_queue_tokens)
         metrics.worker_threads.set(scheduler.num_workers)
+        metrics.cache_bytes_limit.set(cache.max_bytes)
         metrics.registry.register(ModelInfo(models, provider))
 
     def render(self) -> bytes:
@@ -48,7 +59,7 @@ class Exposition:
         metrics.queue_tokens.set(scheduler.num_queued_tokens())
         metrics.worker_threads_busy.set(scheduler.num_busy)
         metrics.worker_threads_hung.set(scheduler.num_hung)
-        metrics.cache_bytes.set(self._cache_bytes())
+        metrics.cache_bytes.set(self._cache.num_bytes)
         for budget in self._budgets:
             metrics.of(metrics.pending_bytes, budget.what).set(budget.num_bytes)
         for model in self._models.all():

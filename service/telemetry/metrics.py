@@ -153,9 +153,9 @@ class Metrics(Observer):
             "Those that were not computed: an equal one was being computed, or was in the request.",
             MODEL,
         )
-        self.cache_bytes = Gauge(
-            "addnorm_cache_bytes", "Bytes of results held.", registry=self.registry
-        )
+        gauge = partial(Gauge, registry=self.registry)
+        self.cache_bytes = gauge("addnorm_cache_bytes", "Bytes of results held.")
+        self.cache_bytes_limit = gauge("addnorm_cache_bytes_limit", "Bytes that may be held.")
 
     def computed(self, micro: MicroBatch, rows: Rows) -> None:
         model, lengths = micro.target.name, [sequence.length for sequence in micro.sequences]

@@ -60,6 +60,18 @@ def test_the_watched_folder_gives_signed_versions_only(
     assert inference.models.find("notebook").bundle.ref == "notebook/2"
 
 
+def test_what_was_refused_loads_once_its_key_is_trusted(
+    inference: Service, root: Path, alice: Signer, mallory: Signer
+) -> None:
+    place = republish(bundles.read(root / "notebook" / "1"), root, 2)
+    signature.sign(place, mallory.key, None, [])
+    assert eventually(lambda: "is by no key" in state(inference, 2)[1])
+    alice.public.write_bytes(mallory.public.read_bytes())
+    assert eventually(lambda: state(inference, 2) == ("READY", ""))
+    assert eventually(lambda: "is by no key" in state(inference, 1)[1])
+    assert state(inference, 1)[0] == "READY", "what runs stays"
+
+
 def test_a_running_version_that_is_signed_again_stays_and_the_index_says_by_whom_not(
     inference: Service, root: Path, alice: Signer, mallory: Signer, caplog: pytest.LogCaptureFixture
 ) -> None:
