@@ -3,11 +3,14 @@
 import argparse
 import asyncio
 import json
+import os
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
+
+import httpx
 
 from addnorm.corpus import embeddings_client as client
 from addnorm.corpus.embeddings_client import DTYPES, Embedded, Options
@@ -22,25 +25,29 @@ Embeds a sample of the rows of a Parquet file again, and compares the vectors wi
 
 exit codes: 0 the vectors are equal, 1 they differ, 2 they cannot be compared
 
-verdicts: bit-equal, some rows (most are bit-equal), rounding, scaled (other lengths),
-approximation (such as int8), other vectors. docs/vector-indexes.md has their limits."""
+verdicts: bit-equal, other rows (of this file), some rows (a tenth or more are bit-equal), rounding,
+scaled (other lengths), approximation (such as int8), other vectors. docs/vector-indexes.md has
+their limits."""
 
 
 def check(arguments: Sequence[str]) -> None:
     """Exits with one of the codes above."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.bundle and options.api_key_env:
+        parser.error("--api-key-env is of a server, not of a bundle")
     try:
         found = asyncio.run(_check(options))
         code = DIFFERENT
         if found.verdict in ("bit-equal", options.accept):
             code = EQUAL
+        print("\n".join(found.lines()))
         if options.json:
             _write(options.json, {**found.as_json(), "exit_code": code, **_asked(options)})
     except CorpusError as error:
         _give_up(f"addnorm check: {error}")
     except Exception:  # Python's own exit code would say that the vectors differ
         _give_up(traceback.format_exc())
-    print("\n".join(found.lines()))
     sys.exit(code)
 
 
@@ -50,6 +57,9 @@ def _give_up(message: str) -> NoReturn:
 
 
 async def _check(options: argparse.Namespace) -> Report:
+    if options.json:
+        _check_writable(options.json)
+    key = client.api_key(options.api_key_env) if options.api_key_env else None
     file = VectorsFile(options.vectors, options.text_column, options.vector_column)
     stored = _recorded(file, options.fingerprint)
     sample = file.sample(options.sample, options.seed)
@@ -57,10 +67,10 @@ async def _check(options: argparse.Namespace) -> Report:
         f"{file.path}: {len(sample.rows):,} of {file.num_rows:,} rows,"
         f" {sample.vectors.shape[1]:,} numbers of {sample.vectors.dtype} each"
     )
-    return report(sample, await _embedded(options, sample), stored)
+    return report(sample, await _embedded(options, sample, key), stored)
 
 
-async def _embedded(options: argparse.Namespace, sample: Sample) -> Embedded:
+async def _embedded(options: argparse.Namespace, sample: Sample, key: str | None) -> Embedded:
     dtype = sample.vectors.dtype.name
     asked = Options(
         options.model,
@@ -69,11 +79,8 @@ async def _embedded(options: argparse.Namespace, sample: Sample) -> Embedded:
         options.dimensions,
         dtype if dtype in DTYPES else "float32",
     )
-    if options.bundle:
-        opened = client.in_process(options.bundle)
-    else:
-        opened = client.server(options.url, options.api_key_env)
-    async with opened as asking:
+    bundle, url = options.bundle, options.url
+    async with client.in_process(bundle) if bundle else client.server(url, key) as asking:
         return await client.embed(asking, sample.texts, sample.rows.tolist(), asked)
 
 
@@ -92,6 +99,19 @@ def _recorded(file: VectorsFile, given: str | None) -> Recorded | None:
 def _asked(options: argparse.Namespace) -> dict[str, object]:
     paths = {name: str(value) for name, value in vars(options).items() if isinstance(value, Path)}
     return {"options": {**vars(options), **paths}}
+
+
+def _check_writable(path: Path) -> None:
+    """Before the work whose result is written there."""
+    try:
+        if path.is_dir():
+            raise CorpusError(f"--json {path} is a folder: name a file")
+        if not path.parent.is_dir():
+            raise CorpusError(f"--json {path}: there is no folder {path.parent}")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise CorpusError(f"--json {path} cannot be written by user {os.geteuid()}")
+    except OSError as error:
+        raise CorpusError(f"--json {path}: {error.strerror}") from None
 
 
 def _write(path: Path, report: dict[str, object]) -> None:
@@ -131,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_server(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what embeds the texts")
     where = group.add_mutually_exclusive_group(required=True)
-    where.add_argument("--url", help="of a server, such as http://localhost:8000")
+    where.add_argument("--url", type=_url, help="of a server, such as http://localhost:8000")
     where.add_argument(
         "--bundle", type=Path, metavar="DIR", help="<name>/<version>, served in this process"
     )
@@ -145,7 +165,20 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
     return number
+
+
+def _url(text: str) -> str:
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise argparse.ArgumentTypeError(f"{text}: write http:// or https:// before the host")
+    return text

@@ -6,14 +6,23 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Verdict = Literal["bit-equal", "some rows", "rounding", "scaled", "approximation", "other vectors"]
+Verdict = Literal[
+    "bit-equal",
+    "other rows",
+    "some rows",
+    "rounding",
+    "scaled",
+    "approximation",
+    "other vectors",
+]
 # Limits of the verdicts: docs/vector-indexes.md has the differences that were measured
 ROUNDING = {"float32": 1e-4, "float64": 1e-4, "float16": 1e-3}  # of the largest value
 STEPS = 4  # of whole numbers: in dimensions that hardly vary, a step is as small as a rounding
 SAME_DIRECTION = 0.99999  # cosine of every row
 SAME_LENGTH = 1e-2  # relative
 APPROXIMATION = 0.9  # cosine of every row
-SOME_EQUAL = 0.1  # share of the rows
+SOME = 0.1  # share of the rows
+SAME_TEXT = 0.9999  # cosine of two vectors that one model makes of a text
 NUM_NEIGHBOURS = 10
 NUM_QUERIES = 1000  # whose neighbours are looked for
 SLICE = 256  # rows compared at once
@@ -34,8 +43,10 @@ class Figures:
     mean_cosine: float
     shortest: float  # length of a new vector by that of the stored one
     longest: float
-    num_neighbours: int  # fewer than NUM_NEIGHBOURS where there are not more rows
-    neighbours_shared: float | None  # mean over rows; None of a single row
+    num_zero: int  # stored vectors of zeros only
+    of_other_rows: float  # share of the rows whose stored vector is the new one of another row
+    num_neighbours: int  # fewer than NUM_NEIGHBOURS where there are not more rows; zeros have none
+    neighbours_shared: float | None  # mean over rows; None where there are none
 
     @property
     def relative_difference(self) -> float:
@@ -59,7 +70,8 @@ def compared(stored: NDArray[Any], new: NDArray[Any]) -> Figures:
     new = as_stored(new, stored)
     differences, cosines, ratios = _by_row(stored, new)
     worst = int(differences.argmax())
-    num_neighbours = min(NUM_NEIGHBOURS, len(stored) - 1)
+    not_zero = stored.any(1) & new.any(1)
+    num_neighbours = max(0, min(NUM_NEIGHBOURS, int(not_zero.sum()) - 1))
     return Figures(
         num_rows=len(stored),
         width=stored.shape[1],
@@ -72,8 +84,10 @@ def compared(stored: NDArray[Any], new: NDArray[Any]) -> Figures:
         mean_cosine=float(cosines.mean()),
         shortest=float(ratios.min()),
         longest=float(ratios.max()),
+        num_zero=int((~stored.any(1)).sum()),
+        of_other_rows=_of_other_rows(stored, new, np.flatnonzero(cosines <= SAME_TEXT)),
         num_neighbours=num_neighbours,
-        neighbours_shared=_neighbours_shared(stored, new, num_neighbours),
+        neighbours_shared=_neighbours_shared(stored[not_zero], new[not_zero], num_neighbours),
     )
 
 
@@ -81,6 +95,8 @@ def verdict(figures: Figures) -> Verdict:
     """By the number of rows that differ, and by how much they do."""
     if not figures.different:
         return "bit-equal"
+    if figures.of_other_rows >= SOME:
+        return "other rows"
     is_float = figures.dtype in ROUNDING
     limit = ROUNDING[figures.dtype] * figures.largest_value if is_float else STEPS
     same_direction = figures.smallest_cosine > SAME_DIRECTION
@@ -88,7 +104,7 @@ def verdict(figures: Figures) -> Verdict:
     # rounding changes every float32 vector, but not every vector of fewer bits
     may_be_rounding = is_rounding and figures.dtype not in ("float32", "float64")
     num_equal = figures.num_rows - len(figures.different)
-    if num_equal >= SOME_EQUAL * figures.num_rows and not may_be_rounding:
+    if num_equal >= SOME * figures.num_rows and not may_be_rounding:
         return "some rows"
     if is_rounding:
         return "rounding"
@@ -120,12 +136,29 @@ def _by_row(
     return differences, cosines, ratios
 
 
+def _of_other_rows(stored: NDArray[Any], new: NDArray[Any], unlike: NDArray[np.int64]) -> float:
+    """Share of all rows. unlike: those whose own new vector is another one."""
+    if not len(unlike):
+        return 0.0
+    asked = unlike[_spread(len(unlike))]
+    directions, found = _directions(new), 0
+    for start in range(0, len(asked), SLICE):
+        cosines = _directions(stored[asked[start : start + SLICE]]) @ directions.T
+        found += int((cosines.max(1) > SAME_TEXT).sum())
+    return found / len(asked) * len(unlike) / len(stored)
+
+
+def _spread(number: int) -> NDArray[np.int64]:
+    """At most NUM_QUERIES of so many places, evenly."""
+    return np.linspace(0, number - 1, min(NUM_QUERIES, number)).astype(np.int64)
+
+
 def _neighbours_shared(stored: NDArray[Any], new: NDArray[Any], number: int) -> float | None:
     """The share of each row's nearest neighbours by cosine that both sides have, on average."""
     if not number:
         return None
     sides = [_directions(stored), _directions(new)]
-    queries = np.linspace(0, len(stored) - 1, min(NUM_QUERIES, len(stored))).astype(int)
+    queries = _spread(len(stored))
     shared = 0
     for start in range(0, len(queries), SLICE):
         asked = queries[start : start + SLICE]

@@ -7,7 +7,7 @@ import asyncio
 import base64
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from addnorm.service.settings import Settings
 TEXTS_AT_ONCE = 32  # in one request
 REQUESTS_AT_ONCE = 4
 PATIENCE_S = 300.0  # for one answer, and for a server that is busy
+UNAUTHENTICATED = 401
 BUSY = (429, 503)
 TOO_LARGE = (413, 504)
 DTYPES = {"float32": "<f4", "int8": "i1", "uint8": "u1"}
@@ -46,10 +47,14 @@ class Options:
     dtype: str = "float32"
 
 
+Parts = Mapping[str, str]  # of a fingerprint
+
+
 class Embedded(NamedTuple):
     vectors: NDArray[Any]  # [texts, width]
     model: str
     fingerprint: Recorded | None  # None: the server tells none
+    known: Mapping[str, Parts]  # digest -> parts, of each precision that is served
 
 
 class _Answer(NamedTuple):
@@ -58,20 +63,16 @@ class _Answer(NamedTuple):
     digest: str | None
 
 
-@asynccontextmanager
-async def server(url: str, key_variable: str | None) -> AsyncIterator[httpx.AsyncClient]:
-    """key_variable: names the environment variable that holds the API key."""
-    headers = {}
-    if key_variable:
-        if not os.environ.get(key_variable):
-            raise CorpusError(f"--api-key-env: the environment variable {key_variable} is not set")
-        headers["authorization"] = f"Bearer {os.environ[key_variable]}"
-    try:
-        client = httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S)
-    except httpx.InvalidURL as error:
-        raise CorpusError(f"--url {url}: {error}") from None
-    async with client:
-        yield client
+def api_key(variable: str) -> str:
+    """What the environment variable holds. CorpusError if it is not set."""
+    if not os.environ.get(variable):
+        raise CorpusError(f"--api-key-env: the environment variable {variable} is not set")
+    return os.environ[variable]
+
+
+def server(url: str, key: str | None) -> httpx.AsyncClient:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S)
 
 
 @asynccontextmanager
@@ -111,7 +112,7 @@ async def embed(
                 answers[found[0]] = found[1]
                 bar.update(len(found[1].vectors))
 
-    with tqdm(total=len(texts), desc="embedding", unit=" texts", leave=False) as bar:
+    with tqdm(total=len(texts), desc="embedding", unit=" texts", leave=False, disable=None) as bar:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(REQUESTS_AT_ONCE):
@@ -119,7 +120,7 @@ async def embed(
         except ExceptionGroup as group:  # one worker's reason is enough
             raise group.exceptions[0] from None
         in_order = [answers[start] for start in sorted(answers)]
-        return await _joined(client, in_order)
+        return await _joined(client, in_order, options.model)
 
 
 async def _halving(
@@ -184,6 +185,8 @@ def _refusal(response: httpx.Response) -> tuple[str, str | None]:
         message, param = str(error["message"]), error["param"]
     except (ValueError, KeyError, TypeError):  # a proxy's answer, or another server's
         message, param = " ".join(response.text[:200].split()), None
+    if response.status_code == UNAUTHENTICATED:
+        message += "; name the environment variable that holds the key with --api-key-env"
     return f"{response.url} answered {response.status_code}: {message}", param
 
 
@@ -203,18 +206,22 @@ def _read(response: httpx.Response, num_texts: int, options: Options) -> _Answer
     return _Answer(vectors, model, response.headers.get(FINGERPRINT_HEADER))
 
 
-async def _joined(client: httpx.AsyncClient, answers: Sequence[_Answer]) -> Embedded:
-    """CorpusError if they are not all of one model."""
+async def _joined(
+    client: httpx.AsyncClient, answers: Sequence[_Answer], asked: str | None
+) -> Embedded:
+    """CorpusError if they are not all of one model. asked: its name, which may have a version."""
     digests = {answer.digest for answer in answers}
     if len(digests) > 1:
         raise CorpusError("the server replaced the model during the check: check again")
-    model, digest = answers[0].model, answers[0].digest
-    recorded = Recorded(digest, await _parts(client, model, digest)) if digest else None
-    return Embedded(np.concatenate([answer.vectors for answer in answers]), model, recorded)
+    model, digest = asked or answers[0].model, answers[0].digest
+    known = await _fingerprints(client, model) if digest else {}
+    recorded = Recorded(digest, known.get(digest)) if digest else None
+    vectors = np.concatenate([answer.vectors for answer in answers])
+    return Embedded(vectors, model, recorded, known)
 
 
-async def _parts(client: httpx.AsyncClient, model: str, digest: str) -> dict[str, str] | None:
-    """What the digest is of. None if it is that of an older version: only the latest's is told."""
+async def _fingerprints(client: httpx.AsyncClient, model: str) -> dict[str, Parts]:
+    """Digest -> parts, of each precision of the model."""
     try:
         response = await client.get(f"v1/models/{model}")
     except httpx.HTTPError as error:
@@ -222,7 +229,5 @@ async def _parts(client: httpx.AsyncClient, model: str, digest: str) -> dict[str
     if not response.is_success:
         raise CorpusError(_refusal(response)[0])
     entry = response.json()
-    for precision, known in entry["fingerprint"].items():
-        if known == digest:
-            return entry["fingerprint_parts"][precision]  # type: ignore[no-any-return]
-    return None
+    parts = entry["fingerprint_parts"]
+    return {digest: parts[precision] for precision, digest in entry["fingerprint"].items()}

@@ -13,6 +13,8 @@ from addnorm.service.runtime.fingerprint import Recorded
 NUM_SHOWN = 10  # rows named
 MEANINGS: dict[Verdict, str] = {
     "bit-equal": "the stored vectors are those that are served now",
+    "other rows": "the vectors are those of other texts of this file, so its rows are in another"
+    " order",
     "some rows": "the other rows are bit-equal, so model and runtime are the same; these texts or"
     " vectors changed after they were made, or these texts were cut elsewhere",
     "rounding": "the same model, computed by another processor, version or program",
@@ -46,6 +48,7 @@ class Fingerprints:
 
     stored: Recorded | None
     served: Recorded | None
+    other_precision: str | None = None  # that the model has too, if the stored one is of it
 
     @property
     def are_equal(self) -> bool | None:
@@ -74,7 +77,12 @@ class Fingerprints:
         if self.are_equal:
             return "equal"
         if differences := self.differences:
-            return "differs in " + ", ".join(map(str, differences))
+            named = "differs in " + ", ".join(map(str, differences))
+            precision = self.other_precision
+            asked = (
+                f"; the stored vectors are {precision}'s, which is served: --precision {precision}"
+            )
+            return named + (asked if precision else "")
         digests = f"stored {self.stored.digest}, now {self.served.digest}"
         unknown = "stored" if self.stored.parts is None else "told by the server"
         return f"differs ({digests}); its parts were not {unknown}, so no cause can be named"
@@ -96,9 +104,11 @@ class Report:
     @property
     def meaning(self) -> str:
         """Of verdict and fingerprint together."""
+        if self.figures.num_zero == self.figures.num_rows and self.verdict != "bit-equal":
+            return "the stored vectors are zero, so nothing was stored"
         if self.verdict == "bit-equal" and self.fingerprints.are_equal is False:
             return f"{MEANINGS['bit-equal']}, though the fingerprint differs"
-        if self.verdict != "bit-equal" and self.fingerprints.are_equal:
+        if self.verdict not in ("bit-equal", "other rows") and self.fingerprints.are_equal:
             return (
                 "model and runtime are the same, by the fingerprint: texts or vectors of the file"
                 " changed, or the options (prompt, normalization, dimensions)"
@@ -141,6 +151,12 @@ class Report:
                 f"cosine: {figures.smallest_cosine:.7f} at least,"
                 f" {figures.mean_cosine:.7f} on average",
             ]
+        if figures.num_zero:
+            lines.append(f"stored vectors that are zero: {figures.num_zero:,}")
+        if figures.of_other_rows:
+            lines.append(
+                f"stored vectors that are those of other rows: {figures.of_other_rows:.2%}"
+            )
         if figures.neighbours_shared is not None:
             lines.append(
                 f"nearest {figures.num_neighbours} neighbours shared:"
@@ -158,4 +174,14 @@ def report(sample: Sample, new: Embedded, stored: Recorded | None) -> Report:
             " model or bundle with --model or --bundle, or --dimensions if they were cut"
         )
     figures = compared(sample.vectors, new.vectors)
-    return Report(figures, sample.rows.tolist(), new.model, Fingerprints(stored, new.fingerprint))
+    found = _fingerprints(stored, new)
+    return Report(figures, sample.rows.tolist(), new.model, found)
+
+
+def _fingerprints(stored: Recorded | None, new: Embedded) -> Fingerprints:
+    """A bare digest gets its parts if it is that of a precision that is served."""
+    parts = new.known.get(stored.digest) if stored else None
+    if stored is None or new.fingerprint is None or parts is None:
+        return Fingerprints(stored, new.fingerprint)
+    other = parts["precision"] if stored.digest != new.fingerprint.digest else None
+    return Fingerprints(Recorded(stored.digest, parts), new.fingerprint, other)

@@ -37,9 +37,9 @@ class VectorsFile:
     def __init__(self, path: Path, text_column: str, vector_column: str) -> None:
         """CorpusError if the file or a column does not fit."""
         self.path, self.columns = path, (text_column, vector_column)
-        if path.is_dir():
-            raise CorpusError(f"{path} is a folder: name one Parquet file in it")
         with _one_line(path):
+            if path.is_dir():
+                raise CorpusError(f"{path} is a folder: name one Parquet file in it")
             # mapped: otherwise a row group's columns are read into memory as a whole
             self._file = pq.ParquetFile(path, memory_map=True)
         self.num_rows: int = self._file.metadata.num_rows
@@ -85,7 +85,7 @@ class VectorsFile:
         starts = np.cumsum([0, *sizes])
         groups = np.unique(np.searchsorted(starts, rows, side="right") - 1).tolist()
         num_read = sum(sizes[group] for group in groups)
-        with tqdm(total=num_read, desc="reading", unit=" rows", leave=False) as bar:
+        with tqdm(total=num_read, desc="reading", unit=" rows", leave=False, disable=None) as bar:
             for group in groups:
                 start = starts[group]
                 for batch in self._file.iter_batches(BATCH_ROWS, [group], list(self.columns)):

@@ -79,6 +79,7 @@ def made(url: str, texts: Sequence[str], peer: np.ndarray) -> dict[str, Index]:
         "fp32": Index(fp32, fingerprint, "bit-equal"),
         "fp32 as float16": Index(fp32.astype(np.float16), fingerprint, "bit-equal"),
         "fp32, one byte changed": Index(changed, fingerprint, "some rows"),
+        "fp32, rows backwards": Index(fp32[::-1], fingerprint, "other rows"),
         "fp32, no fingerprint": Index(fp32, None, "bit-equal"),
         "fp32, a digest of another version": Index(fp32, "0" * 32, "bit-equal"),
         "sentence-transformers": Index(peer, None, "rounding"),

@@ -47,7 +47,8 @@ class Clock:
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
-        self._bar = tqdm(total=round(seconds), unit="s", bar_format="{n}/{total} s |{bar}| {desc}")
+        shape = "{n}/{total} s |{bar}| {desc}"
+        self._bar = tqdm(total=round(seconds), unit="s", bar_format=shape, disable=None)
 
     def left_s(self) -> float:
         return self._end - time.monotonic()

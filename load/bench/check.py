@@ -72,7 +72,7 @@ class Reference:
             order = self._draws.permutation(len(new))
             self._left_out |= {new[i] for i in order[self._most_alone :]}
             new = [new[i] for i in order[: self._most_alone]]
-        for key in tqdm(new, f"computing {what} alone", leave=False, disable=not new):
+        for key in tqdm(new, f"computing {what} alone", leave=False, disable=None if new else True):
             self._alone[key] = self._compute(key[0], wanted[key])
 
     def coverage(self, requests: Iterable[Request]) -> tuple[int, int]:

@@ -99,7 +99,7 @@ async def _bar(seconds: float, progress: bool) -> AsyncIterator[None]:
     """A bar of the time that has passed."""
 
     async def tick() -> None:
-        with tqdm(total=round(seconds, 1), unit="s", leave=False) as bar:
+        with tqdm(total=round(seconds, 1), unit="s", leave=False, disable=None) as bar:
             while True:
                 await asyncio.sleep(0.25)
                 bar.update(min(0.25, bar.total - bar.n))

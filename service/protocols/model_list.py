@@ -80,7 +80,9 @@ class ModelListRoutes:
         router.get(
             "", summary="The models served here, in OpenAI's list shape", responses={503: NOT_READY}
         )(self.list_models)
-        router.get("/{name}", summary="One model", responses=NAMED)(self.show_model)
+        router.get("/{name}", summary="One model, by its latest version", responses=NAMED)(
+            self.show_model
+        )
         router.get(
             "/{name}/certificate",
             summary="What was proved of the model's latest version",
@@ -91,19 +93,28 @@ class ModelListRoutes:
             summary="What was proved of one version",
             responses=NAMED,
         )(self.show_version_certificate)
+        # after the certificate: no version has its name
+        router.get("/{name}/{version}", summary="One version of a model", responses=NAMED)(
+            self.show_version
+        )
         return router
 
     async def list_models(self) -> ModelList:
         short = {"vector_ranges": None}  # they are long
-        return ModelList(data=[_entry(*entry).model_copy(update=short) for entry in self.models])
+        return ModelList(data=[_entry(*each).model_copy(update=short) for each in self.models])
 
     async def show_model(self, name: str) -> ModelEntry:
         """By an alias too."""
-        entry = _entry(name.partition(":")[0], self.models.versions(name.partition(":")[0]))
+        ref = name.partition(":")[0]
+        versions, model = self.models.versions(ref.partition("/")[0]), self.models.find(ref)
+        entry = _entry(ref, versions, model)
         if name not in (entry.id, *entry.aliases):
             known = ", ".join(entry.prompts) or "none"
             raise ModelNotFound(f"model {name[:200]!r}: its prompts are {known}", param="model")
         return entry.model_copy(update={"id": name})
+
+    async def show_version(self, name: str, version: str) -> ModelEntry:
+        return await self.show_model(f"{name}/{version}")
 
     async def show_certificate(self, name: str) -> dict[str, Any]:
         certificate = self.models.find(name).bundle.certificate
@@ -114,19 +125,19 @@ class ModelListRoutes:
         return await self.show_certificate(f"{name}/{version}")
 
 
-def _entry(name: str, versions: Mapping[int, Model]) -> ModelEntry:
-    """The latest version's, and the numbers of all."""
-    model = versions[max(versions)]
+def _entry(ref: str, versions: Mapping[int, Model], model: Model | None = None) -> ModelEntry:
+    """Of one version, the latest by default, and the numbers of all."""
+    model = model or versions[max(versions)]
     manifest = model.bundle.manifest
     return ModelEntry(
-        id=name,
+        id=ref,
         created=min(int(version.bundle.created_s) for version in versions.values()),
         versions=[str(version) for version in sorted(versions)],
         config=manifest.config,
         inputs=_inputs(model),
         outputs=list(model.bundle.outputs),
         tasks=list(model.bundle.tasks),
-        aliases=[f"{name}:{prompt}" for prompt in manifest.prompts],
+        aliases=[f"{ref}:{prompt}" for prompt in manifest.prompts],
         labels=None if manifest.labels is None else list(manifest.labels),
         limits=manifest.limits,
         precisions=list(manifest.precisions),

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from errno import EACCES
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -187,8 +188,8 @@ def read_uncertified(path: Path) -> Bundle:
     try:
         written = (path / MANIFEST).read_bytes()
         manifest = Manifest.model_validate_json(written)
-    except FileNotFoundError:
-        raise _refused(path, f"{MANIFEST} is missing", "export") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise _no_manifest(path) from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "JSON"
@@ -254,6 +255,17 @@ def describe(file: Path) -> File:
 def sha256(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _no_manifest(path: Path) -> StartupError:
+    if not path.is_dir():
+        return StartupError(f"bundle {path}: there is no such folder")
+    if not _is_version(path):
+        inside = chain(path.glob(f"*/{MANIFEST}"), path.glob(f"*/*/{MANIFEST}"))
+        example = next((file.parent for file in inside), "bundles/notebook/1")
+        what = f"{MANIFEST} is missing: a bundle is a folder <name>/<version>"
+        return StartupError(f"bundle {path}: {what}, such as {example}")
+    return _refused(path, f"{MANIFEST} is missing", "export")
 
 
 def _refused(path: Path, what: str, remedy: Literal["export", "verify"]) -> StartupError:

@@ -27,6 +27,9 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     "another precision": (noisy(4e-3), VECTORS, "approximation"),
     "another model": (noisy(0.3), VECTORS, "other vectors"),
     "not normalized": (VECTORS * 3, VECTORS, "scaled"),
+    "rows backwards": (VECTORS[::-1], VECTORS, "other rows"),
+    "one row inserted": (np.roll(VECTORS, 1, 0) * 2, VECTORS, "other rows"),
+    "two rows exchanged": (VECTORS[[*range(5), 6, 5, *range(7, 60)]], VECTORS, "some rows"),
     "one vector of another model": (noisy(0.3, slice(7, 8)), VECTORS, "some rows"),
     "one vector rounded": (noisy(1e-7, slice(7, 8)), VECTORS, "some rows"),
     "float16": (VECTORS.astype(np.float16), VECTORS, "bit-equal"),
@@ -69,3 +72,21 @@ def test_a_zero_vector_is_no_error() -> None:
     assert figures.smallest_cosine == 0
     assert figures.different == [5]
     assert compared(stored, stored).mean_cosine == 1
+    assert (figures.num_zero, figures.num_neighbours) == (1, 10)
+    assert figures.neighbours_shared == 1  # among the others
+
+
+def test_zero_vectors_have_no_neighbours() -> None:
+    figures = compared(np.zeros_like(VECTORS), VECTORS)
+    assert verdict(figures) == "other vectors"
+    assert figures.num_zero == len(VECTORS)
+    assert (figures.num_neighbours, figures.neighbours_shared) == (0, None)
+
+
+def test_the_share_of_vectors_of_other_rows_is_exact() -> None:
+    exchanged = VECTORS.copy()
+    exchanged[:3] = VECTORS[[1, 2, 0]]
+    assert compared(exchanged, VECTORS).of_other_rows == pytest.approx(3 / 60)
+    assert compared(noisy(0.3), VECTORS).of_other_rows == 0
+    alike = VECTORS[[0] * 60]  # a row's own text counts, where another is equal
+    assert compared(-alike, alike).of_other_rows == 0

@@ -9,18 +9,18 @@ import httpx
 import numpy as np
 import pytest
 
-from addnorm.corpus.embeddings_client import Embedded, Options, embed, server
+from addnorm.corpus.embeddings_client import Embedded, Options, api_key, embed, server
 from addnorm.corpus.errors import CorpusError
 
 TEXTS = ["a" * length for length in range(1, 101)]
 Handler = Callable[[httpx.Request], httpx.Response]
 
 
-def ask(handler: Handler) -> Embedded:
+def ask(handler: Handler, model: str | None = None) -> Embedded:
     async def run() -> Embedded:
         transport = httpx.MockTransport(handler)
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-            return await embed(client, TEXTS, range(1000, 1100), Options())
+            return await embed(client, TEXTS, range(1000, 1100), Options(model))
 
     return asyncio.run(run())
 
@@ -105,11 +105,34 @@ def test_a_model_that_is_replaced_meanwhile_is_noticed() -> None:
         ask(lambda request: answer(request, next(digests)))
 
 
+def test_the_parts_are_those_of_the_version_that_is_asked() -> None:
+    """The answer names a model without its version."""
+    digest, of_int8 = "a" * 32, "b" * 32
+    parts = {"fp32": {"precision": "fp32"}, "int8": {"precision": "int8"}}
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.method == "POST":
+            return answer(request, digest)
+        if request.url.path != "/v1/models/m/1":
+            return refused(404, "another version's")
+        entry = {"fingerprint": {"fp32": digest, "int8": of_int8}, "fingerprint_parts": parts}
+        return httpx.Response(200, json=entry)
+
+    found = ask(handler, "m/1")
+    assert found.fingerprint == (digest, parts["fp32"])
+    assert found.known == {digest: parts["fp32"], of_int8: parts["int8"]}
+
+
+def test_a_server_with_keys_is_answered_with_the_option_for_one() -> None:
+    with pytest.raises(CorpusError, match=r"answered 401: no key was sent; .* --api-key-env"):
+        ask(lambda request: refused(401, "no key was sent"))
+
+
 def test_the_api_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY_OF_A_TEST", "secret")
 
     async def header() -> str | None:
-        async with server("http://server", "KEY_OF_A_TEST") as client:
+        async with server("http://server", api_key("KEY_OF_A_TEST")) as client:
             return client.headers.get("authorization")
 
     assert asyncio.run(header()) == "Bearer secret"

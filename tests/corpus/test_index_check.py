@@ -13,7 +13,10 @@ import pytest
 from numpy.typing import NDArray
 
 from addnorm.corpus import command
-from addnorm.service.runtime.fingerprint import METADATA_KEY, digest_of, to_text
+from addnorm.corpus.embeddings_client import Embedded
+from addnorm.corpus.index_check import report
+from addnorm.corpus.vectors_file import Sample
+from addnorm.service.runtime.fingerprint import METADATA_KEY, Recorded, digest_of, to_text
 from tests.support.texts import TEXT_MODEL, WORDS
 
 NUM_TEXTS = 50
@@ -122,6 +125,30 @@ def test_one_changed_byte_is_found(
     assert "by the fingerprint: texts or vectors of the file changed" in found["meaning"]
 
 
+def test_rows_in_another_order_are_told(
+    vectors: Array, parts: dict[str, str], write: Callable[..., Path], check: Check
+) -> None:
+    """Also where the fingerprint is equal."""
+    found = check(write(vectors[::-1], to_text(parts)))
+    assert (found["verdict"], found["exit_code"]) == ("other rows", 1)
+    assert "rows are in another order" in found["meaning"]
+    assert found["figures"]["of_other_rows"] > 0.9
+
+
+def test_vectors_of_zeros_are_told(
+    vectors: Array,
+    write: Callable[..., Path],
+    check: Check,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = check(write(np.zeros_like(vectors)))
+    assert found["meaning"] == "the stored vectors are zero, so nothing was stored"
+    assert found["figures"]["neighbours_shared"] is None
+    printed = capsys.readouterr()
+    assert f"stored vectors that are zero: {NUM_TEXTS}" in printed.out
+    assert printed.err == ""  # no bars where there is no terminal
+
+
 def test_vectors_of_another_model_are_told(
     task_url: str, vectors: Array, write: Callable[..., Path], check: Check
 ) -> None:
@@ -171,6 +198,16 @@ def test_a_bare_digest_names_no_part(
     assert "its parts were not stored, so no cause can be named" in capsys.readouterr().out
     given = check(file, "--fingerprint", digest_of(parts))  # wins over the file's
     assert given["fingerprint"]["equal"] is True
+
+
+def test_a_bare_digest_of_another_precision_names_it() -> None:
+    parts = {digest: {"precision": name} for name, digest in (("fp32", "a"), ("int8", "b"))}
+    rows = np.arange(2)
+    vectors = np.eye(2, dtype=np.float32)
+    served = Embedded(vectors, "m", Recorded("a", parts["a"]), parts)
+    found = report(Sample(rows, ["a", "b"], vectors), served, Recorded("b", None))
+    assert str(found.fingerprints).startswith("differs in precision (stored int8, now fp32); ")
+    assert str(found.fingerprints).endswith(": --precision int8")
 
 
 def test_a_prompt_and_cut_dimensions_are_options(
@@ -264,8 +301,17 @@ def test_what_cannot_be_checked_is_said_in_one_line(
         ([file, "--url", text_url, "--model", "none"], "'none' is not served here"),
         ([file, "--url", text_url, "--model", "notebook"], "texts"),
         ([file, "--url", text_url, "--model", TEXT_MODEL, "--precision", "int8"], "has fp32"),
-        ([file, "--url", text_url, "--api-key-env", "NO_SUCH"], "NO_SUCH is not set"),
         ([file, "--url", text_url, "--fingerprint", "abc"], "--fingerprint: 'abc' is no"),
-        ([file, "--bundle", str(tmp_path)], "manifest.json is missing"),
+        ([file, "--bundle", str(tmp_path)], "a bundle is a folder <name>/<version>, such as"),
+        ([file, "--bundle", "a" * 300], "File name too long"),
+        ([file, "--bundle", "none"], "bundle none: there is no such folder"),
+        ([file, "--bundle", "none", "--api-key-env", "HOME"], "is of a server, not of a bundle"),
+        ([file, "--url", "localhost:9301"], "localhost:9301: write http:// or https:// before"),
+        ([file, "--url", text_url, "--sample", "abc"], "'abc' is no whole number above 0"),
+        # before anything is read
+        (["none", "--url", text_url, "--json", str(tmp_path)], "is a folder: name a file"),
+        (["none", "--url", text_url, "--json", "none/a"], "--json none/a: there is no folder none"),
+        (["none", "--url", text_url, "--api-key-env", "NO_SUCH"], "NO_SUCH is not set"),
+        (["a" * 300 + ".parquet", "--url", text_url], "File name too long"),
     ):
         assert message in refusal(capsys, *arguments), arguments

@@ -378,6 +378,8 @@ def test_bad_headers(
         ("GET", "/v1/infer", 405, "method_not_allowed"),
         ("GET", "/v1/nothing", 404, "not_found"),
         ("GET", "/v1/models/nothing", 404, "model_not_found"),
+        ("GET", "/v1/models/notebook/9", 404, "model_not_found"),
+        ("GET", "/v1/models/notebook/01", 404, "model_not_found"),
         ("GET", "/v1/models/nothing/certificate", 404, "model_not_found"),
         ("GET", "/v1/models/notebook/9/certificate", 404, "model_not_found"),
         ("DELETE", "/livez", 405, "method_not_allowed"),

@@ -57,6 +57,10 @@ def test_aliases_are_listed_and_shown(task_client: httpx.Client) -> None:
     entry = task_client.get("/v1/models/embedder").json()
     assert entry["aliases"] == ["embedder:query", "embedder:passage"]
     assert task_client.get("/v1/models/embedder:query").json() == entry | {"id": "embedder:query"}
+    of_version = task_client.get("/v1/models/embedder/1").json()
+    names = {"id": "embedder/1", "aliases": ["embedder/1:query", "embedder/1:passage"]}
+    assert of_version == entry | names
+    assert task_client.get("/v1/models/embedder/1:query").json()["id"] == "embedder/1:query"
     missing = task_client.get("/v1/models/embedder:nobody")
     assert missing.status_code == 404
     assert "its prompts are query, passage" in missing.json()["error"]["message"]

@@ -71,6 +71,15 @@ BREAK: dict[str, tuple[Callable[[Path], object], str]] = {
 }  # fmt: skip
 
 
+def test_a_path_that_is_no_bundle_is_refused_with_what_one_is(copy: Path) -> None:
+    for folder in (copy.parent, copy.parent.parent):
+        with pytest.raises(StartupError, match=f"is a folder <name>/<version>, such as {copy}$"):
+            bundles.read(folder)
+    for missing in (copy.parent / "2", copy / "model.onnx"):
+        with pytest.raises(StartupError, match="there is no such folder"):
+            bundles.read(missing)
+
+
 @pytest.mark.parametrize("case", BREAK)
 def test_a_broken_bundle_is_refused_with_what_is_wrong_and_what_to_do(
     copy: Path, case: str

@@ -171,6 +171,8 @@ NAMES = [
     "",
 ]
 PATHS = [
+    "GET /v1/models/{}/1",
+    "GET /v1/models/notebook/{}",
     "GET /v1/models/{}/certificate",
     "GET /v1/models/notebook/{}/certificate",
     "GET /v2/models/{}/ready",
