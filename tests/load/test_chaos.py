@@ -27,7 +27,7 @@ def test_an_overloaded_server_answers_right_or_refuses_and_says_when(bundles: Pa
     assert figures["refusals without Retry-After"] == 0
     assert not [words for words in missed if words.startswith("answers")]
     assert (
-        figures["goodput over capacity, tokens"] > 0.4
+        figures["goodput over capacity, tokens"] > 0.3
     )  # `make chaos` asks for more, on a quiet machine
     assert sum(value for name, value in figures.items() if name.startswith("refused")) > 100
 

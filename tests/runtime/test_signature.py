@@ -239,7 +239,8 @@ def test_a_chain_of_certificates_is_trusted_by_its_root(
     trusted = [alice.public, mallory.certificate, root.certificate]
     assert bundles.read(copy, trusted).ref == "notebook/1"
     with pytest.raises(
-        StartupError, match=r"model\.sig is by no certificate .* \(.*certificate.*\); add the signer"
+        StartupError,
+        match=r"model\.sig is by no certificate .* \(.*certificate.*\); add the signer",
     ):
         bundles.read(copy, [mallory.certificate])
     # not even one that browsers trust will do where there are only keys
