@@ -439,6 +439,23 @@ def test_who_has_left_is_noticed_though_it_looks_as_if_it_sent_no_more(
         assert samples(httpx.get(f"{url}/metrics").text)[computed] == 5
 
 
+def test_a_reset_is_noticed_at_once(small: Path) -> None:
+    times_s = []
+    with held_up(small) as (url, inference, go), closing(call(url)) as first:
+        first.sendall(head(len(GOOD)) + GOOD)
+        assert eventually(lambda: inference.scheduler.num_busy == 1)
+        for _ in range(5):
+            with closing(call(url)) as caller:
+                started = time.monotonic()
+                caller.sendall(head(len(GOOD)) + GOOD)
+                assert eventually(lambda: inference.app.in_flight == 2)
+                caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            assert eventually(lambda: inference.app.in_flight == 1)
+            times_s.append(time.monotonic() - started)
+        go.set()
+    assert min(times_s) < 0.04
+
+
 def num_left(url: str) -> float:
     got = samples(httpx.get(f"{url}/metrics").text)
     return sum(
