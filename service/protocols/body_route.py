@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON
-from addnorm.service.protocols.codec.request_deadline import begin_deadline, watched
+from addnorm.service.protocols.codec.request_deadline import begin_deadline
 from addnorm.service.telemetry.request_context import context_of
 
 Answer = Callable[[RawRequest, Tools], Awaitable[bytes]]  # JSON
@@ -42,6 +42,5 @@ class BodyHandler:
         deadline = begin_deadline(request, context, self.timeout_s)
         body = await self.tools.bodies.receive(request)
         deadline.check()
-        with watched(request, deadline):
-            raw = RawRequest(body, request.headers, deadline, context, request.path_params)
-            return Response(await self.answer(raw, self.tools), media_type=JSON)
+        raw = RawRequest(body, request.headers, deadline, context, request.path_params)
+        return Response(await self.answer(raw, self.tools), media_type=JSON)

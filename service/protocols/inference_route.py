@@ -21,11 +21,7 @@ from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.protocols.codec.decoding import Decode, RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import wanted_coding
 from addnorm.service.protocols.codec.payload import Encode, PayloadResponse, compressing
-from addnorm.service.protocols.codec.request_deadline import (
-    TIMEOUT_HEADER,
-    begin_deadline,
-    watched,
-)
+from addnorm.service.protocols.codec.request_deadline import TIMEOUT_HEADER, begin_deadline
 from addnorm.service.telemetry.request_context import RequestContext, context_of
 
 
@@ -78,12 +74,11 @@ class InferenceHandler:
         )
         body = await self.tools.bodies.receive(request)
         deadline.check()
-        with watched(request, deadline):
-            raw = RawRequest(body, request.headers, deadline, context, request.path_params)
-            del body
-            inference, encode = await self._decoded(raw)
-            del raw
-            payload, stages_s = await self.pipeline.run(inference, encode, deadline)
+        raw = RawRequest(body, request.headers, deadline, context, request.path_params)
+        del body
+        inference, encode = await self._decoded(raw)
+        del raw
+        payload, stages_s = await self.pipeline.run(inference, encode, deadline)
         context.stages_s |= stages_s
         context.is_inferred = True
         return PayloadResponse(

@@ -84,6 +84,13 @@ class Connection(HttpToolsProtocol):
         if self._num_loose > self.settings.max_header_bytes and not self._is_refused:
             self._refuse(self._too_large(self._num_loose))
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._is_answering():
+            deadline = attach_context(self.cycle.scope["state"]).deadline
+            if deadline:  # else the body has not been read: who reads it is told
+                deadline.leave()
+
     def yield_to_others(self) -> None:
         """Reads on in the event loop's next round. In one round it would read up to 32 pieces."""
         if not self.transport.is_closing() and not self.flow.read_paused:

@@ -7,10 +7,12 @@ requests, and closes the listener last.
 import asyncio
 import gc
 import logging
+import os
 import signal
 import socket
 import time
 from errno import EADDRINUSE
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -29,6 +31,7 @@ from addnorm.service.telemetry.tracing import tracer_of_environment
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 TICKS_PER_S = 10  # uvicorn's
+MAX_ACCEPTED = 16  # connections in one round of the event loop
 log = logging.getLogger("addnorm")
 
 
@@ -116,6 +119,31 @@ class Server(uvicorn.Server):
         super().__init__(configured(service.app, service.settings))
         self._service = service
         self._drain_until = float("inf")
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens on several descriptors of each socket.
+
+        uvloop accepts one connection a round from each descriptor. In the same round it serves all
+        connections that are ready. So with one descriptor, new connections would wait for long
+        while others are busy.
+        """
+        await super().startup(sockets)
+        connection = partial(
+            cast(Any, self.config.http_protocol_class),
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        loop = asyncio.get_running_loop()
+        listeners = [listener for server in self.servers for listener in server.sockets]
+        for listener in listeners * (MAX_ACCEPTED - 1):
+            server = await loop.create_server(
+                connection,
+                sock=socket.socket(fileno=os.dup(listener.fileno())),
+                ssl=self.config.ssl,
+                backlog=self.config.backlog,
+            )
+            self.servers.append(server)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         readiness = self._service.readiness

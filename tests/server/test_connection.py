@@ -1,5 +1,6 @@
 """What callers can do to a connection: slow heads and bodies, unread answers, odd HTTP."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -9,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -438,6 +439,23 @@ def test_who_has_left_is_noticed_though_it_looks_as_if_it_sent_no_more(
         assert samples(httpx.get(f"{url}/metrics").text)[computed] == 5
 
 
+def test_a_reset_is_noticed_at_once(small: Path) -> None:
+    times_s = []
+    with held_up(small) as (url, inference, go), closing(call(url)) as first:
+        first.sendall(head(len(GOOD)) + GOOD)
+        assert eventually(lambda: inference.scheduler.num_busy == 1)
+        for _ in range(5):
+            with closing(call(url)) as caller:
+                started = time.monotonic()
+                caller.sendall(head(len(GOOD)) + GOOD)
+                assert eventually(lambda: inference.app.in_flight == 2)
+                caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            assert eventually(lambda: inference.app.in_flight == 1)
+            times_s.append(time.monotonic() - started)
+        go.set()
+    assert min(times_s) < 0.04
+
+
 def num_left(url: str) -> float:
     got = samples(httpx.get(f"{url}/metrics").text)
     return sum(
@@ -694,3 +712,37 @@ def test_all_headers_hide_the_server_and_forbid_sniffing(quick: str) -> None:
 def test_many_callers_at_once_are_all_answered(quick: str) -> None:
     with ThreadPoolExecutor(16) as callers:
         assert all(callers.map(good, [quick] * 64))
+
+
+def test_new_connections_need_no_round_of_the_event_loop_each(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one round all busy connections are served, so rounds may be long."""
+    num_rounds, accepted_in = 0, list[int]()
+    begun, go, end = threading.Event(), threading.Event(), threading.Event()
+    real = Connection.connection_made
+
+    def next_round(loop: asyncio.AbstractEventLoop) -> None:
+        nonlocal num_rounds
+        num_rounds += 1
+        if not end.is_set():
+            loop.call_soon(next_round, loop)
+
+    def connection_made(self: Connection, transport: Any) -> None:
+        real(self, transport)
+        if begun.is_set():
+            accepted_in.append(num_rounds)
+            return
+        begun.set()
+        go.wait(20)  # until many callers wait
+        next_round(self.loop)
+
+    monkeypatch.setattr(Connection, "connection_made", connection_made)
+    with serve() as url, closing(call(url)), ExitStack() as callers:
+        assert begun.wait(20)
+        for _ in range(64):
+            callers.enter_context(closing(call(url)))
+        go.set()
+        assert eventually(lambda: len(accepted_in) == 64)
+        end.set()
+    assert len(set(accepted_in)) <= 8

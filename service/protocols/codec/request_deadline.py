@@ -1,9 +1,4 @@
-"""A request's deadline, and the end of its work when its caller leaves."""
-
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+"""A request's deadline, by its header."""
 
 from starlette.requests import Request
 
@@ -32,43 +27,3 @@ def sent_timeout_s(request: Request) -> float | None:
             param=TIMEOUT_HEADER,
         )
     return int(digits) / 1000
-
-
-@contextmanager
-def watched(request: Request, deadline: Deadline) -> Iterator[None]:
-    """Tells the deadline when the caller leaves. The body must have been read."""
-    watch = Watch(partial(_left, request), deadline.leave)
-    try:
-        yield
-    finally:
-        watch.end()
-
-
-async def _left(request: Request) -> None:
-    """Returns when the caller has left."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-class Watch:
-    """Calls `then` when the caller leaves. Begins late, so that quick requests pay nothing."""
-
-    AFTER_S = 0.05
-
-    def __init__(self, left: Callable[[], Awaitable[None]], then: Callable[[], object]) -> None:
-        """left: returns when the caller has left."""
-        self._left, self._then = left, then
-        self._task: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(self.AFTER_S, self._begin)
-
-    def _begin(self) -> None:
-        self._task = asyncio.create_task(self._wait())
-
-    async def _wait(self) -> None:
-        await self._left()
-        self._then()
-
-    def end(self) -> None:
-        self._timer.cancel()
-        if self._task:
-            self._task.cancel()
