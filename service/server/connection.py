@@ -125,6 +125,7 @@ class Connection(HttpToolsProtocol):
         if self._in_head:
             return  # the head is parsed again
         super().on_message_complete()
+        self.flow.resume_reading()  # the end of a large body may have paused it; see eof_received
         self._since, self._in_body, self._num_loose = None, False, 0
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own returns bool | None

@@ -456,6 +456,31 @@ def test_a_reset_is_noticed_at_once(small: Path) -> None:
     assert min(times_s) < 0.04
 
 
+def test_a_caller_that_leaves_after_a_large_body_is_noticed(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading pauses at 64 KiB that the application has not taken: so may be the body's end."""
+    begin = Connection.on_message_begin
+
+    def begin_late(connection: Connection) -> None:
+        time.sleep(0.02)  # the rest arrives: it is read in one round of the event loop
+        begin(connection)
+
+    monkeypatch.setattr(Connection, "on_message_begin", begin_late)
+    with held_up(small) as (url, inference, go), closing(call(url)) as first:
+        first.sendall(head(len(GOOD)) + GOOD)
+        assert eventually(lambda: inference.scheduler.num_busy == 1)
+        callers = [call(url) for _ in range(8)]
+        for number, caller in enumerate(callers):  # in which piece it pauses depends on the size
+            body = GOOD.ljust(66_000 + 8_000 * number)
+            caller.sendall(head(len(body)) + body)
+        assert eventually(lambda: inference.scheduler.num_queued_tokens() == 8 * 5)
+        for caller in callers:
+            caller.close()
+        assert eventually(lambda: inference.app.in_flight == 1)
+        go.set()
+
+
 def num_left(url: str) -> float:
     got = samples(httpx.get(f"{url}/metrics").text)
     return sum(
