@@ -37,8 +37,8 @@ class Difference:
         stored, served = self.stored, self.served
         if self.part == "processor" and stored and served:  # long lists, nearly the same
             a, b = stored.split(), served.split()
-            stored = " ".join(word for word in a if word not in b) or "fewer"
-            served = " ".join(word for word in b if word not in a) or "fewer"
+            stored = " ".join(word for word in a if word not in b) or "without"
+            served = " ".join(word for word in b if word not in a) or "without"
         return f"{self.part} (stored {stored or 'none'}, now {served or 'none'})"
 
 

@@ -25,6 +25,7 @@ from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.support import exports, multi_vector
 from tests.support.exports import shared_exports
+from tests.support.signing import Signer
 from tests.support.task_models import DEFAULTS, export_task_models
 from tests.support.texts import TEXT_MODEL, checkpoint
 
@@ -286,3 +287,15 @@ def ask(client: httpx.Client) -> Ask:
 @pytest.fixture(scope="session")
 def golden_notebook() -> dict[str, Any]:
     return json.loads((GOLDEN / "notebook.json").read_text())  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def alice(tmp_path: Path) -> Signer:
+    """Who signs bundles and is trusted."""
+    return Signer(tmp_path, "alice")
+
+
+@pytest.fixture
+def mallory(tmp_path: Path) -> Signer:
+    """Who signs bundles and is not."""
+    return Signer(tmp_path, "mallory")

@@ -5,7 +5,6 @@ printed as it comes.
 """
 
 import gc
-import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from addnorm.model.transformer import Transformer
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import memory, selfcheck
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
+from addnorm.service.runtime.processor import processor
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def certify(
     fingerprints = {name: engine.fingerprint for name, engine in model.engines.items()}
     return {
         "passed": True,
-        "processor": processor(),
+        "processor": processor().name,
         "versions": exact.versions(),
         "provider": "cpu",
         "fingerprint": {name: found.digest for name, found in fingerprints.items()},
@@ -170,16 +170,3 @@ def _text_cases(
         needed = "the folder it came from is needed to certify it"
         raise CertificationError(f"{bundle.ref} has a tokenizer: {needed}")
     return authors.checks(path.service, bundle, reference, checkpoint)
-
-
-def processor() -> str:
-    """The processor's name and widest vectors: bits depend on both."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    known = {name.strip(): value.strip() for name, value in fields.items()}
-    flags = known.get("flags", "").split()
-    widest = [flag for flag in ("avx2", "avx512f", "avx512_vnni", "amx_int8") if flag in flags]
-    return " ".join([known.get("model name", platform.machine()), *widest])

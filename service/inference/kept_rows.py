@@ -54,16 +54,12 @@ class RowKeeper:
         offsets, indices = offsets_of(self._batch.lengths[sequences]), np.asarray(sequences)
         if self._all:
             self._all.receive(sequences, rows)
+            if self._hold:
+                self._hold(sequences, "every", spans(rows, offsets))
         for pick, vectors in self._picked.items():
             vectors[indices] = pooled(rows.activations, offsets, pick, indices)
-        if self._hold:
-            self._tell(self._hold, sequences, rows, offsets)
-
-    def _tell(self, hold: Hold, sequences: Sequence[int], rows: Rows, offsets: Ints) -> None:
-        if self._all:
-            hold(sequences, "every", spans(rows, offsets))
-        for pick, vectors in self._picked.items():
-            hold(sequences, pick, list(vectors[sequences]))
+            if self._hold:
+                self._hold(sequences, pick, [vectors[index] for index in sequences])
 
     def complete(self) -> KeptRows:
         return KeptRows(self._batch, self._all.complete() if self._all else None, self._picked)

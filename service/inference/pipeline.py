@@ -34,7 +34,7 @@ from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.settings import Settings
 
 Encoded = TypeVar("Encoded")
-Keep = Callable[[], KeptRows]  # puts together what was held and what was computed
+Gather = Callable[[], KeptRows]  # puts together what was held and what was computed
 Report = Callable[[str, int, int, int], None]
 NO_STAGES = {"queue": 0.0, "infer": 0.0}
 NO_SECONDS = nullcontext(0.0)  # the time of a quick answer is not worth counting
@@ -76,14 +76,14 @@ class Pipeline:
         is_quick = num_bytes <= QUICK_BYTES and num_head_values(request) <= QUICK_HEAD_VALUES
         promised = NO_SECONDS if is_quick else self._promised(request, num_bytes, deadline)
         with self.responses.reserve(num_bytes), promised as encode_s:
-            keep, stages_s = await self._kept(request, deadline, encode_s)
+            gather, stages_s = await self._kept(request, deadline, encode_s)
             started = time.monotonic()
             if is_quick:
-                made = run_now(_outputs(request, keep))
+                made = run_now(_outputs(request, gather))
                 encoded = run_now(encode(InferenceResponse(request, made, num_bytes)))
             else:
                 encoded = await self._encoders.finish(
-                    self._encoded(request, keep, encode, num_bytes), deadline, encode_s or SLICE_S
+                    self._encoded(request, gather, encode, num_bytes), deadline, encode_s or SLICE_S
                 )
         deadline.check()
         return encoded, {**stages_s, "encode": time.monotonic() - started}
@@ -122,13 +122,13 @@ class Pipeline:
     def _encoded(
         self,
         request: InferenceRequest,
-        keep: Keep,
+        gather: Gather,
         encode: Callable[[InferenceResponse], Steps[Encoded]],
         num_bytes: int,
     ) -> Steps[Encoded]:
         """Makes the outputs and writes them. The time it takes makes later predictions."""
         making, writing = self.cost.making(request), self.cost.writing(request)
-        made = _outputs(request, keep)
+        made = _outputs(request, gather)
         if num_rows := num_head_rows(request):
             made = timed(made, partial(making.add, num_rows))
         response = InferenceResponse(request, (yield from made), num_bytes)
@@ -136,8 +136,8 @@ class Pipeline:
 
     async def _kept(
         self, request: InferenceRequest, deadline: Deadline, encode_s: float
-    ) -> tuple[Keep, dict[str, float]]:
-        """What is kept of the batch, and the seconds that it waited and ran.
+    ) -> tuple[Gather, dict[str, float]]:
+        """How to gather what is kept of the batch, and the seconds that it waited and ran.
 
         encode_s: the time that must be left once it is there.
         """
@@ -154,7 +154,9 @@ class Pipeline:
             reuse = Reuse.of(batch, picks, digests, found)
             job = self._submitted(request, reuse, digests, left_s)
         if digests:
-            self._report(model.name, reuse.num_held, len(batch) - reuse.num_held, reuse.num_merged)
+            num_held = reuse.num_held
+            num_missed = len(batch) - num_held
+            self._report(model.name, num_held, num_missed, num_missed - len(reuse.missing))
         if job is None:
             return partial(reuse.gathered, None), NO_STAGES
         computed = await _done(job, request, deadline, reuse.missing)
@@ -209,22 +211,18 @@ def _stages_s(job: Job) -> dict[str, float]:
     return {"queue": job.started - job.submitted, "infer": job.finished - job.started}
 
 
-def _outputs(request: InferenceRequest, keep: Keep) -> Steps[dict[str, Any]]:
+def _outputs(request: InferenceRequest, gather: Gather) -> Steps[dict[str, Any]]:
     model = request.model
     engine = model.engine(request.precision)
+    made: dict[str, Any] = {}
     try:
-        kept = keep()
+        of = Computed(model.bundle, engine, request.batch, request.padding, gather())
+        for output in request.outputs:
+            value = yield from output.make(of)
+            made[output.name] = halved(output.name, value) if request.dtype == "float16" else value
+            yield
     except NotFinite as error:
         raise _by_row(request, error) from error
-    of = Computed(model.bundle, engine, request.batch, request.padding, kept)
-    made: dict[str, Any] = {}
-    for output in request.outputs:
-        try:
-            value = yield from output.make(of)
-        except NotFinite as error:
-            raise _by_row(request, error) from error
-        made[output.name] = halved(output.name, value) if request.dtype == "float16" else value
-        yield
     return made
 
 

@@ -43,11 +43,6 @@ class Reuse(NamedTuple):
     def num_held(self) -> int:
         return sum(first in self.held for first in self.equal_to)
 
-    @property
-    def num_merged(self) -> int:
-        """Those that get the rows of an equal one of the same request."""
-        return len(self.batch) - self.num_held - len(self.missing)
-
     def to_compute(self) -> Batch:
         if len(self.missing) == len(self.batch):
             return self.batch

@@ -32,7 +32,7 @@ class Entry(NamedTuple):
     used: int  # larger: later
 
 
-class Shelf:
+class LRU:
     """Entries of one kind and one engine, the least recently used first."""
 
     def __init__(self) -> None:
@@ -48,24 +48,28 @@ class Shelf:
         return entry.kept
 
     def add(self, key: EntryKey, kept: Kept, num_bytes: int, now: int) -> None:
-        if key not in self.entries:
-            self.num_bytes += num_bytes
-            self.entries[key] = Entry(kept, num_bytes, now)
+        self.num_bytes += num_bytes
+        self.entries[key] = Entry(kept, num_bytes, now)
 
-    def drop_oldest(self) -> None:
+    def drop_oldest(self) -> int:
+        """-> its bytes."""
         _, entry = self.entries.popitem(last=False)
         self.num_bytes -= entry.num_bytes
+        return entry.num_bytes
 
     @property
     def oldest(self) -> int:
         return next(iter(self.entries.values())).used
 
 
-class Shelves(NamedTuple):
+class Entries(NamedTuple):
     """Of one engine."""
 
-    vectors: Shelf  # picked rows
-    tokens: Shelf  # rows of all tokens
+    vectors: LRU  # picked rows
+    tokens: LRU  # rows of all tokens
+
+    def of(self, pick: Pick) -> LRU:
+        return self.tokens if pick == "every" else self.vectors
 
 
 class SequenceCache:
@@ -79,14 +83,14 @@ class SequenceCache:
     def __init__(self, max_bytes: int) -> None:
         """max_bytes: 0 holds nothing."""
         self.max_bytes = max_bytes
-        self._shelves: WeakKeyDictionary[Target, Shelves] = WeakKeyDictionary()
+        self._entries: WeakKeyDictionary[Target, Entries] = WeakKeyDictionary()
         self._ticks = count()
         self._lock = threading.Lock()
 
     @property
     def num_bytes(self) -> int:
         with self._lock:
-            return sum(shelf.num_bytes for shelves in self._shelves.values() for shelf in shelves)
+            return sum(lru.num_bytes for entries in self._entries.values() for lru in entries)
 
     def find(
         self, target: Target, key: str, digests: Iterable[bytes] | None, picks: Sequence[Pick]
@@ -94,10 +98,10 @@ class SequenceCache:
         """Of those sequences for which it is there: what is held for all of the picks, or the rows
         of all tokens. key: the name of the caller's API key, which finds its own only."""
         with self._lock:
-            shelves = self._shelves.get(target)
-            if not shelves or not digests:
+            entries = self._entries.get(target)
+            if not entries or not digests:
                 return {}
-            found = ((one, _find(shelves, key, one, picks, next(self._ticks))) for one in digests)
+            found = ((one, _find(entries, key, one, picks, next(self._ticks))) for one in digests)
             return {digest: kept for digest, kept in found if kept}
 
     def hold(
@@ -114,39 +118,34 @@ class SequenceCache:
         sequences: those of the digests that `kept` is of.
         """
         with self._lock:
-            shelves = self._shelves.setdefault(target, Shelves(Shelf(), Shelf()))
-            shelf = shelves.tokens if pick == "every" else shelves.vectors
+            lru = self._entries.setdefault(target, Entries(LRU(), LRU())).of(pick)
             for index, one in zip(sequences, kept, strict=True):
                 parts = one if isinstance(one, Rows) else (one,)
                 num_bytes = ENTRY_BYTES + sum(part.nbytes for part in parts)
-                if 2 * num_bytes <= self.max_bytes:
-                    entry = key, digests[index], pick
-                    shelf.add(entry, _copied(one), num_bytes, next(self._ticks))
+                entry = key, digests[index], pick
+                if entry not in lru.entries and 2 * num_bytes <= self.max_bytes:
+                    lru.add(entry, _copied(one), num_bytes, next(self._ticks))
             self._make_room()
 
     def _make_room(self) -> None:
-        kinds = list(zip(*self._shelves.values(), strict=True))  # vectors, tokens
-        num_bytes = [sum(shelf.num_bytes for shelf in kind) for kind in kinds]
+        kinds = list(zip(*self._entries.values(), strict=True))  # vectors, tokens
+        num_bytes = [sum(lru.num_bytes for lru in kind) for kind in kinds]
         while sum(num_bytes) > self.max_bytes:
             kind = 1 if 2 * num_bytes[1] > self.max_bytes or not num_bytes[0] else 0
-            full = (shelf for shelf in kinds[kind] if shelf.entries)
-            shelf = min(full, key=lambda shelf: shelf.oldest)
-            before = shelf.num_bytes
-            shelf.drop_oldest()
-            num_bytes[kind] -= before - shelf.num_bytes
+            oldest = min((lru for lru in kinds[kind] if lru.entries), key=lambda lru: lru.oldest)
+            num_bytes[kind] -= oldest.drop_oldest()
 
 
 def _find(
-    shelves: Shelves, key: str, digest: bytes, picks: Sequence[Pick], now: int
+    entries: Entries, key: str, digest: bytes, picks: Sequence[Pick], now: int
 ) -> Mapping[Pick, Kept] | None:
     found: dict[Pick, Kept] = {}
     for pick in picks:
-        shelf = shelves.tokens if pick == "every" else shelves.vectors
-        if (kept := shelf.find((key, digest, pick), now)) is not None:
+        if (kept := entries.of(pick).find((key, digest, pick), now)) is not None:
             found[pick] = kept
     if len(found) == len(picks):
         return found
-    rows = shelves.tokens.find((key, digest, "every"), now)
+    rows = entries.tokens.find((key, digest, "every"), now)
     return None if rows is None else {"every": rows}
 
 

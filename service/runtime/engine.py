@@ -1,6 +1,5 @@
 """The onnxruntime sessions of one bundle. Knows batches and rows; no requests, no queue."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ from addnorm.service.errors import StartupError
 from addnorm.service.runtime.batch import Batch, Floats, Grid, Rows
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.fingerprint import Fingerprint
+from addnorm.service.runtime.processor import processor
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 HEAD_ROWS = 256  # of one head run: bounds the logits in memory; larger matrices are no faster
@@ -99,10 +99,7 @@ def int8_is_exact() -> bool:
     be asked for. On x86 with VNNI they must not be, because onnxruntime would then not use VNNI.
     Elsewhere the option has no effect.
     """
-    try:
-        return re.search(r"\bavx(512)?_vnni\b", Path("/proc/cpuinfo").read_text()) is not None
-    except OSError:
-        return False
+    return processor().has_vnni
 
 
 def _first_line(error: Exception) -> str:

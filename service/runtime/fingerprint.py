@@ -3,32 +3,21 @@ answers, beside the tokens and the request's options."""
 
 import hashlib
 import json
-import platform
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cache, cached_property
-from pathlib import Path
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
 import tokenizers
 
 from addnorm.service import VERSION
+from addnorm.service.runtime.processor import processor
 
 NUM_DIGITS = 32  # hexadecimal: 128 bits
 METADATA_KEY = "addnorm.fingerprint"  # under which files of vectors hold it
-# What the kernels of onnxruntime and numpy choose by, in the words of /proc/cpuinfo
-INSTRUCTION_SETS = (
-    *("sse4_1", "sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx_vnni_int8"),
-    *("avx_ne_convert", "avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512ifma"),
-    *("avx512vbmi", "avx512_vbmi2", "avx512_bitalg", "avx512_vpopcntdq", "avx512_vnni"),
-    *("avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16"),
-    *("asimd", "asimdhp", "asimddp", "fphp", "fcma", "i8mm", "bf16", "sve", "sve2", "svei8mm"),
-    *("sme", "sme2"),
-)
-ARM_CORE = ("CPU implementer", "CPU part")  # on ARM some kernels are chosen by the core
 
 
 @dataclass(frozen=True)
@@ -43,7 +32,7 @@ class Fingerprint:
     numpy: str  # pools, normalizes and takes logarithms
     tokenizers: str  # makes tokens of texts
     addnorm: str
-    processor: str  # its class: see processor_class
+    processor: str  # its kind: see processor.py
 
     @classmethod
     def here(cls, manifest_sha256: str, precision: str, provider: str) -> "Fingerprint":
@@ -56,14 +45,14 @@ class Fingerprint:
             np.__version__,
             tokenizers.__version__,
             VERSION,
-            processor_class(),
+            processor().kind,
         )
 
     @cached_property
     def digest(self) -> str:
         return digest_of(self.parts())
 
-    def parts(self) -> dict[str, Any]:
+    def parts(self) -> dict[str, str]:
         """By name, as `/v1/models` and the certificate show them."""
         return asdict(self)
 
@@ -105,24 +94,3 @@ def from_text(text: str) -> Recorded:
     if parts and digest_of(parts) != digest:
         raise ValueError(f"the fingerprint {digest[:60]!r} is not that of the parts beside it")
     return Recorded(digest, parts or None)
-
-
-@cache
-def processor_class() -> str:
-    """System, architecture, and the instruction sets by which kernels are chosen. Not the model's
-    name: processors of one class run the same kernels."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:  # not Linux
-        return " ".join(filter(None, (platform.system(), platform.machine(), platform.processor())))
-    return " ".join([platform.system(), platform.machine(), *_chosen_by(text)])
-
-
-def _chosen_by(cpuinfo: str) -> list[str]:
-    fields: dict[str, str] = {}
-    for line in cpuinfo.splitlines():
-        name, _, value = line.partition(":")
-        fields.setdefault(name.strip(), value.strip())  # the first core's
-    flags = fields.get("flags") or fields.get("Features") or ""
-    core = [fields[name] for name in ARM_CORE if name in fields]
-    return [*core, *sorted(set(INSTRUCTION_SETS) & set(flags.split()))]

@@ -16,11 +16,11 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator, Mapping
-from itertools import chain, count, pairwise
+from itertools import chain, count
 from weakref import WeakKeyDictionary
 
 from addnorm.service.errors import Expired
-from addnorm.service.runtime.batch import Batch, Rows, offsets_of
+from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.scheduling.backlog import Backlog, KeyBacklogs
 from addnorm.service.scheduling.job import (
     AllRows,
@@ -235,25 +235,24 @@ class JobQueue:
             yield from (other for other in jobs if other is not job)
 
     def settle(self, micro: MicroBatch, error: Exception | None, now: float) -> None:
-        """The rows of the micro-batch were delivered, or an error came in their place. The error
-        fails its jobs, and those that wait for its sequences, only."""
+        """The rows of the micro-batch were delivered and shared, or an error came in their place.
+        The error fails its jobs, and those that wait for its sequences, only."""
         if error is None:
             micro.target.measured(micro.num_tokens, now - micro.taken)
         for job, sequences in micro.by_job():
-            if error:
-                job.fail(error)
-            else:
+            if error is None:
                 job.settle(len(sequences), now)
-        for sequence in micro.sequences:
-            for joined in self._joined_to(sequence):
-                assert error  # else `share` would have given them their rows
-                joined.job.fail(error)
+                continue
+            job.fail(error)
+            for sequence in sequences:
+                for joined in self._joined_to(sequence):
+                    joined.job.fail(error)
 
     def share(self, micro: MicroBatch, rows: Rows, now: float) -> int:
         """Gives its rows to those that wait for its sequences too. -> how many these are."""
-        num_joined = 0
-        offsets = offsets_of(micro.lengths()).tolist()
-        for sequence, (start, end) in zip(micro.sequences, pairwise(offsets), strict=True):
+        num_joined = start = 0
+        for sequence in micro.sequences:
+            end = start + sequence.length
             for joined in self._joined_to(sequence):
                 num_joined += 1
                 try:
@@ -262,6 +261,7 @@ class JobQueue:
                     joined.job.fail(service_error(error))
                 else:
                     joined.job.settle(1, now)
+            start = end
         return num_joined
 
     def release(self, micro: MicroBatch) -> None:

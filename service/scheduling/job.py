@@ -12,10 +12,8 @@ from operator import attrgetter
 from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 from addnorm.service.errors import ServiceError
-from addnorm.service.runtime.batch import Batch, Ints, Rows
+from addnorm.service.runtime.batch import Batch, Rows
 
 # How the measured rate of a target follows its runs.
 #
@@ -171,9 +169,6 @@ class MicroBatch(NamedTuple):
     @property
     def num_tokens(self) -> int:
         return sum(sequence.length for sequence in self.sequences)
-
-    def lengths(self) -> Ints:
-        return np.array([sequence.length for sequence in self.sequences])
 
     def batch(self) -> Batch:
         first = self.sequences[0].job

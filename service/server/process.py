@@ -31,7 +31,9 @@ from addnorm.service.telemetry.tracing import tracer_of_environment
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 TICKS_PER_S = 10  # uvicorn's
-MAX_ACCEPTED = 16  # connections in one round of the event loop
+# Connections accepted in one round of the event loop. Larger: each new connection costs more system
+# calls. Smaller: new connections wait longer beside busy ones.
+MAX_ACCEPTED = 16
 log = logging.getLogger("addnorm")
 
 

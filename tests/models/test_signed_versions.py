@@ -19,16 +19,6 @@ from tests.support.waiting import eventually
 
 
 @pytest.fixture
-def alice(tmp_path: Path) -> Signer:
-    return Signer(tmp_path, "alice")
-
-
-@pytest.fixture
-def mallory(tmp_path: Path) -> Signer:
-    return Signer(tmp_path, "mallory")
-
-
-@pytest.fixture
 def root(notebook: Path, tmp_path: Path, alice: Signer) -> Path:
     shutil.copytree(notebook, tmp_path / "bundles" / "notebook" / "1")
     signature.sign(tmp_path / "bundles" / "notebook" / "1", alice.key, None, [])

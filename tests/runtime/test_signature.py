@@ -34,16 +34,6 @@ def copy(notebook: Path, tmp_path: Path) -> Path:
     return tmp_path / "bundles" / "notebook" / "1"
 
 
-@pytest.fixture
-def alice(tmp_path: Path) -> Signer:
-    return Signer(tmp_path, "alice")
-
-
-@pytest.fixture
-def mallory(tmp_path: Path) -> Signer:
-    return Signer(tmp_path, "mallory")
-
-
 def signed(path: Path, signer: Signer) -> None:
     signature.sign(path, signer.key, None, [])
 
