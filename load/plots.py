@@ -11,7 +11,10 @@ TICKS_MS = (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
 def latency(path: Path, points: dict[str, list[dict[str, float]]]) -> None:
-    """Left the median, right the 99th percentile, against the load that was offered."""
+    """Left the median, right the 99th percentile, against the load that was offered.
+
+    Rate 0 is a lone caller, who sends a request when the last one is answered.
+    """
     figure = Figure(figsize=(9, 4))
     panels = figure.subplots(1, 2, sharey=True)
     for axes, metric, name in zip(
@@ -19,8 +22,8 @@ def latency(path: Path, points: dict[str, list[dict[str, float]]]) -> None:
     ):
         for who, loads in points.items():
             rates, shown = [load["rate"] for load in loads], [load[metric] for load in loads]
-            axes.plot(rates, shown, "-o", color=COLOURS[who], label=who)
-        axes.set(xlabel="requests per second offered (Poisson)", title=name, xlim=(0, None))
+            axes.plot(rates, shown, "-o", color=COLOURS[who], label=who, clip_on=False)
+        axes.set(xlabel="requests offered per second; 0: a lone caller", title=name, xlim=(0, None))
         axes.set_yscale("log")
         axes.set_yticks(TICKS_MS, [f"{ms:,}" for ms in TICKS_MS])
         axes.minorticks_off()

@@ -76,8 +76,8 @@ def markdown(findings: Findings) -> str:
     paragraphs = [
         f"{findings.bundle.ref}; {facts}",
         f"Medians of {num_rounds} rounds. In brackets the ratio of the pairs, over the baseline: "
-        "**median**, least - most; more is better. A row alone: `make bench ONLY=...`, with what "
-        "its last column says.",
+        "**median**, least - most; more is better. `make bench ONLY=...` measures a row alone, by "
+        "its last column; `ONLY=open` makes the picture of latencies.",
         *findings.notes,
         contenders_table(findings.figures),
         ratios_table(findings.figures),

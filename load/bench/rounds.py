@@ -9,13 +9,11 @@ from addnorm.load.bench.run import Figures, Load
 from addnorm.load.bench.sides import Side
 from addnorm.load.bench.tables import Rounds, median
 
-# The loads of the open loop, of a contender's own capacity. At the first one hardly any request
-# meets another: it waits as a lone caller does.
-FRACTIONS = (0.1, 0.3, 0.5, 0.7, 0.85, 1.0)
+FRACTIONS = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)  # of a contender's own capacity: loads of the open loop
 SATURATED_MS = 1000.0  # median latency from which more load says nothing new
 NUM_BITS = 2000  # answers that must have been compared bit for bit in the end
 RUN_S = (0.4, 5.0)  # least and most seconds of one run
-MIN_OPEN_S = 1.0  # of one open-loop run: fewer arrivals have no percentiles
+MIN_ARRIVALS = 30  # of one open-loop run: fewer have no percentiles
 MIN_ROUNDS = 3  # aimed at; `--minutes` wins
 
 
@@ -62,21 +60,26 @@ def interleave(sides: list[Side], budget_s: float, clock: Clock) -> Rounds:
 
 
 def open_loops(preset: Contenders, figures: Rounds, budget_s: float, clock: Clock) -> Rounds:
-    """Latency at growing shares of each contender's capacity (closed loop, 32 callers)."""
+    """Latency from a lone caller, at rate 0, to each contender's capacity, which is what 32 callers
+    reach (closed loop). A contender whose median is past SATURATED_MS gets no more load."""
     capacity = {
         who: median(figures[f"small-32/{who}"], "requests_per_s")
         for who in (NAIVE, FP32, INT8)
         if who in preset
     }
-    seconds = max(MIN_OPEN_S, budget_s / len(FRACTIONS) / len(capacity))
-    points: Rounds = {who: [] for who in capacity}
-    for fraction in FRACTIONS:
-        for who, known in points.items():
-            clock.show(f"open loop at {fraction:.0%}: {who}")
-            if not (known and known[-1]["p50_ms"] > SATURATED_MS):
-                rate = fraction * capacity[who]
-                known.append({"rate": rate, **preset[who].run("small", Load(64, seconds, rate))})
+    loads = [(who, share * of_all) for share in FRACTIONS for who, of_all in capacity.items()]
+    num_arrivals = max(MIN_ARRIVALS, budget_s / sum(1 / rate for _, rate in loads))
+    points = {who: [_lone(figures[f"small-1/{who}"])] for who in capacity}
+    for who, rate in loads:
+        clock.show(f"open loop, {rate:.0f} requests/s: {who}")
+        if points[who][-1]["p50_ms"] < SATURATED_MS:
+            load = Load(64, num_arrivals / rate, rate)
+            points[who].append({"rate": rate, **preset[who].run("small", load)})
     return points
+
+
+def _lone(rounds: list[Figures]) -> Figures:
+    return {"rate": 0.0, **{name: median(rounds, name) for name in ("p50_ms", "p99_ms")}}
 
 
 def bits(preset: Contenders, so_far: Rounds, clock: Clock) -> dict[str, Figures]:

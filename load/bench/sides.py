@@ -52,6 +52,7 @@ LINES = {
     },
 }
 NUM_NAIVE_SWEEP = 2  # eight callers would each wait a minute for its answer to 94 % padding
+SWEEP_ENDS = (f"longest-{SWEEP_LONGEST[0]}", f"longest-{SWEEP_LONGEST[-1]}")  # a ratio is of these
 ENGINE_BUDGET = 256  # tokens of a micro-batch, unless the settings say another
 
 
@@ -63,7 +64,7 @@ class Side:
     who: str
     prepare: Callable[[], object]
     measure: Callable[[float], Figures]  # seconds -> figures
-    once: bool = False  # too slow for every round
+    once: bool = False  # too slow for every round, or only for a picture
 
     @property
     def key(self) -> str:
@@ -81,14 +82,15 @@ def sides(models: dict[str, Contenders]) -> Iterator[Side]:
 
 
 def _served(name: str, line: Line, contender: Contender) -> Side:
-    is_slow = name.startswith("longest") and contender.name == NAIVE
+    is_sweep = name.startswith("longest")
+    is_slow = is_sweep and contender.name == NAIVE
     num_callers = NUM_NAIVE_SWEEP if is_slow else line.num_callers
     return Side(
         name,
         contender.name,
         lambda: contender.prepare(line.traffic),
         lambda seconds: contender.run(line.traffic, Load(num_callers, seconds)),
-        is_slow,
+        once=is_slow or (is_sweep and name not in SWEEP_ENDS),
     )
 
 

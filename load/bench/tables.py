@@ -159,7 +159,8 @@ def ratios(over: list[Figures], under: list[Figures], metric: str) -> list[float
 
 def spread(values: list[float]) -> str:
     """Median, least - most."""
-    return f"**{middle(values):.2f} x**, {min(values):.2f} - {max(values):.2f}"
+    extremes = f", {min(values):.2f} - {max(values):.2f}" if len(values) > 1 else ""
+    return f"**{middle(values):.2f} x**{extremes}"
 
 
 def median(rounds: list[Figures], metric: str) -> float:
