@@ -167,7 +167,8 @@ def test_without_infinity_texts_have_values_and_no_ratios() -> None:
 
 
 def test_memory_is_the_most_that_a_process_held() -> None:
-    both = {"small-8/fp32": [{"server_rss_mib": 300.0}], "big/int8": [{"server_rss_mib": 400.0}]}
+    fp32 = [{"server_rss_mib": mib} for mib in (300.0, 400.0, 350.0)]
+    both = {"small-8/fp32": fp32, "big/int8": [{"server_rss_mib": 380.0}]}
     other = {"tiny/fp32": [{"server_rss_mib": 100.0}], "engine-16/fp32": [{"tokens_per_s": 1.0}]}
     assert tables.memory({**both, **other}) == {
         ("preset", "Addnorm"): 400.0,
