@@ -36,7 +36,7 @@ def main() -> None:
         clock = Clock(60 * (arguments.minutes or max(1.0, MINUTES * len(wanted) / len(every))))
         prepare(wanted, clock)
         is_open = _is_wanted("open", arguments.only)
-        figures = interleave(wanted, (0.7 if is_open else 0.9) * clock.left_s(), clock)
+        figures = interleave(wanted, (0.8 if is_open else 0.95) * clock.left_s(), clock)
         points: Rounds = {}
         if is_open:
             points = open_loops(models["preset"], figures, 0.8 * clock.left_s(), clock)

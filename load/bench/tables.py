@@ -120,7 +120,7 @@ class Ratio:
             return None
         shown = " / ".join(_short(median(side, self.metric)) for side in (over, under))
         lines = dict.fromkeys(key.partition("/")[0] for key in (self.over, self.under))
-        who = self.over.partition("/")[2]
+        who = self.over.partition("/")[2].removesuffix("-tensors")
         return [
             self.title,
             TITLES.get(who, who),
@@ -145,8 +145,7 @@ def _beside_itself() -> Iterator[Ratio]:
     swept = (f"longest-{longest}/{NAIVE}" for longest in (most, least))
     yield Ratio(f"{shares}, {NUM_NAIVE_SWEEP} callers", *swept)
     for line in ("engine-mixed", "engine-16", "engine-512"):
-        title = f"{line.replace('-', ', one thread, ')}: int8 over fp32"
-        yield Ratio(title, f"{line}/{INT8}", f"{line}/{FP32}")
+        yield Ratio(f"`{line}`, one thread: int8 over fp32", f"{line}/{INT8}", f"{line}/{FP32}")
     yield Ratio("engine alone over matrix products alone", f"offline/{FP32}", "sgemm/sgemm")
 
 
