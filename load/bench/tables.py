@@ -100,6 +100,7 @@ ROWS = (
     Row("the same, naive with a declared answer type", "tokens_per_s", "hidden", TYPED),
     Row("1 - 4 texts on /v1/embeddings, 8 callers", "tokens_per_s", "texts", INFINITY),
     Row("the same", "p99_ms", "texts", INFINITY),
+    Row("the same sequences as token ids", "tokens_per_s", "ids", INFINITY),  # which takes no ids
     Row("a model that costs almost nothing, 32 callers", "requests_per_s", "tiny", READY),
 )
 
