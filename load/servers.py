@@ -87,11 +87,12 @@ class Server:
         )  # utime, stime: proc(5)
 
     def rss_mib(self) -> float | None:
-        """Resident memory of the process, MiB."""
+        """Resident memory of the process, MiB. A page that is mapped twice counts once (Pss)."""
         if self.pid is None:
             return None
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+        text = Path(f"/proc/{self.pid}/smaps_rollup").read_text()
+        sizes = dict(line.split(":") for line in text.splitlines()[1:])
+        return int(sizes["Pss"].split()[0]) / 1024
 
     def cache_counts(self) -> CacheCounts | None:
         """Since its start. None if it has no metrics that we may read, or is not Addnorm."""
