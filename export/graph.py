@@ -12,10 +12,10 @@ from torch import nn
 from torch.export import Dim
 
 from addnorm.export.model_file import EXTERNAL, MIN_BYTES, Array, Graph
-from addnorm.model.transformer import Head, Transformer
+from addnorm.model.transformer import ATTENTION_VERSION, Head, Transformer
 
 MAX_HEAD_DIMS = 128  # of one attention head
-OPSET = 23  # the first with Attention
+OPSET = ATTENTION_VERSION
 BODY_INPUTS = ["input_ids", "attention_mask"]  # and token_type_ids, where the model has types
 BODY_OUTPUTS = ["activations", "norm_mean", "norm_rstd"]
 

@@ -7,13 +7,31 @@ operations that export to standard ONNX operators (NonZero, CumSum, Gather, Wher
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 # finite: minus infinity makes NaN where every key is masked, and 0 * NaN reaches neighbours
 MASKED = -1e9
+
+
+class Mask(NamedTuple):
+    """Which keys a query sees on attention's grid, as ONNX's Attention takes it."""
+
+    bias: Tensor | None  # [B or 1, H or 1, S, S] added to the scores; None: nothing is
+    num_keys: Tensor | None  # [B] of each sequence the first so many keys are seen; None: all
+    causal: bool  # whether a query sees no key after its own place
+
+    def as_bias(self, seq: int) -> Tensor:
+        """All of it as numbers to add to the scores, `[B or 1, H or 1, S, S]`."""
+        bias = torch.zeros(1, 1, seq, seq) if self.bias is None else self.bias
+        columns = torch.arange(seq, device=bias.device)
+        if self.num_keys is not None:
+            bias = bias + _bias(columns < self.num_keys[:, None])
+        if self.causal:
+            bias = bias + torch.where(columns <= columns[:, None], 0.0, MASKED)
+        return bias
 
 
 class Layout(Protocol):
@@ -36,8 +54,8 @@ class Layout(Protocol):
         """Attention's grid `[B, S, d]` -> rows `[N, d]`."""
         ...
 
-    def attention_bias(self, causal: bool) -> Tensor:
-        """Added to the scores: 0 where a query may see a key, else MASKED. `[B, 1, S, S]`"""
+    def attention_mask(self, causal: bool, relative: Tensor | None) -> Mask:
+        """Queries see real keys only. relative: a bias `[B or 1, H, S, S]` that they see too."""
         ...
 
     def scatter(self, rows: Tensor) -> Tensor:
@@ -64,8 +82,9 @@ class Padded:
     def from_grid(self, context: Tensor) -> Tensor:
         return context.reshape(-1, context.shape[-1])
 
-    def attention_bias(self, causal: bool) -> Tensor:
-        return _bias(self.mask, causal)
+    def attention_mask(self, causal: bool, relative: Tensor | None) -> Mask:
+        bias = _bias(self.mask)
+        return Mask(bias if relative is None else bias + relative, None, causal)
 
     def scatter(self, rows: Tensor) -> Tensor:
         return torch.where(self.mask[:, :, None], rows.reshape(*self.shape, rows.shape[-1]), 0.0)
@@ -91,7 +110,8 @@ class Packed:
         real = self.mask.to(torch.int64)
         lengths = real.sum(1, keepdim=True)  # [B, 1]
         columns = torch.arange(seq, device=real.device)[None, :]
-        self.keys = columns < lengths  # [B, S] real cells of attention's grid
+        # [B] for attention: of a sequence without a token one pad is seen, not nothing
+        self.num_keys = lengths.squeeze(1).clamp(min=1)
         self.distances = columns[:, None, :] - columns[:, :, None]
 
         flat = real.reshape(-1)
@@ -109,7 +129,8 @@ class Packed:
         # [B, 1] row of each sequence's first token
         first_row = torch.where(lengths > 0, before + 1, 0)
         # [B * S] row of each of attention's cells
-        self.grid_rows = torch.where(self.keys, before + columns + 1, first_row).reshape(-1)
+        real_cells = columns < lengths
+        self.grid_rows = torch.where(real_cells, before + columns + 1, first_row).reshape(-1)
 
     def gather(self, cells: Tensor) -> Tensor:
         return cells.reshape(-1).index_select(0, self.cells)
@@ -123,8 +144,9 @@ class Packed:
     def from_grid(self, context: Tensor) -> Tensor:
         return context.reshape(-1, context.shape[-1]).index_select(0, self.grid_cells)
 
-    def attention_bias(self, causal: bool) -> Tensor:
-        return _bias(self.keys, causal)
+    def attention_mask(self, causal: bool, relative: Tensor | None) -> Mask:
+        """Pads come last, so a causal model's queries do not see them anyway."""
+        return Mask(relative, None if causal else self.num_keys, causal)
 
     def scatter(self, rows: Tensor) -> Tensor:
         cells = rows.index_select(0, self.row_of_cell).reshape(*self.shape, rows.shape[-1])
@@ -139,11 +161,7 @@ def _positions(mask: Tensor) -> Tensor:
     return (mask.to(torch.int64).cumsum(1) - 1).clamp(min=0)
 
 
-def _bias(keys: Tensor, causal: bool) -> Tensor:
+def _bias(keys: Tensor) -> Tensor:
     """keys: `[B, S]` bool, the cells that hold a real token. -> `[B, 1, S, S]`."""
     batch, seq = keys.shape
-    visible = keys[:, None, None, :].expand(batch, 1, seq, seq)
-    if causal:
-        columns = torch.arange(seq, device=keys.device)
-        visible = visible & (columns[None, :] <= columns[:, None])
-    return torch.where(visible, 0.0, MASKED)
+    return torch.where(keys[:, None, None, :].expand(batch, 1, seq, seq), 0.0, MASKED)

@@ -21,7 +21,8 @@ OPERATORS: dict[str, tuple[Activation, ...]] = {  # of ONNX -> the activations t
 def body(graph: Graph, config: Config) -> Iterator[str]:
     """What differs from the reference's Config."""
     heads = {"q_num_heads": config.n_heads, "kv_num_heads": config.n_heads}
-    yield from _each(graph.proto, "Attention", heads, config.n_layers)
+    attention = {**heads, "is_causal": int(config.causal)}
+    yield from _each(graph.proto, "Attention", attention, config.n_layers)
     yield from _attributes(graph, config, config.n_norms, config.activation, config.n_layers)
 
 
