@@ -21,6 +21,7 @@ from addnorm.model.pooling import picked
 from addnorm.model.positions import RelativeBias, sinusoids
 
 ATTENTION_VERSION = 24  # of ONNX's operator, the first that takes numbers of keys
+ATTENTION_IN_BLOCKS = "addnorm::Attention"  # an export writes a Scan in its place
 
 
 class LayerNorm(nn.Module):
@@ -80,17 +81,27 @@ class Attention(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, n_heads: int) -> Tensor:
-    """softmax(q k^T / sqrt(d_head) + mask) v, head by head. q, k, v `[B, S, d]` -> `[B, S, d]`.
+    """softmax(q k^T / sqrt(d_head) + mask) v, head by head. k, v `[B, S, d]`; q `[B, S, d]`, or in
+    blocks `[G, B, w, d]` -> like q.
 
     In an export it is ONNX's operator. This takes the numbers of keys as they are: a mask of
     `[B, 1, S, S]` would have to be written, copied for each head, and read again.
     """
     if is_in_onnx_export():
-        inputs = (q, k, v, mask.bias, None, None, mask.num_keys)
-        attributes = {"q_num_heads": n_heads, "kv_num_heads": n_heads, "is_causal": int(mask.causal)}
-        shape, version = q.shape, ATTENTION_VERSION
-        return symbolic("Attention", inputs, attributes, dtype=q.dtype, shape=shape, version=version)
-    bias = mask.as_bias(q.shape[1])
+        name = "Attention" if q.dim() == 3 else ATTENTION_IN_BLOCKS
+        inputs, heads = (
+            (q, k, v, mask.bias, None, None, mask.num_keys),
+            ("q_num_heads", "kv_num_heads"),
+        )
+        attributes, version = dict.fromkeys(heads, n_heads), ATTENTION_VERSION
+        return symbolic(name, inputs, attributes, dtype=q.dtype, shape=q.shape, version=version)
+    if q.dim() == 4:
+        biases = [None] * len(q) if mask.bias is None else mask.bias
+        masks = [Mask(bias, mask.num_keys) for bias in biases]
+        return torch.stack(
+            [attend(own, k, v, seen, n_heads) for own, seen in zip(q, masks, strict=True)]
+        )
+    bias = mask.as_bias(k.shape[1])
     q, k, v = (x.unflatten(-1, (n_heads, -1)).transpose(1, 2) for x in (q, k, v))  # [B, H, S, d/H]
     context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     return context.transpose(1, 2).flatten(2)

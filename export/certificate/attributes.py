@@ -21,8 +21,7 @@ OPERATORS: dict[str, tuple[Activation, ...]] = {  # of ONNX -> the activations t
 def body(graph: Graph, config: Config) -> Iterator[str]:
     """What differs from the reference's Config."""
     heads = {"q_num_heads": config.n_heads, "kv_num_heads": config.n_heads}
-    attention = {**heads, "is_causal": int(config.causal)}
-    yield from _each(graph.proto, "Attention", attention, config.n_layers)
+    yield from _each(graph.proto, "Attention", heads, config.n_layers)
     yield from _attributes(graph, config, config.n_norms, config.activation, config.n_layers)
 
 
@@ -50,7 +49,7 @@ def _attributes(
 def _each(
     model: ModelProto, operator: str, attributes: dict[str, Any], count: int
 ) -> Iterator[str]:
-    nodes = [node for node in model.graph.node if node.op_type == operator]
+    nodes = [node for node in structure.nodes(model.graph) if node.op_type == operator]
     if len(nodes) != count:
         yield f"{operator} occurs {len(nodes)} times, {count} expected"
     for node in nodes:
