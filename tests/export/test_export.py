@@ -20,7 +20,7 @@ from addnorm.export.sources import Source
 from addnorm.export.writer import Plan, export
 from addnorm.model import transformer
 from addnorm.model.config import Config, HeadConfig
-from addnorm.model.layout import Mask, Packed, Padded
+from addnorm.model.layout import MASKED, Mask, Packed
 from addnorm.model.presets import PRESETS, build
 from addnorm.model.transformer import LayerNorm, Transformer, randomize
 from addnorm.service.runtime import bundle as bundles
@@ -88,8 +88,10 @@ def test_a_changed_model_shows_in_its_numbers(
 
 
 def test_an_ignored_mask_is_not_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Packed.attention_mask
+
     def see_everything(self: Packed, causal: bool, relative: Tensor | None) -> Mask:
-        return Mask(relative, None, causal)
+        return original(self, causal, relative)._replace(num_keys=None)
 
     monkeypatch.setattr(Packed, "attention_mask", see_everything)
     assert "checks failed" in refused(small(), tmp_path)
@@ -103,10 +105,12 @@ def test_attention_on_the_callers_cells_is_not_certified(
     class CallersCells(Packed):
         def __init__(self, attention_mask: Tensor) -> None:
             super().__init__(attention_mask)
-            self.grid_cells, self.grid_rows = self.cells, self.row_of_cell
+            self.grid_cells, self.key_rows = self.cells, self.row_of_cell.reshape(self.shape)
+            self.query_rows = self.key_rows[None]  # one block
 
         def attention_mask(self, causal: bool, relative: Tensor | None) -> Mask:
-            return Padded.attention_mask(self, causal, relative)  # type: ignore[arg-type]
+            bias = torch.where(self.mask, 0.0, MASKED)
+            return Mask(bias[None, :, None, None, :].expand(1, -1, 1, self.shape[1], -1), None)
 
     monkeypatch.setitem(transformer.LAYOUTS, "packed", CallersCells)
     message = refused(small(), tmp_path)
