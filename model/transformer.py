@@ -7,7 +7,7 @@ B batch, S grid width, N rows, H heads, V vocabulary. It holds every variant tha
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -89,12 +89,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, n_heads: int) -> Tensor:
     """
     if is_in_onnx_export():
         name = "Attention" if q.dim() == 3 else ATTENTION_IN_BLOCKS
-        inputs, heads = (
-            (q, k, v, mask.bias, None, None, mask.num_keys),
-            ("q_num_heads", "kv_num_heads"),
-        )
-        attributes, version = dict.fromkeys(heads, n_heads), ATTENTION_VERSION
-        return symbolic(name, inputs, attributes, dtype=q.dtype, shape=q.shape, version=version)
+        inputs = (q, k, v, mask.bias, None, None, mask.num_keys)
+        heads: dict[str, Any] = {"q_num_heads": n_heads, "kv_num_heads": n_heads}
+        shape, version = q.shape, ATTENTION_VERSION
+        return symbolic(name, inputs, heads, dtype=q.dtype, shape=shape, version=version)
     if q.dim() == 4:
         biases = [None] * len(q) if mask.bias is None else mask.bias
         masks = [Mask(bias, mask.num_keys) for bias in biases]
