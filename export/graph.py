@@ -7,15 +7,15 @@ from contextlib import contextmanager
 
 import onnx_ir
 import torch
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 from torch import nn
 from torch.export import Dim
 
 from addnorm.export.model_file import EXTERNAL, MIN_BYTES, Array, Graph
-from addnorm.model.transformer import Head, Transformer
+from addnorm.model.transformer import ATTENTION_IN_BLOCKS, ATTENTION_VERSION, Head, Transformer
 
 MAX_HEAD_DIMS = 128  # of one attention head
-OPSET = 23  # the first with Attention
+OPSET = ATTENTION_VERSION
 BODY_INPUTS = ["input_ids", "attention_mask"]  # and token_type_ids, where the model has types
 BODY_OUTPUTS = ["activations", "norm_mean", "norm_rstd"]
 
@@ -96,7 +96,7 @@ def _export(
         )  # fmt: skip
     assert program
     values = _taken_out(program.model)
-    return Graph(_standard(program.model_proto), values)
+    return Graph(_standard(_scanned(program.model_proto)), values)
 
 
 def _taken_out(model: onnx_ir.Model) -> dict[str, Array]:
@@ -127,6 +127,41 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+def _scanned(model: ModelProto) -> ModelProto:
+    """Attention in blocks becomes a Scan over the blocks, which PyTorch's exporter cannot write."""
+    domain = ATTENTION_IN_BLOCKS.partition("::")[0]
+    for node in model.graph.node:
+        if node.domain == domain:
+            node.CopyFrom(_scan(node))
+    domains = [entry for entry in model.opset_import if entry.domain != domain]
+    del model.opset_import[:]
+    model.opset_import.extend(domains)
+    return model
+
+
+def _scan(node: NodeProto) -> NodeProto:
+    """Its input 0, and 3 if there is one, are cut along axis 0. The others are the same for all."""
+    read, context = [*node.input], f"{node.output[0]}.block"
+    cut = [index for index in (0, 3) if len(read) > index and read[index]]
+    for index in cut:
+        read[index] += ".block"
+    body = helper.make_graph(
+        [helper.make_node("Attention", read, [context], f"{node.name}.block")],
+        f"{node.name}.body",
+        [_floats(read[0], 3), *(_floats(read[index], 4) for index in cut[1:])],
+        [_floats(context, 3)],
+    )
+    body.node[0].attribute.extend(node.attribute)
+    inputs = [node.input[index] for index in cut]
+    made = helper.make_node("Scan", inputs, [*node.output], node.name, num_scan_inputs=len(cut))
+    made.attribute.append(helper.make_attribute("body", body))
+    return made
+
+
+def _floats(name: str, rank: int) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * rank)
 
 
 def _operator(node: NodeProto) -> str:

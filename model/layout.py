@@ -7,37 +7,58 @@ operations that export to standard ONNX operators (NonZero, CumSum, Gather, Wher
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 # finite: minus infinity makes NaN where every key is masked, and 0 * NaN reaches neighbours
 MASKED = -1e9
+
+
+# queries of a sequence that attention takes at once. Their scores are heads x BLOCK x S numbers, so
+# larger blocks need more memory; smaller ones read the keys more often.
+BLOCK = 256
+
+
+class Mask(NamedTuple):
+    """Which keys a query sees on attention's grid, as ONNX's Attention takes it."""
+
+    bias: Tensor | None  # [B or 1, H or 1, S, S] added to the scores; in blocks [G, ..., w, S]
+    num_keys: Tensor | None  # [B] of each sequence the first so many keys are seen; None: all
+
+    def as_bias(self, seq: int) -> Tensor:
+        """All of it as numbers to add to the scores, `[B or 1, H or 1, S, S]`."""
+        bias = torch.zeros(1, 1, 1, seq) if self.bias is None else self.bias
+        if self.num_keys is None:
+            return bias
+        seen = torch.arange(seq, device=bias.device) < self.num_keys[:, None, None, None]
+        return bias + torch.where(seen, 0.0, MASKED)
 
 
 class Layout(Protocol):
     """What `Transformer.forward` and `Attention.forward` need to know of the grid."""
 
     position_ids: Tensor  # [N] place of each row among its sequence's real tokens, 0 for the first
-    distances: (
-        Tensor  # [B or 1, S, S] place of the key minus place of the query, on attention's grid
-    )
+    # [B, S, S], in blocks [G, w, S]: place of the key minus place of the query, on attention's grid
+    distances: Tensor
 
     def gather(self, cells: Tensor) -> Tensor:
         """Caller's cells `[B, S]` -> rows `[N]`."""
         ...
 
     def to_grid(self, qkv: Tensor) -> Sequence[Tensor]:
-        """Rows `[N, 3 * d]` of queries, keys, values -> three `[B, S, d]` on attention's grid."""
+        """Rows `[N, 3 * d]` of queries, keys, values -> three `[B, S, d]` on attention's grid. The
+        queries may be in G blocks of w places, `[G, B, w, d]`."""
         ...
 
     def from_grid(self, context: Tensor) -> Tensor:
-        """Attention's grid `[B, S, d]` -> rows `[N, d]`."""
+        """What attention makes of the queries, in their shape -> rows `[N, d]`."""
         ...
 
-    def attention_bias(self, causal: bool) -> Tensor:
-        """Added to the scores: 0 where a query may see a key, else MASKED. `[B, 1, S, S]`"""
+    def attention_mask(self, causal: bool, relative: Tensor | None) -> Mask:
+        """Queries see real keys only. relative: a bias `[.., H, .., ..]` of the distances."""
         ...
 
     def scatter(self, rows: Tensor) -> Tensor:
@@ -64,8 +85,14 @@ class Padded:
     def from_grid(self, context: Tensor) -> Tensor:
         return context.reshape(-1, context.shape[-1])
 
-    def attention_bias(self, causal: bool) -> Tensor:
-        return _bias(self.mask, causal)
+    def attention_mask(self, causal: bool, relative: Tensor | None) -> Mask:
+        batch, seq = self.shape
+        seen = self.mask[:, None, None, :].expand(batch, 1, seq, seq)
+        if causal:
+            columns = torch.arange(seq, device=seen.device)
+            seen = seen & (columns <= columns[:, None])
+        bias = torch.where(seen, 0.0, MASKED)
+        return Mask(bias if relative is None else bias + relative, None)
 
     def scatter(self, rows: Tensor) -> Tensor:
         return torch.where(self.mask[:, :, None], rows.reshape(*self.shape, rows.shape[-1]), 0.0)
@@ -74,8 +101,11 @@ class Padded:
 class Packed:
     """Only real tokens are rows; attention runs on a grid of its own, left-aligned.
 
-    A real token's cell there is `sequence * S + position`. So wherever the caller put the pads,
+    A real token's place there is its position in its sequence. So wherever the caller put the pads,
     softmax adds the same numbers in the same order.
+
+    Attention takes the queries in G blocks of w places, one block after the other, against all S
+    keys. So its memory does not grow with the square of S.
 
     The pads of attention's grid hold their own sequence's first token. A value that is not finite
     (NaN + MASKED is NaN, 0 * inf too) then stays within its sequence, which is lost anyway.
@@ -90,9 +120,16 @@ class Packed:
         self.mask = attention_mask != 0  # [B, S]
         real = self.mask.to(torch.int64)
         lengths = real.sum(1, keepdim=True)  # [B, 1]
+        # [B] for attention: of a sequence without a token one pad is seen, not nothing
+        self.num_keys = lengths.squeeze(1).clamp(min=1)
+
+        # as few blocks as BLOCK allows, of equal width: one query alone would get other bits
+        num_blocks = (seq + BLOCK - 1) // BLOCK
+        width = (seq + num_blocks - 1) // num_blocks
         columns = torch.arange(seq, device=real.device)[None, :]
-        self.keys = columns < lengths  # [B, S] real cells of attention's grid
-        self.distances = columns[:, None, :] - columns[:, :, None]
+        starts = torch.arange(num_blocks, device=real.device)[:, None, None] * width
+        places = starts + torch.arange(width, device=real.device)  # [G, 1, w] of the queries
+        self.distances = columns - places.transpose(1, 2)
 
         flat = real.reshape(-1)
         filler = torch.zeros(1, dtype=torch.int64, device=real.device)
@@ -102,29 +139,34 @@ class Packed:
 
         positions = _positions(self.mask)  # [B, S]
         self.position_ids = self.gather(positions)
-        # [B, 1] attention's cell of each sequence's first token
-        first_cell = torch.arange(batch, device=real.device)[:, None] * seq
-        self.grid_cells = self.gather(first_cell + positions)  # [N] attention's cell of each row
+        sequences = torch.arange(batch, device=real.device)[:, None]
+        blocks = torch.div(positions, width, rounding_mode="trunc")
+        block_cells = (blocks * (batch - 1) + sequences) * width + positions
+        self.grid_cells = self.gather(block_cells)  # [N] attention's cell of each row
         before = lengths.cumsum(0) - lengths  # [B, 1] real tokens in the sequences above
         # [B, 1] row of each sequence's first token
         first_row = torch.where(lengths > 0, before + 1, 0)
-        # [B * S] row of each of attention's cells
-        self.grid_rows = torch.where(self.keys, before + columns + 1, first_row).reshape(-1)
+        # rows of the queries [G, B, w], of keys and values [B, S]
+        self.query_rows = torch.where(places < lengths, before + places + 1, first_row)
+        self.key_rows = torch.where(columns < lengths, before + columns + 1, first_row)
 
     def gather(self, cells: Tensor) -> Tensor:
         return cells.reshape(-1).index_select(0, self.cells)
 
     def to_grid(self, qkv: Tensor) -> Sequence[Tensor]:
         parts = qkv.reshape(-1, qkv.shape[-1] // 3)  # [3 * N, d], without a copy
-        return [
-            parts.index_select(0, 3 * self.grid_rows + i).reshape(*self.shape, -1) for i in range(3)
-        ]
+        cells = (self.query_rows, self.key_rows, self.key_rows)
+        return [F.embedding(3 * rows + i, parts) for i, rows in enumerate(cells)]
 
     def from_grid(self, context: Tensor) -> Tensor:
         return context.reshape(-1, context.shape[-1]).index_select(0, self.grid_cells)
 
-    def attention_bias(self, causal: bool) -> Tensor:
-        return _bias(self.keys, causal)
+    def attention_mask(self, causal: bool, relative: Tensor | None) -> Mask:
+        bias = None if relative is None else relative[:, None]  # [G, 1, H, w, S]
+        if causal:
+            later = torch.where(self.distances > 0, MASKED, 0.0)[:, None, None]  # [G, 1, 1, w, S]
+            bias = later if bias is None else bias + later
+        return Mask(bias, self.num_keys)
 
     def scatter(self, rows: Tensor) -> Tensor:
         cells = rows.index_select(0, self.row_of_cell).reshape(*self.shape, rows.shape[-1])
@@ -137,13 +179,3 @@ LAYOUTS: dict[str, Callable[[Tensor], Layout]] = {"packed": Packed, "padded": Pa
 def _positions(mask: Tensor) -> Tensor:
     """`[B, S]`. Positions count real tokens only, so padding anywhere means the same sequence."""
     return (mask.to(torch.int64).cumsum(1) - 1).clamp(min=0)
-
-
-def _bias(keys: Tensor, causal: bool) -> Tensor:
-    """keys: `[B, S]` bool, the cells that hold a real token. -> `[B, 1, S, S]`."""
-    batch, seq = keys.shape
-    visible = keys[:, None, None, :].expand(batch, 1, seq, seq)
-    if causal:
-        columns = torch.arange(seq, device=keys.device)
-        visible = visible & (columns[None, :] <= columns[:, None])
-    return torch.where(visible, 0.0, MASKED)

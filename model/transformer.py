@@ -7,17 +7,21 @@ B batch, S grid width, N rows, H heads, V vocabulary. It holds every variant tha
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.onnx.ops import attention
+from torch.onnx import is_in_onnx_export
+from torch.onnx.ops import symbolic
 
 from addnorm.model.config import Activation, Config, HeadConfig
-from addnorm.model.layout import LAYOUTS, Layout
+from addnorm.model.layout import LAYOUTS, Layout, Mask
 from addnorm.model.pooling import picked
 from addnorm.model.positions import RelativeBias, sinusoids
+
+ATTENTION_VERSION = 24  # of ONNX's operator, the first that takes numbers of keys
+ATTENTION_IN_BLOCKS = "addnorm::Attention"  # an export writes a Scan in its place
 
 
 class LayerNorm(nn.Module):
@@ -70,20 +74,32 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=config.attention_bias)
         self.out = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
 
-    def forward(self, x: Tensor, layout: Layout, bias: Tensor) -> Tensor:
-        """x `[N, d]`, bias as of Layout.attention_bias -> `[N, d]`."""
+    def forward(self, x: Tensor, layout: Layout, mask: Mask) -> Tensor:  # [N, d] -> [N, d]
         q, k, v = layout.to_grid(self.qkv(x))  # each [B, S, d]
-        context = attend(q, k, v, bias, self.n_heads)  # [B, S, d]
+        context = attend(q, k, v, mask, self.n_heads)  # [B, S, d]
         return self.out(layout.from_grid(context))  # type: ignore[no-any-return]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, n_heads: int) -> Tensor:
-    """softmax(q k^T / sqrt(d_head) + bias) v, head by head. q, k, v `[B, S, d]` -> `[B, S, d]`.
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, n_heads: int) -> Tensor:
+    """softmax(q k^T / sqrt(d_head) + mask) v, head by head. k, v `[B, S, d]`; q `[B, S, d]`, or in
+    blocks `[G, B, w, d]` -> like q.
 
-    `attention` is ONNX's operator. It has no gradient, so training uses PyTorch's own.
+    In an export it is ONNX's operator. This takes the numbers of keys as they are: a mask of
+    `[B, 1, S, S]` would have to be written, copied for each head, and read again.
     """
-    if not torch.is_grad_enabled():
-        return attention(q, k, v, bias, q_num_heads=n_heads, kv_num_heads=n_heads)[0]
+    if is_in_onnx_export():
+        name = "Attention" if q.dim() == 3 else ATTENTION_IN_BLOCKS
+        inputs = (q, k, v, mask.bias, None, None, mask.num_keys)
+        heads: dict[str, Any] = {"q_num_heads": n_heads, "kv_num_heads": n_heads}
+        shape, version = q.shape, ATTENTION_VERSION
+        return symbolic(name, inputs, heads, dtype=q.dtype, shape=shape, version=version)
+    if q.dim() == 4:
+        biases = [None] * len(q) if mask.bias is None else mask.bias
+        masks = [Mask(bias, mask.num_keys) for bias in biases]
+        return torch.stack(
+            [attend(own, k, v, seen, n_heads) for own, seen in zip(q, masks, strict=True)]
+        )
+    bias = mask.as_bias(k.shape[1])
     q, k, v = (x.unflatten(-1, (n_heads, -1)).transpose(1, 2) for x in (q, k, v))  # [B, H, S, d/H]
     context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     return context.transpose(1, 2).flatten(2)
@@ -129,15 +145,15 @@ class Block(nn.Module):
         if self.order != "single":
             self.norm2 = norm(config)
 
-    def forward(self, x: Tensor, layout: Layout, bias: Tensor, stats: "NormStats") -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, mask: Mask, stats: "NormStats") -> Tensor:
         """x `[N, d]` -> `[N, d]`; every norm's statistics go to `stats`."""
         if self.order == "pre":
-            x = x + self.attention(stats.keep(self.norm1(x)), layout, bias)
+            x = x + self.attention(stats.keep(self.norm1(x)), layout, mask)
             return x + self.ffn(stats.keep(self.norm2(x)))  # type: ignore[no-any-return]
         if self.order == "post":
-            x = stats.keep(self.norm1(x + self.attention(x, layout, bias)))
+            x = stats.keep(self.norm1(x + self.attention(x, layout, mask)))
             return stats.keep(self.norm2(x + self.ffn(x)))
-        attended = self.attention(x, layout, bias)
+        attended = self.attention(x, layout, mask)
         return stats.keep(self.norm1(attended + self.ffn(attended)))
 
 
@@ -231,10 +247,10 @@ class Transformer(nn.Module):
         token_type_ids: 0 if None. Without effect unless type_vocab_size is above 1.
         """
         layout = self.layout(attention_mask)
-        bias = layout.attention_bias(self.config.causal)
+        buckets = self.config.relative_buckets
+        relative = self.relative_bias(layout.distances) if buckets else None
+        mask = layout.attention_mask(self.config.causal, relative)
         stats = NormStats()
-        if self.config.relative_buckets:
-            bias = bias + self.relative_bias(layout.distances)
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         x = self.embed(layout.gather(input_ids), layout.position_ids, layout.gather(types))
         if self.config.embedding_norm:
@@ -243,7 +259,7 @@ class Transformer(nn.Module):
             x = self.projection(x)
         n_layers, n_blocks = self.config.n_layers, self.config.n_blocks
         for layer in range(n_layers):
-            x = self.blocks[layer * n_blocks // n_layers](x, layout, bias, stats)
+            x = self.blocks[layer * n_blocks // n_layers](x, layout, mask, stats)
         if self.config.final_norm:
             x = stats.keep(self.final_norm(x))
         return (

@@ -28,7 +28,7 @@ from transformers import BertConfig, BertForMaskedLM
 from transformers.utils.logging import disable_progress_bar
 
 from addnorm.export import model_file, sources
-from addnorm.export.certificate import exact, parity
+from addnorm.export.certificate import exact, parity, structure
 from addnorm.export.certificate.exact import Expected, Files
 from addnorm.export.sources import Source
 from addnorm.export.writer import GRAPHS, Plan, export
@@ -102,7 +102,7 @@ def constant(draws: random.Random, model: ModelProto) -> str:
 
 def attribute(draws: random.Random, model: ModelProto) -> str:
     """Changed, dropped, or one more."""
-    node = draws.choice([node for node in model.graph.node if node.attribute])
+    node = draws.choice([node for node in structure.nodes(model.graph) if node.attribute])
     if node.op_type in NEW_ATTRIBUTES and draws.random() < 0.2:
         name, value = NEW_ATTRIBUTES[node.op_type]
         kept = [item for item in node.attribute if item.name != name]
@@ -154,15 +154,15 @@ def node(draws: random.Random, model: ModelProto) -> str:
 
 def input_(draws: random.Random, model: ModelProto) -> str:
     """Two inputs of a node swapped, or one read from elsewhere."""
-    graph = model.graph
-    index = draws.randrange(len(graph.node))
-    found = graph.node[index]
+    graph, nodes = model.graph, list(structure.nodes(model.graph))
+    index = draws.randrange(len(nodes))
+    found = nodes[index]
     place = draws.randrange(len(found.input))
     if len(found.input) > 1 and draws.random() < 0.5:
         other = (place + 1) % len(found.input)
         found.input[place], found.input[other] = found.input[other], found.input[place]
         return f"{found.name}: inputs {place} and {other} swapped"
-    names = [name for node in graph.node[:index] for name in node.output if name]
+    names = [name for node in nodes[:index] for name in node.output if name]
     names += [item.name for item in (*graph.initializer, *graph.input)]
     found.input[place] = draws.choice(names)
     return f"{found.name}: input {place} is {found.input[place]}"

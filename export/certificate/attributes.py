@@ -49,7 +49,7 @@ def _attributes(
 def _each(
     model: ModelProto, operator: str, attributes: dict[str, Any], count: int
 ) -> Iterator[str]:
-    nodes = [node for node in model.graph.node if node.op_type == operator]
+    nodes = [node for node in structure.nodes(model.graph) if node.op_type == operator]
     if len(nodes) != count:
         yield f"{operator} occurs {len(nodes)} times, {count} expected"
     for node in nodes:

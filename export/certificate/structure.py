@@ -8,13 +8,13 @@ of an addition and a node that nothing reads are differences.
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from google.protobuf.message import Message
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from addnorm.export.model_file import EXTERNAL, Graph, as_bytes
 
@@ -72,7 +72,7 @@ def _keys(graph: Graph) -> _Keys:
         counts[values[item.name]] += 1
     for node in model.graph.node:
         undefined.extend(name for name in node.input if name not in values)
-        key = _digest(_node(node), *(values.get(name, "undefined") for name in node.input))
+        key = _node(node, values)
         nodes.setdefault(key, node)
         counts[key] += 1
         for index, name in enumerate(node.output):
@@ -94,16 +94,51 @@ def _constant(item: TensorProto, graph: Graph) -> str:
     return _digest(_without(item, *fields), as_bytes(values))
 
 
-def _node(node: NodeProto) -> bytes:
-    """A node's operator, attributes, and which of its outputs are used; no names."""
+def _node(node: NodeProto, values: Mapping[str, str]) -> str:
+    """Its operator, attributes, what it reads, and which of its outputs are used; no names.
+
+    values: the keys of the values that it may read.
+    """
     copy = NodeProto()
     copy.CopyFrom(node)
     for name in ("name", "input", "output", "attribute"):
         copy.ClearField(name)
     copy.domain = "" if copy.domain == "ai.onnx" else copy.domain
-    copy.attribute.extend(sorted(node.attribute, key=lambda item: item.name))
+    ordered = sorted(node.attribute, key=lambda item: item.name)
+    copy.attribute.extend(item for item in ordered if item.type != AttributeProto.GRAPH)
+    bodies = [item for item in ordered if item.type == AttributeProto.GRAPH]
     copy.output.extend("given" if name else "" for name in node.output)
-    return copy.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+    return _digest(
+        copy.SerializeToString(deterministic=True),
+        *(values.get(name, "undefined") for name in node.input),
+        *(part for item in bodies for part in (_without(item, "g"), _body(item.g, values))),
+    )
+
+
+def _body(graph: GraphProto, outside: Mapping[str, str]) -> str:
+    """The key of a graph that is a node's attribute, such as the body of a Scan.
+
+    outside: the keys of the values around it, which it may read.
+    """
+    values, parts = dict(outside), [_without(graph, "name", "node", "input", "output")]
+    for index, value in enumerate(graph.input):
+        values[value.name] = f"argument {index}"
+        parts.append(_without(value, "name"))
+    for node in graph.node:
+        key = _node(node, values)
+        values |= {name: f"{key} {index}" for index, name in enumerate(node.output) if name}
+        parts.append(key.encode())
+    for value in graph.output:
+        parts += [_without(value, "name"), values.get(value.name, "undefined").encode()]
+    return _digest(*parts)
+
+
+def nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    """All nodes, also those of graphs that are attributes."""
+    for node in graph.node:
+        yield node
+        for item in node.attribute:
+            yield from nodes(item.g)
 
 
 def _header(found: ModelProto, expected: ModelProto) -> Iterator[str]:
@@ -155,6 +190,8 @@ def attributes(node: NodeProto) -> dict[str, Any]:
 
 
 def _attribute(item: AttributeProto) -> Any:
+    if item.type == AttributeProto.GRAPH:
+        return [(node.op_type, attributes(node)) for node in item.g.node]
     try:
         return helper.get_attribute_value(item)
     except ValueError:

@@ -260,7 +260,11 @@ def test_names_and_order_mean_nothing(notebook_subject: Subject) -> None:
     outside = {
         item.name for item in (*other.graph.input, *other.graph.output, *other.graph.initializer)
     }
-    for node in other.graph.node:
+    bodies = [node.attribute[-1].g for node in other.graph.node if node.op_type == "Scan"]
+    for body in bodies:
+        for value in (*body.input, *body.output):
+            value.name = f"another {value.name}"
+    for node in structure.nodes(other.graph):
         node.name = f"another {node.name}"
         for names in (node.input, node.output):
             names[:] = [
@@ -276,6 +280,31 @@ def test_names_and_order_mean_nothing(notebook_subject: Subject) -> None:
     del other.graph.node[:]
     other.graph.node.extend(nodes)
     assert list(structure.differences(graph, expected)) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda attention, body: attention.input.__setitem__(6, attention.input[1]),
+        lambda attention, body: attention.input.__setitem__(1, attention.input[2]),
+        lambda attention, body: attention.input.pop(),
+        lambda attention, body: attention.attribute.pop(),
+        lambda attention, body: setattr(attention, "op_type", "Max"),
+        lambda attention, body: body.node.add().CopyFrom(attention),
+        lambda attention, body: setattr(body.output[0], "name", body.input[0].name),
+        lambda attention, body: body.input.append(body.input[0]),
+        lambda attention, body: body.initializer.append(helper.make_tensor("x", 1, [1], [1.0])),
+    ],
+)
+def test_the_body_of_a_scan_counts(
+    notebook_subject: Subject, change: Callable[[onnx.NodeProto, onnx.GraphProto], object]
+) -> None:
+    expected = notebook_subject.expected.body
+    changed = expected.copy()
+    scan = next(node for node in changed.proto.graph.node if node.op_type == "Scan")
+    body = next(item.g for item in scan.attribute if item.name == "body")
+    change(body.node[0], body)
+    assert list(structure.differences(changed, expected))
 
 
 def node_copy(node: onnx.NodeProto) -> onnx.NodeProto:

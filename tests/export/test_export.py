@@ -18,10 +18,9 @@ from addnorm.export.certificate.parity import CertificationError
 from addnorm.export.graph import export_body
 from addnorm.export.sources import Source
 from addnorm.export.writer import Plan, export
-from addnorm.model import layout as layouts
 from addnorm.model import transformer
 from addnorm.model.config import Config, HeadConfig
-from addnorm.model.layout import Packed, Padded
+from addnorm.model.layout import MASKED, Mask, Packed
 from addnorm.model.presets import PRESETS, build
 from addnorm.model.transformer import LayerNorm, Transformer, randomize
 from addnorm.service.runtime import bundle as bundles
@@ -89,33 +88,13 @@ def test_a_changed_model_shows_in_its_numbers(
 
 
 def test_an_ignored_mask_is_not_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def see_everything(keys: Tensor, causal: bool) -> Tensor:
-        return torch.zeros(keys.shape[0], 1, keys.shape[1], keys.shape[1])
+    original = Packed.attention_mask
 
-    source = small()
-    reference = source.in_layout("padded")
-    monkeypatch.setattr(layouts, "_bias", see_everything)
-    monkeypatch.setattr(
-        Source,
-        "in_layout",
-        lambda self, layout: reference if layout == "padded" else original(self, layout),
-    )
-    reference.layout = _kept_padded()
-    assert "checks failed" in refused(source, tmp_path)
+    def see_everything(self: Packed, causal: bool, relative: Tensor | None) -> Mask:
+        return original(self, causal, relative)._replace(num_keys=None)
 
-
-original = Source.in_layout
-
-
-def _kept_padded() -> type[Padded]:
-    """Padded with the true bias, whatever is patched."""
-    true_bias = layouts._bias
-
-    class Kept(Padded):
-        def attention_bias(self, causal: bool) -> Tensor:
-            return true_bias(self.mask, causal)
-
-    return Kept
+    monkeypatch.setattr(Packed, "attention_mask", see_everything)
+    assert "checks failed" in refused(small(), tmp_path)
 
 
 def test_attention_on_the_callers_cells_is_not_certified(
@@ -126,7 +105,12 @@ def test_attention_on_the_callers_cells_is_not_certified(
     class CallersCells(Packed):
         def __init__(self, attention_mask: Tensor) -> None:
             super().__init__(attention_mask)
-            self.keys, self.grid_cells, self.grid_rows = self.mask, self.cells, self.row_of_cell
+            self.grid_cells, self.key_rows = self.cells, self.row_of_cell.reshape(self.shape)
+            self.query_rows = self.key_rows[None]  # one block
+
+        def attention_mask(self, causal: bool, relative: Tensor | None) -> Mask:
+            bias = torch.where(self.mask, 0.0, MASKED)
+            return Mask(bias[None, :, None, None, :].expand(1, -1, 1, self.shape[1], -1), None)
 
     monkeypatch.setitem(transformer.LAYOUTS, "packed", CallersCells)
     message = refused(small(), tmp_path)
@@ -146,7 +130,7 @@ def test_graphs_hold_standard_operators_only_and_nothing_of_this_machine(noteboo
     for name in ("model.onnx", "logits.onnx"):
         graph = onnx.load(notebook / name)
         assert {node.domain for node in graph.graph.node} <= {"", "ai.onnx"}
-        assert [entry.version for entry in graph.opset_import if entry.domain == ""] == [23]
+        assert [entry.version for entry in graph.opset_import if entry.domain == ""] == [24]
         text = (notebook / name).read_bytes()
         assert b".py" not in text
         assert b"/model" not in text

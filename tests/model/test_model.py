@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from addnorm.model import layout as layouts
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.presets import PRESETS, build
 from addnorm.model.transformer import (
@@ -140,8 +141,12 @@ def test_presets_have_the_norms_they_count_and_nothing_trivial(preset: str) -> N
         assert all(norm.gamma.std() > 0.01 and norm.beta.std() > 0.01 for norm in norms)
 
 
+@pytest.mark.parametrize("block", [2, 3, layouts.BLOCK])
 @pytest.mark.parametrize("preset", ["notebook", "postnorm", "gpt"])
-def test_layouts_agree_wherever_the_pads_stand(preset: str) -> None:
+def test_layouts_agree_wherever_the_pads_stand(
+    preset: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layouts, "BLOCK", block)
     draws = np.random.default_rng(0)
     ids = torch.tensor(draws.integers(0, PRESETS[preset].vocab_size, (4, 7)))
     mask = torch.tensor([[1] * 5 + [0] * 2, [0] * 2 + [1] * 5, [1, 0, 1, 0, 1, 0, 1], [0] * 7])
