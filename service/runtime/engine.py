@@ -24,7 +24,7 @@ class Engine:
         manifest = bundle.manifest
         self.d_model, self.n_norms = manifest.d_model, manifest.n_norms
         self._has_types = manifest.limits.type_vocab_size > 1
-        self._body = _session(bundle.graph(precision), provider)
+        self._body = _session(bundle.graph(precision), provider, manifest.int8.fits_16_bits)
         self._heads = {name: _session(bundle.head(name), provider) for name in manifest.heads}
         self.provider = "cuda" if PROVIDERS["cuda"] in self._body.get_providers() else "cpu"
         self.fingerprint = Fingerprint.here(bundle.manifest_sha256, precision, self.provider)
@@ -61,7 +61,8 @@ class Engine:
         return Rows(*(np.zeros((0, width), np.float32) for width in widths))
 
 
-def _session(graph: Path, provider: str) -> ort.InferenceSession:
+def _session(graph: Path, provider: str, fits_16_bits: bool = False) -> ort.InferenceSession:
+    """fits_16_bits: of the manifest."""
     options = ort.SessionOptions()
     # worker threads run in parallel: threads within a run would compete with them for the cores
     options.intra_op_num_threads = 1
@@ -69,7 +70,7 @@ def _session(graph: Path, provider: str) -> ort.InferenceSession:
     # onnxruntime would keep a pattern for each shape: it costs memory and saves no time
     options.enable_mem_pattern = False
     options.log_severity_level = 3  # errors only; warnings are about fallbacks, checked below
-    if not int8_is_exact():
+    if not (fits_16_bits or int8_is_exact()):
         options.add_session_config_entry("session.x64quantprecision", "1")
     available = PROVIDERS["cuda"] in ort.get_available_providers()
     if provider == "cuda" and not available:
@@ -93,7 +94,7 @@ def _session(graph: Path, provider: str) -> ort.InferenceSession:
 
 
 def int8_is_exact() -> bool:
-    """Whether onnxruntime sums uint8 x int8 products in 32 bits on this processor.
+    """Whether onnxruntime sums any uint8 x int8 products in 32 bits on this processor.
 
     On x86 without VNNI its default kernels saturate 16-bit sums, so the exact, slower kernels must
     be asked for. On x86 with VNNI they must not be, because onnxruntime would then not use VNNI.
