@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -14,7 +14,7 @@ from addnorm.service.models.usage import Statistics
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime import tokenizer as text
-from addnorm.service.runtime.batch import Batch
+from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Limits, Task
@@ -117,29 +117,34 @@ class Model:
         for precision, engine in self.engines.items():
             target, like = self.targets[precision], known.get(precision)
             seconds = 0.0 if like else WARM_UP_S / len(self.engines)
-            rates = _rates(engine, self.bundle.manifest.limits, seconds)
-            target.tokens_per_s = max(rates.values())
+            found = rates(engine.run, self.bundle.manifest.limits, seconds)
+            target.tokens_per_s = max(found.values())
             if like:
                 target.token_budget, target.tokens_per_s = like.token_budget, like.tokens_per_s
             elif not self.token_budget:
-                target.token_budget = budget = _smallest_good(rates)
+                target.token_budget = budget = smallest_good(found)
                 log.info("%s %s: %d tokens a micro-batch", self.bundle.ref, precision, budget)
 
 
-def _rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, float]:
+def rates(
+    run: Callable[[Batch], Rows],
+    limits: Limits,
+    seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[int, float]:
     """Tokens/s at each of BUDGETS, the best of up to ROUNDS runs. Stops early when time is up.
 
     The budgets take turns, so that what slows the machine for a while slows all of them.
     """
-    ends, rates = time.monotonic() + seconds, dict[int, float]()
+    ends, best = clock() + seconds, dict[int, float]()
     for budget, batch in _typical_batches(limits) * ROUNDS:
-        started = time.monotonic()
-        if rates and started + batch.num_tokens / max(rates.values()) > ends:
+        started = clock()
+        if best and started + batch.num_tokens / max(best.values()) > ends:
             break
-        engine.run(batch)
-        rate = batch.num_tokens / max(time.monotonic() - started, 1e-9)
-        rates[budget] = max(rates.get(budget, 0.0), rate)
-    return rates
+        run(batch)
+        rate = batch.num_tokens / max(clock() - started, 1e-9)
+        best[budget] = max(best.get(budget, 0.0), rate)
+    return best
 
 
 def _typical_batches(limits: Limits) -> list[tuple[int, Batch]]:
@@ -152,10 +157,10 @@ def _typical_batches(limits: Limits) -> list[tuple[int, Batch]]:
     ]
 
 
-def _smallest_good(rates: dict[int, float]) -> int:
+def smallest_good(found: dict[int, float]) -> int:
     """The smallest budget whose rate is good enough."""
-    good = GOOD_ENOUGH * max(rates.values())
-    return min(budget for budget, rate in rates.items() if rate >= good)
+    good = GOOD_ENOUGH * max(found.values())
+    return min(budget for budget, rate in found.items() if rate >= good)
 
 
 def _words(tasks: Sequence[Task]) -> str:
