@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -14,7 +14,7 @@ from addnorm.service.models.usage import Statistics
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime import tokenizer as text
-from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Limits, Task
@@ -26,7 +26,6 @@ log = logging.getLogger("addnorm")
 # the best one's. Larger micro-batches are hardly faster, and answer later.
 BUDGETS = (128, 256, 512, 1024)  # tokens of a micro-batch
 GOOD_ENOUGH = 0.97
-ROUNDS = 6  # over the budgets
 WARM_UP_S = 1.5  # of one bundle; with the checks, loading takes less than 2 s more
 TYPICAL_LENGTH = 30  # tokens of the sequences that warm-up runs
 # The paddings for which the graph of a layout is batch-invariant. The server itself always pads on
@@ -117,50 +116,38 @@ class Model:
         for precision, engine in self.engines.items():
             target, like = self.targets[precision], known.get(precision)
             seconds = 0.0 if like else WARM_UP_S / len(self.engines)
-            found = rates(engine.run, self.bundle.manifest.limits, seconds)
-            target.tokens_per_s = max(found.values())
+            rates = _rates(engine, self.bundle.manifest.limits, seconds)
+            target.tokens_per_s = max(rates.values())
             if like:
                 target.token_budget, target.tokens_per_s = like.token_budget, like.tokens_per_s
             elif not self.token_budget:
-                target.token_budget = budget = smallest_good(found)
+                target.token_budget = budget = _smallest_good(rates)
                 log.info("%s %s: %d tokens a micro-batch", self.bundle.ref, precision, budget)
 
 
-def rates(
-    run: Callable[[Batch], Rows],
-    limits: Limits,
-    seconds: float,
-    clock: Callable[[], float] = time.monotonic,
-) -> dict[int, float]:
-    """Tokens/s at each of BUDGETS, the best of up to ROUNDS runs. Stops early when time is up.
-
-    The budgets take turns, so that what slows the machine for a while slows all of them.
-    """
-    ends, best = clock() + seconds, dict[int, float]()
-    for budget, batch in _typical_batches(limits) * ROUNDS:
-        started = clock()
-        if best and started + batch.num_tokens / max(best.values()) > ends:
-            break
-        run(batch)
-        rate = batch.num_tokens / max(clock() - started, 1e-9)
-        best[budget] = max(best.get(budget, 0.0), rate)
-    return best
+def _rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, float]:
+    """Tokens/s at each of BUDGETS, the better of two runs. Stops early when time is up."""
+    draws, ends = np.random.default_rng(0), time.monotonic() + seconds
+    length = min(TYPICAL_LENGTH, limits.max_positions)
+    rates: dict[int, float] = {}
+    for budget in BUDGETS:
+        batch = Batch.of(
+            list(draws.integers(0, limits.vocab_size, (max(1, budget // length), length)))
+        )
+        for _ in range(2):
+            started = time.monotonic()
+            engine.run(batch)
+            now = time.monotonic()
+            rates[budget] = max(rates.get(budget, 0.0), batch.num_tokens / max(now - started, 1e-9))
+            if now + 2 * (now - started) > ends:
+                return rates
+    return rates
 
 
-def _typical_batches(limits: Limits) -> list[tuple[int, Batch]]:
-    """For each of BUDGETS a batch of about so many tokens."""
-    draws, length = np.random.default_rng(0), min(TYPICAL_LENGTH, limits.max_positions)
-    shapes = [(budget, (max(1, budget // length), length)) for budget in BUDGETS]
-    return [
-        (budget, Batch.of(list(draws.integers(0, limits.vocab_size, shape))))
-        for budget, shape in shapes
-    ]
-
-
-def smallest_good(found: dict[int, float]) -> int:
+def _smallest_good(rates: dict[int, float]) -> int:
     """The smallest budget whose rate is good enough."""
-    good = GOOD_ENOUGH * max(found.values())
-    return min(budget for budget, rate in found.items() if rate >= good)
+    good = GOOD_ENOUGH * max(rates.values())
+    return min(budget for budget, rate in rates.items() if rate >= good)
 
 
 def _words(tasks: Sequence[Task]) -> str:
