@@ -1,11 +1,11 @@
-"""fp32 graph -> row-wise int8 graph, standard operators only. Knows ONNX; no PyTorch, no bundles.
+"""fp32 graph -> row-wise int8 graph. Knows ONNX; no PyTorch, no bundles.
 
 Every `x @ W + b` (Gemm) of the body becomes the following. It has one scale s and one zero point z
 per ROW of x, so a neighbour in the batch changes nothing:
 
     u = x / f, zero in the float columns
-    u8 = round(u / s) + z, the row's own range on 0 .. 255
-    y = (u8 @ W8) * s * w + [x_float, z * s, 1] @ [W_float; -colsum(W8) * w; b]
+    u8 = round(u / s) + z, the row's own range on 0 .. LEVELS
+    y = s * ((u8 @ W8) * w) + [x_float, z * s, 1] @ [W_float; -colsum(W8) * w; b]
 
 W8 is f * W as int8, with one scale w per output column. The small float product holds what int8
 cannot: the few columns of x whose range is many times the others' (LLM.int8(), arXiv:2208.07339,
@@ -14,14 +14,17 @@ moves some range from the remaining wide columns into W (SmoothQuant, arXiv:2211
 from ranges measured on seeded random token ids: wide columns are a property of the weights, and
 real sentences gave no better choice.
 
-int8 sums are exact, whatever their order. Weights use all of -127 .. 127. On x86 without VNNI
-onnxruntime would saturate 16-bit sums, so `service.runtime.engine` asks it for exact kernels there.
-DequantizeLinear applies the row scale: onnxruntime 1.31 fuses Cast, Mul(Mul(s, w)), Add(b) into a
-kernel that loses b where s is no scalar.
+int8 sums are exact, whatever their order. On x86 without VNNI the fast kernels of onnxruntime add
+two products in 16 bits: u8[2i] * W8[2i] + u8[2i + 1] * W8[2i + 1]. So w is at least so large that
+no two such neighbours in a column of W8 add up to more than MAX_PAIR, and nothing saturates.
+
+MatMulIntegerToFloat, onnxruntime's own, computes (u8 @ W8) * w in one pass. It takes one row scale
+for the whole tensor, so s follows. From the standard operators (MatMulInteger, Cast,
+Mul(Mul(s, w)), Add(b)) onnxruntime 1.31 makes a kernel that loses b where s is no scalar.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +36,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from addnorm.export.model_file import EXTERNAL, Graph, constant
 from addnorm.service.runtime.batch import Floats
-from addnorm.service.runtime.manifest import Limits
+from addnorm.service.runtime.manifest import Int8, Limits
 from addnorm.service.runtime.selfcheck import sequences
 
 Array = NDArray[Any]
@@ -43,10 +46,15 @@ FLOAT_COLUMNS = 4  # 8 gain nothing more; each costs 1 / K of the product in fp3
 USE = "#"  # between a weight's name and the number of its use
 ROOTS = (3, 5)  # numbers of square roots; see `_power`
 CALIBRATION_LENGTHS = (1, 5, 10, 20, 40, 60, 100, 128, 128)
+LEVELS = 230  # of 255: with fewer, rows are coarser; with more, weights, since MAX_PAIR is smaller
+# of W8 in magnitude; u8 is at most LEVELS + 1, where both ends of a row's range round up
+MAX_PAIR = (2**15 - 1) // (LEVELS + 1)
+CONTRIB = "com.microsoft"
+NEEDS = Int8(operators=("MatMulIntegerToFloat",), fits_16_bits=True)
 TINY = np.array(1e-30, np.float32)  # keeps a scale from being zero
 CONSTANTS: dict[str, Array] = {
     "int8.axis": np.array([1], np.int64),
-    "int8.levels": np.array(255, np.float32),
+    "int8.levels": np.array(LEVELS, np.float32),
     "int8.tiny": TINY,
     "int8.one": np.array(1, np.float32),
     "int8.append_one": np.array([0, 0, 0, 1], np.int64),  # Pad: a last column
@@ -74,6 +82,11 @@ def quantize(graph: Graph, ranges: Mapping[str, Floats]) -> Graph:
     quantized = _replaced(graph, nodes, tensors)
     onnx.checker.check_model(quantized.without_values())
     return quantized
+
+
+def needs(precisions: Collection[str]) -> Int8:
+    """As the manifest of a bundle with these precisions says it."""
+    return NEEDS if "int8" in precisions else Int8()
 
 
 def large_gemms(model: ModelProto) -> dict[str, NodeProto]:
@@ -173,9 +186,27 @@ def split(weight: Floats, bias: Floats, ranges: Floats) -> Parts:
     shrink = _power(np.maximum(np.abs(weight).max(1), TINY) / np.maximum(seen, TINY))
     shrink[columns] = 0
     inner = np.divide(weight, shrink[:, None], out=np.zeros_like(weight), where=shrink[:, None] > 0)
-    scale = np.maximum(np.abs(inner).max(0) / np.float32(127), TINY)
+    scale = _column_scales(inner)
     quantized = np.rint(inner / scale).astype(np.int8)
     return Parts(columns, shrink, quantized, scale, _rest(weight, bias, columns, quantized, scale))
+
+
+def _column_scales(inner: Floats) -> Floats:
+    """`[M]` for inner `[K, M]`: the smallest with entries up to 127 and pairs up to MAX_PAIR."""
+    # each of two entries may round up by half a step
+    pairs = largest_pairs(inner) / np.float32(MAX_PAIR - 1)
+    scale: Floats = np.maximum(np.maximum(np.abs(inner).max(0) / np.float32(127), pairs), TINY)
+    return scale
+
+
+def largest_pairs(weight: Array) -> Array:
+    """`[M]` for weight `[K, M]`: the largest |sum| of the positive, or of the negative ones, among
+    the rows 2i and 2i + 1 of a column. Times the largest u8 it bounds the sum of two products."""
+    even = np.pad(weight, ((0, len(weight) % 2), (0, 0)))
+    positive, negative = np.maximum(even, 0), np.maximum(-even, 0)
+    sums = (signed[::2] + signed[1::2] for signed in (positive, negative))
+    largest: Array = np.maximum(*sums).max(0)
+    return largest
 
 
 def _power(ratio: Floats) -> Floats:
@@ -217,7 +248,10 @@ def _nodes(name: str, x: str, y: str) -> list[NodeProto]:
     def node(operator: str, inputs: list[str], output: str, **attributes: Any) -> NodeProto:
         inputs = [item.replace("~", f"{name}.") for item in inputs]
         output = output.replace("~", f"{name}.")
-        return helper.make_node(operator, inputs, [output], f"{operator}.{output}", **attributes)
+        domain = CONTRIB if operator in NEEDS.operators else ""
+        return helper.make_node(
+            operator, inputs, [output], f"{operator}.{output}", domain=domain, **attributes
+        )
 
     return [
         node("Mul", [x, "~shrink"], "~u"),
@@ -230,9 +264,9 @@ def _nodes(name: str, x: str, y: str) -> list[NodeProto]:
         node("Neg", ["~low"], "~below"),
         node("QuantizeLinear", ["~below", "~s"], "~z", axis=0),
         node("QuantizeLinear", ["~u", "~s", "~z"], "~u8", axis=0),
-        node("MatMulInteger", ["~u8", "~weight"], "~sums"),
-        node("DequantizeLinear", ["~sums", "~s"], "~by_row", axis=0),  # Cast and Mul in one pass
-        node("Mul", ["~by_row", "~scale"], "~product"),
+        node("MatMulIntegerToFloat", ["~u8", "~weight", "int8.one", "~scale"], "~sums"),
+        node("Unsqueeze", ["~s", "int8.axis"], "~s_column"),
+        node("Mul", ["~sums", "~s_column"], "~product"),
         node("DequantizeLinear", ["~z", "~s"], "~offset", axis=0),
         node("Unsqueeze", ["~offset", "int8.axis"], "~offset_column"),
         node("Gather", [x, "~columns"], "~x_float", axis=1),
@@ -248,6 +282,7 @@ def _replaced(graph: Graph, nodes: list[NodeProto], tensors: Mapping[str, Array]
     new = [constant(name, value) for name, value in tensors.items()]
     kept = [item for item in (*graph.proto.graph.initializer, *new) if item.name in used]
     made = graph.copy().proto
+    made.opset_import.append(helper.make_opsetid(CONTRIB, 1))
     for field, items in ((made.graph.node, nodes), (made.graph.initializer, kept)):
         del field[:]
         field.extend(items)

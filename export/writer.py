@@ -16,7 +16,7 @@ from addnorm.export.certificate.served import CertificationError
 from addnorm.export.download import DownloadError
 from addnorm.export.folder_tokenizer import NoTexts
 from addnorm.export.graph import OPSET, UnfitError, check_fit, export_body, export_head
-from addnorm.export.quantize import QuantizationError, measure, quantize
+from addnorm.export.quantize import QuantizationError, measure, needs, quantize
 from addnorm.export.sources import Source, UsageError
 from addnorm.model.checkpoints import CheckpointError
 from addnorm.model.config import Config
@@ -112,6 +112,7 @@ def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) ->
         "limits": limits,
         "precisions": {precision: GRAPHS[precision] for precision in plan.precisions},
         "default_precision": plan.default_precision,
+        "int8": needs(plan.precisions).model_dump(),
         "vector_ranges": _vector_ranges(source),
         "opset": OPSET,
         "versions": versions(),

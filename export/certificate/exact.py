@@ -34,7 +34,7 @@ from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime.batch import Floats
 from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.manifest import Manifest
+from addnorm.service.runtime.manifest import Int8, Manifest
 
 Array = NDArray[Any]
 RANGES = "model.int8.ranges.safetensors"
@@ -164,11 +164,26 @@ def _manifest(manifest: Manifest, config: Config) -> list[str]:
         "vocab_size": config.vocab_size,
         "type_vocab_size": config.type_vocab_size,
     }
-    return [
+    differing = [
         f"{name} is {said[name]}, {value} expected"
         for name, value in meant.items()
         if said[name] != value
     ]
+    return differing + _needs(manifest)
+
+
+def _needs(manifest: Manifest) -> list[str]:
+    """What the int8 graph needs of onnxruntime, as exporters have written it since they wrote it
+    down."""
+    expected = quantize.needs(manifest.precisions)
+    if manifest.int8 == expected:
+        return []
+    if manifest.int8 == Int8():
+        return [
+            "an older exporter made its int8, which is served as before, but cannot be made again"
+            " here: verify it with that version of addnorm, or export it again"
+        ]
+    return [f"int8 is {manifest.int8!r}, {expected!r} expected"]
 
 
 def _weights(graph: Graph, reference: nn.Module, leaving: str = " ") -> list[str]:
@@ -225,7 +240,12 @@ def _is_left_out(
 def _int8(
     name: str, parts: quantize.Parts, weight: Array, state: Mapping[str, Array]
 ) -> Iterator[str]:
-    """Finds one wrong column scale, which is within the noise of the outputs."""
+    """Finds one wrong column scale, which is within the noise of the outputs, and what would
+    saturate in 16 bits."""
+    if (
+        pair := int(quantize.largest_pairs(parts.weight.astype(np.int64)).max())
+    ) > quantize.MAX_PAIR:
+        yield f"{name}: neighbours add up to {pair}, {quantize.MAX_PAIR} allowed"
     bias = quantize.weight_of(name).removesuffix("weight") + "bias"
     steps, rows = parts.deviation(weight.T, state.get(bias, 0.0))
     for what, gap, unit, limit in (

@@ -22,7 +22,8 @@ class Engine:
         self.d_model, self.n_norms = manifest.d_model, manifest.n_norms
         self._has_types = manifest.limits.type_vocab_size > 1
         graph = bundle.graph(precision)
-        self._body, self._body_on_all_cores = open_sessions(graph, provider, num_threads)
+        fits = manifest.int8.fits_16_bits
+        self._body, self._body_on_all_cores = open_sessions(graph, provider, num_threads, fits)
         self._heads = {name: open_session(bundle.head(name), provider) for name in manifest.heads}
         self.provider = "cuda" if PROVIDERS["cuda"] in self._body.get_providers() else "cpu"
         self.fingerprint = Fingerprint.here(bundle.manifest_sha256, precision, self.provider)

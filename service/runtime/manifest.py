@@ -44,6 +44,14 @@ class Head(_Part):
     width: int
 
 
+class Int8(_Part):
+    """What the int8 graph needs of onnxruntime."""
+
+    operators: tuple[str, ...] = ()  # of com.microsoft, beside those of ONNX
+    # sums of two products fit 16 bits, so the fast kernels of processors without VNNI are exact
+    fits_16_bits: bool = False
+
+
 class InputRules(_Part):
     """How the authors of vectors for each token treat texts of one input type."""
 
@@ -65,6 +73,7 @@ class Manifest(_Part):
     n_norms: int
     limits: Limits
     precisions: dict[str, str]  # name -> graph file
+    int8: Int8 = Int8()
     heads: dict[str, Head]  # by output
     labels: tuple[str, ...] | None  # of the logits, in order; None: they have no names
     multi_label: bool = (

@@ -24,21 +24,26 @@ class Sessions(NamedTuple):
     all_cores: ort.InferenceSession
 
 
-def open_sessions(graph: Path, provider: str, num_threads: int) -> Sessions:
-    """provider: cpu, cuda or auto; num_threads: of a run on all cores. StartupError if the graph
+def open_sessions(
+    graph: Path, provider: str, num_threads: int, fits_16_bits: bool = False
+) -> Sessions:
+    """provider: cpu, cuda or auto; num_threads: of a run on all cores; fits_16_bits: of the
+    manifest. StartupError if the graph
     cannot be loaded, or cuda is wanted and not available.
 
     On CPU onnxruntime packs the weights for its kernels. So that two sessions share them, a first
     one writes what it has packed to a temporary file, and the two that run map that file.
     """
     if uses_cuda(provider) or num_threads == 1:
-        session = open_session(graph, provider)
+        session = open_session(graph, provider, fits_16_bits)
         return Sessions(session, session)
     try:
         with TemporaryDirectory(prefix="addnorm-") as folder:
             packed = Path(folder) / graph.name
-            _pack(graph, packed)
-            one, several = (_load(packed, _options(n, packed=True)) for n in (1, num_threads))
+            _pack(graph, packed, fits_16_bits)
+            one, several = (
+                _load(packed, _options(n, fits_16_bits, packed=True)) for n in (1, num_threads)
+            )
     except OSError as error:
         raise StartupError(
             f"cannot write the packed weights of {graph}: {error}; the folder for temporary files"
@@ -47,12 +52,12 @@ def open_sessions(graph: Path, provider: str, num_threads: int) -> Sessions:
     return Sessions(one, several)
 
 
-def open_session(graph: Path, provider: str) -> ort.InferenceSession:
+def open_session(graph: Path, provider: str, fits_16_bits: bool = False) -> ort.InferenceSession:
     """On one thread: worker threads run in parallel, and more would compete with them for the
     cores. Raises as `open_sessions`."""
     if not uses_cuda(provider):
-        return _load(graph, _options(1))
-    session = _load(graph, _options(1), PROVIDERS["cuda"])
+        return _load(graph, _options(1, fits_16_bits))
+    session = _load(graph, _options(1, fits_16_bits), PROVIDERS["cuda"])
     if provider == "cuda" and PROVIDERS["cuda"] not in session.get_providers():
         raise StartupError(
             "ADDNORM_PROVIDER=cuda, but onnxruntime fell back to the CPU:"
@@ -73,7 +78,7 @@ def uses_cuda(provider: str) -> bool:
 
 
 def int8_is_exact() -> bool:
-    """Whether onnxruntime sums uint8 x int8 products in 32 bits on this processor.
+    """Whether onnxruntime sums any uint8 x int8 products in 32 bits on this processor.
 
     On x86 without VNNI its default kernels saturate 16-bit sums, so the exact, slower kernels must
     be asked for. On x86 with VNNI they must not be, because onnxruntime would then not use VNNI.
@@ -82,9 +87,9 @@ def int8_is_exact() -> bool:
     return processor().has_vnni
 
 
-def _pack(graph: Path, packed: Path) -> None:
+def _pack(graph: Path, packed: Path, fits_16_bits: bool) -> None:
     """Writes the optimized graph, and its weights as the kernels of this processor want them."""
-    options = _options(1)
+    options = _options(1, fits_16_bits)
     options.optimized_model_filepath = str(packed)
     for name, value in {
         "session.optimized_model_external_initializers_file_name": f"{packed.name}.data",
@@ -95,7 +100,7 @@ def _pack(graph: Path, packed: Path) -> None:
     _load(graph, options)
 
 
-def _options(num_threads: int, packed: bool = False) -> ort.SessionOptions:
+def _options(num_threads: int, fits_16_bits: bool, packed: bool = False) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.inter_op_num_threads = 1
@@ -105,7 +110,7 @@ def _options(num_threads: int, packed: bool = False) -> ort.SessionOptions:
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
     if packed:  # it is optimized already
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if not int8_is_exact():
+    if not (fits_16_bits or int8_is_exact()):
         options.add_session_config_entry("session.x64quantprecision", "1")
     return options
 

@@ -24,7 +24,6 @@ from addnorm.export.model_file import load
 from addnorm.model.presets import build
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime import session
 from addnorm.service.runtime.bundle import Bundle
 from tests.support.exports import shared_exports
 
@@ -97,10 +96,13 @@ def test_certificate_covers_int8(bundle: Bundle) -> None:
     assert set(bundle.certificate["known_answer"]) == {"fp32", "int8"}
 
 
-def test_graph_is_standard(bundle: Bundle) -> None:
-    """Every weight that pays is int8, by operators of ai.onnx alone."""
+def test_graph_has_the_operators_that_the_manifest_names(bundle: Bundle) -> None:
+    """Every weight that pays is int8, by operators of ai.onnx and those that the manifest names."""
     graph = onnx.load(bundle.graph("int8")).graph
-    assert {node.domain for node in graph.node} <= {"", "ai.onnx"}
+    others = {
+        (node.domain, node.op_type) for node in graph.node if node.domain not in ("", "ai.onnx")
+    }
+    assert others == {("com.microsoft", name) for name in bundle.manifest.int8.operators}
     fp32 = onnx.load(bundle.graph("fp32")).graph
     large = [
         item.name
@@ -129,6 +131,31 @@ def test_wrong_float_row_is_caught(bundle: Bundle, expected: Expected, tmp_path:
         bundle, tmp_path, lambda graph: set_constant(graph, f"{WEIGHT}.rest", np.negative)
     )
     refused(broken, expected, "float rows", "cosine|norm")
+
+
+def test_what_would_saturate_is_caught(bundle: Bundle, expected: Expected, tmp_path: Path) -> None:
+    """Two neighbours in a column, whose products with 255 leave 16 bits."""
+
+    def two_entries(weight: np.ndarray) -> np.ndarray:
+        weight[6:8, 3] = 127
+        return weight
+
+    broken = tampered(
+        bundle, tmp_path, lambda graph: set_constant(graph, f"{WEIGHT}.weight", two_entries)
+    )
+    refused(broken, expected, "neighbours add up to 254, 141 allowed")
+
+
+def test_int8_of_an_older_exporter(bundle: Bundle, expected: Expected, tmp_path: Path) -> None:
+    """Its manifest says nothing of int8. It is served by the exact kernels, and not verified."""
+    older = tampered(bundle, tmp_path, lambda graph: None)
+    manifest = json.loads((older.path / bundles.MANIFEST).read_text())
+    del manifest["int8"]
+    (older.path / bundles.MANIFEST).write_text(json.dumps(manifest))
+    older = bundles.read_uncertified(older.path)
+    assert not older.manifest.int8.fits_16_bits
+    refused(older, expected, "an older exporter made its int8, which is served as before")
+    Model(older, "cpu").check()
 
 
 def test_coarse_rows_are_caught(bundle: Bundle, expected: Expected, tmp_path: Path) -> None:
@@ -179,10 +206,9 @@ def run_product(
         [value("x", weight.shape[0])], [value("y", weight.shape[1])],
         [numpy_helper.from_array(array, name) for name, array in tensors.items()],
     )  # fmt: skip
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(quantizing.CONTRIB, 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     options = onnxruntime.SessionOptions()
-    if not session.int8_is_exact():
-        options.add_session_config_entry("session.x64quantprecision", "1")
     return onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, {"x": x})[0]
 
 
@@ -205,6 +231,43 @@ def test_product_is_near(offset: float) -> None:
     error = np.abs(run_product(weight, bias, np.abs(x).max(0), x) - expected).max(1)
     narrow = np.delete(x, [5, 50], axis=1)
     assert (error < 0.2 * np.abs(narrow).max(1)).all()
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 64])
+@pytest.mark.parametrize("num_inputs", [95, 96, 384])
+def test_default_kernels_do_not_saturate(num_inputs: int, num_rows: int) -> None:
+    """Sums of two products that nearly fill 16 bits, where kernels without VNNI would clip more.
+
+    All weights of a column have one sign, and all x are the largest of their row.
+    """
+    weight = np.ones((num_inputs, 40), np.float32)
+    weight[:, 1::2] = -1
+    weight[4, :] = 0  # so is x there, the row's lowest
+    x = np.ones((num_rows, num_inputs), np.float32)
+    x[:, :5] = 0  # four of them stay float
+    ranges = np.ones(num_inputs, np.float32)
+    ranges[:4] = 2
+    got = run_product(weight, np.zeros(40, np.float32), ranges, x)
+    assert got == pytest.approx(x @ weight, rel=1e-2)
+
+
+def test_parts_fit_16_bits() -> None:
+    """No entry is above 127, no two neighbours add up to more than MAX_PAIR, and some do nearly."""
+    draws = np.random.default_rng(3)
+    for shape in ((7, 5), (384, 64), (1536, 8)):
+        weight, ranges = (
+            draws.standard_t(3, shape).astype(np.float32),
+            np.ones(shape[0], np.float32),
+        )
+        ranges[:4] = 2
+        parts = quantizing.split(weight, np.zeros(shape[1], np.float32), ranges)
+        q = parts.weight.astype(int)[: len(weight) // 2 * 2]
+        pairs = q.clip(0)[::2] + q.clip(0)[1::2], q.clip(None, 0)[::2] + q.clip(None, 0)[1::2]
+        largest = max(pairs[0].max(), -pairs[1].min())
+        assert abs(q).max() <= 127
+        assert largest <= quantizing.MAX_PAIR
+        assert largest * (quantizing.LEVELS + 1) < 2**15
+        assert (abs(parts.weight).max(0) >= 50).all()
 
 
 def test_parts_are_the_same_on_every_processor() -> None:
