@@ -2,6 +2,7 @@
 PYTHON3 ?= python3
 TORCH ?= torch==2.13.0
 BUNDLES ?= bundles
+BENCHED = $(addprefix $(BUNDLES)/,minilm notebook all-minilm-l6-v2)
 
 PYTHON = .venv/bin/python
 ADDNORM = .venv/bin/addnorm
@@ -84,8 +85,9 @@ check-index: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2 $(REAL) $(PEER)/r
 second-opinion: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## the same model exported plainly, in plain onnxruntime: the same vectors?
 	$(PYTHON) examples/plain_export.py $(MINILM) $(BUNDLES)
 
-bench: .venv/ready $(BUNDLES)/minilm $(BUNDLES)/minilm-padded $(BUNDLES)/notebook  ## measure against the naive server
-	$(PYTHON) -m addnorm.load.bench --bundle $(BUNDLES)/minilm/1 --padded $(BUNDLES)/minilm-padded/1 --tiny $(BUNDLES)/notebook/1
+# ONLY="small-8 texts" measures these lines alone. BESIDE=../old measures another checkout of Addnorm too
+bench: .venv/ready $(MINILM) $(BENCHED) $(BUNDLES)/minilm-padded $(if $(BESIDE),$(BENCHED:$(BUNDLES)/%=$(BESIDE)/bundles/%))  ## measure beside a naive server, and Infinity if build/infinity is there; ten minutes
+	$(PYTHON) -m addnorm.load.bench --bundle $(BUNDLES)/minilm/1 --padded $(BUNDLES)/minilm-padded/1 --tiny $(BUNDLES)/notebook/1 --real $(BUNDLES)/all-minilm-l6-v2/1 --checkpoint $(MINILM) --infinity $(INFINITY)/bin/infinity_emb $(if $(BESIDE),--beside $(BESIDE)) $(if $(ONLY),--only $(ONLY))
 
 bench-cache: .venv/ready $(BUNDLES)/minilm  ## what the cache brings where traffic repeats, and what it costs where it does not; minutes
 	$(PYTHON) -m addnorm.load.cache --bundle $(BUNDLES)/minilm/1
@@ -126,6 +128,12 @@ $(BUNDLES)/minilm-padded:
 
 $(BUNDLES)/all-minilm-l6-v2:
 	$(ADDNORM) export --checkpoint $(MINILM) --name all-minilm-l6-v2 --precision fp32,int8 --out $(BUNDLES)
+
+# Another checkout's own exports: graphs differ between versions
+ifdef BESIDE
+$(BESIDE)/bundles/%:
+	$(MAKE) -C $(BESIDE) bundles/$* BUNDLES=bundles ADDNORM="$(abspath $(PYTHON)) -m addnorm" MINILM=$(abspath $(MINILM))
+endif
 
 $(BUNDLES)/cross-encoder: | $(TRAINED)/cross-encoder
 	$(ADDNORM) export --checkpoint $(TRAINED)/cross-encoder --precision fp32,int8 --out $(BUNDLES)

@@ -89,11 +89,17 @@ class Client:
     """Connections to one server, opened as they are needed."""
 
     def __init__(
-        self, host: str, port: int, bodies: list[bytes], timeout_s: float = 60.0, *headers: str
+        self,
+        host: str,
+        port: int,
+        bodies: list[bytes],
+        timeout_s: float = 60.0,
+        *headers: str,
+        path: str = "/v1/infer",
     ) -> None:
         self._address = (host, port)
         self._timeout_s = timeout_s
-        self._requests = [_request(host, body, headers) for body in bodies]
+        self._requests = [_request(host, path, body, headers) for body in bodies]
         self._idle: list[Connection] = []
         self.num_without_when = 0  # refusals (429, 503) that lacked Retry-After
 
@@ -127,9 +133,9 @@ class Client:
             connection.close()
 
 
-def _request(host: str, body: bytes, headers: Sequence[str]) -> bytes:
+def _request(host: str, path: str, body: bytes, headers: Sequence[str]) -> bytes:
     lines = (
-        "POST /v1/infer HTTP/1.1",
+        f"POST {path} HTTP/1.1",
         f"Host: {host}",
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",

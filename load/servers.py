@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -30,6 +30,11 @@ CACHE_COUNTS = (
     "addnorm_merged_sequences_total",
 )
 MODULE = (sys.executable, "-m")
+INFINITY_OPTIONS = (
+    *("--engine", "torch", "--device", "cpu", "--host", "127.0.0.1", "--url-prefix", "/v1"),
+    *("--no-model-warmup", "--log-level", "warning"),  # the first requests warm it up
+)
+INFINITY_QUIET = {"DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
 
 
 @dataclass(frozen=True)
@@ -161,6 +166,12 @@ def program(command: Sequence[str], **settings: str) -> Iterator[Server]:
     port = _free_port()
     with _process([*command, "--port", str(port)], port, settings) as server:
         yield server
+
+
+def infinity(command: Path, checkpoint: Path, name: str) -> AbstractContextManager[Server]:
+    """Infinity over this checkpoint, its routes under /v1. command: infinity_emb."""
+    model = ("--model-id", str(checkpoint), "--served-model-name", name)
+    return program((str(command), "v2", *model, *INFINITY_OPTIONS), **INFINITY_QUIET)
 
 
 def end_on_sigterm() -> None:

@@ -1,149 +1,91 @@
-"""`python -m addnorm.load.bench --bundle BUNDLE --padded PADDED`: Addnorm beside a naive server.
+"""`python -m addnorm.load.bench --bundle BUNDLE --padded PADDED`: Addnorm beside other servers.
 
-Naive, addnorm fp32 and addnorm int8 are measured in turn (A B C A B C ...). Every answer is
-checked. Writes load/report/.
+All contenders are measured in turn (A B C A B C ...). Every answer is checked. Writes load/report/.
 """
 
 import argparse
-import time
+import os
 from contextlib import ExitStack
 from pathlib import Path
 
-from tqdm import tqdm
-
+from addnorm.load import servers
+from addnorm.load.bench import contenders as groups
 from addnorm.load.bench import report
-from addnorm.load.bench.report import Figures
-from addnorm.load.bench.run import Load
-from addnorm.load.bench.sides import (
-    Contender,
-    Side,
-    closed_sides,
-    start,
-    tensor_sides,
-    tiny_sides,
-    typed_side,
-)
+from addnorm.load.bench.contenders import Beside, Contenders, commit
+from addnorm.load.bench.rounds import Clock, bits, interleave, open_loops, prepare
+from addnorm.load.bench.sides import LINES, sides
+from addnorm.load.bench.tables import Rounds
 from addnorm.load.machine import machine
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
 
-FRACTIONS = (
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    0.9,
-    1.0,
-)  # of addnorm's own capacity: the loads of the open loop
-SATURATED_MS = 1000.0  # median latency from which more load says nothing new
-NUM_BITS = 2000  # answers that must have been compared bit for bit in the end
-RUN_S = (0.4, 5.0)  # least and most seconds of one run
-MIN_OPEN_S = 1.0  # of one open-loop run: fewer arrivals have no percentiles
-MIN_ROUNDS = 3  # aimed at; `--minutes` wins
-
-
-class Clock:
-    """The time that is left of what was granted, and a bar of it."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
-        shape = "{n}/{total} s |{bar}| {desc}"
-        self._bar = tqdm(total=round(seconds), unit="s", bar_format=shape, disable=None)
-
-    def left_s(self) -> float:
-        return self._end - time.monotonic()
-
-    def show(self, what: str) -> None:
-        self._bar.n = min(self._bar.total, self._bar.total - int(self.left_s()))
-        self._bar.set_description_str(what)
-
-    def close(self) -> None:
-        self._bar.close()
-
-
-def interleave(sides: list[Side], budget_s: float, clock: Clock) -> dict[str, list[Figures]]:
-    """Rounds over all sides, as many as fit, at least one. -> key -> figures of each round."""
-    least, most = RUN_S
-    run_s = min(most, max(least, budget_s / MIN_ROUNDS / len(sides)))
-    figures: dict[str, list[Figures]] = {side.key: [] for side in sides}
-    end = clock.left_s() - budget_s
-    while True:
-        before = clock.left_s()
-        for side in sides:
-            clock.show(f"round {len(figures[sides[0].key])}: {side.key}")
-            if not (side.once and figures[side.key]):
-                figures[side.key].append(side.measure(run_s))
-        if 2 * clock.left_s() - before < end:
-            return figures
-
-
-def open_loops(
-    contenders: list[Contender], capacity: float, budget_s: float, clock: Clock
-) -> dict[str, list[Figures]]:
-    """Latency at growing shares of `capacity` (requests/s), until a contender is saturated."""
-    seconds = max(MIN_OPEN_S, budget_s / len(FRACTIONS) / len(contenders))
-    points: dict[str, list[Figures]] = {contender.name: [] for contender in contenders}
-    for fraction in FRACTIONS:
-        for contender in contenders:
-            known = points[contender.name]
-            clock.show(f"open loop at {fraction:.0%}: {contender.name}")
-            if not (known and known[-1]["p50_ms"] > SATURATED_MS):
-                rate = fraction * capacity
-                known.append({"rate": rate, **contender.run("small", Load(64, seconds, rate))})
-    return points
-
-
-def bits(
-    contenders: list[Contender], so_far: dict[str, list[Figures]], clock: Clock
-) -> dict[str, Figures]:
-    """How many answers of addnorm were compared bit for bit, and how many were not right."""
-    counted = {}
-    for contender in contenders[1:]:
-        keys = [
-            key
-            for key in so_far
-            if key.endswith(f"/{contender.name}") and not key.startswith("tiny")
-        ]
-        runs = [figures for key in keys for figures in so_far[key]]
-        num_missing = NUM_BITS - int(sum(run.get("num_answers", 0) for run in runs))
-        if num_missing > 0:
-            clock.show(f"{num_missing} more answers: {contender.name}")
-            load = Load(32, max(RUN_S[0], clock.left_s() / 2), num_answers=num_missing)
-            runs.append(contender.run("small", load))
-        sums = {
-            name: sum(run.get(name, 0) for run in runs) for name in ("num_answers", "num_errors")
-        }
-        counted[contender.name] = sums
-    return counted
+OPEN = ("open", "small-1", "small-32")  # the picture, and the lines that it is made of
+MINUTES = 9.0  # of a run of all lines
 
 
 def main() -> None:
     arguments = _parser().parse_args()
+    servers.end_on_sigterm()
+    os.environ.pop("OMP_NUM_THREADS", None)  # the peers' own default is a thread for each core
     bundle, padded = _same_model(arguments.bundle, arguments.padded)
     where = machine()
-    clock = Clock(60 * arguments.minutes)
     with ExitStack() as stack:
-        clock.show("starting servers")
-        contenders = start(stack, bundle, padded)
-        typed = typed_side(stack, contenders[0], padded)
-        tiny = tiny_sides(stack, bundles.read(arguments.tiny)) if arguments.tiny else ()
-        sides = [
-            side
-            for side in (*closed_sides(contenders), typed, *tensor_sides(contenders), *tiny)
-            if _is_wanted(side.line, arguments.only)
-        ]
-        figures = interleave(sides, 0.75 * clock.left_s(), clock)
-        points: dict[str, list[Figures]] = {}
-        if "small-32/addnorm" in figures and _is_wanted("open", arguments.only):
-            capacity = report.median(figures["small-32/addnorm"], "requests_per_s")
-            points = open_loops(contenders, capacity, 0.7 * clock.left_s(), clock)
-        counted = bits(
-            contenders, figures | {f"open/{who}": runs for who, runs in points.items()}, clock
-        )
+        models = _models(stack, arguments, bundle, padded)
+        every = list(sides(models))
+        wanted = [side for side in every if _is_wanted(side.line, arguments.only)]
+        clock = Clock(60 * (arguments.minutes or max(1.0, MINUTES * len(wanted) / len(every))))
+        prepare(wanted, clock)
+        is_open = _is_wanted("open", arguments.only)
+        figures = interleave(wanted, (0.8 if is_open else 0.95) * clock.left_s(), clock)
+        points: Rounds = {}
+        if is_open:
+            points = open_loops(models["preset"], figures, 0.8 * clock.left_s(), clock)
+        of_points = {f"open/{who}": runs for who, runs in points.items()}
+        counted = {} if arguments.only else bits(models["preset"], figures | of_points, clock)
     clock.close()
-    print(report.write(arguments.out, report.Findings(bundle, where, figures, points, counted)))
+    findings = report.Findings(bundle, where, figures, points, counted, _notes(arguments))
+    print(report.write(arguments.out, findings))
     if any(run.get("num_errors") for runs in (*figures.values(), *points.values()) for run in runs):
         raise SystemExit("some answers were not right: see bench.json")
+
+
+def _models(
+    stack: ExitStack, arguments: argparse.Namespace, bundle: Bundle, padded: Bundle
+) -> dict[str, Contenders]:
+    """Nothing is started yet."""
+    beside = _beside(arguments)
+    models = {"preset": groups.preset(stack, bundle, padded, beside)}
+    if arguments.tiny:
+        models["tiny"] = groups.tiny(stack, bundles.read(arguments.tiny), beside)
+    if arguments.real:
+        real = bundles.read(arguments.real)
+        peer = _infinity(arguments), arguments.checkpoint
+        models["real"] = groups.real(stack, real, *peer, beside)
+    return models
+
+
+def _beside(arguments: argparse.Namespace) -> Beside | None:
+    if not arguments.beside:
+        return None
+    return Beside(arguments.beside, arguments.beside_bundles or Path(arguments.beside, "bundles"))
+
+
+def _infinity(arguments: argparse.Namespace) -> Path | None:
+    """Its command, if there is one."""
+    command: Path | None = arguments.infinity
+    return command if command and command.exists() else None
+
+
+def _notes(arguments: argparse.Namespace) -> list[str]:
+    """What the tables lack, and what was measured as `before`."""
+    notes = []
+    if not arguments.real:
+        notes.append("No lines with texts: they need `--real`, a bundle with a tokenizer.")
+    elif not _infinity(arguments):
+        notes.append("Infinity is not installed here: `make build/infinity/ready` installs it.")
+    if beside := _beside(arguments):
+        notes.append(f"now: {commit(Path.cwd())}; before: {beside.commit()}.")
+    return notes
 
 
 def _same_model(packed: Path, padded: Path) -> tuple[Bundle, Bundle]:
@@ -164,6 +106,9 @@ def _same_model(packed: Path, padded: Path) -> tuple[Bundle, Bundle]:
 
 
 def _is_wanted(line: str, only: list[str] | None) -> bool:
+    """only: beginnings of names."""
+    if only and "open" in only:
+        only = [*only, *OPEN]
     return not only or any(line.startswith(wanted) for wanted in only)
 
 
@@ -182,10 +127,32 @@ def _parser() -> argparse.ArgumentParser:
         "--tiny", type=Path, help="a bundle of the preset notebook: what the server itself costs"
     )
     parser.add_argument(
-        "--minutes", type=float, default=10.0, help="about how long to measure; one round at least"
+        "--real", type=Path, help="a bundle with a tokenizer: texts on /v1/embeddings"
+    )
+    parser.add_argument("--checkpoint", type=Path, help="what --real was made of, for Infinity")
+    parser.add_argument("--infinity", type=Path, help="the command infinity_emb, if installed")
+    parser.add_argument(
+        "--beside",
+        type=Path,
+        metavar="CHECKOUT",
+        help="another checkout of Addnorm, to see what a change brings",
     )
     parser.add_argument(
-        "--only", nargs="+", metavar="LINE", help="big small hidden offline sgemm longest tiny open"
+        "--beside-bundles",
+        type=Path,
+        metavar="DIR",
+        help="the same models as its exporter makes them (CHECKOUT/bundles)",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help=f"about how long; one round at least ({MINUTES:g} for all lines, less with --only)",
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="LINE",
+        help=f"beginnings of {' '.join(LINES)} offline engine sgemm open",
     )
     parser.add_argument("--out", type=Path, default=Path("load/report"))
     return parser

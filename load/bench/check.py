@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import cache
 
 import numpy as np
 import orjson
@@ -22,19 +23,22 @@ NAIVE_TOLERANCE = 1e-3  # of a padded graph on this load; ours has none
 Key = tuple[str, bytes]  # output, sequence
 Compute = Callable[
     [str, Ints], Floats
-]  # output, a sequence -> its pooled vector or its activations
+]  # output, a sequence -> its activations, its pooled vector, or that as /v1/embeddings gives it
 
 
 def alone(bundle: Bundle, precision: str) -> Compute:
-    """An engine in this process that sees one sequence at a time."""
-    engine = Engine(bundle, precision, "cpu")
+    """An engine in this process that sees one sequence at a time. It is loaded at first use."""
+    engine = cache(lambda: Engine(bundle, precision, "cpu"))
 
     def compute(output: str, sequence: Ints) -> Floats:
         batch = Batch.of([sequence])
-        activations = engine.run(batch).activations
+        activations = engine().run(batch).activations
         if output == "activations":
             return activations.copy()
-        vector: Floats = heads.pooled(activations, batch.offsets, bundle.manifest.pooling)[0]
+        vectors = heads.pooled(activations, batch.offsets, bundle.manifest.pooling)
+        if output == "embedding" and bundle.manifest.normalize:
+            vectors = heads.unit(vectors)
+        vector: Floats = vectors[0]
         return vector
 
     return compute
@@ -104,7 +108,8 @@ class Reference:
         return None if self._is_right(request, got) else WRONG
 
     def _is_right(self, request: Request, got: Floats) -> bool:
-        if got.ndim != (2 if request.output == "pooled" else 3):
+        has_rows = request.output == "activations"  # of each token; else a vector a sequence
+        if got.ndim != (3 if has_rows else 2):
             return False
         if len(got) != len(request.sequences):
             return False
@@ -114,12 +119,12 @@ class Reference:
         ]
         if {row.shape[-1] for row in alone} != {got.shape[-1]}:
             return False
-        known = np.stack(alone) if request.output == "pooled" else _on_grid(alone, request.width)
+        known = _on_grid(alone, request.width) if has_rows else np.stack(alone)
         if got.shape != known.shape:
             return False
         if self._tolerance is None:
             return got.tobytes() == known.tobytes()
-        if request.output == "activations":
+        if has_rows:
             got = _on_grid(
                 [row[: len(rows)] for row, rows in zip(got, alone, strict=True)], request.width
             )
@@ -129,7 +134,7 @@ class Reference:
         """The right answer to a sequence; of one that was left out, its first answer."""
         if key not in self._left_out:
             return self._alone[key]
-        return self._first.setdefault(key, got if key[0] == "pooled" else got[:num_tokens])
+        return self._first.setdefault(key, got[:num_tokens] if key[0] == "activations" else got)
 
 
 def _key(output: str, sequence: Ints) -> Key:
@@ -138,11 +143,13 @@ def _key(output: str, sequence: Ints) -> Key:
 
 def _output(body: bytes, name: str) -> Floats:
     """Of an answer in JSON, or else in safetensors."""
-    return (
-        np.array(orjson.loads(body)[name], np.float32)
-        if body.startswith(b"{")
-        else load(body)[name]
-    )
+    if not body.startswith(b"{"):
+        return load(body)[name]
+    answer = orjson.loads(body)
+    if name != "embedding":
+        return np.array(answer[name], np.float32)
+    entries = sorted(answer["data"], key=lambda entry: entry["index"])
+    return np.array([entry[name] for entry in entries], np.float32)
 
 
 def _on_grid(rows: Iterable[Floats], width: int) -> Floats:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,31 +11,41 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from addnorm.load.bench.stream import Stream
 from addnorm.service.runtime.batch import Batch, Ints
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine
+from addnorm.service.runtime.manifest import Limits
 
 SGEMM_ROWS = 256
 
 
 class Offline:
-    """The engine over a stream's sequences in the best order: all known, sorted by length."""
+    """The engine in this process, loaded at first use."""
 
-    def __init__(self, bundle: Bundle, precision: str, num_workers: int, token_budget: int) -> None:
-        self._engine = Engine(bundle, precision, "cpu")
-        self._num_lanes, self._token_budget = num_workers, token_budget
+    def __init__(self, bundle: Bundle, precision: str) -> None:
+        self._bundle, self._precision = bundle, precision
 
-    def tokens_per_s(self, stream: Stream, seconds: float) -> float:
-        batches = _sorted_batches(
-            [s for r in stream.requests for s in r.sequences], self._token_budget
-        )
+    @cached_property
+    def _engine(self) -> Engine:
+        return Engine(self._bundle, self._precision, "cpu")
+
+    def tokens_per_s(
+        self, sequences: list[Ints], num_workers: int, token_budget: int, seconds: float
+    ) -> float:
+        """Over the sequences in the best order: all known, sorted by length."""
+        engine, batches = self._engine, _sorted_batches(sequences, token_budget)
         runs, wall_s = _together(
-            lambda i: self._engine.run(batches[i % len(batches)]), self._num_lanes, seconds
+            lambda i: engine.run(batches[i % len(batches)]), num_workers, seconds
         )
         whole, part = divmod(runs, len(batches))
         num_tokens = [batch.num_tokens for batch in batches]
         return (whole * sum(num_tokens) + sum(num_tokens[:part])) / wall_s
+
+
+def fixed(length: int, num: int, limits: Limits) -> list[Ints]:
+    """So many seeded sequences of one length, or of the model's longest."""
+    shape = (num, min(length, limits.max_positions))
+    return list(np.random.default_rng(length).integers(0, limits.vocab_size, shape))
 
 
 def _sorted_batches(sequences: list[Ints], token_budget: int) -> list[Batch]:
@@ -77,7 +88,7 @@ class Sgemm:
     """onnxruntime's MatMul alone, at the shape of the model's largest matrix."""
 
     def __init__(self, config: dict[str, Any], num_workers: int) -> None:
-        self._num_lanes = num_workers
+        self._num_workers = num_workers
         self._flops_per_token = matrix_flops_per_token(config)
         d_model, d_ff = int(config["d_model"]), int(config["d_ff"])
         self._flops_per_run = 2 * SGEMM_ROWS * d_model * d_ff
@@ -89,7 +100,7 @@ class Sgemm:
     def tokens_per_s(self, seconds: float) -> float:
         """Tokens whose matrices the processor could multiply, were there nothing else to do."""
         runs, wall_s = _together(
-            lambda _: self._session.run(None, {"x": self._rows}), self._num_lanes, seconds
+            lambda _: self._session.run(None, {"x": self._rows}), self._num_workers, seconds
         )
         return runs * self._flops_per_run / wall_s / self._flops_per_token
 

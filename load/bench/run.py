@@ -15,6 +15,8 @@ from addnorm.load.bench.stream import Stream
 from addnorm.load.client import Answers, Client, closed_loop, open_loop, runner
 from addnorm.load.servers import Server
 
+Figures = dict[str, float]  # numbers of a Result, or of what else is measured, by name
+
 
 @dataclass(frozen=True)
 class Load:
@@ -72,7 +74,7 @@ async def _apply(
     server: Server, stream: Stream, load: Load, progress: bool
 ) -> tuple[Answers, float | None, float, int]:
     bodies = [request.body for request in stream.requests]
-    client = Client(server.host, server.port, bodies, 60.0, *load.headers)
+    client = Client(server.host, server.port, bodies, 60.0, *load.headers, path=stream.path)
     order = stream.indices()
     if load.warm_up_s:
         await closed_loop(client, order, load.concurrency, load.warm_up_s)

@@ -1,26 +1,59 @@
-"""What the bench measures in each round: naive, addnorm in each precision, and the ceilings."""
+"""What the bench measures in each round: a table of lines, and the ceilings."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
+from functools import partial
 
-from addnorm.load import servers
-from addnorm.load.bench.check import NAIVE_TOLERANCE, Reference, alone
-from addnorm.load.bench.offline import Offline, Sgemm
-from addnorm.load.bench.report import Figures
-from addnorm.load.bench.run import Load, Result, measure
-from addnorm.load.bench.stream import PROFILES, SWEEP_LONGEST, Stream, make
-from addnorm.load.servers import Server
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.load.bench.contenders import (
+    BEFORE,
+    FP32,
+    INFINITY,
+    INT8,
+    NAIVE,
+    ONE_THREAD,
+    READY,
+    TENSORS,
+    TYPED,
+    Contender,
+    Contenders,
+)
+from addnorm.load.bench.offline import Offline, Sgemm, fixed
+from addnorm.load.bench.run import Figures, Load
+from addnorm.load.bench.stream import PROFILES, SWEEP_LONGEST, make
 from addnorm.service.settings import read_settings
 
-CLOSED = {
-    "big": ("big", 8),
-    "small-1": ("small", 1),
-    "small-8": ("small", 8),
-    "small-32": ("small", 32),
-    "hidden": ("hidden", 8),
+OURS = (FP32, INT8, *BEFORE.values())
+ALL = (NAIVE, ONE_THREAD, *OURS)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A load on the servers of one model. A contender that is not there is left out."""
+
+    model: str  # a key of what `sides` is given
+    traffic: str  # a profile, `texts` or `ids`
+    num_callers: int
+    who: tuple[str, ...] = ALL
+
+
+LINES = {
+    "small-1": Line("preset", "small", 1),
+    "one-512": Line("preset", "one-512", 1),
+    "small-8": Line("preset", "small", 8),
+    "small-32": Line("preset", "small", 32),
+    "big": Line("preset", "big", 8),
+    "hidden": Line("preset", "hidden", 8, (*ALL, TYPED, *TENSORS.values())),
+    "texts": Line("real", "texts", 8, (INFINITY, *OURS)),
+    "ids": Line("real", "ids", 8, OURS),
+    "tiny": Line("tiny", "same", 32, (READY, *OURS)),
+    **{
+        f"longest-{n}": Line("preset", f"longest-{n}", 8, (NAIVE, FP32, INT8))
+        for n in SWEEP_LONGEST
+    },
 }
+NUM_NAIVE_SWEEP = 2  # eight callers would each wait a minute for its answer to 94 % padding
+SWEEP_ENDS = (f"longest-{SWEEP_LONGEST[0]}", f"longest-{SWEEP_LONGEST[-1]}")  # a ratio is of these
+ENGINE_BUDGET = 256  # tokens of a micro-batch, unless the settings say another
 
 
 @dataclass(frozen=True)
@@ -29,126 +62,61 @@ class Side:
 
     line: str
     who: str
+    prepare: Callable[[], object]
     measure: Callable[[float], Figures]  # seconds -> figures
-    once: bool = False  # too slow for every round
+    once: bool = False  # too slow for every round, or only for a picture
 
     @property
     def key(self) -> str:
         return f"{self.line}/{self.who}"
 
 
-@dataclass(frozen=True)
-class Contender:
-    """A server, how it is asked, and how its right answers are known."""
-
-    name: str
-    server: Server
-    reference: Reference
-    bundle: Bundle
-    precision: str | None = None
-    headers: tuple[str, ...] = ()
-    streams: dict[str, Stream] = field(default_factory=dict)
-
-    def stream(self, profile: str) -> Stream:
-        """The profile's stream, its right answers computed at first use."""
-        if profile not in self.streams:
-            fields = {"precision": self.precision} if self.precision else {}
-            self.streams[profile] = make(
-                PROFILES[profile], self.bundle.manifest.limits, fields=fields
-            )
-            self.reference.learn(self.streams[profile].requests, f"{profile} for {self.name}")
-        return self.streams[profile]
-
-    def side(self, line: str, profile: str, concurrency: int, once: bool = False) -> Side:
-        return Side(
-            line, self.name, lambda seconds: self.run(profile, Load(concurrency, seconds)), once
-        )
-
-    def run(self, profile: str, load: Load) -> Figures:
-        load = replace(load, warm_up_s=0.0, headers=self.headers)
-        return _figures(
-            measure(self.server, self.stream(profile), self.reference, load, progress=False)
-        )
+def sides(models: dict[str, Contenders]) -> Iterator[Side]:
+    """models: `preset`, and `tiny` and `real` if they are there."""
+    for name, line in LINES.items():
+        contenders = models.get(line.model, {})
+        for who in line.who:
+            if who in contenders:
+                yield _served(name, line, contenders[who])
+    yield from _offline(models["preset"])
 
 
-def _figures(result: Result) -> Figures:
-    numbers = {
-        name: value for name, value in asdict(result).items() if isinstance(value, int | float)
-    }
-    return {**numbers, "num_errors": result.num_errors}
-
-
-def start(stack: ExitStack, bundle: Bundle, padded: Bundle) -> list[Contender]:
-    """Naive, and addnorm in each precision of the bundle; warm."""
-    server = stack.enter_context(servers.addnorm(bundle))
-    fp32 = Reference(alone(bundle, "fp32"))
-    started = [
-        Contender(
-            "naive", stack.enter_context(servers.naive(padded)), fp32.near(NAIVE_TOLERANCE), bundle
-        ),
-        Contender("addnorm", server, fp32, bundle),
-    ]
-    if "int8" in bundle.manifest.precisions:
-        started.append(Contender("int8", server, Reference(alone(bundle, "int8")), bundle, "int8"))
-    for contender in started:
-        contender.run("big", Load(2, 1.0))
-    return started
-
-
-def closed_sides(contenders: list[Contender]) -> Iterator[Side]:
-    for line, (profile, concurrency) in CLOSED.items():
-        for contender in contenders:
-            yield contender.side(line, profile, concurrency)
-        if line == "big":  # beside what it is compared with
-            yield from offline_sides(contenders)
-    for longest in SWEEP_LONGEST:
-        for contender in contenders:
-            line, is_naive = f"longest-{longest}", contender.name == "naive"
-            # eight callers would each wait a minute for the naive one's answer to 94 % padding
-            yield contender.side(line, line, 2 if is_naive else 8, once=is_naive)
-
-
-def offline_sides(contenders: list[Contender]) -> Iterator[Side]:
-    """The engine without a server, in this process, and the matrices without a model."""
-    settings = read_settings()
-    for contender in contenders[1:]:
-        yield _offline_side(contender, settings.num_workers, settings.token_budget or 256)
-    sgemm = Sgemm(contenders[0].bundle.manifest.config, settings.num_workers)
-    yield Side("sgemm", "sgemm", lambda seconds: {"tokens_per_s": sgemm.tokens_per_s(seconds)})
-
-
-def _offline_side(contender: Contender, num_workers: int, token_budget: int) -> Side:
-    offline = Offline(contender.bundle, contender.precision or "fp32", num_workers, token_budget)
-    big = contender.stream("big")
+def _served(name: str, line: Line, contender: Contender) -> Side:
+    is_sweep = name.startswith("longest")
+    is_slow = is_sweep and contender.name == NAIVE
+    num_callers = NUM_NAIVE_SWEEP if is_slow else line.num_callers
     return Side(
-        "offline",
+        name,
         contender.name,
-        lambda seconds: {"tokens_per_s": offline.tokens_per_s(big, seconds)},
+        lambda: contender.prepare(line.traffic),
+        lambda seconds: contender.run(line.traffic, Load(num_callers, seconds)),
+        once=is_slow or (is_sweep and name not in SWEEP_ENDS),
     )
 
 
-def typed_side(stack: ExitStack, naive: Contender, padded: Bundle) -> Side:
-    """The naive server with its answer's type declared, which changes how answers are written."""
-    server = stack.enter_context(servers.naive(padded, "--typed"))
-    return replace(naive, name="typed", server=server).side("hidden", "hidden", 8)
+def _offline(preset: Contenders) -> Iterator[Side]:
+    """The engine without a server, in this process, and the matrices without a model."""
+    settings = read_settings()
+    limits = preset[FP32].bundle.manifest.limits
+    big = [s for request in make(PROFILES["big"], limits).requests for s in request.sequences]
+    loads = {  # line -> sequences, threads, tokens of a micro-batch
+        "offline": (big, settings.num_workers, settings.token_budget or ENGINE_BUDGET),
+        "engine-mixed": (big, 1, ENGINE_BUDGET),
+        "engine-16": (fixed(16, 64, limits), 1, ENGINE_BUDGET),
+        "engine-512": (fixed(512, 4, limits), 1, ENGINE_BUDGET),
+    }
+    engines = {who: Offline(preset[who].bundle, who) for who in (FP32, INT8) if who in preset}
+    for name, load in loads.items():
+        for who, engine in engines.items():
+            yield _rate(name, who, partial(engine.tokens_per_s, *load))
+    sgemm = Sgemm(preset[FP32].bundle.manifest.config, settings.num_workers)
+    yield _rate("sgemm", "sgemm", sgemm.tokens_per_s)
 
 
-def tensor_sides(contenders: list[Contender]) -> Iterator[Side]:
-    """Whole hidden states as safetensors, beside the same as JSON."""
-    for contender in contenders[1:]:
-        tensors = replace(
-            contender,
-            name=f"{contender.name}-tensors",
-            headers=("Accept: application/vnd.safetensors",),
-        )
-        yield tensors.side("hidden", "hidden", 8)
-
-
-def tiny_sides(stack: ExitStack, bundle: Bundle) -> Iterator[Side]:
-    """Addnorm over a model that costs almost nothing, and HTTP alone with the same answer."""
-    reference = Reference(alone(bundle, "fp32"))
-    addnorm = Contender("addnorm", stack.enter_context(servers.addnorm(bundle)), reference, bundle)
-    answer = addnorm.server.ask(addnorm.stream("same").requests[0].body)
-    yield addnorm.side("tiny", "same", 32)
-    ready = Contender("ready", stack.enter_context(servers.ready_made(answer)), reference, bundle)
-    yield ready.side("tiny", "same", 32)
+def _rate(line: str, who: str, tokens_per_s: Callable[[float], float]) -> Side:
+    return Side(
+        line,
+        who,
+        lambda: tokens_per_s(0.1),
+        lambda seconds: {"tokens_per_s": tokens_per_s(seconds)},
+    )

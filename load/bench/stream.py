@@ -1,4 +1,4 @@
-"""Seeded streams of requests: what callers send, as padded grids with a mask. Knows no server.
+"""Seeded streams of requests: what callers send, padded grids or texts. Knows no server.
 
 A stream is a bounded list of distinct requests in a drawn order, so that each answer is known
 beforehand.
@@ -42,6 +42,7 @@ PROFILES = {
     "big": Profile(32, 32, 30, 100, exact=True, num_requests=12),
     "hidden": Profile(1, 4, 30, 128, output="activations", num_requests=48),
     "long": Profile(1, 4, 120, 512, num_requests=48),
+    "one-512": Profile(1, 1, 512, 512, exact=True, num_requests=4),
     "tiny": Profile(1, 1, 4, 8),
     "same": Profile(1, 1, 4, 8, num_requests=1),  # one request again and again
     **{f"longest-{n}": Profile(32, 32, 30, n, exact=True, num_requests=6) for n in SWEEP_LONGEST},
@@ -83,6 +84,7 @@ class Stream:
     requests: list[Request]
     seed: int
     once: bool = False  # each request is sent once, as they stand, and then the stream ends
+    path: str = "/v1/infer"
 
     def indices(self) -> Iterator[int]:
         """Every request once in a drawn order, then again in another."""

@@ -21,11 +21,6 @@ PEERS = (NAIVE, INFINITY)
 PATH = "/v1/rerank"
 # the peers queue without limits, and so does Addnorm here
 PATIENT = {"ADDNORM_TIMEOUT_S": "300", "ADDNORM_MAX_QUEUE_TOKENS": "1000000"}
-QUIET = {"DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
-INFINITY_OPTIONS = (
-    *("--engine", "torch", "--device", "cpu", "--host", "127.0.0.1", "--url-prefix", "/v1"),
-    *("--no-model-warmup", "--log-level", "warning"),  # the first requests warm it up
-)
 TOLERANCE = 1e-3  # of a score, between Addnorm in fp32 and others; int8 is another model
 
 Scores = NDArray[np.float64]
@@ -82,15 +77,14 @@ def start(
 ) -> list[Contender]:
     """All of them, with their defaults but PATIENT. infinity: its command."""
     name = bundle.ref.partition("/")[0]
-    model = ("--model-id", str(checkpoint), "--served-model-name", name)
-    commands = {
-        NAIVE: (str(peer_python), str(Path(__file__).with_name("naive.py")), str(checkpoint)),
-        INFINITY: (str(infinity), "v2", *model, *INFINITY_OPTIONS),
+    naive = (str(peer_python), str(Path(__file__).with_name("naive.py")), str(checkpoint))
+    peers = {
+        NAIVE: servers.program(naive),
+        INFINITY: servers.infinity(infinity, checkpoint, name),
     }
     fields = {"model": name}
     started = [
-        Contender(peer, stack.enter_context(servers.program(command, **QUIET)), fields)
-        for peer, command in commands.items()
+        Contender(peer, stack.enter_context(server), fields) for peer, server in peers.items()
     ]
     server = stack.enter_context(servers.addnorm(bundle, **PATIENT))
     return [

@@ -19,7 +19,7 @@ from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Limits, Task
 from addnorm.service.scheduling.job import Target
-from addnorm.service.settings import Settings
+from addnorm.service.settings import Settings, usable_cores
 
 log = logging.getLogger("addnorm")
 # Warm-up chooses a target's token budget: the smallest of BUDGETS whose rate is GOOD_ENOUGH times
@@ -50,18 +50,32 @@ class Model:
     """One version of one model: its bundle, and for each precision an engine and the target that
     its jobs go to."""
 
-    def __init__(self, bundle: Bundle, provider: str, token_budget: int = 0) -> None:
-        """token_budget: of a micro-batch; 0 if warm_up is to choose it."""
+    def __init__(
+        self,
+        bundle: Bundle,
+        provider: str,
+        token_budget: int = 0,
+        num_threads: int | None = None,
+    ) -> None:
+        """token_budget: of a micro-batch; 0 if warm_up is to choose it. num_threads: of a run on
+        all cores; None if the process's."""
         self.bundle = bundle
         self.tokenizer = text.load(bundle)
         self.tokenizers_by_type = text.load_by_type(bundle)
-        self.engines = {name: Engine(bundle, name, provider) for name in bundle.manifest.precisions}
+        threads = num_threads or usable_cores()
+        self.engines = {
+            name: Engine(bundle, name, provider, threads) for name in bundle.manifest.precisions
+        }
         self.token_budget = token_budget
         name, budget = bundle.manifest.name, token_budget or BUDGETS[1]
         self.statistics = Statistics()
         self.targets = {
             precision: Target(
-                self.statistics.timed(engine.run), budget, name, exact=engine.provider == "cpu"
+                self.statistics.timed(engine.run),
+                budget,
+                name,
+                exact=engine.provider == "cpu",
+                run_on_all_cores=self.statistics.timed(engine.run_on_all_cores),
             )
             for precision, engine in self.engines.items()
         }
@@ -305,7 +319,7 @@ def load(bundle: Bundle, settings: Settings, before: Model | None = None) -> Mod
     now."""
     started = time.monotonic()
     _check_folder(bundle)
-    model = Model(bundle, settings.provider, settings.token_budget)
+    model = Model(bundle, settings.provider, settings.token_budget, settings.num_workers)
     model.warm_up(before)
     model.check()
     log.info("serving %s, ready in %.1f s", model.bundle.ref, time.monotonic() - started)

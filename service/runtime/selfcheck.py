@@ -67,6 +67,8 @@ def unequal(
     """Runs each sequence alone, co-batched and padded. Yields a line for each case that differs."""
     together = sequences(limits, lengths)
     rows = engine.run(together)
+    if not same_bits(rows, engine.run_on_all_cores(together)):
+        yield f"{len(together)} sequences on one thread differ from the same on all cores"
     for index, (start, end) in enumerate(pairwise(together.offsets.tolist())):
         sequence, words = together.sequence(index), f"{end - start} tokens alone differ from"
         alone = engine.run(sequence)

@@ -62,10 +62,13 @@ class JobQueue:
         self._done: deque[int] = deque()  # jobs whose future is done; some may still wait
         self._numbers = count()
 
+    def worker_s(self) -> float:
+        """Predicted time that one worker thread would need for everything that waits now."""
+        return sum(target.s_per_token * target.num_tokens for target in self.active)
+
     def wait_s(self) -> float:
         """Predicted time until everything that waits now is computed."""
-        worker_s = sum(target.s_per_token * target.num_tokens for target in self.active)
-        return worker_s / self.num_workers
+        return self.worker_s() / self.num_workers
 
     def backlogs(self, key: str) -> Mapping[Target, Backlog]:
         """Those of one API key: for every target it has asked for."""
@@ -237,7 +240,7 @@ class JobQueue:
     def settle(self, micro: MicroBatch, error: Exception | None, now: float) -> None:
         """The rows of the micro-batch were delivered and shared, or an error came in their place.
         The error fails its jobs, and those that wait for its sequences, only."""
-        if error is None:
+        if error is None and not micro.on_all_cores:  # the rate is of one worker
             micro.target.measured(micro.num_tokens, now - micro.taken)
         for job, sequences in micro.by_job():
             if error is None:

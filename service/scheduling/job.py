@@ -33,10 +33,19 @@ ALLOCATION = Lock()  # worker threads may get the first rows of a job at the sam
 class Target:
     """One engine (model, version, precision) as jobs see it: run function, rate, what waits."""
 
-    def __init__(self, run: Run, token_budget: int, name: str = "", exact: bool = True) -> None:
+    def __init__(
+        self,
+        run: Run,
+        token_budget: int,
+        name: str = "",
+        exact: bool = True,
+        run_on_all_cores: Run | None = None,
+    ) -> None:
         """token_budget: of a micro-batch; name: of the model; exact: whether equal bits are
-        promised for co-batched sequences."""
+        promised for co-batched sequences; run_on_all_cores: `run`, sooner while other workers are
+        idle."""
         self.run, self.name, self.exact = run, name, exact
+        self.run_on_all_cores = run_on_all_cores
         self.token_budget = token_budget
         self.num_tokens = 0  # that wait
         self.tokens_per_s: float | None = None  # of one worker, smoothed; None until measured
@@ -161,6 +170,7 @@ class MicroBatch(NamedTuple):
     target: Target
     sequences: list[Waiting]
     taken: float
+    on_all_cores: bool = False  # else on its worker's thread alone
 
     @classmethod
     def of(cls, target: Target, sequences: list[Waiting], taken: float) -> "MicroBatch":
@@ -169,6 +179,18 @@ class MicroBatch(NamedTuple):
     @property
     def num_tokens(self) -> int:
         return sum(sequence.length for sequence in self.sequences)
+
+    @property
+    def cost_s(self) -> float:
+        """Predicted time of one worker thread."""
+        return self.num_tokens * self.target.s_per_token
+
+    def run(self) -> tuple[Batch, Rows]:
+        """What it computes, and its rows. Raises what the session raises."""
+        batch, alone = self.batch(), self.target.run_on_all_cores
+        rows = alone(batch) if alone and self.on_all_cores else self.target.run(batch)
+        assert all(len(part) == batch.num_tokens for part in rows)
+        return batch, rows
 
     def batch(self) -> Batch:
         first = self.sequences[0].job

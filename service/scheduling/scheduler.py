@@ -193,7 +193,15 @@ class Scheduler:
             return None
 
     def _take(self) -> MicroBatch | None:
-        return self._queue.take(time.monotonic(), self.num_workers - self.num_busy)
+        micro = self._queue.take(time.monotonic(), self.num_workers - self.num_busy)
+        return micro and micro._replace(on_all_cores=self._leaves_cores_idle(micro))
+
+    def _leaves_cores_idle(self, micro: MicroBatch) -> bool:
+        """Whether the other workers would be idle for most of its run on one thread: all that waits
+        and runs is less."""
+        running = [other for worker in self._workers for other in worker.todo]
+        others_s = sum(other.cost_s for other in running) + self._queue.worker_s()
+        return others_s < (self.num_workers - 1) * micro.cost_s / 2
 
     def _settle(self, worker: Worker, micro: MicroBatch, outcome: Rows | Exception) -> None:
         num_merged, now = 0, time.monotonic()
@@ -247,9 +255,7 @@ class Scheduler:
 def _run(micro: MicroBatch) -> Rows | Exception:
     """Computes the micro-batch and gives each job its rows."""
     try:
-        batch = micro.batch()
-        rows = micro.target.run(batch)
-        assert all(len(part) == batch.num_tokens for part in rows)
+        batch, rows = micro.run()
         if rows.not_finite():
             raise _not_finite(micro, batch, rows)
         micro.deliver(rows)

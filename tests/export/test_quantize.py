@@ -24,7 +24,7 @@ from addnorm.export.model_file import load
 from addnorm.model.presets import build
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime import engine
+from addnorm.service.runtime import session
 from addnorm.service.runtime.bundle import Bundle
 from tests.support.exports import shared_exports
 
@@ -181,7 +181,7 @@ def run_product(
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
     options = onnxruntime.SessionOptions()
-    if not engine.int8_is_exact():
+    if not session.int8_is_exact():
         options.add_session_config_entry("session.x64quantprecision", "1")
     return onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, {"x": x})[0]
 

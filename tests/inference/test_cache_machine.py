@@ -180,7 +180,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.replaced += map(weakref.ref, before.targets.values())
         model = Model(world.variants[variant], "cpu", token_budget=8)
         for target in model.targets.values():
-            target.run = partial(self.faults.run, target.run)
+            target.run = target.run_on_all_cores = partial(self.faults.run, target.run)
         world.cached.models.add(model)
         self.asked = {key: set() for key in KEYS}
 

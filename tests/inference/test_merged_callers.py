@@ -52,7 +52,7 @@ def held(notebook: Path) -> Iterator[Held]:
     model = Model(bundles.read(notebook), "cpu", token_budget=64)
     gate, running = threading.Event(), threading.Event()
     target = model.target(None)
-    target.run = _gated(target.run, gate, running)
+    target.run = target.run_on_all_cores = _gated(target.run, gate, running)
     service = build(Models([model]), Settings(**{**OWN, "cache_bytes": 2**20}))
     limits = httpx.Limits(max_connections=CALLERS)
     with (

@@ -68,14 +68,14 @@ def test_a_model_that_answers_otherwise_or_fails_or_hangs_is_named_until_it_is_w
         patient = readiness_of(inference, timeout_s=30)  # for answers, however slow the machine
         right = target.run
         assert wrong(patient) == ""
-        target.run = another
+        target.run = target.run_on_all_cores = another
         assert wrong(patient) == "notebook/1 fp32 does not give its known answer"
-        target.run = fails
+        target.run = target.run_on_all_cores = fails
         assert (
             wrong(patient)
             == "notebook/1 fp32 does not answer its known-answer test: inference failed: ValueError"
         )
-        target.run = hangs
+        target.run = target.run_on_all_cores = hangs
         for _ in range(3):  # one known-answer test hangs, no more are sent after it
             assert (
                 wrong(readiness)
@@ -84,7 +84,7 @@ def test_a_model_that_answers_otherwise_or_fails_or_hangs_is_named_until_it_is_w
         assert inference.scheduler.num_queued_tokens() == 0
         go.set()
         assert eventually(lambda: inference.scheduler.num_busy == 0)
-        target.run = right
+        target.run = target.run_on_all_cores = right
         assert wrong(patient) == ""
 
 
@@ -137,7 +137,7 @@ def test_many_callers_share_one_canary_a_second(notebooks: Path) -> None:
             time.sleep(0.05)
             return right(batch)
 
-        target.run = record
+        target.run = target.run_on_all_cores = record
 
         async def together() -> None:
             first = asyncio.create_task(inference.readiness.check())
@@ -160,7 +160,9 @@ def test_the_routes_say_what_is_wrong_and_livez_stays_alive(bundles: Path) -> No
         httpx.Client(base_url=url) as client,
     ):
         target = inference.models.find("gpt").target("fp32")
-        target.run = lambda batch: Rows(*(part * 0 for part in echo(batch)))
+        target.run = target.run_on_all_cores = lambda batch: Rows(
+            *(part * 0 for part in echo(batch))
+        )
         for path in ("/readyz", "/v2/health/ready", "/v2/models/gpt/ready"):
             answer = client.get(path)
             assert answer.status_code == 503

@@ -190,7 +190,7 @@ def test_a_request_under_way_ends_on_the_version_it_began_with_which_is_then_fre
         go.wait(5)
         return run(batch)  # type: ignore[no-any-return]
 
-    line.run = slow
+    line.run = line.run_on_all_cores = slow
     del line, slow  # which hold the engine
     publish(root, 2)
     with serving(inference) as url:

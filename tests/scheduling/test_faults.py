@@ -129,7 +129,7 @@ def test_a_caller_is_told_which_of_its_sequences_overflowed(small: Path) -> None
             part[:] = np.inf
         return rows
 
-    target.run = overflow_last
+    target.run = target.run_on_all_cores = overflow_last
     ids, mask = [[1, 2, 0], [0, 0, 0], [4, 5, 6]], [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
     with serving(inference) as url:
         answer = httpx.post(
@@ -176,7 +176,7 @@ def test_finite_rows_whose_output_overflows_fail_their_job_alone(
                 rows.activations[start:end] = value
         return rows
 
-    target.run = huge
+    target.run = target.run_on_all_cores = huge
     with serving(inference) as url:
         for ids, status in (([[1, 2], [3], [POISON, 4, 5]], 500), ([[1, 2], [3]], 200)):
             answer = httpx.post(
@@ -316,7 +316,7 @@ def test_a_wall_clock_that_jumps_moves_no_deadline(
             slow.wait(10)
             return run(batch)
 
-        target.run = waits
+        target.run = target.run_on_all_cores = waits
         for jump_s in (86_400.0, -86_400.0):
             taken.clear()
             slow.clear()

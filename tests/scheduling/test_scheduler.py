@@ -22,6 +22,7 @@ from tests.support.scheduling import (
     submit,
     values,
 )
+from tests.support.waiting import eventually
 
 
 def test_each_job_gets_its_own_rows_in_its_own_order() -> None:
@@ -338,3 +339,60 @@ def test_a_lane_survives_whatever_the_engine_throws() -> None:
         bad.future.result(timeout=5)
     assert values(good) == [[8]]
     scheduler.close()
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "is_wide"),
+    [
+        ([40], [], True),
+        ([40, 30], [], False),  # each has a worker, and both end at about the same time
+        ([40, 5], [], True),  # the other worker is soon idle
+        ([40], [40], False),
+        ([40], [5], True),
+    ],
+)
+def test_a_micro_batch_runs_on_all_cores_while_other_workers_would_be_idle(
+    own: list[int], others: list[int], is_wide: bool
+) -> None:
+    """own: lengths of the job; others: of one that a worker runs already."""
+    gate, on_all_cores, on_one = threading.Event(), list[int](), list[int]()
+
+    def held(batch: Batch) -> Rows:
+        assert gate.wait(5)
+        return echo(batch)
+
+    def one(batch: Batch) -> Rows:
+        on_one.append(batch.num_tokens)
+        return echo(batch)
+
+    def several(batch: Batch) -> Rows:
+        on_all_cores.append(batch.num_tokens)
+        return echo(batch)
+
+    busy, target = Target(held, 64), Target(one, 64, run_on_all_cores=several)
+    busy.tokens_per_s = target.tokens_per_s = 1e6
+    scheduler = Scheduler(2, 10_000)
+    if others:
+        first = scheduler.submit(busy, of_lengths(*others), 60)
+    scheduler.start()
+    if others:
+        assert eventually(lambda: scheduler.num_busy == 1)
+    job = scheduler.submit(target, of_lengths(*own), 60)
+    assert [len(x) for x in values(job)] == own
+    gate.set()
+    if others:
+        first.future.result(5)
+    scheduler.close()
+    assert (max(own) in on_all_cores) is is_wide, (on_all_cores, on_one)
+
+
+def test_a_run_on_all_cores_does_not_change_the_rate_of_one_worker() -> None:
+    queue, target = Queue(1000), Target(echo, 8)
+    target.tokens_per_s = 10
+    for on_all_cores in (True, False):
+        submit(queue, target, of_lengths(8))
+        micro = queue.take(0)
+        assert micro
+        micro.deliver(echo(micro.batch()))
+        queue.settle(micro._replace(on_all_cores=on_all_cores), None, 0.1)
+        assert (target.tokens_per_s == 10) is on_all_cores

@@ -386,7 +386,7 @@ def held_up(small: Path) -> Iterator[tuple[str, Service, threading.Event]]:
         go.wait(20)
         return run(batch)  # type: ignore[no-any-return]
 
-    line.run = waits
+    line.run = line.run_on_all_cores = waits
     with serving(inference) as url:
         yield url, inference, go
         go.set()

@@ -393,7 +393,8 @@ def test_while_one_was_just_refused_nobody_with_as_little_time_is_read(small: Pa
         httpx.Client(base_url=url, headers={"x-request-timeout-ms": "500"}) as client,
     ):
         target = inference.models.find("notebook").target("fp32")
-        right, target.run, target.tokens_per_s = target.run, waits, 1000
+        right, target.tokens_per_s = target.run, 1000
+        target.run = target.run_on_all_cores = waits
         jobs = [inference.scheduler.submit(target, of_lengths(2), 60) for _ in range(1500)]
         refused = [
             client.post("/v1/infer", json={"model": "notebook", "input_ids": [[1, 2]]})
@@ -414,7 +415,7 @@ def test_while_one_was_just_refused_nobody_with_as_little_time_is_read(small: Pa
         ] * 2  # another model; fewer bytes than the others' tokens
         patient = client.post("/v1/infer", content=b"{", headers={"x-request-timeout-ms": "50000"})
         assert patient.status_code == 400
-        target.run = right
+        target.run = target.run_on_all_cores = right
         go.set()
         assert all(len(job.future.result(5).activations) == 2 for job in jobs)
         answer = client.post("/v1/infer", json={"model": "notebook", "input_ids": [[1]]})

@@ -120,7 +120,7 @@ def huge(small: Path) -> Iterator[httpx.Client]:
         rows: Rows = run(batch)
         return rows._replace(activations=rows.activations * np.float32(1e6))
 
-    line.run = enlarged
+    line.run = line.run_on_all_cores = enlarged
     with serving(inference) as url, httpx.Client(base_url=url, timeout=30) as client:
         yield client
 

@@ -1,0 +1,123 @@
+"""onnxruntime's sessions. One graph may run on one thread and on all cores, over one copy of its
+weights."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import onnxruntime as ort
+
+from addnorm.service.errors import StartupError
+from addnorm.service.runtime.processor import processor
+
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+# A thread that waits for its part of a run spins so long before it sleeps. Longer: idle cores do
+# nothing useful for longer. Shorter: each part costs a wake-up (5 tokens: 3.5 ms, 2.9 with it).
+SPIN_US = 50
+MIN_BYTES = 1024  # of weights that are written beside the packed graph, not into it
+
+
+class Sessions(NamedTuple):
+    """One graph, ready to run in two ways. Both give the same bits."""
+
+    one_thread: ort.InferenceSession
+    all_cores: ort.InferenceSession
+
+
+def open_sessions(graph: Path, provider: str, num_threads: int) -> Sessions:
+    """provider: cpu, cuda or auto; num_threads: of a run on all cores. StartupError if the graph
+    cannot be loaded, or cuda is wanted and not available.
+
+    On CPU onnxruntime packs the weights for its kernels. So that two sessions share them, a first
+    one writes what it has packed to a temporary file, and the two that run map that file.
+    """
+    if uses_cuda(provider) or num_threads == 1:
+        session = open_session(graph, provider)
+        return Sessions(session, session)
+    try:
+        with TemporaryDirectory(prefix="addnorm-") as folder:
+            packed = Path(folder) / graph.name
+            _pack(graph, packed)
+            one, several = (_load(packed, _options(n, packed=True)) for n in (1, num_threads))
+    except OSError as error:
+        raise StartupError(
+            f"cannot write the packed weights of {graph}: {error}; the folder for temporary files"
+            " needs as much space as the weights: set TMPDIR to another one"
+        ) from error
+    return Sessions(one, several)
+
+
+def open_session(graph: Path, provider: str) -> ort.InferenceSession:
+    """On one thread: worker threads run in parallel, and more would compete with them for the
+    cores. Raises as `open_sessions`."""
+    if not uses_cuda(provider):
+        return _load(graph, _options(1))
+    session = _load(graph, _options(1), PROVIDERS["cuda"])
+    if provider == "cuda" and PROVIDERS["cuda"] not in session.get_providers():
+        raise StartupError(
+            "ADDNORM_PROVIDER=cuda, but onnxruntime fell back to the CPU:"
+            " check the GPU and its driver, or set ADDNORM_PROVIDER=cpu"
+        )
+    return session
+
+
+def uses_cuda(provider: str) -> bool:
+    """StartupError if cuda is wanted and this onnxruntime has none."""
+    available = PROVIDERS["cuda"] in ort.get_available_providers()
+    if provider == "cuda" and not available:
+        raise StartupError(
+            "ADDNORM_PROVIDER=cuda, but this onnxruntime has no CUDA:"
+            " install onnxruntime-gpu, or set ADDNORM_PROVIDER=cpu"
+        )
+    return available and provider != "cpu"
+
+
+def int8_is_exact() -> bool:
+    """Whether onnxruntime sums uint8 x int8 products in 32 bits on this processor.
+
+    On x86 without VNNI its default kernels saturate 16-bit sums, so the exact, slower kernels must
+    be asked for. On x86 with VNNI they must not be, because onnxruntime would then not use VNNI.
+    Elsewhere the option has no effect.
+    """
+    return processor().has_vnni
+
+
+def _pack(graph: Path, packed: Path) -> None:
+    """Writes the optimized graph, and its weights as the kernels of this processor want them."""
+    options = _options(1)
+    options.optimized_model_filepath = str(packed)
+    for name, value in {
+        "session.optimized_model_external_initializers_file_name": f"{packed.name}.data",
+        "session.optimized_model_external_initializers_min_size_in_bytes": f"{MIN_BYTES}",
+        "session.save_external_prepacked_constant_initializers": "1",
+    }.items():
+        options.add_session_config_entry(name, value)
+    _load(graph, options)
+
+
+def _options(num_threads: int, packed: bool = False) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    options.inter_op_num_threads = 1
+    # onnxruntime would keep a pattern for each shape: it costs memory and saves no time
+    options.enable_mem_pattern = False
+    options.log_severity_level = 3  # errors only; warnings are about fallbacks, checked above
+    options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
+    if packed:  # it is optimized already
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if not int8_is_exact():
+        options.add_session_config_entry("session.x64quantprecision", "1")
+    return options
+
+
+def _load(graph: Path, options: ort.SessionOptions, *providers: str) -> ort.InferenceSession:
+    try:
+        return ort.InferenceSession(graph, options, providers=[*providers, PROVIDERS["cpu"]])
+    except Exception as error:  # onnxruntime has no base class of its own
+        raise StartupError(
+            f"onnxruntime cannot load {graph}: {_first_line(error)}; export it again"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
