@@ -1,13 +1,13 @@
 """Pooling, and heads: they run on the rows asked for and on no others, in steps
 (`scheduling/cooperative.py`)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from addnorm.service.errors import NotFinite
-from addnorm.service.runtime.batch import Batch, Floats, Ints
+from addnorm.service.runtime.batch import Batch, Floats, Ints, all_finite
 from addnorm.service.runtime.engine import HEAD_ROWS, Engine
 from addnorm.service.runtime.manifest import Pooling
 from addnorm.service.scheduling.cooperative import Steps
@@ -25,20 +25,26 @@ class Spans(NamedTuple):
 
 
 def pooled(
-    activations: Floats, offsets: Ints, pooling: Pooling, sequences: Ints | None = None
+    activations: Floats,
+    offsets: Ints,
+    pooling: Pooling,
+    sequences: Sequence[int] | Ints | None = None,
 ) -> Floats:
     """Rows `[num_tokens, d_model]` -> a vector for each sequence `[num_sequences, d_model]`.
 
     offsets: where each begins and ends. sequences: their indices, in order if None. NotFinite names
     one whose vector is not finite.
     """
-    ranges = np.stack([offsets[:-1], offsets[1:]], axis=1)
-    if sequences is None:
-        sequences = np.arange(len(ranges))
+    ranges = np.array([offsets[:-1], offsets[1:]]).T
     return _pooled_ranges(activations, ranges, sequences, pooling)
 
 
-def _pooled_ranges(activations: Floats, ranges: Ints, sequences: Ints, pooling: Pooling) -> Floats:
+def _pooled_ranges(
+    activations: Floats,
+    ranges: Ints,
+    sequences: Sequence[int] | Ints | None,
+    pooling: Pooling,
+) -> Floats:
     """A vector for each range of tokens. sequences: that each is of."""
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
         vectors = _pool(activations, ranges, pooling)
@@ -87,10 +93,12 @@ REDUCTIONS: dict[str, Callable[[Floats, Floats], None]] = {
 }
 
 
-def check_finite(output: str, values: Floats, sequences: Ints | None = None) -> None:
+def check_finite(
+    output: str, values: Floats, sequences: Sequence[int] | Ints | None = None
+) -> None:
     """NotFinite names the first sequence with a value `[n, w]` that is not finite. sequences: of
     each of n; in order if None."""
-    if not np.isfinite(values).all():
+    if not all_finite(values):
         index = int((~np.isfinite(values).all(1)).argmax())
         raise NotFinite(output, index if sequences is None else int(sequences[index]))
 

@@ -51,13 +51,17 @@ class RowKeeper:
         }
 
     def receive(self, sequences: Sequence[int], rows: Rows) -> None:
-        offsets, indices = offsets_of(self._batch.lengths[sequences]), np.asarray(sequences)
+        offsets = self._batch.offsets
+        places: slice | Ints = slice(None)
+        if len(sequences) < len(self._batch):
+            offsets = offsets_of(self._batch.lengths[sequences])
+            places = np.asarray(sequences)
         if self._all:
             self._all.receive(sequences, rows)
             if self._hold:
                 self._hold(sequences, "every", spans(rows, offsets))
         for pick, vectors in self._picked.items():
-            vectors[indices] = pooled(rows.activations, offsets, pick, indices)
+            vectors[places] = pooled(rows.activations, offsets, pick, sequences)
             if self._hold:
                 self._hold(sequences, pick, [vectors[index] for index in sequences])
 

@@ -87,7 +87,7 @@ def _check_size(request: InferenceRequest, settings: Settings) -> None:
 def _check_tokens(request: InferenceRequest) -> None:
     limits = request.model.bundle.manifest.limits
     lengths, tokens = request.padding.lengths, request.batch.tokens
-    if (lengths > limits.max_positions).any():
+    if np.count_nonzero(lengths > limits.max_positions):
         row = int((lengths > limits.max_positions).argmax())
         raise InvalidInput(
             f"{request.field}[{row}] has {lengths[row]} real tokens, the limit of"
@@ -119,7 +119,7 @@ def _outside(padding: Padding, values: Ints, limit: int) -> str | None:
     """The first value of a real token that is negative or not below the limit, and its place in
     the caller's layout."""
     outside = values.view(np.uint64) >= limit  # negative ones are huge as unsigned
-    if not outside.any():
+    if not np.count_nonzero(outside):
         return None
     index = int(outside.argmax())
     row, column = _place(padding, index)

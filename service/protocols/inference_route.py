@@ -33,6 +33,37 @@ class Endpoint(NamedTuple):
     documentation: Mapping[str, Any]  # as FastAPI's add_api_route takes it
 
 
+class IndexedHeaders(Headers):
+    """starlette's, but by a dictionary: it would go through all headers at every look-up."""
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__(scope=scope)
+        # of several equal names the first, as starlette has it
+        self._values: dict[str, str] = {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in reversed(scope["headers"])
+        }
+
+    def __getitem__(self, key: str) -> str:
+        return self._values[key.lower()]
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and key.lower() in self._values
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._values.get(key.lower(), default)
+
+
+class IndexedRequest(Request):
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        super().__init__(scope, receive, send)
+        self._indexed = IndexedHeaders(scope)
+
+    @property
+    def headers(self) -> Headers:
+        return self._indexed
+
+
 class InferenceRoute(APIRoute):
     """FastAPI documents it; server/app.py dispatches to it directly.
 
@@ -42,7 +73,7 @@ class InferenceRoute(APIRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
             raise HTTPException(405, headers={"allow": "POST"})
-        response: Response = await self.endpoint(Request(scope, receive, send))
+        response: Response = await self.endpoint(IndexedRequest(scope, receive, send))
         await response(scope, receive, send)
 
 

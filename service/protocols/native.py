@@ -45,7 +45,6 @@ from addnorm.service.protocols.native_schema import (
     EXAMPLES,
     InferRequest,
     InferResponse,
-    LogitsOptions,
     Options,
 )
 from addnorm.service.runtime.batch import Batch, Padding
@@ -233,14 +232,19 @@ def _outputs(asked: Options, bundle: Bundle, of_spans: Spans | None) -> tuple[Ou
             f' {", ".join(names)}: ask for "outputs": ["pooled"]',
             param="dtype",
         )
-    logits = asked.logits or LogitsOptions(positions=None, top_k=None)
-    with_options: dict[str, Output] = {
-        "logits": Logits(logits.positions, logits.top_k),
-        "sparse": Sparse(asked.sparse.top_k if asked.sparse else None),
-        "token_vectors": TokenVectors(asked.normalize, asked.skipped_ids(bundle)),
-        "pooled": Pooled(asked.pooling, asked.normalize, dtype=dtype, spans=of_spans),
-    }
-    return tuple(with_options.get(name) or BY_NAME[name]() for name in names)
+    pooled = Pooled(asked.pooling, asked.normalize, dtype=dtype, spans=of_spans)
+    return tuple(pooled if name == "pooled" else _output(name, asked, bundle) for name in names)
+
+
+def _output(name: str, asked: Options, bundle: Bundle) -> Output:
+    """One that is not `pooled`, with its options."""
+    if name == "logits" and asked.logits:
+        return Logits(asked.logits.positions, asked.logits.top_k)
+    if name == "sparse" and asked.sparse:
+        return Sparse(asked.sparse.top_k)
+    if name == "token_vectors":
+        return TokenVectors(asked.normalize, asked.skipped_ids(bundle))
+    return BY_NAME[name]()
 
 
 def encode(response: InferenceResponse) -> Steps[Payload]:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from errno import EACCES
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -52,7 +53,7 @@ class Bundle:
         """Unix time of the export."""
         return datetime.fromisoformat(self.manifest.created).timestamp()
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[str, ...]:
         heads = (name for name in self.manifest.heads if name != "pooled")
         derived = {"complete": "prompt_logprobs", "sparse": "sparse"}  # of the logits

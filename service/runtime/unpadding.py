@@ -32,20 +32,21 @@ def from_lists(
     sizes = list(map(len, input_ids))
     if not all(sizes):
         raise _invalid(field, sizes.index(0), "is empty: a sequence has at least one token")
-    lengths = np.array(sizes)
     if attention_mask is not None:
-        _same_length(lengths)
-        _same_shape("attention_mask", attention_mask, lengths)
+        _same_length(sizes)
+        _same_shape("attention_mask", attention_mask, sizes)
     if token_type_ids is not None:
-        _same_shape("token_type_ids", token_type_ids, lengths)
-    mask = None if attention_mask is None else _flat("attention_mask", attention_mask, lengths)
-    tokens = _flat(field, input_ids, lengths, mask)
+        _same_shape("token_type_ids", token_type_ids, sizes)
+    num = sum(sizes)
+    mask = None if attention_mask is None else _flat("attention_mask", attention_mask, num)
+    tokens = _flat(field, input_ids, num, mask)
     types = None
     if token_type_ids is not None:
-        types = _flat("token_type_ids", token_type_ids, lengths, mask)
+        types = _flat("token_type_ids", token_type_ids, num, mask)
     if mask is None:
+        lengths = np.array(sizes)
         return Batch(tokens, offsets_of(lengths), types), Padding(lengths, None)
-    shape = (len(input_ids), int(lengths[0]))
+    shape = (len(input_ids), sizes[0])
     return from_grid(
         tokens.reshape(shape),
         mask.reshape(shape),
@@ -86,14 +87,14 @@ def from_grid(
             param="input_ids",
         )
     _same_axes("attention_mask", attention_mask, input_ids)
-    if (odd := (attention_mask != 0) & (attention_mask != 1)).any():
+    mask = attention_mask != 0
+    if np.count_nonzero(odd := attention_mask != mask):
         row, column = np.argwhere(odd)[0]
         raise _invalid(
             "attention_mask",
             row,
             f"[{column}] is {attention_mask[row, column]}: 0 (pad) or 1 (real token)",
         )
-    mask = attention_mask != 0
     types = None
     if token_type_ids is not None:
         _same_axes("token_type_ids", token_type_ids, input_ids)
@@ -115,26 +116,24 @@ def _same_axes(field: str, array: NDArray[Any], input_ids: Ints) -> None:
         )
 
 
-def _same_length(lengths: Ints) -> None:
-    if (lengths != lengths[0]).any():
-        row = int((lengths != lengths[0]).argmax())
+def _same_length(sizes: list[int]) -> None:
+    first = sizes[0]
+    if sizes.count(first) < len(sizes):
+        row = next(row for row, size in enumerate(sizes) if size != first)
         raise _invalid(
             "input_ids",
             row,
-            f"has {lengths[row]} tokens, row 0 has {lengths[0]}:"
-            " rows under a mask are of one length",
+            f"has {sizes[row]} tokens, row 0 has {first}: rows under a mask are of one length",
         )
 
 
-def _same_shape(field: str, rows: list[list[int]], lengths: Ints) -> None:
-    """lengths: of the rows of input_ids."""
-    if len(rows) != len(lengths):
-        raise InvalidInput(
-            f"{field} has {len(rows)} rows, input_ids has {len(lengths)}", param=field
-        )
-    for row, (values, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
-        if len(values) != length:
-            raise _invalid(field, row, f"has {len(values)} values, input_ids[{row}] has {length}")
+def _same_shape(field: str, rows: list[list[int]], sizes: list[int]) -> None:
+    """sizes: of the rows of input_ids."""
+    if len(rows) != len(sizes):
+        raise InvalidInput(f"{field} has {len(rows)} rows, input_ids has {len(sizes)}", param=field)
+    for row, (values, size) in enumerate(zip(rows, sizes, strict=True)):
+        if len(values) != size:
+            raise _invalid(field, row, f"has {len(values)} values, input_ids[{row}] has {size}")
 
 
 def _from_values(values: Iterator[int], num: int) -> Ints:
@@ -146,10 +145,10 @@ def _from_values(values: Iterator[int], num: int) -> Ints:
     return flat
 
 
-def _flat(field: str, rows: list[list[int]], lengths: Ints, mask: Ints | None = None) -> Ints:
-    """Lists end to end as int64. Where `mask` is 0 a value may be any integer."""
+def _flat(field: str, rows: list[list[int]], num: int, mask: Ints | None = None) -> Ints:
+    """Lists of so many values end to end as int64. Where `mask` is 0 a value may be any integer."""
     try:
-        return _from_values(chain.from_iterable(rows), int(lengths.sum()))
+        return _from_values(chain.from_iterable(rows), num)
     except OverflowError:
         small = [[value if -(2**63) <= value < 2**63 else None for value in row] for row in rows]
     for row, values in enumerate(small):
@@ -158,4 +157,4 @@ def _flat(field: str, rows: list[list[int]], lengths: Ints, mask: Ints | None = 
                 raise _invalid(
                     field, row, f"[{column}] is {rows[row][column]}: outside 64-bit integers"
                 )
-    return _flat(field, [[value or 0 for value in row] for row in small], lengths)
+    return _flat(field, [[value or 0 for value in row] for row in small], num)

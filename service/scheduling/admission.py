@@ -81,6 +81,11 @@ class AdmissionControl:
         self.queue, self.max_tokens = queue, max_tokens
         self._shedding: WeakKeyDictionary[Backlog, LoadShedding] = WeakKeyDictionary()
 
+    @property
+    def is_shedding(self) -> bool:
+        """Whether `admit` may reject anything."""
+        return bool(self._shedding)
+
     def admit(
         self, time_s: float, key: str = "", num_bytes: float = math.inf, model: str | None = None
     ) -> None:

@@ -5,8 +5,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -86,8 +86,9 @@ class Scheduler:
     ) -> None:
         """Overloaded if load shedding covers a request with such a body: see
         AdmissionControl.admit."""
-        with self._changed:
-            self._admission.admit(timeout_s, key, num_bytes, model)
+        if self._admission.is_shedding:  # read without the lock, for which workers may make wait
+            with self._changed:
+                self._admission.admit(timeout_s, key, num_bytes, model)
 
     def submit(
         self,
@@ -109,11 +110,10 @@ class Scheduler:
             self._changed.notify(max(1, self._queue.num_tokens // MIN_TOKENS_PER_WORKER))
         return job
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Meanwhile no micro-batch begins or ends: what is in flight stays so. Keep it short."""
-        with self._changed:
-            yield
+    def paused(self) -> AbstractContextManager[bool]:
+        """For `with`: no micro-batch begins or ends meanwhile: what is in flight stays so. Keep it
+        short."""
+        return self._changed
 
     def submit_first(self, target: Target, batch: Batch) -> Job:
         """Queues the batch before all others, without admission control."""

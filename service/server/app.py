@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Router
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from addnorm.service import VERSION
 from addnorm.service.models.readiness import Readiness
@@ -35,6 +35,25 @@ class Documented(FastAPI):
         return openapi.document(self)
 
 
+class ByPath:
+    """Finds a route whose path has no parameters in a dictionary; the router tries all in turn."""
+
+    def __init__(self, routes: Sequence[InferenceRoute], others: Router) -> None:
+        # of several with one path the first, as the router has it
+        self._by_path = {
+            route.path: route for route in reversed(routes) if not route.param_convertors
+        }
+        self._others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._by_path.get(scope.get("path", ""))
+        if route is None:
+            await self._others(scope, receive, send)
+            return
+        scope["route"] = route
+        await route.handle(scope, receive, send)
+
+
 def create_app(
     routers: Routers, settings: Settings, keys: Keys, readiness: Readiness, reporter: Reporter
 ) -> RequestMiddleware:
@@ -46,7 +65,8 @@ def create_app(
         for route in router.routes
         if isinstance(route, InferenceRoute)
     ]
-    app: ASGIApp = Router(direct, redirect_slashes=False, default=_fastapi(routers))
+    others = Router(direct, redirect_slashes=False, default=_fastapi(routers))
+    app: ASGIApp = ByPath(direct, others)
     middleware = [
         *_cors(settings),
         Middleware(ErrorMiddleware),

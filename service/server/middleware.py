@@ -7,7 +7,6 @@ import re
 import time
 from contextlib import nullcontext, suppress
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from addnorm.service.errors import Draining, OutOfScope, TooManyConnections
@@ -19,7 +18,7 @@ from addnorm.service.telemetry.request_context import RequestContext, attach_con
 
 log = logging.getLogger("addnorm")
 UNLIMITED = nullcontext()
-REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+REQUEST_ID = re.compile(rb"[\w.:-]{1,128}")
 DISCARD_S = 1.0  # longest time to read a body that is discarded
 
 
@@ -34,11 +33,9 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        sent = Headers(scope=scope).get("x-request-id", "")
+        sent = (value for name, value in scope["headers"] if name == b"x-request-id")
         context = attach_context(scope.setdefault("state", {}))
-        context.request_id = (
-            sent if REQUEST_ID.fullmatch(sent) else f"{random.getrandbits(128):032x}"
-        )
+        context.request_id = _request_id(next(sent, b""))
         context.started = time.monotonic()
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # uvicorn leaves the body out
@@ -64,6 +61,11 @@ class RequestMiddleware:
                 context.first_byte_s = time.monotonic() - context.started
 
         return marked
+
+
+def _request_id(sent: bytes) -> str:
+    """The caller's, or a new one."""
+    return sent.decode() if REQUEST_ID.fullmatch(sent) else f"{random.getrandbits(128):032x}"
 
 
 class ErrorMiddleware:

@@ -53,17 +53,20 @@ def default_names(bundle: Bundle) -> tuple[str, ...]:
 
 def check_names(names: Sequence[str], bundle: Bundle) -> None:
     """InvalidInput unless the model has all of them and each is named once."""
-    known = ", ".join(bundle.outputs)
     if not names:
-        raise InvalidInput(f"outputs is empty: ask for some of {known}", param="outputs")
+        raise InvalidInput(f"outputs is empty: ask for some of {_known(bundle)}", param="outputs")
     for name in names:
         if name not in bundle.outputs:
             raise InvalidInput(
-                f"outputs has {name!r}: {bundle.ref} has {known}",
+                f"outputs has {name!r}: {bundle.ref} has {_known(bundle)}",
                 param="outputs",
             )
         if names.count(name) > 1:
             raise InvalidInput(f"outputs has {name!r} twice", param="outputs")
+
+
+def _known(bundle: Bundle) -> str:
+    return ", ".join(bundle.outputs)
 
 
 def halved(name: str, output: Any) -> Any:

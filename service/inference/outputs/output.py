@@ -96,7 +96,7 @@ class Output:
         """Rows of the caller's layout that stay empty."""
         if self.pick(bundle) == "every":
             return padding.num_pads
-        return int((padding.lengths == 0).sum())
+        return padding.num_empty_rows
 
     @property
     def is_small(self) -> bool:
