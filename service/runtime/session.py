@@ -14,7 +14,9 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # A thread that waits for its part of a run spins so long before it sleeps. Longer: idle cores do
 # nothing useful for longer. Shorter: each part costs a wake-up (5 tokens: 3.5 ms, 2.9 with it).
 SPIN_US = 50
-MIN_BYTES = 1024  # of weights that are written beside the packed graph, not into it
+# Weights from this size on are shared. onnxruntime does not align smaller ones in the file, and its
+# kernels crash on weights that are not aligned.
+MIN_BYTES = 2**20
 
 
 class Sessions(NamedTuple):
@@ -28,8 +30,7 @@ def open_sessions(
     graph: Path, provider: str, num_threads: int, fits_16_bits: bool = False
 ) -> Sessions:
     """provider: cpu, cuda or auto; num_threads: of a run on all cores; fits_16_bits: of the
-    manifest. StartupError if the graph
-    cannot be loaded, or cuda is wanted and not available.
+    manifest. StartupError if the graph cannot be loaded, or cuda is wanted and not available.
 
     On CPU onnxruntime packs the weights for its kernels. So that two sessions share them, a first
     one writes what it has packed to a temporary file, and the two that run map that file.

@@ -2,14 +2,17 @@
 
 import os
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime import selfcheck
+from addnorm.service.runtime import selfcheck, session
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine
@@ -51,6 +54,7 @@ def test_both_map_one_file_that_is_deleted(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(session, "MIN_BYTES", 1024)  # the model is small
     sessions = open_sessions(bundle.graph("fp32"), "cpu", 2)
     assert sessions.one_thread is not sessions.all_cores
     assert not os.listdir(tmp_path)
@@ -67,3 +71,42 @@ def test_one_thread_needs_no_file(
     assert sessions.one_thread is sessions.all_cores
     with pytest.raises(StartupError, match="set TMPDIR to another one"):
         open_sessions(bundle.graph("fp32"), "cpu", 2)
+
+
+def test_what_is_mapped_is_aligned(tmp_path: Path) -> None:
+    """onnxruntime's kernels crash otherwise. The widths are odd, so that alignment is no chance."""
+    widths, draws = (7, 1003, 307, 1009), np.random.default_rng(0)
+    names = [f"w{index}" for index in range(len(widths) - 1)]
+    weights = {
+        name: draws.random(shape, np.float32)
+        for name, shape in zip(names, pairwise(widths), strict=True)
+    }
+    nodes = [
+        helper.make_node("MatMul", [f"x{index}", name], [f"x{index + 1}"])
+        for index, name in enumerate(names)
+    ]
+    ends = ["x0", f"x{len(names)}"]
+    x, y = (
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", width])
+        for name, width in zip(ends, (widths[0], widths[-1]), strict=True)
+    )
+    tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "odd", [x], [y], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    onnx.save(model, tmp_path / "odd.onnx")
+    session._pack(tmp_path / "odd.onnx", tmp_path / "packed.onnx", False)
+    packed = onnx.load(tmp_path / "packed.onnx", load_external_data=False)
+    offsets = list[int]()
+    for tensor in packed.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "offset":
+                offsets.append(int(entry.value))
+            elif entry.key.startswith("prepacked"):  # name|offset;length;checksum|...
+                offsets += [int(blob.split(";")[0]) for blob in entry.value.split("|")[1:]]
+    assert len(offsets) == 4  # two matrices of a MiB and more, as they are and packed
+    assert not any(offset % 64 for offset in offsets)
+    sessions = open_sessions(tmp_path / "odd.onnx", "cpu", 2)
+    rows = draws.random((5, widths[0]), np.float32)
+    one, several = (each.run(None, {"x0": rows})[0] for each in sessions)
+    assert one.tobytes() == several.tobytes()
+    assert np.allclose(one, rows @ weights["w0"] @ weights["w1"] @ weights["w2"], rtol=1e-4)
