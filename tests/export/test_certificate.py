@@ -138,7 +138,7 @@ def test_what_numbers_hardly_show_is_refused_by_name(
 def test_int8_is_measured_in_length_too(postnorm: Subject, tmp_path: Path) -> None:
     """A cosine is blind to scale: what is served is refused without a look at the weights."""
     bundle = write(broken(postnorm, "int8", double_the_last_norm), tmp_path / "broken")
-    with pytest.raises(CertificationError, match=r"length ratio - 1 .int8.: 1, the limit is"):
+    with pytest.raises(CertificationError, match=r"length ratio - 1 .int8.: (0\.99\d*|1), the"):
         parity.near(parity.Model(bundle, "cpu"), postnorm.expected.reference)
 
 

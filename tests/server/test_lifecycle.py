@@ -26,6 +26,7 @@ from tests.conftest import inference_of, serving
 from tests.support.metrics import samples
 from tests.support.process import Process
 from tests.support.scheduling import echo, of_lengths
+from tests.support.waiting import eventually
 
 LONG = {"model": "gpt", "input_ids": [[7] * 500] * 60, "outputs": ["pooled"]}
 SHORT = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}
@@ -54,12 +55,11 @@ def refused(port: int) -> bool:
 def test_sigterm_answers_what_was_accepted_refuses_what_comes_and_exits_0(process: Process) -> None:
     with httpx.Client(base_url=process.url, timeout=60) as client, ThreadPoolExecutor(4) as callers:
         accepted = [
-            callers.submit(httpx.post, f"{process.url}/v1/infer", json=LONG, timeout=60)
+            # one client: to make one takes long enough for the other's request to end
+            callers.submit(client.post, "/v1/infer", json=LONG)
             for _ in range(2)
         ]
-        deadline = time.monotonic() + 20
-        while queued_tokens(client) <= 30_000 and time.monotonic() < deadline:  # until both are in
-            time.sleep(0.005)
+        assert eventually(lambda: queued_tokens(client) > 30_000)  # both are in
         process.process.send_signal(signal.SIGTERM)
         while client.get("/readyz").status_code == 200:
             time.sleep(0.005)
