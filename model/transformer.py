@@ -75,8 +75,8 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
 
     def forward(self, x: Tensor, layout: Layout, mask: Mask) -> Tensor:  # [N, d] -> [N, d]
-        q, k, v = layout.to_grid(self.qkv(x))  # each [B, S, d]
-        context = attend(q, k, v, mask, self.n_heads)  # [B, S, d]
+        q, k, v = layout.to_grid(self.qkv(x))
+        context = attend(q, k, v, mask, self.n_heads)  # like q
         return self.out(layout.from_grid(context))  # type: ignore[no-any-return]
 
 

@@ -55,7 +55,7 @@ def certify(
     fingerprints = {name: engine.fingerprint for name, engine in model.engines.items()}
     return {
         "passed": True,
-        "processor": processor().name,
+        "processor": f"{processor().name}: {processor().kind}",
         "versions": exact.versions(),
         "provider": "cpu",
         "fingerprint": {name: found.digest for name, found in fingerprints.items()},

@@ -20,8 +20,8 @@ NAIVE, ONE_THREAD, TYPED, READY, INFINITY = "naive", "naive-1", "typed", "ready"
 FP32, INT8 = "fp32", "int8"
 BEFORE = {FP32: "before-fp32", INT8: "before-int8"}  # another checkout's
 TENSORS = {FP32: "fp32-tensors", INT8: "int8-tensors"}  # whose answers are safetensors
-# Another checkout may round otherwise. Another way to quantize changes single values by more than
-# 0.1; what is wrong differs by more than 1.
+# Another checkout may round otherwise, or quantize in another way, which changes single values by
+# more than 0.1. So its answers are checked coarsely.
 TOLERANCE = {FP32: NAIVE_TOLERANCE, INT8: 1.0}
 WARM_UP_S = 1.0
 

@@ -75,7 +75,9 @@ class Model:
                 budget,
                 name,
                 exact=engine.provider == "cpu",
-                run_on_all_cores=self.statistics.timed(engine.run_on_all_cores),
+                run_on_all_cores=self.statistics.timed(engine.run_on_all_cores)
+                if engine.provider == "cpu"
+                else None,
             )
             for precision, engine in self.engines.items()
         }

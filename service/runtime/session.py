@@ -1,6 +1,7 @@
 """onnxruntime's sessions. One graph may run on one thread and on all cores, over one copy of its
 weights."""
 
+import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -40,15 +41,21 @@ def open_sessions(
         return Sessions(session, session)
     try:
         with TemporaryDirectory(prefix="addnorm-") as folder:
-            packed = Path(folder) / graph.name
-            _pack(graph, packed, fits_16_bits)
+            packed, free = Path(folder) / graph.name, shutil.disk_usage(folder).free
+            try:
+                _pack(graph, packed, fits_16_bits)
+            except StartupError as error:
+                if free < _most_bytes(graph):
+                    raise OSError(f"{folder} has {free / 2**20:.0f} MiB free") from error
+                raise
             one, several = (
                 _load(packed, _options(n, fits_16_bits, packed=True)) for n in (1, num_threads)
             )
     except OSError as error:
         raise StartupError(
-            f"cannot write the packed weights of {graph}: {error}; the folder for temporary files"
-            " needs as much space as the weights: set TMPDIR to another one"
+            f"cannot write the packed weights of {graph}: {error}, up to"
+            f" {_most_bytes(graph) / 2**20:.0f} MiB are needed: set TMPDIR to another folder for"
+            " temporary files, or ADDNORM_WORKER_THREADS=1, which needs none"
         ) from error
     return Sessions(one, several)
 
@@ -99,6 +106,12 @@ def _pack(graph: Path, packed: Path, fits_16_bits: bool) -> None:
     }.items():
         options.add_session_config_entry(name, value)
     _load(graph, options)
+
+
+def _most_bytes(graph: Path) -> int:
+    """That `_pack` may write: the weights as they are, and packed."""
+    files = graph, graph.with_name(f"{graph.name}.data")
+    return 2 * sum(file.stat().st_size for file in files if file.exists())
 
 
 def _options(num_threads: int, fits_16_bits: bool, packed: bool = False) -> ort.SessionOptions:

@@ -43,7 +43,7 @@ class Target:
     ) -> None:
         """token_budget: of a micro-batch; name: of the model; exact: whether equal bits are
         promised for co-batched sequences; run_on_all_cores: `run`, sooner while other workers are
-        idle."""
+        idle; None if there is no such thing."""
         self.run, self.name, self.exact = run, name, exact
         self.run_on_all_cores = run_on_all_cores
         self.token_budget = token_budget
@@ -187,8 +187,9 @@ class MicroBatch(NamedTuple):
 
     def run(self) -> tuple[Batch, Rows]:
         """What it computes, and its rows. Raises what the session raises."""
-        batch, alone = self.batch(), self.target.run_on_all_cores
-        rows = alone(batch) if alone and self.on_all_cores else self.target.run(batch)
+        batch, on_all_cores = self.batch(), self.target.run_on_all_cores
+        run = on_all_cores if on_all_cores and self.on_all_cores else self.target.run
+        rows = run(batch)
         assert all(len(part) == batch.num_tokens for part in rows)
         return batch, rows
 

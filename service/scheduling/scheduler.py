@@ -199,6 +199,8 @@ class Scheduler:
     def _leaves_cores_idle(self, micro: MicroBatch) -> bool:
         """Whether the other workers would be idle for most of its run on one thread: all that waits
         and runs is less."""
+        if not micro.target.run_on_all_cores:
+            return False
         running = [other for worker in self._workers for other in worker.todo]
         others_s = sum(other.cost_s for other in running) + self._queue.worker_s()
         return others_s < (self.num_workers - 1) * micro.cost_s / 2

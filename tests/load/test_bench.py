@@ -1,10 +1,6 @@
 """The bench: texts and ids of equal sequences, ratios the right way round, loads as stated."""
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,9 +22,9 @@ from addnorm.load.bench.sides import LINES
 from addnorm.load.bench.stream import PROFILES, Stream
 from addnorm.load.bench.tables import ROWS, TITLES, Row
 from addnorm.load.client import Answers
-from addnorm.load.servers import Server
 from addnorm.service.runtime.batch import Floats, Ints
 from addnorm.service.runtime.manifest import Limits
+from tests.support.fake_server import fake_server
 
 
 @pytest.fixture
@@ -98,38 +94,12 @@ def test_embeddings_are_compared_by_index_and_bit(streams: dict[str, Stream]) ->
     assert near == [True, True, False]
 
 
-@contextmanager
-def embeddings_server(stream: Stream, paths: set[str]) -> Iterator[Server]:
-    """Right answers. paths: takes those that were asked."""
-    by_body = {request.body: request for request in stream.requests}
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            paths.add(self.path)
-            content = embeddings(by_body[self.rfile.read(int(self.headers["content-length"]))])
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield Server("127.0.0.1", server.server_port)
-        server.shutdown()
-        thread.join()
-
-
 def test_a_stream_is_sent_to_its_path(streams: dict[str, Stream]) -> None:
-    paths: set[str] = set()
-    with embeddings_server(streams["texts"], paths) as server:
+    stream, paths = streams["texts"], set[str]()
+    by_body = {request.body: request for request in stream.requests}
+    with fake_server(lambda body: (200, embeddings(by_body[body])), paths=paths) as server:
         load = Load(2, 60.0, warm_up_s=0.0, num_answers=20)
-        result = measure(server, streams["texts"], Reference(compute), load, progress=False)
+        result = measure(server, stream, Reference(compute), load, progress=False)
     assert (result.num_answers, result.errors) == (20, {})
     assert paths == {"/v1/embeddings"}
 

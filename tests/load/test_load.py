@@ -1,11 +1,7 @@
 """The load tools: streams as stated, stalls seen, wrong answers counted, and one speed ratio."""
 
 import gzip
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -35,10 +31,10 @@ from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Limits, Manifest
 from addnorm.service.settings import Settings
 from tests.support.exports import shared_exports
+from tests.support.fake_server import Answer, fake_server
 
 LIMITS = Limits(max_positions=512, vocab_size=1000)
 MIN_RATIO = 1.5  # of useful tokens/s over naive on `big`; `make bench` measures the real one
-Answer = Callable[[bytes], tuple[int, bytes]]
 
 
 def compute(output: str, sequence: Ints) -> Floats:
@@ -71,41 +67,6 @@ def pads_not_zero(body: bytes) -> tuple[int, bytes]:
     values = np.array(orjson.loads(content)["activations"], np.float32)
     values[np.array(orjson.loads(body)["attention_mask"]) == 0] = 7.0
     return status, orjson.dumps({"activations": values}, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-@contextmanager
-def fake_server(answer: Answer, stall_s: float = 0.0) -> Iterator[Server]:
-    """A server that gives answer(body) to each body, after the first `stall_s` seconds."""
-    stalls, turn = iter([stall_s]), threading.Lock()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-
-        def do_POST(self) -> None:
-            self.give(self.rfile.read(int(self.headers["content-length"])))
-
-        def do_GET(self) -> None:
-            self.give(b"")
-
-        def give(self, body: bytes) -> None:
-            with turn:
-                time.sleep(next(stalls, 0.0))
-            status, content = answer(body)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield Server("127.0.0.1", server.server_port)
-        server.shutdown()
-        thread.join()
 
 
 def measured(server: Server, profile: str, load: Load, tolerance: float | None = None) -> Result:

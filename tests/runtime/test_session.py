@@ -1,9 +1,11 @@
 """One graph on one thread and on all cores: the same bits, one copy of the weights."""
 
 import os
+import shutil
 import tempfile
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -69,7 +71,24 @@ def test_one_thread_needs_no_file(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     sessions = open_sessions(bundle.graph("fp32"), "cpu", 1)
     assert sessions.one_thread is sessions.all_cores
-    with pytest.raises(StartupError, match="set TMPDIR to another one"):
+    with pytest.raises(StartupError, match="set TMPDIR to another folder"):
+        open_sessions(bundle.graph("fp32"), "cpu", 2)
+
+
+def test_a_full_folder_is_named(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """onnxruntime's own words differ by what it could not write."""
+
+    def fail(*_: object) -> None:
+        raise StartupError("onnxruntime cannot do it")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(session, "_pack", fail)
+    with pytest.raises(StartupError, match="onnxruntime cannot do it"):
+        open_sessions(bundle.graph("fp32"), "cpu", 2)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=3 << 10))
+    with pytest.raises(StartupError, match=rf"{tmp_path}.* has 0 MiB free, up to \d+ MiB are"):
         open_sessions(bundle.graph("fp32"), "cpu", 2)
 
 
