@@ -193,11 +193,19 @@ def test_a_caller_that_does_not_close_is_left_in_the_end(
 
 
 def test_a_request_that_has_arrived_keeps_an_idle_connection(
-    serve: Serve, impatient: list[Connection]
+    serve: Serve, impatient: list[Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serve() as url, closing(call(url)) as caller:
+    receive = Connection.data_received
+
+    def data_received(self: Connection, data: bytes) -> None:
+        if b"/busy" in data:
+            time.sleep(0.4)  # meanwhile a request arrives, and the idle time of another ends
+        receive(self, data)
+
+    monkeypatch.setattr(Connection, "data_received", data_received)
+    with serve() as url, closing(call(url)) as caller, closing(call(url)) as busy:
         assert ask(caller, request())[0] == 200
-        impatient[0].loop.call_soon_threadsafe(time.sleep, 0.4)  # a busy event loop
+        busy.sendall(request(b"", "GET", "/busy"))
         time.sleep(0.1)
         assert ask(caller, request())[0] == 200
         assert rest(caller) == b""  # then nothing arrives
