@@ -74,7 +74,7 @@ def balancer(
             "ADDNORM_DNS": f"{LOOPBACK}:{names}",
             "ADDNORM_SERVERS": f"replica.test:{port}",
         }
-        command = [PROGRAM, "-db", "-f", str(configuration), "-f", str(own)]
+        command = [PROGRAM, "-db", "-q", "-f", str(configuration), "-f", str(own)]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
         try:
             found = Balancer(LOOPBACK, listen, process.pid, control)

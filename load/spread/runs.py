@@ -55,6 +55,7 @@ def server(bundle: Bundle, address: str, port: int, age_s: float) -> AbstractCon
         ADDNORM_HOST=address,
         ADDNORM_PORT=str(port),
         ADDNORM_WORKER_THREADS="1",
+        ADDNORM_LOG_LEVEL="error",
         ADDNORM_CONNECTION_MAX_AGE_S=str(age_s),
     )
 

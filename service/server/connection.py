@@ -64,7 +64,7 @@ class Connection(HttpToolsProtocol):
         self._num_loose = 0
         self._is_surplus = False  # the connection is over the limit on connections
         self._is_refused = False  # nothing that arrives is parsed any more
-        self._aged_at: float | None = None  # from then on an answer may be the last one
+        self.aged_at: float | None = None  # from then on an answer may be the last one
         self._has_ended = False  # the caller sends no more
 
     def connection_made(self, transport: Any) -> None:
@@ -73,7 +73,7 @@ class Connection(HttpToolsProtocol):
         self._since = self.loop.time()
         self._all_sent = self._since  # when there was last nothing to send
         if self.settings.connection_max_age_s:
-            self._aged_at = self._since + drawn_age(self.settings.connection_max_age_s)
+            self.aged_at = self._since + drawn_age(self.settings.connection_max_age_s)
         self._is_surplus = len(self.connections) > self.settings.max_connections
         if len(self.connections) > 2 * self.settings.max_connections:
             transport.abort()  # so many connections are not answered any more
@@ -119,7 +119,7 @@ class Connection(HttpToolsProtocol):
         self._in_head, self._in_body, self._num_loose = False, True, 0
         if refusal := self._wrong():
             attach_context(self.scope["state"]).refusal = refusal
-        if self._aged_at is not None:
+        if self.aged_at is not None:
             attach_context(self.scope["state"]).ends_connection = self._ends_by_age
         super().on_headers_complete()
 
@@ -152,7 +152,7 @@ class Connection(HttpToolsProtocol):
         first. An idle connection is not ended by its age, because a request may be on its way.
         """
         cycle = self.cycle
-        is_due = self._aged_at is not None and self.loop.time() >= self._aged_at
+        is_due = self.aged_at is not None and self.loop.time() >= self.aged_at
         if not is_due or not cycle.keep_alive or cycle.more_body or self.pipeline:
             return False
         cycle.transport = cast(Any, LastAnswer(self.transport, self._drop_the_rest))
