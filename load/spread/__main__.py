@@ -26,7 +26,7 @@ JOINS_S, JOIN_S, LAST_S = (
     8.0,
 )  # second server starts; length of a run; counted at its end
 LEAVE_S = 12.0
-LONGER = [[7] * 64] * 8
+LONGER = [[7] * 64]
 AGE_S = 5.0
 LEAST_SHARE = 0.35  # of the second server, where requests or connections move
 JOINS = {  # name -> whether haproxy sees connections alone, age

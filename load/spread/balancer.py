@@ -19,7 +19,13 @@ CONFIGURATION = Path(__file__).resolve().parent.parent.parent / "deploy" / "hapr
 PROGRAM = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
 # A Kubernetes Service gives each new connection to a server drawn at random, and reads no HTTP
 OF_CONNECTIONS = {"mode http": "mode tcp", "balance leastconn": "balance random(1)"}
-OF_HTTP_ALONE = ("http-request", "option httplog", "option dontlog-normal", "retry-on")
+OF_HTTP_ALONE = (
+    "http-request",
+    "option httplog",
+    "option http-buffer-request",
+    "option dontlog-normal",
+    "retry-on",
+)
 OWN = "global\n  stats socket {} level admin\n"
 
 
@@ -39,8 +45,8 @@ class Balancer(Server):
 
     def num_up(self) -> int:
         """Servers that get requests."""
-        rows = self._statistics()
-        return sum(row["status"] == "UP" and row["svname"].startswith("replica") for row in rows)
+        rows = [row for row in self._statistics() if row["svname"].startswith("replica")]
+        return sum(row["status"].startswith("UP") for row in rows)  # "UP 1/2": a check failed
 
     def _statistics(self) -> list[dict[str, str]]:
         with socket.socket(socket.AF_UNIX) as control:
