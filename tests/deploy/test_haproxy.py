@@ -3,10 +3,11 @@
 import re
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from addnorm.load.servers import free_port
 from addnorm.load.spread.balancer import PROGRAM, Balancer, balancer, wait_for_servers
 from addnorm.load.spread.names import answer
 from addnorm.service.settings import Settings
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parent.parent.parent
 CONFIGURATION = (ROOT / "deploy" / "haproxy.cfg").read_text()
@@ -86,6 +88,8 @@ class Replica:
 
     def __init__(self) -> None:
         self.ready, self.status, self.asked = 200, 200, list[str]()
+        self.go = Event()  # requests are held until then
+        self.go.set()
 
 
 @contextmanager
@@ -99,6 +103,7 @@ def served(replica: Replica, address: str, port: int) -> Iterator[None]:
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
             replica.asked.append(self.path)
+            replica.go.wait(10)
             self.give(replica.status)
 
         def give(self, status: int) -> None:
@@ -152,6 +157,22 @@ def test_requests_reach_all_that_are_ready_and_503_is_repeated_elsewhere(
     asked = len(second.asked)
     assert ask(1) == [500]
     assert len(second.asked) == asked + 1
+
+
+@needs_haproxy
+def test_a_busy_replica_gets_no_request_while_another_is_free(
+    replicas: tuple[httpx.Client, Balancer, list[Replica]],
+) -> None:
+    client, _, (busy, free) = replicas
+    busy.go.clear()
+    with ThreadPoolExecutor(2) as callers:
+        both = [callers.submit(client.post, "/v1/infer", content=b"{}") for _ in range(2)]
+        assert eventually(lambda: len(busy.asked) == len(free.asked) == 1)
+        for _ in range(4):
+            assert client.post("/v1/infer", content=b"{}").status_code == 200
+        busy.go.set()
+        assert [answer.result().status_code for answer in both] == [200, 200]
+    assert (len(busy.asked), len(free.asked)) == (1, 5)
 
 
 @needs_haproxy
