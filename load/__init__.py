@@ -1,2 +1,2 @@
-"""Tools that load servers: bench/, rerank/ and cache/ measure speed, spread/ several behind haproxy,
-stress/ hurts one."""
+"""Tools that load servers: bench/, rerank/ and cache/ measure speed, spread/ puts haproxy before
+several, stress/ hurts one."""
