@@ -3,6 +3,7 @@
 `make chart` runs this in an environment of its own.
 """
 
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,7 @@ from tests.deploy.chart.rendering import (
 )
 from tests.deploy.chart.rows import (
     GATEWAY,
+    HPA,
     INGRESS,
     INIT,
     KEDA,
@@ -41,6 +43,7 @@ from tests.deploy.chart.rows import (
     Values,
 )
 
+LABELS_OF = 'namespace="models",service="demo-addnorm"'
 MONITORING = "addnorm/templates/monitoring.yaml"
 EVERYTHING = {**KEDA, **KEYS, **GATEWAY, **INGRESS, **PVC, "hosts": ["a.example"]}
 EVERYTHING |= {"metrics": {"serviceMonitor": True, "rules": True, "labels": LABELS}}
@@ -201,6 +204,29 @@ def test_a_packed_chart_holds_the_rules(tmp_path: Path) -> None:
     assert [entry["spec"] for entry in objects if entry] == [
         render(RULES)["PrometheusRule"]["spec"]
     ]
+
+
+def of_the_page(first_line: str) -> Any:
+    """The YAML block of docs/scaling.md that begins so."""
+    page = (DEPLOY.parent / "docs" / "scaling.md").read_text()
+    (block,) = re.findall(rf"```yaml\n# {first_line}\n(.+?)```", page, re.DOTALL)
+    return yaml.safe_load(block)
+
+
+def test_the_pages_values_are_accepted() -> None:
+    objects = render(of_the_page("values.yaml"))
+    assert [what for entry in objects.values() for what in problems(entry)] == []
+    assert {"ScaledObject", "ServiceMonitor", "PrometheusRule", "HTTPRoute"} < objects.keys()
+
+
+def test_the_pages_adapter_offers_what_the_autoscaler_asks_for() -> None:
+    rules = of_the_page("values of prometheus-adapter")["rules"]["external"]
+    offered = [rule.get("name", {}).get("as", rule["seriesQuery"]) for rule in rules]
+    metrics = found(render(HPA), "HorizontalPodAutoscaler spec metrics")
+    assert offered == [metric["external"]["metric"]["name"] for metric in metrics]
+    queries = [rule["metricsQuery"].replace("<<.LabelMatchers>>", LABELS_OF) for rule in rules]
+    triggers = found(render(KEDA), "ScaledObject spec triggers")
+    assert queries == [trigger["metadata"]["query"] for trigger in triggers]
 
 
 def loaded(name: str) -> Object:

@@ -43,6 +43,7 @@ INGRESS = {"ingress": {"enabled": True}}
 MATCH = {"path": {"type": "PathPrefix", "value": "/v1"}}
 LABELS = {"release": "prometheus"}
 TOLERATION = {"key": "cpu", "operator": "Exists"}
+STRICT = "DoNotSchedule"
 ZONE = "topology.kubernetes.io/zone"
 SPREAD = f"{POD} topologySpreadConstraints 0"
 RESOURCES = {"limits": {"cpu": "4", "memory": "8Gi"}, "requests": {"cpu": "3", "memory": "8Gi"}}
