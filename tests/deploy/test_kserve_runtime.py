@@ -1,6 +1,7 @@
 """KServe's runtime: its command and variables serve a bundle as KServe mounts it."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,9 +15,7 @@ import httpx
 import pytest
 import yaml
 
-from addnorm.export import sources
-from addnorm.export.writer import Plan, export
-from tests.support.exports import shared_exports
+from addnorm.service.runtime import bundle
 
 KSERVE = Path(__file__).parents[2] / "deploy" / "kserve"
 RUNTIME: dict[str, Any] = yaml.safe_load((KSERVE / "runtime.yaml").read_text())
@@ -52,14 +51,26 @@ def test_the_kill_delay_is_longer_than_the_draining() -> None:
 
 
 @pytest.fixture(scope="module")
-def mounted(text_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """/mnt/models: links to another folder, as with an OCI image; in it <name>/<version>."""
+def mounted(notebook: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """/mnt/models: a link to another folder, as with an OCI image; in it <name>/<version>."""
     root = tmp_path_factory.mktemp("storage")
-    with shared_exports():
-        export(sources.checkpoint(text_checkpoint), root, "embeddings", None, Plan())
+    renamed(notebook, root, "embeddings")
     link = tmp_path_factory.mktemp("mnt") / "models"
     link.symlink_to(root)
     return link
+
+
+def renamed(notebook: Path, root: Path, name: str) -> None:
+    """The bundle as `addnorm export --name` would have written it."""
+    shutil.copytree(notebook, root / name / "1")
+    before = bundle.read(notebook)
+    manifest = before.manifest.model_dump(exclude={"format", "files"})
+    after = bundle.write_manifest(root / name / "1", {**manifest, "name": name})
+    assert before.certificate
+    said = before.certificate.items()
+    bundle.write_certificate(
+        after, {k: v for k, v in said if k not in ("bundle", "manifest_sha256")}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +101,7 @@ def free_port() -> int:
 
 
 def wait_for(client: httpx.Client, probe: str) -> None:
-    ends = time.monotonic() + 30
+    ends = time.monotonic() + 60
     while time.monotonic() < ends:
         try:
             answer = client.get(probe.replace("{{.Name}}", "embeddings"))
@@ -110,9 +121,7 @@ def test_kserves_clients_reach_the_model_by_the_services_name(predictor: httpx.C
 
 
 def test_other_protocols_are_served_beside_it(predictor: httpx.Client) -> None:
-    answer = predictor.post(
-        "/v1/embeddings", json={"model": "embeddings", "input": ["a", "the text"]}
-    )
+    answer = predictor.post("/v1/embeddings", json={"model": "embeddings", "input": [[1, 3], [4]]})
     assert len(answer.json()["data"]) == 2
 
 
