@@ -30,7 +30,6 @@ readOnlyRootFilesystem: true
 {{- end }}
 
 {{- define "addnorm.scaling" -}}
-scaleUp: {stabilizationWindowSeconds: 0}
 scaleDown: {stabilizationWindowSeconds: {{ .Values.autoscaling.scaleDownS }}}
 {{- end }}
 

@@ -39,11 +39,14 @@ from tests.deploy.chart.rows import (
     PVC,
     ROWS,
     RULES,
+    SERVER,
     Row,
     Values,
 )
 
 LABELS_OF = 'namespace="models",service="demo-addnorm"'
+VERSION = "app.kubernetes.io/version"
+MANAGED_BY = "app.kubernetes.io/managed-by"
 MONITORING = "addnorm/templates/monitoring.yaml"
 EVERYTHING = {**KEDA, **KEYS, **GATEWAY, **INGRESS, **PVC, "hosts": ["a.example"]}
 EVERYTHING |= {"metrics": {"serviceMonitor": True, "rules": True, "labels": LABELS}}
@@ -106,7 +109,12 @@ def test_names_are_short_enough_and_point_at_each_other(release: str) -> None:
     assert all("addnorm" in name and len(f"keda-hpa-{name}") <= 63 for name in names)
     assert found(objects, "ScaledObject spec scaleTargetRef name") in names
     assert found(objects, "HTTPRoute spec rules 0 backendRefs 0 name") in names
+    assert {entry["metadata"]["namespace"] for entry in objects.values()} == {"models"}
     selector = found(objects, "Service spec selector")
+    assert selector["app.kubernetes.io/instance"] == release
+    assert all(selector.items() < entry["metadata"]["labels"].items() for entry in objects.values())
+    for name, expected in ((MANAGED_BY, "Helm"), (VERSION, chart().metadata["appVersion"])):
+        assert {entry["metadata"]["labels"].get(name) for entry in objects.values()} == {expected}
     assert selector == found(objects, "Deployment spec template metadata labels")
     assert selector == found(objects, "Deployment spec selector matchLabels")
 
@@ -157,6 +165,15 @@ def test_a_wrong_value_is_refused_with_words(values: Values, words: str) -> None
     with pytest.raises(helm_python.HelmError) as refused:
         rendered(values)
     assert words in str(refused.value)
+
+
+def test_settings_that_the_chart_itself_sets_are_refused() -> None:
+    container = found(render(EVERYTHING | {"bundle": {"trustedKeys": "pub"}}), SERVER)
+    ours = {entry["name"] for entry in container["env"]}
+    assert len(ours) == 7
+    for name in ours | {f"ADDNORM_{rest}" for rest in ("HOST", "API_KEYS", "TLS_CERT", "TLS_KEY")}:
+        with pytest.raises(helm_python.HelmError, match=f"settings has {name}, which the chart"):
+            rendered({"settings": {name: "1"}})
 
 
 def test_the_alert_rules_are_those_of_the_one_file() -> None:
