@@ -244,6 +244,8 @@ def test_the_pages_adapter_offers_what_the_autoscaler_asks_for() -> None:
     queries = [rule["metricsQuery"].replace("<<.LabelMatchers>>", LABELS_OF) for rule in rules]
     triggers = found(render(KEDA), "ScaledObject spec triggers")
     assert queries == [trigger["metadata"]["query"] for trigger in triggers]
+    targets = [metric["external"]["target"]["type"] for metric in metrics]
+    assert targets == [trigger["metricType"] for trigger in triggers] == ["AverageValue"] * 2
 
 
 def loaded(name: str) -> Object:

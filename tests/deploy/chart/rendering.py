@@ -27,6 +27,15 @@ KSERVE = {
     "ClusterServingRuntime": "V1alpha1ClusterServingRuntime",
     "InferenceService": "V1beta1InferenceService",
 }
+API_VERSIONS = {
+    "ScaledObject": "keda.sh/v1alpha1",
+    "ServiceMonitor": "monitoring.coreos.com/v1",
+    "PodMonitor": "monitoring.coreos.com/v1",
+    "PrometheusRule": "monitoring.coreos.com/v1",
+    "ClusterServingRuntime": "serving.kserve.io/v1alpha1",
+    "InferenceService": "serving.kserve.io/v1beta1",
+    "HTTPRoute": "gateway.networking.k8s.io/v1",
+}
 PRIMITIVES = {"str": str, "int": int, "bool": bool}
 WITHOUT_SCHEMA = {"HTTPRoute"}  # no package of PyPI has that of the Gateway API
 
@@ -61,6 +70,8 @@ def problems(entry: Object) -> list[str]:
 def _problems(text: str) -> list[str]:
     entry = json.loads(text)
     kind = entry["kind"]
+    if kind in API_VERSIONS and entry.get("apiVersion") != API_VERSIONS[kind]:
+        return [f"{kind} is of {API_VERSIONS[kind]}"]
     if kind in WITHOUT_SCHEMA:
         return []
     if kind in MODELS:

@@ -158,6 +158,13 @@ ROWS = [
         "http://thanos:9090",
         KEDA,
     ),
+    Row(
+        "autoscaling.prometheus",
+        "http://thanos:9090",
+        f"{SCALED} triggers 0 metadata serverAddress",
+        "http://thanos:9090",
+        KEDA,
+    ),
     Row("pdb.maxUnavailable", "30%", "PodDisruptionBudget spec maxUnavailable", "30%"),
     Row("networkPolicy.enabled", False, "NetworkPolicy", MISSING),
     Row(
