@@ -100,14 +100,16 @@ def test_all_that_is_rendered_fits_its_schema(source: Values, by: str) -> None:
     assert len(objects) == 8 + (by != "none")
 
 
+@pytest.mark.parametrize("by", ["keda", "hpa"])
 @pytest.mark.parametrize("release", ["demo", "addnorm", "x" * 53])
-def test_names_are_short_enough_and_point_at_each_other(release: str) -> None:
+def test_names_are_short_enough_and_point_at_each_other(release: str, by: str) -> None:
     """KEDA names its HorizontalPodAutoscaler keda-hpa-NAME, of at most 63 characters."""
-    objects = render(EVERYTHING, release)
+    objects = render({**EVERYTHING, "autoscaling": {"by": by}}, release)
     names = {entry["metadata"]["name"] for entry in objects.values()}
     assert len(names) == 1
     assert all("addnorm" in name and len(f"keda-hpa-{name}") <= 63 for name in names)
-    assert found(objects, "ScaledObject spec scaleTargetRef name") in names
+    scaler = "ScaledObject" if by == "keda" else "HorizontalPodAutoscaler"
+    assert found(objects, f"{scaler} spec scaleTargetRef name") in names
     assert found(objects, "HTTPRoute spec rules 0 backendRefs 0 name") in names
     assert {entry["metadata"]["namespace"] for entry in objects.values()} == {"models"}
     selector = found(objects, "Service spec selector")
