@@ -124,8 +124,9 @@ def test_names_are_short_enough_and_point_at_each_other(release: str, by: str) -
 def test_the_pod_is_hardened() -> None:
     objects = render(INIT)
     pod = found(objects, POD)
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    users = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), 10001)
+    seccomp = {"seccompProfile": {"type": "RuntimeDefault"}}
+    assert pod["securityContext"] == {"runAsNonRoot": True, **users, **seccomp}
     assert pod["automountServiceAccountToken"] is pod["enableServiceLinks"] is False
     for container in (*pod["containers"], *pod["initContainers"]):
         security = container["securityContext"]
@@ -138,6 +139,47 @@ def test_the_pod_is_hardened() -> None:
     policy = found(objects, "NetworkPolicy spec")
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert "egress" not in policy  # of no rule: nothing is allowed
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "Deployment spec selector matchLabels",
+        f"{POD} topologySpreadConstraints 0 labelSelector matchLabels",
+        "PodDisruptionBudget spec selector matchLabels",
+        "NetworkPolicy spec podSelector matchLabels",
+        "ServiceMonitor spec selector matchLabels",
+    ],
+)
+def test_all_select_the_pods(where: str) -> None:
+    objects = render(EVERYTHING)
+    assert found(objects, where) == found(objects, "Service spec selector")
+
+
+def test_ports_and_probes_are_the_servers() -> None:
+    objects = render(EVERYTHING)
+    server = found(objects, SERVER)
+    assert server["ports"] == [{"name": "http", "containerPort": 8000}]
+    assert found(objects, f"{SERVER} env ADDNORM_PORT value") == "8000"
+    threads = found(objects, f"{SERVER} env ADDNORM_WORKER_THREADS valueFrom")
+    assert threads == {"resourceFieldRef": {"resource": "limits.cpu"}}
+    assert found(objects, "Service spec ports 0 targetPort") == "http"
+    assert found(objects, "ServiceMonitor spec endpoints 0 port") == "http"
+    assert found(objects, "NetworkPolicy spec ingress 0 ports") == [{"port": "http"}]
+    asked = {
+        name: server[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")
+    }
+    paths = {"startup": "/readyz", "readiness": "/readyz", "liveness": "/livez"}
+    assert asked == {name: {"path": path, "port": "http"} for name, path in paths.items()}
+    # a known-answer test may take 2 s, and a server that is busy is not dead
+    assert (
+        server["readinessProbe"]["timeoutSeconds"] == server["startupProbe"]["timeoutSeconds"] == 4
+    )
+    liveness = server["livenessProbe"]
+    assert liveness["timeoutSeconds"] == 5
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] == 60
+    mounted = found(objects, f"{SERVER} volumeMounts bundles")
+    assert mounted == {"name": "bundles", "mountPath": "/bundles", "readOnly": True}
 
 
 @pytest.mark.parametrize(
