@@ -42,7 +42,7 @@ large-model: .venv/ready  ## export and serve a model of more than 2 GB, and mea
 	$(PYTHON) -m tests.large_model
 
 chart: $(CHART)/ready  ## render the Helm chart, and compare it and KServe's objects with schemas
-	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(CHART)/bin/python -m pytest -c /dev/null --rootdir . --noconftest -p no:cacheprovider -ra tests/deploy/chart/check_chart.py
+	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(CHART)/bin/python -m pytest -c /dev/null --rootdir . --noconftest -p no:cacheprovider -ra tests/deploy/chart/check_*.py
 
 families: .venv/ready  ## every family and head through HTTP, beside transformers; minutes
 	$(PYTHON) -m tests.families

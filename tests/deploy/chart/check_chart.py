@@ -3,12 +3,7 @@
 `make chart` runs this in an environment of its own.
 """
 
-import re
-import shutil
-import subprocess
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import helm_python
 import pytest
@@ -17,58 +12,28 @@ import yaml
 from tests.deploy.chart.rendering import (
     DEPLOY,
     IMAGE,
-    Object,
     chart,
-    pod_of,
+    found,
     problems,
     render,
     rendered,
+    with_value,
 )
 from tests.deploy.chart.rows import (
-    GATEWAY,
-    HPA,
-    INGRESS,
+    EVERYTHING,
     INIT,
-    KEDA,
-    KEYS,
-    LABELS,
-    MISSING,
     MONITOR,
     OCI,
     POD,
     PVC,
     ROWS,
-    RULES,
     SERVER,
     Row,
     Values,
 )
 
-LABELS_OF = 'namespace="models",service="demo-addnorm"'
 VERSION = "app.kubernetes.io/version"
 MANAGED_BY = "app.kubernetes.io/managed-by"
-MONITORING = "addnorm/templates/monitoring.yaml"
-EVERYTHING = {**KEDA, **KEYS, **GATEWAY, **INGRESS, **PVC, "hosts": ["a.example"]}
-EVERYTHING |= {"metrics": {"serviceMonitor": True, "rules": True, "labels": LABELS}}
-
-
-def with_value(values: Values, path: str, to: Any) -> dict[str, Any]:
-    name, _, rest = path.partition(".")
-    inner = with_value(values.get(name, {}), rest, to) if rest else to
-    return {**values, name: inner}
-
-
-def found(objects: Mapping[str, Object], where: str) -> Any:
-    """What stands there. A list of environment variables is walked by their names."""
-    value: Any = objects
-    for step in where.split():
-        if isinstance(value, list) and not step.isdigit():
-            value = {entry["name"]: entry for entry in value}
-        try:
-            value = value[int(step) if isinstance(value, list) else step]
-        except (KeyError, IndexError):
-            return MISSING
-    return value
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.value}: {row.where}")
@@ -178,6 +143,10 @@ def test_ports_and_probes_are_the_servers() -> None:
     liveness = server["livenessProbe"]
     assert liveness["timeoutSeconds"] == 5
     assert liveness["periodSeconds"] * liveness["failureThreshold"] == 60
+    assert found(objects, f"{POD} topologySpreadConstraints 0 maxSkew") == 1
+    assert found(objects, f"{POD} topologySpreadConstraints 0 matchLabelKeys") == [
+        "pod-template-hash"
+    ]
     mounted = found(objects, f"{SERVER} volumeMounts bundles")
     assert mounted == {"name": "bundles", "mountPath": "/bundles", "readOnly": True}
 
@@ -218,105 +187,3 @@ def test_settings_that_the_chart_itself_sets_are_refused() -> None:
     for name in ours | {f"ADDNORM_{rest}" for rest in ("HOST", "API_KEYS", "TLS_CERT", "TLS_KEY")}:
         with pytest.raises(helm_python.HelmError, match=f"settings has {name}, which the chart"):
             rendered({"settings": {name: "1"}})
-
-
-def test_the_alert_rules_are_those_of_the_one_file() -> None:
-    source = yaml.safe_load((DEPLOY / "rules.yml").read_text())
-    objects = render({"metrics": {"serviceMonitor": True, "rules": True}})
-    assert found(objects, "PrometheusRule spec") == source
-    label = found(objects, "ServiceMonitor spec jobLabel")
-    assert found(objects, "Service metadata labels")[label] == "addnorm"
-    assert 'job="addnorm"' in (DEPLOY / "rules.yml").read_text()
-
-
-@pytest.mark.skipif(not shutil.which("promtool"), reason="needs promtool: Debian's prometheus")
-def test_promtool_accepts_the_rendered_rules(tmp_path: Path) -> None:
-    file = tmp_path / "rules.yml"
-    file.write_text(yaml.safe_dump(render(RULES)["PrometheusRule"]["spec"]))
-    subprocess.run(["promtool", "check", "rules", file], check=True)
-
-
-@pytest.mark.skipif(not shutil.which("promtool"), reason="needs promtool: Debian's prometheus")
-def test_promtool_accepts_the_queries_of_the_autoscalers(tmp_path: Path) -> None:
-    """As recording rules, since promtool reads no queries alone."""
-    queries = [
-        trigger["metadata"]["query"] for trigger in render(KEDA)["ScaledObject"]["spec"]["triggers"]
-    ]
-    for name in ("embeddings", "reranker"):
-        metrics = loaded(f"{name}.yaml")["spec"]["predictor"]["autoScaling"]["metrics"]
-        queries += [metric["external"]["metric"]["query"] for metric in metrics]
-    rules = [{"record": f"query:{n}", "expr": query} for n, query in enumerate(queries)]
-    file = tmp_path / "queries.yml"
-    file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
-    subprocess.run(["promtool", "check", "rules", file], check=True)
-    assert len(queries) == 6
-
-
-def test_helm_finds_nothing_to_mend() -> None:
-    report = helm_python.lint(DEPLOY / "chart", {"image": IMAGE}, strict=True)
-    assert (
-        [entry for entry in report["messages"] if entry["severity"] > 1] == report["errors"] == []
-    )
-
-
-def test_a_packed_chart_holds_the_rules(tmp_path: Path) -> None:
-    packed = helm_python.Chart.load(chart().save(tmp_path))
-    objects = yaml.safe_load_all(packed.render({"image": IMAGE, **RULES})[MONITORING])
-    assert [entry["spec"] for entry in objects if entry] == [
-        render(RULES)["PrometheusRule"]["spec"]
-    ]
-
-
-def of_the_page(first_line: str) -> Any:
-    """The YAML block of docs/scaling.md that begins so."""
-    page = (DEPLOY.parent / "docs" / "scaling.md").read_text()
-    (block,) = re.findall(rf"```yaml\n# {first_line}\n(.+?)```", page, re.DOTALL)
-    return yaml.safe_load(block)
-
-
-def test_the_pages_values_are_accepted() -> None:
-    objects = render(of_the_page("values.yaml"))
-    assert [what for entry in objects.values() for what in problems(entry)] == []
-    assert {"ScaledObject", "ServiceMonitor", "PrometheusRule", "HTTPRoute"} < objects.keys()
-
-
-def test_the_pages_adapter_offers_what_the_autoscaler_asks_for() -> None:
-    rules = of_the_page("values of prometheus-adapter")["rules"]["external"]
-    offered = [rule.get("name", {}).get("as", rule["seriesQuery"]) for rule in rules]
-    metrics = found(render(HPA), "HorizontalPodAutoscaler spec metrics")
-    assert offered == [metric["external"]["metric"]["name"] for metric in metrics]
-    queries = [rule["metricsQuery"].replace("<<.LabelMatchers>>", LABELS_OF) for rule in rules]
-    triggers = found(render(KEDA), "ScaledObject spec triggers")
-    assert queries == [trigger["metadata"]["query"] for trigger in triggers]
-    targets = [metric["external"]["target"]["type"] for metric in metrics]
-    assert targets == [trigger["metricType"] for trigger in triggers] == ["AverageValue"] * 2
-
-
-def loaded(name: str) -> Object:
-    found: Object = yaml.safe_load((DEPLOY / "kserve" / name).read_text())
-    return found
-
-
-@pytest.mark.parametrize(
-    "path", sorted((DEPLOY / "kserve").glob("*.yaml")), ids=lambda path: path.stem
-)
-def test_kserves_objects_fit_their_schemas(path: Path) -> None:
-    assert problems(loaded(path.name)) == []
-
-
-def test_the_containers_of_the_runtime_fit_those_of_kubernetes() -> None:
-    assert problems(pod_of(loaded("runtime.yaml"))) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "path", "to"),
-    [
-        ("embeddings.yaml", "spec.predictor.modell", {}),
-        ("embeddings.yaml", "spec.predictor.model.storageUrl", "pvc://a"),
-        ("embeddings.yaml", "spec.predictor.maxReplicas", "six"),
-        ("runtime.yaml", "spec.protocolVersion", "v2"),
-        ("podmonitor.yaml", "spec.selectors", {}),
-    ],
-)
-def test_a_field_that_does_not_exist_is_found(name: str, path: str, to: Any) -> None:
-    assert problems(with_value(loaded(name), path, to)) != []

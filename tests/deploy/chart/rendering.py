@@ -17,6 +17,7 @@ DEPLOY = Path(__file__).parents[3] / "deploy"
 KUBERNETES = "1.37"
 IMAGE = "registry.example.com/addnorm@sha256:" + "0" * 64
 Object = dict[str, Any]
+MISSING = "(missing)"
 MODELS = {
     "ScaledObject": keda.ScaledObject,
     "ServiceMonitor": prometheus.ServiceMonitor,
@@ -123,3 +124,22 @@ def _lost(given: Any, kept: Any, where: str) -> Iterator[str]:
     elif isinstance(given, list):
         for number, value in enumerate(given):
             yield from _lost(value, kept[number], f"{where}[{number}]")
+
+
+def with_value(values: Mapping[str, Any], path: str, to: Any) -> dict[str, Any]:
+    name, _, rest = path.partition(".")
+    inner = with_value(values.get(name, {}), rest, to) if rest else to
+    return {**values, name: inner}
+
+
+def found(objects: Mapping[str, Object], where: str) -> Any:
+    """What stands there. A list of environment variables is walked by their names."""
+    value: Any = objects
+    for step in where.split():
+        if isinstance(value, list) and not step.isdigit():
+            value = {entry["name"]: entry for entry in value}
+        try:
+            value = value[int(step) if isinstance(value, list) else step]
+        except (KeyError, IndexError):
+            return MISSING
+    return value

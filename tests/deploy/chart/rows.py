@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from tests.deploy.chart.rendering import IMAGE
+from tests.deploy.chart.rendering import IMAGE, MISSING
 
 BUNDLES = "registry.example.com/bundles@sha256:" + "1" * 64
 POD = "Deployment spec template spec"
@@ -13,7 +13,6 @@ AUTOSCALER = "HorizontalPodAutoscaler spec"
 SCALED = "ScaledObject spec"
 PARENT = "HTTPRoute spec parentRefs 0 name"
 RULE = "HTTPRoute spec rules 0"
-MISSING = "(missing)"
 Values = Mapping[str, Any]
 
 
@@ -190,3 +189,5 @@ ROWS = [
     Row("paths", ["/v1"], f"{RULE} matches", [MATCH], GATEWAY),
     Row("paths", ["/embed"], "Ingress spec rules 0 http paths 0 path", "/embed", INGRESS),
 ]
+EVERYTHING = {**KEDA, **KEYS, **GATEWAY, **INGRESS, **PVC, "hosts": ["a.example"]}
+EVERYTHING |= {"metrics": {"serviceMonitor": True, "rules": True, "labels": LABELS}}
