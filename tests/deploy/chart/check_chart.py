@@ -101,6 +101,8 @@ def test_the_pod_is_hardened() -> None:
     mounts = {mount["name"]: mount for mount in pod["containers"][0]["volumeMounts"]}
     assert mounts["tmp"]["mountPath"] == "/tmp"
     assert mounts["bundles"]["readOnly"] is True
+    copier = pod["initContainers"][0]
+    assert copier["volumeMounts"] == [{"name": "bundles", "mountPath": copier["command"][-1]}]
     policy = found(objects, "NetworkPolicy spec")
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert "egress" not in policy  # of no rule: nothing is allowed
