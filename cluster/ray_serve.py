@@ -1,4 +1,4 @@
-"""The server's ASGI application as a deployment of Ray Serve: `addnorm.cluster.ray_serve:application`.
+"""The server's ASGI application as a deployment of Ray Serve. deploy/ray-serve.yaml names it.
 
 Knows no requests: HTTP is Serve's, and the application is the one that `addnorm serve` runs.
 """

@@ -32,9 +32,7 @@ def wrong_head(
     if len(set(names)) < len(names):
         for name in SINGLE:
             if names.count(name) > 1:
-                return InvalidHead(
-                    f"the header {name.decode()} is sent twice", param=name.decode()
-                )
+                return InvalidHead(f"the header {name.decode()} is sent twice", param=name.decode())
     return None
 
 
