@@ -16,7 +16,7 @@ from addnorm.cluster.queued_tokens import BUSY, TOKENS
 from addnorm.service.models.registry import load_all
 from addnorm.service.runtime import memory
 from addnorm.service.server.other_servers import ForOtherServers
-from addnorm.service.server.wiring import build
+from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import read_settings
 from addnorm.service.telemetry import logs
 from addnorm.service.telemetry.tracing import tracer_of_environment
@@ -85,12 +85,14 @@ class Replica:
             BUSY: scheduler.num_busy / scheduler.num_workers,
         }
 
-    async def __del__(self) -> None:
-        """Serve calls it once it sends no more requests and those that it sent are answered."""
-        self._service.readiness.draining = True
-        self._upkeep.cancel()
-        await asyncio.to_thread(self._service.close)
-        self._log.flush()
+    def __del__(self) -> None:
+        """Serve calls it once no request is under way and none will come. Python calls it again."""
+        service: Service | None = getattr(self, "_service", None)  # None: it could not be loaded
+        if service and not service.readiness.draining:
+            service.readiness.draining = True
+            self._upkeep.cancel()
+            service.close()
+            self._log.flush()
 
     async def _keep_up(self) -> None:
         """What our own server does between requests."""

@@ -13,8 +13,8 @@ from addnorm.load.ray_serve.nodes import NUM_NODES, URL, Nodes, fixed
 from addnorm.load.stress.findings import Findings, table
 
 CALLERS = 12
-STEADY_S = 8.0  # before a change
-AFTER_S = 25.0  # after a death
+STEADY_S = 6.0  # before a change
+AFTER_S = 18.0  # after a death
 
 
 def update(nodes: Nodes, known: Sequence[Known], old: Path, new: Path) -> Findings:

@@ -33,7 +33,7 @@ class Nodes:
 
     def kill_raylet(self) -> None:
         """SIGKILL to the last node's raylet. Its workers end because it has ended."""
-        self._others.pop().kill_raylet(allow_graceful=False)
+        self._others.pop().kill_raylet()
 
     def deploy(self, bundles: Path, **options: Any) -> None:
         """`serve deploy` of the example configuration with this folder and these options of the
