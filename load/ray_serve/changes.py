@@ -49,6 +49,8 @@ def deaths(nodes: Nodes, known: Sequence[Known], bundles: Path) -> Findings:
     for name, (outcomes, _) in found.items():
         if outcomes.given_up:
             missed.append(f"{name}: {outcomes.given_up} requests got no answer by a retry")
+        if not outcomes.failed():
+            missed.append(f"{name}: it had no request when it was killed: this shows nothing")
     seen = {name: _seen(outcomes) for name, (outcomes, _) in found.items()}
     return Findings(_table(found), missed, seen)
 

@@ -23,6 +23,11 @@ DASHBOARD = "http://127.0.0.1:8277"
 NUM_NODES = 3
 NODE: Mapping[str, Any] = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
 START_S = 90.0
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # else the proxy sends everything to its own node's replica, up to max_ongoing_requests
+    "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",
+}
 
 
 class Nodes:
@@ -72,7 +77,7 @@ def configuration(bundles: Path, options: Mapping[str, Any]) -> dict[str, Any]:
     """The example for machines as small as these nodes. An option of None is left out."""
     found: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
     found["proxy_location"] = "HeadOnly"  # all nodes have one address here
-    found["http_options"] = {"host": "127.0.0.1", "port": int(URL.rpartition(":")[2])}
+    found["http_options"] |= {"host": "127.0.0.1", "port": int(URL.rpartition(":")[2])}
     (application,) = found["applications"]
     # what is asked again is computed again
     application["args"] = {
@@ -95,7 +100,7 @@ def fixed(number: int) -> dict[str, Any]:
 @contextmanager
 def three_nodes() -> Iterator[Nodes]:
     """Each node is a raylet with its workers, a process of its own."""
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0"}
+    os.environ |= ENVIRONMENT
     dashboard = {"include_dashboard": True, "dashboard_port": int(DASHBOARD.rpartition(":")[2])}
     cluster = Cluster(initialize_head=True, head_node_args={**NODE, **dashboard})
     try:
