@@ -12,6 +12,7 @@ import httpx
 HEADERS = {"content-type": "application/json"}
 RETRIES, PAUSE_S = 5, 0.5
 PATIENCE_S = 60.0
+WRONG = "WRONG"  # other bits
 REFUSALS = (408, 429, 503, 504)
 
 
@@ -49,14 +50,15 @@ class Outcomes:
 
     @property
     def num_wrong(self) -> int:
-        return sum(attempt.outcome == "WRONG" for attempt in self.attempts)
+        return sum(attempt.outcome == WRONG for attempt in self.attempts)
 
     def failed(self) -> list[Attempt]:
-        return [attempt for attempt in self.attempts if not attempt.is_answered]
+        """Neither answered rightly nor wrongly."""
+        return [one for one in self.attempts if not one.is_answered and one.outcome != WRONG]
 
-    @property
-    def longest_s(self) -> float:
-        return max(attempt.took_s for attempt in self.attempts)
+    def answered(self) -> Counter[str]:
+        """Rightly, by version."""
+        return Counter(attempt.outcome for attempt in self.attempts if attempt.is_answered)
 
 
 async def call(
@@ -85,7 +87,7 @@ async def call(
                     took_s = time.monotonic() - sent
                     attempt = Attempt(sent - began, took_s, outcome, number, name)
                     outcomes.attempts.append(attempt)
-                    if attempt.is_answered or outcome == "WRONG":
+                    if attempt.is_answered or outcome == WRONG:
                         break
                     await asyncio.sleep(PAUSE_S)
                 else:
@@ -103,6 +105,6 @@ async def ask(client: httpx.AsyncClient, request: Known) -> str:
     if answer.status_code == 200:
         right = (version for version, body in request.answers.items() if body == answer.content)
         version = next(right, None)
-        return "WRONG" if version is None else f"answer {version}"
+        return WRONG if version is None else f"answer {version}"
     kind = "refused" if answer.status_code in REFUSALS else "failed"
     return f"{kind}: {answer.status_code}"

@@ -15,7 +15,7 @@ from addnorm.load.stress.findings import Findings, table
 from addnorm.service.runtime.bundle import Bundle
 
 ALIKE = {"ADDNORM_WORKER_THREADS": "1", "ADDNORM_TOKEN_BUDGET": "256"}  # as the replica
-ROUNDS, RUN_S = 5, 1.2
+ROUNDS, RUN_S, WARM_UP_S = 4, 0.8, 0.3
 MIB = 2**20
 
 
@@ -44,16 +44,16 @@ def measure(nodes: Nodes, minilm: Bundle, tiny: Bundle, bundles: Path) -> Findin
         for turn in range(ROUNDS + 1):
             for case in cases:
                 for side, address in sides.items():
-                    run = loop.run(_run(*address, case))
+                    run = loop.run(_run(*address, case, RUN_S if turn else WARM_UP_S))
                     if turn:  # the first round warms up
                         runs[case.name][side].append(run)
     return Findings(_table(runs), seen=_seen(runs))
 
 
-async def _run(host: str, port: int, case: Case) -> Run:
+async def _run(host: str, port: int, case: Case, seconds: float) -> Run:
     client = Client(host, port, case.bodies)
     order: Iterator[int] = cycle(range(len(case.bodies)))
-    answers = await closed_loop(client, order, case.concurrency, RUN_S)
+    answers = await closed_loop(client, order, case.concurrency, seconds)
     client.close()
     bad = {status for kept in answers.kept.values() for status, _ in kept} - {200}
     if bad:

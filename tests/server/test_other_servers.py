@@ -65,7 +65,8 @@ class Call:
             "query_string": b"",
         }
         app = ForOtherServers(service.app, service.settings)
-        await app(scope, self.coming.get, self._send)
+        async with asyncio.timeout(10):
+            await app(scope, self.coming.get, self._send)
         start, *parts = self.sent
         bodies = [part["body"] for part in parts]
         assert all(isinstance(body, bytes) for body in bodies)  # as ASGI has it
@@ -106,6 +107,14 @@ def test_a_body_in_pieces_is_answered(limited: Service) -> None:
     assert answer.status == 200
     assert json.loads(answer.body)["pooled"]
     assert b"x-addnorm-fingerprint" in answer.headers
+
+
+def test_a_large_answer_comes_as_bytes(limited: Service) -> None:
+    fields = {"model": "gpt", "input_ids": [[7] * 30] * 4, "outputs": ["logits"]}
+    accept = (b"accept", b"application/vnd.safetensors")
+    answer = asyncio.run(Call(json.dumps(fields).encode(), headers=[accept]).run(limited))
+    assert answer.status == 200
+    assert len(answer.body) == int(answer.headers[b"content-length"]) > 100_000
 
 
 def test_who_leaves_is_noticed_and_nothing_is_computed_for_them(
