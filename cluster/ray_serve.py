@@ -40,7 +40,7 @@ class Options(BaseModel):
 
 
 def application(options: Options) -> Any:
-    """What `serve build`, `serve run` and `serve deploy` take.
+    """What `serve run` and `serve deploy` take as import path.
 
     StartupError if a setting does not fit. The deployment's options (cores, number of replicas,
     autoscaling) are the configuration's.
