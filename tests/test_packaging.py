@@ -13,7 +13,7 @@ from addnorm.__main__ import COMMANDS, main
 
 pytest.importorskip("setuptools")
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("addnorm", "service", "model", "export", "corpus", "load")
+FOLDERS = ("addnorm", "service", "model", "export", "corpus", "cluster", "load")
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 BUILD = "import sys; from setuptools import build_meta as b; b.build_{}(sys.argv[1])"
 

@@ -8,7 +8,6 @@ import socket
 import time
 from asyncio import BaseTransport, BufferedProtocol
 from collections.abc import Callable
-from itertools import chain
 from typing import Any, ClassVar, cast
 
 from httptools import HttpRequestParser
@@ -16,8 +15,6 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from addnorm.service.errors import (
-    HeadTooLarge,
-    InvalidHead,
     InvalidHttp,
     RequestTimeout,
     ServiceError,
@@ -25,20 +22,12 @@ from addnorm.service.errors import (
 )
 from addnorm.service.server.error_response import error_response
 from addnorm.service.server.flow_control import Flow
+from addnorm.service.server.head import too_large, wrong_head
 from addnorm.service.server.http_parser import Parser
 from addnorm.service.server.last_answer import LastAnswer, drawn_age, has_unread
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import attach_context
 
-SINGLE = {  # headers that may be sent once
-    b"authorization",
-    b"content-encoding",
-    b"content-type",
-    b"host",
-    b"x-request-id",
-    b"x-request-timeout-ms",
-}
-LINE_BYTES = len(": \r\n")
 BODY_GRACE_S = 2.0  # the application rejects a slow body first, with a message
 INVALID_HTTP = (
     "this is no HTTP/1.1 request: the request line, a header, Content-Length or a chunk is"
@@ -86,7 +75,7 @@ class Connection(HttpToolsProtocol):
         self._num_loose += len(data)
         super().data_received(data)
         if self._num_loose > self.settings.max_header_bytes and not self._is_refused:
-            self._refuse(self._too_large(self._num_loose))
+            self._refuse(too_large(self._num_loose, self.settings))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -201,43 +190,7 @@ class Connection(HttpToolsProtocol):
             return TooManyConnections(
                 f"{limit} connections are open, the limit; retry in 1 s", retry_after_s=1
             )
-        if refusal := self._wrong_coding():
-            return refusal
-        num_bytes = len(self.url) + LINE_BYTES * len(self.headers)
-        num_bytes += sum(map(len, chain.from_iterable(self.headers)))
-        if num_bytes > self.settings.max_header_bytes:
-            return self._too_large(num_bytes)
-        names = [name for name, _ in self.headers]
-        if len(set(names)) < len(names):
-            for name in SINGLE:
-                if names.count(name) > 1:
-                    return InvalidHead(
-                        f"the header {name.decode()} is sent twice", param=name.decode()
-                    )
-        return None
-
-    def _wrong_coding(self) -> InvalidHead | None:
-        """The end of the body must be beyond doubt."""
-        codings = [
-            value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"
-        ]
-        version = self.parser.get_http_version()
-        if not codings or (codings == [b"chunked"] and version == "1.1"):
-            return None
-        sent = b", ".join(codings).decode("latin-1")[:60]
-        return InvalidHead(
-            f"transfer-encoding is {sent!r} in HTTP/{version}: send chunked alone, in HTTP/1.1;"
-            " name a compression in content-encoding",
-            param="transfer-encoding",
-        )
-
-    def _too_large(self, num_bytes: int) -> HeadTooLarge:
-        """num_bytes: read so far."""
-        return HeadTooLarge(
-            "the request line and headers, or the body's chunk sizes, extensions and trailers, have"
-            f" {num_bytes} bytes or more, the limit is {self.settings.max_header_bytes}"
-            " (ADDNORM_MAX_HEADER_BYTES): send fewer or shorter ones"
-        )
+        return wrong_head(self.url, self.headers, self.parser.get_http_version(), self.settings)
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls it when the parser does not accept the bytes."""

@@ -1,0 +1,1 @@
+"""Shows what Ray Serve does with Addnorm: `make ray`. Needs the extra `ray`."""

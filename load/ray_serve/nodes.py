@@ -1,0 +1,122 @@
+"""A Ray cluster of three raylets on this machine, and the application deployed to it."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+import yaml
+from ray import serve
+from ray.cluster_utils import Cluster
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "ray-serve.yaml"
+URL = "http://127.0.0.1:8123"
+DASHBOARD = "http://127.0.0.1:8277"
+NUM_NODES = 3
+NODE: Mapping[str, Any] = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+START_S = 90.0
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # else the proxy sends everything to its own node's replica, up to max_ongoing_requests
+    "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",
+}
+
+
+class Nodes:
+    """The first node has the controller, the proxy and a replica; each other has a replica."""
+
+    def __init__(self, cluster: Any, others: list[Any]) -> None:
+        self._cluster, self._others = cluster, others
+
+    def kill_raylet(self) -> None:
+        """SIGKILL to the last node's raylet. Its workers end because it has ended."""
+        self._others.pop().kill_raylet()
+
+    def deploy(self, bundles: Path, **options: Any) -> None:
+        """`serve deploy` of the example configuration with this folder and these options of the
+        deployment. Returns at once."""
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            yaml.safe_dump(configuration(bundles, options), file)
+            file.flush()
+            command = [str(Path(sys.executable).with_name("serve")), "deploy", file.name]
+            environment = {**os.environ, "RAY_DASHBOARD_ADDRESS": DASHBOARD}
+            subprocess.run(command, check=True, env=environment, capture_output=True)
+
+    def replicas(self) -> list[dict[str, Any]]:
+        """Of the application, as Serve's REST API tells: `state`, `pid`, `replica_id`."""
+        with urllib.request.urlopen(f"{DASHBOARD}/api/serve/applications/", timeout=30) as answer:
+            applications = json.load(answer)["applications"]
+        deployments = applications.get("addnorm", {"deployments": {}})["deployments"]
+        return list(deployments.get("Addnorm", {"replicas": []})["replicas"])
+
+    def running(self) -> list[dict[str, Any]]:
+        return [replica for replica in self.replicas() if replica["state"] == "RUNNING"]
+
+    def await_replicas(self, number: int, old: frozenset[str] = frozenset()) -> None:
+        """Until so many run, and no others are left. old: ids that do not count."""
+
+        def are_there() -> bool:
+            found = self.replicas()
+            states = [replica["state"] for replica in found]
+            return states == ["RUNNING"] * number and not old & {
+                replica["replica_id"] for replica in found
+            }
+
+        eventually(are_there)
+
+
+def configuration(bundles: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The example for machines as small as these nodes. An option of None is left out."""
+    found: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+    found["proxy_location"] = "HeadOnly"  # all nodes have one address here
+    found["http_options"] |= {"host": "127.0.0.1", "port": int(URL.rpartition(":")[2])}
+    (application,) = found["applications"]
+    # what is asked again is computed again
+    application["args"] = {
+        "bundles": str(bundles.resolve()),
+        "settings": {"cache_bytes": 0, "token_budget": 256, "log_level": "warning"},
+    }
+    (deployment,) = application["deployments"]
+    deployment |= {"ray_actor_options": {"num_cpus": 1}, **options}
+    application["deployments"] = [
+        {name: value for name, value in deployment.items() if value is not None}
+    ]
+    return found
+
+
+def fixed(number: int) -> dict[str, Any]:
+    """Options for a number of replicas that does not change."""
+    return {"num_replicas": number, "autoscaling_config": None}
+
+
+@contextmanager
+def three_nodes() -> Iterator[Nodes]:
+    """Each node is a raylet with its workers, a process of its own."""
+    os.environ |= ENVIRONMENT
+    dashboard = {"include_dashboard": True, "dashboard_port": int(DASHBOARD.rpartition(":")[2])}
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, **dashboard})
+    try:
+        others = [cluster.add_node(**NODE) for _ in range(NUM_NODES - 1)]
+        cluster.wait_for_nodes()
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+        yield Nodes(cluster, others)
+        serve.shutdown()
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def eventually(condition: Callable[[], bool], within_s: float = START_S) -> None:
+    ends = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > ends:
+            raise RuntimeError(f"it did not happen within {within_s:g} s")
+        time.sleep(0.2)

@@ -1,0 +1,58 @@
+"""What is wrong with the head of a request, whatever server has parsed it."""
+
+from collections.abc import Collection
+from itertools import chain
+
+from addnorm.service.errors import HeadTooLarge, InvalidHead, ServiceError
+from addnorm.service.settings import Settings
+
+SINGLE = {  # headers that may be sent once
+    b"authorization",
+    b"content-encoding",
+    b"content-type",
+    b"host",
+    b"x-request-id",
+    b"x-request-timeout-ms",
+}
+LINE_BYTES = len(": \r\n")
+Headers = Collection[tuple[bytes, bytes]]  # names in lower case
+
+
+def wrong_head(
+    target: bytes, headers: Headers, http_version: str, settings: Settings
+) -> ServiceError | None:
+    """target: path and query."""
+    if refusal := _wrong_coding(headers, http_version):
+        return refusal
+    num_bytes = len(target) + LINE_BYTES * len(headers)
+    num_bytes += sum(map(len, chain.from_iterable(headers)))
+    if num_bytes > settings.max_header_bytes:
+        return too_large(num_bytes, settings)
+    names = [name for name, _ in headers]
+    if len(set(names)) < len(names):
+        for name in SINGLE:
+            if names.count(name) > 1:
+                return InvalidHead(f"the header {name.decode()} is sent twice", param=name.decode())
+    return None
+
+
+def _wrong_coding(headers: Headers, http_version: str) -> InvalidHead | None:
+    """The end of the body must be beyond doubt."""
+    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    if not codings or (codings == [b"chunked"] and http_version == "1.1"):
+        return None
+    sent = b", ".join(codings).decode("latin-1")[:60]
+    return InvalidHead(
+        f"transfer-encoding is {sent!r} in HTTP/{http_version}: send chunked alone, in HTTP/1.1;"
+        " name a compression in content-encoding",
+        param="transfer-encoding",
+    )
+
+
+def too_large(num_bytes: int, settings: Settings) -> HeadTooLarge:
+    """num_bytes: read so far."""
+    return HeadTooLarge(
+        "the request line and headers, or the body's chunk sizes, extensions and trailers, have"
+        f" {num_bytes} bytes or more, the limit is {settings.max_header_bytes}"
+        " (ADDNORM_MAX_HEADER_BYTES): send fewer or shorter ones"
+    )
