@@ -1,4 +1,4 @@
-"""What a bundle makes of texts, as Arrow columns: a class for each kind, by name. Knows no files."""
+"""What a bundle makes of texts, as Arrow columns of some kinds. Knows no files."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple

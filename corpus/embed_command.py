@@ -25,8 +25,8 @@ from addnorm.service.runtime.manifest import InputType
 LABELS_KEY = "addnorm.labels"
 NOT_DONE, INTERRUPTED = 1, 130
 DESCRIPTION = """\
-Embeds the texts of Parquet, JSON lines or CSV files, without a server. The result has the rows of IN
-in their order, with all their columns and the vectors.
+Embeds the texts of Parquet, JSON lines or CSV files, without a server. The result has the rows of
+IN in their order, with all their columns and the vectors.
 
 A job that was stopped or killed goes on if the same command is given again.
 
@@ -49,7 +49,7 @@ def embed(arguments: Sequence[str]) -> None:
 
 def _embed(options: argparse.Namespace) -> None:
     source, asked = _source(options), _asked(options)
-    embedder = Embedder(options.bundle, asked, options.worker_threads)
+    embedder = Embedder(options.bundle, asked, worker_threads=options.worker_threads)
     try:
         fingerprint = to_text(embedder.fingerprint)
         metadata = {METADATA_KEY: fingerprint}
@@ -99,7 +99,9 @@ def _source(options: argparse.Namespace) -> Source:
 
 
 def _asked(options: argparse.Namespace) -> EmbedOptions:
-    return EmbedOptions(**{field.name: getattr(options, field.name) for field in fields(EmbedOptions)})
+    return EmbedOptions(
+        **{field.name: getattr(options, field.name) for field in fields(EmbedOptions)}
+    )
 
 
 def _plan(options: argparse.Namespace, source: Source, embedder: Embedder) -> Plan:
@@ -120,7 +122,10 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "input", type=Path, metavar="IN", help="a file .parquet, .jsonl, .ndjson or .csv, or a folder"
+        "input",
+        type=Path,
+        metavar="IN",
+        help="a file .parquet, .jsonl, .ndjson or .csv, or a folder",
     )
     parser.add_argument("out", type=Path, metavar="OUT.parquet")
     parser.add_argument(

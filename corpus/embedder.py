@@ -38,6 +38,7 @@ FOREVER_S = 1e9
 # SPARE_REQUESTS: under way beside one for two workers. Fewer: workers wait while results are made.
 MICRO_BATCHES = 8
 SPARE_REQUESTS = 3
+TEXTS_AT_ONCE = 256  # tokenized
 FIELD = "text"  # in the server's messages
 
 
@@ -57,24 +58,24 @@ class Computing(NamedTuple):
 class Embedder:
     """To be closed."""
 
-    def __init__(self, bundle: Path, options: EmbedOptions, worker_threads: int = 0) -> None:
-        """worker_threads: 0: as many as there are cores. CorpusError if the bundle is refused, or
-        an option does not fit it."""
+    def __init__(self, bundle: Path, options: EmbedOptions, **settings: Any) -> None:
+        """settings: of the server, that are not the default ones. CorpusError if the bundle is
+        refused, or an option does not fit it."""
         self.options = options
         kind = KINDS[options.output]
         kind.check(options)
-        self._service = opened(bundle, worker_threads=worker_threads, **NO_LIMITS)
+        self._service = opened(bundle, **{**NO_LIMITS, **settings})
         try:
             self.model = self._service.models.find(None, kind.task)
-            self._engine = self.model.engine(options.precision)
+            self.engine = self.model.engine(options.precision)
             self._output = output(options, self.model)
             self._output.check(self.model.bundle)
         except ServiceError as error:
             self.close()
             raise CorpusError(error.message) from None
-        budget = self.model.target(options.precision).token_budget
-        self._request_tokens = MICRO_BATCHES * budget
-        num_requests = self._service.settings.num_workers // 2 + SPARE_REQUESTS
+        self.token_budget = self.model.target(options.precision).token_budget
+        self.num_workers = self._service.settings.num_workers
+        num_requests = self.num_workers // 2 + SPARE_REQUESTS
         self._under_way = asyncio.Semaphore(num_requests)
 
     def close(self) -> None:
@@ -83,7 +84,7 @@ class Embedder:
     @property
     def fingerprint(self) -> dict[str, str]:
         """The parts."""
-        return self._engine.fingerprint.parts()
+        return self.engine.fingerprint.parts()
 
     @property
     def labels(self) -> tuple[str, ...] | None:
@@ -93,6 +94,14 @@ class Embedder:
         """Of the tokens and the column, about."""
         values = self._output.num_values(self.model.bundle, batch)
         return batch.tokens.nbytes + 4 * values
+
+    async def column(self, texts: Sequence[Text]) -> pa.Array:
+        """Of all texts, in their order."""
+        batches = [
+            await self.tokenized(texts[start : start + TEXTS_AT_ONCE], start)
+            for start in range(0, len(texts), TEXTS_AT_ONCE)
+        ]
+        return await (await self.start(joined(batches), 0)).column()
 
     async def tokenized(self, texts: Sequence[Text], first_row: int) -> Batch:
         """By threads that are not the engine's. CorpusError names a text that is refused.
@@ -132,9 +141,9 @@ class Embedder:
         return Computing(order, made)
 
     def _by_length(self, lengths: Ints) -> list[Ints]:
-        """Indices of sequences, the longest first, in portions of about `_request_tokens`."""
+        """Indices of sequences, the longest first, in portions of MICRO_BATCHES."""
         order = np.argsort(-lengths, kind="stable")
-        portion = np.cumsum(lengths[order]) // self._request_tokens
+        portion = np.cumsum(lengths[order]) // MICRO_BATCHES * self.token_budget
         return np.split(order, np.flatnonzero(np.diff(portion)) + 1)
 
     async def _made(self, batch: Batch, rows: Ints, done: Callable[[Batch], object]) -> pa.Array:
@@ -165,6 +174,10 @@ class Embedder:
         if self.options.output == "scores":
             values = scores(values, self.model)
         return column(values)
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    return Batch.joined([(batch, index) for batch in batches for index in range(len(batch))])
 
 
 def as_dict(options: EmbedOptions) -> dict[str, Any]:

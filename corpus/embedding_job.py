@@ -5,14 +5,13 @@ While a window is computed, the next one is read and tokenized, and the one befo
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
-from addnorm.corpus.embedder import Computing, Embedder
+from addnorm.corpus.embedder import Computing, Embedder, joined
 from addnorm.corpus.parts import Parts
 from addnorm.corpus.texts_source import Source
 from addnorm.service.runtime.batch import Batch
@@ -107,5 +106,5 @@ class _Pending:
         return self._num_rows >= WINDOW_ROWS or self._num_bytes >= WINDOW_BYTES
 
     def window(self) -> Window:
-        sequences = [(batch, index) for batch in self._batches for index in range(len(batch))]
-        return Window(self.first_row, pa.Table.from_batches(self.pieces), Batch.joined(sequences))
+        rows = pa.Table.from_batches(self.pieces)
+        return Window(self.first_row, rows, joined(self._batches))

@@ -83,9 +83,9 @@ class Parts:
     def add(self, table: pa.Table) -> None:
         """Writes the next rows. Once it returns, they are safe."""
         metadata = {**self._metadata, FIRST_ROW_KEY: str(self.num_rows)}
-        with _whole(self._path(self.num_rows)) as partial:
-            with _writer(partial, table.schema.with_metadata(metadata)) as writer:
-                writer.write_table(table, row_group_size=table.num_rows)
+        schema = table.schema.with_metadata(metadata)
+        with _whole(self._path(self.num_rows)) as partial, _writer(partial, schema) as writer:
+            writer.write_table(table, row_group_size=table.num_rows)
         self.num_rows += table.num_rows
 
     def join(self, num_rows: int) -> None:

@@ -20,6 +20,7 @@ from addnorm.corpus.vectors_file import check_texts
 from addnorm.service.runtime.tokenizer import Text
 
 PIECE_ROWS = 256
+OPTIONS = ("--text-column", "--second-text-column")
 Pieces = Iterator[pa.RecordBatch]
 
 
@@ -32,8 +33,7 @@ class Format(NamedTuple):
 
 
 class Source:
-    """Rows of one or more files, in the order of the files' names. Columns are the files' together.
-    """
+    """Rows of one or more files, by the files' names, with all columns of all files."""
 
     def __init__(self, path: Path, text_columns: Sequence[str]) -> None:
         """text_columns: one, or two for pairs. CorpusError if a file or a column does not fit."""
@@ -51,7 +51,7 @@ class Source:
         names = self.schema.names
         if repeated := {name for name in names if names.count(name) > 1}:
             raise CorpusError(f"{path}: two columns are called {min(repeated)!r}")
-        for option, name in zip(("--text-column", "--second-text-column"), text_columns):
+        for option, name in zip(OPTIONS, text_columns, strict=False):
             if name not in names:
                 raise CorpusError(
                     f"{path} has no column {name!r}: name one with {option}; its columns are"
@@ -74,9 +74,7 @@ class Source:
         num_rows = 0
         for piece in self._pieces(columns):
             for name in self.text_columns:
-                if (column := piece.column(name)).null_count:
-                    row = num_rows + column.is_null().index(True).as_py()
-                    raise CorpusError(f"row {row} has no {name}, but null")
+                check_no_null(piece.column(name), name, num_rows)
             num_rows += piece.num_rows
         if not num_rows:
             raise CorpusError(f"{self.path} has no rows")
@@ -100,6 +98,13 @@ class Source:
     def texts(self, piece: pa.RecordBatch) -> list[Text]:
         columns = [piece.column(name).to_pylist() for name in self.text_columns]
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+
+def check_no_null(column: Any, name: str, first_row: int) -> None:
+    """CorpusError names the row. first_row: the number of the first one in the column."""
+    if column.null_count:
+        row = first_row + column.is_null().index(True).as_py()
+        raise CorpusError(f"row {row} has no {name}, but null")
 
 
 def _files(path: Path) -> list[Path]:
