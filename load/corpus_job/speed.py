@@ -41,12 +41,11 @@ def measured(source: Source, bundle: Path, precision: str, folder: Path, rounds:
             batches = runner.run(_batches(source, embedder))
             rates = Rates([], [])
             for number in range(rounds):
-                runs = [
-                    lambda: rates.alone.append(_alone(embedder, batches)),
-                    lambda: rates.job.append(_job(source, embedder, folder, runner)),
-                ]
-                for run in runs if number % 2 else reversed(runs):
-                    run()
+                for what in ("alone", "job") if number % 2 else ("job", "alone"):
+                    if what == "alone":
+                        rates.alone.append(_alone(embedder, batches))
+                    else:
+                        rates.job.append(_job(source, embedder, folder, runner))
             return rates
     finally:
         embedder.close()

@@ -3,7 +3,8 @@
 import base64
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from addnorm.corpus import command, embed_command, embedding_job
+from addnorm.corpus import command, embed_command, embedder, embedding_job, in_process
+from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.parts import Parts
+from addnorm.corpus.ray_data import Addnorm
 from addnorm.service.runtime import bundle as bundles
+from addnorm.service.server.wiring import Service
 from tests.conftest import inference_of, serving
 from tests.support import corpus_files
 from tests.support.texts import LONG, TEXT_MODEL
@@ -25,8 +29,25 @@ WINDOW_ROWS = 512  # three windows
 Embed = Callable[..., pa.Table]
 
 
+@pytest.fixture(scope="module")
+def services() -> Iterator[dict[Path, Service]]:
+    """Bundles that were opened: loading one takes longer than embedding a file."""
+    opened = dict[Path, Service]()
+    yield opened
+    for service in opened.values():
+        service.close()
+
+
 @pytest.fixture(autouse=True)
-def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_jobs(monkeypatch: pytest.MonkeyPatch, services: dict[Path, Service]) -> None:
+    """Windows of few rows. A bundle is opened once, and stays open."""
+
+    def opened(bundle: Path, **settings: Any) -> Service:
+        if bundle not in services:
+            services[bundle] = in_process.opened(bundle, **settings)
+        return replace(services[bundle], to_close=())
+
+    monkeypatch.setattr(embedder, "opened", opened)
     monkeypatch.setattr(embedding_job, "WINDOW_ROWS", WINDOW_ROWS)
 
 
@@ -56,9 +77,7 @@ def embed(text_bundles: Path, tmp_path: Path) -> Embed:
 def refused(
     text_bundles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., str]:
-    def refused(
-        source: Path, *options: str, bundle: Path = text_bundles / TEXT_MODEL / "1"
-    ) -> str:
+    def refused(source: Path, *options: str, bundle: Path = text_bundles / TEXT_MODEL / "1") -> str:
         """What is printed."""
         out = str(tmp_path / "vectors.parquet")
         with pytest.raises(SystemExit) as ended:
@@ -244,9 +263,10 @@ def test_a_killed_job_goes_on_without_a_lost_or_doubled_row(
     out = source.with_name("vectors.parquet")
     unkilled = out.read_bytes()
     out.unlink()
-    with monkeypatch.context() as patched, pytest.raises(Killed):
+    with monkeypatch.context() as patched:
         kill(patched, at, calls)
-        embed(source)
+        with pytest.raises(Killed):
+            embed(source)
     assert not out.exists()
     parts = list(source.with_name("vectors.parquet.parts").glob("part-*.parquet"))
     assert len(parts) == num_written
@@ -272,9 +292,10 @@ def test_a_job_that_is_done_is_not_done_again(
 @pytest.fixture
 def stopped(embed: Embed, source: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a job that has two parts."""
-    with monkeypatch.context() as patched, pytest.raises(Killed):
+    with monkeypatch.context() as patched:
         kill(patched, "add", 3)
-        embed(source)
+        with pytest.raises(Killed):
+            embed(source)
     return source.with_name("vectors.parquet.parts")
 
 
@@ -374,3 +395,46 @@ def test_a_file_that_no_job_made_is_not_replaced(
     assert "would be read as a part of" in refused(tmp_path)
     out.unlink()
     assert "has no tokenizer" in refused(source, bundle=notebook)
+
+
+def test_ray_datas_callable_gives_the_same_bits_in_any_batches(
+    embed: Embed, text_bundles: Path, rows: pa.Table, source: Path
+) -> None:
+    addnorm = Addnorm(str(text_bundles / TEXT_MODEL / "1"))
+    made = pa.concat_tables(
+        addnorm(rows.slice(start, size)) for start, size in ((0, 1), (1, 900), (901, 299))
+    )
+    expected = embed(source)
+    assert made.equals(expected)
+    assert addnorm.metadata["addnorm.fingerprint"].encode() in expected.schema.metadata.values()
+    with pytest.raises(CorpusError, match="row 1 has no text, but null"):
+        addnorm(pa.table({"text": ["a", None]}))
+
+
+def test_equal_texts_are_computed_once(
+    embed: Embed, services: dict[Path, Service], text_bundles: Path, tmp_path: Path
+) -> None:
+    bundle = text_bundles / TEXT_MODEL / "1"
+    texts = ["the same text", "pads costs nothing"] * 200
+    source = corpus_files.write(pa.table({"text": texts}), tmp_path / "texts.parquet")
+    service = in_process.opened(bundle)
+    computed = list[int]()
+    target = service.models.find(None).target(None)
+    run = target.run
+
+    def counting(batch: Any) -> Any:
+        computed.append(len(batch))
+        return run(batch)
+
+    target.run = target.run_on_all_cores = counting
+    previous, services[bundle] = services.get(bundle), service
+    try:
+        made = embed(source).column("vector").to_pylist()
+    finally:
+        service.close()
+        services.pop(bundle)
+        if previous:
+            services[bundle] = previous
+    assert sum(computed) == 2
+    assert made[0::2] == made[:1] * 200
+    assert made[1::2] == made[1:2] * 200
