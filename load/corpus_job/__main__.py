@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def _kills(arguments: argparse.Namespace, folder: Path) -> None:
-    source = texts.write(folder / "texts.parquet", arguments.rows, arguments.bundle)
+    source = texts.write(folder / "texts.parquet", arguments.rows, arguments.bundle, "tiny")
     command = [str(source), "{}", "--bundle", str(arguments.bundle), "--truncate"]
     outs = [folder / "unkilled.parquet", folder / "killed.parquet"]
     whole = kills.run([part.format(outs[0]) for part in command], outs[0])

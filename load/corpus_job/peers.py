@@ -75,7 +75,7 @@ def ray_data(kind: Any, **options: Any) -> Callable[[str, str, str], float]:
         """From the first batch, whose workers load, to the written files: see the message."""
         import ray  # type: ignore[import-not-found]
 
-        ray.init(num_cpus=CORES + 1, include_dashboard=False, log_to_driver=False)
+        ray.init(address="local", num_cpus=CORES + 1, include_dashboard=False, log_to_driver=False)
         rows = ray.data.read_parquet(source, override_num_blocks=max(CORES, 8))
         started = time.perf_counter()
         rows.map_batches(

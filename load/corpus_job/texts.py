@@ -12,12 +12,12 @@ from addnorm.load.rerank.requests import words_of
 ROW_GROUP = 10_000
 
 
-def write(path: Path, num_rows: int, bundle: Path, longest: int = 128) -> Path:
-    """Texts of words that are one token each, with lengths as in the profile `small` of `make
-    bench`: 30 tokens on average, 70 % padding if batched as they come."""
+def write(path: Path, num_rows: int, bundle: Path, profile: str = "small") -> Path:
+    """Texts of words that are one token each, with lengths as in a profile of `make bench`: `small`
+    has 30 on average, `tiny` 4."""
     draws, words = np.random.default_rng(0), np.array(words_of(bundle))
-    lengths = np.clip(log_normal_lengths(PROFILES["small"], num_rows, draws), 1, longest - 2)
-    texts = [" ".join(draws.choice(words, length)) for length in lengths.tolist()]
+    lengths = log_normal_lengths(PROFILES[profile], num_rows, draws)
+    texts = [" ".join(draws.choice(words, length)) for length in lengths]
     table = pa.table(
         {
             "id": np.arange(num_rows),
