@@ -38,6 +38,11 @@ class Addnorm:
         )
         self._runner = asyncio.Runner()
 
+    def close(self) -> None:
+        """Where the process goes on. Ray ends its workers' processes."""
+        self._runner.close()
+        self._embedder.close()
+
     @property
     def metadata(self) -> dict[str, str]:
         """For the schema of a file of these vectors: the fingerprint."""

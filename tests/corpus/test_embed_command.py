@@ -4,6 +4,7 @@ import base64
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -400,15 +401,13 @@ def test_a_file_that_no_job_made_is_not_replaced(
 def test_ray_datas_callable_gives_the_same_bits_in_any_batches(
     embed: Embed, text_bundles: Path, rows: pa.Table, source: Path
 ) -> None:
-    addnorm = Addnorm(str(text_bundles / TEXT_MODEL / "1"))
-    made = pa.concat_tables(
-        addnorm(rows.slice(start, size)) for start, size in ((0, 1), (1, 900), (901, 299))
-    )
     expected = embed(source)
-    assert made.equals(expected)
-    assert addnorm.metadata["addnorm.fingerprint"].encode() in expected.schema.metadata.values()
-    with pytest.raises(CorpusError, match="row 1 has no text, but null"):
-        addnorm(pa.table({"text": ["a", None]}))
+    with closing(Addnorm(str(text_bundles / TEXT_MODEL / "1"))) as addnorm:
+        made = [addnorm(rows.slice(start, size)) for start, size in ((0, 1), (1, 900), (901, 299))]
+        assert pa.concat_tables(made).equals(expected)
+        assert addnorm.metadata["addnorm.fingerprint"].encode() in expected.schema.metadata.values()
+        with pytest.raises(CorpusError, match="row 1 has no text, but null"):
+            addnorm(pa.table({"text": ["a", None]}))
 
 
 def test_equal_texts_are_computed_once(
