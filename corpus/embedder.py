@@ -66,7 +66,8 @@ class Embedder:
         kind.check(options)
         self._service = opened(bundle, **{**NO_LIMITS, **settings})
         try:
-            self.model = self._service.models.find(None, kind.task)
+            (model,) = self._service.models.all()
+            self.model = self._service.models.find(model.bundle.ref, kind.task)
             self.engine = self.model.engine(options.precision)
             self._output = output(options, self.model)
             self._output.check(self.model.bundle)

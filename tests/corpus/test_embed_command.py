@@ -358,7 +358,7 @@ BAD_FILES: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
     "row 1 has no text, but null": ("jsonl", b'{"text": "a"}\n{"text": null}\n', ()),
     "line 2 is no JSON": ("jsonl", b'{"text": "a"}\n{"text\n', ()),
     "line 1 is no JSON object": ("jsonl", b"[1]\n", ()),
-    "has two types": ("jsonl", b'{"text": "a", "n": 1}\n' * 256 + b'{"text": "a", "n": "b"}', ()),
+    "incompatible types": ("jsonl", b'{"text": "a", "n": 1}\n' * 256 + b'{"text": "a", "n": "b"}', ()),
     "column 'text' is int64, not text": ("jsonl", b'{"text": 1}\n', ()),
     "has no column 'words'": ("csv", b"text\na\n", ("--text-column", "words")),
     "has a column 'vector'": ("csv", b"text,vector\na,b\n", ()),
