@@ -354,11 +354,12 @@ def test_a_long_text_stops_the_job_and_may_then_be_cut(
     assert same_bits(made, served(text_client, texts, truncate=True))
 
 
+TWO_TYPES = b'{"text": "a", "n": 1}\n' * 256 + b'{"text": "a", "n": "b"}'
 BAD_FILES: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
     "row 1 has no text, but null": ("jsonl", b'{"text": "a"}\n{"text": null}\n', ()),
     "line 2 is no JSON": ("jsonl", b'{"text": "a"}\n{"text\n', ()),
     "line 1 is no JSON object": ("jsonl", b"[1]\n", ()),
-    "incompatible types": ("jsonl", b'{"text": "a", "n": 1}\n' * 256 + b'{"text": "a", "n": "b"}', ()),
+    "incompatible types": ("jsonl", TWO_TYPES, ()),
     "column 'text' is int64, not text": ("jsonl", b'{"text": 1}\n', ()),
     "has no column 'words'": ("csv", b"text\na\n", ("--text-column", "words")),
     "has a column 'vector'": ("csv", b"text,vector\na,b\n", ()),
