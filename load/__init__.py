@@ -1,1 +1,2 @@
-"""Tools that load a server: bench/, rerank/ and cache/ measure speed, stress/ hurts it."""
+"""Tools that load servers: bench/, rerank/ and cache/ measure speed, spread/ puts haproxy before
+several, stress/ hurts one."""

@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from addnorm.service.runtime.bundle import Bundle
 
+LOOPBACK = "127.0.0.1"
 START_S = 120.0  # a server that needs longer is taken for dead
 METRICS_S = 5.0  # a server that needs longer has none for us
 ANSWER_S = 300.0  # a server that needs longer has lost the request
@@ -133,17 +134,19 @@ def folder(
 
     Nothing is cached unless ADDNORM_CACHE_BYTES is among them: streams repeat their sequences.
     worktree: the folder whose code serves, if it is not this one's. log: takes stderr.
+    ADDNORM_HOST, ADDNORM_PORT among the settings: where to listen, if not on a free port.
     """
-    port = _free_port()
+    host, port = settings.get("ADDNORM_HOST", LOOPBACK), int(settings.get("ADDNORM_PORT", 0))
+    port = port or free_port()
     own = {"ADDNORM_PORT": str(port), "ADDNORM_LOG_LEVEL": "warning", "ADDNORM_CACHE_BYTES": "0"}
     command = [*MODULE, "addnorm", "serve", "--bundles", str(bundles.resolve())]
-    with _process(command, port, {**own, **settings}, worktree, log) as server:
+    with _process(command, port, {**own, **settings}, worktree, log, host) as server:
         yield server
 
 
 @contextmanager
 def naive(bundle: Bundle, *flags: str) -> Iterator[Server]:
-    port = _free_port()
+    port = free_port()
     arguments = ["--bundle", str(bundle.path), "--port", str(port), *flags]
     with _process([*MODULE, "addnorm.load.bench.naive", *arguments], port) as server:
         yield server
@@ -152,7 +155,7 @@ def naive(bundle: Bundle, *flags: str) -> Iterator[Server]:
 @contextmanager
 def ready_made(answer: bytes) -> Iterator[Server]:
     """load/ready.py, returning `answer` to every request."""
-    port = _free_port()
+    port = free_port()
     with TemporaryDirectory() as folder:
         file = Path(folder, "answer.json")
         file.write_bytes(answer)
@@ -164,7 +167,7 @@ def ready_made(answer: bytes) -> Iterator[Server]:
 @contextmanager
 def program(command: Sequence[str], **settings: str) -> Iterator[Server]:
     """A server of others: `command --port PORT`, on this host."""
-    port = _free_port()
+    port = free_port()
     with _process([*command, "--port", str(port)], port, settings) as server:
         yield server
 
@@ -187,13 +190,14 @@ def _process(
     settings: dict[str, str] | None = None,
     cwd: Path | None = None,
     stderr: IO[bytes] | None = None,
+    host: str = LOOPBACK,
 ) -> Iterator[Server]:
     """The command's process, from when it answers HTTP until the block is left."""
     environment = {**os.environ, **(settings or {})}
     process = subprocess.Popen(command, env=environment, cwd=cwd, stderr=stderr)
     try:
-        _await(process, port)
-        yield Server("127.0.0.1", port, process.pid)
+        _await(process, host, port)
+        yield Server(host, port, process.pid)
     finally:
         process.terminate()
         try:
@@ -203,7 +207,7 @@ def _process(
             process.wait()
 
 
-def _await(process: subprocess.Popen[bytes], port: int) -> None:
+def _await(process: subprocess.Popen[bytes], host: str, port: int) -> None:
     """Any answer will do: none of these servers listens before its models are loaded."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
@@ -212,7 +216,7 @@ def _await(process: subprocess.Popen[bytes], port: int) -> None:
                 f"{process.args!r} ended with {process.returncode} before it answered"
             )
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/livez", timeout=5).close()
+            urllib.request.urlopen(f"http://{host}:{port}/livez", timeout=5).close()
         except urllib.error.HTTPError as error:
             error.close()
             return
@@ -223,8 +227,8 @@ def _await(process: subprocess.Popen[bytes], port: int) -> None:
     raise RuntimeError(f"{process.args!r} did not answer within {START_S:.0f} s")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """One that the system hands out: two programs that start at once never get the same."""
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind((LOOPBACK, 0))
         return int(listener.getsockname()[1])

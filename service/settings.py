@@ -167,6 +167,14 @@ class Settings(BaseModel):
             "Connections answered; more get 503. Raise it, and `ulimit -n`, for many callers."
         ),
     )
+    connection_max_age_s: float = Field(
+        0.0,
+        ge=0,
+        description=(
+            "Age, give or take a tenth, after which an answer ends its connection. Set it to 300 "
+            "where a balancer spreads connections over several servers; 0: no limit."
+        ),
+    )
     body_timeout_s: float = Field(
         30.0,
         gt=0,

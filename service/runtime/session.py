@@ -2,6 +2,7 @@
 weights."""
 
 import shutil
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -114,12 +115,28 @@ def _most_bytes(graph: Path) -> int:
     return 2 * sum(file.stat().st_size for file in files if file.exists())
 
 
+@cache
+def _make_arena() -> None:
+    """All sessions of the process take their memory from one arena. Each session's own would hold
+    what its largest run needed."""
+    ort.create_and_register_allocator(
+        ort.OrtMemoryInfo(
+            "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+        ),
+        None,
+    )
+
+
 def _options(num_threads: int, fits_16_bits: bool, packed: bool = False) -> ort.SessionOptions:
+    _make_arena()
     options = ort.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.inter_op_num_threads = 1
     # onnxruntime would keep a pattern for each shape: it costs memory and saves no time
     options.enable_mem_pattern = False
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    # not from the arena, which keeps what a model that is unloaded gives back
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     options.log_severity_level = 3  # errors only; warnings are about fallbacks, checked above
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
     if packed:  # it is optimized already

@@ -26,6 +26,7 @@ from addnorm.service.errors import (
 from addnorm.service.server.error_response import error_response
 from addnorm.service.server.flow_control import Flow
 from addnorm.service.server.http_parser import Parser
+from addnorm.service.server.last_answer import LastAnswer, drawn_age, has_unread
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import attach_context
 
@@ -62,7 +63,8 @@ class Connection(HttpToolsProtocol):
         # bytes that are not body: since the last head or body began or ended, or body came
         self._num_loose = 0
         self._is_surplus = False  # the connection is over the limit on connections
-        self._is_refused = False
+        self._is_refused = False  # nothing that arrives is parsed any more
+        self.aged_at: float | None = None  # from then on an answer may be the last one
         self._has_ended = False  # the caller sends no more
 
     def connection_made(self, transport: Any) -> None:
@@ -70,6 +72,8 @@ class Connection(HttpToolsProtocol):
         self.flow = Flow(self)
         self._since = self.loop.time()
         self._all_sent = self._since  # when there was last nothing to send
+        if self.settings.connection_max_age_s:
+            self.aged_at = self._since + drawn_age(self.settings.connection_max_age_s)
         self._is_surplus = len(self.connections) > self.settings.max_connections
         if len(self.connections) > 2 * self.settings.max_connections:
             transport.abort()  # so many connections are not answered any more
@@ -115,6 +119,8 @@ class Connection(HttpToolsProtocol):
         self._in_head, self._in_body, self._num_loose = False, True, 0
         if refusal := self._wrong():
             attach_context(self.scope["state"]).refusal = refusal
+        if self.aged_at is not None:
+            attach_context(self.scope["state"]).ends_connection = self._ends_by_age
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -138,6 +144,35 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False  # the connection is closed after the last answer
             self.loop.call_later(ASK_AFTER_S, self._ask_whether_left)
         return self._has_ended
+
+    def _ends_by_age(self) -> bool:
+        """Whether the answer that begins now is the connection's last one.
+
+        Not while its request still arrives, nor if others were sent ahead: their answers come
+        first. An idle connection is not ended by its age, because a request may be on its way.
+        """
+        cycle = self.cycle
+        is_due = self.aged_at is not None and self.loop.time() >= self.aged_at
+        if not is_due or not cycle.keep_alive or cycle.more_body or self.pipeline:
+            return False
+        cycle.transport = cast(Any, LastAnswer(self.transport, self._drop_the_rest))
+        return True
+
+    def _drop_the_rest(self) -> None:
+        """The caller was told that nothing more is answered. `timeout_keep_alive` bounds the wait
+        for its end."""
+        self._is_refused, self._since = True, None
+        self.pipeline.clear()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Closes an idle connection, unless a request has arrived that waits to be read."""
+        is_closing = self._is_refused or self.transport.is_closing()
+        if is_closing or not has_unread(self.transport):
+            super().timeout_keep_alive_handler()
+            return
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

@@ -55,6 +55,9 @@ class RequestMiddleware:
                 added = [(b"x-request-id", context.request_id.encode())]
                 if self._readiness.draining:
                     added.append((b"connection", b"close"))
+                elif context.ends_connection and context.ends_connection():
+                    added.append((b"connection", b"close"))
+                    self._reporter.connection_aged()
                 message["headers"] = [*message["headers"], *added]
             await send(message)
             if context.first_byte_s is None and message["type"] == "http.response.body":

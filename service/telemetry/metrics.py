@@ -78,6 +78,9 @@ class Metrics(Observer):
             " or expired, by reason.",
             ("reason",),
         )
+        self.connections_aged = counter(
+            "addnorm_connections_aged", "Connections ended because of their age."
+        )
 
     def _make_micro_batch_metrics(self) -> None:
         histogram = partial(Histogram, registry=self.registry)

@@ -27,6 +27,8 @@ class RequestContext:
     # what the connection found
     refusal: ServiceError | None = None  # what is wrong with the head
     late: RequestTimeout | None = None  # the body takes too long to arrive
+    # asked when the answer begins: whether it is the connection's last one
+    ends_connection: Callable[[], bool] | None = None
     # what decoding found
     model: str = ""
     statistics: Statistics | None = None  # of the model's version

@@ -30,6 +30,7 @@ from addnorm.service.server.wiring import Service
 from tests.conftest import inference_of, serving
 from tests.support.bundles import flip
 from tests.support.metrics import samples
+from tests.support.process import rss_mib
 from tests.support.waiting import eventually
 
 
@@ -394,10 +395,6 @@ def test_a_version_copied_file_by_file_is_loaded_once_it_is_whole(
     assert eventually(lambda: states(inference) == {1: "READY", 2: "READY"})
     assert "missing" not in caplog.text
     inference.close()
-
-
-def rss_mib() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def test_unloading_gives_the_memory_back(bundles: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.session import open_sessions
 from tests.conftest import ExportPreset
+from tests.support.process import rss_mib
 
 LENGTHS = (1, 2, 3, 8, 17, 40, 64)
 
@@ -129,3 +130,16 @@ def test_what_is_mapped_is_aligned(tmp_path: Path) -> None:
     one, several = (each.run(None, {"x0": rows})[0] for each in sessions)
     assert one.tobytes() == several.tobytes()
     assert np.allclose(one, rows @ weights["w0"] @ weights["w1"] @ weights["w2"], rtol=1e-4)
+
+
+def test_sessions_take_memory_from_one_arena(bundle: Bundle) -> None:
+    """What a large run of one session needed serves the next session's."""
+    long = Batch.of([np.full(64, 7, np.int64)] * 256)
+    first, second = (Engine(bundle, "fp32", "cpu") for _ in range(2))
+    sizes = [rss_mib()]
+    for engine in (first, second):
+        engine.run(long)
+        sizes.append(rss_mib())
+    grown, grown_again = (after - before for before, after in pairwise(sizes))
+    assert grown > 16
+    assert grown_again < grown / 4

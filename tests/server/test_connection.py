@@ -3,7 +3,6 @@
 import asyncio
 import http.client
 import json
-import os
 import socket
 import struct
 import threading
@@ -24,6 +23,7 @@ from addnorm.service.server.connection import LONG_PIECE_S, READ_BYTES, Connecti
 from addnorm.service.server.wiring import Service
 from tests.conftest import Serve, inference_of, serving
 from tests.support.metrics import samples
+from tests.support.process import rss_mib
 from tests.support.waiting import eventually
 
 GOOD = json.dumps(
@@ -341,10 +341,6 @@ def test_empty_lines_before_a_request_have_an_end(quick: str) -> None:
             caller.sendall(b"\r\n" * 300)
             time.sleep(0.02)
         assert answer_of(caller)[0] == 431
-
-
-def rss_mib() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 FLOODS = {

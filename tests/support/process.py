@@ -1,4 +1,4 @@
-"""The server as a process of its own."""
+"""The server as a process of its own, and the memory of this one."""
 
 import json
 import os
@@ -10,6 +10,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+
+def rss_mib() -> float:
+    """Resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 class Process:

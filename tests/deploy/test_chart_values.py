@@ -1,0 +1,90 @@
+"""What of the chart can be checked without Helm. `make chart` renders it and checks the rest."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from jsonschema import Draft7Validator
+
+from addnorm.service import VERSION
+from addnorm.service.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "deploy" / "chart"
+TEXT = (CHART / "values.yaml").read_text()
+VALUES: dict[str, Any] = yaml.safe_load(TEXT)
+SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+IN_CLUSTERS = [*(CHART / "templates").glob("*"), *(ROOT / "deploy" / "kserve").glob("*")]
+
+
+def wrong(values: dict[str, Any]) -> list[str]:
+    return [error.message for error in Draft7Validator(SCHEMA).iter_errors(values)]
+
+
+def test_the_default_values_fit_the_schema() -> None:
+    Draft7Validator.check_schema(SCHEMA)
+    assert wrong(VALUES) == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"imagee": "a"}, {"replicas": "two"}, {"bundle": {"from": "s3"}}, {"settings": {"PATH": "/"}}],
+)
+def test_the_schema_refuses(values: dict[str, Any]) -> None:
+    assert wrong(values) != []
+
+
+def test_the_schema_knows_the_values_that_there_are() -> None:
+    """`global` is Helm's own."""
+    assert SCHEMA["properties"].keys() - {"global"} == VALUES.keys()
+    for name, value in VALUES.items():
+        if (inner := SCHEMA["properties"][name].get("properties")) is not None:
+            assert inner.keys() == value.keys(), name
+
+
+def without_comment(text: str) -> Iterator[str]:
+    """The values above which no comment stands. A group's values have their own."""
+    before = ""
+    for line in text.splitlines():
+        is_value = re.match(r" *\w+:", line) and "{" not in line.partition(":")[2][:2]
+        is_group = re.fullmatch(r"\w+:", line)
+        if is_value and not is_group and not before.strip().startswith("#"):
+            yield line
+        before = line
+
+
+def test_every_value_says_when_to_change_it() -> None:
+    text = re.sub(r"  (requests|limits):.*\n", "", TEXT)  # one comment is of both
+    assert list(without_comment(text)) == []
+    assert list(without_comment("a: 1\n# why\nb: 2\nc:\n  d: 3")) == ["a: 1", "  d: 3"]
+
+
+def test_the_chart_is_of_this_version() -> None:
+    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == VERSION
+
+
+def test_the_alert_rules_are_one_file() -> None:
+    assert (CHART / "rules.yml").is_symlink()
+    assert (CHART / "rules.yml").samefile(ROOT / "deploy" / "rules.yml")
+
+
+def test_the_settings_of_the_clusters_objects_exist() -> None:
+    for path in (*IN_CLUSTERS, CHART / "values.yaml"):
+        for name in re.findall(r"\bADDNORM_([A-Z_]+)", path.read_text()):
+            assert name.lower() in Settings.model_fields, f"{path}: ADDNORM_{name}"
+
+
+def test_probes_ask_routes_that_exist(client: httpx.Client) -> None:
+    paths = {
+        path
+        for file in IN_CLUSTERS
+        for path in re.findall(r'httpGet: \{path: "?([^,"]+)', file.read_text())
+    }
+    assert {"/livez", "/readyz"} < paths
+    for path in paths:
+        assert client.get(path.replace("{{.Name}}", "notebook")).status_code == 200, path
