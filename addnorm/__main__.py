@@ -27,6 +27,9 @@ COMMANDS = {
     "settings": Command(
         "addnorm.service.command", "list the settings in force, and where each comes from", SERVE
     ),
+    "embed": Command(
+        "addnorm.corpus.embed_command", "write the vectors of a file of texts, offline", CORPUS
+    ),
     "check": Command(
         "addnorm.corpus.command",
         "compare the vectors of an index with those that are served now",

@@ -137,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
         help="of the stored vectors; by default what the file's metadata holds",
     )
     parser.add_argument(
-        "--sample", type=_positive, default=1000, metavar="N", help="rows compared (1000)"
+        "--sample", type=positive, default=1000, metavar="N", help="rows compared (1000)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="which rows (0)")
     parser.add_argument(
@@ -158,13 +158,13 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model", help="name or name/version, where a server has several")
     group.add_argument("--precision", choices=["fp32", "int8"], help="the model's default")
     group.add_argument("--prompt-name", metavar="NAME", help="the model's default prompt")
-    group.add_argument("--dimensions", type=_positive, metavar="N", help="of vectors that were cut")
+    group.add_argument("--dimensions", type=positive, metavar="N", help="of vectors that were cut")
     group.add_argument(
         "--api-key-env", metavar="VARIABLE", help="environment variable that holds the API key"
     )
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     try:
         number = int(text)
     except ValueError:

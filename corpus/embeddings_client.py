@@ -19,13 +19,9 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from addnorm.corpus.errors import CorpusError
-from addnorm.service.errors import StartupError
-from addnorm.service.models.registry import Models, load
+from addnorm.corpus.in_process import opened
 from addnorm.service.protocols.codec.payload import FINGERPRINT_HEADER
-from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.fingerprint import Recorded
-from addnorm.service.server.wiring import build
-from addnorm.service.settings import Settings
 
 TEXTS_AT_ONCE = 32  # in one request
 REQUESTS_AT_ONCE = 4
@@ -77,13 +73,8 @@ def server(url: str, key: str | None) -> httpx.AsyncClient:
 
 @asynccontextmanager
 async def in_process(bundle: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """Serves the bundle without a socket, by all the code of `addnorm serve`, with its default
-    settings. Nothing is held: each text is computed."""
-    settings = Settings(cache_bytes=0, invariance_check_share=0, timeout_s=PATIENCE_S)
-    try:
-        service = build(Models([load(bundles.read(bundle), settings)]), settings)
-    except StartupError as error:
-        raise CorpusError(str(error)) from None
+    """Serves the bundle with default settings. Nothing is held: each text is computed."""
+    service = opened(bundle, cache_bytes=0, timeout_s=PATIENCE_S)
     transport = httpx.ASGITransport(service.app)
     try:
         async with httpx.AsyncClient(

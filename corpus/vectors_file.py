@@ -45,7 +45,7 @@ class VectorsFile:
         self.num_rows: int = self._file.metadata.num_rows
         if not self.num_rows:
             raise CorpusError(f"{path} has no rows")
-        _check_texts(self._type("--text-column", text_column), path, text_column)
+        check_texts(self._type("--text-column", text_column), path, text_column)
         _check_vectors(self._type("--vector-column", vector_column), path, vector_column)
 
     @property
@@ -107,7 +107,7 @@ def _one_line(path: Path) -> Iterator[None]:
         raise CorpusError(f"{path} cannot be read as a Parquet file: {reason[:300]}") from None
 
 
-def _check_texts(found: pa.DataType, path: Path, name: str) -> None:
+def check_texts(found: pa.DataType, path: Path, name: str) -> None:
     kind = found.value_type if pa.types.is_dictionary(found) else found
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise CorpusError(

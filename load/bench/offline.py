@@ -33,7 +33,7 @@ class Offline:
         self, sequences: list[Ints], num_workers: int, token_budget: int, seconds: float
     ) -> float:
         """Over the sequences in the best order: all known, sorted by length."""
-        engine, batches = self._engine, _sorted_batches(sequences, token_budget)
+        engine, batches = self._engine, sorted_batches(sequences, token_budget)
         runs, wall_s = _together(
             lambda i: engine.run(batches[i % len(batches)]), num_workers, seconds
         )
@@ -48,7 +48,7 @@ def fixed(length: int, num: int, limits: Limits) -> list[Ints]:
     return list(np.random.default_rng(length).integers(0, limits.vocab_size, shape))
 
 
-def _sorted_batches(sequences: list[Ints], token_budget: int) -> list[Batch]:
+def sorted_batches(sequences: list[Ints], token_budget: int) -> list[Batch]:
     """Longest first: what is short fills the workers at the end."""
     micro: list[list[Ints]] = [[]]
     for sequence in sorted(sequences, key=len, reverse=True):

@@ -1,0 +1,115 @@
+"""What a bundle makes of texts, as Arrow columns of some kinds. Knows no files."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from addnorm.corpus.errors import CorpusError
+from addnorm.service.inference.outputs import (
+    Logits,
+    Output,
+    Pooled,
+    Sparse,
+    SparseVectors,
+    TokenVectors,
+)
+from addnorm.service.models.registry import Model
+from addnorm.service.runtime.manifest import InputType, Task
+from addnorm.service.tasks.classification import probabilities
+
+DType = Literal["float32", "float16", "int8"]
+
+
+@dataclass(frozen=True)
+class EmbedOptions:
+    """None: as the model says. They mean what they mean to the server."""
+
+    output: str = "pooled"  # a name of KINDS
+    dtype: DType = "float32"
+    precision: str | None = None
+    prompt_name: str | None = None
+    input_type: InputType | None = None
+    dimensions: int | None = None
+    top_k: int | None = None
+    truncate: bool = False
+
+
+class Kind(NamedTuple):
+    """One kind of column."""
+
+    task: Task  # that the model must be made for
+    dtypes: tuple[DType, ...]
+    options: tuple[str, ...] = ()  # that are for it alone
+
+    def check(self, options: EmbedOptions) -> None:
+        """CorpusError if an option is for another kind."""
+        if options.dtype not in self.dtypes:
+            raise CorpusError(
+                f"dtype is {options.dtype}: of output {options.output} it is one of"
+                f" {', '.join(self.dtypes)}"
+            )
+        for name, kind in KINDS.items():
+            for option in kind.options:
+                if getattr(options, option) is not None and option not in self.options:
+                    raise CorpusError(
+                        f"{option} is set, which is of output {name}, not of {options.output}"
+                    )
+
+
+KINDS = {
+    "pooled": Kind("embed", ("float32", "float16", "int8"), ("dimensions",)),
+    "sparse": Kind("sparse", ("float32",), ("top_k",)),
+    "multi-vector": Kind("multi_vector", ("float32", "float16"), ("input_type",)),
+    "scores": Kind("classify", ("float32",)),
+}
+
+
+def output(options: EmbedOptions, model: Model) -> Output:
+    """What is asked of the server's pipeline. `pooled` is what `/v1/embeddings` answers."""
+    manifest = model.bundle.manifest
+    match options.output:
+        case "pooled":
+            dtype: Literal["float32", "int8"] = "int8" if options.dtype == "int8" else "float32"
+            return Pooled(None, manifest.normalize, options.dimensions, dtype)
+        case "sparse":
+            return Sparse(options.top_k)
+        case "multi-vector":
+            rules = manifest.input_types.get(options.input_type) if options.input_type else None
+            return TokenVectors(manifest.normalize, rules.skipped_ids if rules else None)
+    return Logits()
+
+
+def column(values: Any) -> pa.Array:
+    """What an output made of n texts -> n values of a column.
+
+    pooled, scores: lists of one size. sparse: indices and values. multi-vector: lists of lists.
+    """
+    if isinstance(values, SparseVectors):
+        parts = [_lists(values.indices, np.int32), _lists(values.values, np.float32)]
+        return pa.StructArray.from_arrays(parts, ["indices", "values"])
+    if isinstance(values, list):
+        return pa.ListArray.from_arrays(_offsets(values), _fixed(np.concatenate(values)))
+    return _fixed(values)
+
+
+def scores(logits: NDArray[np.float32], model: Model) -> NDArray[np.float32]:
+    """`[n, labels]`, as `/v1/classify` and the routes for reranking give them."""
+    return probabilities(logits, "sigmoid" if model.bundle.manifest.multi_label else None)
+
+
+def _fixed(values: NDArray[Any]) -> pa.Array:
+    """`[n, w]`"""
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
+
+
+def _lists(rows: list[NDArray[Any]], dtype: Any) -> pa.Array:
+    return pa.ListArray.from_arrays(
+        _offsets(rows), pa.array(np.concatenate(rows).astype(dtype, copy=False))
+    )
+
+
+def _offsets(rows: list[NDArray[Any]]) -> pa.Array:
+    return pa.array(np.cumsum([0, *map(len, rows)]), pa.int32())

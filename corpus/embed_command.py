@@ -1,0 +1,156 @@
+"""The command `addnorm embed`."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+from tqdm import tqdm
+
+from addnorm.corpus import embedding_job
+from addnorm.corpus.columns import KINDS, DType, EmbedOptions
+from addnorm.corpus.command import positive
+from addnorm.corpus.embedder import Embedder, as_dict
+from addnorm.corpus.embedding_job import Progress
+from addnorm.corpus.errors import CorpusError
+from addnorm.corpus.parts import Parts, Plan
+from addnorm.corpus.texts_source import Source
+from addnorm.service.runtime import memory
+from addnorm.service.runtime.fingerprint import METADATA_KEY, to_text
+from addnorm.service.runtime.manifest import InputType
+
+LABELS_KEY = "addnorm.labels"
+NOT_DONE, INTERRUPTED = 1, 130
+DESCRIPTION = """\
+Embeds the texts of Parquet, JSON lines or CSV files, without a server. The result has the rows of
+IN in their order, with all their columns and the vectors.
+
+A job that was stopped or killed goes on if the same command is given again.
+
+exit codes: 0 OUT is written, 1 it is not, 2 the options do not fit, 130 interrupted"""
+
+
+def embed(arguments: Sequence[str]) -> None:
+    """Exits with one line and code 1 if OUT cannot be written."""
+    options = _parser().parse_args(arguments)
+    memory.share_arenas()
+    try:
+        _embed(options)
+    except CorpusError as error:
+        print(f"addnorm embed: {error}", file=sys.stderr)
+        sys.exit(NOT_DONE)
+    except KeyboardInterrupt:
+        print("addnorm embed: interrupted; the same command goes on", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def _embed(options: argparse.Namespace) -> None:
+    source, asked = _source(options), _asked(options)
+    embedder = Embedder(options.bundle, asked, worker_threads=options.worker_threads)
+    try:
+        fingerprint = to_text(embedder.fingerprint)
+        metadata = {METADATA_KEY: fingerprint}
+        if embedder.labels:
+            metadata[LABELS_KEY] = ",".join(embedder.labels)
+        parts = Parts(options.out, _plan(options, source, embedder), metadata)
+        if parts.is_done():
+            print(f"{options.out} is complete")
+            return
+        num_rows = source.count()
+        with parts.opened():
+            _run(options, source, embedder, parts, num_rows)
+            parts.join(num_rows)
+    finally:
+        embedder.close()
+
+
+def _run(
+    options: argparse.Namespace, source: Source, embedder: Embedder, parts: Parts, num_rows: int
+) -> None:
+    left = num_rows - parts.num_rows
+    with tqdm(total=num_rows, initial=parts.num_rows, unit=" rows", disable=None) as bar:
+        progress = Progress(bar)
+        asyncio.run(embedding_job.run(source, embedder, parts, options.vector_column, progress))
+    print(
+        f"{options.out}: {num_rows:,} rows, {left:,} of them now: {progress.num_tokens:,} tokens,"
+        f" {progress.tokens_per_s:,.0f} a second"
+    )
+
+
+def _source(options: argparse.Namespace) -> Source:
+    """CorpusError if IN or OUT do not fit."""
+    if not options.out.parent.is_dir():
+        raise CorpusError(f"there is no folder {options.out.parent}")
+    if options.input.resolve() in (options.out.resolve(), options.out.resolve().parent):
+        raise CorpusError(f"{options.out} would be read as a part of {options.input}: name another")
+    columns = [options.text_column, *filter(None, [options.second_text_column])]
+    if options.second_text_column and options.output != "scores":
+        raise CorpusError("--second-text-column is set, which is of --output scores")
+    source = Source(options.input, columns)
+    if options.vector_column in source.schema.names:
+        raise CorpusError(
+            f"{options.input} has a column {options.vector_column!r}: name the vectors'"
+            " with --vector-column"
+        )
+    return source
+
+
+def _asked(options: argparse.Namespace) -> EmbedOptions:
+    return EmbedOptions(
+        **{field.name: getattr(options, field.name) for field in fields(EmbedOptions)}
+    )
+
+
+def _plan(options: argparse.Namespace, source: Source, embedder: Embedder) -> Plan:
+    columns: dict[str, Any] = {"text": source.text_columns, "vector": options.vector_column}
+    return {
+        "input": source.digests(),
+        "options": as_dict(embedder.options),
+        "columns": columns,
+        "fingerprint": embedder.fingerprint,
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="addnorm embed",
+        description=DESCRIPTION,
+        epilog="Example: addnorm embed texts.jsonl vectors.parquet --bundle bundles/my-model/1",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "input",
+        type=Path,
+        metavar="IN",
+        help="a file .parquet, .jsonl, .ndjson or .csv, or a folder",
+    )
+    parser.add_argument("out", type=Path, metavar="OUT.parquet")
+    parser.add_argument(
+        "--bundle", type=Path, required=True, metavar="DIR", help="<name>/<version>"
+    )
+    parser.add_argument("--output", choices=KINDS, default="pooled", help="pooled by default")
+    parser.add_argument("--dtype", choices=get_args(DType), default="float32", help="float32")
+    parser.add_argument("--text-column", default="text", metavar="NAME", help="text by default")
+    parser.add_argument(
+        "--second-text-column", metavar="NAME", help="of pairs, with --output scores"
+    )
+    parser.add_argument("--vector-column", default="vector", metavar="NAME", help="vector")
+    parser.add_argument("--precision", choices=["fp32", "int8"], help="the model's default")
+    parser.add_argument("--prompt-name", metavar="NAME", help="the model's default prompt")
+    parser.add_argument(
+        "--input-type", choices=get_args(InputType), help="of multi-vector: queries or documents"
+    )
+    parser.add_argument("--dimensions", type=positive, metavar="N", help="only the first N numbers")
+    parser.add_argument(
+        "--top-k", type=positive, metavar="N", help="of sparse: only the N largest entries"
+    )
+    parser.add_argument(
+        "--truncate", action="store_true", help="cut texts that are too long, instead of stopping"
+    )
+    parser.add_argument(
+        "--worker-threads", type=positive, default=0, metavar="N", help="as many as cores"
+    )
+    return parser

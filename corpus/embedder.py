@@ -1,0 +1,194 @@
+"""Texts -> a column of vectors, by a bundle in this process, through the server's own pipeline.
+
+Sequences are sorted by length, so that nothing is padded. Knows no files.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from addnorm.corpus.columns import KINDS, EmbedOptions, column, output, scores
+from addnorm.corpus.errors import CorpusError
+from addnorm.corpus.in_process import opened
+from addnorm.service.errors import NotFinite, ServiceError
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.protocols.codec.texts import TextsToTokenize
+from addnorm.service.runtime.batch import Batch, Ints, Padding
+from addnorm.service.runtime.tokenizer import Text
+from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.scheduling.deadline import Deadline
+
+# of requests: the caller bounds what is under way
+NO_LIMIT = 2**40
+NO_LIMITS = dict.fromkeys(
+    (
+        "max_sequences", "max_tokens", "max_padded_tokens", "max_queue_tokens",
+        "max_response_bytes", "max_pending_response_bytes", "max_pending_body_bytes",
+    ),
+    NO_LIMIT,
+)  # fmt: skip
+FOREVER_S = 1e9
+# MICRO_BATCHES: of one request. Larger: the queue holds more tokens than workers need. Smaller:
+#   more requests, at about a millisecond of Python each.
+# SPARE_REQUESTS: under way beside one for two workers. Fewer: workers wait while results are made.
+MICRO_BATCHES = 8
+SPARE_REQUESTS = 3
+TEXTS_AT_ONCE = 256  # tokenized
+FIELD = "text"  # in the server's messages
+
+
+class Computing(NamedTuple):
+    """Texts whose vectors are being computed."""
+
+    order: list[Ints]  # of each request, the indices of its texts
+    made: list[asyncio.Task[pa.Array]]  # of each request
+
+    async def column(self) -> pa.Array:
+        """Of all texts, in their order."""
+        parts = await asyncio.gather(*self.made)
+        places = np.argsort(np.concatenate(self.order), kind="stable")
+        return pa.concat_arrays(parts).take(pa.array(places))
+
+
+class Embedder:
+    """To be closed."""
+
+    def __init__(self, bundle: Path, options: EmbedOptions, **settings: Any) -> None:
+        """settings: of the server, that are not the default ones. CorpusError if the bundle is
+        refused, or an option does not fit it."""
+        self.options = options
+        kind = KINDS[options.output]
+        kind.check(options)
+        self._service = opened(bundle, **{**NO_LIMITS, **settings})
+        try:
+            (model,) = self._service.models.all()
+            self.model = self._service.models.find(model.bundle.ref, kind.task)
+            self.engine = self.model.engine(options.precision)
+            self._output = output(options, self.model)
+            self._output.check(self.model.bundle)
+        except ServiceError as error:
+            self.close()
+            raise CorpusError(error.message) from None
+        self.token_budget = self.model.target(options.precision).token_budget
+        self.num_workers = self._service.settings.num_workers
+        num_requests = self.num_workers // 2 + SPARE_REQUESTS
+        self._under_way = asyncio.Semaphore(num_requests)
+
+    def close(self) -> None:
+        self._service.close()
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """The parts."""
+        return self.engine.fingerprint.parts()
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        return self.model.bundle.manifest.labels if self.options.output == "scores" else None
+
+    def num_bytes(self, batch: Batch) -> int:
+        """Of the tokens and the column, about."""
+        values = self._output.num_values(self.model.bundle, batch)
+        return batch.tokens.nbytes + 4 * values
+
+    async def column(self, texts: Sequence[Text]) -> pa.Array:
+        """Of all texts, in their order."""
+        batches = [
+            await self.tokenized(texts[start : start + TEXTS_AT_ONCE], start)
+            for start in range(0, len(texts), TEXTS_AT_ONCE)
+        ]
+        return await (await self.start(joined(batches), 0)).column()
+
+    async def tokenized(self, texts: Sequence[Text], first_row: int) -> Batch:
+        """By threads that are not the engine's. CorpusError names a text that is refused.
+
+        first_row: the number of the first text, for messages.
+        """
+        try:
+            asked = self._prompted(texts)
+            batch, _ = await self._service.tools.texts.batch(asked, Deadline(FOREVER_S))
+        except ServiceError as error:
+            if len(texts) > 1:
+                for row, text in enumerate(texts, first_row):
+                    await self.tokenized([text], row)
+            raise _refused(error, first_row) from None
+        return batch
+
+    def _prompted(self, texts: Sequence[Text]) -> TextsToTokenize:
+        options = self.options
+        if options.input_type:
+            return TextsToTokenize.typed(
+                FIELD, texts, options.truncate, self.model, options.input_type
+            )
+        return TextsToTokenize.prompted(
+            FIELD, texts, options.truncate, self.model, options.prompt_name
+        )
+
+    async def start(
+        self, batch: Batch, first_row: int, done: Callable[[Batch], object] = lambda _: None
+    ) -> Computing:
+        """Returns once the last request is under way. done: called after each of them."""
+        order = self._by_length(batch.lengths)
+        made = []
+        for indices in order:
+            await self._under_way.acquire()
+            part = Batch.joined([(batch, index) for index in indices])
+            made.append(asyncio.create_task(self._made(part, first_row + indices, done)))
+        return Computing(order, made)
+
+    def _by_length(self, lengths: Ints) -> list[Ints]:
+        """Indices of sequences, the longest first, in portions of MICRO_BATCHES."""
+        order = np.argsort(-lengths, kind="stable")
+        portion = np.cumsum(lengths[order]) // MICRO_BATCHES * self.token_budget
+        return np.split(order, np.flatnonzero(np.diff(portion)) + 1)
+
+    async def _made(self, batch: Batch, rows: Ints, done: Callable[[Batch], object]) -> pa.Array:
+        request = InferenceRequest(
+            self.model,
+            batch,
+            Padding(batch.lengths, None),
+            (self._output,),
+            self.options.precision,
+            dtype="float16" if self.options.dtype == "float16" else "float32",
+            binary=True,
+            field=FIELD,
+        )
+        try:
+            made, _ = await self._service.pipeline.run(request, self._column, Deadline(FOREVER_S))
+        except NotFinite as error:
+            raise CorpusError(f"row {rows[error.sequence]}: {error.message}") from None
+        except ServiceError as error:
+            raise CorpusError(f"rows {rows.min()} to {rows.max()}: {error.message}") from None
+        finally:
+            self._under_way.release()
+        done(batch)
+        return made
+
+    def _column(self, response: InferenceResponse) -> Steps[pa.Array]:
+        yield
+        (values,) = response.outputs.values()
+        if self.options.output == "scores":
+            values = scores(values, self.model)
+        return column(values)
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    return Batch.joined([(batch, index) for batch in batches for index in range(len(batch))])
+
+
+def as_dict(options: EmbedOptions) -> dict[str, Any]:
+    """Those that are set."""
+    return {name: value for name, value in asdict(options).items() if value not in (None, False)}
+
+
+def _refused(error: ServiceError, row: int) -> CorpusError:
+    """The server's words, about one row of a file."""
+    message = error.message.replace('send "truncate": true', "set truncate")
+    if message.startswith(place := f"{FIELD}[0]"):
+        return CorpusError(f"row {row}{message.removeprefix(place)}")
+    return CorpusError(message)

@@ -1,0 +1,110 @@
+"""One job: the texts of a source, window by window, to the parts of its result.
+
+While a window is computed, the next one is read and tokenized, and the one before is written.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from addnorm.corpus.embedder import Computing, Embedder, joined
+from addnorm.corpus.parts import Parts
+from addnorm.corpus.texts_source import Source
+from addnorm.service.runtime.batch import Batch
+
+# A window is sorted by length as a whole, and is one part of the result. It ends with the first
+# piece that fills one of these. Larger: more memory, and a kill loses more. Smaller: lengths differ
+# more within a micro-batch, and each window costs a file.
+WINDOW_ROWS = 16_384
+WINDOW_BYTES = 64 * 2**20  # rows, tokens and vectors
+
+
+class Window(NamedTuple):
+    """Consecutive rows."""
+
+    first_row: int
+    rows: pa.Table
+    batch: Batch
+
+
+@dataclass
+class Progress:
+    """Told of each request that is computed."""
+
+    bar: Any
+    num_tokens: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / max(time.monotonic() - self.started, 1e-9)
+
+    def computed(self, batch: Batch) -> None:
+        self.num_tokens += batch.num_tokens
+        self.bar.set_postfix_str(f"{self.tokens_per_s:,.0f} tokens/s", refresh=False)
+        self.bar.update(len(batch))
+
+
+async def run(
+    source: Source, embedder: Embedder, parts: Parts, vector_column: str, progress: Progress
+) -> None:
+    """Writes all rows that are not yet written."""
+    windows = _windows(source, embedder, parts.num_rows)
+    writing: asyncio.Task[None] | None = None
+    coming = asyncio.ensure_future(anext(windows, None))
+    while window := await coming:
+        coming = asyncio.ensure_future(anext(windows, None))
+        computing = await embedder.start(window.batch, window.first_row, progress.computed)
+        if writing:
+            await writing
+        writing = asyncio.create_task(_write(window.rows, computing, parts, vector_column))
+    if writing:
+        await writing
+
+
+async def _write(rows: pa.Table, computing: Computing, parts: Parts, name: str) -> None:
+    column = await computing.column()
+    await asyncio.to_thread(parts.add, rows.append_column(name, column))
+
+
+async def _windows(source: Source, embedder: Embedder, start: int) -> AsyncIterator[Window]:
+    """From row `start`, with which a window must begin."""
+    pieces = source.pieces(start)
+    pending, row = _Pending(start), start
+    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        batch = await embedder.tokenized(source.texts(piece), row)
+        pending.add(piece, batch, embedder.num_bytes(batch))
+        row += piece.num_rows
+        if pending.is_full:
+            yield pending.window()
+            pending = _Pending(row)
+    if pending.pieces:
+        yield pending.window()
+
+
+class _Pending:
+    """A window that grows."""
+
+    def __init__(self, first_row: int) -> None:
+        self.first_row = first_row
+        self.pieces = list[pa.RecordBatch]()
+        self._batches = list[Batch]()
+        self._num_rows = self._num_bytes = 0
+
+    def add(self, piece: pa.RecordBatch, batch: Batch, num_bytes: int) -> None:
+        self.pieces.append(piece)
+        self._batches.append(batch)
+        self._num_rows += piece.num_rows
+        self._num_bytes += piece.nbytes + num_bytes
+
+    @property
+    def is_full(self) -> bool:
+        return self._num_rows >= WINDOW_ROWS or self._num_bytes >= WINDOW_BYTES
+
+    def window(self) -> Window:
+        rows = pa.Table.from_batches(self.pieces)
+        return Window(self.first_row, rows, joined(self._batches))

@@ -1,0 +1,163 @@
+"""The result of a job while it grows: a folder of parts beside OUT, each written whole, and joined
+to OUT at the end. A process that is killed at any moment loses only what it had not written.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from addnorm.corpus.errors import CorpusError
+from addnorm.corpus.index_check import Difference
+
+PLAN_KEY = "addnorm.job"  # of the metadata of OUT and its parts: what they were made of
+FIRST_ROW_KEY = "addnorm.first_row"  # of a part's
+Plan = Mapping[str, Any]  # JSON
+
+
+class Parts:
+    """Of one job, which one process at a time works on."""
+
+    def __init__(self, out: Path, plan: Plan, metadata: Mapping[str, str]) -> None:
+        """plan: what decides the result. metadata: of OUT, besides."""
+        self.out, self.plan = out, plan
+        self.folder = out.with_name(f"{out.name}.parts")
+        self._metadata = {**metadata, PLAN_KEY: json.dumps(plan, sort_keys=True)}
+        self.num_rows = 0  # that are written
+
+    @contextmanager
+    def opened(self) -> Iterator[Self]:
+        """Goes on where another process stopped. CorpusError if that one did another job, or still
+        runs, or if a part is lost."""
+        try:
+            self.folder.mkdir(exist_ok=True)
+            with (self.folder / "lock").open("w") as lock:
+                self._lock(lock)
+                self._check_plan()
+                self.num_rows = sum(self._sizes())
+                yield self
+        except OSError as error:
+            raise CorpusError(f"{self.folder}: {error.strerror or error}") from None
+
+    def _lock(self, file: Any) -> None:
+        """The system frees it when the process ends, however that is."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CorpusError(f"another process writes {self.out}: wait until it ends") from None
+
+    def _check_plan(self) -> None:
+        file = self.folder / "plan.json"
+        if file.exists():
+            _check_same(json.loads(file.read_text()), self.plan, self.folder)
+        with _whole(file) as partial:
+            partial.write_text(json.dumps(self.plan, indent=2))
+
+    def _sizes(self) -> list[int]:
+        """Rows of each part, in order."""
+        sizes = list[int]()
+        for path in self._paths():
+            metadata = pq.read_metadata(path)
+            told = int(metadata.metadata.get(FIRST_ROW_KEY.encode(), b"-1"))
+            if path != self._path(sum(sizes)) or told != sum(sizes):
+                raise CorpusError(
+                    f"{path} does not follow on the parts before it, which have {sum(sizes)} rows:"
+                    f" remove {self.folder} to start again"
+                )
+            sizes.append(metadata.num_rows)
+        return sizes
+
+    def _paths(self) -> list[Path]:
+        return sorted(self.folder.glob("part-*.parquet"))
+
+    def _path(self, first_row: int) -> Path:
+        return self.folder / f"part-{first_row:012d}.parquet"
+
+    def add(self, table: pa.Table) -> None:
+        """Writes the next rows. Once it returns, they are safe."""
+        metadata = {**self._metadata, FIRST_ROW_KEY: str(self.num_rows)}
+        schema = table.schema.with_metadata(metadata)
+        with _whole(self._path(self.num_rows)) as partial, _writer(partial, schema) as writer:
+            writer.write_table(table, row_group_size=table.num_rows)
+        self.num_rows += table.num_rows
+
+    def join(self, num_rows: int) -> None:
+        """Makes OUT of the parts, which must have so many rows, and removes them. A row group is a
+        part."""
+        assert sum(self._sizes()) == num_rows
+        paths = self._paths()
+        schema = pq.read_schema(paths[0]).with_metadata(self._metadata)
+        with (
+            _whole(self.out, self.folder / "joined.tmp") as partial,
+            _writer(partial, schema) as writer,
+        ):
+            for path in paths:
+                with pq.ParquetFile(path, page_checksum_verification=True) as part:
+                    table = part.read().replace_schema_metadata(self._metadata)
+                writer.write_table(table, row_group_size=table.num_rows)
+        shutil.rmtree(self.folder)
+
+    def is_done(self) -> bool:
+        """Whether OUT is there. CorpusError if it is something else than this job's result."""
+        if not self.out.exists():
+            return False
+        try:
+            found = (pq.read_metadata(self.out).metadata or {}).get(PLAN_KEY.encode())
+        except (pa.ArrowException, OSError):
+            found = None
+        if found is None:
+            raise CorpusError(f"{self.out} exists, and no such job made it: name another OUT")
+        _check_same(json.loads(found), self.plan, self.out)
+        if self.folder.exists():  # the job was killed just before it ended
+            shutil.rmtree(self.folder)
+        return True
+
+
+@contextmanager
+def _whole(path: Path, partial: Path | None = None) -> Iterator[Path]:
+    """Yields where to write a file that appears at `path` whole or not at all."""
+    partial = partial or path.with_name(f"{path.name}.tmp")
+    yield partial
+    with partial.open("rb+") as file:
+        os.fsync(file.fileno())
+    partial.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    return pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True)
+
+
+def _check_same(old: Plan, new: Plan, where: Path) -> None:
+    """CorpusError names what another job was made of. A text that was refused may be cut: of the
+    texts before it this changes nothing."""
+    old = json.loads(json.dumps(old))
+    if new["options"].get("truncate"):
+        old["options"]["truncate"] = True
+    changed = [
+        str(Difference(f"{group} {name}", _told(old, group, name), _told(new, group, name)))
+        for group in new
+        for name in {**old.get(group, {}), **new[group]}
+        if old.get(group, {}).get(name) != new[group].get(name)
+    ]
+    if changed:
+        raise CorpusError(
+            f"{where} is of another job. Differences: {'; '.join(changed)}. Name another OUT, or"
+            f" remove {where} to start again"
+        )
+
+
+def _told(plan: Plan, group: str, name: str) -> str | None:
+    value = plan.get(group, {}).get(name)
+    return None if value is None else str(value)

@@ -1,0 +1,57 @@
+"""Ray Data: `dataset.map_batches(Addnorm, ...)`. Each of Ray's workers has an engine of its own.
+
+Does not import Ray.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from addnorm.corpus.columns import EmbedOptions
+from addnorm.corpus.embedder import Embedder
+from addnorm.corpus.texts_source import check_no_null
+from addnorm.service.runtime.fingerprint import METADATA_KEY, to_text
+
+
+class Addnorm:
+    """A callable class for `map_batches`, with `batch_format="pyarrow"`.
+
+    A row's bits depend neither on its batch nor on its worker, if all workers have one fingerprint.
+    """
+
+    def __init__(
+        self,
+        bundle: str,
+        text_column: str = "text",
+        vector_column: str = "vector",
+        worker_threads: int = 1,
+        **options: Any,
+    ) -> None:
+        """bundle: a folder <name>/<version> that every node has. worker_threads: as many as the
+        worker's `num_cpus`. options: those of `addnorm embed`, such as precision, dtype, truncate.
+        CorpusError if they do not fit."""
+        self._text_column, self._vector_column = text_column, vector_column
+        self._embedder = Embedder(
+            Path(bundle), EmbedOptions(**options), worker_threads=worker_threads
+        )
+        self._runner = asyncio.Runner()
+
+    def close(self) -> None:
+        """Where the process goes on. Ray ends its workers' processes."""
+        self._runner.close()
+        self._embedder.close()
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """For the schema of a file of these vectors: the fingerprint."""
+        return {METADATA_KEY: to_text(self._embedder.fingerprint)}
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        """The rows with their vectors. CorpusError names a row of the batch that has no text, or
+        whose text is refused."""
+        texts = rows.column(self._text_column)
+        check_no_null(texts.combine_chunks(), self._text_column, 0)
+        column = self._runner.run(self._embedder.column(texts.to_pylist()))
+        return rows.append_column(self._vector_column, column)

@@ -1,0 +1,223 @@
+"""Files of rows that have texts: Parquet, JSON lines or CSV, one or a folder of them.
+
+They are read in pieces, always the same ones. Memory does not grow with the files.
+"""
+
+import csv
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from addnorm.corpus.errors import CorpusError
+from addnorm.corpus.vectors_file import check_texts
+from addnorm.service.runtime.tokenizer import Text
+
+PIECE_ROWS = 256
+OPTIONS = ("--text-column", "--second-text-column")
+Pieces = Iterator[pa.RecordBatch]
+
+
+class Format(NamedTuple):
+    """schema: of a file. read: its rows, with the columns of a schema in pieces of any size; a
+    column that the file lacks is null."""
+
+    schema: Callable[[Path], pa.Schema]
+    read: Callable[[Path, pa.Schema], Pieces]
+
+
+class Source:
+    """Rows of one or more files, by the files' names, with all columns of all files."""
+
+    def __init__(self, path: Path, text_columns: Sequence[str]) -> None:
+        """text_columns: one, or two for pairs. CorpusError if a file or a column does not fit."""
+        self.path, self.text_columns = path, list(text_columns)
+        self.files = _files(path)
+        schemas = []
+        for file in self.files:
+            with _one_line(file):
+                schemas.append(FORMATS[file.suffix].schema(file))
+        try:
+            # what other programs store about the columns would not fit the result
+            self.schema = pa.unify_schemas(schemas, promote_options="permissive").remove_metadata()
+        except pa.ArrowException as error:
+            raise CorpusError(f"{path}: a column has two types: {_short(error)}") from None
+        names = self.schema.names
+        if repeated := {name for name in names if names.count(name) > 1}:
+            raise CorpusError(f"{path}: two columns are called {min(repeated)!r}")
+        for option, name in zip(OPTIONS, text_columns, strict=False):
+            if name not in names:
+                raise CorpusError(
+                    f"{path} has no column {name!r}: name one with {option}; its columns are"
+                    f" {', '.join(names)}"
+                )
+            check_texts(self.schema.field(name).type, path, name)
+
+    def digests(self) -> dict[str, str]:
+        """Of the files' bytes, by their names."""
+        found = {}
+        for path in self.files:
+            with _one_line(path), path.open("rb") as file:
+                digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+            found[path.name] = digest.hexdigest()
+        return found
+
+    def count(self) -> int:
+        """Rows. CorpusError names one that has no text."""
+        columns = pa.schema([self.schema.field(name) for name in self.text_columns])
+        num_rows = 0
+        for piece in self._pieces(columns):
+            for name in self.text_columns:
+                check_no_null(piece.column(name), name, num_rows)
+            num_rows += piece.num_rows
+        if not num_rows:
+            raise CorpusError(f"{self.path} has no rows")
+        return num_rows
+
+    def pieces(self, start: int = 0) -> Pieces:
+        """At most PIECE_ROWS rows each, from row `start`, with which a piece must begin."""
+        row = 0
+        for piece in self._pieces(self.schema):
+            if row >= start:
+                yield piece
+            row += piece.num_rows
+
+    def _pieces(self, schema: pa.Schema) -> Pieces:
+        for file in self.files:
+            with _one_line(file):
+                for piece in FORMATS[file.suffix].read(file, schema):
+                    for start in range(0, piece.num_rows, PIECE_ROWS):
+                        yield piece.slice(start, PIECE_ROWS)
+
+    def texts(self, piece: pa.RecordBatch) -> list[Text]:
+        columns = [piece.column(name).to_pylist() for name in self.text_columns]
+        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+
+def check_no_null(column: Any, name: str, first_row: int) -> None:
+    """CorpusError names the row. first_row: the number of the first one in the column."""
+    if column.null_count:
+        row = first_row + column.is_null().index(True).as_py()
+        raise CorpusError(f"row {row} has no {name}, but null")
+
+
+def _files(path: Path) -> list[Path]:
+    """CorpusError if there is none that can be read."""
+    known = ", ".join(FORMATS)
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix in FORMATS)
+        if not files:
+            raise CorpusError(f"{path} has no file that ends in {known}")
+        return files
+    if path.suffix not in FORMATS:
+        raise CorpusError(f"{path}: its name must end in one of {known}")
+    if not path.exists():
+        raise CorpusError(f"there is no file {path}")
+    return [path]
+
+
+@contextmanager
+def _one_line(path: Path) -> Iterator[None]:
+    """What pyarrow and the system say of a file they cannot read."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise CorpusError(f"{path} cannot be read: {_short(error)}") from None
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(getattr(error, "strerror", None) or error).split())[:300]
+
+
+def _fitted(piece: Any, schema: pa.Schema) -> pa.RecordBatch:
+    """A part of a table, with the columns and types of the schema."""
+    columns = [
+        piece.column(field.name).cast(field.type)
+        if field.name in piece.schema.names
+        else pa.nulls(piece.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _read_parquet(path: Path, schema: pa.Schema) -> Pieces:
+    # mapped: otherwise a row group's columns are read into memory as a whole
+    file = pq.ParquetFile(path, memory_map=True)
+    names = [name for name in schema.names if name in file.schema_arrow.names]
+    for piece in file.iter_batches(PIECE_ROWS, columns=names):
+        yield _fitted(piece, schema)
+
+
+def _csv_schema(path: Path) -> pa.Schema:
+    """All columns are strings, so that they are carried over as they are written."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        return pa.schema([(name, pa.string()) for name in next(csv.reader(file), [])])
+
+
+def _read_csv(path: Path, schema: pa.Schema) -> Pieces:
+    types = {field.name: field.type for field in _csv_schema(path)}
+    for piece in pa.csv.open_csv(
+        path,
+        read_options=pa.csv.ReadOptions(use_threads=False),
+        parse_options=pa.csv.ParseOptions(newlines_in_values=True),
+        convert_options=pa.csv.ConvertOptions(column_types=types, strings_can_be_null=False),
+    ):
+        yield _fitted(piece, schema)
+
+
+def _jsonl_schema(path: Path) -> pa.Schema:
+    found = pa.schema([])
+    for rows in _json_rows(path):
+        names = dict.fromkeys(name for row in rows for name in row)
+        arrays = {name: pa.array([row.get(name) for row in rows]) for name in names}
+        of_rows = pa.schema([(name, array.type) for name, array in arrays.items()])
+        found = pa.unify_schemas([found, of_rows], promote_options="permissive")
+    return found
+
+
+def _read_jsonl(path: Path, schema: pa.Schema) -> Pieces:
+    for rows in _json_rows(path):
+        yield pa.RecordBatch.from_arrays(
+            [pa.array([row.get(field.name) for row in rows], field.type) for field in schema],
+            schema=schema,
+        )
+
+
+def _json_rows(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """PIECE_ROWS at a time. Empty lines are no rows."""
+    rows = list[dict[str, Any]]()
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            rows.append(_json_row(path, number, line))
+            if len(rows) == PIECE_ROWS:
+                yield rows
+                rows = []
+    if rows:
+        yield rows
+
+
+def _json_row(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise CorpusError(f"{path}, line {number} is no JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise CorpusError(f"{path}, line {number} is no JSON object")
+    return row
+
+
+_JSONL = Format(_jsonl_schema, _read_jsonl)
+FORMATS = {
+    ".parquet": Format(pq.read_schema, _read_parquet),
+    ".jsonl": _JSONL,
+    ".ndjson": _JSONL,
+    ".csv": Format(_csv_schema, _read_csv),
+}

@@ -1,0 +1,440 @@
+"""`addnorm embed`: files of texts become files of vectors, with a server's bits."""
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from addnorm.corpus import command, embed_command, embedder, embedding_job, in_process
+from addnorm.corpus.errors import CorpusError
+from addnorm.corpus.parts import Parts
+from addnorm.corpus.ray_data import Addnorm
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.server.wiring import Service
+from tests.conftest import inference_of, serving
+from tests.support import corpus_files
+from tests.support.texts import LONG, TEXT_MODEL
+
+NUM_ROWS = 1200
+WINDOW_ROWS = 512  # three windows
+Embed = Callable[..., pa.Table]
+
+
+@pytest.fixture(scope="module")
+def services() -> Iterator[dict[Path, Service]]:
+    """Bundles that were opened: loading one takes longer than embedding a file."""
+    opened = dict[Path, Service]()
+    yield opened
+    for service in opened.values():
+        service.close()
+
+
+@pytest.fixture(autouse=True)
+def small_jobs(monkeypatch: pytest.MonkeyPatch, services: dict[Path, Service]) -> None:
+    """Windows of few rows. A bundle is opened once, and stays open."""
+
+    def opened(bundle: Path, **settings: Any) -> Service:
+        if bundle not in services:
+            services[bundle] = in_process.opened(bundle, **settings)
+        return replace(services[bundle], to_close=())
+
+    monkeypatch.setattr(embedder, "opened", opened)
+    monkeypatch.setattr(embedding_job, "WINDOW_ROWS", WINDOW_ROWS)
+
+
+@pytest.fixture(scope="module")
+def rows() -> pa.Table:
+    return corpus_files.table(NUM_ROWS)
+
+
+@pytest.fixture
+def source(rows: pa.Table, tmp_path: Path) -> Path:
+    return corpus_files.write(rows, tmp_path / "texts.parquet")
+
+
+@pytest.fixture
+def embed(text_bundles: Path, tmp_path: Path) -> Embed:
+    def embed(
+        source: Path, *options: str, bundle: Path = text_bundles / TEXT_MODEL / "1"
+    ) -> pa.Table:
+        out = tmp_path / "vectors.parquet"
+        embed_command.embed([str(source), str(out), "--bundle", str(bundle), *options])
+        return pq.read_table(out)
+
+    return embed
+
+
+@pytest.fixture
+def refused(
+    text_bundles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    def refused(source: Path, *options: str, bundle: Path = text_bundles / TEXT_MODEL / "1") -> str:
+        """What is printed."""
+        out = str(tmp_path / "vectors.parquet")
+        with pytest.raises(SystemExit) as ended:
+            embed_command.embed([str(source), out, "--bundle", str(bundle), *options])
+        assert ended.value.code == embed_command.NOT_DONE
+        message = capsys.readouterr().err
+        assert message.count("\n") == 1
+        return message
+
+    return refused
+
+
+def served(client: httpx.Client, texts: list[Any], **body: Any) -> np.ndarray:
+    dtype, vectors = np.dtype("i1" if "dtype" in body else "<f4"), []
+    for start in range(0, len(texts), 256):
+        asked = {"input": texts[start : start + 256], "encoding_format": "base64", **body}
+        answer = client.post("/v1/embeddings", json={"model": TEXT_MODEL, **asked}).json()
+        vectors += [np.frombuffer(base64.b64decode(e["embedding"]), dtype) for e in answer["data"]]
+    return np.stack(vectors)
+
+
+def array(column: pa.ChunkedArray) -> np.ndarray:
+    flat = column.combine_chunks()
+    values: np.ndarray = flat.flatten().to_numpy(zero_copy_only=False)
+    return values.reshape(len(flat), -1)
+
+
+def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv"])
+def test_rows_keep_their_order_and_columns_and_get_the_servers_bits(
+    embed: Embed, text_client: httpx.Client, rows: pa.Table, tmp_path: Path, suffix: str
+) -> None:
+    made = embed(corpus_files.write(rows, tmp_path / f"texts{suffix}"))
+    assert made.drop_columns("vector").cast(rows.schema).equals(rows)
+    assert made.schema.field("vector").type == pa.list_(pa.float32(), 32)
+    expected = served(text_client, rows.column("text").to_pylist())
+    assert same_bits(array(made.column("vector")), expected)
+
+
+def test_a_folder_is_read_by_the_names_of_its_files(
+    embed: Embed, rows: pa.Table, source: Path, tmp_path: Path
+) -> None:
+    (folder := tmp_path / "folder").mkdir()
+    corpus_files.write(rows.slice(700), folder / "b.parquet")
+    corpus_files.write(rows.slice(0, 700).drop_columns("language"), folder / "a.jsonl")
+    made = embed(folder)
+    assert made.column("id").to_pylist() == rows.column("id").to_pylist()
+    assert made.column("language").null_count == 700
+    (tmp_path / "vectors.parquet").unlink()
+    assert embed(source).column("vector").equals(made.column("vector"))
+
+
+@pytest.mark.parametrize(
+    ("options", "type_"),
+    [
+        (("--dtype", "float16"), pa.float16()),
+        (("--dtype", "int8"), pa.int8()),
+        (("--dimensions", "8", "--vector-column", "v"), pa.float32()),
+    ],
+)
+def test_the_check_finds_equal_bits(
+    embed: Embed, text_bundles: Path, source: Path, options: tuple[str, ...], type_: pa.DataType
+) -> None:
+    made = embed(source, *options)
+    assert made.schema.field(made.column_names[-1]).type.value_type == type_
+    report = source.with_name("report.json")
+    checked = [str(source.with_name("vectors.parquet")), "--sample", "5000", "--json", str(report)]
+    checked += options if "--dimensions" in options else ()
+    with pytest.raises(SystemExit) as ended:
+        command.check([*checked, "--bundle", str(text_bundles / TEXT_MODEL / "1")])
+    found = json.loads(report.read_text())
+    assert ended.value.code == command.EQUAL
+    assert (found["verdict"], found["fingerprint"]["equal"]) == ("bit-equal", True)
+
+
+def test_small_numbers_are_the_servers(
+    embed: Embed, text_client: httpx.Client, rows: pa.Table, source: Path
+) -> None:
+    made = array(embed(source, "--dtype", "int8").column("vector"))
+    texts = rows.column("text").to_pylist()
+    assert same_bits(made, served(text_client, texts, dtype="int8"))
+
+
+def test_sparse_vectors_are_the_servers(
+    embed: Embed, task_bundles: Path, task_client: httpx.Client, tmp_path: Path
+) -> None:
+    rows = corpus_files.table(40)
+    source = corpus_files.write(rows, tmp_path / "texts.jsonl")
+    options = ("--output", "sparse", "--top-k", "5")
+    made = embed(source, *options, bundle=task_bundles / "masked-lm" / "1")
+    body = {"model": "masked-lm", "texts": rows.column("text").to_pylist(), "outputs": ["sparse"]}
+    answer = task_client.post("/v1/infer", json={**body, "sparse": {"top_k": 5}}).json()
+    for own, expected in zip(made.column("vector").to_pylist(), answer["sparse"], strict=True):
+        assert own["indices"] == expected["indices"]
+        assert same_bits(np.float32(own["values"]), np.float32(expected["values"]))
+
+
+@pytest.mark.parametrize("input_type", [None, "document"])
+def test_vectors_of_tokens_are_the_servers(
+    embed: Embed, multi_vector_bundles: Path, tmp_path: Path, input_type: str | None
+) -> None:
+    rows = corpus_files.table(40)
+    source = corpus_files.write(rows, tmp_path / "texts.jsonl")
+    options = ("--output", "multi-vector", *(("--input-type", input_type) if input_type else ()))
+    made = embed(source, *options, bundle=multi_vector_bundles / "colbert" / "1")
+    body = {"texts": rows.column("text").to_pylist(), "outputs": ["token_vectors"]}
+    body |= {"input_type": input_type} if input_type else {}
+    with (
+        serving(inference_of(multi_vector_bundles)) as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        normalize = bundles.read(multi_vector_bundles / "colbert" / "1").manifest.normalize
+        answer = client.post("/v1/infer", json={**body, "normalize": normalize}).json()
+    for own, expected in zip(
+        made.column("vector").to_pylist(), answer["token_vectors"], strict=True
+    ):
+        assert same_bits(np.float32(own), np.float32(expected))
+
+
+@pytest.mark.parametrize("model", ["classifier", "topics", "reranker"])
+def test_scores_are_the_servers(
+    embed: Embed, task_bundles: Path, task_client: httpx.Client, tmp_path: Path, model: str
+) -> None:
+    rows = corpus_files.table(40)
+    source = corpus_files.write(rows, tmp_path / "texts.jsonl")
+    options = ["--output", "scores"]
+    texts = rows.column("text").to_pylist()
+    if model == "reranker":
+        options += ["--second-text-column", "language"]
+        texts = list(zip(texts, rows.column("language").to_pylist(), strict=True))
+    made = embed(source, *options, bundle=task_bundles / model / "1")
+    answer = task_client.post("/v1/classify", json={"model": model, "texts": texts}).json()
+    known = (made.schema.metadata or {}).get(b"addnorm.labels", b"LABEL_0").decode().split(",")
+    expected = [
+        [next(one["score"] for one in result if one["label"] == label) for label in known]
+        for result in answer["results"]
+    ]
+    assert same_bits(array(made.column("vector")), np.float32(expected))
+
+
+class Killed(BaseException):
+    """In place of SIGKILL: nothing catches it."""
+
+
+def kill(monkeypatch: pytest.MonkeyPatch, at: str, calls: int) -> None:
+    """When a method of Parts, or the replacing of a file, was called so often."""
+    of: Any = Path if at == "replace" else Parts
+    whole, left = getattr(of, at), [calls]
+
+    def killing(*arguments: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if not left[0]:
+            raise Killed
+        return whole(*arguments, **options)
+
+    monkeypatch.setattr(of, at, killing)
+
+
+@pytest.mark.parametrize(
+    ("at", "calls", "num_written"),
+    [
+        ("add", 1, 0),
+        ("add", 3, 2),
+        ("replace", 2, 0),  # the first replaces the plan
+        ("replace", 4, 2),
+        ("join", 1, 3),
+        ("replace", 5, 3),
+    ],
+)
+def test_a_killed_job_goes_on_without_a_lost_or_doubled_row(
+    embed: Embed,
+    source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    at: str,
+    calls: int,
+    num_written: int,
+) -> None:
+    embed(source)
+    out = source.with_name("vectors.parquet")
+    unkilled = out.read_bytes()
+    out.unlink()
+    with monkeypatch.context() as patched:
+        kill(patched, at, calls)
+        with pytest.raises(Killed):
+            embed(source)
+    assert not out.exists()
+    parts = list(source.with_name("vectors.parquet.parts").glob("part-*.parquet"))
+    assert len(parts) == num_written
+    capsys.readouterr()
+    embed(source)
+    left = NUM_ROWS - min(NUM_ROWS, num_written * WINDOW_ROWS)
+    assert f"{left:,} of them now" in capsys.readouterr().out
+    assert out.read_bytes() == unkilled
+    assert not out.with_name("vectors.parquet.parts").exists()
+
+
+def test_a_job_that_is_done_is_not_done_again(
+    embed: Embed, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    embed(source)
+    (left := source.with_name("vectors.parquet.parts")).mkdir()  # killed before it was removed
+    capsys.readouterr()
+    embed(source)
+    assert "is complete" in capsys.readouterr().out
+    assert not left.exists()
+
+
+@pytest.fixture
+def stopped(embed: Embed, source: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a job that has two parts."""
+    with monkeypatch.context() as patched:
+        kill(patched, "add", 3)
+        with pytest.raises(Killed):
+            embed(source)
+    return source.with_name("vectors.parquet.parts")
+
+
+def test_another_job_is_not_continued(
+    stopped: Path, source: Path, refused: Callable[..., str], task_bundles: Path
+) -> None:
+    for words, options in {
+        "options dtype (stored float32, now float16)": ("--dtype", "float16"),
+        "columns vector (stored vector, now v)": ("--vector-column", "v"),
+    }.items():
+        assert words in refused(source, *options)
+    other = refused(source, bundle=task_bundles / "embedder" / "1")
+    assert "fingerprint manifest_sha256" in other
+    corpus_files.write(corpus_files.table(NUM_ROWS, seed=1), source)
+    changed = refused(source)
+    assert "input texts.parquet" in changed
+    assert f"remove {stopped} to start again" in changed
+
+
+@pytest.mark.parametrize("how", ["lost", "doubled", "moved"])
+def test_a_lost_or_doubled_part_is_found(
+    stopped: Path, source: Path, refused: Callable[..., str], how: str
+) -> None:
+    first, second = sorted(stopped.glob("part-*.parquet"))
+    if how == "lost":
+        first.unlink()
+    elif how == "doubled":
+        (stopped / f"part-{2 * WINDOW_ROWS:012d}.parquet").write_bytes(second.read_bytes())
+    else:
+        one, other = first.read_bytes(), second.read_bytes()
+        first.write_bytes(other)
+        second.write_bytes(one)
+    assert "does not follow on the parts before it" in refused(source)
+
+
+def test_two_processes_do_not_write_one_file(
+    stopped: Path, source: Path, refused: Callable[..., str]
+) -> None:
+    plan = json.loads((stopped / "plan.json").read_text())
+    with Parts(source.with_name("vectors.parquet"), plan, {}).opened():
+        assert "another process writes" in refused(source)
+
+
+def test_a_long_text_stops_the_job_and_may_then_be_cut(
+    embed: Embed, refused: Callable[..., str], text_client: httpx.Client, tmp_path: Path
+) -> None:
+    rows = corpus_files.table(NUM_ROWS)
+    texts = rows.column("text").to_pylist()
+    texts[1100] = LONG
+    rows = rows.set_column(1, "text", pa.array(texts))
+    source = corpus_files.write(rows, tmp_path / "texts.parquet")
+    said = refused(source)
+    assert re.search(r"row 1100 has 42 tokens, 30 more than \S+ takes \(12\): .*truncate", said)
+    made = array(embed(source, "--truncate").column("vector"))
+    assert same_bits(made, served(text_client, texts, truncate=True))
+
+
+TWO_TYPES = b'{"text": "a", "n": 1}\n' * 256 + b'{"text": "a", "n": "b"}'
+BAD_FILES: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
+    "row 1 has no text, but null": ("jsonl", b'{"text": "a"}\n{"text": null}\n', ()),
+    "line 2 is no JSON": ("jsonl", b'{"text": "a"}\n{"text\n', ()),
+    "line 1 is no JSON object": ("jsonl", b"[1]\n", ()),
+    "incompatible types": ("jsonl", TWO_TYPES, ()),
+    "column 'text' is int64, not text": ("jsonl", b'{"text": 1}\n', ()),
+    "has no column 'words'": ("csv", b"text\na\n", ("--text-column", "words")),
+    "has a column 'vector'": ("csv", b"text,vector\na,b\n", ()),
+    "has no rows": ("csv", b"text\n", ()),
+    "cannot be read: ": ("parquet", b"no parquet", ()),
+    "its name must end in one of": ("txt", b"a", ()),
+    "which is of output sparse": ("csv", b"text\na\n", ("--top-k", "3")),
+    "of output scores it is one of": (
+        "csv", b"text\na\n", ("--output", "scores", "--dtype", "int8")
+    ),
+    "cannot make sparse vectors": ("csv", b"text\na\n", ("--output", "sparse")),
+    "which is of --output scores": ("csv", b"text\na\n", ("--second-text-column", "text")),
+    "has no such prompt": ("csv", b"text\na\n", ("--prompt-name", "query")),
+    "has fp32": ("csv", b"text\na\n", ("--precision", "int8")),
+    "dimensions is 33": ("csv", b"text\na\n", ("--dimensions", "33")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", BAD_FILES)
+def test_a_bad_file_or_option_is_named(
+    refused: Callable[..., str], tmp_path: Path, words: str
+) -> None:
+    suffix, content, options = BAD_FILES[words]
+    (source := tmp_path / f"texts.{suffix}").write_bytes(content)
+    assert words in refused(source, *options)
+    assert not (tmp_path / "vectors.parquet").exists()
+
+
+def test_a_file_that_no_job_made_is_not_replaced(
+    refused: Callable[..., str], source: Path, tmp_path: Path, notebook: Path
+) -> None:
+    (out := tmp_path / "vectors.parquet").write_text("mine")
+    assert "no such job made it" in refused(source)
+    assert out.read_text() == "mine"
+    assert "would be read as a part of" in refused(tmp_path)
+    out.unlink()
+    assert "has no tokenizer" in refused(source, bundle=notebook)
+
+
+def test_ray_datas_callable_gives_the_same_bits_in_any_batches(
+    embed: Embed, text_bundles: Path, rows: pa.Table, source: Path
+) -> None:
+    expected = embed(source)
+    with closing(Addnorm(str(text_bundles / TEXT_MODEL / "1"))) as addnorm:
+        made = [addnorm(rows.slice(start, size)) for start, size in ((0, 1), (1, 900), (901, 299))]
+        assert pa.concat_tables(made).equals(expected)
+        assert addnorm.metadata["addnorm.fingerprint"].encode() in expected.schema.metadata.values()
+        with pytest.raises(CorpusError, match="row 1 has no text, but null"):
+            addnorm(pa.table({"text": ["a", None]}))
+
+
+def test_equal_texts_are_computed_once(
+    embed: Embed, services: dict[Path, Service], text_bundles: Path, tmp_path: Path
+) -> None:
+    bundle = text_bundles / TEXT_MODEL / "1"
+    texts = ["the same text", "pads costs nothing"] * 200
+    source = corpus_files.write(pa.table({"text": texts}), tmp_path / "texts.parquet")
+    service = in_process.opened(bundle)
+    computed = list[int]()
+    target = service.models.find(None).target(None)
+    run = target.run
+
+    def counting(batch: Any) -> Any:
+        computed.append(len(batch))
+        return run(batch)
+
+    target.run = target.run_on_all_cores = counting
+    previous, services[bundle] = services.get(bundle), service
+    try:
+        made = embed(source).column("vector").to_pylist()
+    finally:
+        service.close()
+        services.pop(bundle)
+        if previous:
+            services[bundle] = previous
+    assert sum(computed) == 2
+    assert made[0::2] == made[:1] * 200
+    assert made[1::2] == made[1:2] * 200

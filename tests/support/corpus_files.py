@@ -1,0 +1,40 @@
+"""Rows of short texts, as tables and as files of each format."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.support.texts import WORDS
+
+
+def table(num_rows: int, seed: int = 0) -> pa.Table:
+    """Mixed lengths, repeats, an empty text, and columns to carry over."""
+    words = [word for word in WORDS if word.isalpha()]
+    draws = np.random.default_rng(seed)
+    texts = [" ".join(draws.choice(words, int(draws.integers(1, 9)))) for _ in range(num_rows)]
+    texts[num_rows // 2] = ""
+    return pa.table(
+        {
+            "id": [f"{row:05}" for row in range(num_rows)],
+            "text": texts,
+            "language": ["en" if row % 3 else "de" for row in range(num_rows)],
+        }
+    )
+
+
+def write(rows: pa.Table, path: Path) -> Path:
+    """In the format that the name says."""
+    if path.suffix == ".parquet":
+        pq.write_table(rows, path, row_group_size=300)
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows.column_names)
+            writer.writeheader()
+            writer.writerows(rows.to_pylist())
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows.to_pylist()))
+    return path
