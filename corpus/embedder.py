@@ -133,19 +133,13 @@ class Embedder:
         self, batch: Batch, first_row: int, done: Callable[[Batch], object] = lambda _: None
     ) -> Computing:
         """Returns once the last request is under way. done: called after each of them."""
-        order = self._by_length(batch.lengths)
+        order = portions(batch.lengths, MICRO_BATCHES * self.token_budget)
         made = []
         for indices in order:
             await self._under_way.acquire()
             part = Batch.joined([(batch, index) for index in indices])
             made.append(asyncio.create_task(self._made(part, first_row + indices, done)))
         return Computing(order, made)
-
-    def _by_length(self, lengths: Ints) -> list[Ints]:
-        """Indices of sequences, the longest first, in portions of MICRO_BATCHES."""
-        order = np.argsort(-lengths, kind="stable")
-        portion = np.cumsum(lengths[order]) // MICRO_BATCHES * self.token_budget
-        return np.split(order, np.flatnonzero(np.diff(portion)) + 1)
 
     async def _made(self, batch: Batch, rows: Ints, done: Callable[[Batch], object]) -> pa.Array:
         request = InferenceRequest(
@@ -175,6 +169,13 @@ class Embedder:
         if self.options.output == "scores":
             values = scores(values, self.model)
         return column(values)
+
+
+def portions(lengths: Ints, num_tokens: int) -> list[Ints]:
+    """Indices of sequences, the longest first, about so many tokens each."""
+    order = np.argsort(-lengths, kind="stable")
+    portion = np.cumsum(lengths[order]) // num_tokens
+    return np.split(order, np.flatnonzero(np.diff(portion)) + 1)
 
 
 def joined(batches: Sequence[Batch]) -> Batch:

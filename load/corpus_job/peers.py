@@ -73,7 +73,7 @@ def addnorm(precision: str) -> Callable[[str, str, str], float]:
 def ray_data(kind: Any, **options: Any) -> Callable[[str, str, str], float]:
     def run(source: str, model: str, folder: str) -> float:
         """From the first batch, whose workers load, to the written files: see the message."""
-        import ray  # type: ignore[import-not-found]
+        import ray
 
         ray.init(address="local", num_cpus=CORES + 1, include_dashboard=False, log_to_driver=False)
         rows = ray.data.read_parquet(source, override_num_blocks=max(CORES, 8))

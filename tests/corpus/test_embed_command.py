@@ -52,6 +52,15 @@ def small_jobs(monkeypatch: pytest.MonkeyPatch, services: dict[Path, Service]) -
     monkeypatch.setattr(embedding_job, "WINDOW_ROWS", WINDOW_ROWS)
 
 
+def test_requests_hold_many_sequences_of_similar_length() -> None:
+    lengths = np.random.default_rng(0).integers(1, 100, 1000)
+    portions = embedder.portions(lengths, 4096)
+    sizes = [lengths[indices].sum() for indices in portions]
+    assert sorted(np.concatenate(portions)) == list(range(1000))
+    assert all(3900 < size < 4300 for size in sizes[:-1])
+    assert [*lengths[np.concatenate(portions)]] == sorted(lengths, reverse=True)
+
+
 @pytest.fixture(scope="module")
 def rows() -> pa.Table:
     return corpus_files.table(NUM_ROWS)
