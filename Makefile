@@ -28,8 +28,8 @@ serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there i
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
 	$(ADDNORM) serve --bundles $(BUNDLES)
 
-test: .venv/ready  ## run the tests
-	$(PYTHON) -m pytest --numprocesses auto --dist loadfile
+test: .venv/ready  ## run the tests, in one process more than there are cores, as some tests wait
+	$(PYTHON) -m pytest --numprocesses $$(($$(nproc) + 1)) --dist loadfile
 
 fuzz: .venv/ready  ## make requests up from the OpenAPI document for some minutes; `make test` does for seconds
 	$(PYTHON) -m pytest tests/protocols/test_openapi.py -k made_up --fuzz-s 150

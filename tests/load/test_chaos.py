@@ -23,7 +23,7 @@ def test_a_storm_hurts_nothing(bundles: Path, name: str) -> None:
 
 
 def test_an_overloaded_server_answers_right_or_refuses_and_says_when(bundles: Path) -> None:
-    figures, missed = overload(bundle_format.read(bundles / "minilm" / "1"), seconds=4)
+    figures, missed = overload(bundle_format.read(bundles / "minilm" / "1"), seconds=2)
     assert figures["refusals without Retry-After"] == 0
     assert not [words for words in missed if words.startswith("answers")]
     assert (
