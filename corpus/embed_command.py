@@ -30,7 +30,7 @@ IN in their order, with all their columns and the vectors.
 
 A job that was stopped or killed goes on if the same command is given again.
 
-exit codes: 0 OUT is written, 1 it is not, 2 the options do not fit, 130 interrupted"""
+exit codes: 0 OUT is written, 1 it is not, 2 the command line is wrong, 130 interrupted"""
 
 
 def embed(arguments: Sequence[str]) -> None:
@@ -51,6 +51,7 @@ def _embed(options: argparse.Namespace) -> None:
     source, asked = _source(options), _asked(options)
     embedder = Embedder(options.bundle, asked, worker_threads=options.worker_threads)
     try:
+        _warn(embedder, asked)
         fingerprint = to_text(embedder.fingerprint)
         metadata = {METADATA_KEY: fingerprint}
         if embedder.labels:
@@ -61,20 +62,34 @@ def _embed(options: argparse.Namespace) -> None:
             return
         num_rows = source.count()
         with parts.opened():
-            _run(options, source, embedder, parts, num_rows)
+            done = _run(options, source, embedder, parts, num_rows)
             parts.join(num_rows)
+        print(done)
     finally:
         embedder.close()
 
 
+def _warn(embedder: Embedder, asked: EmbedOptions) -> None:
+    """Every model has pooled vectors, also one that is made for something else."""
+    bundle = embedder.model.bundle
+    if KINDS[asked.output].task == "embed" and "embed" not in bundle.tasks:
+        made_for = ", ".join(bundle.tasks)
+        print(
+            f"addnorm embed: {bundle.ref} is not made to embed, but to {made_for}:"
+            " is --output missing?",
+            file=sys.stderr,
+        )
+
+
 def _run(
     options: argparse.Namespace, source: Source, embedder: Embedder, parts: Parts, num_rows: int
-) -> None:
+) -> str:
+    """What was done."""
     left = num_rows - parts.num_rows
     with tqdm(total=num_rows, initial=parts.num_rows, unit=" rows", disable=None) as bar:
         progress = Progress(bar)
         asyncio.run(embedding_job.run(source, embedder, parts, options.vector_column, progress))
-    print(
+    return (
         f"{options.out}: {num_rows:,} rows, {left:,} of them now: {progress.num_tokens:,} tokens,"
         f" {progress.tokens_per_s:,.0f} a second"
     )
@@ -82,6 +97,8 @@ def _run(
 
 def _source(options: argparse.Namespace) -> Source:
     """CorpusError if IN or OUT do not fit."""
+    if not options.out.name:
+        raise CorpusError("OUT is no name of a file")
     if not options.out.parent.is_dir():
         raise CorpusError(f"there is no folder {options.out.parent}")
     if options.input.resolve() in (options.out.resolve(), options.out.resolve().parent):
@@ -89,6 +106,8 @@ def _source(options: argparse.Namespace) -> Source:
     columns = [options.text_column, *filter(None, [options.second_text_column])]
     if options.second_text_column and options.output != "scores":
         raise CorpusError("--second-text-column is set, which is of --output scores")
+    if options.second_text_column == options.text_column:
+        raise CorpusError("--second-text-column is the text column itself")
     source = Source(options.input, columns)
     if options.vector_column in source.schema.names:
         raise CorpusError(
@@ -132,12 +151,16 @@ def _parser() -> argparse.ArgumentParser:
         "--bundle", type=Path, required=True, metavar="DIR", help="<name>/<version>"
     )
     parser.add_argument("--output", choices=KINDS, default="pooled", help="pooled by default")
-    parser.add_argument("--dtype", choices=get_args(DType), default="float32", help="float32")
+    parser.add_argument(
+        "--dtype", choices=get_args(DType), default="float32", help="float32 by default"
+    )
     parser.add_argument("--text-column", default="text", metavar="NAME", help="text by default")
     parser.add_argument(
         "--second-text-column", metavar="NAME", help="of pairs, with --output scores"
     )
-    parser.add_argument("--vector-column", default="vector", metavar="NAME", help="vector")
+    parser.add_argument(
+        "--vector-column", default="vector", metavar="NAME", help="vector by default"
+    )
     parser.add_argument("--precision", choices=["fp32", "int8"], help="the model's default")
     parser.add_argument("--prompt-name", metavar="NAME", help="the model's default prompt")
     parser.add_argument(

@@ -19,6 +19,7 @@ from addnorm.corpus.index_check import Difference
 
 PLAN_KEY = "addnorm.job"  # of the metadata of OUT and its parts: what they were made of
 FIRST_ROW_KEY = "addnorm.first_row"  # of a part's
+AGAIN = "remove it and the parts after it, and give the command again, to compute them again"
 Plan = Mapping[str, Any]  # JSON
 
 
@@ -41,6 +42,7 @@ class Parts:
             with (self.folder / "lock").open("w") as lock:
                 self._lock(lock)
                 self._check_plan()
+                self._check_bytes()
                 self.num_rows = sum(self._sizes())
                 yield self
         except OSError as error:
@@ -55,10 +57,21 @@ class Parts:
 
     def _check_plan(self) -> None:
         file = self.folder / "plan.json"
-        if file.exists():
+        if file.exists() and self._paths():
             _check_same(json.loads(file.read_text()), self.plan, self.folder)
         with _whole(file) as partial:
             partial.write_text(json.dumps(self.plan, indent=2))
+
+    def _check_bytes(self) -> None:
+        """CorpusError names a part whose bytes have changed. A job of days must not find it at its
+        end."""
+        for path in self._paths():
+            try:
+                with pq.ParquetFile(path, page_checksum_verification=True) as part:
+                    for _ in part.iter_batches():
+                        pass
+            except (pa.ArrowException, OSError) as error:
+                raise CorpusError(f"{path} is damaged: {error}; {AGAIN}") from None
 
     def _sizes(self) -> list[int]:
         """Rows of each part, in order."""
@@ -68,8 +81,8 @@ class Parts:
             told = int(metadata.metadata.get(FIRST_ROW_KEY.encode(), b"-1"))
             if path != self._path(sum(sizes)) or told != sum(sizes):
                 raise CorpusError(
-                    f"{path} does not follow on the parts before it, which have {sum(sizes)} rows:"
-                    f" remove {self.folder} to start again"
+                    f"{path} does not follow on the parts before it, which have {sum(sizes)} rows;"
+                    f" {AGAIN}"
                 )
             sizes.append(metadata.num_rows)
         return sizes

@@ -48,11 +48,14 @@ class Source:
             self.schema = pa.unify_schemas(schemas, promote_options="permissive").remove_metadata()
         except pa.ArrowException as error:
             raise CorpusError(f"{path}: a column has two types: {_short(error)}") from None
+        _check_storable(path, self.schema)
         names = self.schema.names
         if repeated := {name for name in names if names.count(name) > 1}:
             raise CorpusError(f"{path}: two columns are called {min(repeated)!r}")
         for option, name in zip(OPTIONS, text_columns, strict=False):
             if name not in names:
+                if not names:
+                    raise CorpusError(f"{path} is empty")
                 raise CorpusError(
                     f"{path} has no column {name!r}: name one with {option}; its columns are"
                     f" {', '.join(names)}"
@@ -104,14 +107,27 @@ def check_no_null(column: Any, name: str, first_row: int) -> None:
     """CorpusError names the row. first_row: the number of the first one in the column."""
     if column.null_count:
         row = first_row + column.is_null().index(True).as_py()
-        raise CorpusError(f"row {row} has no {name}, but null")
+        raise CorpusError(f"row {row}: column {name!r} is null")
+
+
+def _check_storable(path: Path, schema: pa.Schema) -> None:
+    """CorpusError if Parquet cannot have such columns: an object without fields, for instance."""
+    try:
+        pq.ParquetWriter(pa.BufferOutputStream(), schema).close()
+    except pa.ArrowException as error:
+        raise CorpusError(f"{path}: the result cannot have its columns: {_short(error)}") from None
 
 
 def _files(path: Path) -> list[Path]:
     """CorpusError if there is none that can be read."""
     known = ", ".join(FORMATS)
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix in FORMATS)
+        found = sorted(file for file in path.iterdir() if not file.name.startswith("."))
+        if folders := [file.name for file in found if file.is_dir()]:
+            raise CorpusError(
+                f"{path} has a folder {folders[0]!r}: IN is one folder of files, without others"
+            )
+        files = [file for file in found if file.suffix in FORMATS]
         if not files:
             raise CorpusError(f"{path} has no file that ends in {known}")
         return files
@@ -127,7 +143,7 @@ def _one_line(path: Path) -> Iterator[None]:
     """What pyarrow and the system say of a file they cannot read."""
     try:
         yield
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
         raise CorpusError(f"{path} cannot be read: {_short(error)}") from None
 
 

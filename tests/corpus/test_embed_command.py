@@ -341,6 +341,56 @@ def test_a_lost_or_doubled_part_is_found(
     assert "does not follow on the parts before it" in refused(source)
 
 
+@pytest.mark.parametrize("damage", ["cut", "one byte"])
+def test_a_damaged_part_is_named_before_work_and_may_be_made_again(
+    embed: Embed,
+    stopped: Path,
+    source: Path,
+    refused: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    damage: str,
+) -> None:
+    _, second = sorted(stopped.glob("part-*.parquet"))
+    content = bytearray(second.read_bytes())
+    content[len(content) // 3] ^= 1
+    second.write_bytes(content if damage == "one byte" else content[: len(content) // 2])
+    said = refused(source)
+    assert f"{second} is damaged" in said
+    assert "remove it and the parts after it" in said
+    second.unlink()
+    capsys.readouterr()
+    embed(source)
+    assert f"{NUM_ROWS - WINDOW_ROWS:,} of them now" in capsys.readouterr().out
+
+
+def test_a_job_without_a_part_does_not_hold_up_another(
+    embed: Embed, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        kill(patched, "add", 1)
+        with pytest.raises(Killed):
+            embed(source)
+    embed(source, "--dtype", "float16")
+
+
+def test_a_folder_is_read_whole_or_refused(
+    embed: Embed, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    (folder := tmp_path / "texts").mkdir()
+    (folder / "a.csv").write_text("text\na\n")
+    (folder / ".hidden.csv").write_text("text\nb\n")
+    assert embed(folder).column("text").to_pylist() == ["a"]
+    (folder / "more").mkdir()
+    assert "has a folder 'more'" in refused(folder)
+
+
+def test_a_model_that_is_not_made_to_embed_is_told(
+    embed: Embed, source: Path, task_bundles: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    embed(source, bundle=task_bundles / "reranker" / "1")
+    assert "reranker/1 is not made to embed" in capsys.readouterr().err
+
+
 def test_two_processes_do_not_write_one_file(
     stopped: Path, source: Path, refused: Callable[..., str]
 ) -> None:
@@ -365,13 +415,21 @@ def test_a_long_text_stops_the_job_and_may_then_be_cut(
 
 TWO_TYPES = b'{"text": "a", "n": 1}\n' * 256 + b'{"text": "a", "n": "b"}'
 BAD_FILES: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
-    "row 1 has no text, but null": ("jsonl", b'{"text": "a"}\n{"text": null}\n', ()),
+    "row 1: column 'text' is null": ("jsonl", b'{"text": "a"}\n{"text": null}\n', ()),
     "line 2 is no JSON": ("jsonl", b'{"text": "a"}\n{"text\n', ()),
     "line 1 is no JSON object": ("jsonl", b"[1]\n", ()),
     "incompatible types": ("jsonl", TWO_TYPES, ()),
     "column 'text' is int64, not text": ("jsonl", b'{"text": 1}\n', ()),
     "has no column 'words'": ("csv", b"text\na\n", ("--text-column", "words")),
     "has a column 'vector'": ("csv", b"text,vector\na,b\n", ()),
+    "the result cannot have its columns": ("jsonl", b'{"text": "a", "meta": {}}\n', ()),
+    "cannot be read: Python int": (
+        "jsonl", b'{"text": "a", "k": 18446744073709551615}\n{"text": "b", "k": null}\n', ()
+    ),
+    "is empty": ("csv", b"", ()),
+    "is the text column itself": (
+        "csv", b"text\na\n", ("--output", "scores", "--second-text-column", "text")
+    ),
     "has no rows": ("csv", b"text\n", ()),
     "cannot be read: ": ("parquet", b"no parquet", ()),
     "its name must end in one of": ("txt", b"a", ()),
@@ -416,7 +474,7 @@ def test_ray_datas_callable_gives_the_same_bits_in_any_batches(
         made = [addnorm(rows.slice(start, size)) for start, size in ((0, 1), (1, 900), (901, 299))]
         assert pa.concat_tables(made).equals(expected)
         assert addnorm.metadata["addnorm.fingerprint"].encode() in expected.schema.metadata.values()
-        with pytest.raises(CorpusError, match="row 1 has no text, but null"):
+        with pytest.raises(CorpusError, match="row 1: column 'text' is null"):
             addnorm(pa.table({"text": ["a", None]}))
 
 
