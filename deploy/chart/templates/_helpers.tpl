@@ -39,6 +39,8 @@ scaleDown: {stabilizationWindowSeconds: {{ .Values.autoscaling.scaleDownS }}}
 {{- include "addnorm.checkImage" (list "image" .Values.image) }}
 {{- if has $bundle.from (list "oci" "init") }}{{ include "addnorm.checkImage" (list "bundle.image" $bundle.image) }}{{ end }}
 {{- if and (eq $bundle.from "pvc") (not $bundle.claim) }}{{ fail "bundle.from is pvc: name the volume claim in bundle.claim" }}{{ end }}
+{{- if and $bundle.image (not (has $bundle.from (list "oci" "init"))) }}{{ fail (printf "bundle.image is set, and bundle.from is %s: with an image of bundles it is oci or init" $bundle.from) }}{{ end }}
+{{- if and $bundle.claim (ne $bundle.from "pvc") }}{{ fail (printf "bundle.claim is set, and bundle.from is %s: with a claim it is pvc" $bundle.from) }}{{ end }}
 {{- if not (regexMatch "^[1-9][0-9]*$" (toString .Values.resources.limits.cpu)) }}{{ fail (printf "resources.limits.cpu is %v: write whole cores, of which each has a worker thread" .Values.resources.limits.cpu) }}{{ end }}
 {{- if gt (int .Values.autoscaling.min) (int .Values.autoscaling.max) }}{{ fail (printf "autoscaling.min is %v, above autoscaling.max, %v" .Values.autoscaling.min .Values.autoscaling.max) }}{{ end }}
 {{- if and .Values.gateway.enabled (not .Values.gateway.name) }}{{ fail "gateway.enabled is true: name the Gateway in gateway.name" }}{{ end }}

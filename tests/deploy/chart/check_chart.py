@@ -162,6 +162,8 @@ def test_ports_and_probes_are_the_servers() -> None:
         ({"bundle": {"from": "pvc"}}, "name the volume claim in bundle.claim"),
         ({"bundle": {"from": "oci"}}, 'bundle.image is "": name an image by its digest'),
         ({"bundle": {"from": "init", "image": "a:1"}}, 'bundle.image is "a:1"'),
+        ({"bundle": {"image": "a"}}, "bundle.image is set, and bundle.from is image"),
+        ({"bundle": {"claim": "models"}}, "bundle.claim is set, and bundle.from is image"),
         ({"bundle": {"from": "s3"}}, "one of 'image', 'pvc', 'oci', 'init'"),
         ({"resources": {"limits": {"cpu": "500m"}}}, "resources.limits.cpu is 500m: write whole"),
         ({"settings": {"ADDNORM_PORT": "1"}}, "the chart itself sets: use service.port"),

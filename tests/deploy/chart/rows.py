@@ -27,7 +27,6 @@ class Row(NamedTuple):
     given: Values = NOTHING  # what else must be set
 
 
-IMAGE_OF_BUNDLES = {"bundle": {"image": BUNDLES}}
 PVC = {"bundle": {"from": "pvc", "claim": "models"}}
 INIT = {"bundle": {"from": "init", "image": BUNDLES}}
 OCI = {"bundle": {"from": "oci", "image": BUNDLES}}
@@ -49,8 +48,8 @@ RESOURCES = {"limits": {"cpu": "4", "memory": "8Gi"}, "requests": {"cpu": "3", "
 ROWS = [
     Row("image", BUNDLES, f"{SERVER} image", BUNDLES),
     Row("imagePullSecrets", ["login"], f"{POD} imagePullSecrets", [{"name": "login"}]),
-    Row("bundle.from", "oci", f"{POD} volumes 1 image reference", BUNDLES, IMAGE_OF_BUNDLES),
-    Row("bundle.from", "init", f"{POD} initContainers 0 image", BUNDLES, IMAGE_OF_BUNDLES),
+    Row("bundle.from", "oci", f"{POD} volumes 1 image reference", BUNDLES, INIT),
+    Row("bundle.from", "init", f"{POD} initContainers 0 image", BUNDLES, OCI),
     Row("bundle.claim", "own", f"{POD} volumes 1 persistentVolumeClaim claimName", "own", PVC),
     Row("bundle.subPath", "a/b", f"{SERVER} volumeMounts 1 subPath", "a/b", PVC),
     Row("bundle.subPath", "a/b", f"{SERVER} volumeMounts 1 subPath", "a/b", OCI),
