@@ -16,12 +16,14 @@ from addnorm.corpus import embeddings_client as client
 from addnorm.corpus.embeddings_client import DTYPES, Embedded, Options
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.index_check import Report, report
+from addnorm.corpus.parts import plan_of
 from addnorm.corpus.vectors_file import Sample, VectorsFile
 from addnorm.service.runtime.fingerprint import Recorded, from_text
 
 EQUAL, DIFFERENT, CANNOT_CHECK = 0, 1, 2
 DESCRIPTION = """\
 Embeds a sample of the rows of a Parquet file again, and compares the vectors with the stored ones.
+Columns, precision, prompt and dimensions are by default those with which `addnorm embed` made it.
 
 exit codes: 0 the vectors are equal, 1 they differ, 2 they cannot be compared
 
@@ -59,6 +61,7 @@ def _give_up(message: str) -> NoReturn:
 async def _check(options: argparse.Namespace) -> Report:
     if options.json:
         _check_writable(options.json)
+    _complete(options)
     key = client.api_key(options.api_key_env) if options.api_key_env else None
     file = VectorsFile(options.vectors, options.text_column, options.vector_column)
     stored = _recorded(file, options.fingerprint)
@@ -68,6 +71,19 @@ async def _check(options: argparse.Namespace) -> Report:
         f" {sample.vectors.shape[1]:,} numbers of {sample.vectors.dtype} each"
     )
     return report(sample, await _embedded(options, sample, key), stored)
+
+
+def _complete(options: argparse.Namespace) -> None:
+    """Options that are not given are those that `addnorm embed` had, if it made the file."""
+    job = plan_of(options.vectors) or {"options": {}, "columns": {}}
+    asked, columns = job["options"], job["columns"]
+    if (output := asked.get("output", "pooled")) != "pooled":
+        raise CorpusError(f"{options.vectors} has the output {output}: only pooled can be checked")
+    options.text_column = options.text_column or columns.get("text", ["text"])[0]
+    options.vector_column = options.vector_column or columns.get("vector", "vector")
+    for name in ("precision", "prompt_name", "dimensions"):
+        if getattr(options, name) is None:
+            setattr(options, name, asked.get(name))
 
 
 async def _embedded(options: argparse.Namespace, sample: Sample, key: str | None) -> Embedded:
@@ -129,8 +145,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("vectors", type=Path, metavar="VECTORS.parquet")
-    parser.add_argument("--text-column", default="text", metavar="NAME", help="text by default")
-    parser.add_argument("--vector-column", default="vector", metavar="NAME", help="vector")
+    parser.add_argument("--text-column", metavar="NAME", help="text by default")
+    parser.add_argument("--vector-column", metavar="NAME", help="vector by default")
     parser.add_argument(
         "--fingerprint",
         metavar="DIGEST|JSON",

@@ -18,6 +18,7 @@ from addnorm.corpus.embedding_job import Progress
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.parts import Parts, Plan
 from addnorm.corpus.texts_source import Source
+from addnorm.service.models.registry import Model
 from addnorm.service.runtime import memory
 from addnorm.service.runtime.fingerprint import METADATA_KEY, to_text
 from addnorm.service.runtime.manifest import InputType
@@ -51,7 +52,7 @@ def _embed(options: argparse.Namespace) -> None:
     source, asked = _source(options), _asked(options)
     embedder = Embedder(options.bundle, asked, worker_threads=options.worker_threads)
     try:
-        _warn(embedder, asked)
+        _warn(embedder.model, asked.output)
         fingerprint = to_text(embedder.fingerprint)
         metadata = {METADATA_KEY: fingerprint}
         if embedder.labels:
@@ -69,13 +70,12 @@ def _embed(options: argparse.Namespace) -> None:
         embedder.close()
 
 
-def _warn(embedder: Embedder, asked: EmbedOptions) -> None:
+def _warn(model: Model, output: str) -> None:
     """Every model has pooled vectors, also one that is made for something else."""
-    bundle = embedder.model.bundle
-    if KINDS[asked.output].task == "embed" and "embed" not in bundle.tasks:
-        made_for = ", ".join(bundle.tasks)
+    tasks = model.bundle.tasks
+    if model.tokenizer and KINDS[output].task == "embed" and "embed" not in tasks:
         print(
-            f"addnorm embed: {bundle.ref} is not made to embed, but to {made_for}:"
+            f"addnorm embed: {model.bundle.ref} is not made to embed, but to {', '.join(tasks)}:"
             " is --output missing?",
             file=sys.stderr,
         )

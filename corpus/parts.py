@@ -121,16 +121,22 @@ class Parts:
         """Whether OUT is there. CorpusError if it is something else than this job's result."""
         if not self.out.exists():
             return False
-        try:
-            found = (pq.read_metadata(self.out).metadata or {}).get(PLAN_KEY.encode())
-        except (pa.ArrowException, OSError):
-            found = None
+        found = plan_of(self.out)
         if found is None:
             raise CorpusError(f"{self.out} exists, and no such job made it: name another OUT")
-        _check_same(json.loads(found), self.plan, self.out)
+        _check_same(found, self.plan, self.out)
         if self.folder.exists():  # the job was killed just before it ended
             shutil.rmtree(self.folder)
         return True
+
+
+def plan_of(path: Path) -> Plan | None:
+    """None if no job made the file."""
+    try:
+        found = (pq.read_metadata(path).metadata or {}).get(PLAN_KEY.encode())
+        return None if found is None else json.loads(found)
+    except (pa.ArrowException, OSError, ValueError):
+        return None
 
 
 @contextmanager

@@ -154,16 +154,27 @@ def test_a_folder_is_read_by_the_names_of_its_files(
 def test_the_check_finds_equal_bits(
     embed: Embed, text_bundles: Path, source: Path, options: tuple[str, ...], type_: pa.DataType
 ) -> None:
+    """It reads from the file what options the job had."""
     made = embed(source, *options)
     assert made.schema.field(made.column_names[-1]).type.value_type == type_
     report = source.with_name("report.json")
     checked = [str(source.with_name("vectors.parquet")), "--sample", "5000", "--json", str(report)]
-    checked += options if "--dimensions" in options else ()
     with pytest.raises(SystemExit) as ended:
         command.check([*checked, "--bundle", str(text_bundles / TEXT_MODEL / "1")])
     found = json.loads(report.read_text())
     assert ended.value.code == command.EQUAL
     assert (found["verdict"], found["fingerprint"]["equal"]) == ("bit-equal", True)
+
+
+def test_the_check_is_of_pooled_vectors(
+    embed: Embed, task_bundles: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = task_bundles / "masked-lm" / "1"
+    embed(source, "--output", "sparse", bundle=bundle)
+    with pytest.raises(SystemExit) as ended:
+        command.check([str(source.with_name("vectors.parquet")), "--bundle", str(bundle)])
+    assert ended.value.code == command.CANNOT_CHECK
+    assert "has the output sparse: only pooled can be checked" in capsys.readouterr().err
 
 
 def test_small_numbers_are_the_servers(
