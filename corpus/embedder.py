@@ -189,7 +189,7 @@ def as_dict(options: EmbedOptions) -> dict[str, Any]:
 
 def _refused(error: ServiceError, row: int) -> CorpusError:
     """The server's words, about one row of a file."""
-    message = error.message.replace('send "truncate": true', "set truncate")
+    message = error.message.replace('send "truncate": true', "set truncate (--truncate)")
     if message.startswith(place := f"{FIELD}[0]"):
         return CorpusError(f"row {row}{message.removeprefix(place)}")
     return CorpusError(message)

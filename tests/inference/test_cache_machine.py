@@ -63,6 +63,7 @@ OUTPUTS: dict[str, Output] = {
     "norm_stats": NormStats(),
     "prompt_logprobs": PromptLogprobs(),
 }
+MANY_EXAMPLES = 100  # `make cache-bits` runs more
 KEYS, VARIANTS = ("a", "b"), (0, 1)
 LONG_S, SHORT_S = 60.0, 0.02
 # sequences, output, key, whether the deadline is short
@@ -159,9 +160,6 @@ class World:
 
     def count(self, name: str) -> float:
         return total(self.cached.metrics, f"addnorm_{name}_total")
-
-
-MANY = 100  # examples, as `make cache-bits` runs
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -359,6 +357,6 @@ def test_no_order_of_events_changes_a_bit_or_loses_a_request(
     assert world.seen["answered"]
     assert world.seen["failed"]
     # whether a caller leaves before its answer is made is a matter of time: seen for sure in many
-    assert world.seen["ended"] or chosen.max_examples < MANY
+    assert world.seen["ended"] or chosen.max_examples < MANY_EXAMPLES
     assert merged
     assert hits or world.cached.settings.cache_bytes == 1

@@ -18,13 +18,12 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.server.connection import LONG_PIECE_S, READ_BYTES, Connection
 from addnorm.service.server.wiring import Service
 from tests.conftest import Serve, inference_of, serving
 from tests.support.metrics import samples
 from tests.support.process import rss_mib
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, runs_held_up
 
 GOOD = json.dumps(
     {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}
@@ -375,17 +374,9 @@ def test_a_flood_on_one_connection_leaves_memory_and_others_alone(serve: Serve, 
 @contextmanager
 def held_up(small: Path) -> Iterator[tuple[str, Service, threading.Event]]:
     """A server whose runs of notebook wait: its URL, itself, and what lets them go."""
-    inference, go = inference_of(small, worker_threads=1), threading.Event()
-    line = inference.models.find("notebook").target("fp32")
-
-    def waits(batch: Batch, run: Any = line.run) -> Rows:
-        go.wait(20)
-        return run(batch)  # type: ignore[no-any-return]
-
-    line.run = line.run_on_all_cores = waits
-    with serving(inference) as url:
+    inference = inference_of(small, worker_threads=1)
+    with serving(inference) as url, runs_held_up(inference) as go:
         yield url, inference, go
-        go.set()
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])

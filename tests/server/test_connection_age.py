@@ -13,12 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.server.connection import Connection
 from addnorm.service.server.last_answer import drawn_age
 from tests.conftest import Serve, inference_of, serving
 from tests.support.metrics import samples
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, runs_held_up
 
 AGE_S = 3600.0  # tests do not wait for it: see `grow_old`
 GOOD = json.dumps(
@@ -131,18 +130,9 @@ def test_over_https_too(
 @contextmanager
 def held_up(small: Path) -> Iterator[tuple[str, threading.Event]]:
     """A server whose runs of notebook wait, and what lets them go."""
-    inference, go = inference_of(small, connection_max_age_s=AGE_S), threading.Event()
-    target = inference.models.find("notebook").target("fp32")
-    run = target.run
-
-    def waits(batch: Batch) -> Rows:
-        go.wait(20)
-        return run(batch)
-
-    target.run = target.run_on_all_cores = waits
-    with serving(inference) as url:
+    inference = inference_of(small, connection_max_age_s=AGE_S)
+    with serving(inference) as url, runs_held_up(inference) as go:
         yield url, go
-        go.set()
 
 
 @pytest.mark.parametrize("num_sent", [1, 5])

@@ -11,12 +11,12 @@ import pytest
 from starlette.types import Message
 
 from addnorm.service.models.registry import Models
-from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.server.other_servers import ForOtherServers
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN, inference_of
 from tests.support.metrics import samples
+from tests.support.waiting import runs_held_up
 
 GOOD = json.dumps(
     {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}
@@ -89,16 +89,9 @@ def limited(few: Models) -> Iterator[Service]:
 @pytest.fixture
 def held_up(small: Path) -> Iterator[tuple[Service, threading.Event]]:
     """A service whose runs of notebook wait, and what lets them go."""
-    service, go = inference_of(small, worker_threads=1), threading.Event()
-    target = service.models.find("notebook").target("fp32")
-
-    def waits(batch: Batch, run: Any = target.run) -> Rows:
-        go.wait(20)
-        return run(batch)  # type: ignore[no-any-return]
-
-    target.run = target.run_on_all_cores = waits
-    yield service, go
-    go.set()
+    service = inference_of(small, worker_threads=1)
+    with runs_held_up(service) as go:
+        yield service, go
     service.close()
 
 

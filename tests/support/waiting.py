@@ -1,7 +1,12 @@
-"""Waiting for what happens on another thread."""
+"""Waiting for what happens on another thread, and making it wait."""
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.server.wiring import Service
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
@@ -9,3 +14,18 @@ def eventually(condition: Callable[[], bool]) -> bool:
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.002)
     return condition()
+
+
+@contextmanager
+def runs_held_up(service: Service) -> Iterator[threading.Event]:
+    """Runs of notebook wait for this event, which is set at the end too."""
+    target, go = service.models.find("notebook").target("fp32"), threading.Event()
+    run = target.run
+
+    def waits(batch: Batch) -> Rows:
+        go.wait(20)
+        return run(batch)
+
+    target.run = target.run_on_all_cores = waits
+    yield go
+    go.set()
