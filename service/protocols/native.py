@@ -1,5 +1,6 @@
 """The native protocol under /v1: JSON or safetensors, in and out."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,6 +12,9 @@ from addnorm.service.inference.heads import Spans
 from addnorm.service.inference.outputs import (
     BY_NAME,
     NO_TOKEN,
+    Attentions,
+    ByLayer,
+    HiddenStates,
     Logits,
     Output,
     Pooled,
@@ -48,7 +52,7 @@ from addnorm.service.protocols.native_schema import (
     Options,
 )
 from addnorm.service.runtime.batch import Batch, Padding
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.bundle import OF_LENS, Bundle
 from addnorm.service.runtime.tokenizer import Text
 from addnorm.service.runtime.unpadding import from_grid, from_lists, from_rows
 from addnorm.service.scheduling.cooperative import Steps, one_step
@@ -218,6 +222,8 @@ def _outputs(asked: Options, bundle: Bundle, of_spans: Spans | None) -> tuple[Ou
         ("sparse", "sparse"),
         ("pooling", "pooled"),
         ("spans", "pooled"),
+        ("hidden_states", "hidden_states"),
+        ("attentions", "attentions"),
     ):
         if getattr(asked, field) and output not in names:
             raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
@@ -232,8 +238,21 @@ def _outputs(asked: Options, bundle: Bundle, of_spans: Spans | None) -> tuple[Ou
             f' {", ".join(names)}: ask for "outputs": ["pooled"]',
             param="dtype",
         )
+    _check_lens(names, asked, bundle)
     pooled = Pooled(asked.pooling, asked.normalize, dtype=dtype, spans=of_spans)
     return tuple(pooled if name == "pooled" else _output(name, asked, bundle) for name in names)
+
+
+def _check_lens(names: Sequence[str], asked: Options, bundle: Bundle) -> None:
+    """InvalidInput if the request is for a precision that no lens shows."""
+    precision = asked.precision or bundle.manifest.default_precision
+    shown = [name for name in names if name in OF_LENS]
+    if shown and precision != "fp32":
+        raise InvalidInput(
+            f"{shown[0]} is of fp32, and this request is computed in {precision}: ask for"
+            ' "precision": "fp32"',
+            param="precision",
+        )
 
 
 def _output(name: str, asked: Options, bundle: Bundle) -> Output:
@@ -242,9 +261,17 @@ def _output(name: str, asked: Options, bundle: Bundle) -> Output:
         return Logits(asked.logits.positions, asked.logits.top_k)
     if name == "sparse" and asked.sparse:
         return Sparse(asked.sparse.top_k)
+    if name == "hidden_states" and asked.hidden_states:
+        return HiddenStates(_numbers(asked.hidden_states.layers))
+    if name == "attentions" and asked.attentions:
+        return Attentions(_numbers(asked.attentions.layers), _numbers(asked.attentions.heads))
     if name == "token_vectors":
         return TokenVectors(asked.normalize, asked.skipped_ids(bundle))
     return BY_NAME[name]()
+
+
+def _numbers(asked: list[int] | None) -> tuple[int, ...] | None:
+    return None if asked is None else tuple(asked)
 
 
 def encode(response: InferenceResponse) -> Steps[Payload]:
@@ -266,6 +293,8 @@ def _for_json(output: Any) -> Any:
     if isinstance(output, SparseVectors):
         entries = zip(*output, strict=True)
         return [{"indices": indices, "values": values} for indices, values in entries]
+    if isinstance(output, ByLayer):
+        return output.values
     return output
 
 
@@ -292,6 +321,8 @@ def encode_tensors(response: InferenceResponse) -> Steps[Payload]:
     for asked in request.outputs:
         name, output = asked.name, response.outputs[asked.name]
         parts = output._asdict() if isinstance(output, TopK | SparseVectors) else output
+        if isinstance(output, ByLayer):
+            parts = dict(zip(output.layers, output.values, strict=True))
         if isinstance(parts, dict):
             arrays |= {f"{name}.{part}": _joined(values) for part, values in parts.items()}
         else:
@@ -312,4 +343,8 @@ def encode_tensors(response: InferenceResponse) -> Steps[Payload]:
 
 
 def _joined(values: Any) -> NDArray[Any]:
-    return np.concatenate(values) if isinstance(values, list) else values
+    """Rows end to end; attention, whose rows differ in two axes, as a list of its numbers."""
+    if isinstance(values, list):
+        return np.concatenate([row.reshape(-1) if row.ndim > 2 else row for row in values])
+    array: NDArray[Any] = values
+    return array
