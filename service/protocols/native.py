@@ -2,36 +2,31 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from addnorm.service.errors import InvalidInput, UnsupportedMediaType
 from addnorm.service.inference.heads import Spans
 from addnorm.service.inference.outputs import (
     BY_NAME,
-    NO_TOKEN,
     Attentions,
-    ByLayer,
     HiddenStates,
     Logits,
     Output,
     Pooled,
     Sparse,
-    SparseVectors,
     TokenVectors,
-    TopK,
     check_names,
     default_names,
 )
 from addnorm.service.inference.outputs.small_vectors import VectorDType
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec import safetensors_body as tensors
 from addnorm.service.protocols.codec import spans
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
-from addnorm.service.protocols.codec.negotiation import JSON, negotiated, sent_type, written
+from addnorm.service.protocols.codec.negotiation import JSON, negotiated, sent_type
 from addnorm.service.protocols.codec.openapi import (
     DEADLINE,
     ERRORS,
@@ -39,10 +34,11 @@ from addnorm.service.protocols.codec.openapi import (
     examples,
     json_body,
 )
-from addnorm.service.protocols.codec.payload import Encode, Payload
+from addnorm.service.protocols.codec.payload import Encode
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS, Arrays
 from addnorm.service.protocols.codec.texts import TextsToTokenize
 from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.protocols.native_answer import encode, encode_tensors
 from addnorm.service.protocols.native_schema import (
     ANSWER,
     BINARY,
@@ -55,7 +51,7 @@ from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.bundle import OF_LENS, Bundle
 from addnorm.service.runtime.tokenizer import Text
 from addnorm.service.runtime.unpadding import from_grid, from_lists, from_rows
-from addnorm.service.scheduling.cooperative import Steps, one_step
+from addnorm.service.scheduling.cooperative import one_step
 
 
 async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
@@ -272,79 +268,3 @@ def _output(name: str, asked: Options, bundle: Bundle) -> Output:
 
 def _numbers(asked: list[int] | None) -> tuple[int, ...] | None:
     return None if asked is None else tuple(asked)
-
-
-def encode(response: InferenceResponse) -> Steps[Payload]:
-    """InferenceResponse -> JSON, floats with the fewest digits that give the same float back."""
-    request = response.request
-    usage = {"real_tokens": request.batch.num_tokens, "pad_tokens": request.padding.num_pads}
-    body = {
-        "model": request.model.name,
-        "version": str(request.model.bundle.manifest.version),
-        **{name: _for_json(output) for name, output in response.outputs.items()},
-        "usage": usage,
-    }
-    return Payload((yield from written(body, response.num_bytes)))
-
-
-def _for_json(output: Any) -> Any:
-    if isinstance(output, TopK):
-        return _top_tokens(output)
-    if isinstance(output, SparseVectors):
-        entries = zip(*output, strict=True)
-        return [{"indices": indices, "values": values} for indices, values in entries]
-    if isinstance(output, ByLayer):
-        return output.values
-    return output
-
-
-def _top_tokens(top: TopK) -> dict[str, Any]:
-    """null at pads."""
-    return {name: _or_null(top.token_ids, values) for name, values in top._asdict().items()}
-
-
-def _or_null(token_ids: Any, values: Any) -> Any:
-    """values `[..., k]`, null in place of those k where token_ids has none."""
-    if isinstance(token_ids, list) or token_ids.ndim > 2:
-        return [_or_null(ids, value) for ids, value in zip(token_ids, values, strict=True)]
-    is_real = token_ids[:, 0] != NO_TOKEN
-    if is_real.all():
-        return values
-    return [value if real else None for value, real in zip(values, is_real.tolist(), strict=True)]
-
-
-def encode_tensors(response: InferenceResponse) -> Steps[Payload]:
-    """InferenceResponse -> safetensors: ragged rows end to end, with their lengths."""
-    yield
-    request = response.request
-    arrays: Arrays = {}
-    for asked in request.outputs:
-        name, output = asked.name, response.outputs[asked.name]
-        parts = output._asdict() if isinstance(output, TopK | SparseVectors) else output
-        if isinstance(output, ByLayer):
-            parts = dict(zip(output.layers, output.values, strict=True))
-        if isinstance(parts, dict):
-            arrays |= {f"{name}.{part}": _joined(values) for part, values in parts.items()}
-        else:
-            arrays[name] = _joined(parts)
-        if asked.has_own_lengths:
-            rows = output.indices if isinstance(output, SparseVectors) else output
-            arrays[f"{name}.lengths"] = np.array(list(map(len, rows)), np.int64)
-        yield
-    if request.padding.mask is None:
-        arrays["lengths"] = request.padding.lengths
-    metadata = {
-        "model": request.model.name,
-        "version": str(request.model.bundle.manifest.version),
-        "real_tokens": str(request.batch.num_tokens),
-        "pad_tokens": str(request.padding.num_pads),
-    }
-    return Payload(tensors.write(arrays, metadata), SAFETENSORS)
-
-
-def _joined(values: Any) -> NDArray[Any]:
-    """Rows end to end; attention, whose rows differ in two axes, as a list of its numbers."""
-    if isinstance(values, list):
-        return np.concatenate([row.reshape(-1) if row.ndim > 2 else row for row in values])
-    array: NDArray[Any] = values
-    return array
