@@ -29,8 +29,8 @@ from addnorm.load.norm_drift import report, texts, trial
 from addnorm.load.norm_drift.rows import Measured, Model
 
 SEED = 0
-# of the shorter reference a third has too few texts for a window of 512
-REFERENCES = {"book": (texts.of_book, (32, 128, 512)), "prose": (texts.of_prose, (32, 128))}
+# a third of the shorter reference has too few texts for larger windows
+REFERENCES = {"book": (texts.of_book, (32, 128, 512)), "prose": (texts.of_prose, (32,))}
 
 
 def main() -> None:
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--prose", type=Path, nargs="+", required=True, help="files of English")
     parser.add_argument("--rows", type=Path, required=True, help="where to keep what is computed")
-    parser.add_argument("--splits", type=int, default=12)
+    parser.add_argument("--splits", type=int, default=20)
     parser.add_argument("--picture", type=Path, help="where to write it")
     return parser
 

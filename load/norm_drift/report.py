@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from addnorm.load.norm_drift.trial import SHARES, Case, Power
@@ -15,10 +16,11 @@ SHOWN = {
     "vectors: cosine of means": ("tab:blue", "-s"),
     "vectors: Mahalanobis": ("tab:blue", "--s"),
     "tokens: share of unseen": ("tab:green", "-^"),
-    "tokens: PSI of lengths": ("tab:green", "--^"),
+    "tokens: mean 1 / length": ("tab:green", "--^"),
 }
 PICTURED = 128  # texts in a window
-NUM_COLUMNS = 5
+NUM_COLUMNS = 6
+TICKS = (5, 10, 25, 50, 100)
 
 
 def least_share(power: Power, change: str, window: int, detector: str) -> float | None:
@@ -52,26 +54,27 @@ def picture(path: Path, power: Power) -> None:
     """Power against the share of changed texts, a panel for each change."""
     changes = [change for change in _changes(power) if change != "none"]
     num_rows = -(-len(changes) // NUM_COLUMNS)
-    figure = Figure(figsize=(2.6 * NUM_COLUMNS, 2.1 * num_rows + 0.8))
-    panels = figure.subplots(num_rows, NUM_COLUMNS, sharex=True, sharey=True).flat
-    percent = [100 * share for share in SHARES]
-    for axes, change in zip(panels, changes, strict=False):
-        for detector, (colour, style) in SHOWN.items():
-            noticed = [100 * power[Case(change, PICTURED, share)][detector] for share in SHARES]
-            axes.plot(percent, noticed, style, color=colour, markersize=3, label=detector)
-        axes.set_title(change, fontsize=10)
-        axes.set_xscale("log")
-        axes.set_xticks(percent, [f"{each:.0f}" for each in percent])
-        axes.minorticks_off()
-        axes.grid(alpha=0.3)
-    for axes in list(panels):
-        axes.set_visible(False)
+    figure = Figure(figsize=(2.3 * NUM_COLUMNS, 2.1 * num_rows + 1), layout="constrained")
+    panels = figure.subplots(num_rows, NUM_COLUMNS, sharex=True, sharey=True, squeeze=False)
+    for change, axes in zip(changes, panels.flat, strict=False):
+        _panel(axes, change, power)
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=3)
-    figure.supxlabel(f"changed texts in a window of {PICTURED}, %", y=0.075, fontsize=10)
+    figure.legend(handles, labels, loc="outside upper center", ncols=3)
+    figure.supxlabel(f"changed texts in a window of {PICTURED}, %", fontsize=10)
     figure.supylabel("windows noticed, %", fontsize=10)
-    figure.tight_layout(rect=(0, 0.09, 1, 1))
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=90)
+
+
+def _panel(axes: Axes, change: str, power: Power) -> None:
+    percent = [100 * share for share in SHARES]
+    for detector, (colour, style) in SHOWN.items():
+        noticed = [100 * power[Case(change, PICTURED, share)][detector] for share in SHARES]
+        axes.plot(percent, noticed, style, color=colour, markersize=3, label=detector)
+    axes.set_title(change, fontsize=10)
+    axes.set_xscale("log")
+    axes.set_xticks(TICKS, [str(each) for each in TICKS])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
 
 
 def _changes(power: Power) -> Iterable[str]:

@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from addnorm.corpus.columns import EmbedOptions
-from addnorm.corpus.embedder import FOREVER_S, TEXTS_AT_ONCE, Embedder, joined, portions
+from addnorm.corpus.embedder import FOREVER_S, NO_LIMITS, TEXTS_AT_ONCE, joined, portions
+from addnorm.corpus.in_process import opened
 from addnorm.service.inference.outputs.per_token import NormStats
 from addnorm.service.inference.outputs.pooled import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.models import registry
+from addnorm.service.protocols.codec.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Batch, Floats, Ints, Padding, offsets_of
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.server.wiring import Service
 
 TOKENS_AT_ONCE = 4096
 FIRST_ORDINARY_ID = 999  # of BERT's vocabulary, below it: special and unused
@@ -64,11 +67,26 @@ class Measured:
 
 
 class Model:
-    """A bundle that takes texts. To be closed."""
+    """A bundle that takes texts, opened when it is first used. To be closed."""
 
     def __init__(self, bundle: Path) -> None:
-        self._embedder = Embedder(bundle, EmbedOptions(truncate=True), cache_bytes=0)
-        self.close = self._embedder.close
+        self._bundle = bundle
+        self._opened: Service | None = None
+
+    @property
+    def _service(self) -> Service:
+        if self._opened is None:
+            self._opened = opened(self._bundle, cache_bytes=0, **NO_LIMITS)
+        return self._opened
+
+    @property
+    def _model(self) -> registry.Model:
+        (model,) = self._service.models.all()
+        return model
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
 
     def measured(self, texts: list[str]) -> Measured:
         return asyncio.run(self._texts(texts))
@@ -78,15 +96,16 @@ class Model:
         tokens = like.tokens.copy()
         inside = np.ones(len(tokens), bool)
         inside[like.offsets[:-1]] = inside[like.offsets[1:] - 1] = False
-        num_ids = self._embedder.model.bundle.manifest.limits.vocab_size
+        num_ids = self._model.bundle.manifest.limits.vocab_size
         tokens[inside] = draws.integers(FIRST_ORDINARY_ID, num_ids, inside.sum())
         return asyncio.run(self._batch(Batch(tokens, like.offsets), like.num_words))
 
     async def _texts(self, texts: list[str]) -> Measured:
-        parts = [
-            await self._embedder.tokenized(texts[start : start + TEXTS_AT_ONCE], start)
-            for start in range(0, len(texts), TEXTS_AT_ONCE)
-        ]
+        parts = []
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
+            some = texts[start : start + TEXTS_AT_ONCE]
+            asked = TextsToTokenize.prompted("text", some, True, self._model, None)
+            parts.append((await self._service.tools.texts.batch(asked, Deadline(FOREVER_S)))[0])
         return await self._batch(joined(parts), np.array([len(text.split()) for text in texts]))
 
     async def _batch(self, batch: Batch, num_words: Ints) -> Measured:
@@ -109,14 +128,14 @@ class Model:
     async def _answer(self, batch: Batch) -> tuple[list[Floats], Floats]:
         """Of each text `[length, 2 * n_norms]`; vectors."""
         request = InferenceRequest(
-            self._embedder.model,
+            self._model,
             batch,
             Padding(batch.lengths, None),
             (NormStats(), Pooled(normalize=True)),
             "fp32",
             binary=True,
         )
-        made, _ = await self._embedder._service.pipeline.run(request, _plain, Deadline(FOREVER_S))
+        made, _ = await self._service.pipeline.run(request, _plain, Deadline(FOREVER_S))
         stats = made["norm_stats"]
         pairs = zip(stats["mean"], stats["rstd"], strict=True)
         return [np.concatenate(pair, axis=1) for pair in pairs], made["pooled"]

@@ -40,6 +40,7 @@ def run(
     num_splits: int,
     draws: np.random.Generator,
 ) -> Power:
+    assert 3 * max(windows) <= len(reference)
     null: dict[int, list[Drifts]] = {window: [] for window in windows}
     tested: dict[Case, list[Drifts]] = {
         Case(*case): [] for case in product(changed, windows, SHARES)
