@@ -62,9 +62,8 @@ def test_a_threshold_lets_at_most_the_asked_share_through(num: int, above: int) 
 def test_some_texts_keep_their_own_rows() -> None:
     of = measured(10, np.random.default_rng(0))
     part = of.part(np.array([7, 2]))
-    np.testing.assert_array_equal(
-        detectors.per_text(part, part.norms), detectors.per_text(of, of.norms)[[7, 2]]
-    )
+    means = [of.norms[slice(*of.offsets[text : text + 2])].mean(0) for text in (7, 2)]
+    np.testing.assert_allclose(detectors.per_text(part, part.norms), means, rtol=1e-4)
     np.testing.assert_array_equal(
         part.tokens[: part.offsets[1]], of.tokens[slice(*of.offsets[7:9])]
     )
