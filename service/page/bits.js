@@ -37,7 +37,7 @@ function paddedWay(name, place, ids, types, vocabulary, typed) {
   });
   const fields = { input_ids: [row], attention_mask: [mask] };
   if (typed) fields.token_type_ids = [kinds];
-  const said = `among ${count(width - ids.length, "pad")}`;
+  const said = count(width - ids.length, "pad");
   return { name, said, fields, row: 0, columns: stand, picture: stripOf(mask.map(Boolean)) };
 }
 
@@ -49,7 +49,7 @@ function companyWay(ids, types, limits, typed) {
   const fields = { input_ids: rows };
   if (typed) fields.token_type_ids = rows.map((one, at) => (at === row ? types : one.map(() => 0)));
   const tokens = rows.flat().length - ids.length;
-  const said = `${OTHERS} random sequences, ${tokens} tokens`;
+  const said = `${OTHERS} others, ${tokens} tokens`;
   return { name: "In company", said, fields, row, picture: crowdOf(rows, row) };
 }
 

@@ -6,6 +6,7 @@ import { Refused, apiKey, get, useKey } from "./server.js";
 
 // the page's own address says which model: /models/NAME/certificate, /models/NAME/VERSION/certificate
 const MODEL = location.pathname.match(/\/models\/(.+)\/certificate\/?$/)?.[1] ?? "";
+const EXACT = "exact comparisons";
 // what has a place of its own; other fields are shown as they are
 const PLACED = ["bundle", "passed", "checks", "fingerprint_parts", "known_answer"];
 
@@ -71,20 +72,30 @@ function shown(value) {
 
 const isDigest = (value) => typeof value === "string" && /^[0-9a-f]{32,}$/.test(value);
 
-function checksOf(precision, checks) {
-  const cases = [...new Set(checks.map((check) => check.case))];
-  const exact = checks.filter((check) => !check.limit).length;
-  const said = `${count(checks.length, "check")}, ${exact} of them exact. A bar is the difference as a share of its limit.`;
-  return card(precision, element("p", { class: "help" }, said), element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Checks of ${precision}` }, tableOf(cases, checks)));
+/** Case -> its checks. What must be equal and is compared as a whole stands together, first. */
+function grouped(checks) {
+  const groups = new Map([[EXACT, []]]);
+  for (const check of checks) {
+    const isWhole = !check.limit && checks.filter((other) => other.case === check.case).length === 1;
+    const name = isWhole ? EXACT : check.case;
+    groups.set(name, [...(groups.get(name) ?? []), isWhole ? { ...check, output: check.case } : check]);
+  }
+  return [...groups].filter(([, found]) => found.length);
 }
 
-function tableOf(cases, checks) {
+function checksOf(precision, checks) {
+  const exact = checks.filter((check) => !check.limit).length;
+  const said = `${count(checks.length, "check")}, ${exact} of them exact. A bar is the difference as a share of its limit.`;
+  return card(precision, element("p", { class: "help" }, said), element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Checks of ${precision}` }, tableOf(grouped(checks))));
+}
+
+function tableOf(groups) {
   const head = ["output", "difference", "limit", "share of the limit"].map((name) => element("th", { scope: "col" }, name));
-  const groups = cases.map((name) => {
+  const bodies = groups.map(([name, checks]) => {
     const title = element("tr", {}, element("th", { scope: "rowgroup", colspan: head.length, class: "case" }, name));
-    return element("tbody", {}, title, ...checks.filter((check) => check.case === name).map(rowOf));
+    return element("tbody", {}, title, ...checks.map(rowOf));
   });
-  return element("table", { class: "numbers margins" }, element("thead", {}, element("tr", {}, ...head)), ...groups);
+  return element("table", { class: "numbers margins" }, element("thead", {}, element("tr", {}, ...head)), ...bodies);
 }
 
 function rowOf(check) {
@@ -98,7 +109,7 @@ function rowOf(check) {
     element("th", { scope: "row" }, named),
     element("td", {}, short(difference)),
     element("td", {}, short(limit)),
-    element("td", { class: "margin" }, limit ? bar(share, isWithin ? "" : "over") : "", element("b", { class: isWithin ? "" : "found" }, told)));
+    element("td", { class: "margin" }, limit ? bar(share, isWithin ? "" : "over") : "", element("b", { class: isWithin ? (limit ? "" : "same") : "found" }, told)));
 }
 
 function refuse(error) {
