@@ -1,6 +1,7 @@
 // The answer to one request: what it cost, and for one row its activations, norms and predictions.
 
 import { count, element, short, styled } from "./dom.js";
+import { lensPanel } from "./lens.js";
 import { activations, nameOf, padRow, runs, scrolling, shaded } from "./heat.js";
 
 /** entry: of the model; rows: as sent; row: which one is shown; given: {data, fingerprint, stages}. */
@@ -19,6 +20,7 @@ function parts(entry, cells, row, data) {
   const predicted = data.logits && predictions(entry, cells, row, data.logits);
   if (predicted) made.push(predicted);
   if (data.norm_stats) made.push(norms(entry, cells, row, data.norm_stats));
+  if (entry.outputs.includes("attentions")) made.push(lensPanel(entry, cells));
   return made;
 }
 

@@ -22,21 +22,23 @@ function paint(canvas, values, limit) {
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
+const painted = new Map(); // canvas -> paints it
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  for (const [canvas, again] of painted) canvas.isConnected ? again() : painted.delete(canvas);
+});
+
 /** cells: of the row; activations: [S][d]. The picture, its scale, and the same as a table. */
 export function activations(cells, values) {
   const real = values.filter((_, index) => cells[index].real);
   const limit = Math.max(1e-12, quantile(real.flat().map(Math.abs), 0.995));
-  const painted = [];
   const rows = runs(cells).map(({ cell, index, pads }) => {
     const label = element("span", { class: "token" }, pads ? "" : nameOf(cell));
     if (pads) return element("li", { class: "pad" }, label, element("span", { class: "hatch" }, `${count(pads, "pad")}, not computed`));
     const canvas = element("canvas", { role: "img", "aria-label": summary(values[index]) });
-    painted.push(() => paint(canvas, values[index], limit));
+    painted.set(canvas, () => paint(canvas, values[index], limit));
+    painted.get(canvas)();
     return element("li", {}, label, canvas);
   });
-  const repaint = () => painted.forEach((one) => one());
-  repaint();
-  matchMedia("(prefers-color-scheme: dark)").onchange = repaint;
   return [element("ul", { class: "strips" }, ...rows), scale(limit), numbers(cells, values)];
 }
 
@@ -89,8 +91,8 @@ export const padRow = (pads, width) =>
 export const scrolling = (label, inside) =>
   element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, inside);
 
-/** values: [S][n_norms]; names: of the norms. Shaded from the lowest to the highest. */
-export function shaded(caption, cells, values, names) {
+/** values: [S][n]; names: of the n columns. Shaded from the lowest to the highest. */
+export function shaded(caption, cells, values, names, written = short, kind = "") {
   const real = values.filter((_, index) => cells[index].real).flat();
   const [lowest, highest] = [Math.min(...real), Math.max(...real)];
   const shade = (value) => (highest > lowest ? (value - lowest) / (highest - lowest) : 0);
@@ -98,10 +100,10 @@ export function shaded(caption, cells, values, names) {
     if (pads) return padRow(pads, names.length);
     const label = element("th", { scope: "row" }, nameOf(cell));
     const tds = values[index].map((value) =>
-      styled(element("td", { class: "shade" }, short(value)), { "--share": `${Math.round(55 * shade(value))}%` }),
+      styled(element("td", { class: "shade" }, written(value)), { "--share": `${Math.round(55 * shade(value))}%` }),
     );
     return element("tr", {}, label, ...tds);
   });
-  const table = element("table", { class: "numbers" }, thead(["token", ...names]), element("tbody", {}, ...rows));
+  const table = element("table", { class: `numbers ${kind}` }, thead(["token", ...names]), element("tbody", {}, ...rows));
   return element("div", {}, element("h4", {}, caption), scrolling(caption, table));
 }

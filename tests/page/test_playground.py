@@ -36,6 +36,27 @@ window.fetch = async (...asked) => {
 };
 """
 
+# A model with a lens, which takes seconds to export: its attention is a tenth of layer and head.
+LENS = """
+const real = window.fetch;
+window.fetch = async (address, options) => {
+  const sent = options.body && JSON.parse(options.body);
+  if (sent?.attentions) {
+    window.asked = sent;
+    const ids = sent.input_ids[0];
+    const weight = (sent.attentions.layers[0] + sent.attentions.heads[0]) / 10;
+    const data = {attentions: [[[ids.map(() => ids.map(() => weight))]]],
+                  hidden_states: [[ids.map(() => [1, -1])]]};
+    return new Response(JSON.stringify(data));
+  }
+  const answer = await real(address, options);
+  if (!String(address).endsWith("/v1/models")) return answer;
+  const listed = await answer.json();
+  for (const entry of listed.data) entry.outputs.push("hidden_states", "attentions");
+  return new Response(JSON.stringify(listed));
+};
+"""
+
 
 @pytest.fixture
 def page(driver: Any, url: str) -> Iterator[Playground]:
@@ -282,3 +303,22 @@ def test_tasks_of_heads_are_shown(page: Playground, model: str, title: str, show
     assert title in page.text("#answer .result h3")
     assert page.all(f"#answer .result:first-child {shown}")
     assert page.texts("#answer .found") == []
+
+
+def test_attention_and_hidden_states_of_a_lens_are_shown(driver: Any, url: str) -> None:
+    before = {"source": f"{{{LENS}}}"}
+    script = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", before)
+    try:
+        page = Playground(driver, url)
+        page.select("lens-layer", "2")
+        page.select("lens-head", "3")
+        page.until(lambda: set(page.texts(".square td")) == {"30"})
+        assert len(page.all(".square td")) == 7 * 7
+        asked = page.run("return window.asked")
+        assert asked["attentions"] == {"layers": [1], "heads": [2]}
+        assert asked["hidden_states"] == {"layers": [1]}
+        assert (len(asked["input_ids"][0]), asked["precision"]) == (7, "fp32")
+        assert len(page.all("canvas")) == 14
+        assert page.console() == []
+    finally:
+        driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
