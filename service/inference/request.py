@@ -32,6 +32,7 @@ class InferenceRequest(NamedTuple):
     key: str = ""  # the name of the caller's API key, for fairness among keys
     dtype: DType = "float32"  # of activations, logits and pooled vectors as they are sent
     binary: bool = False  # whether numbers are sent as bytes, not as text
+    anew: bool = False  # whether all is computed, whatever the cache holds
     answer_bytes: int | None = None  # of the response, where it is not the outputs themselves
     field: str = "input_ids"  # the caller's name for the sequences, for errors
     hint: str = ""  # why one of the caller's ids may be outside the vocabulary
