@@ -22,11 +22,13 @@ h1 { font-size: clamp(1.5rem, 4vw, 2.1rem); line-height: 1.2; letter-spacing: -.
 h2 { font-size: 1.15rem; margin: 2.75rem 0 .75rem; }
 p { max-width: 46rem; margin: .75rem 0; overflow-wrap: anywhere; }
 code { font: .88em/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
+.lead { color: var(--soft); margin: .4rem 0 0; }
 .highlights { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; margin: 0; }
-.highlights div { background: var(--card); border-radius: .6rem; padding: 1.1rem 1.25rem; }
-.highlights dt { font-size: clamp(1.4rem, 5vw, 2rem); font-weight: 650; line-height: 1.2;
+.highlights div { background: var(--card); border-radius: .6rem; padding: 1.1rem 1.25rem;
+  display: flex; flex-direction: column; justify-content: center; }
+.highlights dt { font-size: clamp(1.4rem, 5vw, 2.6rem); font-weight: 650; line-height: 1.2;
   font-variant-numeric: tabular-nums; }
-.highlights dd { margin: .3rem 0 0; color: var(--soft); font-size: .875rem; line-height: 1.4; }
+.highlights dd { margin: .3rem 0 0; color: var(--soft); font-size: .9375rem; line-height: 1.4; }
 .seen { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr));
   gap: 2.75rem 3rem; margin: 2rem 0 2.5rem; }
 figure { margin: 0; }
@@ -40,7 +42,8 @@ table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabul
 th, td { text-align: left; vertical-align: top; padding: .45rem 1.5rem .45rem 0;
   border-bottom: 1px solid var(--line); }
 th { color: var(--soft); font-weight: 600; }
-th, td:nth-child(n + 3) { white-space: nowrap; }
+th:first-child, td:first-child { min-width: 9rem; }
+th:nth-child(n + 3), td:nth-child(n + 3) { white-space: nowrap; }
 """
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # holds the page to what is said above
 SCROLL = '<div class="scroll" role="region" aria-label="table" tabindex="0">'
@@ -54,7 +57,11 @@ class Picture:
 
 
 def page(
-    title: str, highlights: Sequence[tuple[str, str]], pictures: Sequence[Picture], text: str
+    title: str,
+    lead: str,
+    highlights: Sequence[tuple[str, str]],
+    pictures: Sequence[Picture],
+    text: str,
 ) -> str:
     """highlights: a figure and what it says. text: Markdown, with tables; HTML in it is escaped."""
     parts = [
@@ -62,7 +69,7 @@ def page(
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>",
-        f"<h1>{escape(title)}</h1>",
+        f'<h1>{escape(title)}</h1>\n<p class="lead">{escape(lead)}</p>',
         f'<div class="seen">{_list(highlights)}{"".join(map(_figure, pictures))}</div>',
         _html(text),
         "</main>\n</body>\n</html>\n",

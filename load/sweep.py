@@ -7,7 +7,6 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
 from http.client import HTTPException
 from typing import Any
 
@@ -111,7 +110,8 @@ def run(sweep: Sweep, minutes: float) -> Findings:
     clock.close()
     of_points = {f"open/{who}": runs for who, runs in points.items()}
     counted = {who: compared(who, figures | of_points) for who in contenders}
-    return Findings(sweep.bundle, where, figures, points, counted, [], sweep.titles)
+    is_near = sweep.tolerance is not None
+    return Findings(sweep.bundle, where, figures, points, counted, [], sweep.titles, is_near)
 
 
 def _must_answer(contender: Contender) -> None:
@@ -137,9 +137,9 @@ def text(findings: Findings, facts: dict[str, str]) -> str:
     parts = [
         *findings.notes,
         "## Figures",
-        f"Medians of {num_rounds} rounds, in which all loads took turns. In brackets the ratio of "
-        "the pairs over the baseline, if there is one: **median**, least - most; more is better. "
-        "The last column names the line in the JSON.",
+        f"Rounds in which all loads took turns: {num_rounds}. The figures are medians. In brackets "
+        "the ratio of the pairs over the baseline, if there is one: **median**, least - most; more "
+        "is better. The last column names the line in the JSON.",
         contenders_table(findings.figures, ROWS, titles),
         "## Latency against load",
         open_loop_table(findings.points, titles),
@@ -152,7 +152,6 @@ def text(findings: Findings, facts: dict[str, str]) -> str:
 def facts(sweep: Sweep, findings: Findings, command: str) -> dict[str, str]:
     """What the figures are of. command: the line that measured them."""
     ours, where = sweep.ours, findings.machine
-    when = datetime.fromisoformat(str(where["date"]))
     entry = _entry(ours.server, sweep.fields.get("model", sweep.bundle.manifest.name))
     found = {
         "server": _server(ours.url, entry),
@@ -170,7 +169,7 @@ def facts(sweep: Sweep, findings: Findings, command: str) -> dict[str, str]:
         **found,
         "callers ran on": f"{where['processor']}, {where['cores']} cores, load average "
         f"{where['load_average']:.1f} before the run, onnxruntime {where['onnxruntime']}",
-        "date": f"{when:%Y-%m-%d %H:%M} UTC",
+        "date": str(where["date"]),
         "command": f"`{command}`",
     }
 

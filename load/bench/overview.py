@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from statistics import median as middle
 from typing import Any
 
@@ -28,6 +29,7 @@ class Findings:
     bits: dict[str, Figures]
     notes: list[str]  # what a reader of the tables must know
     titles: Mapping[str, str] = field(default_factory=lambda: TITLES)
+    is_near: bool = False  # answers passed within a tolerance
 
     def facts(self) -> dict[str, object]:
         return {
@@ -55,7 +57,10 @@ class Findings:
 
 def page(title: str, findings: Findings, text: str) -> str:
     """HTML. text: Markdown, which stands below highlights and curves."""
-    return web.page(title, list(_highlights(findings)), list(_pictures(findings)), text)
+    where = findings.machine
+    when = datetime.fromisoformat(str(where["date"]))
+    lead = f"{when:%Y-%m-%d %H:%M} UTC, {where['processor']}, {where['cores']} cores"
+    return web.page(title, lead, list(_highlights(findings)), list(_pictures(findings)), text)
 
 
 def _pictures(findings: Findings) -> Iterator[web.Picture]:
@@ -92,10 +97,11 @@ def _highlights(findings: Findings) -> Iterator[tuple[str, str]]:
         lone = median(figures[f"small-1/{who}"], "p50_ms")
         yield f"{lone:,.3g} ms", f"median time of such a request, one caller; {name}"
         break
-    if findings.bits:
-        num = sum(counted["num_answers"] for counted in findings.bits.values())
-        num_right = num - sum(counted["num_errors"] for counted in findings.bits.values())
-        yield f"{num_right:,.0f}", f"of {num:,.0f} answers have the bits of each sequence alone"
+    if ours := [findings.bits[who] for who in (FP32, INT8) if who in findings.bits]:
+        num = sum(counted["num_answers"] for counted in ours)
+        num_right = num - sum(counted["num_errors"] for counted in ours)
+        how = "are near" if findings.is_near else "have the bits of"
+        yield f"{num_right:,.0f}", f"of {num:,.0f} answers {how} each sequence alone"
 
 
 def _at_padding(

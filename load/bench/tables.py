@@ -198,7 +198,7 @@ def contenders_table(
     columns = [who for who in COLUMNS if who in measured]
     found = [cells for row in rows if (cells := row.cells(figures, columns, titles))]
     beside = [f"{now}, now over before" for now, _ in _pairs(columns)]
-    names = ["load", "measure", "baseline", *(titles[who] for who in columns), *beside, "alone"]
+    names = ["load", "measure", "baseline", *(titles[who] for who in columns), *beside, "line"]
     kept = [i for i in range(len(names)) if any(cells[i] != "-" for cells in found)]
     lines = [[cells[i] for i in kept] for cells in found]
     return table([names[i] for i in kept], lines) if found else ""
@@ -220,7 +220,7 @@ def open_loop_table(points: Rounds, titles: Mapping[str, str] = TITLES) -> str:
 
 def ratios_table(figures: Rounds) -> str:
     rows = [cells for ratio in _beside_itself() if (cells := ratio.cells(figures))]
-    return table(["what", "of", "useful tokens/s", "ratio", "alone"], rows) if rows else ""
+    return table(["what", "of", "useful tokens/s", "ratio", "line"], rows) if rows else ""
 
 
 def memory_table(figures: Rounds) -> str:
