@@ -21,7 +21,7 @@ from addnorm.load.dashboard.units import shown
 UNIT_IN = (0.62, 0.25)  # inches of a cell of the grid
 GAP_IN = 0.05
 DPI = 84
-NUM_COLOURS = 128  # as many as the picture needs: a third of the bytes
+NUM_COLOURS = 256  # as many as the picture needs: a third of the bytes
 PAGE, CARD, INK, SOFT, LINE = "#f4f5f5", "#ffffff", "#24292e", "#6b7280", "#e4e7e7"
 NO_DATA = "no data"
 # Grafana's palette-classic, and its named colours
@@ -214,7 +214,7 @@ def _cut(text: str) -> str:
 
 DRAWN: dict[str, tuple[tuple[float, float, float, float], Callable[[Axes, Answer], None]]] = {
     "stat": ((0.05, 0.05, 0.05, 0.25), _stat),
-    "timeseries": ((0.62, 0.5, 0.15, 0.32), _lines),
+    "timeseries": ((0.68, 0.5, 0.15, 0.32), _lines),
     "heatmap": ((0.55, 0.25, 0.15, 0.32), _heatmap),
     "table": ((0.1, 0.1, 0.1, 0.32), _table),
 }
