@@ -5,7 +5,7 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from urllib.parse import urlsplit
 
 from addnorm.load import options
@@ -63,12 +63,15 @@ def _one_load(
 def _sweep(arguments: argparse.Namespace, bundle: Bundle, command: Sequence[str]) -> None:
     from addnorm.load import sweep  # needs matplotlib, which a single load does without
 
+    asked = [arguments.precision] if arguments.precision else bundle.manifest.precisions
+    if not (precisions := [each for each in asked if each in sweep.PRECISIONS]):
+        raise SystemExit(f"--html measures {', '.join(sweep.PRECISIONS)}, not {', '.join(asked)}")
     name, url = arguments.beside or ("", "")
     fields = {"model": arguments.model} if arguments.model else {}
     plan = sweep.Sweep(
         sweep.Target("Addnorm", arguments.url, _server(arguments.url, arguments.pid)),
         bundle,
-        [arguments.precision] if arguments.precision else list(bundle.manifest.precisions),
+        precisions,
         sweep.Target(name, url, _server(url)) if url else None,
         arguments.tolerance,
         _headers(arguments),
@@ -77,7 +80,7 @@ def _sweep(arguments: argparse.Namespace, bundle: Bundle, command: Sequence[str]
     before = plan.ours.server.cache_counts()
     findings = sweep.run(plan, arguments.minutes)
     if said := warning(_since(plan.ours.server, before), ""):
-        findings.notes.append(f"**{said}**")
+        findings = replace(findings, warning=said)
         print(said, file=sys.stderr)
     facts = sweep.facts(plan, findings, shlex.join(command))
     arguments.html.write_text(sweep.page(plan, findings, facts))

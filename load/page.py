@@ -23,6 +23,7 @@ h2 { font-size: 1.15rem; margin: 2.75rem 0 .75rem; }
 p { max-width: 46rem; margin: .75rem 0; overflow-wrap: anywhere; }
 code { font: .88em/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
 .lead { color: var(--soft); margin: .4rem 0 0; }
+.warning { border-left: .25rem solid var(--other); padding-left: .9rem; margin-top: 1.5rem; }
 .highlights { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; margin: 0; }
 .highlights div { background: var(--card); border-radius: .6rem; padding: 1.1rem 1.25rem;
   display: flex; flex-direction: column; justify-content: center; }
@@ -59,17 +60,22 @@ class Picture:
 def page(
     title: str,
     lead: str,
+    warning: str,
     highlights: Sequence[tuple[str, str]],
     pictures: Sequence[Picture],
     text: str,
 ) -> str:
-    """highlights: a figure and what it says. text: Markdown, with tables; HTML in it is escaped."""
+    """warning: what a reader must know first. highlights: a figure and what it says.
+
+    text: Markdown, with tables; HTML in it is escaped.
+    """
     parts = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>",
         f'<h1>{escape(title)}</h1>\n<p class="lead">{escape(lead)}</p>',
+        f'<p class="warning">{escape(warning)}</p>' if warning else "",
         f'<div class="seen">{_list(highlights)}{"".join(map(_figure, pictures))}</div>',
         _html(text),
         "</main>\n</body>\n</html>\n",

@@ -12,7 +12,7 @@ from typing import Any
 
 from addnorm.load.bench import overview
 from addnorm.load.bench.check import NAIVE_TOLERANCE, Reference, alone
-from addnorm.load.bench.contenders import FP32, NAIVE, Contender, Contenders, in_precision
+from addnorm.load.bench.contenders import FP32, INT8, NAIVE, Contender, Contenders, in_precision
 from addnorm.load.bench.overview import Findings
 from addnorm.load.bench.rounds import Clock, compared, interleave, open_loops, prepare
 from addnorm.load.bench.run import Load, measure
@@ -30,6 +30,7 @@ from addnorm.load.servers import METRICS_S, Server
 from addnorm.load.stress.findings import table
 from addnorm.service.runtime.bundle import Bundle
 
+PRECISIONS = (FP32, INT8)  # which the tables and plots have a place for
 CLOSED = ("small-1", "small-32")  # one caller, and what many reach: the ends of the open loop
 PADDED = tuple(f"longest-{longest}" for longest in SWEEP_LONGEST)
 ROWS = (
@@ -60,7 +61,7 @@ class Sweep:
 
     ours: Target
     bundle: Bundle
-    precisions: list[str]
+    precisions: list[str]  # of PRECISIONS
     beside: Target | None = None
     tolerance: float | None = None
     headers: tuple[str, ...] = ()
@@ -135,7 +136,6 @@ def text(findings: Findings, facts: dict[str, str]) -> str:
     num_rounds = max(map(len, findings.figures.values()), default=0)
     titles = findings.titles
     parts = [
-        *findings.notes,
         "## Figures",
         f"Rounds in which all loads took turns: {num_rounds}. The figures are medians. In brackets "
         "the ratio of the pairs over the baseline, if there is one: **median**, least - most; more "

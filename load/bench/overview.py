@@ -30,6 +30,7 @@ class Findings:
     notes: list[str]  # what a reader of the tables must know
     titles: Mapping[str, str] = field(default_factory=lambda: TITLES)
     is_near: bool = False  # answers passed within a tolerance
+    warning: str = ""  # why the figures may not be what they seem
 
     def facts(self) -> dict[str, object]:
         return {
@@ -60,7 +61,8 @@ def page(title: str, findings: Findings, text: str) -> str:
     where = findings.machine
     when = datetime.fromisoformat(str(where["date"]))
     lead = f"{when:%Y-%m-%d %H:%M} UTC, {where['processor']}, {where['cores']} cores"
-    return web.page(title, lead, list(_highlights(findings)), list(_pictures(findings)), text)
+    highlights, pictures = list(_highlights(findings)), list(_pictures(findings))
+    return web.page(title, lead, findings.warning, highlights, pictures, text)
 
 
 def _pictures(findings: Findings) -> Iterator[web.Picture]:

@@ -63,9 +63,9 @@ def open_loops(preset: Contenders, figures: Rounds, budget_s: float, clock: Cloc
     """Latency from a lone caller, at rate 0, to each contender's capacity, which is what 32 callers
     reach (closed loop). A contender whose median is past SATURATED_MS gets no more load."""
     capacity = {
-        who: median(figures[f"small-32/{who}"], "requests_per_s")
+        who: rate
         for who in (NAIVE, FP32, INT8)
-        if who in preset
+        if who in preset and (rate := median(figures[f"small-32/{who}"], "requests_per_s")) > 0
     }
     loads = [(who, share * of_all) for share in FRACTIONS for who, of_all in capacity.items()]
     num_arrivals = max(MIN_ARRIVALS, budget_s / sum(1 / rate for _, rate in loads))

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,11 @@ def test_the_page_says_what_was_measured(page: str) -> None:
     assert "2,000</dt><dd>of 2,000 answers have the bits" in page
     assert "<code>addnorm load</code>" in page
     assert "<strong>2.00 x</strong>" in page
+
+
+def test_a_warning_stands_above_all_figures(findings: Findings) -> None:
+    warned = overview.page("A title", replace(findings, warning="of a cache"), "")
+    assert 0 < warned.index("of a cache") < warned.index("<dt>")
 
 
 def test_the_same_figures_give_the_same_page(findings: Findings, page: str) -> None:
