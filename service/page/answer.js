@@ -107,6 +107,8 @@ function norms(entry, cells, row, { mean, rstd }) {
 
 /** {token_ids, logprobs} of the likeliest: of the whole sequence, or of each token. */
 function predictions(entry, cells, row, { token_ids: ids, logprobs }) {
+  // of a row of pads there are none, and a single label is always the likeliest
+  if (ids[row].every((id) => id === null) || entry.labels?.length === 1) return null;
   const name = (id) => entry.labels?.[id] ?? String(id);
   if (!Array.isArray(ids[row]?.[0] ?? ids[row]?.find(Boolean)))
     return panel(
@@ -124,7 +126,7 @@ function predictions(entry, cells, row, { token_ids: ids, logprobs }) {
     const label = element("th", { scope: "row" }, nameOf(cell));
     return element("tr", {}, label, ...found.map((text) => element("td", {}, text)));
   });
-  const table = element("table", { class: "numbers" }, element("tbody", {}, ...rows));
+  const table = element("table", { class: "numbers wide" }, element("tbody", {}, ...rows));
   return panel(what, `the ${width} likeliest at each token`, scrolling(what, table));
 }
 

@@ -59,7 +59,8 @@ function companyWay(ids, types, limits, typed) {
 
 function stripOf(mask) {
   const cells = mask.map((real) => element("i", { class: real ? "real" : "pad" }));
-  return element("div", { class: "strip", "aria-hidden": "true" }, ...cells);
+  const kind = mask.length > 32 ? "strip long" : "strip";
+  return element("div", { class: kind, "aria-hidden": "true" }, ...cells);
 }
 
 function crowdOf(rows, own) {

@@ -137,7 +137,7 @@ export function shaded(caption, cells, values, names, written = short, kind = ""
   });
   const table = element(
     "table",
-    { class: `numbers ${kind}` },
+    { class: `numbers ${kind || (names.length > 4 ? "wide" : "")}` },
     thead(["token", ...names]),
     element("tbody", {}, ...rows),
   );

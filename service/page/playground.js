@@ -10,6 +10,7 @@ import { compare, noVerdict } from "./ways.js";
 
 const TEXTS = ["Pads are dropped.", "Are pads computed? Never."];
 const MASKED = ["Pads are [MASK].", "Are pads computed? [MASK]."];
+const NAMED = ["Ada lives in London.", "Grace works for the Navy."];
 const state = { models: [], entry: null, sequences: [], texts: null, rows: [], run: 0, typed: 0 };
 const grid = new Grid(byId("grid"), changed);
 
@@ -74,8 +75,9 @@ function idsShown() {
 }
 
 function textsShown() {
-  const masked = state.entry.tasks.includes("fill_mask");
-  return (masked ? MASKED : TEXTS).join("\n");
+  const { tasks } = state.entry;
+  const fitting = tasks.includes("fill_mask") ? MASKED : tasks.includes("tag") ? NAMED : TEXTS;
+  return fitting.join("\n");
 }
 
 const typedLines = () =>
@@ -195,7 +197,9 @@ async function run() {
     if (shown()) showAnswer();
     if (shown()) await compareBits();
   } catch (error) {
-    if (shown()) refuse(error);
+    if (!shown()) return;
+    noVerdict("Not compared: the request was not answered.");
+    refuse(error);
   }
 }
 

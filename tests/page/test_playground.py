@@ -57,6 +57,14 @@ window.fetch = async (address, options) => {
 };
 """
 
+# Places of entities count characters, of which one may be two units of a string in JavaScript.
+ENTITIES = """
+const real = window.fetch;
+const entity = {entity_group: "LOC", score: 0.75, word: "Rome", start: 2, end: 6};
+window.fetch = async (address, options) => String(address).endsWith("/v1/tag")
+  ? new Response(JSON.stringify({results: [[entity]]})) : real(address, options);
+"""
+
 
 @pytest.fixture
 def page(driver: Any, url: str) -> Iterator[Playground]:
@@ -144,6 +152,18 @@ def test_the_mask_is_edited_by_click_and_drag(page: Playground) -> None:
     assert page.text("#verdict").startswith("Equal. ")
 
 
+def test_a_row_of_pads_alone_is_answered(page: Playground) -> None:
+    page.select("model", "masked-lm")
+    buttons = "document.querySelectorAll('#grid [data-row=\"0\"][aria-pressed=true]')"
+    page.run(f"for (const one of {buttons}) one.click()")
+    assert sum(page.mask()[0]) == 0
+    page.click("#run")
+    assert page.text("#error") == ""
+    assert page.text("#verdict") == "This row has no real token."
+    assert page.texts("#answer dd")[:2] == ["8", "12"]
+    assert page.texts(".strips .hatch") == ["10 pads, not computed"]
+
+
 def test_pads_are_laid_out_on_each_side(page: Playground) -> None:
     for place, row in {
         "left": [0] * 3 + [1] * 7,
@@ -199,6 +219,7 @@ def test_errors_are_said_in_the_servers_words(page: Playground, url: str) -> Non
     assert about.startswith("400 invalid_input, request ")
     assert len(about.rpartition(" ")[2]) == 32
     assert page.find("#error").get_attribute("role") == "alert"
+    assert page.text("#verdict").startswith("Not compared")
     page.write("lines", "2 four")
     page.click("#run")
     assert page.text("#error strong").startswith("four is no token id")
@@ -298,6 +319,15 @@ def test_tasks_of_heads_are_shown(page: Playground) -> None:
         assert title in page.text("#answer .result h3")
         assert page.all(f"#answer .result:first-child {shown}")
         assert page.texts("#answer .found") == []
+
+
+def test_entities_are_marked_in_their_text(page: Playground) -> None:
+    page.run(ENTITIES)
+    page.select("model", "tagger")
+    page.run("document.getElementById('lines').value = '\U0001f3db Rome is old.'")
+    page.click("#run")
+    assert page.text(".said mark") == "Rome LOC 0.7500"
+    assert page.text(".said").endswith(" is old.")
 
 
 def test_attention_and_hidden_states_of_a_lens_are_shown(driver: Any, url: str) -> None:
