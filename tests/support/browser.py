@@ -1,5 +1,6 @@
 """Chromium without a window, driven by ChromeDriver."""
 
+import base64
 import json
 import shutil
 import tempfile
@@ -12,7 +13,9 @@ import pytest
 
 webdriver = pytest.importorskip("selenium.webdriver")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-MISSING = "there is no chromium and chromedriver: `make browser` installs both on Debian"
+if not (CHROMIUM and DRIVER):
+    missing = "there is no chromium or no chromedriver: `make browser` installs both on Debian"
+    pytest.skip(missing, allow_module_level=True)
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -61,8 +64,6 @@ def requested(driver: Any) -> list[str]:
 
 def picture(driver: Any, path: Path, whole: bool = False) -> None:
     """A PNG of the screen, or of the whole page."""
-    import base64
-
     asked = {"format": "png", "captureBeyondViewport": whole}
     taken = driver.execute_cdp_cmd("Page.captureScreenshot", asked)
     path.write_bytes(base64.b64decode(taken["data"]))
