@@ -79,7 +79,7 @@ def latency(path: Path, points: Points) -> None:
 
 def latency_svg(points: Points, metric: str) -> str:
     with style():
-        figure = Figure(figsize=(4.6, 3.5))
+        figure = Figure(figsize=(5, 3.6))
         _latency(figure.subplots(), points, metric)
         return _svg(figure, metric)
 
@@ -118,7 +118,7 @@ def padding(path: Path, shares: Shares) -> None:
 
 def padding_svg(shares: Shares) -> str:
     with style():
-        figure = Figure(figsize=(4.6, 3.5))
+        figure = Figure(figsize=(5, 3.6))
         _padding(figure.subplots(), shares)
         return _svg(figure, "padding")
 
