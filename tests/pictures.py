@@ -4,6 +4,7 @@ docs/playground.png is the README's. The others, in build/pictures, are to be lo
 in light and dark and at the width of a phone. Prints the first paint and the bytes of the page.
 """
 
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ return [all.length, all.reduce((sum, one) => sum + one.decodedBodySize, 0)]"""
 
 def main(bundles: Path) -> None:
     OUT.mkdir(parents=True, exist_ok=True)
-    settings = Settings(port=8000)  # which the picture shows
+    settings = Settings(port=free(8000))  # the picture shows it
     service = build(load_all(bundles, settings), settings)
     with serving(service) as url, browser() as driver:
         first_paint(driver, url)
@@ -36,6 +37,13 @@ def main(bundles: Path) -> None:
             for page, path in {"playground": "/", "certificate": certificate()}.items():
                 take(driver, url + path, OUT / f"{page}-{name}.png", width, scheme)
         take(driver, f"{url}/", README, 1280, "light", HEIGHT)
+
+
+def free(port: int) -> int:
+    with socket.socket() as tried:
+        if not tried.connect_ex(("127.0.0.1", port)):
+            sys.exit(f"port {port} is taken: end the server there first")
+    return port
 
 
 def certificate() -> str:

@@ -16,7 +16,11 @@ export function fiveWays({ ids, types }, limits) {
   const typed = types.some(Boolean);
   const alone = { name: "Alone", fields: { input_ids: [ids] }, row: 0 };
   if (typed) alone.fields.token_type_ids = [types];
-  const padded = [["left", "Pads left"], ["right", "Pads right"], ["holes", "Pads in holes"]];
+  const padded = [
+    ["left", "Pads left"],
+    ["right", "Pads right"],
+    ["holes", "Pads in holes"],
+  ];
   return [
     { ...alone, said: count(ids.length, "token"), picture: stripOf(ids.map(() => true)) },
     ...padded.map(([place, name]) => paddedWay(name, place, ids, types, limits.vocab_size, typed)),
@@ -55,7 +59,8 @@ function companyWay(ids, types, limits, typed) {
 
 function stripOf(mask) {
   const cells = mask.map((real) => element("i", { class: real ? "real" : "pad" }));
-  return element("div", { class: "strip", "aria-hidden": "true" }, ...cells);
+  const kind = mask.length > 32 ? "strip long" : "strip";
+  return element("div", { class: kind, "aria-hidden": "true" }, ...cells);
 }
 
 function crowdOf(rows, own) {
@@ -68,21 +73,38 @@ function crowdOf(rows, own) {
   return element("div", { class: "crowd", "aria-hidden": "true" }, ...bars);
 }
 
-/** Sends one way. -> {words: every float32 of the sequence, parts, stages}. */
+/** Sends one way. -> {words: every float32 of the sequence, parts, strays, stages}. strays: how many
+ * numbers at pads are not zero, of which there should be none. */
 export async function send(way, entry, precision) {
   const outputs = OUTPUTS.filter((name) => entry.outputs.includes(name));
   const body = { model: entry.id, ...way.fields, outputs, ...(precision && { precision }) };
   const { tensors, stages } = await postForTensors("v1/infer", body);
   const parts = Object.entries(tensors).map(([name, tensor]) => partOf(name, tensor, way));
   const words = new Uint32Array(parts.flatMap((part) => [...part.words]));
-  return { words, parts, stages };
+  return { words, parts, strays: straysOf(tensors, way), stages };
+}
+
+function straysOf(tensors, { columns: real, fields }) {
+  if (!real) return 0;
+  const pads = fields.attention_mask[0]
+    .map((_, column) => column)
+    .filter((column) => !real.includes(column));
+  const perToken = Object.entries(tensors).filter(([name]) => name !== "pooled");
+  return perToken
+    .flatMap(([, { shape, words }]) =>
+      pads.flatMap((column) => [
+        ...words.slice(column * shape.at(-1), (column + 1) * shape.at(-1)),
+      ]),
+    )
+    .filter(Boolean).length;
 }
 
 /** What of a tensor belongs to the way's sequence: a vector, or its tokens' rows. */
 function partOf(name, { shape, words }, way) {
   const width = shape.at(-1);
   const { input_ids: ids } = way.fields;
-  if (name === "pooled") return { name, width, words: words.slice(way.row * width, (way.row + 1) * width) };
+  if (name === "pooled")
+    return { name, width, words: words.slice(way.row * width, (way.row + 1) * width) };
   const before = ids.slice(0, way.row).reduce((sum, row) => sum + row.length, 0);
   const places = way.columns ?? ids[way.row].map((_, index) => before + index);
   const rows = places.map((place) => [...words.slice(place * width, (place + 1) * width)]);
@@ -97,6 +119,7 @@ export function asFloat(word) {
 
 /** null if all bits are equal; else how many numbers differ, and the first one's place. */
 export function difference(one, other) {
+  if (other.strays) return { said: `${count(other.strays, "number")} at pads, which should be 0` };
   if (one.words.length !== other.words.length)
     return { said: `${other.words.length} numbers in place of ${one.words.length}` };
   let differing = 0;
@@ -111,14 +134,18 @@ export function difference(one, other) {
   if (!differing) return null;
   const bits = `${hex(one.words[first])} here, ${hex(other.words[first])} there`;
   const size = `largest difference ${short(largest)}`;
-  return { said: `${count(differing, "number")} of ${one.words.length}, first ${placeOf(first, one.parts)}: ${bits}; ${size}` };
+  return {
+    said: `${count(differing, "number")} of ${one.words.length}, first ${placeOf(first, one.parts)}: ${bits}; ${size}`,
+  };
 }
 
 function placeOf(index, parts) {
   for (const { name, width, words } of parts) {
     if (index < words.length) {
       const column = `number ${(index % width) + 1}`;
-      return name === "pooled" ? `${name}, ${column}` : `${name} of token ${Math.floor(index / width) + 1}, ${column}`;
+      return name === "pooled"
+        ? `${name}, ${column}`
+        : `${name} of token ${Math.floor(index / width) + 1}, ${column}`;
     }
     index -= words.length;
   }

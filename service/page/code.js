@@ -1,6 +1,9 @@
 // The present request as programs that run as they are. They never hold the API key.
 
-const lines = (rows) => (rows.length > 1 ? `[\n        ${rows.map((row) => json(row)).join(",\n        ")},\n    ]` : `[${rows.map(json)}]`);
+const lines = (rows) =>
+  rows.length > 1
+    ? `[\n        ${rows.map((row) => json(row)).join(",\n        ")},\n    ]`
+    : `[${rows.map(json)}]`;
 const json = (value) => JSON.stringify(value).replaceAll(",", ", ");
 /** JSON of what is here, text, numbers and lists, is Python too; lone surrogates cannot come. */
 const python = (value) => JSON.stringify(value).replaceAll(/,(?=[^ ])/g, ", ");
@@ -11,12 +14,18 @@ export const LANGUAGES = { curl, httpx, openai, tritonclient };
 function curl({ url, body, hasKey }) {
   const quoted = JSON.stringify(body).replaceAll("'", String.raw`'\''`);
   const key = hasKey ? ` \\\n  -H "authorization: Bearer $ADDNORM_API_KEY"` : "";
-  return { code: `curl -s ${url}/v1/infer -H 'content-type: application/json'${key} \\\n  -d '${quoted}'` };
+  return {
+    code: `curl -s ${url}/v1/infer -H 'content-type: application/json'${key} \\\n  -d '${quoted}'`,
+  };
 }
 
 function httpx({ url, body, hasKey }) {
-  const key = hasKey ? `\n    headers={"authorization": f"Bearer {os.environ['ADDNORM_API_KEY']}"},` : "";
-  const fields = Object.entries(body).map(([name, value]) => `    ${python(name)}: ${isRows(value) ? lines(value) : python(value)},`);
+  const key = hasKey
+    ? `\n    headers={"authorization": f"Bearer {os.environ['ADDNORM_API_KEY']}"},`
+    : "";
+  const fields = Object.entries(body).map(
+    ([name, value]) => `    ${python(name)}: ${isRows(value) ? lines(value) : python(value)},`,
+  );
   return {
     code: `${hasKey ? "import os\n\n" : ""}import httpx
 
@@ -37,7 +46,9 @@ const isRows = (value) => Array.isArray(value) && Array.isArray(value[0]);
 
 function openai({ url, body, sequences, texts, embeds, hasKey }) {
   const key = hasKey ? `os.environ["ADDNORM_API_KEY"]` : `"none"`;
-  const input = texts ? `[${texts.map((text) => `\n        ${python(text)},`).join("")}\n    ]` : lines(sequences);
+  const input = texts
+    ? `[${texts.map((text) => `\n        ${python(text)},`).join("")}\n    ]`
+    : lines(sequences);
   const extra = body.precision ? `\n    extra_body={"precision": ${python(body.precision)}},` : "";
   return {
     note: embeds
@@ -63,11 +74,17 @@ function tritonclient({ url, body, hasKey }) {
   if (body.token_type_ids) tensors.token_type_ids = padded(body.token_type_ids);
   const shape = `[${body.input_ids.length}, ${width}]`;
   const secure = url.startsWith("https") ? ", ssl=True" : "";
-  const set = Object.entries(tensors).map(([name, rows]) => `${name} = InferInput("${name}", ${shape}, "INT64")
-${name}.set_data_from_numpy(np.array(${lines(rows).replaceAll("\n    ", "\n")}))`);
+  const set = Object.entries(tensors).map(
+    ([name, rows]) => `${name} = InferInput("${name}", ${shape}, "INT64")
+${name}.set_data_from_numpy(np.array(${lines(rows).replaceAll("\n    ", "\n")}))`,
+  );
   const outputs = body.outputs.filter((name) => name !== "norm_stats" && name !== "logits");
-  const parameters = body.precision ? `\n    parameters={"precision": ${python(body.precision)}},` : "";
-  const headers = hasKey ? `\n    headers={"authorization": f"Bearer {os.environ['ADDNORM_API_KEY']}"},` : "";
+  const parameters = body.precision
+    ? `\n    parameters={"precision": ${python(body.precision)}},`
+    : "";
+  const headers = hasKey
+    ? `\n    headers={"authorization": f"Bearer {os.environ['ADDNORM_API_KEY']}"},`
+    : "";
   return {
     code: `${hasKey ? "import os\n\n" : ""}import numpy as np
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput

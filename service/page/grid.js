@@ -17,7 +17,12 @@ export function laidOut(sequences, place, spare, pad) {
     const width = place === "none" ? ids.length : longest + spare;
     const row = Array.from({ length: width }, () => ({ ...pad, real: false }));
     columns(ids.length, width, place).forEach((column, index) => {
-      row[column] = { id: ids[index], token: tokens?.[index], type: types?.[index] ?? 0, real: true };
+      row[column] = {
+        id: ids[index],
+        token: tokens?.[index],
+        type: types?.[index] ?? 0,
+        real: true,
+      };
     });
     return row;
   });
@@ -56,7 +61,9 @@ export class Grid {
   show(rows) {
     this.rows = rows;
     this.at = [0, 0];
-    this.table.replaceChildren(element("tbody", {}, ...rows.map((row, index) => this.#row(row, index))));
+    this.table.replaceChildren(
+      element("tbody", {}, ...rows.map((row, index) => this.#row(row, index))),
+    );
   }
 
   #row(row, index) {
@@ -117,7 +124,8 @@ export class Grid {
 
   #key(event) {
     const [down, right] =
-      { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key] ?? [];
+      { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key] ??
+      [];
     const button = event.target.closest("button");
     if (down === undefined || !button) return;
     event.preventDefault();

@@ -9,14 +9,18 @@ const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 
 
 /** One row of numbers as a strip, a pixel each; the page stretches it. */
 function paint(canvas, values, limit) {
-  const [zero, plus, minus] = ["--panel", "--plus", "--minus"].map((name) => channels(colour(name)));
+  const [zero, plus, minus] = ["--panel", "--plus", "--minus"].map((name) =>
+    channels(colour(name)),
+  );
   canvas.width = values.length;
   canvas.height = 1;
   const image = new ImageData(values.length, 1);
   values.forEach((value, index) => {
     const share = Math.min(1, Math.abs(value) / limit) ** 0.7; // small ones stay visible
     const end = value > 0 ? plus : minus;
-    zero.forEach((from, channel) => (image.data[4 * index + channel] = from + share * (end[channel] - from)));
+    zero.forEach(
+      (from, channel) => (image.data[4 * index + channel] = from + share * (end[channel] - from)),
+    );
     image.data[4 * index + 3] = 255;
   });
   canvas.getContext("2d").putImageData(image, 0, 0);
@@ -33,7 +37,13 @@ export function activations(cells, values) {
   const limit = Math.max(1e-12, quantile(real.flat().map(Math.abs), 0.995));
   const rows = runs(cells).map(({ cell, index, pads }) => {
     const label = element("span", { class: "token" }, pads ? "" : nameOf(cell));
-    if (pads) return element("li", { class: "pad" }, label, element("span", { class: "hatch" }, `${count(pads, "pad")}, not computed`));
+    if (pads)
+      return element(
+        "li",
+        { class: "pad" },
+        label,
+        element("span", { class: "hatch" }, `${count(pads, "pad")}, not computed`),
+      );
     const canvas = element("canvas", { role: "img", "aria-label": summary(values[index]) });
     painted.set(canvas, () => paint(canvas, values[index], limit));
     painted.get(canvas)();
@@ -54,7 +64,8 @@ export function runs(cells) {
   return found;
 }
 
-const quantile = (values, share) => values.sort((a, b) => a - b)[Math.floor(share * (values.length - 1))] ?? 1;
+const quantile = (values, share) =>
+  values.sort((a, b) => a - b)[Math.floor(share * (values.length - 1))] ?? 1;
 
 function summary(values) {
   const [lowest, highest] = [Math.min(...values), Math.max(...values)];
@@ -62,7 +73,13 @@ function summary(values) {
 }
 
 const scale = (limit) =>
-  element("p", { class: "scale help" }, short(-limit), element("span", { class: "ramp", "aria-hidden": "true" }), short(limit));
+  element(
+    "p",
+    { class: "scale help" },
+    short(-limit),
+    element("span", { class: "ramp", "aria-hidden": "true" }),
+    short(limit),
+  );
 
 function numbers(cells, values) {
   const head = ["token", "lowest", "highest", "length", "first numbers"];
@@ -76,14 +93,26 @@ function numbers(cells, values) {
     "details",
     {},
     element("summary", {}, "As numbers"),
-    scrolling("Activations as numbers", element("table", { class: "numbers" }, thead(head), element("tbody", {}, ...rows))),
+    scrolling(
+      "Activations as numbers",
+      element("table", { class: "numbers" }, thead(head), element("tbody", {}, ...rows)),
+    ),
   );
 }
 
 const thead = (names) =>
-  element("thead", {}, element("tr", {}, ...names.map((name) => element("th", { scope: "col" }, name))));
+  element(
+    "thead",
+    {},
+    element("tr", {}, ...names.map((name) => element("th", { scope: "col" }, name))),
+  );
 const tr = ([first, ...rest]) =>
-  element("tr", {}, element("th", { scope: "row" }, first), ...rest.map((text) => element("td", {}, text)));
+  element(
+    "tr",
+    {},
+    element("th", { scope: "row" }, first),
+    ...rest.map((text) => element("td", {}, text)),
+  );
 
 export const padRow = (pads, width) =>
   element("tr", { class: "pad" }, element("td", { colspan: width + 1 }, count(pads, "pad")));
@@ -100,10 +129,17 @@ export function shaded(caption, cells, values, names, written = short, kind = ""
     if (pads) return padRow(pads, names.length);
     const label = element("th", { scope: "row" }, nameOf(cell));
     const tds = values[index].map((value) =>
-      styled(element("td", { class: "shade" }, written(value)), { "--share": `${Math.round(55 * shade(value))}%` }),
+      styled(element("td", { class: "shade" }, written(value)), {
+        "--share": `${Math.round(55 * shade(value))}%`,
+      }),
     );
     return element("tr", {}, label, ...tds);
   });
-  const table = element("table", { class: `numbers ${kind}` }, thead(["token", ...names]), element("tbody", {}, ...rows));
+  const table = element(
+    "table",
+    { class: `numbers ${kind || (names.length > 4 ? "wide" : "")}` },
+    thead(["token", ...names]),
+    element("tbody", {}, ...rows),
+  );
   return element("div", {}, element("h4", {}, caption), scrolling(caption, table));
 }

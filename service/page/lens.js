@@ -15,7 +15,10 @@ export function lensPanel(entry, cells) {
   const layer = choice("Layer", layers);
   const head = choice("Head", heads);
   const shown = element("div", { class: "results" });
-  const show = async () => shown.replaceChildren(...(await inside(entry, real, Number(layer.field.value), Number(head.field.value))));
+  const show = async () =>
+    shown.replaceChildren(
+      ...(await inside(entry, real, Number(layer.field.value), Number(head.field.value))),
+    );
   for (const one of [layer, head]) one.field.addEventListener("change", show);
   if (real.length) show();
   const fields = element("div", { class: "fields" }, layer.whole, head.whole);
@@ -23,7 +26,9 @@ export function lensPanel(entry, cells) {
 }
 
 function choice(name, number) {
-  const options = Array.from({ length: number }, (_, index) => element("option", { value: index }, String(index + 1)));
+  const options = Array.from({ length: number }, (_, index) =>
+    element("option", { value: index }, String(index + 1)),
+  );
   const field = element("select", { id: `lens-${name.toLowerCase()}` }, ...options);
   const label = element("label", { for: field.id }, name);
   return { field, whole: element("div", { class: "narrow" }, label, field) };
@@ -54,8 +59,24 @@ function attention(cells, weights) {
   const values = weights.slice(0, MOST).map((row) => row.slice(0, MOST));
   const cut = cells.length > MOST ? `; the first ${MOST} of ${count(cells.length, "token")}` : "";
   const caption = `Attention: what each token, a row, takes of each token, in percent${cut}`;
-  return shaded(caption, few, values, few.map(nameOf), (share) => String(Math.round(100 * share)), "square");
+  return shaded(
+    caption,
+    few,
+    values,
+    few.map(nameOf),
+    (share) => String(Math.round(100 * share)),
+    "square",
+  );
 }
 
 const states = (cells, hidden) =>
-  hidden ? [element("div", {}, element("h4", {}, "Hidden states that enter the layer"), ...activations(cells, hidden[0][0]))] : [];
+  hidden
+    ? [
+        element(
+          "div",
+          {},
+          element("h4", {}, "Hidden states that enter the layer"),
+          ...activations(cells, hidden[0][0]),
+        ),
+      ]
+    : [];

@@ -10,6 +10,7 @@ import { compare, noVerdict } from "./ways.js";
 
 const TEXTS = ["Pads are dropped.", "Are pads computed? Never."];
 const MASKED = ["Pads are [MASK].", "Are pads computed? [MASK]."];
+const NAMED = ["Ada lives in London.", "Grace works for the Navy."];
 const state = { models: [], entry: null, sequences: [], texts: null, rows: [], run: 0, typed: 0 };
 const grid = new Grid(byId("grid"), changed);
 
@@ -67,23 +68,32 @@ function idsShown() {
   const known = state.sequences.length && state.of === state.entry.id;
   const sequences = known
     ? state.sequences.map(({ ids }) => ids)
-    : [4, 6].map((length) => Array.from({ length: Math.min(length, longest) }, (_, at) => (3 * at + 1) % size));
+    : [4, 6].map((length) =>
+        Array.from({ length: Math.min(length, longest) }, (_, at) => (3 * at + 1) % size),
+      );
   return sequences.map((ids) => ids.join(" ")).join("\n");
 }
 
 function textsShown() {
-  const masked = state.entry.tasks.includes("fill_mask");
-  return (masked ? MASKED : TEXTS).join("\n");
+  const { tasks } = state.entry;
+  const fitting = tasks.includes("fill_mask") ? MASKED : tasks.includes("tag") ? NAMED : TEXTS;
+  return fitting.join("\n");
 }
 
-const typedLines = () => byId("lines").value.split("\n").filter((line) => line.trim());
+const typedLines = () =>
+  byId("lines")
+    .value.split("\n")
+    .filter((line) => line.trim());
 
 /** Lines -> sequences -> the grid. false if they cannot be read; the page says why. */
 async function readLines() {
   const asked = ++state.typed;
   const [read, queried] = [byId("lines").value, byId("query").value];
   try {
-    const found = chosen("kind") === "ids" ? { sequences: typedLines().map(idsOf), texts: null } : await tokenized();
+    const found =
+      chosen("kind") === "ids"
+        ? { sequences: typedLines().map(idsOf), texts: null }
+        : await tokenized();
     if (asked !== state.typed) return false; // typed on meanwhile
     Object.assign(state, found, { of: state.entry.id, read, queried });
     clear();
@@ -98,26 +108,41 @@ async function readLines() {
 function idsOf(line) {
   const words = line.trim().split(/[\s,]+/);
   const wrong = words.find((word) => !/^\d{1,15}$/.test(word));
-  if (wrong !== undefined) throw new Refused(`${wrong} is no token id: write numbers with spaces between them.`, 0);
+  if (wrong !== undefined)
+    throw new Refused(`${wrong} is no token id: write numbers with spaces between them.`, 0);
   return { ids: words.map(Number), types: words.map(() => 0) };
 }
 
 async function tokenized() {
   const texts = typedLines();
   if (!texts.length) throw new Refused("There is no text: type one a line.", 0);
-  const asked = state.entry.tasks.includes("rerank") ? texts.map((text) => [byId("query").value, text]) : texts;
+  const asked = state.entry.tasks.includes("rerank")
+    ? texts.map((text) => [byId("query").value, text])
+    : texts;
   const { data } = await post("v1/tokenize", { model: state.entry.id, texts: asked });
-  const sequences = data.input_ids.map((ids, at) => ({ ids, tokens: data.tokens[at], types: data.token_type_ids?.[at] ?? ids.map(() => 0) }));
+  const sequences = data.input_ids.map((ids, at) => ({
+    ids,
+    tokens: data.tokens[at],
+    types: data.token_type_ids?.[at] ?? ids.map(() => 0),
+  }));
   return { sequences, texts };
 }
 
 function layOut() {
   const spare = Math.min(64, Math.max(0, Number(byId("spare").value) || 0));
-  const names = state.sequences.flatMap(({ ids, tokens = [] }) => ids.map((id, at) => [id, tokens[at]]));
-  state.rows = laidOut(state.sequences, chosen("place"), spare, { id: 0, token: new Map(names).get(0), type: 0 });
+  const names = state.sequences.flatMap(({ ids, tokens = [] }) =>
+    ids.map((id, at) => [id, tokens[at]]),
+  );
+  state.rows = laidOut(state.sequences, chosen("place"), spare, {
+    id: 0,
+    token: new Map(names).get(0),
+    type: 0,
+  });
   grid.show(state.rows);
   const row = Math.min(byId("row").selectedIndex, state.rows.length - 1);
-  byId("row").replaceChildren(...state.rows.map((_, index) => element("option", { value: index }, `Row ${index + 1}`)));
+  byId("row").replaceChildren(
+    ...state.rows.map((_, index) => element("option", { value: index }, `Row ${index + 1}`)),
+  );
   byId("row").selectedIndex = Math.max(0, row);
   changed();
 }
@@ -125,7 +150,8 @@ function layOut() {
 function changed() {
   const cells = state.rows.flat();
   const real = realCells(cells).length;
-  byId("counts").textContent = `${count(state.rows.length, "row")}, ${count(real, "token")}, ${count(cells.length - real, "pad")}`;
+  byId("counts").textContent =
+    `${count(state.rows.length, "row")}, ${count(real, "token")}, ${count(cells.length - real, "pad")}`;
   byId("stale").hidden = !byId("answer").firstChild;
   showCode();
 }
@@ -134,7 +160,9 @@ function changed() {
 
 function body() {
   const { entry, rows } = state;
-  const outputs = ["activations", "logits", "pooled", "norm_stats"].filter((name) => entry.outputs.includes(name));
+  const outputs = ["activations", "logits", "pooled", "norm_stats"].filter((name) =>
+    entry.outputs.includes(name),
+  );
   return {
     model: entry.id,
     ...fieldsOf(rows),
@@ -145,7 +173,12 @@ function body() {
 }
 
 /** At most five, and no more than there are. */
-const topK = () => Math.min(5, state.entry.labels?.length ?? state.entry.limits.vocab_size, state.entry.config.heads?.logits?.width ?? 5);
+const topK = () =>
+  Math.min(
+    5,
+    state.entry.labels?.length ?? state.entry.limits.vocab_size,
+    state.entry.config.heads?.logits?.width ?? 5,
+  );
 
 async function run() {
   const asked = ++state.run;
@@ -164,7 +197,9 @@ async function run() {
     if (shown()) showAnswer();
     if (shown()) await compareBits();
   } catch (error) {
-    if (shown()) refuse(error);
+    if (!shown()) return;
+    noVerdict("Not compared: the request was not answered.");
+    refuse(error);
   }
 }
 
@@ -173,12 +208,14 @@ function showAnswer() {
   const row = Math.max(0, byId("row").selectedIndex);
   byId("stale").hidden = true;
   byId("answer").replaceChildren(...answerOf(entry, rows, Math.min(row, rows.length - 1), given));
-  byId("answer").querySelector(".results").prepend(...extra);
+  byId("answer")
+    .querySelector(".results")
+    .prepend(...extra);
 }
 
 let comparisons = 0;
-async function compareBits() {
-  if (!byId("bits").checked) return noVerdict("Not compared: the switch is off.");
+async function compareBits(isAsked = false) {
+  if (!byId("bits").checked && !isAsked) return noVerdict("Not compared: the switch is off.");
   const asked = ++comparisons;
   const cells = realCells(state.rows[Math.max(0, byId("row").selectedIndex)] ?? []);
   if (!cells.length) return noVerdict("This row has no real token.");
@@ -203,16 +240,23 @@ function clear() {
 function refuse(error) {
   if (!(error instanceof Refused)) throw error;
   const { status, code, requestId, message } = error;
-  const about = [status && `${status} ${code ?? ""}`.trim(), requestId && `request ${requestId}`].filter(Boolean).join(", ");
+  const about = [status && `${status} ${code ?? ""}`.trim(), requestId && `request ${requestId}`]
+    .filter(Boolean)
+    .join(", ");
   byId("error").classList.add("shown");
-  byId("error").replaceChildren(element("strong", {}, message), element("span", { class: "help" }, about));
+  byId("error").replaceChildren(
+    element("strong", {}, message),
+    element("span", { class: "help" }, about),
+  );
   byId("status").textContent = "";
   if (status === 401) byId("key").focus();
 }
 
 function showCode() {
   if (!state.entry || !state.rows.length) return;
-  const sequences = state.rows.map((row) => realCells(row).map(({ id }) => id)).filter((ids) => ids.length);
+  const sequences = state.rows
+    .map((row) => realCells(row).map(({ id }) => id))
+    .filter((ids) => ids.length);
   const isPlain = state.texts && !state.entry.tasks.includes("rerank");
   const made = LANGUAGES[chosen("language")]({
     url: ROOT.href.replace(/\/$/, ""),
@@ -263,8 +307,8 @@ on("kinds", "change", () => (useKind(), readLines()));
 on("places", "change", layOut);
 on("spare", "input", layOut);
 on("row", "change", () => (state.given && showAnswer(), compareBits()));
-on("bits", "change", compareBits);
-on("again", "click", compareBits);
+on("bits", "change", () => compareBits());
+on("again", "click", () => compareBits(true));
 on("languages", "change", showCode);
 on("copy", "click", copy);
 on("request", "submit", submit);
@@ -273,6 +317,7 @@ on("key-form", "submit", () => {
   clear();
   return start();
 });
-for (const id of ["request", "key-form"]) byId(id).addEventListener("submit", (event) => event.preventDefault());
+for (const id of ["request", "key-form"])
+  byId(id).addEventListener("submit", (event) => event.preventDefault());
 byId("key").value = apiKey();
 working(start);

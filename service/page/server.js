@@ -77,7 +77,10 @@ function tensorsOf(buffer) {
   const found = {};
   for (const [name, { dtype, shape, data_offsets: [from, to] = [] }] of Object.entries(header)) {
     if (dtype !== "F32") continue;
-    found[name] = { shape, words: new Uint32Array(buffer.slice(8 + length + from, 8 + length + to)) };
+    found[name] = {
+      shape,
+      words: new Uint32Array(buffer.slice(8 + length + from, 8 + length + to)),
+    };
   }
   return found;
 }

@@ -10,13 +10,16 @@ const TASKS = {
     title: "Rerank",
     path: "v1/rerank",
     body: (texts, query) => ({ query, documents: texts }),
-    shown: ({ results }, texts) => [bars(results.map((one) => [texts[one.index], one.relevance_score]))],
+    shown: ({ results }, texts) => [
+      bars(results.map((one) => [texts[one.index], one.relevance_score])),
+    ],
   },
   classify: {
     title: "Classify",
     path: "v1/classify",
     body: (texts) => ({ texts, top_k: 5 }),
-    shown: ({ results }, texts) => each(texts, results, (found) => bars(found.map((one) => [one.label, one.score]))),
+    shown: ({ results }, texts) =>
+      each(texts, results, (found) => bars(found.map((one) => [one.label, one.score]))),
   },
   tag: {
     title: "Entities",
@@ -30,7 +33,12 @@ const TASKS = {
     body: (texts) => ({ texts, top_k: 5 }),
     shown: ({ results }, texts) =>
       each(texts, results, (masks) =>
-        element("div", {}, ...masks.map((found) => bars(found.map((one) => [one.token_str, one.score]))))),
+        element(
+          "div",
+          {},
+          ...masks.map((found) => bars(found.map((one) => [one.token_str, one.score]))),
+        ),
+      ),
   },
 };
 
@@ -44,11 +52,23 @@ function tagged(text, entities) {
   let done = 0;
   for (const { start, end, entity_group: label, score } of entities) {
     parts.push(characters.slice(done, start).join(""));
-    parts.push(element("mark", {}, characters.slice(start, end).join(""), element("small", {}, ` ${label} ${short(score)}`)));
+    parts.push(
+      element(
+        "mark",
+        {},
+        characters.slice(start, end).join(""),
+        element("small", {}, ` ${label} ${short(score)}`),
+      ),
+    );
     done = end;
   }
   parts.push(characters.slice(done).join(""));
-  return element("p", { class: "said" }, ...parts, entities.length ? null : element("small", {}, " no entities"));
+  return element(
+    "p",
+    { class: "said" },
+    ...parts,
+    entities.length ? null : element("small", {}, " no entities"),
+  );
 }
 
 /** A panel for each task that the model has, of the texts as they were typed. */
@@ -68,5 +88,3 @@ async function panelOf({ title, path, body, shown }, entry, precision, texts, qu
     return panel(title, `POST /${path}`, element("p", { class: "found" }, error.message));
   }
 }
-
-

@@ -26,10 +26,19 @@ function conclude(ways, answers, entry, precision) {
   const odd = ways.filter((_, index) => difference(answers[0], answers[index]));
   if (!numbers) return verdict("different", "The answer has no numbers to compare.");
   if (!odd.length)
-    return verdict("equal", `Equal. ${count(numbers, "number")}, ${(32 * numbers).toLocaleString("en")} bits, the same in all five answers.`);
+    return verdict(
+      "equal",
+      `Equal. ${count(numbers, "number")}, ${(32 * numbers).toLocaleString("en")} bits, the same in all five answers.`,
+    );
   const provider = entry.fingerprint_parts?.[precision]?.provider;
-  const why = provider && provider !== "cpu" ? " On a GPU answers agree within a tolerance, not bit by bit." : "";
-  verdict("different", `Not equal. ${odd.map((way) => way.name).join(", ")}: other bits than alone.${why}`);
+  const why =
+    provider && provider !== "cpu"
+      ? " On a GPU answers agree within a tolerance, not bit by bit."
+      : "";
+  verdict(
+    "different",
+    `Not equal. ${odd.map((way) => way.name).join(", ")}: other bits than alone.${why}`,
+  );
 }
 
 function verdict(kind, text) {
@@ -58,7 +67,9 @@ function fill({ whole, bits, mark }, answer, found, isFirst) {
     element("code", { class: "digest" }, digest(answer.words)),
   );
   const infer = answer.stages.find(([name]) => name === "infer")?.[1] ?? 0;
-  const how = infer ? `computed, ${infer.toFixed(infer < 100 ? 1 : 0)} ms` : "from the server's memory";
+  const how = infer
+    ? `computed, ${infer.toFixed(infer < 100 ? 1 : 0)} ms`
+    : "from the server's memory";
   whole.className = found ? "different" : "equal";
   mark.replaceChildren(
     element("strong", {}, isFirst ? "reference" : found ? "differs" : "equal"),

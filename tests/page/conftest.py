@@ -16,13 +16,13 @@ SERVED = ("embedder", "reranker", "classifier", "tagger", "masked-lm")
 KEY = "reader-0123456789abcdef"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def models(task_bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Models:
     root = linked(tmp_path_factory.mktemp("pages"), [task_bundles / name for name in SERVED])
     return load_all(root, Settings(worker_threads=2, token_budget=256))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def url(models: Models) -> Iterator[str]:
     with serving(build(models, Settings(**OWN))) as url:
         yield url
@@ -35,7 +35,7 @@ def closed_url(models: Models) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def driver() -> Iterator[Any]:
     if not (CHROMIUM and DRIVER):
         pytest.skip(MISSING)

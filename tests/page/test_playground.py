@@ -22,14 +22,14 @@ from tests.support.pages import Playground
 
 AXE = Path(os.environ.get("AXE", "build/axe")) / "node_modules/axe-core/axe.min.js"
 FIVE = ["Alone", "Pads left", "Pads right", "Pads in holes", "In company"]
-# From now on the second answer of tensors, whose pads are on the left, has another lowest bit in
-# its last number, which is of the last token.
+# From now on the second and the third answer of tensors have another lowest bit in their last
+# number: with pads on the left it is of a token, with pads on the right of a pad.
 FORGED = """
 const real = window.fetch;
 let sent = 0;
 window.fetch = async (...asked) => {
   const answer = await real(...asked);
-  if (!asked[1].headers.accept?.includes("safetensors") || ++sent !== 2) return answer;
+  if (!asked[1].headers.accept?.includes("safetensors") || ![2, 3].includes(++sent)) return answer;
   const bytes = new Uint8Array(await answer.arrayBuffer());
   bytes[bytes.length - 4] ^= 1;
   return new Response(bytes, answer);
@@ -55,6 +55,14 @@ window.fetch = async (address, options) => {
   for (const entry of listed.data) entry.outputs.push("hidden_states", "attentions");
   return new Response(JSON.stringify(listed));
 };
+"""
+
+# Places of entities count characters, of which one may be two units of a string in JavaScript.
+ENTITIES = """
+const real = window.fetch;
+const entity = {entity_group: "LOC", score: 0.75, word: "Rome", start: 2, end: 6};
+window.fetch = async (address, options) => String(address).endsWith("/v1/tag")
+  ? new Response(JSON.stringify({results: [[entity]]})) : real(address, options);
 """
 
 
@@ -119,12 +127,13 @@ def test_one_sequence_sent_five_ways_has_equal_bits(page: Playground, url: str) 
 def test_one_bit_that_differs_is_found(page: Playground) -> None:
     page.run(FORGED)
     page.click("#again")
-    assert page.text("#verdict") == "Not equal. Pads left: other bits than alone."
-    assert page.texts("#ways strong") == ["reference", "differs", "equal", "equal", "equal"]
+    assert page.text("#verdict") == "Not equal. Pads left, Pads right: other bits than alone."
+    assert page.texts("#ways strong") == ["reference", "differs", "differs", "equal", "equal"]
     assert len(set(page.texts("#ways .digest"))) == 2
-    found = page.text("#ways .found")
-    assert found.startswith("Differs in 1 number of ")
-    assert ", first norm_stats.rstd of token 7, number " in found
+    of_token, of_pad = page.texts("#ways .found")
+    assert of_token.startswith("Differs in 1 number of ")
+    assert ", first norm_stats.rstd of token 7, number " in of_token
+    assert of_pad == "Differs in 1 number at pads, which should be 0."
 
 
 def test_the_mask_is_edited_by_click_and_drag(page: Playground) -> None:
@@ -143,18 +152,27 @@ def test_the_mask_is_edited_by_click_and_drag(page: Playground) -> None:
     assert page.text("#verdict").startswith("Equal. ")
 
 
-@pytest.mark.parametrize(
-    ("place", "row"),
-    [
-        ("left", [0] * 3 + [1] * 7),
-        ("holes", [1, 0, 1, 1, 0, 1, 1, 1, 0, 1]),
-        ("right", [1] * 7 + [0] * 3),
-        ("none", [1] * 7),
-    ],
-)
-def test_pads_are_laid_out_on_each_side(page: Playground, place: str, row: list[int]) -> None:
-    page.choose("place", place)
-    assert page.mask()[0] == row
+def test_a_row_of_pads_alone_is_answered(page: Playground) -> None:
+    page.select("model", "masked-lm")
+    buttons = "document.querySelectorAll('#grid [data-row=\"0\"][aria-pressed=true]')"
+    page.run(f"for (const one of {buttons}) one.click()")
+    assert sum(page.mask()[0]) == 0
+    page.click("#run")
+    assert page.text("#error") == ""
+    assert page.text("#verdict") == "This row has no real token."
+    assert page.texts("#answer dd")[:2] == ["8", "12"]
+    assert page.texts(".strips .hatch") == ["10 pads, not computed"]
+
+
+def test_pads_are_laid_out_on_each_side(page: Playground) -> None:
+    for place, row in {
+        "left": [0] * 3 + [1] * 7,
+        "holes": [1, 0, 1, 1, 0, 1, 1, 1, 0, 1],
+        "none": [1] * 7,
+        "right": [1] * 7 + [0] * 3,
+    }.items():
+        page.choose("place", place)
+        assert page.mask()[0] == row
 
 
 def test_the_keyboard_is_enough(driver: Any, url: str) -> None:
@@ -201,6 +219,7 @@ def test_errors_are_said_in_the_servers_words(page: Playground, url: str) -> Non
     assert about.startswith("400 invalid_input, request ")
     assert len(about.rpartition(" ")[2]) == 32
     assert page.find("#error").get_attribute("role") == "alert"
+    assert page.text("#verdict").startswith("Not compared")
     page.write("lines", "2 four")
     page.click("#run")
     assert page.text("#error strong").startswith("four is no token id")
@@ -287,22 +306,28 @@ def test_copied_code_runs(page: Playground) -> None:
     assert ended.stdout.count("'pooled': (2, ") == 2
 
 
-@pytest.mark.parametrize(
-    ("model", "title", "shown"),
-    [
+def test_tasks_of_heads_are_shown(page: Playground) -> None:
+    for model, title, shown in (
         ("reranker", "Rerank", ".bars li"),
         ("classifier", "Classify", ".bars li"),
         ("tagger", "Entities", ".said"),
         ("masked-lm", "Fill masks", ".bars li"),
-    ],
-)
-def test_tasks_of_heads_are_shown(page: Playground, model: str, title: str, shown: str) -> None:
-    page.select("model", model)
-    assert page.text("#error") == ""
-    assert page.text("#verdict").startswith("Equal. ")
-    assert title in page.text("#answer .result h3")
-    assert page.all(f"#answer .result:first-child {shown}")
-    assert page.texts("#answer .found") == []
+    ):
+        page.select("model", model)
+        assert page.text("#error") == ""
+        assert page.text("#verdict").startswith("Equal. ")
+        assert title in page.text("#answer .result h3")
+        assert page.all(f"#answer .result:first-child {shown}")
+        assert page.texts("#answer .found") == []
+
+
+def test_entities_are_marked_in_their_text(page: Playground) -> None:
+    page.run(ENTITIES)
+    page.select("model", "tagger")
+    page.run("document.getElementById('lines').value = '\U0001f3db Rome is old.'")
+    page.click("#run")
+    assert page.text(".said mark") == "Rome LOC 0.7500"
+    assert page.text(".said").endswith(" is old.")
 
 
 def test_attention_and_hidden_states_of_a_lens_are_shown(driver: Any, url: str) -> None:
