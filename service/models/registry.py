@@ -16,6 +16,7 @@ from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime import tokenizer as text
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.cuda import CUDA_DEFAULTS, CudaOptions
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Limits, Task
 from addnorm.service.scheduling.job import Target
@@ -24,7 +25,11 @@ from addnorm.service.settings import Settings, usable_cores
 log = logging.getLogger("addnorm")
 # Warm-up chooses a target's token budget: the smallest of BUDGETS whose rate is GOOD_ENOUGH times
 # the best one's. Larger micro-batches are hardly faster, and answer later.
-BUDGETS = (128, 256, 512, 1024)  # tokens of a micro-batch
+# A GPU needs more at once.
+BUDGETS = {  # tokens of a micro-batch, by provider
+    "cpu": (128, 256, 512, 1024),
+    "cuda": (1024, 2048, 4096, 8192, 16384, 32768),
+}
 GOOD_ENOUGH = 0.97
 WARM_UP_S = 1.5  # of one bundle; with the checks, loading takes less than 2 s more
 TYPICAL_LENGTH = 30  # tokens of the sequences that warm-up runs
@@ -56,6 +61,7 @@ class Model:
         provider: str,
         token_budget: int = 0,
         num_threads: int | None = None,
+        cuda: CudaOptions = CUDA_DEFAULTS,
     ) -> None:
         """token_budget: of a micro-batch; 0 if warm_up is to choose it. num_threads: of a run on
         all cores; None if the process's."""
@@ -64,15 +70,16 @@ class Model:
         self.tokenizers_by_type = text.load_by_type(bundle)
         threads = num_threads or usable_cores()
         self.engines = {
-            name: Engine(bundle, name, provider, threads) for name in bundle.manifest.precisions
+            name: Engine(bundle, name, provider, threads, cuda)
+            for name in bundle.manifest.precisions
         }
         self.token_budget = token_budget
-        name, budget = bundle.manifest.name, token_budget or BUDGETS[1]
+        name = bundle.manifest.name
         self.statistics = Statistics()
         self.targets = {
             precision: Target(
                 self.statistics.timed(engine.run),
-                budget,
+                token_budget or BUDGETS[engine.provider][1],
                 name,
                 exact=engine.provider == "cpu",
                 run_on_all_cores=self.statistics.timed(engine.run_on_all_cores)
@@ -150,7 +157,7 @@ def _rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, float]:
     draws, ends = np.random.default_rng(0), time.monotonic() + seconds
     length = min(TYPICAL_LENGTH, limits.max_positions)
     rates: dict[int, float] = {}
-    for budget in BUDGETS:
+    for budget in BUDGETS[engine.provider]:
         batch = Batch.of(
             list(draws.integers(0, limits.vocab_size, (max(1, budget // length), length)))
         )
@@ -325,7 +332,8 @@ def load(bundle: Bundle, settings: Settings, before: Model | None = None) -> Mod
     now."""
     started = time.monotonic()
     _check_folder(bundle)
-    model = Model(bundle, settings.provider, settings.token_budget, settings.num_workers)
+    cuda = CudaOptions(settings.cuda_tf32, settings.cuda_memory_bytes)
+    model = Model(bundle, settings.provider, settings.token_budget, settings.num_workers, cuda)
     model.warm_up(before)
     model.check()
     log.info("serving %s, ready in %.1f s", model.bundle.ref, time.monotonic() - started)

@@ -8,6 +8,7 @@ from onnxruntime import InferenceSession
 
 from addnorm.service.runtime.batch import Batch, Floats, Grid, Ints, Rows
 from addnorm.service.runtime.bundle import LENS, Bundle
+from addnorm.service.runtime.cuda import CUDA_DEFAULTS, CudaOptions
 from addnorm.service.runtime.fingerprint import Fingerprint
 from addnorm.service.runtime.session import PROVIDERS, open_session, open_sessions
 
@@ -27,7 +28,14 @@ class Engine:
     """The body in one precision, and the heads; in fp32 the lens, if the bundle has one.
     Thread-safe."""
 
-    def __init__(self, bundle: Bundle, precision: str, provider: str, num_threads: int = 1) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        precision: str,
+        provider: str,
+        num_threads: int = 1,
+        cuda: CudaOptions = CUDA_DEFAULTS,
+    ) -> None:
         """provider: cpu, cuda or auto; num_threads: of a run on all cores. StartupError as of
         `open_sessions`."""
         manifest = bundle.manifest
@@ -35,13 +43,20 @@ class Engine:
         self._has_types = manifest.limits.type_vocab_size > 1
         graph = bundle.graph(precision)
         fits = manifest.int8.fits_16_bits
-        self._body, self._body_on_all_cores = open_sessions(graph, provider, num_threads, fits)
-        self._heads = {name: open_session(bundle.head(name), provider) for name in manifest.heads}
+        self._body, self._body_on_all_cores = open_sessions(
+            graph, provider, num_threads, fits, cuda
+        )
+        self._heads = {
+            name: open_session(bundle.head(name), provider, cuda=cuda) for name in manifest.heads
+        }
         self.n_layers = bundle.n_layers
         has_lens = bundle.has_lens and precision == "fp32"
-        self._lens = open_session(bundle.path / LENS, provider) if has_lens else None
+        self._lens: InferenceSession | None = None
+        if has_lens:
+            self._lens = open_session(bundle.path / LENS, provider, cuda=cuda)
         self.provider = "cuda" if PROVIDERS["cuda"] in self._body.get_providers() else "cpu"
-        self.fingerprint = Fingerprint.here(bundle.manifest_sha256, precision, self.provider)
+        described = f"cuda: {cuda.kind}" if self.provider == "cuda" else "cpu"
+        self.fingerprint = Fingerprint.here(bundle.manifest_sha256, precision, described)
 
     def run(self, batch: Batch) -> Rows:
         """A row for each token, pads dropped. The batch must not be empty. On one thread."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import onnxruntime as ort
 
 from addnorm.service.errors import StartupError
+from addnorm.service.runtime.cuda import CUDA_DEFAULTS, CudaOptions
 from addnorm.service.runtime.processor import processor
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -29,7 +30,11 @@ class Sessions(NamedTuple):
 
 
 def open_sessions(
-    graph: Path, provider: str, num_threads: int, fits_16_bits: bool = False
+    graph: Path,
+    provider: str,
+    num_threads: int,
+    fits_16_bits: bool = False,
+    cuda: CudaOptions = CUDA_DEFAULTS,
 ) -> Sessions:
     """provider: cpu, cuda or auto; num_threads: of a run on all cores; fits_16_bits: of the
     manifest. StartupError if the graph cannot be loaded, or cuda is wanted and not available.
@@ -38,7 +43,7 @@ def open_sessions(
     one writes what it has packed to a temporary file, and the two that run map that file.
     """
     if uses_cuda(provider) or num_threads == 1:
-        session = open_session(graph, provider, fits_16_bits)
+        session = open_session(graph, provider, fits_16_bits, cuda)
         return Sessions(session, session)
     try:
         with TemporaryDirectory(prefix="addnorm-") as folder:
@@ -61,12 +66,17 @@ def open_sessions(
     return Sessions(one, several)
 
 
-def open_session(graph: Path, provider: str, fits_16_bits: bool = False) -> ort.InferenceSession:
+def open_session(
+    graph: Path,
+    provider: str,
+    fits_16_bits: bool = False,
+    cuda: CudaOptions = CUDA_DEFAULTS,
+) -> ort.InferenceSession:
     """On one thread: worker threads run in parallel, and more would compete with them for the
     cores. Raises as `open_sessions`."""
     if not uses_cuda(provider):
         return _load(graph, _options(1, fits_16_bits))
-    session = _load(graph, _options(1, fits_16_bits), PROVIDERS["cuda"])
+    session = _load(graph, _options(1, fits_16_bits), (PROVIDERS["cuda"], cuda.for_provider()))
     if provider == "cuda" and PROVIDERS["cuda"] not in session.get_providers():
         raise StartupError(
             "ADDNORM_PROVIDER=cuda, but onnxruntime fell back to the CPU:"
@@ -146,7 +156,9 @@ def _options(num_threads: int, fits_16_bits: bool, packed: bool = False) -> ort.
     return options
 
 
-def _load(graph: Path, options: ort.SessionOptions, *providers: str) -> ort.InferenceSession:
+def _load(
+    graph: Path, options: ort.SessionOptions, *providers: tuple[str, dict[str, str]]
+) -> ort.InferenceSession:
     try:
         return ort.InferenceSession(graph, options, providers=[*providers, PROVIDERS["cpu"]])
     except Exception as error:  # onnxruntime has no base class of its own

@@ -49,6 +49,8 @@ def fake_server(
     with Listener(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield Server("127.0.0.1", server.server_port)
-        server.shutdown()
-        thread.join()
+        try:
+            yield Server("127.0.0.1", server.server_port)
+        finally:  # else a failed test would wait for the thread for ever
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,43 @@
+"""What onnxruntime's CUDA provider is told, and which GPU it runs on."""
+
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+GPUS = Path("/proc/driver/nvidia/gpus")  # a folder each, as NVIDIA's driver on Linux makes them
+
+
+class CudaOptions(NamedTuple):
+    tf32: bool = False  # products of float32 with 10 bits of mantissa
+    memory_bytes: int = 0  # of the arena of each graph; 0: no limit
+
+    def for_provider(self) -> dict[str, str]:
+        """By onnxruntime's names. Each run has a CUDA stream of its own, so those of several worker
+        threads may overlap."""
+        options = {
+            "use_tf32": str(int(self.tf32)),
+            # the default doubles the arena, and holds up to twice what the largest run needed
+            "arena_extend_strategy": "kSameAsRequested",
+        }
+        if self.memory_bytes:
+            options["gpu_mem_limit"] = str(self.memory_bytes)
+        return options
+
+    @property
+    def kind(self) -> str:
+        """What decides the bits beside the graph."""
+        return f"{gpu_name()}, {'TF32' if self.tf32 else 'no TF32'}"
+
+
+CUDA_DEFAULTS = CudaOptions()
+
+
+@cache
+def gpu_name() -> str:
+    """Of the first GPU, as its driver calls it."""
+    for file in sorted(GPUS.glob("*/information")):
+        for line in file.read_text().splitlines():
+            field, _, value = line.partition(":")
+            if field.strip() == "Model":
+                return value.strip()
+    return "unknown GPU"

@@ -1,0 +1,61 @@
+"""What onnxruntime is told where sessions run on a GPU. No GPU is needed."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import onnxruntime as ort
+import pytest
+
+from addnorm.service.errors import StartupError
+from addnorm.service.runtime import cuda, session
+from addnorm.service.runtime.cuda import CudaOptions
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (CudaOptions(), {"use_tf32": "0"}),
+        (CudaOptions(tf32=True), {"use_tf32": "1"}),
+        (CudaOptions(memory_bytes=2**30), {"use_tf32": "0", "gpu_mem_limit": "1073741824"}),
+    ],
+)
+def test_sessions_get_the_settings(
+    options: CudaOptions, told: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[Any]()
+
+    def opened(graph: Path, _: ort.SessionOptions, providers: list[Any]) -> SimpleNamespace:
+        asked.extend(providers)
+        return SimpleNamespace(get_providers=lambda: [name for name, _ in providers[:1]])
+
+    available = list(session.PROVIDERS.values())
+    monkeypatch.setattr(session.ort, "get_available_providers", lambda: available)
+    monkeypatch.setattr(session.ort, "InferenceSession", opened)
+    session.open_session(Path("any.onnx"), "cuda", cuda=options)
+    (name, given), cpu = asked
+    assert (name, cpu) == ("CUDAExecutionProvider", "CPUExecutionProvider")
+    assert given == {"arena_extend_strategy": "kSameAsRequested", **told}
+
+
+def test_a_session_that_fell_back_to_the_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fell_back = SimpleNamespace(get_providers=lambda: ["CPUExecutionProvider"])
+    available = list(session.PROVIDERS.values())
+    monkeypatch.setattr(session.ort, "get_available_providers", lambda: available)
+    monkeypatch.setattr(session.ort, "InferenceSession", lambda *_, providers: fell_back)
+    with pytest.raises(StartupError, match="fell back to the CPU"):
+        session.open_session(Path("any.onnx"), "cuda")
+
+
+def test_the_gpu_and_tf32_are_part_of_what_decides_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda.gpu_name.cache_clear()
+    monkeypatch.setattr(cuda, "GPUS", tmp_path)
+    assert CudaOptions().kind == "unknown GPU, no TF32"
+    information = tmp_path / "0000:01:00.0" / "information"
+    information.parent.mkdir()
+    information.write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 42\n")
+    cuda.gpu_name.cache_clear()
+    assert CudaOptions(tf32=True).kind == "NVIDIA H100 80GB HBM3, TF32"
+    cuda.gpu_name.cache_clear()
