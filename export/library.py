@@ -41,7 +41,7 @@ def export_bundle(
     model: float32, in training mode or not, on any device. It is not changed: a copy on the CPU and
         in evaluation mode is exported. Its heads are named "logits", "pooled" or "token_vectors".
     version: a whole number from 1 on; the next free one by default.
-    precisions: "fp32", "int8" or both. Requests that name none get the first.
+    precisions: "fp32", "fp16" and "int8", or some of them. Requests that name none get the first.
     labels: the names of the logits, in order. One for each.
     pooling: how pooled vectors are made, unless a request says otherwise.
     normalize: whether pooled vectors are meant to be normalized. Served ones are when a request

@@ -18,10 +18,12 @@ OPERATORS: dict[str, tuple[Activation, ...]] = {  # of ONNX -> the activations t
 }
 
 
-def body(graph: Graph, config: Config) -> Iterator[str]:
+def body(graph: Graph, config: Config, precision: str) -> Iterator[str]:
     """What differs from the reference's Config."""
-    heads = {"q_num_heads": config.n_heads, "kv_num_heads": config.n_heads}
-    yield from _each(graph.proto, "Attention", heads, config.n_layers)
+    attention = {"q_num_heads": config.n_heads, "kv_num_heads": config.n_heads}
+    if precision == "fp16":
+        attention["softmax_precision"] = TensorProto.FLOAT
+    yield from _each(graph.proto, "Attention", attention, config.n_layers)
     yield from _attributes(graph, config, config.n_norms, config.activation, config.n_layers)
 
 
