@@ -10,16 +10,20 @@ from addnorm.model.transformer import Transformer, randomize
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
 
-BERT = {
-    "vocab_size": 30522, "max_positions": 512, "type_vocab_size": 2, "activation": "gelu",
-    "eps": 1e-12, "embedding_norm": True,
-}  # fmt: skip
+
+def _bert(d_model: int, n_heads: int, n_layers: int, vocab_size: int = 30522) -> Config:
+    return Config(
+        vocab_size=vocab_size, d_model=d_model, n_heads=n_heads, d_ff=4 * d_model,
+        n_layers=n_layers, max_positions=512, type_vocab_size=2, eps=1e-12, embedding_norm=True,
+    )  # fmt: skip
+
+
 SHAPES = {
-    "tiny": Config(d_model=64, n_heads=4, d_ff=256, n_layers=2, **{**BERT, "vocab_size": 1000}),
-    "small": Config(d_model=128, n_heads=2, d_ff=512, n_layers=2, **BERT),
-    "minilm": Config(d_model=384, n_heads=12, d_ff=1536, n_layers=6, **BERT),
-    "bert-base": Config(d_model=768, n_heads=12, d_ff=3072, n_layers=12, **BERT),
-    "bert-large": Config(d_model=1024, n_heads=16, d_ff=4096, n_layers=24, **BERT),
+    "tiny": _bert(64, 4, 2, vocab_size=1000),
+    "small": _bert(128, 2, 2),
+    "minilm": _bert(384, 12, 6),
+    "bert-base": _bert(768, 12, 12),
+    "bert-large": _bert(1024, 16, 24),
 }
 PRECISIONS = ("fp32", "fp16")
 SEED = 0
