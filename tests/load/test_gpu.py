@@ -82,9 +82,7 @@ def test_a_rehearsal_finds_no_difference_on_the_cpu(setup: Setup) -> None:
 
 def test_a_difference_beyond_its_limit_fails(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tolerances.NEAR, "fp16", tolerances.NEAR["fp16"]._replace(norm=1e-9))
-    with pytest.raises(
-        RuntimeError, match=r"fp16 norm_mean, in deviations: .* 1e-09 allowed"
-    ):
+    with pytest.raises(RuntimeError, match=r"fp16 norm_mean, in deviations: .* 1e-09 allowed"):
         parity(setup)
 
 
