@@ -70,13 +70,13 @@ tokenizers, addnorm.service.server.healthcheck, uvicorn.lifespan.on, uvicorn.loo
 uvicorn.protocols.http.httptools_impl"
 
 # ---- lean-cuda: onnxruntime-gpu in the place of onnxruntime ----
-# The same version, so that certificates are of it too. The extras are NVIDIA's libraries from PyPI:
-# CUDA (cuBLAS, cuRAND, cuFFT, NVRTC, the runtime) and cuDNN. The driver comes from the host.
+# It is released later, so it may be an older version than the export's. The extras are NVIDIA's
+# libraries from PyPI: CUDA 13 (cuBLAS, cuRAND, cuFFT, NVRTC, the runtime) and cuDNN 9. The driver
+# comes from the host.
 FROM lean AS lean-cuda
 ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS
-RUN version=$(pip list --format=freeze | sed -n 's/^onnxruntime==//p') \
- && pip uninstall --yes onnxruntime \
- && pip install --no-compile "onnxruntime-gpu[cuda,cudnn]==$version" \
+RUN pip uninstall --yes onnxruntime \
+ && pip install --no-compile "onnxruntime-gpu[cuda,cudnn]>=1.31,<2" \
  && cd /opt/venv/lib/python3.11/site-packages/onnxruntime \
  && rm -rf capi/libonnxruntime.so* capi/*tensorrt* transformers quantization tools datasets
 

@@ -198,12 +198,13 @@ $(LM_EVAL)/ready:
 	$(LM_EVAL)/bin/pip --disable-pip-version-check install 'lm-eval[api]==0.4.13' transformers accelerate
 	touch $@
 
-# onnxruntime-gpu in the place of onnxruntime, whose version it has
+# onnxruntime-gpu in the place of onnxruntime
 $(GPU)/ready: pyproject.toml
 	$(PYTHON3) -m venv $(GPU)
 	$(GPU)/bin/pip --disable-pip-version-check install $(TORCH)
 	$(GPU)/bin/pip --disable-pip-version-check install -e '.[export,dev]'
-	version=$$($(GPU)/bin/pip list --format=freeze | sed -n 's/^onnxruntime==//p') && $(GPU)/bin/pip uninstall --yes onnxruntime && $(GPU)/bin/pip --disable-pip-version-check install "onnxruntime-gpu[cuda,cudnn]==$$version"
+	$(GPU)/bin/pip uninstall --yes onnxruntime
+	$(GPU)/bin/pip --disable-pip-version-check install 'onnxruntime-gpu[cuda,cudnn]>=1.31,<2'
 	touch $@
 
 $(INFINITY)/ready: load/rerank/infinity.txt
