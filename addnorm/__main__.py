@@ -15,7 +15,7 @@ class Command(NamedTuple):
     cannot_run: int = 1  # exit code
 
 
-EXPORT, CORPUS, LOAD = "addnorm[export]", "addnorm[corpus]", "addnorm[dev]"
+EXPORT, CORPUS, LOAD = "addnorm[export]", "addnorm[corpus]", "addnorm[load]"
 SERVE, SIGN = "addnorm", "addnorm[signing]"
 COMMANDS = {
     "export": Command(

@@ -27,7 +27,8 @@ def export(arguments: Sequence[str]) -> None:
     memory.share_arenas()
     with _one_line("export"):
         precisions = tuple(options.precision.split(","))
-        plan = Plan(options.layout, precisions, options.default_precision or precisions[0])
+        default = options.default_precision or precisions[0]
+        plan = Plan(options.layout, precisions, default, options.lens)
         source = _source(options)
         for line in findings.lines(source):
             writer.say(line)
@@ -141,6 +142,12 @@ def _add_writing(parser: argparse.ArgumentParser) -> None:
         "--default-precision",
         choices=list(GRAPHS),
         help="for requests that name none; the first by default",
+    )
+    group.add_argument(
+        "--lens",
+        action="store_true",
+        help="requests may ask for the hidden states and the attention of each layer, in fp32;"
+        " the server holds the weights once more for it",
     )
 
 

@@ -1,9 +1,11 @@
 """PyTorch -> ONNX, standard operators only. Knows nothing of bundles or parity."""
 
+import copy
 import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import onnx_ir
 import torch
@@ -12,12 +14,14 @@ from torch import nn
 from torch.export import Dim
 
 from addnorm.export.model_file import EXTERNAL, MIN_BYTES, Array, Graph
-from addnorm.model.transformer import ATTENTION_IN_BLOCKS, ATTENTION_VERSION, Head, Transformer
+from addnorm.model.attention import ATTENTION_IN_BLOCKS, ATTENTION_VERSION
+from addnorm.model.transformer import Head, Transformer
 
 MAX_HEAD_DIMS = 128  # of one attention head
 OPSET = ATTENTION_VERSION
 BODY_INPUTS = ["input_ids", "attention_mask"]  # and token_type_ids, where the model has types
 BODY_OUTPUTS = ["activations", "norm_mean", "norm_rstd"]
+Shapes = dict[str, Any]  # of each argument, which of its axes vary
 
 
 class UnfitError(ValueError):
@@ -56,15 +60,55 @@ def export_body(model: Transformer) -> Graph:
 
     The graph's values are the model's own memory.
     """
-    inputs, ids = [*BODY_INPUTS], torch.zeros(2, 3, dtype=torch.int64)
-    arguments = [ids, torch.tensor([[1, 1, 1], [1, 1, 0]])]
-    if model.config.type_vocab_size > 1:
-        inputs.append("token_type_ids")
-        arguments.append(torch.tensor([[0, 1, 1], [0, 0, 0]]))
-    grid = {0: Dim("batch"), 1: Dim("seq")}
-    shapes = dict.fromkeys(inputs, grid)
+    inputs, shapes = _body_inputs(model)
     with _headless(model):
-        return _export(model, tuple(arguments), inputs, BODY_OUTPUTS, shapes)
+        return _export(model, tuple(inputs.values()), [*inputs], BODY_OUTPUTS, shapes)
+
+
+def export_lens(model: Transformer) -> Graph:
+    """The body seen from inside, layout packed: its inputs, and for each layer the heads to show,
+    heads_0 to heads_{L-1} `[h]` int64 -> hidden_states_0 to hidden_states_L `[batch, seq, d_model]`
+    and attentions_0 to attentions_{L-1} `[batch, h, seq, seq]`, see `Transformer.lens`.
+
+    The graph's values are the model's own memory.
+    """
+    inputs, shapes = _body_inputs(model)
+    n_layers, n_heads = model.config.n_layers, model.config.n_heads
+    heads = [torch.arange(2) % n_heads for _ in range(n_layers)]
+    types = inputs.pop("token_type_ids", None)
+    shapes["token_type_ids"] = None if types is None else shapes["input_ids"]
+    shapes["heads"] = [{0: Dim(f"num_heads_{layer}")} for layer in range(n_layers)]
+    names = [*inputs, *([] if types is None else ["token_type_ids"])]
+    lens = copy.copy(model)
+    lens.__class__ = _Lens
+    with _headless(lens):
+        return _export(
+            lens,
+            (*inputs.values(), types, heads),
+            names + [f"heads_{layer}" for layer in range(n_layers)],
+            [
+                *(f"hidden_states_{layer}" for layer in range(n_layers + 1)),
+                *(f"attentions_{layer}" for layer in range(n_layers)),
+            ],
+            shapes,
+        )
+
+
+class _Lens(Transformer):
+    """A transformer whose forward is its lens: its weights keep their names so."""
+
+    def forward(self, input_ids, attention_mask, token_type_ids, heads):  # type: ignore
+        return self.lens(input_ids, attention_mask, token_type_ids, heads)
+
+
+def _body_inputs(model: Transformer) -> tuple[dict[str, torch.Tensor], Shapes]:
+    """Examples of the body's inputs `[batch, seq]`, and their shapes."""
+    ids = torch.zeros(2, 3, dtype=torch.int64)
+    inputs = dict(zip(BODY_INPUTS, (ids, torch.tensor([[1, 1, 1], [1, 1, 0]])), strict=True))
+    if model.config.type_vocab_size > 1:
+        inputs["token_type_ids"] = torch.tensor([[0, 1, 1], [0, 0, 0]])
+    grid = {0: Dim("batch"), 1: Dim("seq")}
+    return inputs, dict.fromkeys(inputs, grid)
 
 
 @contextmanager
@@ -84,10 +128,10 @@ def export_head(head: Head, output: str, d_model: int) -> Graph:
 
 def _export(
     module: nn.Module,
-    arguments: tuple[torch.Tensor, ...],
+    arguments: tuple[Any, ...],
     inputs: list[str],
     outputs: list[str],
-    dynamic_shapes: dict[str, dict[int, Dim]],
+    dynamic_shapes: Shapes,
 ) -> Graph:
     with _quiet(), torch.no_grad():
         program = torch.onnx.export(
@@ -142,22 +186,49 @@ def _scanned(model: ModelProto) -> ModelProto:
 
 
 def _scan(node: NodeProto) -> NodeProto:
-    """Its input 0, and 3 if there is one, are cut along axis 0. The others are the same for all."""
+    """Its input 0, and 3 if there is one, are cut along axis 0. The others are the same for all.
+
+    Input 7, if there is one, names the heads whose softmax is its output 1.
+    """
     read, context = [*node.input], f"{node.output[0]}.block"
     cut = [index for index in (0, 3) if len(read) > index and read[index]]
     for index in cut:
         read[index] += ".block"
-    body = helper.make_graph(
-        [helper.make_node("Attention", read, [context], f"{node.name}.block")],
-        f"{node.name}.body",
-        [_floats(read[0], 3), *(_floats(read[index], 4) for index in cut[1:])],
-        [_floats(context, 3)],
-    )
-    body.node[0].attribute.extend(node.attribute)
+    attention = helper.make_node("Attention", read[:7], [context], f"{node.name}.block")
+    attention.attribute.extend(node.attribute)
+    nodes, made = [attention], [_floats(context, 3)]
+    if len(node.output) > 1:
+        shown = f"{node.output[1]}.block"
+        attention.output.extend(["", "", f"{shown}.all"])
+        nodes += _chosen(attention, heads=read[7], made=shown)
+        made.append(_floats(shown, 4))
+    arguments = [_floats(read[0], 3), *(_floats(read[index], 4) for index in cut[1:])]
+    body = helper.make_graph(nodes, f"{node.name}.body", arguments, made)
     inputs = [node.input[index] for index in cut]
-    made = helper.make_node("Scan", inputs, [*node.output], node.name, num_scan_inputs=len(cut))
-    made.attribute.append(helper.make_attribute("body", body))
-    return made
+    scan = helper.make_node("Scan", inputs, [*node.output], node.name, num_scan_inputs=len(cut))
+    scan.attribute.append(helper.make_attribute("body", body))
+    return scan
+
+
+def _chosen(attention: NodeProto, heads: str, made: str) -> list[NodeProto]:
+    """Of the softmax of all heads that of `heads`, `[B, h, w, S]`.
+
+    The reshaping changes nothing: where S is not known, onnxruntime takes it for 0 in the shape
+    of the operator's last output (1.31.1), and then refuses it.
+    """
+    query, key, shown = attention.input[0], attention.input[1], attention.output[3]
+    n_heads = next(item.i for item in attention.attribute if item.name == "q_num_heads")
+    batch_and_heads, width, seq, shape, reshaped = (
+        f"{made}.{name}" for name in ("batch_and_heads", "width", "seq", "shape", "reshaped")
+    )
+    return [
+        helper.make_node("Constant", [], [batch_and_heads], value_ints=[-1, n_heads]),
+        helper.make_node("Shape", [query], [width], start=1, end=2),
+        helper.make_node("Shape", [key], [seq], start=1, end=2),
+        helper.make_node("Concat", [batch_and_heads, width, seq], [shape], axis=0),
+        helper.make_node("Reshape", [shown, shape], [reshaped]),
+        helper.make_node("Gather", [reshaped, heads], [made], axis=1),
+    ]
 
 
 def _floats(name: str, rank: int) -> ValueInfoProto:

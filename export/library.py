@@ -28,6 +28,7 @@ def export_bundle(
     *,
     version: int | None = None,
     precisions: Sequence[str] = ("fp32",),
+    lens: bool = False,
     labels: Sequence[str] | None = None,
     pooling: Pooling = "mean",
     normalize: bool = False,
@@ -42,6 +43,8 @@ def export_bundle(
         in evaluation mode is exported. Its heads are named "logits", "pooled" or "token_vectors".
     version: a whole number from 1 on; the next free one by default.
     precisions: "fp32", "fp16" and "int8", or some of them. Requests that name none get the first.
+    lens: whether requests may ask for the hidden states and the attention of each layer, in fp32.
+        The server holds the weights once more for it.
     labels: the names of the logits, in order. One for each.
     pooling: how pooled vectors are made, unless a request says otherwise.
     normalize: whether pooled vectors are meant to be normalized. Served ones are when a request
@@ -59,7 +62,8 @@ def export_bundle(
     PosixPath('bundles/my-model/1')
     """
     with _one_error():
-        plan = Plan("packed", tuple(precisions), *precisions[:1])
+        default = precisions[0] if precisions else "fp32"
+        plan = Plan("packed", tuple(precisions), default, lens)
         source = sources.module(
             model,
             labels=labels,

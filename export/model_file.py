@@ -1,7 +1,7 @@
 """An ONNX model with its large constants apart: in PyTorch's memory, or mapped from a file.
 
 Protobuf takes no message of 2 GiB. So a large model's file has its constants in a second file
-beside it, `<file>.data`. Knows ONNX; no PyTorch.
+beside it, `<file>.data`. Another model may take its own from there too. Knows ONNX; no PyTorch.
 """
 
 import math
@@ -79,17 +79,38 @@ def data_file(path: Path) -> Path:
     return path.with_name(f"{path.name}.data")
 
 
-def save(graph: Graph, path: Path) -> None:
-    """Writes one file, or two if the constants have more than MAX_BYTES."""
+def save(graph: Graph, path: Path, shared: bool = False) -> None:
+    """Writes one file, or two: if the constants have more than MAX_BYTES, and if they are to be
+    shared."""
     made = graph.copy().proto
     outside = [item for item in made.graph.initializer if item.name in graph.values]
-    if sum(graph.values[item.name].nbytes for item in outside) > MAX_BYTES:
+    if shared or sum(graph.values[item.name].nbytes for item in outside) > MAX_BYTES:
         _write_data(outside, graph.values, data_file(path))
     else:
         for item in outside:
-            item.ClearField("data_location")
-            item.raw_data = graph.values[item.name].tobytes()
+            _put_in(item, graph)
     onnx.save(made, path)
+
+
+def save_beside(graph: Graph, path: Path, owner: Path) -> None:
+    """Writes one file, whose constants lie in the data file of `owner` if that has those names."""
+    made = graph.copy().proto
+    places = {
+        item.name: item.external_data
+        for item in onnx.load(owner, load_external_data=False).graph.initializer
+        if item.data_location == EXTERNAL
+    }
+    for item in made.graph.initializer:
+        if item.name in graph.values and item.name in places:
+            item.external_data.extend(places[item.name])
+        elif item.name in graph.values:
+            _put_in(item, graph)
+    onnx.save(made, path)
+
+
+def _put_in(item: TensorProto, graph: Graph) -> None:
+    item.ClearField("data_location")
+    item.raw_data = graph.values[item.name].tobytes()
 
 
 def _write_data(items: list[TensorProto], values: Mapping[str, Array], path: Path) -> None:
@@ -107,10 +128,9 @@ def _write_data(items: list[TensorProto], values: Mapping[str, Array], path: Pat
             progress.update(array.nbytes)
 
 
-def load(path: Path) -> Graph:
-    """ValueError for what is no graph, and for constants that lie elsewhere than in `<path>.data`.
-
-    Those are mapped.
+def load(path: Path, owner: Path | None = None) -> Graph:
+    """ValueError for what is no graph, and for constants that lie elsewhere than in the data file
+    of `owner`, which is `path` if None. Those are mapped.
     """
     try:
         proto = onnx.load(path, load_external_data=False)
@@ -119,22 +139,27 @@ def load(path: Path) -> Graph:
     items = [item for item in proto.graph.initializer if item.data_location == EXTERNAL]
     if not items:
         return Graph(proto)
-    spans, data = {item.name: _span(item, path) for item in items}, data_file(path)
+    data = data_file(owner or path)
+    spans = {item.name: _span(item, path, data) for item in items}
     if not data.is_file():
         raise ValueError(f"{data.name} is missing")
     mapped = np.memmap(data, np.uint8, "r")
-    return Graph(proto, {item.name: _array(item, mapped[spans[item.name]], path) for item in items})
+    values = {
+        item.name: _array(item, mapped[spans[item.name]], f"{path.name}: {item.name}", data)
+        for item in items
+    }
+    return Graph(proto, values)
 
 
-def _span(item: TensorProto, path: Path) -> slice:
+def _span(item: TensorProto, path: Path, data: Path) -> slice:
     """Which bytes of the data file it names. ValueError if it names another file, or no bytes."""
     entries = [(entry.key, entry.value) for entry in item.external_data]
     place = dict(entries)
     if len(entries) != len(PLACE) or place.keys() != {*PLACE}:
         raise ValueError(f"{path.name}: {item.name} has external data {entries}, {PLACE} expected")
-    if place["location"] != (expected := data_file(path).name):
+    if place["location"] != data.name:
         raise ValueError(
-            f"{path.name}: {item.name} lies in {place['location']!r}, {expected!r} expected"
+            f"{path.name}: {item.name} lies in {place['location']!r}, {data.name!r} expected"
         )
     if not (place["offset"].isdecimal() and place["length"].isdecimal()):
         raise ValueError(f"{path.name}: {item.name} has external data {entries}, numbers expected")
@@ -142,10 +167,10 @@ def _span(item: TensorProto, path: Path) -> slice:
     return slice(offset, offset + length)
 
 
-def _array(item: TensorProto, found: Array, path: Path) -> Array:
+def _array(item: TensorProto, found: Array, where: str, data: Path) -> Array:
     dtype = NUMBERS.get(item.data_type)
     if dtype is None or found.nbytes != math.prod(item.dims) * dtype.itemsize:
-        raise ValueError(f"{path.name}: {item.name} is not within {data_file(path).name}")
+        raise ValueError(f"{where} is not within {data.name}")
     array: Array = found.view(dtype)
     return array.reshape(item.dims)
 

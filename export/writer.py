@@ -1,7 +1,6 @@
 """Writes a bundle and certifies it; certifies one again. Nothing uncertified is left on disk."""
 
 import shutil
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ from addnorm.export.certificate.parity import certify
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.download import DownloadError
 from addnorm.export.folder_tokenizer import NoTexts
-from addnorm.export.graph import OPSET, UnfitError, check_fit, export_body, export_head
+from addnorm.export.graph import OPSET, UnfitError, check_fit, export_body, export_head, export_lens
 from addnorm.export.half_precision import HalfPrecisionError, to_half
 from addnorm.export.quantize import QuantizationError, measure, needs, quantize
 from addnorm.export.sources import Source, UsageError
@@ -45,14 +44,15 @@ GRAPHS = {"fp32": "model.onnx", "fp16": "model.fp16.onnx", "int8": "model.int8.o
 
 @dataclass(frozen=True)
 class Plan:
-    """How the body is written: with or without pads, and in which precisions.
+    """How the body is written: with or without pads, in which precisions, with a lens or without.
 
-    UsageError for precisions that do not exist.
+    UsageError for precisions that do not exist, and for a lens that cannot be.
     """
 
     layout: str = "packed"
     precisions: tuple[str, ...] = ("fp32",)
     default_precision: str = "fp32"
+    lens: bool = False
 
     def __post_init__(self) -> None:
         names = self.precisions
@@ -62,6 +62,11 @@ class Plan:
         if self.default_precision not in names:
             among = f"the precisions {', '.join(names)}"
             raise UsageError(f"default precision {self.default_precision} is not among {among}")
+        if self.lens and (self.layout != "packed" or "fp32" not in names):
+            raise UsageError(
+                f"a lens shows the packed layout in fp32, these are the {self.layout} layout and"
+                f" {','.join(names)}"
+            )
 
 
 def export(source: Source, out: Path, name: str, version: int | None, plan: Plan) -> Bundle:
@@ -102,7 +107,7 @@ def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) ->
     say(f"exporting {name}/{version}: {config.n_layers} layers, d_model {config.d_model}")
     check_fit(model)
     limits = _limits(source, config, folder)
-    _write_graphs(model, folder, plan.precisions, limits)
+    _write_graphs(model, folder, plan, limits)
     manifest = {
         "name": name,
         "version": version,
@@ -152,19 +157,20 @@ def _vector_ranges(source: Source) -> list[list[float]] | None:
     return vector_ranges.measured(source, texts)
 
 
-def _write_graphs(
-    model: Transformer, folder: Path, precisions: Sequence[str], limits: Limits
-) -> None:
-    """The body in each precision, and the head. fp16 and int8 are made from fp32."""
+def _write_graphs(model: Transformer, folder: Path, plan: Plan, limits: Limits) -> None:
+    """The body in each precision, the lens, and the heads. fp16 and int8 are made from fp32."""
     say("exporting the body with PyTorch")
     body = export_body(model)
-    if "fp32" in precisions:
+    if "fp32" in plan.precisions:
         say(f"writing {GRAPHS['fp32']}")
-        model_file.save(body, folder / GRAPHS["fp32"])
-    if "fp16" in precisions:
+        model_file.save(body, folder / GRAPHS["fp32"], shared=plan.lens)
+    if plan.lens:
+        say(f"writing {bundles.LENS}")
+        model_file.save_beside(export_lens(model), folder / bundles.LENS, folder / GRAPHS["fp32"])
+    if "fp16" in plan.precisions:
         say(f"writing {GRAPHS['fp16']}")
         model_file.save(to_half(body), folder / GRAPHS["fp16"])
-    if "int8" in precisions:
+    if "int8" in plan.precisions:
         say(f"writing {GRAPHS['int8']}")
         ranges = measure(body, limits)
         model_file.save(quantize(body, ranges), folder / GRAPHS["int8"])

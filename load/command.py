@@ -2,29 +2,39 @@
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, replace
 from urllib.parse import urlsplit
 
+from addnorm.load import options
 from addnorm.load.bench import pool
-from addnorm.load.bench.check import NAIVE_TOLERANCE, Reference, alone
+from addnorm.load.bench.check import Reference, alone
 from addnorm.load.bench.run import Load, measure
 from addnorm.load.bench.stream import PROFILES, Stream, make
 from addnorm.load.servers import CacheCounts, Server
 from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Limits
 
-NUM_DISTINCT = 50_000
-NUM_REQUESTS = 20_000
 
-
-def load(options: Sequence[str]) -> None:
+def load(words: Sequence[str]) -> None:
     """Loads a server, and exits with code 1 if an answer was wrong."""
-    parser = _parser()
-    arguments = parser.parse_args(options)
+    parser = options.parser()
+    arguments = parser.parse_args(words)
     bundle = bundles.read(arguments.bundle)
+    if arguments.html:
+        _refuse_options(parser, arguments, options.OF_ONE_LOAD, "of one load; --html sweeps many")
+        _sweep(arguments, bundle, ["addnorm", "load", *words])
+    else:
+        _refuse_options(parser, arguments, options.OF_A_SWEEP, "of --html")
+        _one_load(parser, arguments, bundle)
+
+
+def _one_load(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, bundle: Bundle
+) -> None:
     precision = arguments.precision or bundle.manifest.default_precision
     try:
         stream = _stream(arguments, bundle.manifest.limits)
@@ -33,16 +43,14 @@ def load(options: Sequence[str]) -> None:
     reference = Reference(alone(bundle, precision), arguments.tolerance, arguments.most_alone)
     if not stream.once:  # a stream that ends may be longer than what will be sent of it
         reference.learn(stream.requests, arguments.profile)
-    address = urlsplit(arguments.url)
-    server = Server(address.hostname or "127.0.0.1", address.port or 80, arguments.pid)
+    server = _server(arguments.url, arguments.pid)
     load = _load(arguments)
     before = server.cache_counts()
     result = measure(server, stream, reference, load)
-    after = server.cache_counts()
-    counts = after.since(before) if before and after else None
+    counts = _since(server, before)
     seen = {**asdict(result), "cache": asdict(counts) if counts else None}
     print(table(seen))
-    if said := warning(stream, counts):
+    if said := None if stream.once else warning(counts):
         print(said, file=sys.stderr)
     if arguments.json:
         arguments.json.write_text(
@@ -50,6 +58,56 @@ def load(options: Sequence[str]) -> None:
         )
     if result.num_errors:
         raise SystemExit(f"{result.num_errors} of {result.num_answers} answers were not right")
+
+
+def _sweep(arguments: argparse.Namespace, bundle: Bundle, command: Sequence[str]) -> None:
+    from addnorm.load import sweep  # needs matplotlib, which a single load does without
+
+    asked = [arguments.precision] if arguments.precision else bundle.manifest.precisions
+    if not (precisions := [each for each in asked if each in sweep.PRECISIONS]):
+        raise SystemExit(f"--html measures {', '.join(sweep.PRECISIONS)}, not {', '.join(asked)}")
+    name, url = arguments.beside or ("", "")
+    fields = {"model": arguments.model} if arguments.model else {}
+    plan = sweep.Sweep(
+        sweep.Target("Addnorm", arguments.url, _server(arguments.url, arguments.pid)),
+        bundle,
+        precisions,
+        sweep.Target(name, url, _server(url)) if url else None,
+        arguments.tolerance,
+        _headers(arguments),
+        fields,
+    )
+    before = plan.ours.server.cache_counts()
+    findings = sweep.run(plan, arguments.minutes)
+    if said := warning(_since(plan.ours.server, before), ""):
+        findings = replace(findings, warning=said)
+        print(said, file=sys.stderr)
+    facts = sweep.facts(plan, findings, shlex.join(command))
+    arguments.html.write_text(sweep.page(plan, findings, facts))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({**findings.facts(), "facts": facts}, indent=1) + "\n")
+    print(sweep.text(findings, facts))
+    if any(counted["num_errors"] for counted in findings.bits.values()):
+        raise SystemExit("some answers were not right: see the table")
+
+
+def _server(url: str, pid: int | None = None) -> Server:
+    address = urlsplit(url)
+    return Server(address.hostname or "127.0.0.1", address.port or 80, pid)
+
+
+def _since(server: Server, before: CacheCounts | None) -> CacheCounts | None:
+    after = server.cache_counts()
+    return after.since(before) if before and after else None
+
+
+def _refuse_options(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, names: Sequence[str], why: str
+) -> None:
+    """Exits with code 2 if one of these was given another value than its default."""
+    for name in names:
+        if getattr(arguments, name) != parser.get_default(name):
+            parser.error(f"--{name.replace('_', '-')} is {why}")
 
 
 def _stream(arguments: argparse.Namespace, limits: Limits) -> Stream:
@@ -62,17 +120,16 @@ def _stream(arguments: argparse.Namespace, limits: Limits) -> Stream:
         raise ValueError("--distinct is of --zipf")
     if arguments.requests is not None and arguments.zipf is None and not arguments.unique:
         raise ValueError("--requests is of --zipf and --unique: other streams do not end")
-    num_requests = NUM_REQUESTS if arguments.requests is None else arguments.requests
+    num_requests = options.NUM_REQUESTS if arguments.requests is None else arguments.requests
     if arguments.unique:
         return pool.unique(profile, limits, num_requests, seed, fields)
     if arguments.zipf is not None:
-        num_distinct = NUM_DISTINCT if arguments.distinct is None else arguments.distinct
+        num_distinct = options.NUM_DISTINCT if arguments.distinct is None else arguments.distinct
         return pool.zipf(profile, limits, num_requests, arguments.zipf, num_distinct, seed, fields)
     return make(profile, limits, seed, fields)
 
 
 def _load(arguments: argparse.Namespace) -> Load:
-    headers = (f"Accept: {arguments.accept}",) if arguments.accept else ()
     return Load(
         arguments.concurrency,
         arguments.seconds,
@@ -80,15 +137,19 @@ def _load(arguments: argparse.Namespace) -> Load:
         arguments.warm_up,
         None,
         arguments.seed,
-        headers,
+        _headers(arguments),
     )
 
 
-def warning(stream: Stream, counts: CacheCounts | None) -> str | None:
+def _headers(arguments: argparse.Namespace) -> tuple[str, ...]:
+    return (f"Accept: {arguments.accept}",) if arguments.accept else ()
+
+
+def warning(
+    counts: CacheCounts | None, instead: str = ", or send --unique or --zipf"
+) -> str | None:
     """That a stream which repeats its few requests measures the server's cache, if it does."""
-    if stream.once:
-        return None
-    advice = "Set ADDNORM_CACHE_BYTES=0 to measure the model, or send --unique or --zipf."
+    advice = f"Start it with ADDNORM_CACHE_BYTES=0 to measure the model{instead}."
     if counts is None:
         return (
             "This profile repeats its sequences. If the server has a cache, these figures measure "
@@ -116,79 +177,3 @@ def _shown(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {number}" for name, number in value.items()) or "-"
     return "-" if value is None else str(value)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="addnorm load",
-        description=__doc__,
-        epilog="Example: addnorm load --bundle bundles/notebook/1 --seconds 5",
-    )
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument(
-        "--bundle",
-        type=Path,
-        required=True,
-        help="what the server serves: <bundles>/<name>/<version>",
-    )
-    parser.add_argument("--profile", choices=PROFILES, default="small")
-    _add_repeats(parser)
-    parser.add_argument(
-        "--concurrency", type=int, default=8, help="callers; with --rate the most connections"
-    )
-    parser.add_argument(
-        "--rate",
-        type=float,
-        help="open loop: Poisson arrivals a second; latency from the intended time",
-    )
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--warm-up", type=float, default=1.0, metavar="SECONDS")
-    parser.add_argument("--precision", help="sent in each body, and that of the reference")
-    parser.add_argument("--model", help="sent in each body; needed where several models are served")
-    parser.add_argument(
-        "--accept",
-        help="media type of the answers: application/vnd.safetensors, or JSON by default",
-    )
-    parser.add_argument(
-        "--tolerance",
-        type=float,
-        help=f"instead of equal bits; {NAIVE_TOLERANCE:g} for other servers",
-    )
-    parser.add_argument(
-        "--pid", type=int, help="the server's process, to read its CPU time and memory"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="where to write the result")
-    return parser
-
-
-def _add_repeats(parser: argparse.ArgumentParser) -> None:
-    """What of the profile's sequences repeats, and how much of it is computed alone."""
-    parser.add_argument(
-        "--zipf",
-        type=float,
-        metavar="EXPONENT",
-        help="repeats: every sequence is drawn from a pool, the i-th with i^-EXPONENT",
-    )
-    parser.add_argument(
-        "--distinct", type=_positive, help=f"sequences in the pool of --zipf ({NUM_DISTINCT:,})"
-    )
-    parser.add_argument("--unique", action="store_true", help="no sequence is sent twice")
-    parser.add_argument(
-        "--requests",
-        type=_positive,
-        help=f"of --zipf and --unique, made in advance; the last ends the run ({NUM_REQUESTS:,})",
-    )
-    parser.add_argument(
-        "--most-alone",
-        type=_positive,
-        metavar="N",
-        help="compute so many of the answered sequences, drawn by a seed, instead of all; the "
-        "answers to each of the others must be equal",
-    )
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
-    return number

@@ -6,52 +6,6 @@ from statistics import median
 
 from matplotlib.figure import Figure  # not pyplot: no screen, no global state
 
-COLOURS = {"naive": "tab:red", "Addnorm fp32": "tab:blue", "Addnorm int8": "tab:green"}
-TICKS_MS = (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
-
-
-def latency(path: Path, points: dict[str, list[dict[str, float]]]) -> None:
-    """Left the median, right the 99th percentile, against the load that was offered.
-
-    Rate 0 is a lone caller, who sends a request when the last one is answered.
-    """
-    figure = Figure(figsize=(9, 4))
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, metric, name in zip(
-        panels, ("p50_ms", "p99_ms"), ("median", "99th percentile"), strict=True
-    ):
-        for who, loads in points.items():
-            rates, shown = [load["rate"] for load in loads], [load[metric] for load in loads]
-            axes.plot(rates, shown, "-o", color=COLOURS[who], label=who, clip_on=False)
-        axes.set(xlabel="requests offered per second; 0: a lone caller", title=name, xlim=(0, None))
-        axes.set_yscale("log")
-        axes.set_yticks(TICKS_MS, [f"{ms:,}" for ms in TICKS_MS])
-        axes.minorticks_off()
-    lowest, highest = _range(points)
-    panels[0].set(ylabel="latency from the intended time, ms", ylim=(0.8 * lowest, 1.3 * highest))
-    _save(figure, path)
-
-
-def _range(points: dict[str, list[dict[str, float]]]) -> tuple[float, float]:
-    """Least median and largest 99th percentile."""
-    loads = [load for of_one in points.values() for load in of_one]
-    return min(load["p50_ms"] for load in loads), max(load["p99_ms"] for load in loads)
-
-
-def padding(path: Path, shares: dict[str, list[tuple[float, float]]]) -> None:
-    """Useful tokens per second against the share of pads, one line a server."""
-    figure = Figure(figsize=(7, 4.5))
-    axes = figure.subplots()
-    for who, measured in shares.items():
-        percent, rates = [100 * share for share, _ in measured], [rate for _, rate in measured]
-        axes.plot(percent, rates, "-o", color=COLOURS[who], label=who)
-    axes.set(
-        xlabel="pads in a request, % of its padded tokens",
-        ylabel="useful tokens per second",
-        ylim=(0, None),
-    )
-    _save(figure, path)
-
 
 def stalls(path: Path, runs: dict[str, dict[str, float]]) -> None:
     """What others wait beside each case, p99 in ms, a colour for each run."""

@@ -65,6 +65,11 @@ class Layout(Protocol):
         """Rows `[N, w]` -> the caller's cells `[B, S, w]`, exact zeros at pads."""
         ...
 
+    def attentions(self, probabilities: Tensor) -> Tensor:
+        """What attention's softmax gives for the queries, `[B, h, S, S]` or in blocks
+        `[G, B, h, w, S]` -> `[B, h, S, S]` on attention's grid, zeros at pads."""
+        ...
+
 
 class Padded:
     """Every cell is a row: the plain graph that most exports make, kept as the reference."""
@@ -97,6 +102,9 @@ class Padded:
     def scatter(self, rows: Tensor) -> Tensor:
         return torch.where(self.mask[:, :, None], rows.reshape(*self.shape, rows.shape[-1]), 0.0)
 
+    def attentions(self, probabilities: Tensor) -> Tensor:
+        return torch.where(self.mask[:, None, :, None], probabilities, 0.0)
+
 
 class Packed:
     """Only real tokens are rows; attention runs on a grid of its own, left-aligned.
@@ -127,6 +135,7 @@ class Packed:
         num_blocks = (seq + BLOCK - 1) // BLOCK
         width = (seq + num_blocks - 1) // num_blocks
         columns = torch.arange(seq, device=real.device)[None, :]
+        self.real = columns < lengths  # [B, S] of attention's grid
         starts = torch.arange(num_blocks, device=real.device)[:, None, None] * width
         places = starts + torch.arange(width, device=real.device)  # [G, 1, w] of the queries
         self.distances = columns - places.transpose(1, 2)
@@ -148,7 +157,7 @@ class Packed:
         first_row = torch.where(lengths > 0, before + 1, 0)
         # rows of the queries [G, B, w], of keys and values [B, S]
         self.query_rows = torch.where(places < lengths, before + places + 1, first_row)
-        self.key_rows = torch.where(columns < lengths, before + columns + 1, first_row)
+        self.key_rows = torch.where(self.real, before + columns + 1, first_row)
 
     def gather(self, cells: Tensor) -> Tensor:
         return cells.reshape(-1).index_select(0, self.cells)
@@ -171,6 +180,16 @@ class Packed:
     def scatter(self, rows: Tensor) -> Tensor:
         cells = rows.index_select(0, self.row_of_cell).reshape(*self.shape, rows.shape[-1])
         return torch.where(self.mask[:, :, None], cells, 0.0)
+
+    def attentions(self, probabilities: Tensor) -> Tensor:
+        (batch, seq), (heads, width) = self.shape, probabilities.shape[2:4]
+        columns = torch.arange(seq, device=probabilities.device)
+        blocks = torch.div(columns, width, rounding_mode="trunc")
+        maps = torch.arange(batch * heads, device=probabilities.device)[:, None]
+        cells = (blocks * (batch * heads) + maps) * width + columns - blocks * width
+        flat = probabilities.reshape(-1, seq).index_select(0, cells.reshape(-1))
+        queries = flat.reshape(batch, heads, seq, seq)
+        return torch.where(self.real[:, None, :, None], queries, 0.0)
 
 
 LAYOUTS: dict[str, Callable[[Tensor], Layout]] = {"packed": Packed, "padded": Padded}

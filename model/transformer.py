@@ -5,23 +5,19 @@ B batch, S grid width, N rows, H heads, V vocabulary. It holds every variant tha
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.onnx import is_in_onnx_export
-from torch.onnx.ops import symbolic
 
+from addnorm.model.attention import Attention, Trace
 from addnorm.model.config import Activation, Config, HeadConfig
 from addnorm.model.layout import LAYOUTS, Layout, Mask
 from addnorm.model.pooling import picked
 from addnorm.model.positions import RelativeBias, sinusoids
-
-ATTENTION_VERSION = 24  # of ONNX's operator, the first that takes numbers of keys
-ATTENTION_IN_BLOCKS = "addnorm::Attention"  # an export writes a Scan in its place
 
 
 class LayerNorm(nn.Module):
@@ -65,46 +61,6 @@ def norm(config: Config, width: int | None = None) -> LayerNorm:
     return LayerNorm(width or config.d_model, config.eps, config.norm, config.norm_bias)
 
 
-class Attention(nn.Module):
-    """Scaled dot-product attention with H heads (Vaswani et al., arXiv:1706.03762, section 3.2)."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.n_heads = config.n_heads
-        self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=config.attention_bias)
-        self.out = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
-
-    def forward(self, x: Tensor, layout: Layout, mask: Mask) -> Tensor:  # [N, d] -> [N, d]
-        q, k, v = layout.to_grid(self.qkv(x))
-        context = attend(q, k, v, mask, self.n_heads)  # like q
-        return self.out(layout.from_grid(context))  # type: ignore[no-any-return]
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, n_heads: int) -> Tensor:
-    """softmax(q k^T / sqrt(d_head) + mask) v, head by head. k, v `[B, S, d]`; q `[B, S, d]`, or in
-    blocks `[G, B, w, d]` -> like q.
-
-    In an export it is ONNX's operator. This takes the numbers of keys as they are: a mask of
-    `[B, 1, S, S]` would have to be written, copied for each head, and read again.
-    """
-    if is_in_onnx_export():
-        name = "Attention" if q.dim() == 3 else ATTENTION_IN_BLOCKS
-        inputs = (q, k, v, mask.bias, None, None, mask.num_keys)
-        heads: dict[str, Any] = {"q_num_heads": n_heads, "kv_num_heads": n_heads}
-        shape, version = q.shape, ATTENTION_VERSION
-        return symbolic(name, inputs, heads, dtype=q.dtype, shape=shape, version=version)
-    if q.dim() == 4:
-        biases = [None] * len(q) if mask.bias is None else mask.bias
-        masks = [Mask(bias, mask.num_keys) for bias in biases]
-        return torch.stack(
-            [attend(own, k, v, seen, n_heads) for own, seen in zip(q, masks, strict=True)]
-        )
-    bias = mask.as_bias(k.shape[1])
-    q, k, v = (x.unflatten(-1, (n_heads, -1)).transpose(1, 2) for x in (q, k, v))  # [B, H, S, d/H]
-    context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    return context.transpose(1, 2).flatten(2)
-
-
 class FeedForward(nn.Module):
     """act(x W1 + b1) W2 + b2, position by position."""
 
@@ -145,30 +101,16 @@ class Block(nn.Module):
         if self.order != "single":
             self.norm2 = norm(config)
 
-    def forward(self, x: Tensor, layout: Layout, mask: Mask, stats: "NormStats") -> Tensor:
-        """x `[N, d]` -> `[N, d]`; every norm's statistics go to `stats`."""
+    def forward(self, x: Tensor, layout: Layout, mask: Mask, trace: Trace) -> Tensor:
+        """x `[N, d]` -> `[N, d]`; every norm's statistics go to `trace`."""
         if self.order == "pre":
-            x = x + self.attention(stats.keep(self.norm1(x)), layout, mask)
-            return x + self.ffn(stats.keep(self.norm2(x)))  # type: ignore[no-any-return]
+            x = x + self.attention(trace.norm(self.norm1(x)), layout, mask, trace)
+            return x + self.ffn(trace.norm(self.norm2(x)))  # type: ignore[no-any-return]
         if self.order == "post":
-            x = stats.keep(self.norm1(x + self.attention(x, layout, mask)))
-            return stats.keep(self.norm2(x + self.ffn(x)))
-        attended = self.attention(x, layout, mask)
-        return stats.keep(self.norm1(attended + self.ffn(attended)))
-
-
-class NormStats:
-    """Collects the statistics of the norms in the order in which a token passes them."""
-
-    def __init__(self) -> None:
-        self.means: list[Tensor] = []
-        self.rstds: list[Tensor] = []
-
-    def keep(self, normalized: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        y, mean, rstd = normalized
-        self.means.append(mean)
-        self.rstds.append(rstd)
-        return y
+            x = trace.norm(self.norm1(x + self.attention(x, layout, mask, trace)))
+            return trace.norm(self.norm2(x + self.ffn(x)))
+        attended = self.attention(x, layout, mask, trace)
+        return trace.norm(self.norm1(attended + self.ffn(attended)))
 
 
 class Head(nn.Module):
@@ -246,27 +188,48 @@ class Transformer(nn.Module):
 
         token_type_ids: 0 if None. Without effect unless type_vocab_size is above 1.
         """
-        layout = self.layout(attention_mask)
+        layout, trace = self.layout(attention_mask), Trace()
+        x = self._rows(layout, input_ids, token_type_ids, trace)
+        return (
+            layout.scatter(x),
+            layout.scatter(torch.cat(trace.means, -1)),
+            layout.scatter(torch.cat(trace.rstds, -1)),
+        )
+
+    def lens(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None,
+        heads: Sequence[Tensor],
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The same pass, seen from inside -> hidden states `[B, S, d]`, zeros at pads: the input of
+        each layer, and the activations at the end; and of each layer the attention of its `heads`
+        `[h]` int64: `[B, h, S, S]`, queries before keys, see `Layout.attentions`.
+        """
+        layout, trace = self.layout(attention_mask), Trace(heads)
+        self._rows(layout, input_ids, token_type_ids, trace)
+        return [layout.scatter(x) for x in trace.hidden_states], trace.attentions
+
+    def _rows(
+        self, layout: Layout, input_ids: Tensor, token_type_ids: Tensor | None, trace: Trace
+    ) -> Tensor:
+        """-> activations `[N, d]`."""
         buckets = self.config.relative_buckets
         relative = self.relative_bias(layout.distances) if buckets else None
         mask = layout.attention_mask(self.config.causal, relative)
-        stats = NormStats()
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         x = self.embed(layout.gather(input_ids), layout.position_ids, layout.gather(types))
         if self.config.embedding_norm:
-            x = stats.keep(self.embedding_norm(x))
+            x = trace.norm(self.embedding_norm(x))
         if self.config.embedding_size:
             x = self.projection(x)
         n_layers, n_blocks = self.config.n_layers, self.config.n_blocks
         for layer in range(n_layers):
-            x = self.blocks[layer * n_blocks // n_layers](x, layout, mask, stats)
+            x = self.blocks[layer * n_blocks // n_layers](trace.hidden(x), layout, mask, trace)
         if self.config.final_norm:
-            x = stats.keep(self.final_norm(x))
-        return (
-            layout.scatter(x),
-            layout.scatter(torch.cat(stats.means, -1)),
-            layout.scatter(torch.cat(stats.rstds, -1)),
-        )
+            x = trace.norm(self.final_norm(x))
+        return trace.hidden(x)
 
     def embed(self, token_ids: Tensor, position_ids: Tensor, type_ids: Tensor) -> Tensor:
         """Three times `[N]` -> `[N, d]`."""

@@ -185,12 +185,15 @@ def test_the_reference_has_every_setting_with_default_and_meaning() -> None:
     assert rows == code
 
 
+PAGES = ("/models/{name}/certificate", "/models/{name}/{version}/certificate")
+
+
 def test_the_reference_has_every_route(client: httpx.Client) -> None:
     rows = set(re.findall(r"^\| `([A-Z]+ /[^`]*)` \|", REFERENCE, re.MULTILINE))
     paths = client.get("/openapi.json").json()["paths"]
     assert rows == {
         f"{method.upper()} {path}" for path, methods in paths.items() for method in methods
-    } | {"GET /docs"}
+    } | {"GET /docs", "GET /", *(f"GET {path}" for path in PAGES)}
 
 
 def test_the_reference_has_every_metric_with_its_labels(client: httpx.Client) -> None:

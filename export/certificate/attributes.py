@@ -8,6 +8,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from addnorm.export.certificate import structure
 from addnorm.export.model_file import Graph
+from addnorm.model.attention import AFTER_SOFTMAX
 from addnorm.model.config import Activation, Config, HeadConfig
 
 OPERATORS: dict[str, tuple[Activation, ...]] = {  # of ONNX -> the activations that it computes
@@ -20,10 +21,18 @@ OPERATORS: dict[str, tuple[Activation, ...]] = {  # of ONNX -> the activations t
 
 def body(graph: Graph, config: Config, precision: str) -> Iterator[str]:
     """What differs from the reference's Config."""
-    attention = {"q_num_heads": config.n_heads, "kv_num_heads": config.n_heads}
-    if precision == "fp16":
-        attention["softmax_precision"] = TensorProto.FLOAT
-    yield from _each(graph.proto, "Attention", attention, config.n_layers)
+    own = {"softmax_precision": TensorProto.FLOAT} if precision == "fp16" else {}
+    yield from _body(graph, config, own)
+
+
+def lens(graph: Graph, config: Config) -> Iterator[str]:
+    """What differs from the reference's Config. Attention shows its scores after the softmax."""
+    yield from _body(graph, config, {"qk_matmul_output_mode": AFTER_SOFTMAX})
+
+
+def _body(graph: Graph, config: Config, own: dict[str, Any]) -> Iterator[str]:
+    heads = {"q_num_heads": config.n_heads, "kv_num_heads": config.n_heads}
+    yield from _each(graph.proto, "Attention", heads | own, config.n_layers)
     yield from _attributes(graph, config, config.n_norms, config.activation, config.n_layers)
 
 

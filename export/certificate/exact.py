@@ -29,13 +29,13 @@ from torch import nn
 
 from addnorm.export import half_precision, model_file, quantize
 from addnorm.export.certificate import attributes, structure
-from addnorm.export.graph import OPSET, export_body, export_head
+from addnorm.export.graph import OPSET, export_body, export_head, export_lens
 from addnorm.export.model_file import Graph
 from addnorm.model.config import Config
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime.batch import Floats
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.bundle import LENS, Bundle
 from addnorm.service.runtime.manifest import Int8, Manifest
 
 Array = NDArray[Any]
@@ -51,6 +51,7 @@ class Files:
     """The graphs of a bundle as they lie on disk, and the ranges that int8 was made with."""
 
     bodies: dict[str, Graph]  # by precision
+    lens: Graph | None
     heads: dict[str, Graph]  # by output
     ranges: dict[str, Floats]
 
@@ -63,12 +64,13 @@ class Files:
         }
         heads = {name: _load(bundle, bundle.head(name)) for name in bundle.manifest.heads}
         ranges = load_file(bundle.path / RANGES) if RANGES in bundle.manifest.files else {}
-        return cls(bodies, heads, ranges)
+        lens = _load(bundle, bundle.path / LENS, bundle.graph("fp32")) if bundle.has_lens else None
+        return cls(bodies, lens, heads, ranges)
 
 
-def _load(bundle: Bundle, path: Path) -> Graph:
-    graph = model_file.load(path)
-    data = model_file.data_file(path).name
+def _load(bundle: Bundle, path: Path, owner: Path | None = None) -> Graph:
+    graph = model_file.load(path, owner)
+    data = model_file.data_file(owner or path).name
     if graph.values and data not in bundle.manifest.files:
         raise ValueError(f"the manifest has no sha256 of {data}")
     return graph
@@ -80,6 +82,7 @@ class Expected:
 
     reference: Transformer
     body: Graph  # fp32
+    lens: Graph | None
     heads: dict[str, Graph]  # by output
     ranges: dict[str, Floats]  # measured here; empty without int8
 
@@ -88,11 +91,12 @@ class Expected:
         twin = copy.copy(reference)  # the same weights
         twin.layout = LAYOUTS[manifest.layout]
         body = export_body(twin)
+        lens = export_lens(twin) if LENS in manifest.files else None
         heads = {
             name: export_head(head, name, twin.config.d_model) for name, head in twin.named_heads()
         }
         ranges = quantize.measure(body, manifest.limits) if "int8" in manifest.precisions else {}
-        return cls(reference, body, heads, ranges)
+        return cls(reference, body, lens, heads, ranges)
 
 
 def heads(config: Config) -> dict[str, dict[str, Any]]:
@@ -124,6 +128,13 @@ def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Fi
         if precision == "int8":
             yield (precision, "ranges"), [*_ranges(files.ranges, expected.ranges)]
         yield (precision, "graph"), [*_graph(precision, body, files.ranges, expected)]
+    if files.lens and expected.lens:
+        yield (
+            ("fp32", "lens, weights"),
+            _weights(files.lens, expected.reference, leaving="heads."),
+        )
+        yield ("fp32", "lens, attributes"), [*attributes.lens(files.lens, config)]
+        yield ("fp32", "lens, graph"), [*structure.differences(files.lens, expected.lens)]
 
 
 def _heads(heads: dict[str, Graph], expected: Expected) -> Iterator[Finding]:

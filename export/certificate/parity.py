@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from addnorm.export.certificate import authors, exact, served
+from addnorm.export.certificate import authors, exact, lens, served
 from addnorm.export.certificate.authors import Compare
 from addnorm.export.certificate.served import CertificationError, NamedCompare, Served
 from addnorm.model.transformer import Transformer
@@ -145,7 +145,11 @@ def _cases(
     return [
         (precision, case)
         for precision in path.model.bundle.manifest.precisions
-        for case in [*served.named(path, reference), *of_texts]
+        for case in [
+            *served.named(path, reference),
+            *(lens.named(path, reference) if precision == "fp32" else ()),
+            *of_texts,
+        ]
     ]
 
 

@@ -28,7 +28,7 @@ from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.native import decode
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Grid
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.bundle import OF_LENS, Bundle
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
@@ -238,9 +238,10 @@ def _rows(path: Served, case: Case, precision: str) -> list[list[bytes]]:
     options: dict[str, Any] = {"logits": {"positions": positions}} if positions else {}
     if "sparse" in bundle.outputs:
         options["sparse"] = {"top_k": min(MAX_ENTRIES, bundle.width("logits"))}
-    got = path.ask(case, precision, outputs=list(bundle.outputs), **options)
+    outputs = [name for name in bundle.outputs if name not in OF_LENS]
+    got = path.ask(case, precision, outputs=outputs, **options)
     grids, vectors = [got["norm_stats"]["mean"], got["norm_stats"]["rstd"]], list[Any]()
-    for output in bundle.outputs:
+    for output in outputs:
         if output == "sparse":
             vectors.append([[*row["indices"], *row["values"]] for row in got["sparse"]])
         elif output != "norm_stats":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from addnorm.load import servers
 from addnorm.load.bench import contenders as groups
-from addnorm.load.bench import report
+from addnorm.load.bench import overview, report
 from addnorm.load.bench.contenders import Beside, Contenders, commit
 from addnorm.load.bench.rounds import Clock, bits, interleave, open_loops, prepare
 from addnorm.load.bench.sides import LINES, sides
@@ -43,7 +43,7 @@ def main() -> None:
         of_points = {f"open/{who}": runs for who, runs in points.items()}
         counted = {} if arguments.only else bits(models["preset"], figures | of_points, clock)
     clock.close()
-    findings = report.Findings(bundle, where, figures, points, counted, _notes(arguments))
+    findings = overview.Findings(bundle, where, figures, points, counted, _notes(arguments))
     print(report.write(arguments.out, findings))
     if any(run.get("num_errors") for runs in (*figures.values(), *points.values()) for run in runs):
         raise SystemExit("some answers were not right: see bench.json")

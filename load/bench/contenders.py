@@ -1,7 +1,7 @@
 """The servers that are measured, how they are asked, and how their right answers are known."""
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -36,7 +36,7 @@ class Contender:
     serve: Callable[[], Server]
     reference: Reference
     bundle: Bundle
-    precision: str | None = None  # sent in each body
+    fields: Mapping[str, str] = field(default_factory=dict)  # of each body (model, precision)
     headers: tuple[str, ...] = ()
     streams: dict[str, Stream] = field(default_factory=dict)
 
@@ -48,10 +48,10 @@ class Contender:
         return self.streams[traffic]
 
     def _make(self, traffic: str) -> Stream:
-        fields = {"precision": self.precision} if self.precision else {}
         if traffic in PROFILES:
-            return make(PROFILES[traffic], self.bundle.manifest.limits, fields=fields)
-        return texts.streams(self.bundle, {"model": self.bundle.manifest.name, **fields})[traffic]
+            return make(PROFILES[traffic], self.bundle.manifest.limits, fields=dict(self.fields))
+        fields = {"model": self.bundle.manifest.name, **self.fields}
+        return texts.streams(self.bundle, fields)[traffic]
 
     def prepare(self, traffic: str) -> None:
         """All that must not be timed: starts the server, warms it up, computes right answers."""
@@ -100,16 +100,7 @@ def commit(checkout: Path) -> str:
 def addnorm(stack: ExitStack, bundle: Bundle, beside: Beside | None) -> Contenders:
     """In each precision of the bundle; after them the other checkout's."""
     server = _lazy(stack, servers.addnorm(bundle))
-    found = [
-        Contender(
-            precision,
-            server,
-            Reference(alone(bundle, precision)),
-            bundle,
-            None if precision == bundle.manifest.default_precision else precision,
-        )
-        for precision in bundle.manifest.precisions
-    ]
+    found = [in_precision(server, bundle, each) for each in bundle.manifest.precisions]
     if beside:
         before = _lazy(stack, servers.serving([beside.bundle(bundle)], beside.checkout.resolve()))
         found += [
@@ -123,6 +114,21 @@ def addnorm(stack: ExitStack, bundle: Bundle, beside: Beside | None) -> Contende
             for contender in found
         ]
     return _by_name(found)
+
+
+def in_precision(
+    serve: Callable[[], Server],
+    bundle: Bundle,
+    precision: str,
+    tolerance: float | None = None,
+    headers: tuple[str, ...] = (),
+    **fields: str,
+) -> Contender:
+    """A server of this bundle, which computes in its default precision unless it is told."""
+    if precision != bundle.manifest.default_precision:
+        fields["precision"] = precision
+    reference = Reference(alone(bundle, precision), tolerance)
+    return Contender(precision, serve, reference, bundle, fields, headers)
 
 
 def preset(

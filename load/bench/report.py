@@ -1,73 +1,35 @@
-"""What was measured -> tables of ratios (medians of pairs), all figures as JSON, and the plots."""
+"""What was measured -> tables of ratios (medians of pairs), all figures as JSON, and the curves."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from addnorm.load import plots
-from addnorm.load.bench.contenders import FP32, INT8, NAIVE
+from addnorm.load import curves
+from addnorm.load.bench import overview
+from addnorm.load.bench.overview import Findings
 from addnorm.load.bench.run import Figures
-from addnorm.load.bench.stream import SWEEP_LONGEST
 from addnorm.load.bench.tables import (
     TITLES,
-    Rounds,
     contenders_table,
-    median,
     memory_table,
-    padding_share,
+    open_loop_table,
     ratios_table,
 )
-from addnorm.service.runtime.bundle import Bundle
-
-
-@dataclass(frozen=True)
-class Findings:
-    """All figures: of each side a list over rounds, of each server a list over open-loop rates."""
-
-    bundle: Bundle
-    machine: dict[str, str | int | float]
-    figures: Rounds
-    points: Rounds
-    bits: dict[str, Figures]
-    notes: list[str]  # what a reader of the tables must know
 
 
 def write(folder: Path, findings: Findings) -> str:
-    """bench.json, bench.md and the plots into `folder`. -> the text of bench.md"""
+    """bench.json, bench.md, bench.html and the plots into `folder`. -> the text of bench.md"""
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {
-        "machine": findings.machine,
-        "bundle": findings.bundle.ref,
-        "notes": findings.notes,
-        "figures": findings.figures,
-        "open_loop": findings.points,
-        "bits": findings.bits,
-    }
-    (folder / "bench.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (folder / "bench.json").write_text(json.dumps(findings.facts(), indent=1) + "\n")
     text = markdown(findings)
     (folder / "bench.md").write_text(text)
+    (folder / "bench.html").write_text(
+        overview.page("Addnorm beside other servers", findings, text)
+    )
     if findings.points:
-        plots.latency(folder / "latency.png", _titled(findings.points))
-    if shares := _by_padding(findings.figures):
-        plots.padding(folder / "padding.png", _titled(shares))
+        curves.latency(folder / "latency.png", findings.titled(findings.points))
+    if shares := findings.by_padding():
+        curves.padding(folder / "padding.png", findings.titled(shares))
     return text
-
-
-def _titled(by_who: dict[str, Any]) -> dict[str, Any]:
-    return {TITLES[who]: value for who, value in by_who.items()}
-
-
-def _by_padding(figures: Rounds) -> dict[str, list[tuple[float, float]]]:
-    """who -> (share of pads, useful tokens/s) over the sweep, where it was measured."""
-    shares: dict[str, list[tuple[float, float]]] = {}
-    for longest in SWEEP_LONGEST:
-        for who in (NAIVE, FP32, INT8):
-            if rounds := figures.get(f"longest-{longest}/{who}"):
-                shares.setdefault(who, []).append(
-                    (padding_share(longest), median(rounds, "tokens_per_s"))
-                )
-    return shares
 
 
 def markdown(findings: Findings) -> str:
@@ -81,6 +43,7 @@ def markdown(findings: Findings) -> str:
         *findings.notes,
         contenders_table(findings.figures),
         ratios_table(findings.figures),
+        open_loop_table(findings.points),
         memory_table(findings.figures),
         *(_bits(who, counted) for who, counted in findings.bits.items()),
     ]

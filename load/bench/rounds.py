@@ -63,9 +63,9 @@ def open_loops(preset: Contenders, figures: Rounds, budget_s: float, clock: Cloc
     """Latency from a lone caller, at rate 0, to each contender's capacity, which is what 32 callers
     reach (closed loop). A contender whose median is past SATURATED_MS gets no more load."""
     capacity = {
-        who: median(figures[f"small-32/{who}"], "requests_per_s")
+        who: rate
         for who in (NAIVE, FP32, INT8)
-        if who in preset
+        if who in preset and (rate := median(figures[f"small-32/{who}"], "requests_per_s")) > 0
     }
     loads = [(who, share * of_all) for share in FRACTIONS for who, of_all in capacity.items()]
     num_arrivals = max(MIN_ARRIVALS, budget_s / sum(1 / rate for _, rate in loads))
@@ -88,14 +88,18 @@ def bits(preset: Contenders, so_far: Rounds, clock: Clock) -> dict[str, Figures]
     for who in (FP32, INT8):
         if who not in preset:
             continue
-        keys = [key for key in so_far if key.endswith(f"/{who}") and not key.startswith("tiny")]
-        runs = [figures for key in keys for figures in so_far[key]]
-        num_missing = NUM_BITS - int(sum(run.get("num_answers", 0) for run in runs))
+        counted[who] = compared(who, so_far)
+        num_missing = NUM_BITS - int(counted[who]["num_answers"])
         if num_missing > 0:
             clock.show(f"{num_missing} more answers: {who}")
             load = Load(32, max(RUN_S[0], clock.left_s() / 2), num_answers=num_missing)
-            runs.append(preset[who].run("small", load))
-        counted[who] = {
-            name: sum(run.get(name, 0) for run in runs) for name in ("num_answers", "num_errors")
-        }
+            more = {f"bits/{who}": [preset[who].run("small", load)]}
+            counted[who] = compared(who, so_far | more)
     return counted
+
+
+def compared(who: str, so_far: Rounds) -> Figures:
+    """How many of its answers were compared, and how many were not right."""
+    keys = [key for key in so_far if key.endswith(f"/{who}") and not key.startswith("tiny")]
+    runs = [figures for key in keys for figures in so_far[key]]
+    return {name: sum(run.get(name, 0) for run in runs) for name in ("num_answers", "num_errors")}

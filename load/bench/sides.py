@@ -1,6 +1,6 @@
 """What the bench measures in each round: a table of lines, and the ceilings."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -52,7 +52,6 @@ LINES = {
     },
 }
 NUM_NAIVE_SWEEP = 2  # eight callers would each wait a minute for its answer to 94 % padding
-SWEEP_ENDS = (f"longest-{SWEEP_LONGEST[0]}", f"longest-{SWEEP_LONGEST[-1]}")  # a ratio is of these
 ENGINE_BUDGET = 256  # tokens of a micro-batch, unless the settings say another
 
 
@@ -64,7 +63,7 @@ class Side:
     who: str
     prepare: Callable[[], object]
     measure: Callable[[float], Figures]  # seconds -> figures
-    once: bool = False  # too slow for every round, or only for a picture
+    once: bool = False  # too slow for every round
 
     @property
     def key(self) -> str:
@@ -73,24 +72,29 @@ class Side:
 
 def sides(models: dict[str, Contenders]) -> Iterator[Side]:
     """models: `preset`, and `tiny` and `real` if they are there."""
-    for name, line in LINES.items():
+    yield from served(models, LINES)
+    yield from _offline(models["preset"])
+
+
+def served(models: dict[str, Contenders], names: Iterable[str]) -> Iterator[Side]:
+    """Of these lines."""
+    for name in names:
+        line = LINES[name]
         contenders = models.get(line.model, {})
         for who in line.who:
             if who in contenders:
                 yield _served(name, line, contenders[who])
-    yield from _offline(models["preset"])
 
 
 def _served(name: str, line: Line, contender: Contender) -> Side:
-    is_sweep = name.startswith("longest")
-    is_slow = is_sweep and contender.name == NAIVE
+    is_slow = name.startswith("longest") and contender.name == NAIVE
     num_callers = NUM_NAIVE_SWEEP if is_slow else line.num_callers
     return Side(
         name,
         contender.name,
         lambda: contender.prepare(line.traffic),
         lambda seconds: contender.run(line.traffic, Load(num_callers, seconds)),
-        once=is_slow or (is_sweep and name not in SWEEP_ENDS),
+        once=is_slow,
     )
 
 

@@ -1,6 +1,6 @@
 """The tables of the report: contenders beside a baseline, Addnorm beside itself, memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median as middle
 
@@ -59,13 +59,15 @@ class Row:
     line: str
     base: str = NAIVE
 
-    def cells(self, figures: Rounds, columns: list[str]) -> list[str] | None:
+    def cells(
+        self, figures: Rounds, columns: list[str], titles: Mapping[str, str] = TITLES
+    ) -> list[str] | None:
         """None if only the baseline was measured, or nothing."""
-        of = {who: figures[key] for who in TITLES if (key := f"{self.line}/{who}") in figures}
+        of = {who: figures[key] for who in titles if (key := f"{self.line}/{who}") in figures}
         if not set(of) - {self.base}:
             return None
         values = {who: _short(median(rounds, self.metric)) for who, rounds in of.items()}
-        base = f"{TITLES[self.base]}: {values[self.base]}" if self.base in of else "-"
+        base = f"{titles[self.base]}: {values[self.base]}" if self.base in of else "-"
         cells = [self.title, MEASURES[self.metric], base]
         for who in columns:
             ratios = f" ({self._ratios(of, who, self.base)})" if self.base in of else ""
@@ -188,18 +190,37 @@ def memory(figures: Rounds) -> dict[tuple[str, str], float]:
     return most
 
 
-def contenders_table(figures: Rounds) -> str:
+def contenders_table(
+    figures: Rounds, rows: Sequence[Row] = ROWS, titles: Mapping[str, str] = TITLES
+) -> str:
+    """The last column names the line. A column in which nothing was measured is left out."""
     measured = {key.partition("/")[2] for key in figures}
     columns = [who for who in COLUMNS if who in measured]
-    rows = [cells for row in ROWS if (cells := row.cells(figures, columns))]
+    found = [cells for row in rows if (cells := row.cells(figures, columns, titles))]
     beside = [f"{now}, now over before" for now, _ in _pairs(columns)]
-    names = ["load", "measure", "baseline", *(TITLES[who] for who in columns), *beside, "alone"]
-    return table(names, rows) if rows else ""
+    names = ["load", "measure", "baseline", *(titles[who] for who in columns), *beside, "line"]
+    kept = [i for i in range(len(names)) if any(cells[i] != "-" for cells in found)]
+    lines = [[cells[i] for i in kept] for cells in found]
+    return table([names[i] for i in kept], lines) if found else ""
+
+
+def open_loop_table(points: Rounds, titles: Mapping[str, str] = TITLES) -> str:
+    """Latency against load, the figures of the picture."""
+    rows = [
+        (
+            titles[who],
+            _short(load["rate"]) if load["rate"] else "a lone caller",
+            *(_short(load[metric]) for metric in ("p50_ms", "p99_ms")),
+        )
+        for who, loads in points.items()
+        for load in loads
+    ]
+    return table(["server", "requests offered per second", "p50, ms", "p99, ms"], rows)
 
 
 def ratios_table(figures: Rounds) -> str:
     rows = [cells for ratio in _beside_itself() if (cells := ratio.cells(figures))]
-    return table(["what", "of", "useful tokens/s", "ratio", "alone"], rows) if rows else ""
+    return table(["what", "of", "useful tokens/s", "ratio", "line"], rows) if rows else ""
 
 
 def memory_table(figures: Rounds) -> str:

@@ -19,7 +19,6 @@ from addnorm.service.inference.outputs import Computed, halved
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse, check
 from addnorm.service.inference.reuse import Reuse
 from addnorm.service.inference.sequence_cache import SequenceCache, sequence_digests
-from addnorm.service.runtime.batch import Batch
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import (
     SLICE_S,
@@ -146,7 +145,7 @@ class Pipeline:
         picks = needed({output.needs(model.bundle) for output in request.outputs})
         if not len(batch):
             return partial(KeptRows, batch, engine.empty(), {}), NO_STAGES
-        digests = await self._digests(batch, deadline)
+        digests = await self._digests(request, deadline)
         left_s = deadline.left_s() - encode_s
         # a run that ends between look-up and submission would be neither held nor in flight
         with self.scheduler.paused():
@@ -162,10 +161,11 @@ class Pipeline:
         computed = await _done(job, request, deadline, reuse.missing)
         return partial(reuse.gathered, computed), _stages_s(job)
 
-    async def _digests(self, batch: Batch, deadline: Deadline) -> list[bytes] | None:
+    async def _digests(self, request: InferenceRequest, deadline: Deadline) -> list[bytes] | None:
         """None if nothing is held and merged."""
-        if not self.cache.max_bytes:
+        if request.anew or not self.cache.max_bytes:
             return None
+        batch = request.batch
         made = sequence_digests(batch)
         if batch.num_tokens <= QUICK_TOKENS and len(batch) <= QUICK_SEQUENCES:
             return run_now(made)

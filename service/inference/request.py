@@ -8,6 +8,7 @@ import numpy as np
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.outputs import DType, Logits, Output
+from addnorm.service.inference.outputs.lens import LensOutput
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime.batch import Batch, Ints, Padding
 from addnorm.service.settings import Settings
@@ -31,6 +32,7 @@ class InferenceRequest(NamedTuple):
     key: str = ""  # the name of the caller's API key, for fairness among keys
     dtype: DType = "float32"  # of activations, logits and pooled vectors as they are sent
     binary: bool = False  # whether numbers are sent as bytes, not as text
+    anew: bool = False  # whether all is computed, whatever the cache holds
     answer_bytes: int | None = None  # of the response, where it is not the outputs themselves
     field: str = "input_ids"  # the caller's name for the sequences, for errors
     hint: str = ""  # why one of the caller's ids may be outside the vocabulary
@@ -155,6 +157,9 @@ def _smaller(request: InferenceRequest) -> str:
         return f"send less in {request.field} at once"
     if any(isinstance(output, Logits) and output.top_k is None for output in request.outputs):
         return 'ask for "outputs": ["activations"], or "logits": {"top_k": 5}'
+    for output in request.outputs:
+        if isinstance(output, LensOutput):
+            return f'choose fewer with "{output.name}": {{"layers": [0]}}, or send less at once'
     return 'ask for "outputs": ["pooled"], or send fewer sequences at once'
 
 

@@ -113,6 +113,10 @@ class Model:
                 raise StartupError(
                     f"bundle {self.bundle.path}: {precision} does not give the known answer"
                 )
+            if engine.has_lens and not selfcheck.lens_shows_what_runs(engine, manifest.limits):
+                raise StartupError(
+                    f"bundle {self.bundle.path}: the lens does not show what {precision} computes"
+                )
             if engine.provider == "cpu":
                 paddings = PADDINGS[manifest.layout]
                 for failure in selfcheck.unequal(engine, manifest.limits, paddings, CHECK_LENGTHS):

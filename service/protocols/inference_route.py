@@ -121,7 +121,8 @@ class InferenceHandler:
         started, num_bytes, context = time.monotonic(), len(raw.body), raw.context
         with self.tools.bodies.budget.reserve(num_bytes if num_bytes > QUICK_BYTES else 0):
             request, encode = await self.decode(raw, self.tools)
-        request = request._replace(key=context.key)
+        anew = "no-cache" in raw.headers.get("cache-control", "").lower()  # RFC 9111, 5.2.1.4
+        request = request._replace(key=context.key, anew=anew)
         if request.timeout_s is not None and TIMEOUT_HEADER not in raw.headers:
             raw.deadline.timeout_s = request.timeout_s
         if coding := wanted_coding(raw.headers):

@@ -1,33 +1,32 @@
 """The native protocol under /v1: JSON or safetensors, in and out."""
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from addnorm.service.errors import InvalidInput, UnsupportedMediaType
 from addnorm.service.inference.heads import Spans
 from addnorm.service.inference.outputs import (
     BY_NAME,
-    NO_TOKEN,
+    Attentions,
+    HiddenStates,
     Logits,
     Output,
     Pooled,
     Sparse,
-    SparseVectors,
     TokenVectors,
-    TopK,
     check_names,
     default_names,
 )
 from addnorm.service.inference.outputs.small_vectors import VectorDType
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec import safetensors_body as tensors
 from addnorm.service.protocols.codec import spans
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
-from addnorm.service.protocols.codec.negotiation import JSON, negotiated, sent_type, written
+from addnorm.service.protocols.codec.negotiation import JSON, negotiated, sent_type
 from addnorm.service.protocols.codec.openapi import (
     DEADLINE,
     ERRORS,
@@ -35,10 +34,11 @@ from addnorm.service.protocols.codec.openapi import (
     examples,
     json_body,
 )
-from addnorm.service.protocols.codec.payload import Encode, Payload
+from addnorm.service.protocols.codec.payload import Encode
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS, Arrays
 from addnorm.service.protocols.codec.texts import TextsToTokenize
 from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.protocols.native_answer import encode, encode_tensors
 from addnorm.service.protocols.native_schema import (
     ANSWER,
     BINARY,
@@ -48,10 +48,10 @@ from addnorm.service.protocols.native_schema import (
     Options,
 )
 from addnorm.service.runtime.batch import Batch, Padding
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.bundle import OF_LENS, Bundle
 from addnorm.service.runtime.tokenizer import Text
 from addnorm.service.runtime.unpadding import from_grid, from_lists, from_rows
-from addnorm.service.scheduling.cooperative import Steps, one_step
+from addnorm.service.scheduling.cooperative import one_step
 
 
 async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
@@ -218,6 +218,8 @@ def _outputs(asked: Options, bundle: Bundle, of_spans: Spans | None) -> tuple[Ou
         ("sparse", "sparse"),
         ("pooling", "pooled"),
         ("spans", "pooled"),
+        ("hidden_states", "hidden_states"),
+        ("attentions", "attentions"),
     ):
         if getattr(asked, field) and output not in names:
             raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
@@ -232,8 +234,21 @@ def _outputs(asked: Options, bundle: Bundle, of_spans: Spans | None) -> tuple[Ou
             f' {", ".join(names)}: ask for "outputs": ["pooled"]',
             param="dtype",
         )
+    _check_lens(names, asked, bundle)
     pooled = Pooled(asked.pooling, asked.normalize, dtype=dtype, spans=of_spans)
     return tuple(pooled if name == "pooled" else _output(name, asked, bundle) for name in names)
+
+
+def _check_lens(names: Sequence[str], asked: Options, bundle: Bundle) -> None:
+    """InvalidInput if the request is for a precision that no lens shows."""
+    precision = asked.precision or bundle.manifest.default_precision
+    shown = [name for name in names if name in OF_LENS]
+    if shown and precision != "fp32":
+        raise InvalidInput(
+            f"{shown[0]} is of fp32, and this request is computed in {precision}: ask for"
+            ' "precision": "fp32"',
+            param="precision",
+        )
 
 
 def _output(name: str, asked: Options, bundle: Bundle) -> Output:
@@ -242,74 +257,14 @@ def _output(name: str, asked: Options, bundle: Bundle) -> Output:
         return Logits(asked.logits.positions, asked.logits.top_k)
     if name == "sparse" and asked.sparse:
         return Sparse(asked.sparse.top_k)
+    if name == "hidden_states" and asked.hidden_states:
+        return HiddenStates(_numbers(asked.hidden_states.layers))
+    if name == "attentions" and asked.attentions:
+        return Attentions(_numbers(asked.attentions.layers), _numbers(asked.attentions.heads))
     if name == "token_vectors":
         return TokenVectors(asked.normalize, asked.skipped_ids(bundle))
     return BY_NAME[name]()
 
 
-def encode(response: InferenceResponse) -> Steps[Payload]:
-    """InferenceResponse -> JSON, floats with the fewest digits that give the same float back."""
-    request = response.request
-    usage = {"real_tokens": request.batch.num_tokens, "pad_tokens": request.padding.num_pads}
-    body = {
-        "model": request.model.name,
-        "version": str(request.model.bundle.manifest.version),
-        **{name: _for_json(output) for name, output in response.outputs.items()},
-        "usage": usage,
-    }
-    return Payload((yield from written(body, response.num_bytes)))
-
-
-def _for_json(output: Any) -> Any:
-    if isinstance(output, TopK):
-        return _top_tokens(output)
-    if isinstance(output, SparseVectors):
-        entries = zip(*output, strict=True)
-        return [{"indices": indices, "values": values} for indices, values in entries]
-    return output
-
-
-def _top_tokens(top: TopK) -> dict[str, Any]:
-    """null at pads."""
-    return {name: _or_null(top.token_ids, values) for name, values in top._asdict().items()}
-
-
-def _or_null(token_ids: Any, values: Any) -> Any:
-    """values `[..., k]`, null in place of those k where token_ids has none."""
-    if isinstance(token_ids, list) or token_ids.ndim > 2:
-        return [_or_null(ids, value) for ids, value in zip(token_ids, values, strict=True)]
-    is_real = token_ids[:, 0] != NO_TOKEN
-    if is_real.all():
-        return values
-    return [value if real else None for value, real in zip(values, is_real.tolist(), strict=True)]
-
-
-def encode_tensors(response: InferenceResponse) -> Steps[Payload]:
-    """InferenceResponse -> safetensors: ragged rows end to end, with their lengths."""
-    yield
-    request = response.request
-    arrays: Arrays = {}
-    for asked in request.outputs:
-        name, output = asked.name, response.outputs[asked.name]
-        parts = output._asdict() if isinstance(output, TopK | SparseVectors) else output
-        if isinstance(parts, dict):
-            arrays |= {f"{name}.{part}": _joined(values) for part, values in parts.items()}
-        else:
-            arrays[name] = _joined(parts)
-        if asked.has_own_lengths:
-            rows = output.indices if isinstance(output, SparseVectors) else output
-            arrays[f"{name}.lengths"] = np.array(list(map(len, rows)), np.int64)
-        yield
-    if request.padding.mask is None:
-        arrays["lengths"] = request.padding.lengths
-    metadata = {
-        "model": request.model.name,
-        "version": str(request.model.bundle.manifest.version),
-        "real_tokens": str(request.batch.num_tokens),
-        "pad_tokens": str(request.padding.num_pads),
-    }
-    return Payload(tensors.write(arrays, metadata), SAFETENSORS)
-
-
-def _joined(values: Any) -> NDArray[Any]:
-    return np.concatenate(values) if isinstance(values, list) else values
+def _numbers(asked: list[int] | None) -> tuple[int, ...] | None:
+    return None if asked is None else tuple(asked)

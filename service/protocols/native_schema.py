@@ -22,6 +22,8 @@ Output = Literal[
     "pooled",
     "norm_stats",
     "prompt_logprobs",
+    "hidden_states",
+    "attentions",
 ]
 
 
@@ -42,6 +44,21 @@ class SparseOptions(Strict):
     )
 
 
+class HiddenStatesOptions(Strict):
+    layers: list[int] | None = Field(
+        None,
+        description="Which: 0 is what enters the first layer, n_layers what leaves the last. By"
+        " default all.",
+    )
+
+
+class AttentionsOptions(Strict):
+    layers: list[int] | None = Field(None, description="Which, from 0 on. By default all.")
+    heads: list[int] | None = Field(
+        None, description="Which of each layer, from 0 on. By default all."
+    )
+
+
 class Options(Strict):
     """What is asked of the sequences, whatever they come in."""
 
@@ -55,6 +72,8 @@ class Options(Strict):
     )
     logits: LogitsOptions | None = None
     sparse: SparseOptions | None = None
+    hidden_states: HiddenStatesOptions | None = None
+    attentions: AttentionsOptions | None = None
     pooling: Pooling | None = Field(
         None, description="How `pooled` is made; by default as the bundle says."
     )
@@ -197,6 +216,16 @@ class InferResponse(BaseModel):
         None,
         description="[B][S], of language models: the log-probability of each token given those"
         " before it; null for a sequence's first token and at pads.",
+    )
+    hidden_states: list[list[list[list[float]]]] | None = Field(
+        None,
+        description="[layers][B][S][d_model], of bundles exported with a lens, in the order asked"
+        " for. The last layer's are `activations`, after a final norm if the model has one.",
+    )
+    attentions: list[list[list[list[list[float]]]]] | None = Field(
+        None,
+        description="[layers][B][heads][S][S], queries before keys, of bundles exported with a"
+        " lens: what each token's attention takes of each token. A real token's add up to 1.",
     )
     usage: Usage
 

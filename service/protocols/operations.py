@@ -8,7 +8,7 @@ from hashlib import sha256
 import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
@@ -43,7 +43,6 @@ class OperationsRoutes:
         )(self.metrics)
         router.get("/openapi.json", include_in_schema=False)(self.document)
         router.get("/docs", include_in_schema=False)(self.docs)
-        router.get("/", include_in_schema=False)(self.home)
         return router
 
     async def livez(self) -> dict[str, str]:
@@ -74,9 +73,6 @@ class OperationsRoutes:
         )
         page.headers.update(page_headers(bytes(page.body)))
         return page
-
-    async def home(self) -> RedirectResponse:
-        return RedirectResponse("/docs")
 
 
 def page_headers(page: bytes) -> dict[str, str]:

@@ -3,7 +3,9 @@
 manifest.json  model.onnx  certificate.json  tokenizer.json?
 model.fp16.onnx?  model.int8.onnx?  model.int8.ranges.safetensors?
 logits.onnx?  pooled.onnx?  token_vectors.onnx?      heads, by the output that they make
-*.onnx.data?                                         a graph's weights, if over 1 GiB
+lens.onnx?                                           the fp32 body seen from inside
+*.onnx.data?                                         a graph's weights, if over 1 GiB, and those
+                                                     that the lens shares
 model.sig?                                           see signature.py
 
 The manifest holds the sha256 of every file but the certificate, which holds the manifest's, and the
@@ -32,6 +34,8 @@ from addnorm.service.runtime.signature import SIGNATURE
 
 MANIFEST, CERTIFICATE = "manifest.json", "certificate.json"
 TOKENIZER = "tokenizer.json"
+LENS = "lens.onnx"
+OF_LENS = ("hidden_states", "attentions")  # outputs that it makes
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -58,7 +62,21 @@ class Bundle:
         heads = (name for name in self.manifest.heads if name != "pooled")
         derived = {"complete": "prompt_logprobs", "sparse": "sparse"}  # of the logits
         of_logits = (output for task, output in derived.items() if task in self.tasks)
-        return ("activations", *heads, "pooled", "norm_stats", *of_logits)
+        lens = OF_LENS if self.has_lens else ()
+        return ("activations", *heads, "pooled", "norm_stats", *of_logits, *lens)
+
+    @property
+    def has_lens(self) -> bool:
+        return LENS in self.manifest.files
+
+    @property
+    def n_layers(self) -> int:
+        return int(self.manifest.config["n_layers"])
+
+    @property
+    def n_heads(self) -> int:
+        """Attention heads of a layer."""
+        return int(self.manifest.config["n_heads"])
 
     @property
     def tasks(self) -> tuple[Task, ...]:

@@ -1,19 +1,31 @@
 """The onnxruntime sessions of one bundle. Knows batches and rows; no requests, no queue."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 from onnxruntime import InferenceSession
 
-from addnorm.service.runtime.batch import Batch, Floats, Grid, Rows
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.batch import Batch, Floats, Grid, Ints, Rows
+from addnorm.service.runtime.bundle import LENS, Bundle
 from addnorm.service.runtime.fingerprint import Fingerprint
 from addnorm.service.runtime.session import PROVIDERS, open_session, open_sessions
 
 HEAD_ROWS = 256  # of one head run: bounds the logits in memory; larger matrices are no faster
 OUTPUTS = list(Rows._fields)
+NO_HEADS = np.empty(0, np.int64)
+
+
+class Seen(NamedTuple):
+    """What the lens shows of one sequence of n tokens."""
+
+    hidden_states: list[Floats]  # [n, d_model] for each layer asked for
+    attentions: list[Floats]  # [h, n, n] for each layer asked for, queries before keys
 
 
 class Engine:
-    """The body in one precision, and the heads. Thread-safe."""
+    """The body in one precision, and the heads; in fp32 the lens, if the bundle has one.
+    Thread-safe."""
 
     def __init__(self, bundle: Bundle, precision: str, provider: str, num_threads: int = 1) -> None:
         """provider: cpu, cuda or auto; num_threads: of a run on all cores. StartupError as of
@@ -25,6 +37,9 @@ class Engine:
         fits = manifest.int8.fits_16_bits
         self._body, self._body_on_all_cores = open_sessions(graph, provider, num_threads, fits)
         self._heads = {name: open_session(bundle.head(name), provider) for name in manifest.heads}
+        self.n_layers = bundle.n_layers
+        has_lens = bundle.has_lens and precision == "fp32"
+        self._lens = open_session(bundle.path / LENS, provider) if has_lens else None
         self.provider = "cuda" if PROVIDERS["cuda"] in self._body.get_providers() else "cpu"
         self.fingerprint = Fingerprint.here(bundle.manifest_sha256, precision, self.provider)
 
@@ -52,11 +67,57 @@ class Engine:
         return self._outputs(self._body, grid)
 
     def _outputs(self, body: InferenceSession, grid: Grid) -> list[Floats]:
+        return body.run(OUTPUTS, self._inputs(grid))  # type: ignore[no-any-return]
+
+    def _inputs(self, grid: Grid) -> dict[str, Ints]:
         input_ids, attention_mask, types = grid
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if self._has_types:
             inputs["token_type_ids"] = np.zeros_like(input_ids) if types is None else types
-        return body.run(OUTPUTS, inputs)  # type: ignore[no-any-return]
+        return inputs
+
+    @property
+    def has_lens(self) -> bool:
+        return self._lens is not None
+
+    def see(
+        self,
+        sequence: Batch,
+        hidden_layers: Sequence[int] = (),
+        attention_layers: Sequence[int] = (),
+        heads: Sequence[int] = (),
+    ) -> Seen:
+        """A batch of one sequence -> the hidden states of some layers, 0 to n_layers, and in
+        others, 0 to n_layers - 1, the attention of some heads. On one thread."""
+        assert len(sequence) == 1
+        return self.see_grid(sequence.grid(), hidden_layers, attention_layers, heads)[0]
+
+    def see_grid(
+        self,
+        grid: Grid,
+        hidden_layers: Sequence[int],
+        attention_layers: Sequence[int],
+        heads: Sequence[int],
+    ) -> list[Seen]:
+        """`see` for each row of a grid, its pads left out."""
+        assert self._lens
+        shown, hidden = np.array(heads, np.int64), NO_HEADS
+        wanted = {f"heads_{layer}": hidden for layer in range(self.n_layers)}
+        wanted |= {f"heads_{layer}": shown for layer in attention_layers}
+        names = [
+            *(f"hidden_states_{layer}" for layer in hidden_layers),
+            *(f"attentions_{layer}" for layer in attention_layers),
+        ]
+        made = self._lens.run(names, {**self._inputs(grid), **wanted})
+        hidden_states, attentions = made[: len(hidden_layers)], made[len(hidden_layers) :]
+        return [
+            Seen(
+                [output[row][real] for output in hidden_states],
+                # on attention's grid, whose pads are on the right
+                [output[row][:, : real.sum(), : real.sum()] for output in attentions],
+            )
+            for row, real in enumerate(grid.attention_mask != 0)
+        ]
 
     def head(self, output: str, rows: Floats) -> Floats:
         """rows `[n, d_model]`, n at most HEAD_ROWS -> `[n, width of the output]`."""

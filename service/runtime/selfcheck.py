@@ -108,6 +108,16 @@ def gives_known_answer(known_answer: dict[str, Any], rows: Rows, precision: str)
     )
 
 
+def lens_shows_what_runs(engine: Engine, limits: Limits) -> bool:
+    """Whether the last layer that it shows is what the body makes: on CPU bit for bit."""
+    sequence = sequences(limits, [8])
+    shown = engine.see(sequence, hidden_layers=[engine.n_layers]).hidden_states[0]
+    made = engine.run(sequence).activations
+    if engine.provider == "cpu":
+        return shown.tobytes() == made.tobytes()
+    return bool(np.abs(shown - made).max() <= KNOWN_ANSWER_RTOL * max(1.0, np.abs(made).max()))
+
+
 def all_pad_is_zero(engine: Engine) -> bool:
     """Whether a grid without a real token gives zeros."""
     nothing = np.zeros((2, 3), np.int64)

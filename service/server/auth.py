@@ -18,9 +18,10 @@ SCOPES = ("infer", "admin", "metrics")
 LEAST_CHARACTERS = 16  # of a key written out; one drawn at random has more
 COMMENT = re.compile(r"(?:^|\s)#.*")  # a # within a word is part of it
 log = logging.getLogger("addnorm")
-# open to callers without a key: orchestrators have none, and the page shows nothing private
+# open to callers without a key: orchestrators have none, and the pages themselves hold nothing
+# private: what they show they ask for, with the key that their reader types
 OPEN = ("/livez", "/readyz", "/health", "/docs", "/openapi.json", "/")
-OPEN_BELOW = ("/v2/health/", "/swagger/")
+OPEN_BELOW = ("/v2/health/", "/swagger/", "/page/", "/models/")
 INDEX = "/v2/repository/index"  # Triton's clients ask for it before they infer
 
 

@@ -36,6 +36,7 @@ from addnorm.service.protocols.kserve.repository_extension import RepositoryRout
 from addnorm.service.protocols.kserve.statistics_extension import StatisticsRoutes
 from addnorm.service.protocols.model_list import ModelListRoutes
 from addnorm.service.protocols.operations import OperationsRoutes
+from addnorm.service.protocols.pages import PageRoutes
 from addnorm.service.protocols.tei_about import TeiAboutRoutes
 from addnorm.service.protocols.vllm_tokens import TokenizerInfoRoutes
 from addnorm.service.scheduling.byte_budget import ByteBudget
@@ -162,5 +163,5 @@ def _routers(
             inference_router(pipeline, tools, kserve.ENDPOINTS),
             RepositoryRoutes(models, repository, tools.bodies, settings).router(),
         ],
-        "operations": [operations.router()],
+        "operations": [operations.router(), PageRoutes().router()],
     }

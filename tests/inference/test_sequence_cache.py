@@ -199,6 +199,22 @@ def test_rows_of_tokens_are_held_where_they_are_asked_for(
     assert counts(service) == (3, 3, 0)
 
 
+def test_a_request_may_have_all_computed_anew(service: Service, caller: httpx.Client) -> None:
+    body = {"model": MODEL, "input_ids": [[1, 3, 4]], "outputs": ["pooled"]}
+
+    def asked(**headers: str) -> tuple[str, bool]:
+        """The answer, and whether something ran for it."""
+        answer = caller.post("/v1/infer", json=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return answer.text, "infer;dur=0.00" not in answer.headers["server-timing"]
+
+    text, has_run = asked()
+    assert has_run
+    assert asked() == (text, False)
+    assert asked(**{"cache-control": "no-cache"}) == (text, True)
+    assert counts(service) == (1, 1, 0), "such a request does not count"
+
+
 def test_without_bytes_nothing_is_held_or_merged(few: Models) -> None:
     service = build(few, Settings(worker_threads=1, port=0, cache_bytes=0))
     with serving(service) as url, httpx.Client(base_url=url) as client:

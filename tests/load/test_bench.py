@@ -12,7 +12,7 @@ from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from addnorm.load import plots
+from addnorm.load import curves
 from addnorm.load.bench import tables, texts
 from addnorm.load.bench.check import Reference
 from addnorm.load.bench.contenders import BEFORE, FP32, INFINITY, INT8, NAIVE, ONE_THREAD
@@ -182,5 +182,5 @@ def test_the_open_loop_begins_with_a_lone_caller_and_ends_at_capacity(tmp_path: 
         assert preset[who].rates == [share * preset[who].capacity for share in FRACTIONS]
         assert FRACTIONS[-1] == 1
     assert preset[NAIVE].rates == []
-    plots.latency(tmp_path / "latency.png", {TITLES[who]: of for who, of in points.items()})
+    curves.latency(tmp_path / "latency.png", {TITLES[who]: of for who, of in points.items()})
     assert (tmp_path / "latency.png").stat().st_size > 10_000

@@ -8,7 +8,17 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from addnorm.model.checkpoints import FAMILIES, CheckpointError, Choices, load_checkpoint
-from tests.support.families import CLASSES, NUM_LABELS, answers, made, rows_of, save, sequences
+from tests.support.families import (
+    CLASSES,
+    CONFIGS,
+    NUM_LABELS,
+    answers,
+    layers,
+    made,
+    rows_of,
+    save,
+    sequences,
+)
 
 PICKS = {"first": 0, "last": -1}
 
@@ -35,6 +45,27 @@ def test_hidden_states_and_logits_equal_those_of_transformers(
     class_name: str, tmp_path: Path
 ) -> None:
     check(made(class_name), tmp_path)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_each_layers_hidden_states_and_attention_equal_those_of_transformers(
+    family: str, tmp_path: Path
+) -> None:
+    # a projection behind OPT's last layer would be part of its head here
+    own = ("OPTForCausalLM", {"word_embed_proj_dim": 36}) if family == "OPT" else None
+    class_name, changed = own or (f"{family}Model", {})
+    theirs = made(class_name, **changed)
+    theirs.set_attn_implementation("eager")  # the others show no attention
+    ours = load_checkpoint(save(theirs, tmp_path)).model
+    heads = [torch.arange(ours.config.n_heads)] * ours.config.n_layers
+    for ids, types in sequences(theirs):
+        expected = layers(theirs, ids, types)
+        grid = torch.tensor([ids])
+        with torch.no_grad():
+            got = ours.lens(grid, torch.ones_like(grid), torch.tensor([types]), heads)
+        for output, meant in zip(got, expected, strict=True):
+            for values, layer in zip(output, meant, strict=True):
+                torch.testing.assert_close(values, layer, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,12 @@ def closed(serve: Serve) -> Iterator[httpx.Client]:
         "/v2/health/ready",
         "/docs",
         "/openapi.json",
+        "/",
+        "/page/playground.js",
+        "/models/notebook/certificate",
     ],
 )
-def test_health_and_documentation_are_open(closed: httpx.Client, path: str) -> None:
+def test_health_documentation_and_pages_are_open(closed: httpx.Client, path: str) -> None:
     assert closed.get(path).status_code == 200
 
 

@@ -33,7 +33,7 @@ def shared_exports(proved: bool = False) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for module in (writer, exact):
-            for name in ("export_body", "export_head"):
+            for name in ("export_body", "export_head", "export_lens"):
                 export = _remembering(name, "fresh-" if proved and module is exact else "")
                 stack.enter_context(mock.patch.object(module, name, export))
         yield

@@ -43,7 +43,10 @@ def fake_server(
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    class Listener(ThreadingHTTPServer):
+        request_queue_size = 128  # callers that connect at once
+
+    with Listener(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield Server("127.0.0.1", server.server_port)

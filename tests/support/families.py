@@ -1,6 +1,7 @@
 """Checkpoints of every family and head, random and of unusual shapes, written by transformers."""
 
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,23 @@ def sequences(model: PreTrainedModel) -> list[tuple[list[int], list[int]]]:
     ]
 
 
+def layers(
+    model: PreTrainedModel, ids: list[int], types: list[int]
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """transformers' own for one sequence, by layer: hidden states `[1, S, d]`, attentions
+    `[1, H, S, S]`. The model's attention must be "eager"."""
+    out = _run(model, ids, types, output_hidden_states=True, output_attentions=True)
+    return out.hidden_states, out.attentions
+
+
+def _run(model: PreTrainedModel, ids: list[int], types: list[int], **options: bool) -> Any:
+    inputs = {"input_ids": torch.tensor([ids])}
+    if getattr(model.config, "type_vocab_size", 1) > 1:
+        inputs["token_type_ids"] = torch.tensor([types])
+    with torch.no_grad():
+        return model(**inputs, **options)
+
+
 def answers(
     model: PreTrainedModel, ids: list[int], types: list[int]
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -110,11 +128,7 @@ def answers(
 
     Hidden states None: they are not as wide as the blocks'. Logits None: there is no head.
     """
-    inputs = {"input_ids": torch.tensor([ids])}
-    if getattr(model.config, "type_vocab_size", 1) > 1:
-        inputs["token_type_ids"] = torch.tensor([types])
-    with torch.no_grad():
-        out = model(**inputs, output_hidden_states=True)
+    out = _run(model, ids, types, output_hidden_states=True)
     if "last_hidden_state" in out:
         return out.last_hidden_state[0], None
     hidden = out.hidden_states[-1][0]

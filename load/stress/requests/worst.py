@@ -115,7 +115,7 @@ READ = (
     "/readyz",
 )
 READ_V2 = ("/v2", "/v2/models/stats", "/v2/models/{model}/config", "/v2/health/ready")
-PAGES = ("/docs", "/swagger/swagger-ui-bundle.js")
+PAGES = ("/docs", "/swagger/swagger-ui-bundle.js", "/", "/page/page.css")
 E = rb"\u0041"
 
 CASES = [

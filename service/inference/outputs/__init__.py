@@ -6,6 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from addnorm.service.errors import InvalidInput
+from addnorm.service.inference.outputs.lens import Attentions, ByLayer, HiddenStates
 from addnorm.service.inference.outputs.output import NO_TOKEN, Computed, Output, TopK
 from addnorm.service.inference.outputs.per_token import (
     Activations,
@@ -18,12 +19,15 @@ from addnorm.service.inference.outputs.pooled import Pooled
 from addnorm.service.inference.outputs.prompt_logprobs import PromptLogprobs
 from addnorm.service.inference.outputs.sparse import Sparse, SparseVectors
 from addnorm.service.runtime.batch import Floats
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.bundle import OF_LENS, Bundle
 
 __all__ = [
     "NO_TOKEN",
     "Activations",
+    "Attentions",
+    "ByLayer",
     "Computed",
+    "HiddenStates",
     "Logits",
     "NormStats",
     "Output",
@@ -41,14 +45,27 @@ __all__ = [
 DType = Literal["float32", "float16"]
 BY_NAME: dict[str, Callable[[], Output]] = {
     kind.name: kind
-    for kind in (Activations, Logits, TokenVectors, Pooled, NormStats, PromptLogprobs, Sparse)
+    for kind in (
+        Activations,
+        Logits,
+        TokenVectors,
+        Pooled,
+        NormStats,
+        PromptLogprobs,
+        Sparse,
+        HiddenStates,
+        Attentions,
+    )
 }
+
+
+# outputs that are made only where they are named
+ON_REQUEST = ("sparse", "pooled", "norm_stats", "prompt_logprobs", *OF_LENS)
 
 
 def default_names(bundle: Bundle) -> tuple[str, ...]:
     """Activations, and what heads make of them."""
-    others = ("sparse", "pooled", "norm_stats", "prompt_logprobs")
-    return tuple(name for name in bundle.outputs if name not in others)
+    return tuple(name for name in bundle.outputs if name not in ON_REQUEST)
 
 
 def check_names(names: Sequence[str], bundle: Bundle) -> None:
@@ -77,6 +94,8 @@ def halved(name: str, output: Any) -> Any:
     """
     if name in ("norm_stats", "prompt_logprobs") or isinstance(output, TopK | SparseVectors):
         return output
+    if isinstance(output, ByLayer):
+        return output._replace(values=[halved(name, values) for values in output.values])
     return [_half(name, row) for row in output] if isinstance(output, list) else _half(name, output)
 
 

@@ -1,0 +1,138 @@
+"""Cases of the certificate for the lens: what it shows against PyTorch, and its bits against the
+body's and against themselves."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from addnorm.export.certificate import tolerances
+from addnorm.export.certificate.cases import Case, cases
+from addnorm.export.certificate.served import NamedCompare, Served
+from addnorm.model.transformer import Transformer
+from addnorm.service.runtime.batch import Batch, Grid
+from addnorm.service.runtime.engine import Seen
+
+Array = NDArray[Any]
+WHOLE = ("length 1", "ragged", "pads left", "pads holes")  # cases of which every layer is compared
+
+
+def named(path: Served, reference: Transformer) -> list[NamedCompare]:
+    """Every case by name, as a function to be called with fp32; none without a lens."""
+    if not path.model.bundle.has_lens:
+        return []
+    n_layers, last = reference.config.n_layers, reference.config.n_layers - 1
+    compared = list[NamedCompare]()
+    for case in cases(path.model.bundle):
+        name = f"lens, {case.name}"
+        if case.name in WHOLE:
+            every = [*range(n_layers + 1)]
+            compared.append((name, partial(_against_torch, path, case, reference, every, None)))
+        elif case.name.startswith("maximum length"):
+            compared.append((name, partial(_against_torch, path, case, reference, [last], [0])))
+    return [*compared, ("lens, its bits", partial(_bits, path, reference))]
+
+
+def _against_torch(
+    path: Served,
+    case: Case,
+    reference: Transformer,
+    hidden_layers: list[int],
+    heads: list[int] | None,
+    precision: str,
+) -> Iterator[tolerances.Result]:
+    """Hidden states of some layers, and the attention of some heads in them; None: all heads."""
+    n_layers, n_heads = reference.config.n_layers, reference.config.n_heads
+    layers = [layer for layer in hidden_layers if layer < n_layers]
+    shown = [*range(n_heads)] if heads is None else heads
+    got = path.ask(
+        case,
+        precision,
+        outputs=["hidden_states", "attentions"],
+        hidden_states={"layers": hidden_layers},
+        attentions={"layers": layers, "heads": shown},
+    )
+    grid = case.grid()
+    hidden, maps = _by_torch(reference, grid, shown)
+    real = grid.attention_mask != 0
+    rows = np.concatenate([_real_rows(values, real, case) for values in got["hidden_states"]])
+    expected = np.concatenate([hidden[layer][real] for layer in hidden_layers])
+    yield from tolerances.vectors("hidden_states", rows, expected, "fp32")
+    served = np.concatenate([_real_maps(values, real, case) for values in got["attentions"]])
+    meant = np.concatenate([_real_maps(maps[layer], real) for layer in layers])
+    yield "attentions", tolerances.largest(served - meant), tolerances.ABSOLUTE
+
+
+def _by_torch(
+    reference: Transformer, grid: Grid, heads: Sequence[int]
+) -> tuple[list[Array], list[Array]]:
+    """Hidden states `[B, S, d]` and attentions `[B, h, S, S]` of each layer."""
+    ids, mask, types = (None if cells is None else torch.from_numpy(cells) for cells in grid)
+    assert ids is not None
+    assert mask is not None
+    shown = [torch.tensor(heads)] * reference.config.n_layers
+    with torch.no_grad():
+        hidden, maps = reference.lens(ids, mask, types, shown)
+    return [x.numpy() for x in hidden], [x.numpy() for x in maps]
+
+
+def _real_rows(answer: list[Any], real: Array, case: Case) -> Array:
+    """The answer's rows over real tokens `[n, d]`."""
+    if case.attention_mask is None:
+        return np.concatenate([np.array(row, np.float32) for row in answer])
+    rows: Array = np.array(answer, np.float32)[real]
+    return rows
+
+
+def _real_maps(answer: Any, real: Array, case: Case | None = None) -> Array:
+    """Of each sequence its maps' numbers between real tokens, end to end.
+
+    case: of an answer, whose rows are ragged where it has no mask.
+    """
+    parts = []
+    for own, mask in zip(answer, real, strict=True):
+        maps = np.array(own, np.float32)
+        if case is None or case.attention_mask is not None:
+            places = np.flatnonzero(mask)
+            maps = maps[:, places[:, None], places]
+        parts.append(maps.reshape(-1))
+    return np.concatenate(parts)
+
+
+def _bits(path: Served, reference: Transformer, precision: str) -> Iterator[tolerances.Result]:
+    """Rows of the last layer that are not those of the body, which ran in company; and sequences
+    that in company, padded, are shown otherwise than alone."""
+    engine, n_layers = path.model.engine(precision), reference.config.n_layers
+    chosen = {case.name: case for case in cases(path.model.bundle)}
+    ragged = chosen["ragged"]
+    got = path.ask(
+        ragged, precision, outputs=["activations", "hidden_states"],
+        hidden_states={"layers": [n_layers]},
+    )  # fmt: skip
+    pairs = zip(got["activations"], got["hidden_states"][0], strict=True)
+    yield "rows unlike the body's", sum(one != other for one, other in pairs), 0
+    heads = [*range(reference.config.n_heads)]
+    layers = [*range(n_layers + 1)], [*range(n_layers)], heads
+    grid = chosen["pads holes"].grid()
+    unequal = 0
+    for sequence, together in zip(_sequences(grid), engine.see_grid(grid, *layers), strict=True):
+        unequal += not _same(engine.see(sequence, *layers), together)
+    yield "sequences unlike alone", unequal, 0
+
+
+def _sequences(grid: Grid) -> Iterator[Batch]:
+    """Each row without its pads."""
+    for row, mask in enumerate(grid.attention_mask != 0):
+        types = None if grid.token_type_ids is None else [grid.token_type_ids[row][mask]]
+        yield Batch.of([grid.input_ids[row][mask]], types)
+
+
+def _same(one: Seen, other: Seen) -> bool:
+    pairs = [
+        *zip(one.hidden_states, other.hidden_states, strict=True),
+        *zip(one.attentions, other.attentions, strict=True),
+    ]
+    return all(a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in pairs)

@@ -1,0 +1,171 @@
+"""Throughput against padding, and latency against load: as a file, or as SVG for a page."""
+
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure  # not pyplot: no screen, no global state
+
+OURS = {"Addnorm fp32": "#2a6fdb", "Addnorm int8": "#12967d"}
+OTHERS = "#d9602b"  # a baseline, by whatever name
+INK, GRID = "#24272e", "#e3e5ea"
+# What each colour is on a page, which has other ones in the dark
+VARIABLES = {
+    OURS["Addnorm fp32"]: "var(--fp32)",
+    OURS["Addnorm int8"]: "var(--int8)",
+    OTHERS: "var(--other)",
+    INK: "currentColor",
+    GRID: "var(--line)",
+}
+STYLE: dict[Any, Any] = {
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": GRID,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "ytick.left": False,
+    "legend.frameon": False,
+    "legend.handlelength": 1.5,
+    "legend.columnspacing": 1.5,
+    "lines.linewidth": 2,
+    "svg.fonttype": "none",  # text stays text, in the page's own font
+}
+ABOVE = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 3, "borderaxespad": 0.2}
+MARKERS = "os^"
+TICKS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
+PERCENTILES = {"p50_ms": "median", "p99_ms": "99th percentile"}
+
+Points = Mapping[str, Sequence[Mapping[str, float]]]  # server -> its loads, by rising rate
+Shares = Mapping[str, Sequence[tuple[float, Sequence[float]]]]  # server -> share of pads, rates
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """For what is drawn and saved inside."""
+    with matplotlib.rc_context(STYLE):
+        yield
+
+
+def latency(path: Path, points: Points) -> None:
+    """Left the median, right the 99th percentile, against the load that was offered.
+
+    Rate 0 is a lone caller, who sends a request when the last one is answered.
+    """
+    with style():
+        figure = Figure(figsize=(9, 4))
+        panels = figure.subplots(1, 2, sharey=True)
+        for axes, metric in zip(panels, PERCENTILES, strict=True):
+            _latency(axes, points, metric)
+            axes.set_title(PERCENTILES[metric], pad=24)
+        panels[1].set_ylabel("")
+        panels[1].get_legend().remove()
+        _write(figure, path)
+
+
+def latency_svg(points: Points, metric: str) -> str:
+    with style():
+        figure = Figure(figsize=(5, 3.6))
+        _latency(figure.subplots(), points, metric)
+        return _svg(figure, metric)
+
+
+def _latency(axes: Axes, points: Points, metric: str) -> None:
+    for (who, loads), marker in zip(points.items(), MARKERS, strict=False):
+        rates, shown = [load["rate"] for load in loads], [load[metric] for load in loads]
+        axes.plot(rates, shown, color=_colour(who), marker=marker, label=who, clip_on=False)
+    lowest, highest = _range(points)
+    axes.set(
+        xlabel="requests offered per second; 0: a lone caller",
+        ylabel="latency from the intended time, ms",
+        yscale="log",
+        xlim=(0, None),
+        ylim=(0.8 * lowest, 1.3 * highest),
+    )
+    ticks = [ms for ms in TICKS_MS if 0.8 * lowest <= ms <= 1.3 * highest]
+    axes.set_yticks(ticks, [f"{ms:,}" for ms in ticks])
+    axes.minorticks_off()
+    axes.legend(**ABOVE)
+
+
+def _range(points: Points) -> tuple[float, float]:
+    """Least median and largest 99th percentile."""
+    loads = [load for of_one in points.values() for load in of_one]
+    return min(load["p50_ms"] for load in loads), max(load["p99_ms"] for load in loads)
+
+
+def padding(path: Path, shares: Shares) -> None:
+    """Useful tokens per second against the share of pads, one line a server."""
+    with style():
+        figure = Figure(figsize=(7, 4.2))
+        _padding(figure.subplots(), shares)
+        _write(figure, path)
+
+
+def padding_svg(shares: Shares) -> str:
+    with style():
+        figure = Figure(figsize=(5, 3.6))
+        _padding(figure.subplots(), shares)
+        return _svg(figure, "padding")
+
+
+def _padding(axes: Axes, shares: Shares) -> None:
+    """A point is the median of the rounds, the bar through it their range."""
+    for (who, measured), marker in zip(shares.items(), MARKERS, strict=False):
+        percent = [100 * share for share, _ in measured]
+        colour = _colour(who)
+        axes.plot(
+            percent,
+            [median(rates) for _, rates in measured],
+            color=colour,
+            marker=marker,
+            label=who,
+        )
+        ranges = [(min(rates), max(rates)) for _, rates in measured]
+        axes.vlines(percent, *zip(*ranges, strict=True), color=colour, linewidth=1)
+    axes.set(
+        xlabel="pads in a request, % of its padded tokens",
+        ylabel="useful tokens per second",
+        ylim=(0, None),
+    )
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.legend(**ABOVE)
+
+
+def _colour(who: str) -> str:
+    return OURS.get(who, OTHERS)
+
+
+def _write(figure: Figure, path: Path) -> None:
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def _svg(figure: Figure, name: str) -> str:
+    """An <svg> element to stand in a page, in the page's colours. name: unlike others' there."""
+    figure.tight_layout()
+    drawn = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context({"svg.hashsalt": name}):  # same figures, same file
+        figure.savefig(drawn, format="svg", transparent=True, metadata=nothing)
+    text = drawn.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<g id=\"[^\"]*\"", "<g", text)  # nothing refers to groups
+    text = re.sub(r" (width|height)=\"[\d.]+pt\"", "", text, count=2)  # the page says how wide
+    for colour, variable in VARIABLES.items():
+        text = text.replace(colour, variable)
+    return text

@@ -1,0 +1,1 @@
+"""The Grafana dashboard, drawn from the answers of a real Prometheus."""

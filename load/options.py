@@ -1,0 +1,124 @@
+"""The options of `addnorm load`."""
+
+import argparse
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from addnorm.load.bench.check import NAIVE_TOLERANCE
+from addnorm.load.bench.stream import PROFILES
+
+DESCRIPTION = (
+    "Loads a server, checks every answer, and prints a table, or writes a page with plots."
+)
+NUM_DISTINCT = 50_000
+NUM_REQUESTS = 20_000
+MINUTES = 4.0
+OF_ONE_LOAD = (
+    *("profile", "zipf", "distinct", "unique", "requests", "most_alone", "concurrency", "rate"),
+    *("seconds", "warm_up", "seed"),
+)
+OF_A_SWEEP = ("beside", "minutes")
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        prog="addnorm load",
+        description=DESCRIPTION,
+        epilog="Example: addnorm load --bundle bundles/notebook/1 --seconds 5. "
+        "With --html, install addnorm[load].",
+    )
+    found.add_argument("--url", default="http://127.0.0.1:8000")
+    found.add_argument(
+        "--bundle",
+        type=Path,
+        required=True,
+        help="what the server serves: <bundles>/<name>/<version>",
+    )
+    found.add_argument("--profile", choices=PROFILES, default="small")
+    _add_repeats(found)
+    found.add_argument(
+        "--concurrency", type=int, default=8, help="callers; with --rate the most connections"
+    )
+    found.add_argument(
+        "--rate",
+        type=float,
+        help="open loop: Poisson arrivals a second; latency from the intended time",
+    )
+    found.add_argument("--seconds", type=float, default=10.0)
+    found.add_argument("--warm-up", type=float, default=1.0, metavar="SECONDS")
+    found.add_argument("--precision", help="sent in each body, and that of the reference")
+    found.add_argument("--model", help="sent in each body; needed where several models are served")
+    found.add_argument(
+        "--accept",
+        help="media type of the answers: application/vnd.safetensors, or JSON by default",
+    )
+    found.add_argument(
+        "--tolerance",
+        type=float,
+        help=f"instead of equal bits; {NAIVE_TOLERANCE:g} for other servers",
+    )
+    found.add_argument(
+        "--pid", type=int, help="the server's process, to read its CPU time and memory"
+    )
+    found.add_argument("--seed", type=int, default=0)
+    found.add_argument("--json", type=Path, help="where to write the result")
+    _add_sweep(found)
+    return found
+
+
+def _add_sweep(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="sweep padding, and load up to capacity, and write a page with plots",
+    )
+    parser.add_argument(
+        "--beside",
+        type=_named_url,
+        metavar="[NAME=]URL",
+        help="of --html: a server with the same model and route /v1/infer, measured in turn",
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=MINUTES, help=f"of --html: about how long ({MINUTES:g})"
+    )
+
+
+def _named_url(text: str) -> tuple[str, str]:
+    name, is_named, url = text.partition("=")
+    name, url = (name, url) if is_named and "/" not in name else ("baseline", text)
+    if not urlsplit(url).hostname:
+        raise argparse.ArgumentTypeError(f"must be like naive=http://127.0.0.1:8001, not {text}")
+    return name, url
+
+
+def _add_repeats(parser: argparse.ArgumentParser) -> None:
+    """What of the profile's sequences repeats, and how much of it is computed alone."""
+    parser.add_argument(
+        "--zipf",
+        type=float,
+        metavar="EXPONENT",
+        help="repeats: every sequence is drawn from a pool, the i-th with i^-EXPONENT",
+    )
+    parser.add_argument(
+        "--distinct", type=_positive, help=f"sequences in the pool of --zipf ({NUM_DISTINCT:,})"
+    )
+    parser.add_argument("--unique", action="store_true", help="no sequence is sent twice")
+    parser.add_argument(
+        "--requests",
+        type=_positive,
+        help=f"of --zipf and --unique, made in advance; the last ends the run ({NUM_REQUESTS:,})",
+    )
+    parser.add_argument(
+        "--most-alone",
+        type=_positive,
+        metavar="N",
+        help="compute so many of the answered sequences, drawn by a seed, instead of all; the "
+        "answers to each of the others must be equal",
+    )
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number

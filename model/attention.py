@@ -1,0 +1,130 @@
+"""Attention over rows `[N, d_model]`, and what a forward pass shows of itself.
+
+B batch, S grid width, N rows, H heads, h chosen heads; G blocks of w queries.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.onnx import is_in_onnx_export
+from torch.onnx.ops import symbolic, symbolic_multi_out
+
+from addnorm.model.config import Config
+from addnorm.model.layout import Layout, Mask
+
+ATTENTION_VERSION = 24  # of ONNX's operator, the first that takes numbers of keys
+AFTER_SOFTMAX = 3  # what the operator shows of its scores
+ATTENTION_IN_BLOCKS = "addnorm::Attention"  # an export writes a Scan in its place
+
+
+class Trace:
+    """What a forward pass leaves beside its activations.
+
+    Of the norms their statistics, in the order in which a token passes them. If `heads` are given,
+    for a lens: the rows that enter each layer, the last layer's at the end, and of each layer the
+    attention of these heads.
+    """
+
+    def __init__(self, heads: Sequence[Tensor] | None = None) -> None:
+        self.heads = heads  # [h] int64 for each layer
+        self.means: list[Tensor] = []
+        self.rstds: list[Tensor] = []
+        self.hidden_states: list[Tensor] = []  # [N, d]
+        self.attentions: list[Tensor] = []  # [B, h, S, S]
+
+    def norm(self, normalized: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """Keeps what a LayerNorm returns of its statistics."""
+        y, mean, rstd = normalized
+        self.means.append(mean)
+        self.rstds.append(rstd)
+        return y
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Keeps rows that enter a layer, or leave the last one."""
+        if self.heads is not None:
+            self.hidden_states.append(x)
+        return x
+
+
+class Attention(nn.Module):
+    """Scaled dot-product attention with H heads (Vaswani et al., arXiv:1706.03762, section 3.2)."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.n_heads = config.n_heads
+        self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=config.attention_bias)
+        self.out = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
+
+    def forward(self, x: Tensor, layout: Layout, mask: Mask, trace: Trace) -> Tensor:
+        """[N, d] -> [N, d]"""
+        q, k, v = layout.to_grid(self.qkv(x))
+        if trace.heads is None:
+            context = attend(q, k, v, mask, self.n_heads)  # like q
+        else:
+            heads = trace.heads[len(trace.attentions)]
+            context, probabilities = attend_with_probabilities(q, k, v, mask, self.n_heads, heads)
+            trace.attentions.append(layout.attentions(probabilities))
+        return self.out(layout.from_grid(context))  # type: ignore[no-any-return]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, n_heads: int) -> Tensor:
+    """softmax(q k^T / sqrt(d_head) + mask) v, head by head. k, v `[B, S, d]`; q `[B, S, d]`, or in
+    blocks `[G, B, w, d]` -> like q.
+
+    In an export it is ONNX's operator. This takes the numbers of keys as they are: a mask of
+    `[B, 1, S, S]` would have to be written, copied for each head, and read again.
+    """
+    if is_in_onnx_export():
+        name = "Attention" if q.dim() == 3 else ATTENTION_IN_BLOCKS
+        inputs = (q, k, v, mask.bias, None, None, mask.num_keys)
+        attributes: dict[str, Any] = {"q_num_heads": n_heads, "kv_num_heads": n_heads}
+        shape, version = q.shape, ATTENTION_VERSION
+        return symbolic(name, inputs, attributes, dtype=q.dtype, shape=shape, version=version)
+    if q.dim() == 4:
+        blocks = zip(q, _masks(mask, len(q)), strict=True)
+        return torch.stack([attend(own, k, v, seen, n_heads) for own, seen in blocks])
+    bias = mask.as_bias(k.shape[1])
+    q, k, v = (x.unflatten(-1, (n_heads, -1)).transpose(1, 2) for x in (q, k, v))  # [B, H, S, d/H]
+    context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    return context.transpose(1, 2).flatten(2)
+
+
+def attend_with_probabilities(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, n_heads: int, heads: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`attend`, and the softmax of some heads `[h]`: `[B, h, S, S]`, queries before keys; in blocks
+    `[G, B, h, w, S]`. An export takes queries in blocks only."""
+    if is_in_onnx_export():
+        inputs = (q, k, v, mask.bias, None, None, mask.num_keys, heads)
+        attributes: dict[str, Any] = {
+            "q_num_heads": n_heads,
+            "kv_num_heads": n_heads,
+            "qk_matmul_output_mode": AFTER_SOFTMAX,
+        }
+        num_blocks, batch, width, _ = q.shape
+        shapes = (q.shape, (num_blocks, batch, heads.shape[0], width, k.shape[1]))
+        context, probabilities = symbolic_multi_out(
+            ATTENTION_IN_BLOCKS, inputs, attributes, dtypes=(q.dtype, q.dtype), shapes=shapes,
+            version=ATTENTION_VERSION,
+        )  # fmt: skip
+        return context, probabilities
+    if q.dim() == 4:
+        pairs = zip(q, _masks(mask, len(q)), strict=True)
+        made = [attend_with_probabilities(own, k, v, seen, n_heads, heads) for own, seen in pairs]
+        context, probabilities = map(torch.stack, zip(*made, strict=True))
+        return context, probabilities
+    bias = mask.as_bias(k.shape[1])
+    q, k, v = (x.unflatten(-1, (n_heads, -1)).transpose(1, 2) for x in (q, k, v))  # [B, H, S, d/H]
+    scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]) + bias
+    probabilities = scores.softmax(-1)
+    return (probabilities @ v).transpose(1, 2).flatten(2), probabilities[:, heads]
+
+
+def _masks(mask: Mask, num_blocks: int) -> list[Mask]:
+    """Of each block of queries."""
+    biases = [None] * num_blocks if mask.bias is None else mask.bias
+    return [Mask(bias, mask.num_keys) for bias in biases]

@@ -1,0 +1,109 @@
+// Pictures of numbers: a strip of activations for each token, and tables shaded by value.
+
+import { count, element, short, styled } from "./dom.js";
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/** "#3451d1" -> [52, 81, 209] */
+const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+
+/** One row of numbers as a strip, a pixel each; the page stretches it. */
+function paint(canvas, values, limit) {
+  const [zero, plus, minus] = ["--panel", "--plus", "--minus"].map((name) => channels(colour(name)));
+  canvas.width = values.length;
+  canvas.height = 1;
+  const image = new ImageData(values.length, 1);
+  values.forEach((value, index) => {
+    const share = Math.min(1, Math.abs(value) / limit) ** 0.7; // small ones stay visible
+    const end = value > 0 ? plus : minus;
+    zero.forEach((from, channel) => (image.data[4 * index + channel] = from + share * (end[channel] - from)));
+    image.data[4 * index + 3] = 255;
+  });
+  canvas.getContext("2d").putImageData(image, 0, 0);
+}
+
+const painted = new Map(); // canvas -> paints it
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  for (const [canvas, again] of painted) canvas.isConnected ? again() : painted.delete(canvas);
+});
+
+/** cells: of the row; activations: [S][d]. The picture, its scale, and the same as a table. */
+export function activations(cells, values) {
+  const real = values.filter((_, index) => cells[index].real);
+  const limit = Math.max(1e-12, quantile(real.flat().map(Math.abs), 0.995));
+  const rows = runs(cells).map(({ cell, index, pads }) => {
+    const label = element("span", { class: "token" }, pads ? "" : nameOf(cell));
+    if (pads) return element("li", { class: "pad" }, label, element("span", { class: "hatch" }, `${count(pads, "pad")}, not computed`));
+    const canvas = element("canvas", { role: "img", "aria-label": summary(values[index]) });
+    painted.set(canvas, () => paint(canvas, values[index], limit));
+    painted.get(canvas)();
+    return element("li", {}, label, canvas);
+  });
+  return [element("ul", { class: "strips" }, ...rows), scale(limit), numbers(cells, values)];
+}
+
+export const nameOf = (cell) => cell.token ?? String(cell.id);
+
+/** {cell, index, pads}: each real cell, and pads that stand side by side as one. */
+export function runs(cells) {
+  const found = [];
+  cells.forEach((cell, index) => {
+    if (!cell.real && found.at(-1)?.pads) found.at(-1).pads += 1;
+    else found.push({ cell, index, pads: cell.real ? 0 : 1 });
+  });
+  return found;
+}
+
+const quantile = (values, share) => values.sort((a, b) => a - b)[Math.floor(share * (values.length - 1))] ?? 1;
+
+function summary(values) {
+  const [lowest, highest] = [Math.min(...values), Math.max(...values)];
+  return `${values.length} numbers from ${short(lowest)} to ${short(highest)}`;
+}
+
+const scale = (limit) =>
+  element("p", { class: "scale help" }, short(-limit), element("span", { class: "ramp", "aria-hidden": "true" }), short(limit));
+
+function numbers(cells, values) {
+  const head = ["token", "lowest", "highest", "length", "first numbers"];
+  const rows = runs(cells).map(({ cell, index, pads }) => {
+    if (pads) return padRow(pads, head.length - 1);
+    const row = values[index];
+    const told = [Math.min(...row), Math.max(...row), Math.hypot(...row)].map(short);
+    return tr([nameOf(cell), ...told, row.slice(0, 4).map(short).join("  ")]);
+  });
+  return element(
+    "details",
+    {},
+    element("summary", {}, "As numbers"),
+    scrolling("Activations as numbers", element("table", { class: "numbers" }, thead(head), element("tbody", {}, ...rows))),
+  );
+}
+
+const thead = (names) =>
+  element("thead", {}, element("tr", {}, ...names.map((name) => element("th", { scope: "col" }, name))));
+const tr = ([first, ...rest]) =>
+  element("tr", {}, element("th", { scope: "row" }, first), ...rest.map((text) => element("td", {}, text)));
+
+export const padRow = (pads, width) =>
+  element("tr", { class: "pad" }, element("td", { colspan: width + 1 }, count(pads, "pad")));
+
+export const scrolling = (label, inside) =>
+  element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, inside);
+
+/** values: [S][n]; names: of the n columns. Shaded from the lowest to the highest. */
+export function shaded(caption, cells, values, names, written = short, kind = "") {
+  const real = values.filter((_, index) => cells[index].real).flat();
+  const [lowest, highest] = [Math.min(...real), Math.max(...real)];
+  const shade = (value) => (highest > lowest ? (value - lowest) / (highest - lowest) : 0);
+  const rows = runs(cells).map(({ cell, index, pads }) => {
+    if (pads) return padRow(pads, names.length);
+    const label = element("th", { scope: "row" }, nameOf(cell));
+    const tds = values[index].map((value) =>
+      styled(element("td", { class: "shade" }, written(value)), { "--share": `${Math.round(55 * shade(value))}%` }),
+    );
+    return element("tr", {}, label, ...tds);
+  });
+  const table = element("table", { class: `numbers ${kind}` }, thead(["token", ...names]), element("tbody", {}, ...rows));
+  return element("div", {}, element("h4", {}, caption), scrolling(caption, table));
+}

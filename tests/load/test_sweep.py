@@ -1,0 +1,162 @@
+"""The page of `addnorm load --html`: what it holds, what it asks for, and what it measures."""
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from addnorm.load import command, curves, sweep
+from addnorm.load.bench import contenders, overview, rounds
+from addnorm.load.bench.check import alone
+from addnorm.load.bench.contenders import FP32, INT8, NAIVE
+from addnorm.load.bench.overview import Findings
+from addnorm.load.bench.run import Figures
+from addnorm.load.bench.stream import SWEEP_LONGEST
+from addnorm.load.bench.tables import TITLES
+from addnorm.service.runtime import bundle as bundle_format
+from tests.support.fake_server import fake_server
+
+MOST_BYTES = 300_000
+WHERE: dict[str, str | int | float] = {
+    "date": "2026-01-01T12:00+00:00",
+    "processor": "of a test",
+    "cores": 2,
+    "load_average": 0.5,
+    "onnxruntime": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def findings(notebook: Path) -> Findings:
+    """Made up: each server twice as fast as the one before."""
+    figures: dict[str, list[Figures]] = {}
+    points: dict[str, list[Figures]] = {}
+    for factor, who in enumerate((NAIVE, FP32, INT8), 1):
+        for line in ("small-1", "small-32", *(f"longest-{n}" for n in SWEEP_LONGEST)):
+            ms = {"p50_ms": 40.0 / factor, "p99_ms": 90.0 / factor}
+            run = {"tokens_per_s": 1000.0 * 2**factor, "requests_per_s": 10.0 * factor, **ms}
+            figures[f"{line}/{who}"] = [run, {**run, "tokens_per_s": 900.0 * 2**factor}]
+        points[who] = [{"rate": 10.0 * n, "p50_ms": 20.0 + n, "p99_ms": 60.0 + n} for n in range(4)]
+    bits = {who: {"num_answers": 1000.0, "num_errors": 0.0} for who in (FP32, INT8)}
+    titles = {**TITLES, NAIVE: "<b>theirs</b>"}
+    bundle = bundle_format.read(notebook)
+    return Findings(bundle, WHERE, figures, points, bits, [], titles)
+
+
+@pytest.fixture(scope="module")
+def page(findings: Findings) -> str:
+    text = sweep.text(findings, {"command": "`addnorm load`"})
+    return overview.page("A title", findings, text)
+
+
+def test_the_page_stands_alone(page: str) -> None:
+    """No script, nothing to load, and a policy that says so."""
+    assert "default-src 'none'" in page
+    assert not re.search(r"<(script|link|img|iframe|object|image)\b", page)
+    assert not re.search(r"(?:src|href)=\"(?!#)", page.replace("xlink:href", "href"))
+    assert not re.search(r"url\((?!#)|@import", page)
+    assert len(page.encode()) < MOST_BYTES
+
+
+def test_the_page_has_plots_of_all_servers_in_the_pages_colours(page: str) -> None:
+    assert page.count("<svg role=") == 3
+    assert [page.count(f">{name}<") for name in ("Addnorm fp32", "Addnorm int8")] >= [3, 3]
+    assert not any(colour in page.partition("</style>")[2] for colour in curves.VARIABLES)
+    ids = re.findall(r' id="([^"]+)"', page)
+    used = set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", page))
+    assert used <= set(ids)
+    for svg in re.findall(r"<svg.+?</svg>", page, re.DOTALL):
+        own = re.findall(r' id="([^"]+)"', svg)
+        assert [ids.count(name) for name in own] == [1] * len(own)
+
+
+def test_the_page_says_what_was_measured(page: str) -> None:
+    """Ratios over the baseline, under the baseline's own name, which is text and not HTML."""
+    assert "<dt>2.0 x</dt>" in page
+    assert "&lt;b&gt;theirs&lt;/b&gt;" in page
+    assert "<b>theirs" not in page
+    assert "2,000</dt><dd>of 2,000 answers have the bits" in page
+    assert "<code>addnorm load</code>" in page
+    assert "<strong>2.00 x</strong>" in page
+
+
+def test_a_warning_stands_above_all_figures(findings: Findings) -> None:
+    warned = overview.page("A title", replace(findings, warning="of a cache"), "")
+    assert 0 < warned.index("of a cache") < warned.index("<dt>")
+
+
+def test_the_same_figures_give_the_same_page(findings: Findings, page: str) -> None:
+    assert page == overview.page(
+        "A title", findings, sweep.text(findings, {"command": "`addnorm load`"})
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--html", "x", "--rate", "9"], "--rate is of one load"),
+        (["--html", "x", "--most-alone", "9"], "--most-alone is of one load"),
+        (["--beside", "http://localhost:1"], "--beside is of --html"),
+        (["--html", "x", "--beside", "naive"], "must be like naive=http"),
+    ],
+)
+def test_options_of_another_kind_of_load_are_refused(
+    notebook: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.load(["--bundle", str(notebook), *options])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def naive(notebook: Path) -> Callable[[bytes], tuple[int, bytes]]:
+    compute = alone(bundle_format.read(notebook), FP32)
+
+    def answer(body: bytes) -> tuple[int, bytes]:
+        asked = orjson.loads(body)
+        grid = zip(asked["input_ids"], asked["attention_mask"], strict=True)
+        rows = [compute("pooled", np.array(ids)[np.array(mask) != 0]) for ids, mask in grid]
+        return 200, orjson.dumps({"pooled": np.stack(rows)}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+    return answer
+
+
+def test_a_server_is_measured_beside_another(
+    notebook: Path,
+    serve: Callable[..., AbstractContextManager[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In short. The model is too short for the sweep of padding, which is left out."""
+    monkeypatch.setattr(contenders, "WARM_UP_S", 0.1)
+    monkeypatch.setattr(rounds, "RUN_S", (0.1, 0.1))
+    monkeypatch.setattr(rounds, "MIN_ARRIVALS", 5)
+    files = {name: tmp_path / f"report.{name}" for name in ("html", "json")}
+    words = [word for name, file in files.items() for word in (f"--{name}", str(file))]
+    with serve() as url, fake_server(naive(notebook)) as other:
+        beside = f"theirs=http://{other.host}:{other.port}"
+        what = ["--bundle", str(notebook), "--model", "notebook", "--minutes", "0.01"]
+        command.load(["--url", url, *what, "--beside", beside, *words])
+    seen: dict[str, Any] = json.loads(files["json"].read_text())
+    assert set(seen["figures"]) == {f"small-{n}/{who}" for n in (1, 32) for who in (FP32, NAIVE)}
+    assert all(count["num_answers"] > 10 for count in seen["bits"].values())
+    assert all(count["num_errors"] == 0 for count in seen["bits"].values())
+    page = files["html"].read_text()
+    assert page.count("<svg role=") == 2
+    assert "notebook/1 under load, beside theirs" in page
+    assert "Addnorm 0.1.0" in seen["facts"]["server"]
+
+
+def test_a_server_that_answers_wrongly_is_not_measured(notebook: Path, tmp_path: Path) -> None:
+    with fake_server(lambda _: (200, b'{"pooled": [[1.0]]}')) as server:
+        url = f"http://{server.host}:{server.port}"
+        words = ["--bundle", str(notebook), "--url", url, "--html", str(tmp_path / "x.html")]
+        with pytest.raises(SystemExit, match="the first answer is not right: wrong"):
+            command.load(words)

@@ -1,0 +1,43 @@
+"""One server of tiny models and one Chromium for the tests of the pages."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from addnorm.service.models.registry import Models, load_all
+from addnorm.service.server.wiring import build
+from addnorm.service.settings import Settings
+from tests.conftest import OWN, linked, serving
+from tests.support.browser import CHROMIUM, DRIVER, MISSING, browser
+
+SERVED = ("embedder", "reranker", "classifier", "tagger", "masked-lm")
+KEY = "reader-0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def models(task_bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Models:
+    root = linked(tmp_path_factory.mktemp("pages"), [task_bundles / name for name in SERVED])
+    return load_all(root, Settings(worker_threads=2, token_budget=256))
+
+
+@pytest.fixture(scope="module")
+def url(models: Models) -> Iterator[str]:
+    with serving(build(models, Settings(**OWN))) as url:
+        yield url
+
+
+@pytest.fixture
+def closed_url(models: Models) -> Iterator[str]:
+    """A server that asks for a key."""
+    with serving(build(models, Settings(**OWN, api_keys=f"reader infer {KEY}"))) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Any]:
+    if not (CHROMIUM and DRIVER):
+        pytest.skip(MISSING)
+    with browser() as driver:
+        yield driver

@@ -1,0 +1,54 @@
+"""The page of a certificate: its verdict, every check with its margin, and what is new to it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("selenium", reason="selenium is not installed: pip install 'addnorm[dev]'")
+
+from addnorm.service.models.registry import Models
+from tests.support.pages import Playground
+
+
+@pytest.fixture
+def certificate(models: Models) -> Iterator[dict[str, Any]]:
+    """That of a served model, as a copy that may be changed."""
+    bundle = models.find("embedder").bundle
+    own = bundle.certificate or {}
+    changed = {**own, "checks": [dict(check) for check in own["checks"]]}
+    object.__setattr__(bundle, "certificate", changed)
+    yield changed
+    object.__setattr__(bundle, "certificate", own)
+
+
+def test_every_check_has_its_row(driver: Any, url: str) -> None:
+    page = Playground(driver, f"{url}/models/embedder/1/certificate")
+    checks = httpx.get(f"{url}/v1/models/embedder/certificate").json()["checks"]
+    assert len(page.all(".margins tbody tr td:last-child")) == len(checks)
+    assert len(page.all(".margins .meter")) == sum(check["limit"] > 0 for check in checks)
+    assert page.text(".verdict").startswith(f"Passed. {len(checks)} checks")
+    assert page.texts(".card h2") == ["What was certified", "fp32"]
+    assert "onnxruntime" in page.text(".facts")
+    assert page.console() == []
+
+
+def test_a_check_over_its_limit_and_a_new_field_are_shown(
+    driver: Any, url: str, certificate: dict[str, Any]
+) -> None:
+    check = next(check for check in certificate["checks"] if check["limit"])
+    check["difference"] = 2 * check["limit"]
+    certificate["lens"] = {"outputs": ["hidden_states"], "layers": 3}
+    page = Playground(driver, f"{url}/models/embedder/certificate")
+    assert page.text(".verdict") == "Not passed. 1 check over the limit."
+    assert page.texts(".margins .found") == ["200 %"]
+    assert "lens" in page.texts(".facts dt")
+    assert "hidden_states" in page.text(".facts")
+
+
+def test_a_model_that_is_not_served_is_said_in_the_servers_words(driver: Any, url: str) -> None:
+    page = Playground(driver, f"{url}/models/nothing/certificate")
+    refused = httpx.get(f"{url}/v1/models/nothing/certificate").json()["error"]
+    assert page.text("#error strong") == refused["message"]
+    page.console()
