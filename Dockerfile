@@ -1,6 +1,8 @@
-# Two images from one file:
+# Three images from one file:
 #   docker build -t addnorm .
 #       serves; without PyTorch, 145 MB on top of python:3.11-slim
+#   docker build -t addnorm-cuda --target serve-cuda .
+#       serves on an NVIDIA GPU; with CUDA 13 and cuDNN 9, gigabytes: docs/cuda.md
 #   docker build -t addnorm-export --target export .
 #       exports: docker run -v ./bundles:/bundles addnorm-export --preset gpt --out /bundles
 #
@@ -67,18 +69,25 @@ RUN python -X pycache_prefix=/opt/pycache -c "import addnorm.__main__, addnorm.s
 tokenizers, addnorm.service.server.healthcheck, uvicorn.lifespan.on, uvicorn.loops.uvloop, \
 uvicorn.protocols.http.httptools_impl"
 
-# ---- serve ----
-FROM python:3.11-slim AS serve
+# ---- lean-cuda: onnxruntime-gpu in the place of onnxruntime ----
+# It is released later, so it may be an older version than the export's. The extras are NVIDIA's
+# libraries from PyPI: CUDA 13 (cuBLAS, cuRAND, cuFFT, NVRTC, the runtime) and cuDNN 9. The driver
+# comes from the host.
+FROM lean AS lean-cuda
+ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS
+RUN pip uninstall --yes onnxruntime \
+ && pip install --no-compile "onnxruntime-gpu[cuda,cudnn]>=1.31,<2" \
+ && cd /opt/venv/lib/python3.11/site-packages/onnxruntime \
+ && rm -rf capi/libonnxruntime.so* capi/*tensorrt* transformers quantization tools datasets
+
+# ---- served: what both servers have in common ----
+FROM python:3.11-slim AS served
 LABEL org.opencontainers.image.title="Addnorm" \
       org.opencontainers.image.description="Batch-invariant inference server for transformers" \
       org.opencontainers.image.licenses="Apache-2.0"
 # nothing is written at run time: the root file system may be read-only
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONPYCACHEPREFIX=/opt/pycache \
     PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 ORT_DISABLE_TELEMETRY=1 ADDNORM_HOST=0.0.0.0
-COPY --from=lean /opt/venv /opt/venv
-COPY --from=export /bundles /bundles
-COPY --from=lean /opt/pycache /opt/pycache
-COPY --from=lean /app /app
 WORKDIR /app
 USER 10001:10001
 EXPOSE 8000
@@ -86,3 +95,20 @@ EXPOSE 8000
 HEALTHCHECK --interval=5s --timeout=4s --start-period=120s --retries=3 \
     CMD ["python", "-S", "-m", "addnorm.service.server.healthcheck"]
 CMD ["python", "-m", "addnorm", "serve", "--bundles", "/bundles"]
+
+# ---- serve-cuda: on an NVIDIA GPU, and only there ----
+FROM served AS serve-cuda
+# onnxruntime finds CUDA where pip put it; NVIDIA's container toolkit mounts the driver for these
+ENV ADDNORM_PROVIDER=cuda NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    LD_LIBRARY_PATH=/opt/venv/lib/python3.11/site-packages/nvidia/cu13/lib:/opt/venv/lib/python3.11/site-packages/nvidia/cudnn/lib
+COPY --from=lean-cuda /opt/venv /opt/venv
+COPY --from=export /bundles /bundles
+COPY --from=lean /opt/pycache /opt/pycache
+COPY --from=lean /app /app
+
+# ---- serve: the default ----
+FROM served AS serve
+COPY --from=lean /opt/venv /opt/venv
+COPY --from=export /bundles /bundles
+COPY --from=lean /opt/pycache /opt/pycache
+COPY --from=lean /app /app

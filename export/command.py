@@ -136,7 +136,7 @@ def _add_writing(parser: argparse.ArgumentParser) -> None:
         "--precision",
         default="fp32",
         metavar="P[,P]",
-        help="fp32, int8 or fp32,int8; int8 is row-wise",
+        help="fp32, fp16, int8, or several of them; fp16 is for GPUs, int8 is row-wise",
     )
     group.add_argument(
         "--default-precision",

@@ -42,7 +42,7 @@ def export_bundle(
     model: float32, in training mode or not, on any device. It is not changed: a copy on the CPU and
         in evaluation mode is exported. Its heads are named "logits", "pooled" or "token_vectors".
     version: a whole number from 1 on; the next free one by default.
-    precisions: "fp32", "int8" or both. Requests that name none get the first.
+    precisions: "fp32", "fp16" and "int8", or some of them. Requests that name none get the first.
     lens: whether requests may ask for the hidden states and the attention of each layer, in fp32.
         The server holds the weights once more for it.
     labels: the names of the logits, in order. One for each.

@@ -24,7 +24,7 @@ ALIGNMENT = 4096  # of a constant in the data file: a page
 EXTERNAL = TensorProto.EXTERNAL
 NUMBERS: dict[int, np.dtype[Any]] = {  # what weights are made of, by ONNX's data type
     helper.np_dtype_to_tensor_dtype(np.dtype(name)): np.dtype(name)
-    for name in ("float32", "int8", "uint8", "int32", "int64")
+    for name in ("float32", "float16", "int8", "uint8", "int32", "int64")
 }
 PLACE = ("location", "offset", "length")  # what an external constant says of its values
 

@@ -15,6 +15,7 @@ from addnorm.export.certificate.served import CertificationError
 from addnorm.export.download import DownloadError
 from addnorm.export.folder_tokenizer import NoTexts
 from addnorm.export.graph import OPSET, UnfitError, check_fit, export_body, export_head, export_lens
+from addnorm.export.half_precision import HalfPrecisionError, to_half
 from addnorm.export.quantize import QuantizationError, measure, needs, quantize
 from addnorm.export.sources import Source, UsageError
 from addnorm.model.checkpoints import CheckpointError
@@ -31,12 +32,14 @@ REFUSALS = (  # what `export` and `verify` raise for models, folders and argumen
     CertificationError,
     CheckpointError,
     DownloadError,
+    HalfPrecisionError,
     QuantizationError,
     StartupError,
     UnfitError,
     UsageError,
 )
-GRAPHS = {"fp32": "model.onnx", "int8": "model.int8.onnx"}  # precision -> file of the bundle
+# precision -> file of the bundle
+GRAPHS = {"fp32": "model.onnx", "fp16": "model.fp16.onnx", "int8": "model.int8.onnx"}
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Plan:
     def __post_init__(self) -> None:
         names = self.precisions
         if not names or set(names) - set(GRAPHS) or len(set(names)) < len(names):
-            known = " and ".join(GRAPHS)
+            known = " and ".join(", ".join(GRAPHS).rsplit(", ", 1))
             raise UsageError(f"precision {','.join(names)}: {known} are known, each at most once")
         if self.default_precision not in names:
             among = f"the precisions {', '.join(names)}"
@@ -155,7 +158,7 @@ def _vector_ranges(source: Source) -> list[list[float]] | None:
 
 
 def _write_graphs(model: Transformer, folder: Path, plan: Plan, limits: Limits) -> None:
-    """The body in each precision, the lens, and the heads. int8 is made from fp32."""
+    """The body in each precision, the lens, and the heads. fp16 and int8 are made from fp32."""
     say("exporting the body with PyTorch")
     body = export_body(model)
     if "fp32" in plan.precisions:
@@ -164,6 +167,9 @@ def _write_graphs(model: Transformer, folder: Path, plan: Plan, limits: Limits) 
     if plan.lens:
         say(f"writing {bundles.LENS}")
         model_file.save_beside(export_lens(model), folder / bundles.LENS, folder / GRAPHS["fp32"])
+    if "fp16" in plan.precisions:
+        say(f"writing {GRAPHS['fp16']}")
+        model_file.save(to_half(body), folder / GRAPHS["fp16"])
     if "int8" in plan.precisions:
         say(f"writing {GRAPHS['int8']}")
         ranges = measure(body, limits)

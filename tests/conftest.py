@@ -97,6 +97,18 @@ def preset_in_int8(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
 
 
 @pytest.fixture(scope="session")
+def notebook_in_fp16(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The smallest bundle in fp32 and fp16."""
+
+    def make(root: Path) -> None:
+        plan = Plan(precisions=("fp32", "fp16"))
+        with shared_exports():
+            export(sources.preset("notebook"), root, "notebook", None, plan)
+
+    return bundle.read(made_once(tmp_path_factory, "fp16-notebook", make) / "notebook" / "1")
+
+
+@pytest.fixture(scope="session")
 def bundles(export_preset: ExportPreset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every preset. Two processes begin at different ends, so that each makes about half."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")

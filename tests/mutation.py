@@ -39,7 +39,7 @@ from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine
 from tests.support.texts import WORDS, tokenizer
 
-INT8 = ("fp32", "int8")
+ALL = ("fp32", "fp16", "int8")
 SIBLINGS = (  # operators of the same arity, each of which may stand in another's place
     ("Add", "Sub", "Mul", "Div", "Max"),
     ("Relu", "Gelu", "Sqrt", "Reciprocal", "Neg", "Tanh", "Abs", "Identity"),
@@ -51,6 +51,7 @@ NEW_ATTRIBUTES = {
     "Gemm": ("alpha", 1.001),
     "LayerNormalization": ("epsilon", 3e-4),
 }
+WEIGHTS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT8)
 BATCHES = 20  # random batches that prove bits equal
 
 
@@ -323,7 +324,7 @@ def _put(item: TensorProto, values: Any, words: str) -> str:
 
 
 def _is_weight(item: TensorProto) -> bool:
-    return item.data_type in (TensorProto.FLOAT, TensorProto.INT8) and np.prod(item.dims) > 1
+    return item.data_type in WEIGHTS and np.prod(item.dims) > 1
 
 
 def _change_attribute(draws: random.Random, item: AttributeProto) -> str:
@@ -371,10 +372,10 @@ def checkpoint(folder: Path) -> Path:
 def subjects(folder: Path) -> Iterator[Subject]:
     """The models of the campaign, exported and certified."""
     chosen = [
-        (sources.preset("notebook"), ("fp32",)),  # int8 does not pay there
-        (sources.preset("gpt"), INT8),
-        (sources.preset("postnorm"), INT8),
-        (sources.checkpoint(checkpoint(folder / "two-layer-bert")), INT8),
+        (sources.preset("notebook"), ("fp32", "fp16")),  # int8 does not pay there
+        (sources.preset("gpt"), ALL),
+        (sources.preset("postnorm"), ALL),
+        (sources.checkpoint(checkpoint(folder / "two-layer-bert")), ALL),
     ]
     for source, precisions in chosen:
         yield Subject.of(

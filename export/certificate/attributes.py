@@ -19,9 +19,10 @@ OPERATORS: dict[str, tuple[Activation, ...]] = {  # of ONNX -> the activations t
 }
 
 
-def body(graph: Graph, config: Config) -> Iterator[str]:
+def body(graph: Graph, config: Config, precision: str) -> Iterator[str]:
     """What differs from the reference's Config."""
-    yield from _body(graph, config, {})
+    own = {"softmax_precision": TensorProto.FLOAT} if precision == "fp16" else {}
+    yield from _body(graph, config, own)
 
 
 def lens(graph: Graph, config: Config) -> Iterator[str]:
@@ -29,9 +30,9 @@ def lens(graph: Graph, config: Config) -> Iterator[str]:
     yield from _body(graph, config, {"qk_matmul_output_mode": AFTER_SOFTMAX})
 
 
-def _body(graph: Graph, config: Config, shown: dict[str, Any]) -> Iterator[str]:
+def _body(graph: Graph, config: Config, own: dict[str, Any]) -> Iterator[str]:
     heads = {"q_num_heads": config.n_heads, "kv_num_heads": config.n_heads}
-    yield from _each(graph.proto, "Attention", heads | shown, config.n_layers)
+    yield from _each(graph.proto, "Attention", heads | own, config.n_layers)
     yield from _attributes(graph, config, config.n_norms, config.activation, config.n_layers)
 
 

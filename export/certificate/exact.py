@@ -1,17 +1,19 @@
 """What must be exactly as in the reference: every weight, attribute and node. Runs no graph.
 
     manifest    shape and limits: as in the reference's Config
-    weights     every float constant: the bits of the reference's state_dict; int8 within rounding
+    weights     every float constant: the bits of the reference's state_dict, in fp16 rounded; int8
+                within rounding
     attributes  of norms, activations, attention and products: as in the reference's Config
     ranges      those that int8 was made with: equal to new ones up to rounding
-    graph       node by node: as in a fresh export of the reference; for int8, `quantize` of that
+    graph       node by node: as in a fresh export of the reference; for fp16, `to_half` of that,
+                and for int8, `quantize`
 
 The first three know nothing of the exporter, so they show its mistakes.
 """
 
 import copy
 import json
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from torch import nn
 
-from addnorm.export import model_file, quantize
+from addnorm.export import half_precision, model_file, quantize
 from addnorm.export.certificate import attributes, structure
 from addnorm.export.graph import OPSET, export_body, export_head, export_lens
 from addnorm.export.model_file import Graph
@@ -122,7 +124,7 @@ def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Fi
     yield from _heads(files.heads, expected)
     for precision, body in files.bodies.items():
         yield (precision, "weights"), _weights(body, expected.reference, leaving="heads.")
-        yield (precision, "attributes"), [*attributes.body(body, config)]
+        yield (precision, "attributes"), [*attributes.body(body, config, precision)]
         if precision == "int8":
             yield (precision, "ranges"), [*_ranges(files.ranges, expected.ranges)]
         yield (precision, "graph"), [*_graph(precision, body, files.ranges, expected)]
@@ -153,6 +155,8 @@ def _graph(
 ) -> Iterator[str]:
     if precision == "fp32":
         yield from structure.differences(body, expected.body)
+    elif precision == "fp16":
+        yield from structure.differences(body, half_precision.to_half(expected.body))
     elif ranges.keys() != expected.ranges.keys():
         yield "cannot be made again without its ranges"
     else:
@@ -216,7 +220,7 @@ def _weights_of(graph: Graph, state: Mapping[str, Array]) -> Iterator[str]:
     The exporter leaves out a bias of zeros, and keeps one of several equal tensors.
     """
     constants = graph.constants()
-    parts = quantize.read_parts(constants)
+    parts, halves = quantize.read_parts(constants), half_precision.read_weights(constants)
     for name, tensor in state.items():
         if uses := [use for use in parts if quantize.weight_of(use) == name]:
             for use in uses:
@@ -224,10 +228,14 @@ def _weights_of(graph: Graph, state: Mapping[str, Array]) -> Iterator[str]:
         elif name in constants:
             if not _same(constants[name], tensor):
                 yield f"{name} differs from the reference{_where(constants[name], tensor)}"
-        elif not _is_left_out(name, tensor, state, constants, parts):
+        elif name in halves:
+            if not _same(halves[name], expected := half_precision.rounded(tensor)):
+                yield f"{name} differs from the reference{_where(halves[name], expected)}"
+        elif not _is_left_out(name, tensor, state, constants.keys() | halves.keys(), parts):
             yield f"{name} is missing"
     known = {
         *state,
+        *(f"{name}{half_precision.SUFFIX}" for name in state),
         *(f"{name}.{part}" for name in parts for part in quantize.Parts.__dataclass_fields__),
     }
     for name, value in constants.items():
@@ -239,13 +247,13 @@ def _is_left_out(
     name: str,
     tensor: Array,
     state: Mapping[str, Array],
-    constants: Mapping[str, Array],
+    constants: Set[str],
     parts: Container[str],
 ) -> bool:
     weight = name.removesuffix("bias") + "weight"
     # the parts of a quantized weight hold its bias
     no_bias = name.endswith(".bias") and (not tensor.any() or weight in parts)
-    return no_bias or any(_same(state[other], tensor) for other in state.keys() & constants.keys())
+    return no_bias or any(_same(state[other], tensor) for other in state.keys() & constants)
 
 
 def _int8(

@@ -12,8 +12,10 @@ from typing import Any
 from tqdm import tqdm
 
 from addnorm.export.certificate import authors, exact, lens, served
+from addnorm.export.certificate.authors import Compare
 from addnorm.export.certificate.served import CertificationError, NamedCompare, Served
 from addnorm.model.transformer import Transformer
+from addnorm.service.errors import NotFinite
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import memory, selfcheck
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
@@ -117,16 +119,22 @@ def near(model: Model, reference: Transformer, checkpoint: Path | None = None) -
     with served.path_of(model) as path:
         work = _cases(path, reference, checkpoint)
         tqdm.write(f"comparing what is served with PyTorch: {len(work)} cases")
-        for precision, (case, compare) in tqdm(
-            work, desc=f"certify {bundle.ref}", unit="case", disable=None
-        ):
-            results = compare(precision)
-            found = [Check(case, output, precision, *result) for output, *result in results]
+        for precision, case in tqdm(work, desc=f"certify {bundle.ref}", unit="case", disable=None):
+            found = _checks(precision, *case)
             checks.extend(found)
             tqdm.write(_table_row(found))
             memory.give_back()  # parsed answers are large
     _refuse_failures(checks)
     return checks
+
+
+def _checks(precision: str, case: str, compare: Compare) -> list[Check]:
+    try:
+        return [Check(case, output, precision, *result) for output, *result in compare(precision)]
+    except NotFinite as error:
+        hint = ", which end at 65504 in fp16: leave it out of --precision"
+        words = f"{error}{hint}" if precision == "fp16" else str(error)
+        raise CertificationError(f"{case} ({precision}): {words}") from error
 
 
 def _cases(

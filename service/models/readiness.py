@@ -84,9 +84,10 @@ class Readiness:
             return f"does not answer its known-answer test within {self._timeout_s:g} s"
         del self._asked[target]
         try:
-            known = selfcheck.gives_known_answer(known_answer, job.future.result())
+            rows = job.future.result()
         except ServiceError as error:
             return f"does not answer its known-answer test: {error.message}"
+        known = selfcheck.gives_known_answer(known_answer, rows, precision)
         return None if known else "does not give its known answer"
 
 

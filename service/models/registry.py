@@ -115,7 +115,7 @@ class Model:
         for precision, engine in self.engines.items():
             known_answer = certificate["known_answer"][precision] if certificate else None
             if known_answer and not selfcheck.gives_known_answer(
-                known_answer, engine.run(selfcheck.known_answer_batch(known_answer))
+                known_answer, engine.run(selfcheck.known_answer_batch(known_answer)), precision
             ):
                 raise StartupError(
                     f"bundle {self.bundle.path}: {precision} does not give the known answer"

@@ -24,6 +24,7 @@ from addnorm.service.protocols.codec.payload import Encode, Payload
 from addnorm.service.protocols.codec.text_tasks import TextTask, score_pairs
 from addnorm.service.protocols.codec.texts import TextsToTokenize
 from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.runtime.manifest import Precision
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks.classification import Function, best
 
@@ -51,7 +52,7 @@ class RerankRequest(Strict):
     raw_scores: bool = Field(
         False, description="Whether scores are the model's own numbers, instead of 0 to 1."
     )
-    precision: Literal["fp32", "int8"] | None = Field(
+    precision: Precision | None = Field(
         None, description="One the model has; by default as it says."
     )
     max_chunks_per_doc: Literal[1] | None = Field(None, description="Documents are not split.")

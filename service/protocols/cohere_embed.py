@@ -23,6 +23,7 @@ from addnorm.service.protocols.codec.text_tasks import Strings
 from addnorm.service.protocols.codec.texts import TextsToTokenize
 from addnorm.service.protocols.cohere import CohereError, error_body
 from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.runtime.manifest import Precision
 from addnorm.service.scheduling.cooperative import Steps
 
 InputType = Literal["search_query", "search_document", "classification", "clustering"]
@@ -67,7 +68,7 @@ class EmbedRequest(Strict):
         None, description="Has no effect; refused if it is below what the model cuts texts to."
     )
     priority: int | None = Field(None, description="Has no effect.")
-    precision: Literal["fp32", "int8"] | None = Field(
+    precision: Precision | None = Field(
         None, description="One the model has; by default as it says."
     )
     images: Any = Field(None, description="Refused: this server embeds texts.")

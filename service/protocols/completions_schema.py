@@ -6,6 +6,7 @@ from pydantic import BaseModel, Field
 
 from addnorm.service.protocols.codec.openapi import Strict
 from addnorm.service.protocols.codec.sequences import Sequences, Strings
+from addnorm.service.runtime.manifest import Precision
 
 MAX_LOGPROBS = 20  # OpenAI takes 5, others 20
 # what has a meaning only where tokens are generated -> the values that change nothing
@@ -50,7 +51,7 @@ class CompletionRequest(Strict):
     )
     seed: int | None = Field(None, description="Has no effect: nothing is drawn by chance.")
     user: str | None = Field(None, description="Has no effect.")
-    precision: Literal["fp32", "int8"] | None = Field(
+    precision: Precision | None = Field(
         None, description="One the model has; by default as it says."
     )
     n: int | None = Field(None, description=ONLY_NEUTRAL)

@@ -12,7 +12,7 @@ from addnorm.service.protocols.codec.sequences import Integers
 from addnorm.service.protocols.codec.spans import Ranges
 from addnorm.service.protocols.codec.texts import PROMPT_NAME, Texts
 from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.manifest import InputType, Pooling
+from addnorm.service.runtime.manifest import InputType, Pooling, Precision
 
 Output = Literal[
     "activations",
@@ -88,7 +88,7 @@ class Options(Strict):
         " the tokens in it, in place of one for each sequence. A token is in the range that has"
         " its last character.",
     )
-    precision: Literal["fp32", "int8"] | None = Field(
+    precision: Precision | None = Field(
         None, description="One the model has; by default as the bundle says."
     )
     dtype: Literal["float32", "float16", "int8", "uint8", "binary", "ubinary"] = Field(

@@ -30,6 +30,7 @@ from addnorm.service.protocols.codec.sequences import (
 )
 from addnorm.service.protocols.codec.texts import PROMPT_NAME
 from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.runtime.manifest import Precision
 from addnorm.service.scheduling.cooperative import Steps
 
 # LangChain sends texts as ids of OpenAI's own vocabulary unless told not to
@@ -70,7 +71,7 @@ class EmbeddingsRequest(Strict):
         description="Whether texts that are too long are cut, as the model's authors do it, instead"
         " of refused.",
     )
-    precision: Literal["fp32", "int8"] | None = Field(
+    precision: Precision | None = Field(
         None, description="One the model has; by default as it says."
     )
     prompt_name: str | None = PROMPT_NAME

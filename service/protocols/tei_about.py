@@ -21,7 +21,7 @@ TASKS: tuple[Task, ...] = (
     "embed", "rerank", "classify", "sparse", "multi_vector", "tag", "fill_mask", "complete",
 )  # fmt: skip
 POOLINGS = {"first": "cls", "last": "last_token"}  # others have our names
-DTYPES = {"fp32": "float32"}  # int8 is called so
+DTYPES = {"fp32": "float32", "fp16": "float16"}  # int8 is called so
 
 
 def described(models: Models) -> Model:

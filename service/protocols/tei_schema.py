@@ -164,7 +164,7 @@ class TeiInfo(BaseModel):
 
     model_id: str
     model_sha: str | None = Field(description="The sha256 of the bundle's manifest.")
-    model_dtype: str = Field(description="`float32` or `int8`.")
+    model_dtype: str = Field(description="`float32`, `float16` or `int8`.")
     served_model_name: str
     model_type: dict[str, Any]
     max_concurrent_requests: int | None = Field(description="Null: the queue counts tokens.")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
@@ -22,7 +22,7 @@ from addnorm.service.protocols.codec.text_tasks import (
 from addnorm.service.protocols.codec.texts import PROMPT_NAME, Texts, TextsToTokenize
 from addnorm.service.protocols.inference_route import Endpoint
 from addnorm.service.protocols.native_schema import Usage
-from addnorm.service.runtime.manifest import Task
+from addnorm.service.runtime.manifest import Precision, Task
 from addnorm.service.scheduling.cooperative import Steps
 
 
@@ -35,7 +35,7 @@ class TextsRequest(Strict):
         False, description="Whether texts that are too long are cut, instead of refused."
     )
     prompt_name: str | None = PROMPT_NAME
-    precision: Literal["fp32", "int8"] | None = Field(
+    precision: Precision | None = Field(
         None, description="One the model has; by default as it says."
     )
 

@@ -1,7 +1,7 @@
 """The bundle format: reader and writer. A bundle is a folder `<name>/<version>/`:
 
 manifest.json  model.onnx  certificate.json  tokenizer.json?
-model.int8.onnx?  model.int8.ranges.safetensors?
+model.fp16.onnx?  model.int8.onnx?  model.int8.ranges.safetensors?
 logits.onnx?  pooled.onnx?  token_vectors.onnx?      heads, by the output that they make
 lens.onnx?                                           the fp32 body seen from inside
 *.onnx.data?                                         a graph's weights, if over 1 GiB, and those

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 FORMAT = 4
 Pooling = Literal["mean", "first", "last", "max", "weighted_mean", "mean_sqrt"]
 Pick = Literal["every"] | Pooling
+Precision = Literal["fp32", "fp16", "int8"]
 InputType = Literal["query", "document"]
 Task = Literal[
     "embed", "rerank", "classify", "tag", "fill_mask", "sparse", "multi_vector", "complete"

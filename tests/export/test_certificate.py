@@ -18,6 +18,7 @@ from addnorm.export.certificate import exact, parity, structure
 from addnorm.export.certificate.exact import Files
 from addnorm.export.certificate.parity import CertificationError
 from addnorm.export.graph import UnfitError
+from addnorm.export.half_precision import SUFFIX, to_half
 from addnorm.export.model_file import Graph
 from addnorm.export.quantize import quantize
 from addnorm.export.writer import Plan, check_fit
@@ -37,6 +38,12 @@ UNSEEN = 7  # an id of `postnorm` that no case of the certificate contains
 def notebook_subject(notebook: Path) -> Subject:
     with shared_exports():
         return Subject.of(bundles.read(notebook), sources.preset("notebook"))
+
+
+@pytest.fixture(scope="module")
+def fp16_subject(notebook_in_fp16: Bundle) -> Subject:
+    with shared_exports():
+        return Subject.of(notebook_in_fp16, sources.preset("notebook"))
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +83,23 @@ def eps_times_thirty(model: ModelProto) -> None:
     root = next(node for node in model.graph.node if node.op_type == "Sqrt").output[0]
     added = next(node for node in model.graph.node if root in node.input and node.op_type == "Add")
     constant(model, added.input[1], lambda eps: eps * np.float32(30))
+
+
+def last_bit(model: ModelProto) -> None:
+    """Of one weight in fp16."""
+
+    def change(table: Floats) -> Floats:
+        table.view(np.uint16)[2, 3] ^= 1
+        return table
+
+    constant(model, f"tokens.weight{SUFFIX}", change)
+
+
+def softmax_in_half(model: ModelProto) -> None:
+    for node in structure.nodes(model.graph):
+        for item in node.attribute:
+            if item.name == "softmax_precision":
+                item.i = TensorProto.FLOAT16
 
 
 def broken(subject: Subject, precision: str, change: Callable[[ModelProto], object]) -> Mutant:
@@ -120,8 +144,18 @@ def certified(mutant: Mutant, folder: Path) -> None:
             gelu_without_tanh,
             r"attributes \(fp32\): .*Gelu.* has {'approximate': b'none'}",
         ),
+        ("fp16_subject", "fp16", last_bit, r"weights \(fp16\): tokens.weight differs .*\[2, 3\]"),
+        (
+            "fp16_subject",
+            "fp16",
+            softmax_in_half,
+            r"attributes \(fp16\): .*Attention.* has .*'softmax_precision': 10",
+        ),
     ],
-    ids=["row zeroed", "row nan", "int8 row zeroed", "int8 norm doubled", "eps", "gelu"],
+    ids=[
+        *("row zeroed", "row nan", "int8 row zeroed", "int8 norm doubled", "eps", "gelu"),
+        *("fp16 last bit", "fp16 softmax"),
+    ],
     indirect=["subject"],
 )
 def test_what_numbers_hardly_show_is_refused_by_name(
@@ -142,7 +176,7 @@ def test_int8_is_measured_in_length_too(postnorm: Subject, tmp_path: Path) -> No
         parity.near(parity.Model(bundle, "cpu"), postnorm.expected.reference)
 
 
-@pytest.mark.parametrize("subject", ["notebook_subject", "postnorm"], indirect=True)
+@pytest.mark.parametrize("subject", ["notebook_subject", "fp16_subject", "postnorm"], indirect=True)
 def test_any_single_mutation_is_refused_or_changes_no_bit(subject: Subject) -> None:
     """Some of the thousand that `python -m tests.mutation` tries.
 
@@ -154,7 +188,7 @@ def test_any_single_mutation_is_refused_or_changes_no_bit(subject: Subject) -> N
     assert sum(said == "equal bits" for _, said in found) < len(found) / 10
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_every_single_constant_attribute_and_node_counts(
     notebook_subject: Subject, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +200,10 @@ def test_every_single_constant_attribute_and_node_counts(
         wanted = quantize(wanted, ranges)
         model_file.save(wanted, tmp_path / "model.int8.onnx")
         body = model_file.load(tmp_path / "model.int8.onnx")
+    if precision == "fp16":
+        wanted = to_half(wanted)
+        model_file.save(wanted, tmp_path / "model.fp16.onnx")
+        body = model_file.load(tmp_path / "model.fp16.onnx")
     assert not list(structure.differences(body, wanted))
     for index, item in enumerate(body.proto.graph.initializer):
         changed = body.copy()

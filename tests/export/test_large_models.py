@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 from addnorm.export import command, model_file, sources, writer
 from addnorm.export.certificate import structure
+from addnorm.export.half_precision import to_half
 from addnorm.export.quantize import measure, quantize
 from addnorm.export.writer import Plan
 from addnorm.model.presets import build
@@ -150,14 +151,15 @@ def test_a_changed_weight_is_found_by_name(copy: Path) -> None:
         command.verify([str(copy)])
 
 
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
 @pytest.mark.usefixtures("low_limit")
-def test_int8_lies_so_too(tmp_path: Path) -> None:
+def test_other_precisions_lie_so_too(precision: str, tmp_path: Path) -> None:
     """Written to two files and read again, it is the same graph."""
     model = build("postnorm")
     config, body = model.config, writer.export_body(model)
     limits = Limits(max_positions=config.max_positions, vocab_size=config.vocab_size)
-    made = quantize(body, measure(body, limits))
+    made = to_half(body) if precision == "fp16" else quantize(body, measure(body, limits))
     model_file.save(made, tmp_path / GRAPH)
     read = model_file.load(tmp_path / GRAPH)
-    assert {str(array.dtype) for array in read.values.values()} == {"float32", "int8"}
+    assert precision.replace("fp", "float") in {str(a.dtype) for a in read.values.values()}
     assert list(structure.differences(read, made)) == []

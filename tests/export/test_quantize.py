@@ -310,7 +310,10 @@ def test_zero_rows_and_dead_weights() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--precision", "int4"], "precision int4: fp32 and int8 are known, each at most once"),
+        (
+            ["--precision", "int4"],
+            "precision int4: fp32, fp16 and int8 are known, each at most once",
+        ),
         (["--precision", "int8,int8"], "at most once"),
         (["--precision", "fp32", "--default-precision", "int8"], "int8 is not among"),
         (["--precision", "int8"], "int8 does not pay"),  # the notebook's largest weight is 16 x 64

@@ -70,6 +70,6 @@ def test_the_known_answer_needs_its_types(text_bundles: Path) -> None:
     assert set(known["token_type_ids"]) == {0, 1}
     engine = Model(bundle, "cpu").engine(None)
     whole = selfcheck.known_answer_batch(known)
-    assert selfcheck.gives_known_answer(known, engine.run(whole))
+    assert selfcheck.gives_known_answer(known, engine.run(whole), "fp32")
     without = Batch(whole.tokens, whole.offsets)
-    assert not selfcheck.gives_known_answer(known, engine.run(without))
+    assert not selfcheck.gives_known_answer(known, engine.run(without), "fp32")

@@ -29,6 +29,13 @@ capabilities: {drop: [ALL]}
 readOnlyRootFilesystem: true
 {{- end }}
 
+{{/* Of the server: those of the values, and its GPUs. */}}
+{{- define "addnorm.resources" -}}
+{{- $gpus := dict }}
+{{- if .Values.gpu.count }}{{ $gpus = dict "limits" (dict "nvidia.com/gpu" .Values.gpu.count) }}{{ end }}
+{{- mergeOverwrite (deepCopy .Values.resources) $gpus | toYaml }}
+{{- end }}
+
 {{- define "addnorm.scaling" -}}
 scaleDown: {stabilizationWindowSeconds: {{ .Values.autoscaling.scaleDownS }}}
 {{- end }}
@@ -42,6 +49,8 @@ scaleDown: {stabilizationWindowSeconds: {{ .Values.autoscaling.scaleDownS }}}
 {{- if and $bundle.image (not (has $bundle.from (list "oci" "init"))) }}{{ fail (printf "bundle.image is set, and bundle.from is %s: with an image of bundles it is oci or init" $bundle.from) }}{{ end }}
 {{- if and $bundle.claim (ne $bundle.from "pvc") }}{{ fail (printf "bundle.claim is set, and bundle.from is %s: with a claim it is pvc" $bundle.from) }}{{ end }}
 {{- if not (regexMatch "^[1-9][0-9]*$" (toString .Values.resources.limits.cpu)) }}{{ fail (printf "resources.limits.cpu is %v: write whole cores, of which each has a worker thread" .Values.resources.limits.cpu) }}{{ end }}
+{{- if hasKey .Values.resources.limits "nvidia.com/gpu" }}{{ fail "resources.limits has nvidia.com/gpu: use gpu.count" }}{{ end }}
+{{- if and .Values.gpu.runtimeClassName (not .Values.gpu.count) }}{{ fail "gpu.runtimeClassName is set, and gpu.count is 0: it is of pods with a GPU" }}{{ end }}
 {{- if gt (int .Values.autoscaling.min) (int .Values.autoscaling.max) }}{{ fail (printf "autoscaling.min is %v, above autoscaling.max, %v" .Values.autoscaling.min .Values.autoscaling.max) }}{{ end }}
 {{- if and .Values.gateway.enabled (not .Values.gateway.name) }}{{ fail "gateway.enabled is true: name the Gateway in gateway.name" }}{{ end }}
 {{- if and (eq (toString .Values.maxSurge) "0") (eq (toString .Values.maxUnavailable) "0") }}{{ fail "maxSurge and maxUnavailable are both 0: no update could begin" }}{{ end }}
@@ -61,6 +70,7 @@ scaleDown: {stabilizationWindowSeconds: {{ .Values.autoscaling.scaleDownS }}}
 ADDNORM_HOST: nothing, the image listens on all addresses
 ADDNORM_PORT: service.port
 ADDNORM_WORKER_THREADS: resources.limits.cpu
+ADDNORM_PROVIDER: gpu.count
 ADDNORM_TIMEOUT_S: timeoutS
 ADDNORM_GRACE_S: timeoutS
 ADDNORM_CONNECTION_MAX_AGE_S: connectionMaxAgeS

@@ -76,7 +76,7 @@ class Parameters(_Open):
     )
     normalize: bool = Field(False, description="Whether `pooled` vectors are scaled to length 1.")
     precision: str | None = Field(
-        None, description="fp32 or int8, as the model has; by default as the bundle says."
+        None, description="fp32, fp16 or int8, as the model has; by default as the bundle says."
     )
 
 

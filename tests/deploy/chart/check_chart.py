@@ -166,6 +166,12 @@ def test_ports_and_probes_are_the_servers() -> None:
         ({"bundle": {"claim": "models"}}, "bundle.claim is set, and bundle.from is image"),
         ({"bundle": {"from": "s3"}}, "one of 'image', 'pvc', 'oci', 'init'"),
         ({"resources": {"limits": {"cpu": "500m"}}}, "resources.limits.cpu is 500m: write whole"),
+        ({"gpu": {"count": 2}}, "maximum: got 2, want 1"),
+        ({"gpu": {"runtimeClassName": "nvidia"}}, "and gpu.count is 0: it is of pods with a GPU"),
+        (
+            {"resources": {"limits": {"cpu": "2", "nvidia.com/gpu": 1}}},
+            "resources.limits has nvidia.com/gpu: use gpu.count",
+        ),
         ({"settings": {"ADDNORM_PORT": "1"}}, "the chart itself sets: use service.port"),
         ({"settings": {"ADDNORM_MAX_TOKENS": 1}}, "got number, want string"),
         ({"settings": {"PATH": "/"}}, "invalid propertyName 'PATH'"),
@@ -187,7 +193,7 @@ def test_a_wrong_value_is_refused_with_words(values: Values, words: str) -> None
 def test_settings_that_the_chart_itself_sets_are_refused() -> None:
     container = found(render(EVERYTHING | {"bundle": {"trustedKeys": "pub"}}), SERVER)
     ours = {entry["name"] for entry in container["env"]}
-    assert len(ours) == 7
+    assert len(ours) == 8
     for name in ours | {f"ADDNORM_{rest}" for rest in ("HOST", "API_KEYS", "TLS_CERT", "TLS_KEY")}:
         with pytest.raises(helm_python.HelmError, match=f"settings has {name}, which the chart"):
             rendered({"settings": {name: "1"}})

@@ -31,6 +31,7 @@ PVC = {"bundle": {"from": "pvc", "claim": "models"}}
 INIT = {"bundle": {"from": "init", "image": BUNDLES}}
 OCI = {"bundle": {"from": "oci", "image": BUNDLES}}
 KEYS = {"apiKeys": {"secret": "keys", "metricsSecret": "scraper"}}
+GPU = {"gpu": {"count": 1}}
 KEDA = {"autoscaling": {"by": "keda"}}
 HPA = {"autoscaling": {"by": "hpa"}}
 MONITOR = {"metrics": {"serviceMonitor": True}}
@@ -67,6 +68,9 @@ ROWS = [
     Row("replicas", 5, "Deployment spec replicas", 5),
     Row("resources", RESOURCES, f"{SERVER} resources", RESOURCES),
     Row("resources", RESOURCES, f"{POD} initContainers 0 resources", RESOURCES, INIT),
+    Row("gpu.count", 1, f"{SERVER} resources limits nvidia.com/gpu", 1),
+    Row("gpu.count", 1, f"{SERVER} env ADDNORM_PROVIDER value", "cuda"),
+    Row("gpu.runtimeClassName", "nvidia", f"{POD} runtimeClassName", "nvidia", GPU),
     Row("tmpSize", "9Gi", f"{POD} volumes 0 emptyDir sizeLimit", "9Gi"),
     Row("nodeSelector", {"pool": "vnni"}, f"{POD} nodeSelector", {"pool": "vnni"}),
     Row("tolerations", [TOLERATION], f"{POD} tolerations", [TOLERATION]),
@@ -188,5 +192,5 @@ ROWS = [
     Row("paths", ["/v1"], f"{RULE} matches", [MATCH], GATEWAY),
     Row("paths", ["/embed"], "Ingress spec rules 0 http paths 0 path", "/embed", INGRESS),
 ]
-EVERYTHING = {**KEDA, **KEYS, **GATEWAY, **INGRESS, **PVC, "hosts": ["a.example"]}
+EVERYTHING = {**KEDA, **KEYS, **GATEWAY, **INGRESS, **PVC, **GPU, "hosts": ["a.example"]}
 EVERYTHING |= {"metrics": {"serviceMonitor": True, "rules": True, "labels": LABELS}}

@@ -1,0 +1,53 @@
+"""The image and the compose service for a GPU, as far as files say it: no engine runs here."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+STAGES = dict(re.findall(r"^FROM (\S+ AS \S+)\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.M | re.S))
+BY_NAME = {stage.split(" AS ")[1]: text for stage, text in STAGES.items()}
+BASES = {stage.split(" AS ")[1]: stage.split(" AS ")[0] for stage in STAGES}
+
+
+def copies(stage: str) -> list[str]:
+    return re.findall(r"^COPY .*", BY_NAME[stage], re.MULTILINE)
+
+
+def test_the_default_image_serves_on_the_cpu() -> None:
+    """`docker build .` makes the last stage."""
+    assert [*BY_NAME][-1] == "serve"
+    assert "cuda" not in BY_NAME["serve"] + BY_NAME[BASES["serve"]]
+
+
+def test_the_two_images_differ_in_their_packages_alone() -> None:
+    assert BASES["serve"] == BASES["serve-cuda"] == "served"
+    on_cpu = [line.replace("--from=lean /opt/venv", "VENV") for line in copies("serve")]
+    on_gpu = [line.replace("--from=lean-cuda /opt/venv", "VENV") for line in copies("serve-cuda")]
+    assert on_cpu == on_gpu
+
+
+def test_one_onnxruntime_is_installed_with_cuda_and_cudnn() -> None:
+    """Two would be in one another's place."""
+    assert BASES["lean-cuda"] == "lean"
+    installed = BY_NAME["lean-cuda"]
+    uninstalled, _, rest = installed.partition("uninstall --yes onnxruntime ")
+    assert uninstalled
+    assert '"onnxruntime-gpu[cuda,cudnn]>=1.31,<2"' in rest
+    assert "ADDNORM_PROVIDER=cuda" in BY_NAME["serve-cuda"]  # it does not fall back to the CPU
+
+
+def test_the_compose_service_reserves_a_gpu_and_differs_in_little_else() -> None:
+    gpu, cpu = dict(COMPOSE["addnorm-cuda"]), dict(COMPOSE["addnorm"])
+    (device,) = gpu.pop("deploy")["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    assert gpu.pop("profiles") == ["cuda"]
+    assert gpu["build"].pop("target") == "serve-cuda"
+    for own in ("image", "ports", "networks", "mem_limit"):
+        gpu.pop(own)
+        cpu.pop(own, None)
+    assert gpu == cpu

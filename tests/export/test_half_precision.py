@@ -1,0 +1,149 @@
+"""fp16: a graph that holds what it promises, certified, and refused where numbers do not fit."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, numpy_helper, shape_inference
+from onnxruntime import get_available_providers
+
+from addnorm.export import writer
+from addnorm.export.certificate import parity, structure, tolerances
+from addnorm.export.certificate.parity import CertificationError
+from addnorm.export.half_precision import SUFFIX, HalfPrecisionError, to_half
+from addnorm.export.model_file import Graph
+from addnorm.model.presets import build
+from addnorm.service.models.registry import Model
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime import selfcheck
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.engine import Engine
+from tests.support.exports import shared_exports
+
+PROVIDERS = get_available_providers()
+FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
+
+
+def exported(preset: str, layout: str = "packed") -> Graph:
+    """A preset's graph in fp32."""
+    with shared_exports():
+        return writer.export_body(build(preset, layout))
+
+
+def scale(model: ModelProto, name: str, factor: float) -> None:
+    item = next(item for item in model.graph.initializer if item.name == name)
+    item.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(item) * factor, name))
+
+
+def halved(preset: str, layout: str = "packed") -> ModelProto:
+    """A preset's graph in fp16."""
+    made = to_half(exported(preset, layout))
+    proto = made.proto
+    for item in proto.graph.initializer:
+        if item.name in made.values:
+            item.CopyFrom(numpy_helper.from_array(made.values[item.name], item.name))
+    return proto
+
+
+def types(model: ModelProto) -> dict[str, int]:
+    """Of every value, as ONNX infers them."""
+    graph = shape_inference.infer_shapes(model, strict_mode=True, check_type=True).graph
+    infos = (*graph.input, *graph.value_info, *graph.output)
+    found = {info.name: info.type.tensor_type.elem_type for info in infos}
+    return found | {item.name: item.data_type for item in graph.initializer}
+
+
+@pytest.mark.parametrize(
+    ("preset", "layout"), [("notebook", "packed"), ("notebook", "padded"), ("postnorm", "packed")]
+)
+def test_products_are_float16_and_statistics_and_outputs_are_not(preset: str, layout: str) -> None:
+    model = halved(preset, layout)
+    found = types(model)
+    read = {
+        node.op_type: {found[name] for name in node.input if found.get(name) in (FLOAT, HALF)}
+        for node in model.graph.node
+    }
+    assert read["Gemm"] == {HALF}
+    assert read["Scan" if layout == "packed" else "Attention"] == {HALF}
+    assert read["Gelu" if preset == "notebook" else "Relu"] == {HALF}
+    assert read.get("Sqrt", {FLOAT}) == {FLOAT}  # of a norm that is made of several operators
+    assert {info.type.tensor_type.elem_type for info in model.graph.output} == {FLOAT}
+    for node in structure.nodes(model.graph):
+        if node.op_type == "LayerNormalization":
+            assert [found[name] for name in node.output] == [HALF, FLOAT, FLOAT]
+            assert structure.attributes(node)["stash_type"] == FLOAT
+        if node.op_type == "Attention":
+            assert structure.attributes(node)["softmax_precision"] == FLOAT
+
+
+def test_every_weight_has_half_the_bytes() -> None:
+    """No weight is left in float32, but for norms that run in it."""
+    floats = [i.name for i in halved("notebook").graph.initializer if i.data_type == FLOAT]
+    assert all(name.startswith(("val_", "fp16.")) for name in floats)
+    norms = [
+        item.name
+        for item in halved("postnorm").graph.initializer
+        if item.data_type == FLOAT and np.prod(item.dims) > 1
+    ]
+    assert norms
+    assert all(name.endswith((".gamma", ".beta")) for name in norms)
+
+
+def test_operators_are_standard() -> None:
+    """As in fp32: no domain but ONNX's."""
+    assert [entry.domain for entry in halved("notebook").opset_import] == [""]
+
+
+def test_certificate_covers_fp16(notebook_in_fp16: Bundle) -> None:
+    """fp16 passes every case that fp32 passes, with equal bits."""
+    assert notebook_in_fp16.certificate
+    checks = notebook_in_fp16.certificate["checks"]
+    cases = {
+        precision: {check["case"] for check in checks if check["precision"] == precision}
+        for precision in ("fp32", "fp16")
+    }
+    of_the_model = {"manifest", "logits, weights", "logits, attributes", "logits, graph"}
+    assert cases["fp16"] == cases["fp32"] - of_the_model
+    assert [c["difference"] for c in checks if "unequal" in c["output"]] == [0] * 6
+    assert notebook_in_fp16.manifest.precisions["fp16"] == "model.fp16.onnx"
+    onnx.checker.check_model(notebook_in_fp16.graph("fp16"), full_check=True)
+
+
+def test_a_weight_that_is_too_large_is_refused() -> None:
+    """By its name, its place and its value."""
+    body = exported("notebook")
+    scale(body.proto, "blocks.0.ffn.up.bias", 1e9)
+    words = r"fp16 does not fit: blocks.0.ffn.up.bias\[\d+\] is -?\d.*, fp16 ends at 65504; leave"
+    with pytest.raises(HalfPrecisionError, match=words):
+        to_half(body)
+
+
+def test_numbers_that_overflow_are_refused_in_words(
+    notebook_in_fp16: Bundle, tmp_path: Path
+) -> None:
+    """Weights that fit make numbers that do not."""
+    place = tmp_path / "overflowing"
+    shutil.copytree(notebook_in_fp16.path, place)
+    graph = onnx.load(place / "model.fp16.onnx")
+    for weight in ("attention.out", "ffn.down"):
+        scale(graph, f"blocks.0.{weight}.weight{SUFFIX}", 50_000)
+    onnx.save(graph, place / "model.fp16.onnx")
+    alone = {"precisions": {"fp16": "model.fp16.onnx"}, "default_precision": "fp16"}
+    fields = notebook_in_fp16.manifest.model_dump(exclude={"format", "files"})
+    bundle = bundles.write_manifest(place, {**fields, **alone})
+    words = r"\(fp16\): .* are not finite: .* end at 65504 in fp16: leave it out of --precision"
+    with pytest.raises(CertificationError, match=words):
+        parity.near(Model(bundle, "cpu"), build("notebook", "padded"))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif("CUDAExecutionProvider" not in PROVIDERS, reason="no onnxruntime-gpu")
+def test_cuda_gives_nearly_the_same(notebook_in_fp16: Bundle) -> None:
+    """fp16 on CUDA is as near to fp32 on the CPU as the certificate allows fp16 to be."""
+    batch = selfcheck.sequences(notebook_in_fp16.manifest.limits, [1, 2, 3, 5])
+    expected = Engine(notebook_in_fp16, "fp32", "cpu").run(batch)
+    got = Engine(notebook_in_fp16, "fp16", "cuda").run(batch)
+    compared = tolerances.vectors("activations", got.activations, expected.activations, "fp16")
+    assert [result for result in compared if not result[1] <= result[2]] == []
