@@ -44,8 +44,11 @@ class SparseOptions(Strict):
     )
 
 
+Numbers = Annotated[list[int], Field(fail_fast=True)]
+
+
 class HiddenStatesOptions(Strict):
-    layers: list[int] | None = Field(
+    layers: Numbers | None = Field(
         None,
         description="Which: 0 is what enters the first layer, n_layers what leaves the last. By"
         " default all.",
@@ -53,8 +56,8 @@ class HiddenStatesOptions(Strict):
 
 
 class AttentionsOptions(Strict):
-    layers: list[int] | None = Field(None, description="Which, from 0 on. By default all.")
-    heads: list[int] | None = Field(
+    layers: Numbers | None = Field(None, description="Which, from 0 on. By default all.")
+    heads: Numbers | None = Field(
         None, description="Which of each layer, from 0 on. By default all."
     )
 
