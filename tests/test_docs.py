@@ -87,7 +87,7 @@ def test_named_make_targets_and_files_exist() -> None:
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{name}: make {target}"
         for path in re.findall(r"`((?:model|export|service|tests|load)/[\w/.]+)`", text):
             assert (ROOT / path).exists(), f"{name}: {path}"
-        for setting in re.findall(r"ADDNORM_([A-Z_]+)", text):
+        for setting in re.findall(r"ADDNORM_([A-Z0-9_]+)", text):
             assert setting.lower() in Settings.model_fields, f"{name}: ADDNORM_{setting}"
 
 
@@ -177,7 +177,7 @@ REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 
 
 def test_the_reference_has_every_setting_with_default_and_meaning() -> None:
-    rows = re.findall(r"^\| `ADDNORM_([A-Z_]+)` \| (.+?) \| (.+) \|$", REFERENCE, re.MULTILINE)
+    rows = re.findall(r"^\| `ADDNORM_([A-Z0-9_]+)` \| (.+?) \| (.+) \|$", REFERENCE, re.MULTILINE)
     code = [
         (name.upper(), str(field.default), field.description)
         for name, field in Settings.model_fields.items()

@@ -143,7 +143,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
         "labels are of logits, and the model has no such head",
     ),
     "pooling": (classifier, {"pooling": "cls"}, "pooling 'cls': mean, first, last, max"),
-    "precision": (classifier, {"precisions": ["fp16"]}, "precision fp16: fp32 and int8 are known"),
+    "precision": (
+        classifier,
+        {"precisions": ["fp8"]},
+        "precision fp8: fp32 and int8 and fp16 are known",
+    ),
     "version": (classifier, {"version": 0}, "version 0 of own: 1 or more"),
     "name": (classifier, {"name": "a/b"}, "name 'a/b'"),
     "no tokenizer": (classifier, {"max_length": 5}, "max_length 5 is of texts, and it takes none"),
