@@ -146,7 +146,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "precision": (
         classifier,
         {"precisions": ["fp8"]},
-        "precision fp8: fp32 and int8 and fp16 are known",
+        "precision fp8: fp32, fp16 and int8 are known",
     ),
     "version": (classifier, {"version": 0}, "version 0 of own: 1 or more"),
     "name": (classifier, {"name": "a/b"}, "name 'a/b'"),
