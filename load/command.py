@@ -2,10 +2,12 @@
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from addnorm.load import options
@@ -13,23 +15,55 @@ from addnorm.load.bench import pool
 from addnorm.load.bench.check import Reference, alone
 from addnorm.load.bench.run import Load, measure
 from addnorm.load.bench.stream import PROFILES, Stream, make
+from addnorm.load.first_answer import reason
 from addnorm.load.servers import CacheCounts, Server
+from addnorm.service.errors import StartupError
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Limits
 
 
 def load(words: Sequence[str]) -> None:
-    """Loads a server, and exits with code 1 if an answer was wrong."""
+    """Loads a server. Exits with code 1 if an answer was wrong, or if it cannot begin."""
     parser = options.parser()
     arguments = parser.parse_args(words)
-    bundle = bundles.read(arguments.bundle)
+    given = options.given(parser, words)
     if arguments.html:
-        _refuse_options(parser, arguments, options.OF_ONE_LOAD, "of one load; --html sweeps many")
+        _refuse_options(parser, given, options.OF_ONE_LOAD, "of one load; --html sweeps many")
+    else:
+        _refuse_options(parser, given, options.OF_A_SWEEP, "of --html")
+    bundle = _bundle(arguments)
+    for name in ("html", "json"):
+        _must_be_writable(f"--{name}", getattr(arguments, name))
+    if arguments.html:
         _sweep(arguments, bundle, ["addnorm", "load", *words])
     else:
-        _refuse_options(parser, arguments, options.OF_A_SWEEP, "of --html")
         _one_load(parser, arguments, bundle)
+
+
+def _bundle(arguments: argparse.Namespace) -> Bundle:
+    try:
+        bundle = bundles.read(arguments.bundle)
+    except StartupError as error:
+        raise SystemExit(f"addnorm load: {error}") from None
+    known, asked = bundle.manifest.precisions, arguments.precision
+    if asked and asked not in known:
+        raise SystemExit(f"addnorm load: {bundle.ref} has {', '.join(known)}, not {asked}")
+    return bundle
+
+
+def _must_be_writable(option: str, path: Path | None) -> None:
+    """Leaves no file behind: the measurement may fail."""
+    if path is None:
+        return
+    is_new = not os.path.lexists(path)
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666))
+    except OSError as error:
+        why = f"{option} {path} cannot be written: {error.strerror}"
+        raise SystemExit(f"addnorm load: {why}") from None
+    if is_new:
+        path.unlink()
 
 
 def _one_load(
@@ -50,14 +84,16 @@ def _one_load(
     counts = _since(server, before)
     seen = {**asdict(result), "cache": asdict(counts) if counts else None}
     print(table(seen))
-    if said := None if stream.once else warning(counts):
+    if said := None if stream.once else warning(counts, f"--profile {arguments.profile}"):
         print(said, file=sys.stderr)
     if arguments.json:
         arguments.json.write_text(
             json.dumps({"load": asdict(load), "result": seen}, indent=2) + "\n"
         )
     if result.num_errors:
-        raise SystemExit(f"{result.num_errors} of {result.num_answers} answers were not right")
+        said = f"{result.num_errors} of {result.num_answers} answers were not right"
+        why = reason(server, stream, result, bundle, load.headers)
+        raise SystemExit(f"{said}: {why}" if result.num_errors == result.num_answers else said)
 
 
 def _sweep(arguments: argparse.Namespace, bundle: Bundle, command: Sequence[str]) -> None:
@@ -79,14 +115,14 @@ def _sweep(arguments: argparse.Namespace, bundle: Bundle, command: Sequence[str]
     )
     before = plan.ours.server.cache_counts()
     findings = sweep.run(plan, arguments.minutes)
-    if said := warning(_since(plan.ours.server, before), ""):
+    if said := warning(_since(plan.ours.server, before), "The sweep", ""):
         findings = replace(findings, warning=said)
         print(said, file=sys.stderr)
     facts = sweep.facts(plan, findings, shlex.join(command))
+    print(sweep.text(findings, facts))
     arguments.html.write_text(sweep.page(plan, findings, facts))
     if arguments.json:
         arguments.json.write_text(json.dumps({**findings.facts(), "facts": facts}, indent=1) + "\n")
-    print(sweep.text(findings, facts))
     if any(counted["num_errors"] for counted in findings.bits.values()):
         raise SystemExit("some answers were not right: see the table")
 
@@ -102,11 +138,11 @@ def _since(server: Server, before: CacheCounts | None) -> CacheCounts | None:
 
 
 def _refuse_options(
-    parser: argparse.ArgumentParser, arguments: argparse.Namespace, names: Sequence[str], why: str
+    parser: argparse.ArgumentParser, given: set[str], names: Sequence[str], why: str
 ) -> None:
-    """Exits with code 2 if one of these was given another value than its default."""
+    """Exits with code 2 if one of these was given, also with its default."""
     for name in names:
-        if getattr(arguments, name) != parser.get_default(name):
+        if name in given:
             parser.error(f"--{name.replace('_', '-')} is {why}")
 
 
@@ -146,18 +182,21 @@ def _headers(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 
 def warning(
-    counts: CacheCounts | None, instead: str = ", or send --unique or --zipf"
+    counts: CacheCounts | None, what: str, instead: str = ", or send --unique or --zipf"
 ) -> str | None:
-    """That a stream which repeats its few requests measures the server's cache, if it does."""
+    """That a load which repeats its few requests measures the server's cache, if it does.
+
+    what: repeats them.
+    """
     advice = f"Start it with ADDNORM_CACHE_BYTES=0 to measure the model{instead}."
     if counts is None:
         return (
-            "This profile repeats its sequences. If the server has a cache, these figures measure "
+            f"{what} repeats its sequences. If the server has a cache, these figures measure "
             f"it; its metrics could not be read. {advice}"
         )
     if num_spared := counts.hits + counts.merged:
         return (
-            f"This profile repeats its sequences. {num_spared:,} of them were not computed again: "
+            f"{what} repeats its sequences. {num_spared:,} of them were not computed again: "
             f"these figures measure the server's cache. {advice}"
         )
     return None

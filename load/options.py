@@ -1,6 +1,8 @@
 """The options of `addnorm load`."""
 
 import argparse
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,8 +26,8 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="addnorm load",
         description=DESCRIPTION,
-        epilog="Example: addnorm load --bundle bundles/notebook/1 --seconds 5. "
-        "With --html, install addnorm[load].",
+        epilog="Example: addnorm load --bundle bundles/all-minilm-l6-v2/1 --model "
+        "all-minilm-l6-v2 --seconds 5. With --html, install addnorm[load].",
     )
     found.add_argument("--url", default="http://127.0.0.1:8000")
     found.add_argument(
@@ -41,10 +43,10 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument(
         "--rate",
-        type=float,
+        type=_above_zero,
         help="open loop: Poisson arrivals a second; latency from the intended time",
     )
-    found.add_argument("--seconds", type=float, default=10.0)
+    found.add_argument("--seconds", type=_above_zero, default=10.0)
     found.add_argument("--warm-up", type=float, default=1.0, metavar="SECONDS")
     found.add_argument("--precision", help="sent in each body, and that of the reference")
     found.add_argument("--model", help="sent in each body; needed where several models are served")
@@ -66,6 +68,14 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
+def given(parser: argparse.ArgumentParser, words: Sequence[str]) -> set[str]:
+    """The options that stand among these words, by their names in what `parser` finds."""
+    absent = object()
+    blank = argparse.Namespace(**dict.fromkeys(vars(parser.parse_args(words)), absent))
+    found = vars(parser.parse_args(words, blank))
+    return {name for name, value in found.items() if value is not absent}
+
+
 def _add_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--html",
@@ -80,7 +90,10 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
         help="of --html: a server with the same model and route /v1/infer, measured in turn",
     )
     parser.add_argument(
-        "--minutes", type=float, default=MINUTES, help=f"of --html: about how long ({MINUTES:g})"
+        "--minutes",
+        type=_above_zero,
+        default=MINUTES,
+        help=f"of --html: about how long ({MINUTES:g})",
     )
 
 
@@ -116,6 +129,16 @@ def _add_repeats(parser: argparse.ArgumentParser) -> None:
         help="compute so many of the answered sequences, drawn by a seed, instead of all; the "
         "answers to each of the others must be equal",
     )
+
+
+def _above_zero(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"invalid float value: {text!r}") from None
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a finite number above 0, not {text}")
+    return number
 
 
 def _positive(text: str) -> int:

@@ -71,10 +71,11 @@ class Server:
     port: int
     pid: int | None = None
 
-    def ask(self, body: bytes, path: str = "/v1/infer") -> bytes:
+    def ask(self, body: bytes, path: str = "/v1/infer", headers: Sequence[str] = ()) -> bytes:
         """The answer to one body. HTTPError unless it is a success."""
         url = f"http://{self.host}:{self.port}{path}"
-        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        own = dict(header.split(": ", 1) for header in headers)
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json", **own})
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
             return bytes(answer.read())
 

@@ -25,6 +25,7 @@ from addnorm.load.bench.tables import (
     open_loop_table,
     padding_share,
 )
+from addnorm.load.first_answer import reason
 from addnorm.load.machine import machine
 from addnorm.load.servers import METRICS_S, Server
 from addnorm.load.stress.findings import table
@@ -120,7 +121,7 @@ def _must_answer(contender: Contender) -> None:
     server, stream = contender.serve(), contender.stream("small")
     result = measure(server, stream, contender.reference, load, progress=False)
     if result.num_errors:
-        said = ", ".join(result.errors)
+        said = reason(server, stream, result, contender.bundle, contender.headers)
         raise SystemExit(f"{server.host}:{server.port}: the first answer is not right: {said}")
 
 
