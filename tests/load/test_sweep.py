@@ -104,10 +104,17 @@ def test_the_same_figures_give_the_same_page(findings: Findings, page: str) -> N
         (["--html", "x", "--rate", "9"], "--rate is of one load"),
         (["--html", "x", "--most-alone", "9"], "--most-alone is of one load"),
         (["--beside", "http://localhost:1"], "--beside is of --html"),
+        (["--html", "x", "--profile", "small"], "--profile is of one load"),
+        (["--html", "x", "--concurrency", "8"], "--concurrency is of one load"),
+        (["--minutes", "4"], "--minutes is of --html"),
         (["--html", "x", "--beside", "naive"], "must be like naive=http"),
+        (["--minutes", "nan"], "--minutes: must be a finite number above 0, not nan"),
+        (["--minutes", "-1"], "--minutes: must be a finite number above 0, not -1"),
+        (["--seconds", "inf"], "--seconds: must be a finite number above 0, not inf"),
+        (["--rate", "x"], "--rate: invalid float value: 'x'"),
     ],
 )
-def test_options_of_another_kind_of_load_are_refused(
+def test_options_without_effect_or_out_of_range_are_refused(
     notebook: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -160,3 +167,79 @@ def test_a_server_that_answers_wrongly_is_not_measured(notebook: Path, tmp_path:
         words = ["--bundle", str(notebook), "--url", url, "--html", str(tmp_path / "x.html")]
         with pytest.raises(SystemExit, match="the first answer is not right: wrong"):
             command.load(words)
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "said"),
+    [
+        (
+            400,
+            b'{"error": {"message": "model is missing; served here: a, b"}}',
+            "served here: a, b",
+        ),
+        (503, b"<p>of a\nproxy", "503: <p>of a proxy"),
+        (404, b'{"error": 7}', '404: {"error": 7}'),
+        (200, b'{"pooled": [[1.0]]}', "the answers are not those of notebook/1"),
+    ],
+)
+@pytest.mark.parametrize("html", [True, False])
+def test_a_server_that_gives_no_right_answer_is_quoted(
+    notebook: Path, tmp_path: Path, status: int, content: bytes, said: str, html: bool
+) -> None:
+    """And the option that is often the cause is named."""
+    kind = ["--html", str(tmp_path / "x.html")] if html else ["--seconds", "0.01"]
+    with fake_server(lambda _: (status, content)) as server:
+        url = f"http://{server.host}:{server.port}"
+        what = ["--bundle", str(notebook), "--url", url]
+        with pytest.raises(SystemExit) as ended:
+            command.load([*what, *kind, *([] if html else ["--warm-up", "0"])])
+    assert said in str(ended.value)
+    assert "--model" in str(ended.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--bundle", "no/where/1"], "bundle no/where/1: there is no such folder"),
+        (["--html", "/nope/dir/x.html"], "--html /nope/dir/x.html cannot be written: No such file"),
+        (["--json", "/nope/dir/x.json"], "--json /nope/dir/x.json cannot be written: No such file"),
+        (["--html", "/"], "--html / cannot be written: Is a directory"),
+        (["--precision", "fp8"], "notebook/1 has fp32, not fp8"),
+    ],
+)
+def test_a_load_that_cannot_end_well_does_not_begin(
+    notebook: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], said: str
+) -> None:
+    monkeypatch.delattr(sweep, "run")
+    monkeypatch.delattr(command, "measure")
+    with pytest.raises(SystemExit, match=said) as ended:
+        command.load(["--bundle", str(notebook), *options])
+    assert "\n" not in str(ended.value)
+
+
+def test_looking_whether_a_file_can_be_written_changes_none(tmp_path: Path) -> None:
+    kept, new = tmp_path / "kept", tmp_path / "new"
+    kept.write_text("of before")
+    for path in (kept, new):
+        command._must_be_writable("--json", path)
+    assert kept.read_text() == "of before"
+    assert not new.exists()
+
+
+def test_the_example_in_the_help_names_the_readmes_bundle(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        command.load(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    example = shown.partition("Example: ")[2]
+    assert example.startswith("addnorm load --bundle bundles/all-minilm-l6-v2/1 --model all-")
+    assert "bundles/all-minilm-l6-v2/1 --model all-minilm-l6-v2" in Path("README.md").read_text()
+
+
+def test_figures_do_not_break_and_cut_tables_show_it(page: str) -> None:
+    """In the page's style: how it looks is seen in a browser."""
+    assert re.search(r"\.highlights dt {[^}]*white-space: nowrap", page)
+    assert re.search(r"max-width: 30rem\) { \.highlights { grid-template-columns: 1fr;", page)
+    assert re.search(r"\.scroll {[^}]*no-repeat local", page)
