@@ -13,7 +13,7 @@ CSS = """
   --fp32: #2a6fdb; --int8: #12967d; --other: #d9602b; }
 @media (prefers-color-scheme: dark) { :root {
   --paper: #14161a; --card: #1c1f25; --ink: #e4e6eb; --soft: #a0a7b4; --line: #333842;
-  --shade: #000c;
+  --shade: #e4e6eb4d;
   --fp32: #6ea8ff; --int8: #3fc7ab; --other: #ff8f5e; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
