@@ -159,7 +159,7 @@ def _smaller(request: InferenceRequest) -> str:
         return 'ask for "outputs": ["activations"], or "logits": {"top_k": 5}'
     for output in request.outputs:
         if isinstance(output, LensOutput):
-            return f'choose fewer with "{output.name}": {{"layers": [0]}}, or send less at once'
+            return f'ask for less, as with "{output.name}": {output.smallest}, or send less at once'
     return 'ask for "outputs": ["pooled"], or send fewer sequences at once'
 
 

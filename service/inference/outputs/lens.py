@@ -6,7 +6,7 @@ waits in the queue and passes admission control like any other.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -41,6 +41,8 @@ class LensOutput(Output):
     def needs(self, bundle: Bundle) -> Pick:
         return "first"  # nothing, but no pick is less
 
+    smallest: ClassVar[str]  # options that ask for the least
+
     def num_layers(self, bundle: Bundle) -> int:
         """That it can show."""
         raise NotImplementedError
@@ -57,10 +59,14 @@ class LensOutput(Output):
         """InvalidInput unless they are some of 0 to limit - 1, each once."""
         if numbers is None:
             return
-        param = f"{self.name}.{option}"
-        outside = [number for number in numbers if not 0 <= number < limit]
-        if outside or not numbers or len(set(numbers)) < len(numbers):
-            said = f"has {outside[0]}" if outside else f"is {list(numbers)[:20]}"
+        param, known = f"{self.name}.{option}", set[int]()
+        said = None if numbers else "is empty"
+        for number in numbers:
+            if number in known or not 0 <= number < limit:
+                said = f"has {number} twice" if number in known else f"has {number}"
+                break
+            known.add(number)
+        if said:
             raise InvalidInput(
                 f"{param} {said}: one or more of 0 to {limit - 1} for {bundle.ref}, each once",
                 param=param,
@@ -75,7 +81,7 @@ class LensOutput(Output):
 class HiddenStates(LensOutput):
     """Layer i is what enters block i; the last one is `activations`."""
 
-    name = "hidden_states"
+    name, smallest = "hidden_states", '{"layers": [0]}'
 
     def num_layers(self, bundle: Bundle) -> int:
         return bundle.n_layers + 1
@@ -99,7 +105,7 @@ class HiddenStates(LensOutput):
 class Attentions(LensOutput):
     """What each token's attention takes of each token: queries before keys. heads: None: all."""
 
-    name = "attentions"
+    name, smallest = "attentions", '{"layers": [0], "heads": [0]}'
     heads: tuple[int, ...] | None = None
 
     def check(self, bundle: Bundle) -> None:
