@@ -331,7 +331,8 @@ def test_a_text_that_only_ids_can_carry_is_said_and_drawn_in_part(page: Playgrou
     assert page.text("#verdict").startswith("Equal. ")
     assert len(page.all("canvas")) == 32
     titles = page.texts("#answer h3")
-    assert titles and all("the first 32 of 36 tokens" in title for title in titles)
+    assert titles
+    assert all("the first 32 of 36 tokens" in title for title in titles)
     page.choose("language", "openai")
     assert "are are" not in page.text("#code")
 
