@@ -2,7 +2,16 @@
 
 import { count, element, short, styled } from "./dom.js";
 import { lensPanel } from "./lens.js";
-import { activations, nameOf, padRow, runs, scrolling, shaded } from "./heat.js";
+import {
+  activations,
+  cutNote,
+  firstTokens,
+  nameOf,
+  padRow,
+  runs,
+  scrolling,
+  shaded,
+} from "./heat.js";
 
 /** entry: of the model; rows: as sent; row: which one is shown; given: {data, fingerprint, stages}. */
 export function answerOf(entry, rows, row, given) {
@@ -12,17 +21,19 @@ export function answerOf(entry, rows, row, given) {
 
 function parts(entry, cells, row, data) {
   const made = [];
+  const few = firstTokens(cells);
+  const cut = cutNote(cells);
   if (data.activations)
     made.push(
       panel(
         "Activations",
-        `${entry.config.d_model ?? data.activations[row][0]?.length} numbers a token`,
-        ...activations(cells, data.activations[row]),
+        `${entry.config.d_model ?? data.activations[row][0]?.length} numbers a token${cut}`,
+        ...activations(few, data.activations[row]),
       ),
     );
-  const predicted = data.logits && predictions(entry, cells, row, data.logits);
+  const predicted = data.logits && predictions(entry, few, row, data.logits, cut);
   if (predicted) made.push(predicted);
-  if (data.norm_stats) made.push(norms(entry, cells, row, data.norm_stats));
+  if (data.norm_stats) made.push(norms(entry, few, row, data.norm_stats, cut));
   if (entry.outputs.includes("attentions")) made.push(lensPanel(entry, cells));
   return made;
 }
@@ -38,6 +49,7 @@ export const panel = (title, said, ...inside) =>
 function cost({ data, fingerprint, stages, requestId }) {
   const { real_tokens: real, pad_tokens: pads } = data.usage;
   const total = stages.reduce((sum, [, ms]) => sum + ms, 0);
+  const held = real && isHeld(stages) ? ", from its cache" : "";
   const bar = stages.map(([name, ms]) =>
     styled(element("i", { class: `stage ${name}` }), { "flex-grow": ms / (total || 1) }),
   );
@@ -58,17 +70,21 @@ function cost({ data, fingerprint, stages, requestId }) {
       {},
       fact("Real tokens", String(real)),
       fact("Pads dropped", String(pads)),
-      fact("Server time", `${total.toFixed(2)} ms${isHeld(stages) ? ", from its cache" : ""}`),
+      stages.length ? fact("Server time", `${total.toFixed(2)} ms${held}`) : null,
       fact("Fingerprint", element("code", {}, fingerprint ?? "none")),
       fact("Request id", element("code", {}, requestId ?? "none")),
     ),
-    element("div", { class: "stages", "aria-hidden": "true" }, ...bar),
-    element("ul", { class: "times", "aria-label": "Time of each stage" }, ...times),
+    ...(stages.length
+      ? [
+          element("div", { class: "stages", "aria-hidden": "true" }, ...bar),
+          element("ul", { class: "times", "aria-label": "Time of each stage" }, ...times),
+        ]
+      : []),
   );
 }
 
-/** Nothing was computed: the server had the results of all sequences. */
-export const isHeld = (stages) => stages.some(([name, ms]) => name === "infer" && ms === 0);
+/** Nothing was computed: the server had the results of all sequences, or there was no token. */
+const isHeld = (stages) => stages.some(([name, ms]) => name === "infer" && ms === 0);
 
 export const fact = (name, value) =>
   element("div", {}, element("dt", {}, name), element("dd", {}, value));
@@ -82,20 +98,20 @@ export function normNames(
   const names = [
     ...(first ? ["emb"] : []),
     ...Array.from({ length: layers ?? 0 }, (_, layer) =>
-      each.map((part) => `L${layer + 1}${part}`),
+      each.map((part) => `L${layer}${part}`),
     ).flat(),
     ...(last ? ["final"] : []),
   ];
   return names.length === number
     ? names
-    : Array.from({ length: number }, (_, index) => `norm ${index + 1}`);
+    : Array.from({ length: number }, (_, index) => `norm ${index}`);
 }
 
-function norms(entry, cells, row, { mean, rstd }) {
+function norms(entry, cells, row, { mean, rstd }, cut) {
   const names = normNames(entry.config, mean[row][0]?.length ?? 0);
   return panel(
     "Every LayerNorm",
-    `${count(names.length, "norm")}, in the order in which a token passes them`,
+    `${count(names.length, "norm")}, in the order in which a token passes them${cut}`,
     element(
       "div",
       { class: "pair" },
@@ -106,7 +122,7 @@ function norms(entry, cells, row, { mean, rstd }) {
 }
 
 /** {token_ids, logprobs} of the likeliest: of the whole sequence, or of each token. */
-function predictions(entry, cells, row, { token_ids: ids, logprobs }) {
+function predictions(entry, cells, row, { token_ids: ids, logprobs }, cut) {
   // of a row of pads there are none, and a single label is always the likeliest
   if (ids[row].every((id) => id === null) || entry.labels?.length === 1) return null;
   const name = (id) => entry.labels?.[id] ?? String(id);
@@ -127,7 +143,7 @@ function predictions(entry, cells, row, { token_ids: ids, logprobs }) {
     return element("tr", {}, label, ...found.map((text) => element("td", {}, text)));
   });
   const table = element("table", { class: "numbers wide" }, element("tbody", {}, ...rows));
-  return panel(what, `the ${width} likeliest at each token`, scrolling(what, table));
+  return panel(what, `the ${width} likeliest at each token${cut}`, scrolling(what, table));
 }
 
 export const percent = (share) => `${short(100 * share)} %`;

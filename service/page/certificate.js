@@ -2,7 +2,7 @@
 
 import { bar, fact } from "./answer.js";
 import { byId, count, element, short } from "./dom.js";
-import { Refused, apiKey, get, useKey } from "./server.js";
+import { Refused, apiKey, get, inWords, useKey } from "./server.js";
 
 // the page's own address says which model: /models/NAME/certificate, /models/NAME/VERSION/certificate
 const MODEL = location.pathname.match(/\/models\/(.+)\/certificate\/?$/)?.[1] ?? "";
@@ -13,14 +13,17 @@ const PLACED = ["bundle", "passed", "checks", "fingerprint_parts", "known_answer
 async function start() {
   byId("error").replaceChildren();
   byId("error").classList.remove("shown");
+  const path = `v1/models/${MODEL}/certificate`;
   try {
+    if (/%2f/i.test(MODEL))
+      throw new Refused(`No model is named ${decodeURIComponent(MODEL)}: names have no slash.`, 0);
     const [certificate, model] = await Promise.all([
-      get(`v1/models/${MODEL}/certificate`),
+      get(path, ["bundle", "checks"]),
       get(`v1/models/${MODEL}`),
     ]);
     show(certificate, model);
   } catch (error) {
-    refuse(error);
+    refuse(inWords(error, `GET ${path}`));
   }
 }
 
@@ -32,10 +35,12 @@ function show(certificate, model) {
   const closest = checks
     .filter((check) => check.limit)
     .reduce((most, check) => Math.max(most, check.difference / check.limit), 0);
-  const said =
-    passed && !failed
-      ? `Passed. ${count(checks.length, "check")}, each within its limit; the closest reached ${short(100 * closest)} % of it.`
-      : `Not passed. ${count(failed, "check")} over the limit.`;
+  const within = `${count(checks.length, "check")}, each within its limit`;
+  const said = failed
+    ? `Not passed. ${count(failed, "check")} over the limit.`
+    : passed
+      ? `Passed. ${within}; the closest reached ${short(100 * closest)} % of it.`
+      : "Not passed, though no check is over its limit.";
   byId("certificate").replaceChildren(
     element("p", { class: `verdict ${passed && !failed ? "equal" : "different"}` }, said),
     about(certificate, model),
@@ -125,6 +130,7 @@ function checksOf(precision, checks) {
   return card(
     precision,
     element("p", { class: "help" }, said),
+    element("p", { class: "help sideways" }, "The table scrolls sideways."),
     element(
       "div",
       { class: "scroll", tabindex: 0, role: "region", "aria-label": `Checks of ${precision}` },
@@ -182,7 +188,6 @@ function rowOf(check) {
 }
 
 function refuse(error) {
-  if (!(error instanceof Refused)) throw error;
   const about = [
     error.status && `${error.status} ${error.code ?? ""}`.trim(),
     error.requestId && `request ${error.requestId}`,

@@ -8,7 +8,8 @@ const json = (value) => JSON.stringify(value).replaceAll(",", ", ");
 /** JSON of what is here, text, numbers and lists, is Python too; lone surrogates cannot come. */
 const python = (value) => JSON.stringify(value).replaceAll(/,(?=[^ ])/g, ", ");
 
-/** request: {url, body, sequences, texts, embeds, hasKey}. -> {code, note}. */
+/** request: {url, body, sequences, texts, embeds, hasKey}. texts: null where what is sent is not what
+ * the server makes of the texts as they are. -> {code, note}. */
 export const LANGUAGES = { curl, httpx, openai, tritonclient };
 
 function curl({ url, body, hasKey }) {
@@ -46,6 +47,8 @@ const isRows = (value) => Array.isArray(value) && Array.isArray(value[0]);
 
 function openai({ url, body, sequences, texts, embeds, hasKey }) {
   const key = hasKey ? `os.environ["ADDNORM_API_KEY"]` : `"none"`;
+  if (!sequences.length)
+    return { code: "", note: "There is nothing to send: every token is masked." };
   const input = texts
     ? `[${texts.map((text) => `\n        ${python(text)},`).join("")}\n    ]`
     : lines(sequences);

@@ -2,6 +2,23 @@
 
 import { count, element, short, styled } from "./dom.js";
 
+export const MOST_TOKENS = 32; // of a row that are drawn
+
+const isReal = (cell) => cell.real;
+
+/** The row up to its last token that is drawn. */
+export function firstTokens(cells) {
+  let drawn = 0;
+  const end = cells.findIndex((cell) => cell.real && ++drawn > MOST_TOKENS);
+  return end < 0 ? cells : cells.slice(0, end);
+}
+
+/** "; the first 32 of 510 tokens", where the row has more than are drawn. */
+export function cutNote(cells) {
+  const number = cells.filter(isReal).length;
+  return number > MOST_TOKENS ? `; the first ${MOST_TOKENS} of ${count(number, "token")}` : "";
+}
+
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 /** "#3451d1" -> [52, 81, 209] */
@@ -33,7 +50,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
 
 /** cells: of the row; activations: [S][d]. The picture, its scale, and the same as a table. */
 export function activations(cells, values) {
-  const real = values.filter((_, index) => cells[index].real);
+  const real = values.filter((_, index) => cells[index]?.real);
   const limit = Math.max(1e-12, quantile(real.flat().map(Math.abs), 0.995));
   const rows = runs(cells).map(({ cell, index, pads }) => {
     const label = element("span", { class: "token" }, pads ? "" : nameOf(cell));
@@ -122,7 +139,7 @@ export const scrolling = (label, inside) =>
 
 /** values: [S][n]; names: of the n columns. Shaded from the lowest to the highest. */
 export function shaded(caption, cells, values, names, written = short, kind = "") {
-  const real = values.filter((_, index) => cells[index].real).flat();
+  const real = values.filter((_, index) => cells[index]?.real).flat();
   const [lowest, highest] = [Math.min(...real), Math.max(...real)];
   const shade = (value) => (highest > lowest ? (value - lowest) / (highest - lowest) : 0);
   const rows = runs(cells).map(({ cell, index, pads }) => {

@@ -2,11 +2,9 @@
 // models that were exported with a lens.
 
 import { panel } from "./answer.js";
-import { count, element } from "./dom.js";
-import { activations, nameOf, shaded } from "./heat.js";
-import { post } from "./server.js";
-
-const MOST = 32; // tokens that are shown
+import { element } from "./dom.js";
+import { MOST_TOKENS, activations, cutNote, firstTokens, nameOf, shaded } from "./heat.js";
+import { inWords, post } from "./server.js";
 
 /** cells: of the row that is shown. Asks again whenever another layer or head is chosen. */
 export function lensPanel(entry, cells) {
@@ -15,10 +13,15 @@ export function lensPanel(entry, cells) {
   const layer = choice("Layer", layers);
   const head = choice("Head", heads);
   const shown = element("div", { class: "results" });
-  const show = async () =>
-    shown.replaceChildren(
-      ...(await inside(entry, real, Number(layer.field.value), Number(head.field.value))),
-    );
+  let last = 0;
+  const show = async () => {
+    const asked = ++last;
+    shown.classList.add("outdated");
+    const made = await inside(entry, real, Number(layer.field.value), Number(head.field.value));
+    if (asked !== last) return; // another one was chosen meanwhile
+    shown.classList.remove("outdated");
+    shown.replaceChildren(...made);
+  };
   for (const one of [layer, head]) one.field.addEventListener("change", show);
   if (real.length) show();
   const fields = element("div", { class: "fields" }, layer.whole, head.whole);
@@ -27,7 +30,7 @@ export function lensPanel(entry, cells) {
 
 function choice(name, number) {
   const options = Array.from({ length: number }, (_, index) =>
-    element("option", { value: index }, String(index + 1)),
+    element("option", { value: index }, String(index)),
   );
   const field = element("select", { id: `lens-${name.toLowerCase()}` }, ...options);
   const label = element("label", { for: field.id }, name);
@@ -46,19 +49,22 @@ async function inside(entry, cells, layer, head) {
     precision: "fp32",
   };
   try {
-    const { data } = await post("v1/infer", body);
-    return [attention(cells, data.attentions[0][0][0]), ...states(cells, data.hidden_states)];
+    const { data } = await post("v1/infer", body, body.outputs);
+    return [
+      attention(cells, data.attentions[0][0][0], `layer ${layer}, head ${head}`),
+      ...states(cells, data.hidden_states, layer),
+    ];
   } catch (error) {
-    return [element("p", { class: "found" }, error.message)];
+    return [element("p", { class: "found", role: "alert" }, inWords(error, "POST v1/infer").message)];
   }
 }
 
 /** weights: [S][S], queries before keys. */
-function attention(cells, weights) {
-  const few = cells.slice(0, MOST);
-  const values = weights.slice(0, MOST).map((row) => row.slice(0, MOST));
-  const cut = cells.length > MOST ? `; the first ${MOST} of ${count(cells.length, "token")}` : "";
-  const caption = `Attention: what each token, a row, takes of each token, in percent${cut}`;
+function attention(cells, weights, place) {
+  const few = firstTokens(cells);
+  const values = weights.slice(0, MOST_TOKENS).map((row) => row.slice(0, MOST_TOKENS));
+  const said = "what each token, a row, takes of each token, in percent";
+  const caption = `Attention of ${place}: ${said}${cutNote(cells)}`;
   return shaded(
     caption,
     few,
@@ -69,14 +75,14 @@ function attention(cells, weights) {
   );
 }
 
-const states = (cells, hidden) =>
+const states = (cells, hidden, layer) =>
   hidden
     ? [
         element(
           "div",
           {},
-          element("h4", {}, "Hidden states that enter the layer"),
-          ...activations(cells, hidden[0][0]),
+          element("h4", {}, `Hidden states that enter layer ${layer}${cutNote(cells)}`),
+          ...activations(firstTokens(cells), hidden[0][0]),
         ),
       ]
     : [];

@@ -4,14 +4,21 @@ import { answerOf } from "./answer.js";
 import { LANGUAGES } from "./code.js";
 import { byId, choose, chosen, count, element } from "./dom.js";
 import { Grid, fieldsOf, laidOut, realCells } from "./grid.js";
-import { ROOT, Refused, apiKey, get, post, useKey } from "./server.js";
+import { lengthsOf, linesOf, sequenceOf } from "./lines.js";
+import { ROOT, Refused, apiKey, get, inWords, post, useKey } from "./server.js";
 import { tasksOf } from "./tasks.js";
 import { compare, noVerdict } from "./ways.js";
 
 const TEXTS = ["Pads are dropped.", "Are pads computed? Never."];
 const MASKED = ["Pads are [MASK].", "Are pads computed? [MASK]."];
 const NAMED = ["Ada lives in London.", "Grace works for the Navy."];
-const state = { models: [], entry: null, sequences: [], texts: null, rows: [], run: 0, typed: 0 };
+const state = { models: [], entry: null, sequences: [], texts: null, rows: [], typed: 0 };
+const RUNNING = "Running";
+const CHANGED = "Not compared: the request has changed. Run again.";
+let version = 0; // of the request: what was asked about another one is out of date
+let runs = 0;
+let comparisons = 0;
+let waiting; // for the reader to pause
 const grid = new Grid(byId("grid"), changed);
 
 let jobs = 0;
@@ -29,9 +36,10 @@ async function working(work) {
 
 async function start() {
   try {
-    state.models = (await get("v1/models")).data;
+    state.models = (await get("v1/models", ["data"])).data;
+    clear();
   } catch (error) {
-    return refuse(error);
+    return refuse(error, "GET v1/models");
   }
   if (!state.models.length) return refuse(new Refused("This server serves no model.", 0));
   const embeds = state.models.find((entry) => takesTexts(entry) && entry.tasks.includes("embed"));
@@ -45,6 +53,7 @@ const takesTexts = (entry) => entry.inputs.includes("texts");
 
 /** The model's own defaults, then a first run. */
 async function useModel() {
+  clearTimeout(waiting);
   const entry = state.models.find(({ id }) => id === byId("model").value);
   state.entry = entry;
   byId("precision").replaceChildren(...entry.precisions.map((name) => element("option", {}, name)));
@@ -80,19 +89,17 @@ function textsShown() {
   return fitting.join("\n");
 }
 
-const typedLines = () =>
-  byId("lines")
-    .value.split("\n")
-    .filter((line) => line.trim());
-
 /** Lines -> sequences -> the grid. false if they cannot be read; the page says why. */
 async function readLines() {
+  if (!state.entry) return false;
   const asked = ++state.typed;
+  outdated(CHANGED);
   const [read, queried] = [byId("lines").value, byId("query").value];
+  state.read = null;
   try {
     const found =
       chosen("kind") === "ids"
-        ? { sequences: typedLines().map(idsOf), texts: null }
+        ? { sequences: linesOf(read, true).map(sequenceOf), texts: null }
         : await tokenized();
     if (asked !== state.typed) return false; // typed on meanwhile
     Object.assign(state, found, { of: state.entry.id, read, queried });
@@ -100,26 +107,27 @@ async function readLines() {
     layOut();
     return true;
   } catch (error) {
-    if (asked === state.typed) refuse(error);
+    if (asked !== state.typed) return false;
+    if (state.of !== state.entry.id) drop();
+    refuse(error, "POST v1/tokenize");
     return false;
   }
 }
 
-function idsOf(line) {
-  const words = line.trim().split(/[\s,]+/);
-  const wrong = words.find((word) => !/^\d{1,15}$/.test(word));
-  if (wrong !== undefined)
-    throw new Refused(`${wrong} is no token id: write numbers with spaces between them.`, 0);
-  return { ids: words.map(Number), types: words.map(() => 0) };
+/** The rows of another model are no request to this one. */
+function drop() {
+  Object.assign(state, { sequences: [], texts: null });
+  layOut();
 }
 
 async function tokenized() {
-  const texts = typedLines();
+  const texts = linesOf(byId("lines").value);
   if (!texts.length) throw new Refused("There is no text: type one a line.", 0);
   const asked = state.entry.tasks.includes("rerank")
     ? texts.map((text) => [byId("query").value, text])
     : texts;
-  const { data } = await post("v1/tokenize", { model: state.entry.id, texts: asked });
+  const body = { model: state.entry.id, texts: asked };
+  const { data } = await post("v1/tokenize", body, ["input_ids", "tokens"]);
   const sequences = data.input_ids.map((ids, at) => ({
     ids,
     tokens: data.tokens[at],
@@ -144,6 +152,7 @@ function layOut() {
     ...state.rows.map((_, index) => element("option", { value: index }, `Row ${index + 1}`)),
   );
   byId("row").selectedIndex = Math.max(0, row);
+  byId("lengths").textContent = lengthsOf(state.sequences, state.texts, state.entry.limits);
   changed();
 }
 
@@ -152,8 +161,18 @@ function changed() {
   const real = realCells(cells).length;
   byId("counts").textContent =
     `${count(state.rows.length, "row")}, ${count(real, "token")}, ${count(cells.length - real, "pad")}`;
-  byId("stale").hidden = !byId("answer").firstChild;
+  clear();
+  outdated(CHANGED);
   showCode();
+}
+
+/** What is shown is of an earlier request, and so is what is under way. */
+function outdated(why) {
+  version += 1;
+  comparisons += 1;
+  noVerdict(why);
+  if (byId("status").textContent === RUNNING) byId("status").textContent = "";
+  byId("stale").hidden = !byId("answer").firstChild;
 }
 
 // ---- what is sent ----
@@ -181,51 +200,53 @@ const topK = () =>
   );
 
 async function run() {
-  const asked = ++state.run;
+  const asked = ++runs;
+  const of = version;
+  comparisons += 1;
+  noVerdict("Running…");
   clear();
-  byId("status").textContent = "Running";
-  const { entry, rows, texts } = state;
-  const precision = byId("precision").value;
-  const shown = () => asked === state.run;
+  byId("status").textContent = RUNNING;
+  const { entry, texts } = state;
+  const rows = structuredClone(state.rows);
+  const [precision, query] = [byId("precision").value, byId("query").value];
+  const shown = () => asked === runs && of === version;
   try {
-    const given = await post("v1/infer", body());
+    const given = await post("v1/infer", body(), ["usage"]);
     if (!shown()) return;
-    state.given = { given, entry, rows: structuredClone(rows), extra: [] };
+    state.given = { given, entry, rows, of, extra: [] };
     showAnswer();
     byId("status").textContent = "The answer is here";
-    if (texts) state.given.extra = await tasksOf(entry, precision, texts, byId("query").value);
+    if (texts) state.given.extra = await tasksOf(entry, precision, texts, query);
     if (shown()) showAnswer();
     if (shown()) await compareBits();
   } catch (error) {
     if (!shown()) return;
-    noVerdict("Not compared: the request was not answered.");
-    refuse(error);
+    outdated("");
+    refuse(error, "POST v1/infer");
   }
 }
 
 function showAnswer() {
   const { given, entry, rows, extra } = state.given;
   const row = Math.max(0, byId("row").selectedIndex);
-  byId("stale").hidden = true;
+  byId("stale").hidden = state.given.of === version;
   byId("answer").replaceChildren(...answerOf(entry, rows, Math.min(row, rows.length - 1), given));
   byId("answer")
     .querySelector(".results")
     .prepend(...extra);
 }
 
-let comparisons = 0;
 async function compareBits(isAsked = false) {
-  if (!byId("bits").checked && !isAsked) return noVerdict("Not compared: the switch is off.");
   const asked = ++comparisons;
+  if (!byId("bits").checked && !isAsked) return noVerdict("Not compared: the switch is off.");
   const cells = realCells(state.rows[Math.max(0, byId("row").selectedIndex)] ?? []);
   if (!cells.length) return noVerdict("This row has no real token.");
   const sequence = { ids: cells.map(({ id }) => id), types: cells.map(({ type }) => type) };
   try {
     await compare(sequence, state.entry, byId("precision").value, () => asked === comparisons);
+    if (asked === comparisons) clear();
   } catch (error) {
-    if (asked !== comparisons) return;
-    noVerdict("Not compared.");
-    refuse(error);
+    if (asked === comparisons) refuse(error, "POST v1/infer");
   }
 }
 
@@ -236,10 +257,11 @@ function clear() {
   byId("error").classList.remove("shown");
 }
 
-/** In the server's own words. */
-function refuse(error) {
-  if (!(error instanceof Refused)) throw error;
-  const { status, code, requestId, message } = error;
+/** In the server's own words. path: whose answer was read. */
+function refuse(error, path) {
+  const { status, code, requestId, message } = inWords(error, path);
+  comparisons += 1;
+  noVerdict("Not compared: the request failed.");
   const about = [status && `${status} ${code ?? ""}`.trim(), requestId && `request ${requestId}`]
     .filter(Boolean)
     .join(", ");
@@ -253,21 +275,33 @@ function refuse(error) {
 }
 
 function showCode() {
-  if (!state.entry || !state.rows.length) return;
+  if (!state.entry) return;
+  if (!state.rows.length) return tell({ code: "" });
   const sequences = state.rows
     .map((row) => realCells(row).map(({ id }) => id))
     .filter((ids) => ids.length);
-  const isPlain = state.texts && !state.entry.tasks.includes("rerank");
   const made = LANGUAGES[chosen("language")]({
     url: ROOT.href.replace(/\/$/, ""),
     body: body(),
     sequences,
-    texts: isPlain ? state.texts : null,
+    texts: isPlain(sequences) ? state.texts : null,
     embeds: state.entry.tasks.includes("embed"),
     hasKey: Boolean(apiKey()),
   });
-  byId("code").textContent = made.code;
-  byId("code-note").textContent = made.note ?? "";
+  tell(made);
+}
+
+function tell({ code, note = "" }) {
+  byId("code").textContent = code;
+  byId("code-note").textContent = note;
+}
+
+/** Texts as they are would be answered, and as the sequences that are sent. */
+function isPlain(sequences) {
+  const { texts, entry, sequences: typed } = state;
+  if (!texts || entry.tasks.includes("rerank")) return false;
+  const isShort = typed.every(({ ids }) => ids.length <= entry.limits.max_text_tokens);
+  return isShort && JSON.stringify(sequences) === JSON.stringify(typed.map(({ ids }) => ids));
 }
 
 async function copy() {
@@ -284,18 +318,22 @@ async function copy() {
 
 // ---- wiring ----
 
-let waiting;
 /** Reads the lines when the reader has paused. */
 function soon() {
   clearTimeout(waiting);
+  outdated(CHANGED);
   waiting = setTimeout(() => working(readLines), 250);
 }
 
-async function submit() {
+/** Reads the lines first if they have changed. false if they cannot be read. */
+async function isRead() {
   clearTimeout(waiting);
-  const isRead = byId("lines").value === state.read && byId("query").value === state.queried;
-  if (isRead || (await readLines())) await run();
+  const isSame = byId("lines").value === state.read && byId("query").value === state.queried;
+  return state.entry && (isSame || (await readLines()));
 }
+
+const submit = async () => (await isRead()) && run();
+const again = async (isAsked) => (await isRead()) && compareBits(isAsked);
 
 const on = (id, name, act) => byId(id).addEventListener(name, () => working(async () => act()));
 
@@ -306,9 +344,9 @@ on("query", "input", soon);
 on("kinds", "change", () => (useKind(), readLines()));
 on("places", "change", layOut);
 on("spare", "input", layOut);
-on("row", "change", () => (state.given && showAnswer(), compareBits()));
-on("bits", "change", () => compareBits());
-on("again", "click", () => compareBits(true));
+on("row", "change", () => (state.given && showAnswer(), again()));
+on("bits", "change", () => again());
+on("again", "click", () => again(true));
 on("languages", "change", showCode);
 on("copy", "click", copy);
 on("request", "submit", submit);
@@ -316,6 +354,9 @@ on("key-form", "submit", () => {
   useKey(byId("key").value.trim());
   clear();
   return start();
+});
+byId("lines").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("request").requestSubmit();
 });
 for (const id of ["request", "key-form"])
   byId(id).addEventListener("submit", (event) => event.preventDefault());

@@ -17,6 +17,14 @@ export class Refused extends Error {
   }
 }
 
+/** An error of any kind as one that can be shown. path: whose answer was read. */
+export function inWords(error, path) {
+  if (error instanceof Refused) return error;
+  return new Refused(`${unexpected(path)} ${error.message}.`, 0);
+}
+
+const unexpected = (path) => `The answer of ${path} is not what the page expects:`;
+
 async function request(path, options) {
   const key = apiKey();
   const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
@@ -32,26 +40,46 @@ async function request(path, options) {
 
 /** The protocols' envelopes: {error: {message, code}}, {error: message}, {message}. */
 async function refusal(answer) {
-  const body = await answer.json().catch(() => ({}));
-  const error = body.error ?? body;
+  const body = await answer.json().catch(() => null);
+  const error = body?.error ?? body ?? {};
   const message = typeof error === "string" ? error : error.message;
   const requestId = answer.headers.get("x-request-id");
-  return new Refused(message ?? answer.statusText, answer.status, error.code, requestId);
+  const said = message ?? (answer.statusText || `The server answered ${answer.status}.`);
+  return new Refused(said, answer.status, error.code, requestId);
 }
 
-export const get = async (path) => (await request(path, {})).json();
+/** -> the answer's JSON, which must have the fields. */
+export const get = async (path, fields = []) =>
+  jsonOf(await request(path, {}), `GET ${path}`, fields);
 
-/** A JSON body -> the answer's JSON, its headers and its stages. */
-export async function post(path, body) {
+/** A JSON body -> the answer's JSON, which must have the fields, its headers and its stages. */
+export async function post(path, body, fields) {
   const answer = await request(path, posted(body));
-  return { data: await answer.json(), ...told(answer) };
+  return { data: await jsonOf(answer, `POST ${path}`, fields), ...told(answer) };
 }
 
-/** A JSON body -> the answer's tensors as bytes, computed anew. */
+async function jsonOf(answer, path, fields) {
+  const data = await answer.json().catch(() => null);
+  if (data === null || typeof data !== "object") throw odd(answer, path, "it is not JSON");
+  const missing = fields.filter((name) => data[name] === undefined || data[name] === null);
+  if (missing.length) throw odd(answer, path, `it has no ${missing.join(", no ")}`);
+  return data;
+}
+
+const odd = (answer, path, why) =>
+  new Refused(`${unexpected(path)} ${why}.`, 0, null, answer.headers.get("x-request-id"));
+
+/** A JSON body -> the answer's tensors as bytes, computed anew: of each output at least one. */
 export async function postForTensors(path, body) {
   const headers = { accept: "application/vnd.safetensors", "cache-control": "no-cache" };
   const answer = await request(path, posted(body, headers));
-  return { tensors: tensorsOf(await answer.arrayBuffer()), ...told(answer) };
+  const buffer = await answer.arrayBuffer().catch(() => new ArrayBuffer());
+  const tensors = tensorsIn(buffer);
+  if (!tensors) throw odd(answer, `POST ${path}`, "it is not safetensors");
+  const names = Object.keys(tensors).map((name) => name.split(".")[0]);
+  const missing = body.outputs.filter((name) => !names.includes(name));
+  if (missing.length) throw odd(answer, `POST ${path}`, `it has no ${missing.join(", no ")}`);
+  return { tensors, ...told(answer) };
 }
 
 const posted = (body, headers = {}) => ({
@@ -69,6 +97,15 @@ const told = (answer) => ({
 /** "decode;dur=0.5, queue;dur=0.1" -> [["decode", 0.5], ["queue", 0.1]], in milliseconds. */
 const stagesOf = (header) =>
   [...header.matchAll(/([\w-]+);dur=([\d.]+)/g)].map(([, name, ms]) => [name, Number(ms)]);
+
+/** null if the bytes are something else. */
+function tensorsIn(buffer) {
+  try {
+    return tensorsOf(buffer);
+  } catch {
+    return null;
+  }
+}
 
 /** Name -> {shape, words}: float32 as their 32 bits. Other types are left out. */
 function tensorsOf(buffer) {

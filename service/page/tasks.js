@@ -2,7 +2,7 @@
 
 import { element, short } from "./dom.js";
 import { bars, panel } from "./answer.js";
-import { post } from "./server.js";
+import { inWords, post } from "./server.js";
 
 /** Task -> {path, body, shown}: shown(data, texts) makes elements. */
 const TASKS = {
@@ -11,7 +11,7 @@ const TASKS = {
     path: "v1/rerank",
     body: (texts, query) => ({ query, documents: texts }),
     shown: ({ results }, texts) => [
-      bars(results.map((one) => [texts[one.index], one.relevance_score])),
+      bars(results.slice(0, MOST_TEXTS).map((one) => [texts[one.index], one.relevance_score])),
     ],
   },
   classify: {
@@ -25,7 +25,8 @@ const TASKS = {
     title: "Entities",
     path: "v1/tag",
     body: (texts) => ({ texts, aggregation_strategy: "simple" }),
-    shown: ({ results }, texts) => texts.map((text, index) => tagged(text, results[index])),
+    shown: ({ results }, texts) =>
+      texts.slice(0, MOST_TEXTS).map((text, index) => tagged(text, results[index])),
   },
   fill_mask: {
     title: "Fill masks",
@@ -42,8 +43,10 @@ const TASKS = {
   },
 };
 
+const MOST_TEXTS = 8; // that are shown
+
 const each = (texts, results, shown) =>
-  texts.flatMap((text, index) => [element("p", { class: "said" }, text), shown(results[index])]);
+  texts.slice(0, MOST_TEXTS).flatMap((text, index) => [element("p", { class: "said" }, text), shown(results[index])]);
 
 /** The text with its entities marked. Places count characters, not UTF-16 units. */
 function tagged(text, entities) {
@@ -82,9 +85,10 @@ export async function tasksOf(entry, precision, texts, query) {
 async function panelOf({ title, path, body, shown }, entry, precision, texts, query) {
   const sent = { model: entry.id, precision, ...body(texts, query) };
   try {
-    const { data } = await post(path, sent);
-    return panel(title, `POST /${path}`, ...shown(data, texts));
+    const { data } = await post(path, sent, ["results"]);
+    const cut = texts.length > MOST_TEXTS ? `; the first ${MOST_TEXTS} of ${texts.length} texts` : "";
+    return panel(title, `POST /${path}${cut}`, ...shown(data, texts));
   } catch (error) {
-    return panel(title, `POST /${path}`, element("p", { class: "found" }, error.message));
+    return panel(title, `POST /${path}`, element("p", { class: "found" }, inWords(error, `POST ${path}`).message));
   }
 }

@@ -43,12 +43,19 @@ function conclude(ways, answers, entry, precision) {
 
 function verdict(kind, text) {
   byId("verdict").className = `verdict ${kind}`;
-  byId("verdict").textContent = text;
+  if (byId("verdict").textContent !== text) byId("verdict").textContent = text;
 }
 
 export function noVerdict(text) {
   byId("ways").replaceChildren();
   verdict("", text);
+}
+
+/** Nothing, where the server does not say. */
+function costOf(stages) {
+  const infer = stages.find(([name]) => name === "infer")?.[1];
+  if (infer === undefined) return "";
+  return infer ? `computed, ${infer.toFixed(infer < 100 ? 1 : 0)} ms` : "from the server's memory";
 }
 
 function itemOf({ name, said, picture }) {
@@ -66,14 +73,10 @@ function fill({ whole, bits, mark }, answer, found, isFirst) {
     element("span", { class: "hidden" }, ", digest of all "),
     element("code", { class: "digest" }, digest(answer.words)),
   );
-  const infer = answer.stages.find(([name]) => name === "infer")?.[1] ?? 0;
-  const how = infer
-    ? `computed, ${infer.toFixed(infer < 100 ? 1 : 0)} ms`
-    : "from the server's memory";
   whole.className = found ? "different" : "equal";
   mark.replaceChildren(
     element("strong", {}, isFirst ? "reference" : found ? "differs" : "equal"),
-    element("span", { class: "help" }, how),
+    element("span", { class: "help" }, costOf(answer.stages)),
   );
   if (found) whole.append(element("p", { class: "found" }, `Differs in ${found.said}.`));
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request, Response
 
 from addnorm.service.errors import NotFound
+from addnorm.service.models.registry import Models
 
 FILES = Path(__file__).parents[1] / "page"
 TYPES = {
@@ -43,19 +44,22 @@ class Page:
     content: bytes
     media_type: str
 
-    def answer(self, request: Request) -> Response:
+    def answer(self, request: Request, status: int = 200) -> Response:
         etag = f'"{sha256(self.content).hexdigest()[:32]}"'
         headers = {**HEADERS, "etag": etag}
-        if request.headers.get("if-none-match") == etag:
+        if status == 200 and request.headers.get("if-none-match") == etag:
             return Response(status_code=304, headers=headers)
-        return Response(self.content, headers=headers, media_type=self.media_type)
+        return Response(self.content, status, headers, self.media_type)
 
 
 class PageRoutes:
     """Reads the files once, when it is built."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Models, needs_key: bool) -> None:
+        """needs_key: the pages are open, but whoever has no key must not learn which models are
+        served."""
         self._pages = _read(FILES)
+        self._models = None if needs_key else models
 
     def router(self) -> APIRouter:
         router = APIRouter(include_in_schema=False)
@@ -74,18 +78,29 @@ class PageRoutes:
             raise NotFound(f"GET /page/{file[:60]}: there is no such file; /docs lists all paths")
         return self._pages[file].answer(request)
 
-    async def certificate(self, request: Request) -> Response:
+    async def certificate(self, request: Request, name: str) -> Response:
         """The script reads from its own address which model is meant, and asks for it."""
-        return self._below("../../", request)
+        return self._below("../../", request, self._status(name))
 
-    async def version_certificate(self, request: Request) -> Response:
-        return self._below("../../../", request)
+    async def version_certificate(self, request: Request, name: str, version: str) -> Response:
+        if b"%2f" in request.scope.get("raw_path", b"").lower():  # for a browser that is one name
+            return self._below("../../", request, 404)
+        return self._below("../../../", request, self._status(f"{name}/{version}"))
 
-    def _below(self, root: str, request: Request) -> Response:
+    def _status(self, ref: str) -> int:
+        """The page itself says in either case what there is."""
+        try:
+            if self._models:
+                self._models.find(ref)
+        except NotFound:
+            return 404
+        return 200
+
+    def _below(self, root: str, request: Request, status: int) -> Response:
         """Addresses are relative, so that the page works below any prefix."""
         page = self._pages["certificate.html"]
         content = page.content.replace(b'="./', f'="{root}'.encode())
-        return Page(content, page.media_type).answer(request)
+        return Page(content, page.media_type).answer(request, status)
 
 
 def _read(folder: Path) -> Mapping[str, Page]:

@@ -130,6 +130,7 @@ def _routers(
 ) -> dict[str, list[APIRouter]]:
     """In the order of the documentation, by tag."""
     models = tools.models
+    needs_key = bool(settings.api_keys or settings.api_keys_file)
     return {
         "inference": [
             inference_router(
@@ -163,5 +164,5 @@ def _routers(
             inference_router(pipeline, tools, kserve.ENDPOINTS),
             RepositoryRoutes(models, repository, tools.bodies, settings).router(),
         ],
-        "operations": [operations.router(), PageRoutes().router()],
+        "operations": [operations.router(), PageRoutes(models, needs_key).router()],
     }

@@ -51,4 +51,16 @@ def test_a_model_that_is_not_served_is_said_in_the_servers_words(driver: Any, ur
     page = Playground(driver, f"{url}/models/nothing/certificate")
     refused = httpx.get(f"{url}/v1/models/nothing/certificate").json()["error"]
     assert page.text("#error strong") == refused["message"]
+    page.driver.get(f"{url}/models/embedder%2F1/certificate")
+    page.settled()
+    assert page.text("#error strong") == "No model is named embedder/1: names have no slash."
     page.console()
+
+
+def test_a_certificate_that_did_not_pass_never_reads_as_if_it_had(
+    driver: Any, url: str, certificate: dict[str, Any]
+) -> None:
+    certificate["passed"] = False
+    page = Playground(driver, f"{url}/models/embedder/certificate")
+    assert page.text(".verdict") == "Not passed, though no check is over its limit."
+    assert page.find(".verdict").get_attribute("class") == "verdict different"

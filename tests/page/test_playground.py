@@ -44,7 +44,9 @@ window.fetch = async (address, options) => {
   if (sent?.attentions) {
     window.asked = sent;
     const ids = sent.input_ids[0];
-    const weight = (sent.attentions.layers[0] + sent.attentions.heads[0]) / 10;
+    const [layer, head] = [sent.attentions.layers[0], sent.attentions.heads[0]];
+    const weight = (layer + head) / 10;
+    if (layer === 1 && head === 0) await new Promise((later) => window.late = later);
     const data = {attentions: [[[ids.map(() => ids.map(() => weight))]]],
                   hidden_states: [[ids.map(() => [1, -1])]]};
     return new Response(JSON.stringify(data));
@@ -56,6 +58,31 @@ window.fetch = async (address, options) => {
   return new Response(JSON.stringify(listed));
 };
 """
+
+# Answers are held back until the functions in `held` are called.
+HELD = """
+const real = window.fetch;
+window.held = [];
+window.fetch = async (...asked) => {
+  const answer = await real(...asked);
+  if (String(asked[0]).endsWith("/v1/infer")) await new Promise((go) => held.push(go));
+  return answer;
+};
+"""
+
+# Texts may have 8 tokens.
+SHORT = """
+const real = window.fetch;
+window.fetch = async (...asked) => {
+  const answer = await real(...asked);
+  if (!String(asked[0]).endsWith("/v1/models")) return answer;
+  const listed = await answer.json();
+  for (const entry of listed.data) entry.limits.max_text_tokens = 8;
+  return new Response(JSON.stringify(listed));
+};
+"""
+
+CHANGED = "Not compared: the request has changed. Run again."
 
 # Places of entities count characters, of which one may be two units of a string in JavaScript.
 ENTITIES = """
@@ -145,6 +172,8 @@ def test_the_mask_is_edited_by_click_and_drag(page: Playground) -> None:
     assert page.mask()[1] == [1, 1, 0, 0, 0, 1, 1, 1, 0, 0]
     assert page.text("#counts") == "2 rows, 11 tokens, 9 pads"
     assert page.find("#stale").is_displayed()
+    assert page.text("#verdict") == CHANGED
+    assert page.texts("#ways li") == []
     page.click("#run")
     assert not page.find("#stale").is_displayed()
     assert page.texts("#answer dd")[:2] == ["11", "9"]
@@ -223,6 +252,12 @@ def test_errors_are_said_in_the_servers_words(page: Playground, url: str) -> Non
     page.write("lines", "2 four")
     page.click("#run")
     assert page.text("#error strong").startswith("four is no token id")
+    page.write("lines", "[[2, 4, 5], [6, 7]]")
+    page.find("#lines").send_keys(Keys.CONTROL + Keys.ENTER)
+    page.settled()
+    assert page.text("#error") == ""
+    assert page.text("#counts").startswith("2 rows, 5 tokens")
+    assert page.text("#verdict").startswith("Equal. ")
     (logged,) = page.console()
     assert "status of 400" in logged
 
@@ -235,7 +270,71 @@ def test_a_server_that_is_gone_is_said(page: Playground) -> None:
     online = {**offline, "offline": False}
     page.driver.execute_cdp_cmd("Network.emulateNetworkConditions", online)
     assert "does not answer" in page.text("#error")
+    assert page.text("#verdict") == "Not compared: the request failed."
+    page.click("#again")
+    assert page.text("#verdict").startswith("Equal. ")
+    assert page.text("#error") == ""
     assert "INTERNET_DISCONNECTED" in "".join(page.console())
+
+
+def test_a_verdict_is_of_the_request_that_is_shown(page: Playground) -> None:
+    page.run(HELD)
+    page.run("document.getElementById('again').click()")  # its answers come after the change
+    page.until(lambda: page.run("return held.length"))
+    page.run("document.querySelector('#grid button').click(); held.forEach((go) => go())")
+    page.settled()
+    assert page.text("#verdict") == CHANGED
+    page.run("document.getElementById('run').click()")
+    page.until(lambda: page.run("return held.length") > 1)
+    page.run("document.querySelector('#grid button').click(); held.forEach((go) => go())")
+    page.settled()
+    assert page.text("#verdict") == CHANGED
+    assert page.find("#stale").is_displayed()
+    assert page.texts("#answer dd")[0] == "15"  # not the answer to 14 tokens
+    page.write("lines", " ")
+    page.click("#run")
+    assert page.text("#error strong") == "There is no text: type one a line."
+    assert page.text("#verdict") == "Not compared: the request failed."
+
+
+@pytest.mark.parametrize("answer", ["{}", "", "<html>", '{"usage": {}, "activations": []}'])
+def test_an_answer_that_is_not_expected_is_said(page: Playground, answer: str) -> None:
+    page.run(f"window.fetch = async () => new Response({json.dumps(answer)})")
+    for button in ("#run", "#again"):
+        page.click(button)
+        expected = "The answer of POST v1/infer is not what the page expects: "
+        assert page.text("#error strong").startswith(expected)
+        assert page.text("#verdict") == "Not compared: the request failed."
+        assert page.text("#status") == ""
+
+
+def test_what_openai_is_sent_is_what_the_page_sends(page: Playground) -> None:
+    page.choose("language", "openai")
+    assert '"Pads are dropped."' in page.text("#code")
+    page.click('#grid [data-row="0"][data-column="1"]')
+    assert '"Pads are dropped."' not in page.text("#code")
+    ids = page.texts("#grid tr:first-child button[aria-pressed=true] .id")
+    assert f"[{', '.join(ids)}]" in page.text("#code")
+    page.run("for (const one of document.querySelectorAll('[aria-pressed=true]')) one.click()")
+    assert page.text("#code") == ""
+    assert page.text("#code-note") == "There is nothing to send: every token is masked."
+
+
+def test_a_text_that_only_ids_can_carry_is_said_and_drawn_in_part(page: Playground) -> None:
+    page.run(SHORT)
+    page.click("#key-form button")
+    page.write("lines", "are " * 34)
+    page.click("#run")
+    assert page.text("#lengths") == (
+        "Text 1 has 36 tokens; requests with texts take 8 at most. The page sends token ids."
+    )
+    assert page.text("#verdict").startswith("Equal. ")
+    assert len(page.all("canvas")) == 32
+    titles = page.texts("#answer h3")
+    assert titles
+    assert all("the first 32 of 36 tokens" in title for title in titles)
+    page.choose("language", "openai")
+    assert "are are" not in page.text("#code")
 
 
 PAGES = pytest.mark.parametrize("path", ["/", "/models/embedder/certificate"])
@@ -335,9 +434,13 @@ def test_attention_and_hidden_states_of_a_lens_are_shown(driver: Any, url: str) 
     script = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", before)
     try:
         page = Playground(driver, url)
-        page.select("lens-layer", "2")
-        page.select("lens-head", "3")
+        page.select("lens-layer", "1")
+        page.select("lens-head", "2")
         page.until(lambda: set(page.texts(".square td")) == {"30"})
+        # the answer for layer 1, head 0 comes last, and is of no interest by then
+        driver.execute_async_script("late(); setTimeout(arguments[0], 50)")
+        assert set(page.texts(".square td")) == {"30"}
+        assert "layer 1, head 2" in page.text("h4:has(+ div .square)")
         assert len(page.all(".square td")) == 7 * 7
         asked = page.run("return window.asked")
         assert asked["attentions"] == {"layers": [1], "heads": [2]}

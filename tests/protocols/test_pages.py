@@ -32,6 +32,17 @@ def test_a_page_may_use_this_servers_scripts_styles_and_answers_only(
     assert not re.search(r"<style|style=|\son\w+=|<script(?! type=\"module\" src=)", answer.text)
 
 
+@pytest.mark.parametrize("model", ["nothing", "notebook/9", "notebook%2F1"])
+def test_the_page_of_a_model_that_is_not_served_has_status_404(
+    client: httpx.Client, model: str
+) -> None:
+    answer = client.get(f"/models/{model}/certificate")
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    root = "../" * (2 + (model == "notebook/9"))
+    assert f'src="{root}page/certificate.js"' in answer.text
+
+
 @pytest.mark.parametrize("path", PAGES)
 @pytest.mark.parametrize("prefix", ["/", "/some/prefix/"])
 def test_addresses_are_relative(client: httpx.Client, path: str, prefix: str) -> None:
