@@ -13,7 +13,7 @@ class CudaOptions(NamedTuple):
 
     def for_provider(self) -> dict[str, str]:
         """By onnxruntime's names. Each run has a CUDA stream of its own, so those of several worker
-        threads may overlap."""
+        threads may overlap (microsoft/onnxruntime#13495)."""
         options = {
             "use_tf32": str(int(self.tf32)),
             # the default doubles the arena, and holds up to twice what the largest run needed
