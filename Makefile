@@ -36,11 +36,13 @@ serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there i
 test: .venv/ready  ## run the tests, in one process more than there are cores, as some tests wait
 	$(PYTHON) -m pytest --numprocesses $$(($$(nproc) + 1)) --dist loadfile
 
-browser:  ## Chromium, its driver and axe-core, which the tests of the pages use; skipped where they cannot be had
+# selenium is no part of `dev`: pip needs many minutes to fit it to the other packages, unless they are there already
+browser: .venv/ready  ## Chromium, its driver, selenium and axe-core, which the tests of the pages use; skipped where they cannot be had
+	@$(PYTHON) -c 'import selenium' 2>/dev/null || timeout 120 $(PIP) install 'selenium>=4.40,<5' >/dev/null 2>&1 || echo "selenium is not here: the tests of the pages will be skipped"
 	@command -v chromium chromedriver >/dev/null || timeout 300 sh -c 'apt-get update && apt-get install -y chromium chromium-driver' >/dev/null 2>&1 || echo "chromium and chromedriver are not here: the tests of the pages will be skipped"
 	@test -d $(AXE)/node_modules/axe-core || timeout 120 npm install --ignore-scripts --prefix $(AXE) axe-core@4 >/dev/null 2>&1 || echo "axe-core is not here: the test of the pages' accessibility will be skipped"
 
-pictures: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## docs/playground.png, and the pages in light, dark and at phone width in build/pictures
+pictures: browser $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## docs/playground.png, and the pages in light, dark and at phone width in build/pictures
 	$(PYTHON) -m tests.pictures $(BUNDLES)
 
 fuzz: .venv/ready  ## make requests up from the OpenAPI document for some minutes; `make test` does for seconds
