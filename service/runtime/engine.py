@@ -50,9 +50,8 @@ class Engine:
             name: open_session(bundle.head(name), provider, cuda=cuda) for name in manifest.heads
         }
         self.n_layers = bundle.n_layers
-        has_lens = bundle.has_lens and precision == "fp32"
         self._lens: InferenceSession | None = None
-        if has_lens:
+        if bundle.has_lens and precision == "fp32":
             self._lens = open_session(bundle.path / LENS, provider, cuda=cuda)
         self.provider = "cuda" if PROVIDERS["cuda"] in self._body.get_providers() else "cpu"
         described = f"cuda: {cuda.kind}" if self.provider == "cuda" else "cpu"
@@ -116,14 +115,13 @@ class Engine:
     ) -> list[Seen]:
         """`see` for each row of a grid, its pads left out."""
         assert self._lens
-        shown, hidden = np.array(heads, np.int64), NO_HEADS
-        wanted = {f"heads_{layer}": hidden for layer in range(self.n_layers)}
-        wanted |= {f"heads_{layer}": shown for layer in attention_layers}
+        chosen = {f"heads_{layer}": NO_HEADS for layer in range(self.n_layers)}
+        chosen |= {f"heads_{layer}": np.array(heads, np.int64) for layer in attention_layers}
         names = [
             *(f"hidden_states_{layer}" for layer in hidden_layers),
             *(f"attentions_{layer}" for layer in attention_layers),
         ]
-        made = self._lens.run(names, {**self._inputs(grid), **wanted})
+        made = self._lens.run(names, {**self._inputs(grid), **chosen})
         hidden_states, attentions = made[: len(hidden_layers)], made[len(hidden_layers) :]
         return [
             Seen(

@@ -30,18 +30,17 @@ class ByLayer(NamedTuple):
 class LensOutput(Output):
     """layers: their numbers; None: all."""
 
+    smallest: ClassVar[str]  # options that ask for the least
     layers: tuple[int, ...] | None = None
 
     def head(self, bundle: Bundle) -> str | None:
-        return LENS
+        return LENS  # its time is predicted as a head's, by tokens
 
     def pick(self, bundle: Bundle) -> Pick:
         return "every"
 
     def needs(self, bundle: Bundle) -> Pick:
         return "first"  # nothing, but no pick is less
-
-    smallest: ClassVar[str]  # options that ask for the least
 
     def num_layers(self, bundle: Bundle) -> int:
         """That it can show."""
