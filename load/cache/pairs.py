@@ -21,7 +21,7 @@ class Pair:
     counts: CacheCounts | None  # of the server with the cache, during this pair
 
     def ratio(self, metric: str) -> float:
-        """Cache on over cache off. metric: a field of Result."""
+        """Cache on over cache off. metric: a field of Result, measured in both."""
         return float(getattr(self.on, metric) / getattr(self.off, metric))
 
     @property
@@ -41,7 +41,12 @@ class Traffic:
     pairs: list[Pair] = field(default_factory=list)
 
     def ratios(self, metric: str) -> list[float]:
-        return [pair.ratio(metric) for pair in self.pairs]
+        """Of the pairs in which both were measured: a short run may take less CPU time than the
+        kernel's clock shows."""
+        measured = (
+            pair for pair in self.pairs if getattr(pair.on, metric) and getattr(pair.off, metric)
+        )
+        return [pair.ratio(metric) for pair in measured]
 
     def facts(self) -> list[dict[str, object]]:
         """A JSON object for each pair."""

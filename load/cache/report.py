@@ -94,6 +94,9 @@ def _cells(pair: Pair) -> tuple[str, ...]:
 
 
 def _spread(ratios: Sequence[float]) -> tuple[str, ...]:
+    """The median, its interval, the extremes, the number of pairs."""
+    if not ratios:
+        return "-", "-", "-", "0"
     low, high = interval(ratios)
     extremes = f"{min(ratios):.3f} - {max(ratios):.3f}"
     return f"**{median(ratios):.3f}**", f"{low:.3f} - {high:.3f}", extremes, str(len(ratios))

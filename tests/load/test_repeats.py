@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import pytest
 from addnorm.load import command, servers
 from addnorm.load.bench import pool
 from addnorm.load.bench.check import Reference
+from addnorm.load.bench.run import Result
 from addnorm.load.bench.stream import PROFILES, Stream
 from addnorm.load.cache.__main__ import main
-from addnorm.load.cache.report import interval
+from addnorm.load.cache.pairs import Pair, Traffic
+from addnorm.load.cache.report import Measured, interval, markdown
 from addnorm.load.client import Answers
 from addnorm.load.servers import CacheCounts
 from addnorm.service.runtime.batch import Floats, Ints
@@ -230,6 +233,16 @@ def test_the_interval_of_a_median_holds_it() -> None:
     low, high = interval(np.random.default_rng(0).normal(1.0, 0.05, 60).tolist())
     assert 0.97 < low < 1.0 < high < 1.03
     assert interval([2.0]) == (2.0, 2.0)
+
+
+@pytest.mark.parametrize(("cpu_s", "median"), [(None, "-"), (0.5, "**2.000**")])
+def test_a_run_too_short_for_the_cpu_clock_is_left_out(cpu_s: float | None, median: str) -> None:
+    on = Result(10, {}, 0.1, 100.0, 900.0, 1.0, 2.0, 3.0, 1.0, None, 0.1, 20, 20)
+    off = replace(on, server_cpu_s_per_1000_tokens=cpu_s)
+    pairs = [Pair(on, off, None)] * 2
+    text = markdown({}, Measured(Traffic("a", [], pairs), Traffic("b", [], pairs), 20, 20))
+    cells = [line.split("|") for line in text.splitlines() if "CPU time" in line]
+    assert [line[3].strip() for line in cells] == [median, median]
 
 
 def test_the_cache_is_measured_in_pairs_of_the_same_requests(
