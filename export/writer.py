@@ -198,8 +198,8 @@ def verify(path: Path, checkpoint: str | None, provider: str = "cpu") -> None:
 
 
 def read_again(path: Path, provider: str) -> Bundle:
-    """A bundle to be verified. StartupError where cuda is asked for and onnxruntime has none, or the
-    bundle is not certified on the CPU."""
+    """A bundle to be verified. StartupError where cuda is asked for and this onnxruntime has none,
+    or the bundle is not certified on the CPU."""
     if provider == "cuda" and uses_cuda(provider):
         return bundles.read(path)
     return bundles.read_uncertified(path)

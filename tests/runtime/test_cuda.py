@@ -11,6 +11,8 @@ from addnorm.service.errors import StartupError
 from addnorm.service.runtime import cuda, session
 from addnorm.service.runtime.cuda import CudaOptions
 
+GEMM = SimpleNamespace(domain="", op_type="Gemm", name="")
+
 
 @pytest.mark.parametrize(
     ("options", "told"),
@@ -27,7 +29,11 @@ def test_sessions_get_the_settings(
 
     def opened(graph: Path, _: ort.SessionOptions, providers: list[Any]) -> SimpleNamespace:
         asked.extend(providers)
-        return SimpleNamespace(get_providers=lambda: [name for name, _ in providers[:1]])
+        part = SimpleNamespace(ep_name=providers[0][0], get_nodes=lambda: [GEMM])
+        return SimpleNamespace(
+            get_providers=lambda: [name for name, _ in providers[:1]],
+            get_provider_graph_assignment_info=lambda: [part],
+        )
 
     available = list(session.PROVIDERS.values())
     monkeypatch.setattr(session.ort, "get_available_providers", lambda: available)
