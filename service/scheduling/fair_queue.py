@@ -20,7 +20,8 @@ from itertools import chain, count
 from weakref import WeakKeyDictionary
 
 from addnorm.service.errors import Expired
-from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.runtime.batch import Batch
+from addnorm.service.runtime.device_rows import AnyRows
 from addnorm.service.scheduling.backlog import Backlog, KeyBacklogs
 from addnorm.service.scheduling.job import (
     AllRows,
@@ -251,7 +252,7 @@ class JobQueue:
                 for joined in self._joined_to(sequence):
                     joined.job.fail(error)
 
-    def share(self, micro: MicroBatch, rows: Rows, now: float) -> int:
+    def share(self, micro: MicroBatch, rows: AnyRows, now: float) -> int:
         """Gives its rows to those that wait for its sequences too. -> how many these are."""
         num_joined = start = 0
         for sequence in micro.sequences:
