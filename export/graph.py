@@ -62,7 +62,7 @@ def export_body(model: Transformer) -> Graph:
     """
     inputs, shapes = _body_inputs(model)
     with _headless(model):
-        return _export(model, tuple(inputs.values()), [*inputs], BODY_OUTPUTS, shapes)
+        return export_module(model, tuple(inputs.values()), [*inputs], BODY_OUTPUTS, shapes)
 
 
 def export_lens(model: Transformer) -> Graph:
@@ -82,7 +82,7 @@ def export_lens(model: Transformer) -> Graph:
     lens = copy.copy(model)
     lens.__class__ = _Lens
     with _headless(lens):
-        return _export(
+        return export_module(
             lens,
             (*inputs.values(), types, heads),
             names + [f"heads_{layer}" for layer in range(n_layers)],
@@ -123,16 +123,19 @@ def _headless(model: Transformer) -> Iterator[None]:
 
 def export_head(head: Head, output: str, d_model: int) -> Graph:
     """rows `[n, d_model]` float32 -> the output `[n, width]`."""
-    return _export(head, (torch.zeros(2, d_model),), ["rows"], [output], {"rows": {0: Dim("n")}})
+    return export_module(
+        head, (torch.zeros(2, d_model),), ["rows"], [output], {"rows": {0: Dim("n")}}
+    )
 
 
-def _export(
+def export_module(
     module: nn.Module,
     arguments: tuple[Any, ...],
     inputs: list[str],
     outputs: list[str],
     dynamic_shapes: Shapes,
 ) -> Graph:
+    """inputs, outputs: their names; dynamic_shapes: the axes of each input that vary."""
     with _quiet(), torch.no_grad():
         program = torch.onnx.export(
             module, arguments, dynamo=True, verbose=False, opset_version=OPSET,

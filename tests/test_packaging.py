@@ -58,9 +58,13 @@ def modules(root: Path) -> set[str]:
     return found
 
 
-def pages(root: Path) -> set[str]:
+def opened(root: Path) -> set[str]:
     """Files that are no modules, which the server opens."""
-    return {f"addnorm/{path.relative_to(root)}" for path in (root / "service/page").iterdir()}
+    return {
+        f"addnorm/{path.relative_to(root)}"
+        for folder in ("service/page", "service/runtime/pooling")
+        for path in (root / folder).iterdir()
+    }
 
 
 def test_the_source_distribution_holds_files_in_place_of_the_links(unpacked: Path) -> None:
@@ -80,7 +84,7 @@ def test_the_wheel_holds_addnorm_alone(unpacked: Path, tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     installed = {name for name in names if ".dist-info/" not in name}
-    assert installed == modules(ROOT) | pages(ROOT)
+    assert installed == modules(ROOT) | opened(ROOT)
     assert {name.partition("/")[0] for name in names} == {
         "addnorm",
         f"addnorm-{version(wheel)}.dist-info",

@@ -2,16 +2,18 @@
 where the nodes run, and whether bits are equal alone and in company, or by how much they differ.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import GraphProto, TensorProto
+from onnx import GraphProto, NodeProto, TensorProto
 from tqdm import tqdm
 
 from addnorm.export.certificate import parity, served, structure
@@ -128,22 +130,25 @@ def _file(bundle: Bundle, precision: str, name: str) -> Path:
     return own.get(name) or bundle.head(name)
 
 
-def _rows_on_cpu(nodes: list[Node], graph: GraphProto) -> Iterator[Node]:
-    """A node that the file does not name came of one that onnxruntime took apart. No other is
-    made before the nodes are placed."""
-    known, rows = _names(graph), through_rows(graph)
+def _rows_on_cpu(nodes: Iterable[Node], graph: GraphProto) -> Iterator[Node]:
+    """A node that is not in the file came of one that onnxruntime took apart: nothing else makes
+    nodes before they are placed."""
+    free = Counter((_operator(node), node.name) for node in without_rows(graph))
     for node in nodes:
-        if node.provider == CPU and (node.name not in known or node.name in rows):
-            yield node
+        if node.provider == CPU:
+            key = node.operator, node.name
+            if not free[key]:
+                yield node
+            free[key] -= 1
 
 
-def _names(graph: GraphProto) -> Set[str]:
-    return {node.name for node in structure.nodes(graph)}
+def _operator(node: NodeProto) -> str:
+    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
 
-def through_rows(graph: GraphProto) -> Set[str]:
-    """Names of the nodes that take rows, or the weights that make them. Indices, masks and shapes
-    come from integers and from single numbers alone."""
+def without_rows(graph: GraphProto) -> Iterator[NodeProto]:
+    """The nodes that take no row and no weight, also those in bodies of Scans. Indices, masks and
+    shapes come from integers and from single numbers alone."""
     weights = {
         tensor.name
         for tensor in graph.initializer
@@ -152,11 +157,12 @@ def through_rows(graph: GraphProto) -> Set[str]:
     rows = weights | {
         value.name for value in graph.input if value.type.tensor_type.elem_type not in INDICES
     }
-    found = set[str]()
     for node in graph.node:
         bodies = [item.g for item in node.attribute if item.HasField("g")]
-        inside = set[str]().union(*map(through_rows, bodies))
-        if inside or (rows.intersection(node.input) and node.op_type not in ("Shape", "Size")):
+        free = [*chain.from_iterable(map(without_rows, bodies))]
+        yield from free
+        computes = len(free) < sum(len([*structure.nodes(body)]) for body in bodies)
+        if computes or (rows.intersection(node.input) and node.op_type not in ("Shape", "Size")):
             rows.update(node.output)
-            found |= {node.name, *inside}
-    return found
+        else:
+            yield node

@@ -32,10 +32,10 @@ def alone(bundle: Bundle, precision: str) -> Compute:
 
     def compute(output: str, sequence: Ints) -> Floats:
         batch = Batch.of([sequence])
-        activations = engine().run(batch).activations
+        rows = engine().run(batch)
         if output == "activations":
-            return activations.copy()
-        vectors = heads.pooled(activations, batch.offsets, bundle.manifest.pooling)
+            return rows.activations.copy()
+        vectors = heads.pooled(rows, batch.offsets, bundle.manifest.pooling)
         if output == "embedding" and bundle.manifest.normalize:
             vectors = heads.unit(vectors)
         vector: Floats = vectors[0]

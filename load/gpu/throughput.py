@@ -6,6 +6,7 @@ the host is part of the time.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from statistics import median
 from typing import Any
@@ -18,19 +19,22 @@ from addnorm.load.bench.stream import PROFILES, make
 from addnorm.load.gpu import shapes, torch_encoder
 from addnorm.load.gpu.agreement import LENGTHS, differences
 from addnorm.load.gpu.setup import Setup
+from addnorm.service.inference import heads
 from addnorm.service.models import registry
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Batch, Ints
 from addnorm.service.runtime.engine import Engine
-from addnorm.service.runtime.manifest import Limits
+from addnorm.service.runtime.manifest import Limits, Pooling
 
 LOADS = ("small", "big", "hidden")
 REPEATS = 8  # of a load's sequences: a GPU is through with them at once
 ROUNDS = 3
+LANES = (1, 2, 4)  # runs at once
 TORCH_BATCH = 32  # sequences, in the order in which they come
 TORCH_CELLS = 16384  # of a batch of like lengths
 ALONE = (16, 128, 512)  # tokens of one caller's sequence
+POOLING: Pooling = "mean"  # as in PyTorch
 PRODUCT = {"cuda": 8192, "cpu": 512}  # rows and columns of the matrices
 Run = Callable[[], object]
 
@@ -44,7 +48,7 @@ def speed(setup: Setup) -> None:
         flops = matrix_flops_per_token(asdict(shapes.SHAPES[shape])) / 1e12
         for load in LOADS:
             sequences = _sequences(load, model.bundle.manifest.limits)
-            sides = {**_ours(model, sequences), **_peers(setup, shape, load, sequences)}
+            sides = {**_ours(model, load, sequences), **_peers(setup, shape, load, sequences)}
             found = _in_turn(sides, setup.seconds)
             for side, tokens_per_s in found.items():
                 figures = {"tokens/s": tokens_per_s, "of matmul": tokens_per_s * flops / peak}
@@ -58,7 +62,7 @@ def tf32(setup: Setup) -> None:
         model = _loaded(setup, shape)
         limits = model.bundle.manifest.limits
         for load in LOADS:
-            sides = _ours(model, _sequences(load, limits), ("fp32",))
+            sides = _ours(model, load, _sequences(load, limits), ("fp32",))
             for tokens_per_s in _in_turn(sides, setup.seconds).values():
                 setup.report.put("tf32", f"{shape} {load}", {"tokens/s": tokens_per_s})
         batch = selfcheck.sequences(limits, LENGTHS)
@@ -66,6 +70,38 @@ def tf32(setup: Setup) -> None:
         compared = differences(model.engine("fp32").run(batch), expected, "fp16")
         found = {name: difference for name, difference, _ in compared}
         setup.report.put("tf32", f"{shape} parity", found)
+
+
+def lanes(setup: Setup) -> None:
+    """fp16 with several runs at once, on threads of their own, as worker threads do."""
+    for shape in setup.shapes:
+        model = _loaded(setup, shape)
+        for load in LOADS:
+            sequences = _sequences(load, model.bundle.manifest.limits)
+            (batches,) = _ours(model, load, sequences, ("fp16",)).values()
+            with ThreadPoolExecutor(max(LANES)) as threads:
+                sides = {f"{num} at once": _at_once(batches, num, threads) for num in LANES}
+                for side, tokens_per_s in _in_turn(sides, setup.seconds).items():
+                    name = f"{shape} {load}, {side}"
+                    setup.report.put("lanes", name, {"tokens/s": tokens_per_s})
+
+
+def _at_once(
+    batches: Sequence[tuple[int, Run]], num_lanes: int, threads: ThreadPoolExecutor
+) -> list[tuple[int, Run]]:
+    """All batches as one run: each lane takes the next one that none has taken."""
+
+    def run() -> None:
+        left = iter([run for _, run in batches])
+
+        def lane() -> None:
+            for own in left:  # a list's iterator gives each run to one thread
+                own()
+
+        for done in [threads.submit(lane) for _ in range(num_lanes)]:
+            done.result()
+
+    return [(sum(num for num, _ in batches), run)]
 
 
 def latency(setup: Setup) -> None:
@@ -76,7 +112,7 @@ def latency(setup: Setup) -> None:
         for length in ALONE:
             sequence = selfcheck.sequences(model.bundle.manifest.limits, [length])
             runs = {
-                precision: _of_engine(engine, sequence)
+                precision: _of_engine(engine, sequence, hidden=False)
                 for precision, engine in model.engines.items()
             }
             runs["PyTorch"] = _of_torch(setup, peer, [sequence.tokens], hidden=False)
@@ -104,7 +140,11 @@ def matmul_tflops(setup: Setup) -> float:
 
 def _loaded(setup: Setup, shape: str) -> Model:
     """Checked and warmed up as the server does it, with its settings."""
-    return registry.load(shapes.bundle(setup, shape), setup.settings())
+    model = registry.load(shapes.bundle(setup, shape), setup.settings())
+    if setup.provider == "cpu":  # the rehearsal's GPU
+        for engine in model.engines.values():
+            engine.keep_rows_on("cpu", POOLING)
+    return model
 
 
 def _sequences(load: str, limits: Limits) -> list[Ints]:
@@ -113,20 +153,28 @@ def _sequences(load: str, limits: Limits) -> list[Ints]:
 
 
 def _ours(
-    model: Model, sequences: list[Ints], precisions: Sequence[str] = shapes.PRECISIONS
+    model: Model, load: str, sequences: list[Ints], precisions: Sequence[str] = shapes.PRECISIONS
 ) -> dict[str, list[tuple[int, Run]]]:
     """Side -> its batches: number of tokens, and the run."""
+    hidden = PROFILES[load].output == "activations"
     return {
         precision: [
-            (batch.num_tokens, _of_engine(model.engine(precision), batch))
+            (batch.num_tokens, _of_engine(model.engine(precision), batch, hidden))
             for batch in sorted_batches(sequences, model.target(precision).token_budget)
         ]
         for precision in precisions
     }
 
 
-def _of_engine(engine: Engine, batch: Batch) -> Run:
-    return lambda: engine.run(batch)
+def _of_engine(engine: Engine, batch: Batch, hidden: bool) -> Run:
+    """What a worker does for requests of hidden states, or of vectors."""
+
+    def run() -> object:
+        rows = engine.compute(batch)
+        rows.not_finite()
+        return rows.on_host() if hidden else heads.pooled(rows, batch.offsets, POOLING)
+
+    return run
 
 
 def _peers(

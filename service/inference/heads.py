@@ -8,6 +8,7 @@ import numpy as np
 
 from addnorm.service.errors import NotFinite
 from addnorm.service.runtime.batch import Batch, Floats, Ints, all_finite
+from addnorm.service.runtime.device_rows import AnyRows, DeviceRows
 from addnorm.service.runtime.engine import HEAD_ROWS, Engine
 from addnorm.service.runtime.manifest import Pooling
 from addnorm.service.scheduling.cooperative import Steps
@@ -25,18 +26,22 @@ class Spans(NamedTuple):
 
 
 def pooled(
-    activations: Floats,
+    rows: AnyRows,
     offsets: Ints,
     pooling: Pooling,
     sequences: Sequence[int] | Ints | None = None,
 ) -> Floats:
-    """Rows `[num_tokens, d_model]` -> a vector for each sequence `[num_sequences, d_model]`.
+    """A vector for each sequence `[num_sequences, d_model]`. Rows on a device are pooled there.
 
     offsets: where each begins and ends. sequences: their indices, in order if None. NotFinite names
     one whose vector is not finite.
     """
+    if isinstance(rows, DeviceRows):
+        vectors = rows.pooled(pooling)
+        check_finite("pooled", vectors, sequences)
+        return vectors
     ranges = np.array([offsets[:-1], offsets[1:]]).T
-    return _pooled_ranges(activations, ranges, sequences, pooling)
+    return _pooled_ranges(rows.activations, ranges, sequences, pooling)
 
 
 def _pooled_ranges(

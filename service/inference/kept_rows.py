@@ -9,6 +9,7 @@ import numpy as np
 
 from addnorm.service.inference.heads import pooled
 from addnorm.service.runtime.batch import Batch, Floats, Ints, Rows, offsets_of
+from addnorm.service.runtime.device_rows import AnyRows
 from addnorm.service.runtime.manifest import Pick, Pooling
 from addnorm.service.scheduling.job import AllRows, Identity
 
@@ -27,7 +28,7 @@ class KeptRows(NamedTuple):
         """The picked row of each sequence, `[num_sequences, d_model]`. NotFinite if one is not."""
         if self.rows is None:
             return self.picked[pick]
-        return pooled(self.rows.activations, self.batch.offsets, pick)
+        return pooled(self.rows, self.batch.offsets, pick)
 
 
 class RowKeeper:
@@ -50,18 +51,19 @@ class RowKeeper:
             pick: np.empty((len(batch), d_model), np.float32) for pick in picks if pick != "every"
         }
 
-    def receive(self, sequences: Sequence[int], rows: Rows) -> None:
+    def receive(self, sequences: Sequence[int], rows: AnyRows) -> None:
         offsets = self._batch.offsets
         places: slice | Ints = slice(None)
         if len(sequences) < len(self._batch):
             offsets = offsets_of(self._batch.lengths[sequences])
             places = np.asarray(sequences)
         if self._all:
+            rows = rows.on_host()
             self._all.receive(sequences, rows)
             if self._hold:
                 self._hold(sequences, "every", spans(rows, offsets))
         for pick, vectors in self._picked.items():
-            vectors[places] = pooled(rows.activations, offsets, pick, sequences)
+            vectors[places] = pooled(rows, offsets, pick, sequences)
             if self._hold:
                 self._hold(sequences, pick, [vectors[index] for index in sequences])
 

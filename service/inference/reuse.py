@@ -79,5 +79,5 @@ class Reuse(NamedTuple):
             return cast(Floats, held[pick])
         rows = cast(Rows, held["every"])
         offsets = np.array([0, len(rows.activations)])
-        vector: Floats = pooled(rows.activations, offsets, pick, np.array([index]))[0]
+        vector: Floats = pooled(rows, offsets, pick, np.array([index]))[0]
         return vector

@@ -78,13 +78,14 @@ class Model:
         self.statistics = Statistics()
         self.targets = {
             precision: Target(
-                self.statistics.timed(engine.run),
+                self.statistics.timed(engine.compute),
                 token_budget or BUDGETS[engine.provider][1],
                 name,
                 exact=engine.provider == "cpu",
                 run_on_all_cores=self.statistics.timed(engine.run_on_all_cores)
                 if engine.provider == "cpu"
                 else None,
+                is_shared_out=engine.provider == "cpu",
             )
             for precision, engine in self.engines.items()
         }
@@ -154,21 +155,30 @@ class Model:
 
 def _rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, float]:
     """Tokens/s at each of BUDGETS, the better of two runs. Stops early when time is up."""
-    draws, ends = np.random.default_rng(0), time.monotonic() + seconds
-    length = min(TYPICAL_LENGTH, limits.max_positions)
+    draws, length = np.random.default_rng(0), min(TYPICAL_LENGTH, limits.max_positions)
+
+    def drawn(budget: int) -> Batch:
+        shape = max(1, budget // length), length
+        return Batch.of(list(draws.integers(0, limits.vocab_size, shape)))
+
+    _run(engine, drawn(length))  # a GPU loads its kernels at the first run, which takes seconds
+    ends = time.monotonic() + seconds
     rates: dict[int, float] = {}
     for budget in BUDGETS[engine.provider]:
-        batch = Batch.of(
-            list(draws.integers(0, limits.vocab_size, (max(1, budget // length), length)))
-        )
+        batch = drawn(budget)
         for _ in range(2):
             started = time.monotonic()
-            engine.run(batch)
+            _run(engine, batch)
             now = time.monotonic()
             rates[budget] = max(rates.get(budget, 0.0), batch.num_tokens / max(now - started, 1e-9))
             if now + 2 * (now - started) > ends:
                 return rates
     return rates
+
+
+def _run(engine: Engine, batch: Batch) -> None:
+    """As a worker does: a GPU also pools, and looks for what is not finite."""
+    engine.compute(batch).not_finite()
 
 
 def _smallest_good(rates: dict[int, float]) -> int:

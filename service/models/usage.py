@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.runtime.batch import Batch
+from addnorm.service.runtime.device_rows import AnyRows
 from addnorm.service.scheduling.job import Run
 
 # Triton's name -> the stage of a request here
@@ -57,7 +58,7 @@ class Statistics:
     def timed(self, run: Run) -> Run:
         """`run`, counted and timed."""
 
-        def timed(batch: Batch) -> Rows:
+        def timed(batch: Batch) -> AnyRows:
             started = time.monotonic()
             rows = run(batch)
             with self._running:

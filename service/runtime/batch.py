@@ -25,6 +25,15 @@ class Rows(NamedTuple):
             self.activations[start:end], self.norm_mean[start:end], self.norm_rstd[start:end]
         )
 
+    @property
+    def num_tokens(self) -> int:
+        assert len(self.activations) == len(self.norm_mean) == len(self.norm_rstd)
+        return len(self.activations)
+
+    def on_host(self) -> "Rows":
+        """Itself: see `DeviceRows`."""
+        return self
+
     def allocate(self, num_rows: int) -> "Rows":
         """So many rows of the same widths, not yet written."""
         return Rows(*(np.empty((num_rows, part.shape[1]), part.dtype) for part in self))

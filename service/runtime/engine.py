@@ -1,6 +1,7 @@
 """The onnxruntime sessions of one bundle. Knows batches and rows; no requests, no queue."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,9 @@ from onnxruntime import InferenceSession
 from addnorm.service.runtime.batch import Batch, Floats, Grid, Ints, Rows
 from addnorm.service.runtime.bundle import LENS, Bundle
 from addnorm.service.runtime.cuda import CUDA_DEFAULTS, CudaOptions
+from addnorm.service.runtime.device_rows import AnyRows, Device
 from addnorm.service.runtime.fingerprint import Fingerprint
+from addnorm.service.runtime.manifest import Pooling
 from addnorm.service.runtime.placement import Node, nodes
 from addnorm.service.runtime.session import PROVIDERS, open_session, open_sessions
 
@@ -55,12 +58,28 @@ class Engine:
         if bundle.has_lens and precision == "fp32":
             self._lens = open_session(bundle.path / LENS, provider, cuda=cuda)
         self.provider = "cuda" if PROVIDERS["cuda"] in self._body.get_providers() else "cpu"
+        self._device: Device | None = None
+        if self.provider == "cuda":
+            self.keep_rows_on("cuda", manifest.pooling, cuda)
         described = f"cuda: {cuda.kind}" if self.provider == "cuda" else "cpu"
         self.fingerprint = Fingerprint.here(bundle.manifest_sha256, precision, described)
 
-    def run(self, batch: Batch) -> Rows:
-        """A row for each token, pads dropped. The batch must not be empty. On one thread."""
+    def keep_rows_on(self, device: str, usual: Pooling, cuda: CudaOptions = CUDA_DEFAULTS) -> None:
+        """`compute` leaves its rows on the device from now on. usual: the pooling that most
+        requests ask for."""
+        open_graph = partial(open_session, provider=device, cuda=cuda)
+        self._device = Device(self._body, open_graph, usual, device)
+
+    def compute(self, batch: Batch) -> AnyRows:
+        """A row for each token, pads dropped, where it was computed. The batch must not be empty.
+        On one thread."""
+        if self._device:
+            return self._device.run(batch, self._inputs(batch.grid()))
         return self._run(self._body, batch)
+
+    def run(self, batch: Batch) -> Rows:
+        """The same, on the host."""
+        return self.compute(batch).on_host()
 
     def run_on_all_cores(self, batch: Batch) -> Rows:
         """The same bits, sooner if other cores are idle."""

@@ -20,7 +20,8 @@ from itertools import chain, count
 from weakref import WeakKeyDictionary
 
 from addnorm.service.errors import Expired
-from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.runtime.batch import Batch
+from addnorm.service.runtime.device_rows import AnyRows
 from addnorm.service.scheduling.backlog import Backlog, KeyBacklogs
 from addnorm.service.scheduling.job import (
     AllRows,
@@ -162,14 +163,17 @@ class JobQueue:
         """The next micro-batch: the longest sequence of the job whose turn it is, and sequences of
         similar length.
 
-        num_idle: worker threads without work, this one included. They share what waits.
+        num_idle: worker threads without work, this one included. They share what waits, if it may
+        be shared out.
         """
         self.sweep(now)
         if not self.jobs:
             return None
         job = self._next()
         target = job.target
-        share = max(MIN_TOKENS_PER_WORKER, math.ceil(target.num_tokens / num_idle))
+        share = target.token_budget
+        if target.is_shared_out:
+            share = max(MIN_TOKENS_PER_WORKER, math.ceil(target.num_tokens / num_idle))
         candidates = self._candidates(job, CANDIDATE_BATCHES * target.token_budget)
         taken = _nearest(candidates, job.waiting[-1], min(target.token_budget, share))
         if backlog := self._backlog_of.get(job):
@@ -251,7 +255,7 @@ class JobQueue:
                 for joined in self._joined_to(sequence):
                     joined.job.fail(error)
 
-    def share(self, micro: MicroBatch, rows: Rows, now: float) -> int:
+    def share(self, micro: MicroBatch, rows: AnyRows, now: float) -> int:
         """Gives its rows to those that wait for its sequences too. -> how many these are."""
         num_joined = start = 0
         for sequence in micro.sequences:

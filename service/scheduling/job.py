@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from addnorm.service.errors import ServiceError
 from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.runtime.device_rows import AnyRows
 
 # How the measured rate of a target follows its runs.
 #
@@ -25,7 +26,7 @@ from addnorm.service.runtime.batch import Batch, Rows
 SMOOTHING = 0.2
 OPTIMISM = 1.05
 
-Run = Callable[[Batch], Rows]  # the one seam: a micro-batch in, a row for each of its tokens out
+Run = Callable[[Batch], AnyRows]  # the one seam: a micro-batch in, a row for each of its tokens out
 Identity = Hashable  # sequences with equal ones are equal
 ALLOCATION = Lock()  # worker threads may get the first rows of a job at the same time
 
@@ -40,12 +41,14 @@ class Target:
         name: str = "",
         exact: bool = True,
         run_on_all_cores: Run | None = None,
+        is_shared_out: bool = True,
     ) -> None:
         """token_budget: of a micro-batch; name: of the model; exact: whether equal bits are
         promised for co-batched sequences; run_on_all_cores: `run`, sooner while other workers are
-        idle; None if there is no such thing."""
+        idle; None if there is no such thing; is_shared_out: whether idle workers share what waits.
+        A GPU computes it sooner in one run."""
         self.run, self.name, self.exact = run, name, exact
-        self.run_on_all_cores = run_on_all_cores
+        self.run_on_all_cores, self.is_shared_out = run_on_all_cores, is_shared_out
         self.token_budget = token_budget
         self.num_tokens = 0  # that wait
         self.tokens_per_s: float | None = None  # of one worker, smoothed; None until measured
@@ -77,7 +80,7 @@ class Results(Protocol):
     # of the batch's sequences, which all differ; None: they are never merged with others
     identities: Sequence[Identity] | None
 
-    def receive(self, sequences: Sequence[int], rows: Rows) -> None:
+    def receive(self, sequences: Sequence[int], rows: AnyRows) -> None:
         """Rows of some sequences of the batch, by index, end to end. Worker threads call it,
         several at once, each with other sequences. A ServiceError fails the job."""
 
@@ -93,17 +96,18 @@ class AllRows:
         self.batch, self.identities = batch, identities
         self._rows: Rows | None = None  # written completely once all sequences were received
 
-    def receive(self, sequences: Sequence[int], rows: Rows) -> None:
+    def receive(self, sequences: Sequence[int], rows: AnyRows) -> None:
+        own_rows = rows.on_host()
         if len(sequences) == len(self.batch):
-            self._rows = rows
+            self._rows = own_rows
             return
         with ALLOCATION:
-            self._rows = self._rows or rows.allocate(self.batch.num_tokens)
+            self._rows = self._rows or own_rows.allocate(self.batch.num_tokens)
         start = 0
         for sequence in sequences:
             first, last = self.batch.offsets[sequence], self.batch.offsets[sequence + 1]
             end = start + last - first
-            for own, part in zip(self._rows, rows, strict=True):
+            for own, part in zip(self._rows, own_rows, strict=True):
                 own[first:last] = part[start:end]
             start = end
 
@@ -185,12 +189,12 @@ class MicroBatch(NamedTuple):
         """Predicted time of one worker thread."""
         return self.num_tokens * self.target.s_per_token
 
-    def run(self) -> tuple[Batch, Rows]:
+    def run(self) -> tuple[Batch, AnyRows]:
         """What it computes, and its rows. Raises what the session raises."""
         batch, on_all_cores = self.batch(), self.target.run_on_all_cores
         run = on_all_cores if on_all_cores and self.on_all_cores else self.target.run
         rows = run(batch)
-        assert all(len(part) == batch.num_tokens for part in rows)
+        assert rows.num_tokens == batch.num_tokens
         return batch, rows
 
     def batch(self) -> Batch:
@@ -203,7 +207,7 @@ class MicroBatch(NamedTuple):
         """Its jobs, and the sequences of each."""
         return [(job, list(own)) for job, own in groupby(self.sequences, attrgetter("job"))]
 
-    def deliver(self, rows: Rows) -> None:
+    def deliver(self, rows: AnyRows) -> None:
         """Gives each job its rows."""
         start = 0
         for job, sequences in self.by_job():

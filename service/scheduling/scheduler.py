@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from addnorm.service.errors import NotFinite, RunTimedOut
-from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.runtime.batch import Batch
+from addnorm.service.runtime.device_rows import AnyRows
 from addnorm.service.scheduling.admission import AdmissionControl
 from addnorm.service.scheduling.fair_queue import MIN_TOKENS_PER_WORKER, JobQueue
 from addnorm.service.scheduling.job import Job, MicroBatch, Results, Target, service_error
@@ -24,7 +25,7 @@ class Observer:
     """Told of the workers' work, on their threads. If an observer raises, the error is logged and
     no job fails."""
 
-    def computed(self, micro: MicroBatch, rows: Rows) -> None:
+    def computed(self, micro: MicroBatch, rows: AnyRows) -> None:
         """A micro-batch was computed. rows: of its tokens, in its order."""
 
     def failed(self, target: Target) -> None:
@@ -205,7 +206,7 @@ class Scheduler:
         others_s = sum(other.cost_s for other in running) + self._queue.worker_s()
         return others_s < (self.num_workers - 1) * micro.cost_s / 2
 
-    def _settle(self, worker: Worker, micro: MicroBatch, outcome: Rows | Exception) -> None:
+    def _settle(self, worker: Worker, micro: MicroBatch, outcome: AnyRows | Exception) -> None:
         num_merged, now = 0, time.monotonic()
         with self._changed:
             if worker not in self._workers:
@@ -254,7 +255,7 @@ class Scheduler:
                 log.exception("an observer of the workers failed")
 
 
-def _run(micro: MicroBatch) -> Rows | Exception:
+def _run(micro: MicroBatch) -> AnyRows | Exception:
     """Computes the micro-batch and gives each job its rows."""
     try:
         batch, rows = micro.run()
@@ -266,7 +267,7 @@ def _run(micro: MicroBatch) -> Rows | Exception:
     return rows
 
 
-def _not_finite(micro: MicroBatch, batch: Batch, rows: Rows) -> NotFinite:
+def _not_finite(micro: MicroBatch, batch: Batch, rows: AnyRows) -> NotFinite:
     """Names the first sequence with such a value."""
     return next(
         NotFinite(output, sequence.sequence_index)

@@ -18,6 +18,7 @@ import numpy as np
 
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.runtime.device_rows import AnyRows
 from addnorm.service.scheduling.job import MicroBatch, Target
 from addnorm.service.scheduling.scheduler import Observer
 
@@ -53,9 +54,10 @@ class InvarianceCheck(Observer):
         if share:
             threading.Thread(target=self._work, name="invariance", daemon=True).start()
 
-    def computed(self, micro: MicroBatch, rows: Rows) -> None:
+    def computed(self, micro: MicroBatch, rows: AnyRows) -> None:
         if len(micro.sequences) > 1 and random.random() < self._share and not self._kept.full():
-            self._keep(Sample(micro.target, micro.batch(), rows, time.monotonic() + KEPT_S))
+            expires = time.monotonic() + KEPT_S
+            self._keep(Sample(micro.target, micro.batch(), rows.on_host(), expires))
 
     def close(self) -> None:
         self._closed.set()
@@ -95,7 +97,7 @@ class InvarianceCheck(Observer):
 
     def _compare(self, target: Target, sequence: Batch, co_batched: Rows) -> None:
         """sequence: a batch of it alone."""
-        alone = target.run(sequence)
+        alone = target.run(sequence).on_host()
         difference = _difference(alone, co_batched)
         largest = max(float(np.abs(part).max()) for part in alone)
         violated = difference > (0.0 if target.exact else INEXACT_RTOL * max(1.0, largest))

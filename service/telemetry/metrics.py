@@ -14,7 +14,7 @@ from prometheus_client import (
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.process_collector import ProcessCollector
 
-from addnorm.service.runtime.batch import Rows
+from addnorm.service.runtime.device_rows import AnyRows
 from addnorm.service.scheduling.job import MicroBatch, Target
 from addnorm.service.scheduling.scheduler import Observer
 
@@ -160,7 +160,7 @@ class Metrics(Observer):
         self.cache_bytes = gauge("addnorm_cache_bytes", "Bytes of results held.")
         self.cache_bytes_limit = gauge("addnorm_cache_bytes_limit", "Bytes that may be held.")
 
-    def computed(self, micro: MicroBatch, rows: Rows) -> None:
+    def computed(self, micro: MicroBatch, rows: AnyRows) -> None:
         model, lengths = micro.target.name, [sequence.length for sequence in micro.sequences]
         self.of(self.micro_batch_tokens, model).observe(sum(lengths))
         self.of(self.micro_batch_sequences, model).observe(len(lengths))

@@ -10,7 +10,7 @@ from addnorm.model.config import Config, HeadConfig
 from addnorm.model.pooling import picked
 from addnorm.model.transformer import Transformer
 from addnorm.service.inference.heads import pooled
-from addnorm.service.runtime.batch import Batch
+from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.manifest import Pooling
 
 MASK = torch.tensor([[0, 1, 0, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 1, 0], [0, 0, 0, 0, 0]])
@@ -21,7 +21,8 @@ def test_picks_what_the_server_pools_wherever_the_pads_stand(pooling: Pooling) -
     activations = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0))
     found = picked(pooling, activations, MASK)
     batch = Batch.of([np.zeros(length, np.int64) for length in (3, 5, 1)])
-    expected = pooled(activations[MASK != 0].numpy(), batch.offsets, pooling)
+    real = activations[MASK != 0].numpy()
+    expected = pooled(Rows(real, real, real), batch.offsets, pooling)
     np.testing.assert_allclose(found[:3].numpy(), expected, atol=1e-6)
     assert not found[3].any(), "a row of pads alone has no vector"
 

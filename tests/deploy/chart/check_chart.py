@@ -130,6 +130,8 @@ def test_ports_and_probes_are_the_servers() -> None:
     assert found(objects, f"{SERVER} env ADDNORM_PORT value") == "8000"
     threads = found(objects, f"{SERVER} env ADDNORM_WORKER_THREADS valueFrom")
     assert threads == {"resourceFieldRef": {"resource": "limits.cpu"}}
+    of_gpu = render({**EVERYTHING, "gpu": {"count": 1}})
+    assert "ADDNORM_WORKER_THREADS" not in str(found(of_gpu, f"{SERVER} env"))
     assert found(objects, "Service spec ports 0 targetPort") == "http"
     assert found(objects, "ServiceMonitor spec endpoints 0 port") == "http"
     assert found(objects, "NetworkPolicy spec ingress 0 ports") == [{"port": "http"}]
