@@ -3,10 +3,10 @@ where the nodes run, and whether bits are equal alone and in company, or by how 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +48,12 @@ def measured(
     CertificationError and StartupError name what failed.
     """
     model = Model(bundle, provider)
-    model.check()
     if provider != "cpu":
         refuse_rows_on_cpu(model)
-    checks = parity.near(model, reference, checkpoint, equal=False)
-    bits = [*_bits(model, reference, num_compositions)]
+    with _in_words(bundle, provider):
+        model.check()
+        checks = parity.near(model, reference, checkpoint, equal=False)
+        bits = [*_bits(model, reference, num_compositions)]
     return {
         "gpu": gpu_name(),
         "onnxruntime": onnxruntime.__version__,
@@ -68,6 +69,19 @@ def measured(
             for precision in model.engines
         },
     }
+
+
+@contextmanager
+def _in_words(bundle: Bundle, provider: str) -> Iterator[None]:
+    """CertificationError for what onnxruntime raises in a run, such as out of memory."""
+    try:
+        yield
+    except Exception as error:
+        # its classes have no base of their own, and runs with I/O binding raise a RuntimeError
+        if type(error) is not RuntimeError and "onnxruntime" not in type(error).__module__:
+            raise
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CertificationError(f"{bundle.ref} on {provider}: {first}") from error
 
 
 def _bits(
@@ -146,23 +160,31 @@ def _operator(node: NodeProto) -> str:
     return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
 
-def without_rows(graph: GraphProto) -> Iterator[NodeProto]:
+def without_rows(graph: GraphProto, outside: Set[str] = frozenset()) -> Iterator[NodeProto]:
     """The nodes that take no row and no weight, also those in bodies of Scans. Indices, masks and
-    shapes come from integers and from single numbers alone."""
-    weights = {
-        tensor.name
-        for tensor in graph.initializer
-        if tensor.data_type not in INDICES and np.prod(tensor.dims, dtype=int) > 1
-    }
-    rows = weights | {
-        value.name for value in graph.input if value.type.tensor_type.elem_type not in INDICES
-    }
+    shapes come from integers and from single numbers alone.
+
+    outside: what is a row or a weight around a body.
+    """
+    rows = {*outside, *_weights(graph), *_inputs(graph)}
     for node in graph.node:
         bodies = [item.g for item in node.attribute if item.HasField("g")]
-        free = [*chain.from_iterable(map(without_rows, bodies))]
+        free = [own for body in bodies for own in without_rows(body, rows)]
         yield from free
         computes = len(free) < sum(len([*structure.nodes(body)]) for body in bodies)
         if computes or (rows.intersection(node.input) and node.op_type not in ("Shape", "Size")):
             rows.update(node.output)
         else:
             yield node
+
+
+def _weights(graph: GraphProto) -> Iterator[str]:
+    for tensor in graph.initializer:
+        if tensor.data_type not in INDICES and np.prod(tensor.dims, dtype=int) > 1:
+            yield tensor.name
+
+
+def _inputs(graph: GraphProto) -> Iterator[str]:
+    for value in graph.input:
+        if value.type.tensor_type.elem_type not in INDICES:
+            yield value.name

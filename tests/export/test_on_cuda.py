@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import TensorProto, helper
 
 from addnorm.export import command, writer
 from addnorm.export.certificate import on_cuda, structure, tolerances
@@ -108,6 +109,19 @@ def test_numbers_that_are_not_finite_are_refused(
         section(bundles.read(notebook))
 
 
+def test_a_run_that_fails_is_told_in_one_line(
+    notebook: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Rows:
+        raise RuntimeError("bfc_arena.cc: Failed to allocate memory\n in a stack\n")
+
+    monkeypatch.setattr(Engine, "_run", full)
+    with pytest.raises(
+        CertificationError, match=r"^notebook/1 on cpu: bfc_arena.cc: Failed .*ory$"
+    ):
+        section(bundles.read(notebook))
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_what_loading_allows_on_the_cpu_makes_shapes_and_indices(
     notebook_in_fp16: Bundle, precision: str
@@ -118,6 +132,22 @@ def test_what_loading_allows_on_the_cpu_makes_shapes_and_indices(
     assert {node.op_type for node in free} >= SHAPES_AND_INDICES - {"Constant", "Expand"}
     assert {"Scan", "Attention", "Gemm", "Gelu", "LayerNormalization", "Gather"} <= rows
     assert rows & SHAPES_AND_INDICES <= {"Add", "Cast"}  # which CUDA has for all types
+
+
+def test_a_body_may_take_rows_from_outside() -> None:
+    """As an If does, which has no other inputs than its condition."""
+    row = helper.make_tensor_value_info("row", TensorProto.FLOAT, [2])
+    made = helper.make_tensor_value_info("made", TensorProto.FLOAT, [2])
+    nodes = [
+        helper.make_node("Shape", ["row"], ["shape"], "of_row"),
+        helper.make_node("Identity", ["row"], ["made"], "row"),
+        helper.make_node("Squeeze", ["shape"], ["one"], "of_shape"),
+    ]
+    body = helper.make_graph(nodes, "body", [], [made])
+    either = helper.make_node("If", ["is"], ["y"], "if", then_branch=body, else_branch=body)
+    after = helper.make_node("Neg", ["y"], ["z"], "after")
+    graph = helper.make_graph([either, after], "all", [row], [made])
+    assert {node.name for node in without_rows(graph)} == {"of_row", "of_shape"}
 
 
 @pytest.fixture
