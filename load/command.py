@@ -77,7 +77,7 @@ def _one_load(
     reference = Reference(alone(bundle, precision), arguments.tolerance, arguments.most_alone)
     if not stream.once:  # a stream that ends may be longer than what will be sent of it
         reference.learn(stream.requests, arguments.profile)
-    server = _server(arguments.url, arguments.pid)
+    server = _ours(arguments)
     load = _load(arguments)
     before = server.cache_counts()
     result = measure(server, stream, reference, load)
@@ -105,7 +105,7 @@ def _sweep(arguments: argparse.Namespace, bundle: Bundle, command: Sequence[str]
     name, url = arguments.beside or ("", "")
     fields = {"model": arguments.model} if arguments.model else {}
     plan = sweep.Sweep(
-        sweep.Target("Addnorm", arguments.url, _server(arguments.url, arguments.pid)),
+        sweep.Target("Addnorm", arguments.url, _ours(arguments)),
         bundle,
         precisions,
         sweep.Target(name, url, _server(url)) if url else None,
@@ -127,9 +127,24 @@ def _sweep(arguments: argparse.Namespace, bundle: Bundle, command: Sequence[str]
         raise SystemExit("some answers were not right: see the table")
 
 
-def _server(url: str, pid: int | None = None) -> Server:
+def _ours(arguments: argparse.Namespace) -> Server:
+    server = _server(arguments.url)
+    key = _api_key(arguments.api_key_env) if arguments.api_key_env else None
+    headers = (f"Authorization: Bearer {key}",) if key else ()
+    return replace(server, pid=arguments.pid, headers=headers)
+
+
+def _server(url: str) -> Server:
     address = urlsplit(url)
-    return Server(address.hostname or "127.0.0.1", address.port or 80, pid)
+    return Server(address.hostname or "127.0.0.1", address.port or 80)
+
+
+def _api_key(variable: str) -> str:
+    """Exits with one line if the environment variable is not set."""
+    if not os.environ.get(variable):
+        why = f"--api-key-env: the environment variable {variable} is not set"
+        raise SystemExit(f"addnorm load: {why}")
+    return os.environ[variable]
 
 
 def _since(server: Server, before: CacheCounts | None) -> CacheCounts | None:

@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--profile", choices=PROFILES, default="small")
     _add_repeats(found)
     found.add_argument(
-        "--concurrency", type=int, default=8, help="callers; with --rate the most connections"
+        "--concurrency", type=_positive, default=8, help="callers; with --rate the most connections"
     )
     found.add_argument(
         "--rate",
@@ -47,7 +47,10 @@ def parser() -> argparse.ArgumentParser:
         help="open loop: Poisson arrivals a second; latency from the intended time",
     )
     found.add_argument("--seconds", type=_above_zero, default=10.0)
-    found.add_argument("--warm-up", type=float, default=1.0, metavar="SECONDS")
+    found.add_argument("--warm-up", type=_not_negative, default=1.0, metavar="SECONDS")
+    found.add_argument(
+        "--api-key-env", metavar="VARIABLE", help="environment variable that holds the API key"
+    )
     found.add_argument("--precision", help="sent in each body, and that of the reference")
     found.add_argument("--model", help="sent in each body; needed where several models are served")
     found.add_argument(
@@ -132,16 +135,29 @@ def _add_repeats(parser: argparse.ArgumentParser) -> None:
 
 
 def _above_zero(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"invalid float value: {text!r}") from None
-    if not 0 < number < math.inf:
+    if not 0 < (number := _number(text)) < math.inf:
         raise argparse.ArgumentTypeError(f"must be a finite number above 0, not {text}")
     return number
 
 
+def _not_negative(text: str) -> float:
+    if not 0 <= (number := _number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a finite number, 0 or more, not {text}")
+    return number
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"invalid float value: {text!r}") from None
+
+
 def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}") from None
+    if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
     return number

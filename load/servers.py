@@ -70,14 +70,22 @@ class Server:
     host: str
     port: int
     pid: int | None = None
+    headers: tuple[str, ...] = ()  # sent with every request
 
     def ask(self, body: bytes, path: str = "/v1/infer", headers: Sequence[str] = ()) -> bytes:
         """The answer to one body. HTTPError unless it is a success."""
-        url = f"http://{self.host}:{self.port}{path}"
-        own = dict(header.split(": ", 1) for header in headers)
-        request = urllib.request.Request(url, body, {"Content-Type": "application/json", **own})
+        request = self._request(path, body, "Content-Type: application/json", *headers)
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
             return bytes(answer.read())
+
+    def get(self, path: str) -> bytes:
+        """HTTPError unless it is a success."""
+        with urllib.request.urlopen(self._request(path, None), timeout=METRICS_S) as answer:
+            return bytes(answer.read())
+
+    def _request(self, path: str, body: bytes | None, *headers: str) -> urllib.request.Request:
+        own = dict(header.split(": ", 1) for header in (*self.headers, *headers))
+        return urllib.request.Request(f"http://{self.host}:{self.port}{path}", body, own)
 
     def cpu_s(self) -> float | None:
         """CPU seconds of the process so far, user and system."""
@@ -98,10 +106,8 @@ class Server:
 
     def cache_counts(self) -> CacheCounts | None:
         """Since its start. None if it has no metrics that we may read, or is not Addnorm."""
-        url = f"http://{self.host}:{self.port}/metrics"
         try:
-            with urllib.request.urlopen(url, timeout=METRICS_S) as answer:
-                return CacheCounts.of_metrics(answer.read().decode())
+            return CacheCounts.of_metrics(self.get("/metrics").decode())
         except (OSError, ValueError, HTTPException):  # of other servers, or for lack of a key
             return None
 

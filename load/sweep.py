@@ -4,7 +4,6 @@ The loads, and how they are measured, are those of bench/. The servers run alrea
 """
 
 import json
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.client import HTTPException
@@ -195,10 +194,8 @@ def _server(url: str, entry: dict[str, Any]) -> str:
 
 def _entry(server: Server, model: str) -> dict[str, Any]:
     """Of /v1/models. Empty if the server has none that we may read."""
-    url = f"http://{server.host}:{server.port}/v1/models/{model}"
     try:
-        with urllib.request.urlopen(url, timeout=METRICS_S) as answer:
-            entry = json.load(answer)
+        entry = json.loads(server.get(f"/v1/models/{model}"))
     except (OSError, ValueError, HTTPException):
         return {}
     return entry if isinstance(entry, dict) else {}

@@ -60,7 +60,7 @@ class Settings(BaseModel):
         0,
         ge=0,
         description=(
-            "Concurrent session runs. 0: as many as the cores of the cgroup quota. "
+            "Concurrent session runs. 0: as many as the cores of the cgroup quota, 2 on a GPU. "
             "Set it beside other busy processes."
         ),
     )

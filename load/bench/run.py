@@ -74,7 +74,8 @@ async def _apply(
     server: Server, stream: Stream, load: Load, progress: bool
 ) -> tuple[Answers, float | None, float, int]:
     bodies = [request.body for request in stream.requests]
-    client = Client(server.host, server.port, bodies, 60.0, *load.headers, path=stream.path)
+    headers = *server.headers, *load.headers
+    client = Client(server.host, server.port, bodies, 60.0, *headers, path=stream.path)
     order = stream.indices()
     if load.warm_up_s:
         await closed_loop(client, order, load.concurrency, load.warm_up_s)

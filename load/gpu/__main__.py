@@ -2,9 +2,10 @@
 
 Parts, in this order: export (models with drawn weights, certified on the CPU), tests (pytest -m
 cuda), parity (differences from the CPU), invariance (bits of sequences alone and in drawn batches),
-speed (beside PyTorch and torch.matmul), tf32, latency, served (over HTTP, beside PyTorch behind
-FastAPI), closed (a hidden GPU, too little memory). Each is a process of its own with a time limit,
-and writes its figures into OUT/report.json as they come. A part that fails does not end the run.
+speed (beside PyTorch and torch.matmul), lanes (several runs at once), tf32, latency, served (over
+HTTP, beside PyTorch behind FastAPI), closed (a hidden GPU, too little memory). Each is a process of
+its own with a time limit, and writes its figures into OUT/report.json as they come. A part that
+fails does not end the run.
 
 Exits with 0 if all is well, 1 if a part failed, 2 if something is missing. `--provider cpu` is a
 rehearsal on small models, which says nothing of a GPU.

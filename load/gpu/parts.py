@@ -11,7 +11,7 @@ from addnorm.load.gpu.agreement import invariance, parity
 from addnorm.load.gpu.closed import closed
 from addnorm.load.gpu.over_http import served
 from addnorm.load.gpu.setup import Setup
-from addnorm.load.gpu.throughput import latency, speed, tf32
+from addnorm.load.gpu.throughput import lanes, latency, speed, tf32
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"
 MARK = "mark.cuda"
@@ -45,6 +45,7 @@ PARTS: dict[str, Callable[[Setup], None]] = {
     "parity": parity,
     "invariance": invariance,
     "speed": speed,
+    "lanes": lanes,
     "tf32": tf32,
     "latency": latency,
     "served": served,

@@ -6,6 +6,7 @@ the host is part of the time.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from statistics import median
 from typing import Any
@@ -29,6 +30,7 @@ from addnorm.service.runtime.manifest import Limits, Pooling
 LOADS = ("small", "big", "hidden")
 REPEATS = 8  # of a load's sequences: a GPU is through with them at once
 ROUNDS = 3
+LANES = (1, 2, 4)  # runs at once
 TORCH_BATCH = 32  # sequences, in the order in which they come
 TORCH_CELLS = 16384  # of a batch of like lengths
 ALONE = (16, 128, 512)  # tokens of one caller's sequence
@@ -68,6 +70,38 @@ def tf32(setup: Setup) -> None:
         compared = differences(model.engine("fp32").run(batch), expected, "fp16")
         found = {name: difference for name, difference, _ in compared}
         setup.report.put("tf32", f"{shape} parity", found)
+
+
+def lanes(setup: Setup) -> None:
+    """fp16 with several runs at once, on threads of their own, as worker threads do."""
+    for shape in setup.shapes:
+        model = _loaded(setup, shape)
+        for load in LOADS:
+            sequences = _sequences(load, model.bundle.manifest.limits)
+            (batches,) = _ours(model, load, sequences, ("fp16",)).values()
+            with ThreadPoolExecutor(max(LANES)) as threads:
+                sides = {f"{num} at once": _at_once(batches, num, threads) for num in LANES}
+                for side, tokens_per_s in _in_turn(sides, setup.seconds).items():
+                    name = f"{shape} {load}, {side}"
+                    setup.report.put("lanes", name, {"tokens/s": tokens_per_s})
+
+
+def _at_once(
+    batches: Sequence[tuple[int, Run]], num_lanes: int, threads: ThreadPoolExecutor
+) -> list[tuple[int, Run]]:
+    """All batches as one run: each lane takes the next one that none has taken."""
+
+    def run() -> None:
+        left = iter([run for _, run in batches])
+
+        def lane() -> None:
+            for own in left:  # a list's iterator gives each run to one thread
+                own()
+
+        for done in [threads.submit(lane) for _ in range(num_lanes)]:
+            done.result()
+
+    return [(sum(num for num, _ in batches), run)]
 
 
 def latency(setup: Setup) -> None:

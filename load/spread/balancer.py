@@ -83,7 +83,7 @@ def balancer(
         command = [PROGRAM, "-db", "-q", "-f", str(configuration), "-f", str(own)]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
         try:
-            found = Balancer(LOOPBACK, listen, process.pid, control)
+            found = Balancer(LOOPBACK, listen, process.pid, control=control)
             wait_for_servers(found, len(addresses))
             yield found
         finally:

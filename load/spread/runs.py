@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import time
-import urllib.request
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from prometheus_client.parser import text_string_to_metric_families
 
 from addnorm.load import servers
-from addnorm.load.servers import METRICS_S, Server
+from addnorm.load.servers import Server
 from addnorm.load.spread.balancer import Balancer, balancer, wait_for_servers
 from addnorm.load.spread.callers import Calls, call
 from addnorm.service.runtime.bundle import Bundle
@@ -130,9 +129,7 @@ async def _timed(event: Callable[[], Awaitable[None]], run: Run, started: float)
 def num_answered(server: Server, last: int) -> int:
     """Requests that the server has answered with 200. last: where it cannot be asked any more."""
     try:
-        url = f"http://{server.host}:{server.port}/metrics"
-        with urllib.request.urlopen(url, timeout=METRICS_S) as got:
-            text = got.read().decode()
+        text = server.get("/metrics").decode()
     except OSError:
         return last
     return sum(

@@ -85,6 +85,7 @@ class Model:
                 run_on_all_cores=self.statistics.timed(engine.run_on_all_cores)
                 if engine.provider == "cpu"
                 else None,
+                is_shared_out=engine.provider == "cpu",
             )
             for precision, engine in self.engines.items()
         }

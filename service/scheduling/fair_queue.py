@@ -163,14 +163,17 @@ class JobQueue:
         """The next micro-batch: the longest sequence of the job whose turn it is, and sequences of
         similar length.
 
-        num_idle: worker threads without work, this one included. They share what waits.
+        num_idle: worker threads without work, this one included. They share what waits, if it may
+        be shared out.
         """
         self.sweep(now)
         if not self.jobs:
             return None
         job = self._next()
         target = job.target
-        share = max(MIN_TOKENS_PER_WORKER, math.ceil(target.num_tokens / num_idle))
+        share = target.token_budget
+        if target.is_shared_out:
+            share = max(MIN_TOKENS_PER_WORKER, math.ceil(target.num_tokens / num_idle))
         candidates = self._candidates(job, CANDIDATE_BATCHES * target.token_budget)
         taken = _nearest(candidates, job.waiting[-1], min(target.token_budget, share))
         if backlog := self._backlog_of.get(job):

@@ -41,12 +41,14 @@ class Target:
         name: str = "",
         exact: bool = True,
         run_on_all_cores: Run | None = None,
+        is_shared_out: bool = True,
     ) -> None:
         """token_budget: of a micro-batch; name: of the model; exact: whether equal bits are
         promised for co-batched sequences; run_on_all_cores: `run`, sooner while other workers are
-        idle; None if there is no such thing."""
+        idle; None if there is no such thing; is_shared_out: whether idle workers share what waits.
+        A GPU computes it sooner in one run."""
         self.run, self.name, self.exact = run, name, exact
-        self.run_on_all_cores = run_on_all_cores
+        self.run_on_all_cores, self.is_shared_out = run_on_all_cores, is_shared_out
         self.token_budget = token_budget
         self.num_tokens = 0  # that wait
         self.tokens_per_s: float | None = None  # of one worker, smoothed; None until measured

@@ -51,6 +51,10 @@ from addnorm.service.telemetry.invariance import InvarianceCheck
 from addnorm.service.telemetry.metrics import Metrics
 from addnorm.service.telemetry.report import Reporter
 
+# Worker threads of a GPU: while one hands out what a run gave, the GPU has the next. Not measured
+# yet: `python -m addnorm.load.gpu --only lanes` does.
+GPU_WORKERS = 2
+
 
 class Closable(Protocol):
     def close(self) -> None: ...
@@ -81,12 +85,14 @@ class Service:
 def build(models: Models, settings: Settings, tracer: Tracer | None = None) -> Service:
     """StartupError if the API keys cannot be read."""
     keys = Keys(settings)
-    scheduler = Scheduler(settings.num_workers, settings.max_queue_tokens, settings.run_timeout_s)
+    scheduler = Scheduler(
+        num_workers(models, settings), settings.max_queue_tokens, settings.run_timeout_s
+    )
     readiness = Readiness(models, scheduler, settings.known_answer_timeout_s)
     repository = Repository(models, settings)
     bodies = ByteBudget("bodies", settings.max_pending_body_bytes)
     responses = ByteBudget("responses", settings.max_pending_response_bytes)
-    # as many threads as workers: heads run there, and compete with the workers for the cores
+    # heads run there, and compete with the workers for the cores
     encoders = CooperativePool(settings.num_workers, "encode")
     # one thread: reading holds the interpreter's lock, and two would keep it from the event loop
     readers = CooperativePool(1, "read", pauses=True)
@@ -117,6 +123,14 @@ def build(models: Models, settings: Settings, tracer: Tracer | None = None) -> S
         metrics=metrics,
         to_close=(repository, invariance_check, scheduler, encoders, readers),
     )
+
+
+def num_workers(models: Models, settings: Settings) -> int:
+    """Session runs at once: one a core, and a few on a GPU."""
+    engines = (engine for model in models.all() for engine in model.engines.values())
+    if not settings.worker_threads and any(engine.provider == "cuda" for engine in engines):
+        return GPU_WORKERS
+    return settings.num_workers
 
 
 def _routers(

@@ -112,6 +112,10 @@ def test_the_same_figures_give_the_same_page(findings: Findings, page: str) -> N
         (["--minutes", "-1"], "--minutes: must be a finite number above 0, not -1"),
         (["--seconds", "inf"], "--seconds: must be a finite number above 0, not inf"),
         (["--rate", "x"], "--rate: invalid float value: 'x'"),
+        (["--warm-up", "nan"], "--warm-up: must be a finite number, 0 or more, not nan"),
+        (["--warm-up", "-1"], "--warm-up: must be a finite number, 0 or more, not -1"),
+        (["--concurrency", "0"], "--concurrency: must be at least 1, not 0"),
+        (["--concurrency", "x"], "--concurrency: invalid int value: 'x'"),
     ],
 )
 def test_options_without_effect_or_out_of_range_are_refused(
@@ -208,6 +212,7 @@ def test_a_server_that_gives_no_right_answer_is_quoted(
         (["--json", "/nope/dir/x.json"], "--json /nope/dir/x.json cannot be written: No such file"),
         (["--html", "/"], "--html / cannot be written: Is a directory"),
         (["--precision", "fp8"], "notebook/1 has fp32, not fp8"),
+        (["--api-key-env", "NO_KEY"], "the environment variable NO_KEY is not set"),
     ],
 )
 def test_a_load_that_cannot_end_well_does_not_begin(
@@ -218,6 +223,23 @@ def test_a_load_that_cannot_end_well_does_not_begin(
     with pytest.raises(SystemExit, match=said) as ended:
         command.load(["--bundle", str(notebook), *options])
     assert "\n" not in str(ended.value)
+
+
+def test_a_key_opens_the_server_and_its_metrics(
+    notebook: Path,
+    serve: Callable[..., AbstractContextManager[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key, result = "load-0123456789abcdef", tmp_path / "result.json"
+    what = ["--bundle", str(notebook), "--model", "notebook", "--json", str(result)]
+    what += ["--seconds", "0.1", "--warm-up", "0", "--concurrency", "1"]
+    monkeypatch.setenv("KEY", key)
+    with serve(api_keys=f"load infer,metrics {key}") as url:
+        with pytest.raises(SystemExit, match="401"):
+            command.load([*what, "--url", url])
+        command.load([*what, "--url", url, "--api-key-env", "KEY"])
+    assert json.loads(result.read_text())["result"]["cache"] is not None
 
 
 def test_looking_whether_a_file_can_be_written_changes_none(tmp_path: Path) -> None:

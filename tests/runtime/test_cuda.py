@@ -9,8 +9,15 @@ import onnxruntime as ort
 import pytest
 
 from addnorm.service.errors import StartupError
+from addnorm.service.models import registry
+from addnorm.service.models.registry import Model
+from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import cuda, session
 from addnorm.service.runtime.cuda import CudaOptions
+from addnorm.service.server.wiring import num_workers
+from addnorm.service.settings import Settings
+
+ON_GPU: dict[str, Any] = {"provider": "cuda", "compute": None, "run_on_all_cores": None}
 
 
 @pytest.mark.parametrize(
@@ -80,3 +87,21 @@ def test_the_gpu_and_tf32_are_part_of_what_decides_bits(
     cuda.gpu_name.cache_clear()
     assert CudaOptions(tf32=True).kind == "NVIDIA H100 80GB HBM3, TF32"
     cuda.gpu_name.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("provider", "worker_threads", "num"), [("cuda", 0, 2), ("cuda", 5, 5), ("cpu", 7, 7)]
+)
+def test_a_gpu_has_two_worker_threads(provider: str, worker_threads: int, num: int) -> None:
+    model: Any = SimpleNamespace(engines={"fp16": SimpleNamespace(provider=provider)})
+    models: Any = SimpleNamespace(all=lambda: [model])
+    assert num_workers(models, Settings(worker_threads=worker_threads)) == num
+
+
+def test_what_waits_for_a_gpu_is_not_shared_out(
+    notebook: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = bundles.read(notebook)
+    assert Model(bundle, "cpu").target("fp32").is_shared_out
+    monkeypatch.setattr(registry, "Engine", lambda *_: SimpleNamespace(**ON_GPU))
+    assert not Model(bundle, "cuda").target("fp32").is_shared_out

@@ -76,6 +76,13 @@ def test_what_waits_is_shared_out_among_idle_lanes() -> None:
     assert lengths(queue.take(0, num_idle=2)) == [2] * 6  # too little to share
 
 
+def test_what_a_gpu_computes_is_not_shared_out() -> None:
+    queue, target = Queue(1000), Target(echo, 100, is_shared_out=False)
+    submit(queue, target, of_lengths(*[30] * 4))
+    assert lengths(queue.take(0, num_idle=2)) == [30, 30, 30]
+    assert lengths(queue.take(0, num_idle=1)) == [30]
+
+
 def test_a_sequence_over_the_budget_runs_alone() -> None:
     queue, target = Queue(1000), Target(echo, 5)
     submit(queue, target, of_lengths(3, 9, 3))

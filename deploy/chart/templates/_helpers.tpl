@@ -69,7 +69,9 @@ scaleDown: {stabilizationWindowSeconds: {{ .Values.autoscaling.scaleDownS }}}
 {{- define "addnorm.ownSettings" -}}
 ADDNORM_HOST: nothing, the image listens on all addresses
 ADDNORM_PORT: service.port
+{{- if not .Values.gpu.count }}
 ADDNORM_WORKER_THREADS: resources.limits.cpu
+{{- end }}
 ADDNORM_PROVIDER: gpu.count
 ADDNORM_TIMEOUT_S: timeoutS
 ADDNORM_GRACE_S: timeoutS
