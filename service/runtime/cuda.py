@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 GPUS = Path("/proc/driver/nvidia/gpus")  # a folder each, as NVIDIA's driver on Linux makes them
+# bits of onnxruntime's sdpa_kernel. Its third kernel needs no bit: it takes what these cannot
+FLASH, MEMORY_EFFICIENT = 1, 2
 
 
 class CudaOptions(NamedTuple):
@@ -12,12 +14,15 @@ class CudaOptions(NamedTuple):
     memory_bytes: int = 0  # of the arena of each graph; 0: no limit
 
     def for_provider(self) -> dict[str, str]:
-        """By onnxruntime's names. Each run has a CUDA stream of its own, so those of several worker
-        threads may overlap (microsoft/onnxruntime#13495)."""
+        """By onnxruntime's names. Each worker thread has CUDA streams of its own in each session,
+        so runs of several threads may overlap (docs/cuda.md says what was seen)."""
         options = {
             "use_tf32": str(int(self.tf32)),
-            # the default doubles the arena, and holds up to twice what the largest run needed
+            # the default doubles the arena up to steps of 1 GiB
             "arena_extend_strategy": "kSameAsRequested",
+            # without cuDNN's, which takes fp16 where all sequences have one token, and builds a
+            # plan for each number of them
+            "sdpa_kernel": str(FLASH | MEMORY_EFFICIENT),
         }
         if self.memory_bytes:
             options["gpu_mem_limit"] = str(self.memory_bytes)

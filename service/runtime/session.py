@@ -78,6 +78,7 @@ def open_session(
     GPU."""
     if not uses_cuda(provider):
         return _load(graph, _options(1, fits_16_bits))
+    _check_limit(graph, cuda.memory_bytes)
     session = _load(graph, _options(1, fits_16_bits), (PROVIDERS["cuda"], cuda.for_provider()))
     if PROVIDERS["cuda"] in session.get_providers():
         refuse_rows_on_cpu(graph, session)
@@ -87,6 +88,15 @@ def open_session(
             " check the GPU and its driver, or set ADDNORM_PROVIDER=cpu"
         )
     return session
+
+
+def _check_limit(graph: Path, memory_bytes: int) -> None:
+    """StartupError if the weights alone are more. onnxruntime would then have no limit (1.31.1)."""
+    if 0 < memory_bytes < (weights := _file_bytes(graph)):
+        raise StartupError(
+            f"ADDNORM_CUDA_MEMORY_BYTES is {memory_bytes}, but the weights of {graph} alone take"
+            f" {weights}: set more, or 0 for no limit"
+        )
 
 
 def uses_cuda(provider: str) -> bool:
@@ -125,8 +135,13 @@ def _pack(graph: Path, packed: Path, fits_16_bits: bool) -> None:
 
 def _most_bytes(graph: Path) -> int:
     """That `_pack` may write: the weights as they are, and packed."""
+    return 2 * _file_bytes(graph)
+
+
+def _file_bytes(graph: Path) -> int:
+    """Nearly all of it weights. 0 if there is no file."""
     files = graph, graph.with_name(f"{graph.name}.data")
-    return 2 * sum(file.stat().st_size for file in files if file.exists())
+    return sum(file.stat().st_size for file in files if file.exists())
 
 
 @cache

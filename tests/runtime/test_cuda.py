@@ -1,5 +1,6 @@
 """What onnxruntime is told where sessions run on a GPU. No GPU is needed."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,7 +49,7 @@ def test_sessions_get_the_settings(
     session.open_session(Path("any.onnx"), "cuda", cuda=options)
     (name, given), cpu = asked
     assert (name, cpu) == ("CUDAExecutionProvider", "CPUExecutionProvider")
-    assert given == {"arena_extend_strategy": "kSameAsRequested", **told}
+    assert given == {"arena_extend_strategy": "kSameAsRequested", "sdpa_kernel": "3", **told}
 
 
 def test_a_session_that_fell_back_to_the_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +59,26 @@ def test_a_session_that_fell_back_to_the_cpu_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(session.ort, "InferenceSession", lambda *_, providers: fell_back)
     with pytest.raises(StartupError, match="fell back to the CPU"):
         session.open_session(Path("any.onnx"), "cuda")
+
+
+@pytest.mark.parametrize(("memory_bytes", "refused"), [(0, False), (99, True), (100, False)])
+def test_a_limit_below_the_weights_is_refused(
+    memory_bytes: int, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = tmp_path / "model.onnx"
+    graph.write_bytes(bytes(60))
+    graph.with_name("model.onnx.data").write_bytes(bytes(40))
+    opened = SimpleNamespace(get_providers=lambda: [session.PROVIDERS["cuda"]])
+    available = list(session.PROVIDERS.values())
+    monkeypatch.setattr(session.ort, "get_available_providers", lambda: available)
+    monkeypatch.setattr(session.ort, "InferenceSession", lambda *_, providers: opened)
+    expected = (
+        pytest.raises(StartupError, match=r"_BYTES is 99, but .* take 100: set more")
+        if refused
+        else nullcontext()
+    )
+    with expected:
+        session.open_session(graph, "cuda", cuda=CudaOptions(memory_bytes=memory_bytes))
 
 
 def test_the_gpu_and_tf32_are_part_of_what_decides_bits(

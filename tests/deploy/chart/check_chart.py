@@ -12,6 +12,7 @@ import yaml
 from tests.deploy.chart.rendering import (
     DEPLOY,
     IMAGE,
+    MISSING,
     chart,
     found,
     problems,
@@ -128,10 +129,9 @@ def test_ports_and_probes_are_the_servers() -> None:
     server = found(objects, SERVER)
     assert server["ports"] == [{"name": "http", "containerPort": 8000}]
     assert found(objects, f"{SERVER} env ADDNORM_PORT value") == "8000"
-    threads = found(objects, f"{SERVER} env ADDNORM_WORKER_THREADS valueFrom")
-    assert threads == {"resourceFieldRef": {"resource": "limits.cpu"}}
-    of_gpu = render({**EVERYTHING, "gpu": {"count": 1}})
-    assert "ADDNORM_WORKER_THREADS" not in str(found(of_gpu, f"{SERVER} env"))
+    threads = f"{SERVER} env ADDNORM_WORKER_THREADS valueFrom"
+    assert found(render({}), threads) == {"resourceFieldRef": {"resource": "limits.cpu"}}
+    assert found(render({"gpu": {"count": 1}}), threads) == MISSING
     assert found(objects, "Service spec ports 0 targetPort") == "http"
     assert found(objects, "ServiceMonitor spec endpoints 0 port") == "http"
     assert found(objects, "NetworkPolicy spec ingress 0 ports") == [{"port": "http"}]
@@ -192,10 +192,14 @@ def test_a_wrong_value_is_refused_with_words(values: Values, words: str) -> None
     assert words in str(refused.value)
 
 
+OTHERS = ("PROVIDER", "HOST", "API_KEYS", "TLS_CERT", "TLS_KEY")  # it sets some of them at times
+
+
 def test_settings_that_the_chart_itself_sets_are_refused() -> None:
-    container = found(render(EVERYTHING | {"bundle": {"trustedKeys": "pub"}}), SERVER)
+    values = EVERYTHING | {"bundle": {"trustedKeys": "pub"}, "gpu": {}}
+    container = found(render(values), SERVER)
     ours = {entry["name"] for entry in container["env"]}
-    assert len(ours) == 8
-    for name in ours | {f"ADDNORM_{rest}" for rest in ("HOST", "API_KEYS", "TLS_CERT", "TLS_KEY")}:
+    assert len(ours) == 7
+    for name in ours | {f"ADDNORM_{rest}" for rest in OTHERS}:
         with pytest.raises(helm_python.HelmError, match=f"settings has {name}, which the chart"):
             rendered({"settings": {name: "1"}})
