@@ -457,7 +457,7 @@ def test_certificate_lines_have_one_form(
 ) -> None:
     command.verify([str(shutil.copytree(notebook, tmp_path / "notebook" / "1"))])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fp32")]
-    assert len(lines) == 19
+    assert len(lines) == 20
     assert all(re.search(r" of +\S+  ok, worst of \d+ measures$", line) for line in lines)
 
 
