@@ -43,7 +43,7 @@ def verify(arguments: Sequence[str]) -> None:
     options = _verify_parser().parse_args(arguments)
     memory.share_arenas()
     with _one_line("verify"):
-        writer.verify(options.bundle, options.checkpoint)
+        writer.verify(options.bundle, options.checkpoint, options.provider)
 
 
 @contextmanager
@@ -162,5 +162,11 @@ def _verify_parser() -> argparse.ArgumentParser:
         "--checkpoint",
         metavar=WHERE,
         help=f"what it was made from, if not a preset: a folder, or {HUB}",
+    )
+    parser.add_argument(
+        "--provider",
+        choices=["cpu", "cuda"],
+        default="cpu",
+        help="cuda adds to a certificate what holds on this GPU",
     )
     return parser

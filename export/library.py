@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
+from typing import Literal
 
 from addnorm.export import sources, writer
 from addnorm.export.sources import UsageError
@@ -80,15 +81,17 @@ def verify_bundle(
     model: Transformer,
     *,
     tokenizer: str | PathLike[str] | None = None,
+    provider: Literal["cpu", "cuda"] = "cpu",
 ) -> Bundle:
     """Makes the certificate of a bundle again, on this machine, from the model that it was made of.
 
     path: a folder `name/version`. tokenizer: as in `export_bundle`, if the bundle has one.
+    provider: "cuda" adds to the certificate what holds on this GPU.
 
     ExportError if the bundle was made of another model, or if any check fails.
     """
     with _one_error():
-        bundle = bundles.read_uncertified(Path(path))
+        bundle = writer.read_again(Path(path), provider)
         manifest = bundle.manifest
         if TOKENIZER in manifest.files and tokenizer is None:
             raise UsageError(f"{bundle.ref} takes texts: name the folder of its tokenizer")
@@ -100,7 +103,7 @@ def verify_bundle(
             tokenizer=None if tokenizer is None else Path(tokenizer),
             max_length=manifest.source.get("max_length"),
         )
-        writer.certify_again(bundle, source)
+        writer.certify_again(bundle, source, provider)
         return bundles.read(bundle.path)
 
 

@@ -5,11 +5,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from safetensors.numpy import save_file
 
 from addnorm.export import model_file, sources, vector_ranges
 from addnorm.export.certificate.exact import RANGES, heads, versions
+from addnorm.export.certificate.on_cuda import measured
 from addnorm.export.certificate.parity import certify
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.download import DownloadError
@@ -26,6 +28,7 @@ from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import tokenizer as text
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Limits
+from addnorm.service.runtime.session import uses_cuda
 from addnorm.service.runtime.signature import SIGNATURE
 
 REFUSALS = (  # what `export` and `verify` raise for models, folders and arguments that do not fit
@@ -181,31 +184,65 @@ def _write_graphs(model: Transformer, folder: Path, plan: Plan, limits: Limits) 
         model_file.save(export_head(head, output, model.config.d_model), folder / file)
 
 
-def verify(path: Path, checkpoint: str | None) -> None:
-    """Makes the certificate of a bundle again, here, from its preset or its checkpoint."""
-    bundle = bundles.read_uncertified(path)
+def verify(path: Path, checkpoint: str | None, provider: str = "cpu") -> None:
+    """Makes the certificate of a bundle again, here, from its preset or its checkpoint.
+
+    provider: as in `certify_again`.
+    """
+    bundle = read_again(path, provider)
     try:
         source = sources.recorded(bundle.manifest.source, checkpoint)
     except UsageError as error:
         raise UsageError(f"{bundle.ref}: {error}") from None
-    certify_again(bundle, source)
+    certify_again(bundle, source, provider)
 
 
-def certify_again(bundle: Bundle, source: Source) -> None:
+def read_again(path: Path, provider: str) -> Bundle:
+    """A bundle to be verified. StartupError where cuda is asked for and this onnxruntime has none,
+    or the bundle is not certified on the CPU."""
+    if provider == "cuda" and uses_cuda(provider):
+        return bundles.read(path)
+    return bundles.read_uncertified(path)
+
+
+def certify_again(bundle: Bundle, source: Source, provider: str = "cpu") -> None:
+    """UsageError if the bundle was made from something else, or in another way.
+
+    provider: cuda adds what holds on a GPU to the certificate that it has.
+    """
+    _check_source(bundle, source)
+    say(f"verifying {bundle.ref} on {provider}")
+    reference = source.in_layout("padded")
+    if provider == "cuda":
+        assert bundle.certificate
+        section = measured(bundle, reference, source.folder)
+        certificate = {**bundle.certificate, "cuda": section}
+    else:
+        new = certify(bundle, reference, source.folder)
+        certificate = {**new, **_measured_before(bundle)}
+    bundles.write_certificate(bundle, certificate)
+    print(f"verified {bundle.path}")
+    if (bundle.path / SIGNATURE).exists():
+        again = f"`addnorm sign {bundle.path} --key KEY.pem`"
+        print(f"{SIGNATURE} is of the certificate of before: make it again with {again}")
+
+
+def _measured_before(bundle: Bundle) -> dict[str, Any]:
+    """What was measured on a GPU, of the same files: the manifest has their sha256."""
+    with suppress(StartupError):
+        certificate = bundles.read(bundle.path).certificate or {}
+        return {name: certificate[name] for name in certificate if name == "cuda"}
+    return {}
+
+
+def _check_source(bundle: Bundle, source: Source) -> None:
     """UsageError if the bundle was made from something else, or in another way."""
     for name, value in {"source": source.origin, **source.facts}.items():
         if (found := getattr(bundle.manifest, name)) != value:
             what = "was made from" if name == "source" else f"says {name}"
             raise UsageError(f"{bundle.ref} {what} {found}, this is {value}")
-    say(f"verifying {bundle.ref}")
     check_fit(source.model)
     _check_text_limit(bundle, source)
-    reference = source.in_layout("padded")
-    bundles.write_certificate(bundle, certify(bundle, reference, source.folder))
-    print(f"verified {bundle.path}")
-    if (bundle.path / SIGNATURE).exists():
-        again = f"`addnorm sign {bundle.path} --key KEY.pem`"
-        print(f"{SIGNATURE} is of the certificate of before: make it again with {again}")
 
 
 def _check_text_limit(bundle: Bundle, source: Source) -> None:

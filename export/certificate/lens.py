@@ -1,7 +1,7 @@
 """Cases of the certificate for the lens: what it shows against PyTorch, and its bits against the
 body's and against themselves."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from addnorm.export.certificate import tolerances
+from addnorm.export.certificate.batch_invariance import Arrays, NamedPairs, Pair
 from addnorm.export.certificate.cases import Case, cases
 from addnorm.export.certificate.served import NamedCompare, Served
 from addnorm.model.transformer import Transformer
@@ -33,7 +34,14 @@ def named(path: Served, reference: Transformer) -> list[NamedCompare]:
             compared.append((name, partial(_against_torch, path, case, reference, every, None)))
         elif case.name.startswith("maximum length"):
             compared.append((name, partial(_against_torch, path, case, reference, [last], [0])))
-    return [*compared, ("lens, its bits", partial(_bits, path, reference))]
+    return compared
+
+
+def bits(path: Served, reference: Transformer) -> list[NamedPairs]:
+    """What must have equal bits on the CPU; nothing without a lens."""
+    if not path.model.bundle.has_lens:
+        return []
+    return [("lens, its bits", partial(_bits, path, reference))]
 
 
 def _against_torch(
@@ -102,25 +110,37 @@ def _real_maps(answer: Any, real: Array, case: Case | None = None) -> Array:
     return np.concatenate(parts)
 
 
-def _bits(path: Served, reference: Transformer, precision: str) -> Iterator[tolerances.Result]:
-    """Rows of the last layer that are not those of the body, which ran in company; and sequences
-    that in company, padded, are shown otherwise than alone."""
-    engine, n_layers = path.model.engine(precision), reference.config.n_layers
-    chosen = {case.name: case for case in cases(path.model.bundle)}
-    ragged = chosen["ragged"]
+def _bits(path: Served, reference: Transformer, precision: str) -> Mapping[str, Iterable[Pair]]:
+    """Rows of the last layer, and those of the body, which ran in company; sequences alone, and in
+    company, padded."""
+    return {
+        "rows unlike the body's": _beside_the_body(path, reference, precision),
+        "sequences unlike alone": _beside_alone(path, reference, precision),
+    }
+
+
+def _beside_the_body(path: Served, reference: Transformer, precision: str) -> Iterator[Pair]:
+    ragged = next(case for case in cases(path.model.bundle) if case.name == "ragged")
     got = path.ask(
         ragged, precision, outputs=["activations", "hidden_states"],
-        hidden_states={"layers": [n_layers]},
+        hidden_states={"layers": [reference.config.n_layers]},
     )  # fmt: skip
-    pairs = zip(got["activations"], got["hidden_states"][0], strict=True)
-    yield "rows unlike the body's", sum(one != other for one, other in pairs), 0
-    heads = [*range(reference.config.n_heads)]
-    layers = [*range(n_layers + 1)], [*range(n_layers)], heads
+    for pair in zip(got["activations"], got["hidden_states"][0], strict=True):
+        made, shown = (np.array(rows, np.float64) for rows in pair)
+        yield [shown], [made]
+
+
+def _beside_alone(path: Served, reference: Transformer, precision: str) -> Iterator[Pair]:
+    chosen = {case.name: case for case in cases(path.model.bundle)}
+    engine, n_layers = path.model.engine(precision), reference.config.n_layers
+    layers = [*range(n_layers + 1)], [*range(n_layers)], [*range(reference.config.n_heads)]
     grid = chosen["pads holes"].grid()
-    unequal = 0
     for sequence, together in zip(_sequences(grid), engine.see_grid(grid, *layers), strict=True):
-        unequal += not _same(engine.see(sequence, *layers), together)
-    yield "sequences unlike alone", unequal, 0
+        yield _arrays(engine.see(sequence, *layers)), _arrays(together)
+
+
+def _arrays(seen: Seen) -> Arrays:
+    return [np.stack(seen.hidden_states), *seen.attentions]
 
 
 def _sequences(grid: Grid) -> Iterator[Batch]:
@@ -128,11 +148,3 @@ def _sequences(grid: Grid) -> Iterator[Batch]:
     for row, mask in enumerate(grid.attention_mask != 0):
         types = None if grid.token_type_ids is None else [grid.token_type_ids[row][mask]]
         yield Batch.of([grid.input_ids[row][mask]], types)
-
-
-def _same(one: Seen, other: Seen) -> bool:
-    pairs = [
-        *zip(one.hidden_states, other.hidden_states, strict=True),
-        *zip(one.attentions, other.attentions, strict=True),
-    ]
-    return all(a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in pairs)

@@ -5,6 +5,7 @@ printed as it comes.
 """
 
 import gc
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ from tqdm import tqdm
 
 from addnorm.export.certificate import authors, exact, lens, served
 from addnorm.export.certificate.authors import Compare
+from addnorm.export.certificate.batch_invariance import NamedPairs, counted
 from addnorm.export.certificate.served import CertificationError, NamedCompare, Served
+from addnorm.export.certificate.tolerances import Result
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import NotFinite
 from addnorm.service.models.registry import Model
-from addnorm.service.runtime import memory, selfcheck
+from addnorm.service.runtime import memory, placement, selfcheck
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
+from addnorm.service.runtime.placement import Placement
 from addnorm.service.runtime.processor import processor
 
 
@@ -62,12 +66,21 @@ def certify(
         "provider": "cpu",
         "fingerprint": {name: found.digest for name, found in fingerprints.items()},
         "fingerprint_parts": {name: found.parts() for name, found in fingerprints.items()},
+        "nodes": nodes(model),
         "reference": "PyTorch, layout padded",
         "checks": [asdict(check) for check in checks],
         "known_answer": {
             name: selfcheck.make_known_answer(engine, bundle.manifest.limits)
             for name, engine in model.engines.items()
         },
+    }
+
+
+def nodes(model: Model) -> dict[str, dict[str, Placement]]:
+    """For each precision, and each graph of it: how many nodes of each operator run where."""
+    return {
+        precision: {graph: placement.counted(found) for graph, found in engine.nodes().items()}
+        for precision, engine in model.engines.items()
     }
 
 
@@ -110,14 +123,16 @@ def _other_versions(bundle: Bundle) -> str:
     )
 
 
-def near(model: Model, reference: Transformer, checkpoint: Path | None = None) -> list[Check]:
-    """What is served against PyTorch, case by case, and its bits against themselves.
+def near(
+    model: Model, reference: Transformer, checkpoint: Path | None = None, equal: bool = True
+) -> list[Check]:
+    """What is served against PyTorch, case by case.
 
-    checkpoint: as in `certify`.
+    checkpoint: as in `certify`. equal: whether its bits must be equal alone, co-batched and padded.
     """
     bundle, checks = model.bundle, list[Check]()
     with served.path_of(model) as path:
-        work = _cases(path, reference, checkpoint)
+        work = _cases(path, reference, checkpoint, equal)
         tqdm.write(f"comparing what is served with PyTorch: {len(work)} cases")
         for precision, case in tqdm(work, desc=f"certify {bundle.ref}", unit="case", disable=None):
             found = _checks(precision, *case)
@@ -126,6 +141,23 @@ def near(model: Model, reference: Transformer, checkpoint: Path | None = None) -
             memory.give_back()  # parsed answers are large
     _refuse_failures(checks)
     return checks
+
+
+def bits(path: Served, reference: Transformer, precision: str) -> list[NamedPairs]:
+    """What must have equal bits on the CPU."""
+    of_lens = lens.bits(path, reference) if precision == "fp32" else []
+    return [*served.bits(path), *of_lens]
+
+
+def _equal(case: NamedPairs) -> NamedCompare:
+    """As a check that allows no difference."""
+    name, pairs = case
+
+    def compare(precision: str) -> Iterator[Result]:
+        for output, found in pairs(precision).items():
+            yield output, counted(found).unequal, 0
+
+    return name, compare
 
 
 def _checks(precision: str, case: str, compare: Compare) -> list[Check]:
@@ -138,7 +170,7 @@ def _checks(precision: str, case: str, compare: Compare) -> list[Check]:
 
 
 def _cases(
-    path: Served, reference: Transformer, checkpoint: Path | None
+    path: Served, reference: Transformer, checkpoint: Path | None, equal: bool
 ) -> list[tuple[str, NamedCompare]]:
     """Every case with its precision."""
     of_texts = _text_cases(path, reference, checkpoint)
@@ -148,6 +180,7 @@ def _cases(
         for case in [
             *served.named(path, reference),
             *(lens.named(path, reference) if precision == "fp32" else ()),
+            *(map(_equal, bits(path, reference, precision)) if equal else ()),
             *of_texts,
         ]
     ]

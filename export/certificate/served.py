@@ -5,11 +5,11 @@ graph. The reference is always the plain `Padded` model in PyTorch, so packing i
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from itertools import compress, repeat
+from itertools import chain, compress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from starlette.datastructures import Headers
 
 from addnorm.export.certificate import tolerances
+from addnorm.export.certificate.batch_invariance import Arrays, NamedPairs, Pair
 from addnorm.export.certificate.cases import PLACES, Case, cases
 from addnorm.model.config import Pick
 from addnorm.model.pooling import picked
@@ -40,6 +41,7 @@ NamedCompare = tuple[str, Callable[[str], Iterable[tolerances.Result]]]  # calle
 MAX_LOGITS = 4_000_000  # values compared per case; beyond it only each row's last token's
 MAX_ENTRIES = 256  # of a sparse vector; random weights have some for half of the vocabulary
 BIT_LENGTHS = (1, 2, 3, 5, 8, 16, 17, 33, 64, 100, 129, 512)
+BARE_BITS = "bare graph, its bits"
 PATIENCE_S = 3600.0  # for one case: a slow machine is no fault of the graph
 # every case is computed: a cache would compare a sequence's first answer with itself
 SETTINGS = Settings(max_response_bytes=2**32, cache_bytes=0)
@@ -91,9 +93,16 @@ def named(path: Served, reference: Transformer) -> list[NamedCompare]:
     return [
         *((case.name, partial(_against_torch, path, case, reference)) for case in requests),
         ("bare graph, pads holes", partial(_bare_graph, path, reference)),
-        ("padded like alone", partial(_unequal_paddings, path)),
-        ("co-batched like alone", partial(_unequal_co_batched, path)),
-        ("bare graph, its bits", partial(_bare_bits, path)),
+        (BARE_BITS, partial(_pads_alone, path)),
+    ]
+
+
+def bits(path: Served) -> list[NamedPairs]:
+    """What must have equal bits on the CPU."""
+    return [
+        ("padded like alone", partial(_padded, path)),
+        ("co-batched like alone", partial(_co_batched, path)),
+        (BARE_BITS, partial(_bare_bits, path)),
     ]
 
 
@@ -200,36 +209,40 @@ def _bare_graph(
     yield from tolerances.vectors("activations", served, expected, precision)
 
 
-def _bare_bits(path: Served, precision: str) -> Iterator[tolerances.Result]:
+def _pads_alone(path: Served, precision: str) -> Iterator[tolerances.Result]:
+    is_zero = selfcheck.all_pad_is_zero(path.model.engine(precision))
+    yield "not zero where all are pads", 0 if is_zero else 1, 0
+
+
+def _bare_bits(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
     engine, manifest = path.model.engine(precision), path.model.bundle.manifest
     paddings = PADDINGS[manifest.layout]
-    unequal = list(selfcheck.unequal(engine, manifest.limits, paddings, BIT_LENGTHS))
-    yield f"unequal ({', '.join(paddings)})", len(unequal), 0
-    yield "not zero where all are pads", 0 if selfcheck.all_pad_is_zero(engine) else 1, 0
+    pairs = selfcheck.pairs(engine, manifest.limits, paddings, BIT_LENGTHS)
+    return {f"unequal ({', '.join(paddings)})": ((one, other) for _, one, other in pairs)}
 
 
-def _unequal_paddings(path: Served, precision: str) -> Iterator[tolerances.Result]:
-    """Rows that, padded, differ in a bit from the same rows sent ragged."""
+def _padded(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
+    """Padded rows, and the same rows sent ragged."""
     chosen = {case.name: case for case in cases(path.model.bundle)}
     plain = _rows(path, chosen["ragged"], precision)
     padded = (_rows(path, chosen[f"pads {where}"], precision) for where in PLACES)
-    yield "unequal rows", sum(map(_num_unequal, padded, repeat(plain))), 0
+    return {"unequal rows": chain.from_iterable(zip(rows, plain, strict=True) for rows in padded)}
 
 
-def _unequal_co_batched(path: Served, precision: str) -> Iterator[tolerances.Result]:
-    """Rows that, in one batch, differ in a bit from the same rows sent alone."""
+def _co_batched(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
+    """Rows sent alone, and the same rows in one batch."""
     ragged = next(case for case in cases(path.model.bundle) if case.name == "ragged")
     together = _rows(path, ragged, precision)
-    alone = (_rows(path, ragged.row(index), precision) for index in range(len(together)))
-    yield "unequal rows", sum(map(_num_unequal, alone, ([row] for row in together))), 0
+    return {
+        "unequal rows": (
+            (_rows(path, ragged.row(index), precision)[0], row)
+            for index, row in enumerate(together)
+        )
+    }
 
 
-def _num_unequal(rows: list[list[bytes]], others: list[list[bytes]]) -> int:
-    return sum(row != other for row, other in zip(rows, others, strict=True))
-
-
-def _rows(path: Served, case: Case, precision: str) -> list[list[bytes]]:
-    """Every output of each row over its real tokens.
+def _rows(path: Served, case: Case, precision: str) -> list[Arrays]:
+    """Every output of each row over its real tokens, activations first.
 
     Equal numbers are equal bits: floats print exactly.
     """
@@ -240,11 +253,13 @@ def _rows(path: Served, case: Case, precision: str) -> list[list[bytes]]:
         options["sparse"] = {"top_k": min(MAX_ENTRIES, bundle.width("logits"))}
     outputs = [name for name in bundle.outputs if name not in OF_LENS]
     got = path.ask(case, precision, outputs=outputs, **options)
-    grids, vectors = [got["norm_stats"]["mean"], got["norm_stats"]["rstd"]], list[Any]()
+    grids, vectors = list[Any](), list[Any]()
     for output in outputs:
         if output == "sparse":
             vectors.append([[*row["indices"], *row["values"]] for row in got["sparse"]])
-        elif output != "norm_stats":
+        elif output == "norm_stats":
+            grids += got[output]["mean"], got[output]["rstd"]
+        else:
             head = bundle.manifest.heads.get(output)
             of_sequence = output == "pooled" or (head is not None and head.pick != "every")
             is_vector = of_sequence or (output == "logits" and positions == "last")
@@ -252,13 +267,9 @@ def _rows(path: Served, case: Case, precision: str) -> list[list[bytes]]:
     masks = case.attention_mask or [[1] * len(row) for row in case.input_ids]
     return [
         [
-            *(_bytes([*compress(grid[i], mask)]) for grid in grids),
-            *(_bytes(vector[i]) for vector in vectors),
+            # a quarter of the memory of Python's floats
+            *(np.array([*compress(grid[i], mask)], np.float64) for grid in grids),
+            *(np.array(vector[i], np.float64) for vector in vectors),
         ]
         for i, mask in enumerate(masks)
     ]
-
-
-def _bytes(numbers: list[Any]) -> bytes:
-    """A quarter of the memory of Python's floats."""
-    return np.array(numbers, np.float64).tobytes()

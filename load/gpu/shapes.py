@@ -29,8 +29,8 @@ PRECISIONS = ("fp32", "fp16")
 SEED = 0
 
 
-def model(shape: str) -> Transformer:
-    return randomize(Transformer(SHAPES[shape]), SEED).eval()
+def model(shape: str, layout: str = "packed") -> Transformer:
+    return randomize(Transformer(SHAPES[shape], layout), SEED).eval()
 
 
 def exported(setup: Setup, shape: str) -> dict[str, Any]:

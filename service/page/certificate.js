@@ -1,14 +1,17 @@
-// A model's certificate: the verdict, what it is of, and every check with its margin to the limit.
+// A model's certificate: the verdict, what it is of, every check with its margin to the limit, and
+// what holds on a GPU where that was measured.
 
 import { bar, fact } from "./answer.js";
-import { byId, count, element, short } from "./dom.js";
+import { byId, card, count, element, folded, short } from "./dom.js";
+import { onGpu, placed } from "./gpu.js";
+import { scrolling } from "./heat.js";
 import { Refused, apiKey, get, inWords, useKey } from "./server.js";
 
 // the page's own address says which model: /models/NAME/certificate, /models/NAME/VERSION/certificate
 const MODEL = location.pathname.match(/\/models\/(.+)\/certificate\/?$/)?.[1] ?? "";
 const EXACT = "exact comparisons";
 // what has a place of its own; other fields are shown as they are
-const PLACED = ["bundle", "passed", "checks", "fingerprint_parts", "known_answer"];
+const PLACED = ["bundle", "passed", "checks", "cuda", "fingerprint_parts", "known_answer", "nodes"];
 
 async function start() {
   byId("error").replaceChildren();
@@ -44,20 +47,21 @@ function show(certificate, model) {
   byId("certificate").replaceChildren(
     element("p", { class: `verdict ${passed && !failed ? "equal" : "different"}` }, said),
     about(certificate, model),
-    ...precisions(checks).map((name) =>
-      checksOf(
-        name,
-        checks.filter((check) => check.precision === name),
-      ),
-    ),
+    ...precisions(checks).map((name) => checksOf(name, ofPrecision(checks, name))),
+    ...(certificate.cuda ? ofGpu(certificate.cuda) : []),
   );
 }
 
-const precisions = (checks) => [...new Set(checks.map((check) => check.precision))];
-
-function card(title, ...inside) {
-  return element("section", { class: "card" }, element("h2", {}, title), ...inside);
+function ofGpu(section) {
+  const { gpu, checks } = section;
+  const tables = precisions(checks).map((name) =>
+    checksOf(`${name} on ${gpu}`, ofPrecision(checks, name)),
+  );
+  return [onGpu(section), ...tables];
 }
+
+const precisions = (checks) => [...new Set(checks.map((check) => check.precision))];
+const ofPrecision = (checks, name) => checks.filter((check) => check.precision === name);
 
 function about(certificate, model) {
   const rest = Object.entries(certificate).filter(([name]) => !PLACED.includes(name));
@@ -67,8 +71,9 @@ function about(certificate, model) {
     fact("layout", model.layout),
     fact("source", shown(model.source)),
     fact("sha256 of files", shown(model.files)),
+    certificate.nodes && fact("nodes of the graphs", placed(certificate.nodes)),
     ...parts.map(([precision, of]) =>
-      fact(`fingerprint of ${precision}`, folded("What it is a digest of", of)),
+      fact(`fingerprint of ${precision}`, folded("What it is a digest of", shown(of))),
     ),
     fact(
       "known answer",
@@ -77,9 +82,6 @@ function about(certificate, model) {
   ];
   return card("What was certified", element("dl", { class: "facts" }, ...facts));
 }
-
-const folded = (title, value) =>
-  element("details", {}, element("summary", {}, title), shown(value));
 
 /** The numbers themselves are long. */
 const knownAnswer = (byPrecision) =>
@@ -131,11 +133,7 @@ function checksOf(precision, checks) {
     precision,
     element("p", { class: "help" }, said),
     element("p", { class: "help sideways" }, "The table scrolls sideways."),
-    element(
-      "div",
-      { class: "scroll", tabindex: 0, role: "region", "aria-label": `Checks of ${precision}` },
-      tableOf(grouped(checks)),
-    ),
+    scrolling(`Checks of ${precision}`, tableOf(grouped(checks))),
   );
 }
 

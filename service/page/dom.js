@@ -27,6 +27,13 @@ export function choose(name, value) {
   if (input) input.checked = true;
 }
 
+export function card(title, ...inside) {
+  return element("section", { class: "card" }, element("h2", {}, title), ...inside);
+}
+
+export const folded = (title, ...inside) =>
+  element("details", {}, element("summary", {}, title), ...inside);
+
 export const count = (number, noun) =>
   `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 

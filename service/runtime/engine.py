@@ -13,6 +13,7 @@ from addnorm.service.runtime.cuda import CUDA_DEFAULTS, CudaOptions
 from addnorm.service.runtime.device_rows import AnyRows, Device
 from addnorm.service.runtime.fingerprint import Fingerprint
 from addnorm.service.runtime.manifest import Pooling
+from addnorm.service.runtime.placement import Node, nodes
 from addnorm.service.runtime.session import PROVIDERS, open_session, open_sessions
 
 HEAD_ROWS = 256  # of one head run: bounds the logits in memory; larger matrices are no faster
@@ -165,6 +166,12 @@ class Engine:
         assert len(rows) <= HEAD_ROWS
         inputs = {"rows": np.ascontiguousarray(rows)}
         return self._heads[output].run(None, inputs)[0]  # type: ignore[no-any-return]
+
+    def nodes(self) -> dict[str, list[Node]]:
+        """Where the nodes of each graph run: of the body, of the heads by output, of the lens."""
+        lens = {"lens": self._lens} if self._lens else {}
+        sessions = {"body": self._body, **self._heads, **lens}
+        return {graph: [*nodes(session)] for graph, session in sessions.items()}
 
     def empty(self) -> Rows:
         """The rows of a batch without tokens, which no session runs."""

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from addnorm.service.runtime.batch import Batch, Grid, Ints, Rows
 from addnorm.service.runtime.engine import Engine
@@ -56,31 +57,39 @@ def place(sequence: Batch, width: int, where: str, seed: int = 0) -> Grid:
     return Grid(placed(sequence.tokens, 1), placed(1, 0), types)
 
 
-def same_bits(left: Rows, right: Rows) -> bool:
+def same_bits(left: Sequence[NDArray[Any]], right: Sequence[NDArray[Any]]) -> bool:
     return all(
         a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in zip(left, right, strict=True)
     )
 
 
-def unequal(
+def pairs(
     engine: Engine, limits: Limits, paddings: Sequence[str], lengths: Sequence[int]
-) -> Iterator[str]:
-    """Runs each sequence alone, co-batched and padded. Yields a line for each case that differs."""
+) -> Iterator[tuple[str, Rows, Rows]]:
+    """Runs each sequence alone, co-batched and padded. Yields two of these that should have the
+    same bits, and what to say if they have not."""
     together = sequences(limits, lengths)
     rows = engine.run(together)
-    if not same_bits(rows, engine.run_on_all_cores(together)):
-        yield f"{len(together)} sequences on one thread differ from the same on all cores"
+    said = f"{len(together)} sequences on one thread differ from the same on all cores"
+    yield said, rows, engine.run_on_all_cores(together)
     for index, (start, end) in enumerate(pairwise(together.offsets.tolist())):
         sequence, words = together.sequence(index), f"{end - start} tokens alone differ from"
         alone = engine.run(sequence)
-        if not same_bits(alone, rows.span(start, end)):
-            yield f"{words} the same tokens co-batched"
+        yield f"{words} the same tokens co-batched", alone, rows.span(start, end)
         for where in paddings:
             grid = place(sequence, end - start + 5, where)
             real = grid.attention_mask[0] != 0
             padded = Rows(*(output[0][real] for output in engine.run_grid(grid)))
-            if not same_bits(alone, padded):
-                yield f"{words} the same tokens padded ({where})"
+            yield f"{words} the same tokens padded ({where})", alone, padded
+
+
+def unequal(
+    engine: Engine, limits: Limits, paddings: Sequence[str], lengths: Sequence[int]
+) -> Iterator[str]:
+    """A line for each of these that differ."""
+    for words, one, other in pairs(engine, limits, paddings, lengths):
+        if not same_bits(one, other):
+            yield words
 
 
 def make_known_answer(engine: Engine, limits: Limits) -> dict[str, Any]:

@@ -11,9 +11,10 @@ import onnxruntime as ort
 
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime.cuda import CUDA_DEFAULTS, CudaOptions
+from addnorm.service.runtime.placement import CPU, RECORD, refuse_rows_on_cpu
 from addnorm.service.runtime.processor import processor
 
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+PROVIDERS = {"cpu": CPU, "cuda": "CUDAExecutionProvider"}
 # A thread that waits for its part of a run spins so long before it sleeps. Longer: idle cores do
 # nothing useful for longer. Shorter: each part costs a wake-up (5 tokens: 3.5 ms, 2.9 with it).
 SPIN_US = 50
@@ -73,14 +74,17 @@ def open_session(
     cuda: CudaOptions = CUDA_DEFAULTS,
 ) -> ort.InferenceSession:
     """On one thread: worker threads run in parallel, and more would compete with them for the
-    cores. Raises as `open_sessions`."""
+    cores. Raises as `open_sessions`, and StartupError if rows would be computed on the CPU beside a
+    GPU."""
     if not uses_cuda(provider):
         return _load(graph, _options(1, fits_16_bits))
     _check_limit(graph, cuda.memory_bytes)
     session = _load(graph, _options(1, fits_16_bits), (PROVIDERS["cuda"], cuda.for_provider()))
-    if provider == "cuda" and PROVIDERS["cuda"] not in session.get_providers():
+    if PROVIDERS["cuda"] in session.get_providers():
+        refuse_rows_on_cpu(graph, session)
+    elif provider == "cuda":
         raise StartupError(
-            "ADDNORM_PROVIDER=cuda, but onnxruntime fell back to the CPU:"
+            "cuda is asked for, but onnxruntime fell back to the CPU:"
             " check the GPU and its driver, or set ADDNORM_PROVIDER=cpu"
         )
     return session
@@ -100,7 +104,7 @@ def uses_cuda(provider: str) -> bool:
     available = PROVIDERS["cuda"] in ort.get_available_providers()
     if provider == "cuda" and not available:
         raise StartupError(
-            "ADDNORM_PROVIDER=cuda, but this onnxruntime has no CUDA:"
+            "cuda is asked for, but this onnxruntime has no CUDA:"
             " install onnxruntime-gpu, or set ADDNORM_PROVIDER=cpu"
         )
     return available and provider != "cpu"
@@ -162,6 +166,7 @@ def _options(num_threads: int, fits_16_bits: bool, packed: bool = False) -> ort.
     options.add_session_config_entry("session.use_env_allocators", "1")
     # not from the arena, which keeps what a model that is unloaded gives back
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    options.add_session_config_entry(RECORD, "1")
     options.log_severity_level = 3  # errors only; warnings are about fallbacks, checked above
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
     if packed:  # it is optimized already

@@ -31,6 +31,34 @@ def test_every_check_has_its_row(driver: Any, url: str) -> None:
     assert page.text(".verdict").startswith(f"Passed. {len(checks)} checks")
     assert page.texts(".card h2") == ["What was certified", "fp32"]
     assert "onnxruntime" in page.text(".facts")
+    assert "fp32 body: " in page.text(".facts")
+    assert "nodes on CPUExecutionProvider" in page.text(".facts")
+    assert page.console() == []
+
+
+def test_what_holds_on_a_gpu_is_shown(driver: Any, url: str, certificate: dict[str, Any]) -> None:
+    held = {"bits": "differ", "largest_difference": 0.00125, "of_largest_value": 0.0005}
+    case = {"case": "200 drawn batches", "output": "unequal sequences", "precision": "fp32"}
+    found = {"compared": 3448, "unequal": 17, "largest_difference": 0.00125, "largest_value": 2.5}
+    certificate["cuda"] = {
+        "gpu": "NVIDIA H100",
+        "onnxruntime": "1.31.1",
+        "tf32": False,
+        "nodes": {"fp32": {"body": {"CUDAExecutionProvider": {"Attention": 2, "Gemm": 8}}}},
+        "checks": [dict(check) for check in certificate["checks"] if check["limit"]],
+        "bits": [{**case, **found}],
+        "holds": {"fp32": held, "fp16": {**held, "bits": "equal"}},
+    }
+    page = Playground(driver, f"{url}/models/embedder/1/certificate")
+    assert page.texts(".card h2")[2:] == ["On NVIDIA H100", "fp32 on NVIDIA H100"]
+    assert page.texts(".holds") == [
+        "fp32: bits differ in company, by at most 0.0013, 5.0e-4 of the largest value.",
+        "fp16: equal bits alone, co-batched and padded, in all that was compared.",
+    ]
+    cells = page.texts(".bits-in-company td")
+    assert cells == ["fp32", "3,448", "17", "0.0013"]
+    assert "10 nodes on CUDAExecutionProvider" in page.all(".facts")[1].text
+    assert "NVIDIA" not in page.all(".facts")[0].text
     assert page.console() == []
 
 

@@ -19,6 +19,9 @@ from addnorm.service.settings import Settings
 
 ON_GPU: dict[str, Any] = {"provider": "cuda", "compute": None, "run_on_all_cores": None}
 
+GEMM = SimpleNamespace(domain="", op_type="Gemm", name="")
+ALL_ON_GPU = SimpleNamespace(ep_name=session.PROVIDERS["cuda"], get_nodes=lambda: [GEMM])
+
 
 @pytest.mark.parametrize(
     ("options", "told"),
@@ -35,7 +38,10 @@ def test_sessions_get_the_settings(
 
     def opened(graph: Path, _: ort.SessionOptions, providers: list[Any]) -> SimpleNamespace:
         asked.extend(providers)
-        return SimpleNamespace(get_providers=lambda: [name for name, _ in providers[:1]])
+        return SimpleNamespace(
+            get_providers=lambda: [name for name, _ in providers[:1]],
+            get_provider_graph_assignment_info=lambda: [ALL_ON_GPU],
+        )
 
     available = list(session.PROVIDERS.values())
     monkeypatch.setattr(session.ort, "get_available_providers", lambda: available)
@@ -62,7 +68,10 @@ def test_a_limit_below_the_weights_is_refused(
     graph = tmp_path / "model.onnx"
     graph.write_bytes(bytes(60))
     graph.with_name("model.onnx.data").write_bytes(bytes(40))
-    opened = SimpleNamespace(get_providers=lambda: [session.PROVIDERS["cuda"]])
+    opened = SimpleNamespace(
+        get_providers=lambda: [session.PROVIDERS["cuda"]],
+        get_provider_graph_assignment_info=lambda: [ALL_ON_GPU],
+    )
     available = list(session.PROVIDERS.values())
     monkeypatch.setattr(session.ort, "get_available_providers", lambda: available)
     monkeypatch.setattr(session.ort, "InferenceSession", lambda *_, providers: opened)
