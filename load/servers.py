@@ -229,7 +229,13 @@ def _await(process: subprocess.Popen[bytes], host: str, port: int) -> None:
 
 
 def free_port() -> int:
-    """One that the system hands out: two programs that start at once never get the same."""
-    with socket.socket() as listener:
+    """One that the system hands out to nobody else for a minute: a connection on it has just ended.
+    Who sets SO_REUSEADDR, as servers do, may listen on it at once."""
+    with socket.socket() as listener, socket.socket() as caller:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((LOOPBACK, 0))
+        listener.listen()
+        caller.connect(listener.getsockname())
+        ended, _ = listener.accept()
+        ended.close()  # first, so that it is this side of the connection that waits
         return int(listener.getsockname()[1])

@@ -382,7 +382,7 @@ def test_a_flood_on_one_connection_leaves_memory_and_others_alone(serve: Serve, 
 def held_up(small: Path) -> Iterator[tuple[str, Service, threading.Event]]:
     """A server whose runs of notebook wait: its URL, itself, and what lets them go."""
     inference = inference_of(small, worker_threads=1)
-    with serving(inference) as url, runs_held_up(inference) as go:
+    with serving(inference) as url, runs_held_up(inference.models) as go:
         yield url, inference, go
 
 

@@ -135,7 +135,7 @@ def test_over_https_too(
 def held_up(small: Path) -> Iterator[tuple[str, threading.Event]]:
     """A server whose runs of notebook wait, and what lets them go."""
     inference = inference_of(small, connection_max_age_s=AGE_S)
-    with serving(inference) as url, runs_held_up(inference) as go:
+    with serving(inference) as url, runs_held_up(inference.models) as go:
         yield url, go
 
 
@@ -239,7 +239,9 @@ def test_a_request_that_has_arrived_keeps_an_idle_connection(
     receive, is_busy, has_arrived = Connection.data_received, threading.Event(), threading.Event()
 
     def data_received(self: Connection, data: bytes) -> None:
-        if b"/busy" in data:  # meanwhile a request arrives, and the idle time of its connection ends
+        if (
+            b"/busy" in data
+        ):  # meanwhile a request arrives, and the idle time of its connection ends
             is_busy.set()
             has_arrived.wait(PATIENCE_S)
             made[0].timeout_keep_alive_handler()

@@ -90,7 +90,7 @@ def limited(few: Models) -> Iterator[Service]:
 def held_up(small: Path) -> Iterator[tuple[Service, threading.Event]]:
     """A service whose runs of notebook wait, and what lets them go."""
     service = inference_of(small, worker_threads=1)
-    with runs_held_up(service) as go:
+    with runs_held_up(service.models) as go:
         yield service, go
     service.close()
 

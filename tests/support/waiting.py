@@ -5,9 +5,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from addnorm.service.models.registry import Models
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.server.wiring import Service
-
 
 PATIENCE_S = 60.0  # for what must happen, however busy the machine is
 
@@ -20,15 +19,18 @@ def eventually(condition: Callable[[], bool]) -> bool:
 
 
 @contextmanager
-def runs_held_up(service: Service) -> Iterator[threading.Event]:
-    """Runs of notebook wait for this event, which is set at the end too."""
-    target, go = service.models.find("notebook").target("fp32"), threading.Event()
-    run = target.run
+def runs_held_up(models: Models, name: str = "notebook") -> Iterator[threading.Event]:
+    """Runs of this model wait for this event, which is set at the end too."""
+    target, go = models.find(name).target("fp32"), threading.Event()
+    run, on_all_cores = target.run, target.run_on_all_cores
 
     def waits(batch: Batch) -> Rows:
         go.wait(PATIENCE_S)
         return run(batch)
 
     target.run = target.run_on_all_cores = waits
-    yield go
-    go.set()
+    try:
+        yield go
+    finally:
+        go.set()
+        target.run, target.run_on_all_cores = run, on_all_cores

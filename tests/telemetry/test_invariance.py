@@ -133,7 +133,6 @@ def test_live_micro_batches_of_a_real_model_keep_the_promise(small: Path) -> Non
             for answer in callers.map(lambda b: client.post("/v1/infer", json=b), bodies)
         )
 
-
         def checked() -> bool:
             """A busy server drops samples: it may need more of them."""
             assert client.post("/v1/infer", json=bodies[0]).status_code == 200

@@ -90,9 +90,13 @@ def test_a_request_is_a_span_with_its_stages_below(
 def test_without_a_parent_each_request_starts_a_trace_and_probes_start_none(traced: Traced) -> None:
     for path in ("/livez", "/readyz", "/metrics", "/v2/health/live"):
         assert traced.client.get(path).status_code == 200
-    assert traced.client.post("/v1/infer", json={**BODY, "input_ids": [[31415926]]}).status_code == 400
     assert (
-        traced.client.get("/nowhere/31415926?key=27182818", headers={"traceparent": "garbage"}).status_code
+        traced.client.post("/v1/infer", json={**BODY, "input_ids": [[31415926]]}).status_code == 400
+    )
+    assert (
+        traced.client.get(
+            "/nowhere/31415926?key=27182818", headers={"traceparent": "garbage"}
+        ).status_code
         == 404
     )
     refused, unknown = traced.spans(2).values()
