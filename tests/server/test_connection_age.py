@@ -239,9 +239,7 @@ def test_a_request_that_has_arrived_keeps_an_idle_connection(
     receive, is_busy, has_arrived = Connection.data_received, threading.Event(), threading.Event()
 
     def data_received(self: Connection, data: bytes) -> None:
-        if (
-            b"/busy" in data
-        ):  # meanwhile a request arrives, and the idle time of its connection ends
+        if b"/busy" in data:  # meanwhile a request arrives, and its connection's idle time ends
             is_busy.set()
             has_arrived.wait(PATIENCE_S)
             made[0].timeout_keep_alive_handler()

@@ -406,7 +406,9 @@ def test_while_one_was_just_refused_nobody_with_as_little_time_is_read(small: Pa
         assert "the deadline is in" in refused[0].text
         assert all("tokens are queued; retry in" in answer.text for answer in (refused[1], *unread))
         # 3,000 tokens at 50 a second, without those of a micro-batch that has been taken
-        assert all(50 <= int(answer.headers["retry-after"]) <= 60 for answer in (*refused, *unread))
+        least_s = (3000 - target.token_budget) // 50
+        retry_s = {int(answer.headers["retry-after"]) for answer in (*refused, *unread)}
+        assert least_s <= min(retry_s) <= max(retry_s) <= 60
         read = [
             client.post("/v2/models/gpt/infer", content=b"{ "),
             client.post("/v1/infer", content=b"{"),
