@@ -23,6 +23,7 @@ import pytest
 from addnorm.load.stress.copies import republish
 from addnorm.load.stress.scenarios.swaps import swaps
 from addnorm.service.errors import BundleRefused, NotFound
+from addnorm.service.models import repository
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Rows
@@ -31,7 +32,7 @@ from tests.conftest import inference_of, serving
 from tests.support.bundles import flip
 from tests.support.metrics import samples
 from tests.support.process import rss_mib
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 @pytest.fixture
@@ -57,6 +58,10 @@ def load(inference: Service, ref: str) -> None:
 
 def unload(inference: Service, ref: str) -> None:
     inference.repository.unload(ref)
+
+
+def post(url: str, body: dict[str, Any]) -> httpx.Response:
+    return httpx.post(f"{url}/v1/infer", json=body, timeout=PATIENCE_S)
 
 
 def states(inference: Service) -> dict[int, str]:
@@ -180,15 +185,16 @@ def test_without_models_the_server_is_not_ready_and_says_so(inference: Service) 
 
 
 def test_a_request_under_way_ends_on_the_version_it_began_with_which_is_then_freed(
-    inference: Service, root: Path
+    inference: Service, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(repository, "FREE_S", PATIENCE_S)
     entered, go = threading.Event(), threading.Event()
     line = inference.models.find("notebook").target("fp32")
     engine = weakref.ref(inference.models.find("notebook").engine("fp32"))
 
     def slow(batch: Batch, run: Any = line.run) -> Rows:
         entered.set()
-        go.wait(5)
+        go.wait(PATIENCE_S)
         return run(batch)  # type: ignore[no-any-return]
 
     line.run = line.run_on_all_cores = slow
@@ -196,22 +202,20 @@ def test_a_request_under_way_ends_on_the_version_it_began_with_which_is_then_fre
     publish(root, 2)
     with serving(inference) as url:
         asked, answers = {"input_ids": [[1, 3, 4]]}, list[httpx.Response]()
-        old = threading.Thread(
-            target=lambda: answers.append(httpx.post(f"{url}/v1/infer", json=asked))
-        )
+        old = threading.Thread(target=lambda: answers.append(post(url, asked)))
         old.start()
-        assert entered.wait(5)
+        assert entered.wait(PATIENCE_S)
         load(inference, "notebook")
         leaving = threading.Thread(target=unload, args=(inference, "notebook/1"))
         leaving.start()
         assert eventually(lambda: states(inference)[1] == "UNAVAILABLE")
-        assert httpx.post(f"{url}/v1/infer", json=asked).json()["version"] == "2"
+        assert post(url, asked).json()["version"] == "2"
         assert leaving.is_alive()  # as long as somebody waits for the old version
         go.set()
         old.join()
         leaving.join()
         assert engine() is None
-        got, new = answers[0].json(), httpx.post(f"{url}/v1/infer", json=asked).json()
+        got, new = answers[0].json(), post(url, asked).json()
         assert (got.pop("version"), new.pop("version")) == ("1", "2")
         assert got == new
         info = [
