@@ -28,12 +28,8 @@ from tests.support.waiting import PATIENCE_S, eventually
 def inferring(root: Path, **changed: Any) -> Iterator[Service]:
     inference = inference_of(
         root,
-        **{
-            "worker_threads": 1,
-            "known_answer_timeout_s": PATIENCE_S,
-            "token_budget": 128,
-            **changed,
-        },
+        **{"worker_threads": 1, "known_answer_timeout_s": PATIENCE_S, "token_budget": 128}
+        | changed,
     )
     yield inference
     inference.close()
@@ -127,9 +123,9 @@ def test_a_full_queue_is_ready(notebooks: Path) -> None:
         turns.acquire(timeout=PATIENCE_S)
         return echo(batch)
 
-    def asked(scheduler: Scheduler) -> bool:
+    def num_jobs(scheduler: Scheduler) -> int:
         with scheduler.paused():
-            return len(scheduler._queue.jobs) > num_waiting
+            return len(scheduler._queue.jobs)
 
     with inferring(notebooks, max_queue_tokens=1000) as inference:
         target = Target(slow, 10)
@@ -141,7 +137,8 @@ def test_a_full_queue_is_ready(notebooks: Path) -> None:
         for num_waiting in (94, 93, 92):
             with ThreadPoolExecutor(1) as callers:
                 answer = callers.submit(wrong, patient(inference))
-                assert eventually(lambda: asked(inference.scheduler))
+                # the known-answer test is one more
+                assert eventually(lambda n=num_waiting: num_jobs(inference.scheduler) == n + 1)
                 turns.release()  # the micro-batch that runs ends; the next one of these waits
                 assert answer.result(PATIENCE_S) == ""
             assert taken.acquire(timeout=PATIENCE_S)
