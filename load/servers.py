@@ -96,6 +96,15 @@ class Server:
         sizes = dict(line.split(":") for line in text.splitlines()[1:])
         return int(sizes["Pss"].split()[0]) / 1024
 
+    def anonymous_mib(self) -> float | None:
+        """Memory of the process that no file backs, MiB. Unlike `rss_mib` it does not change with
+        the processes that come and go, and had shared a library's pages."""
+        if self.pid is None:
+            return None
+        text = Path(f"/proc/{self.pid}/smaps_rollup").read_text()
+        sizes = dict(line.split(":") for line in text.splitlines()[1:])
+        return int(sizes["Anonymous"].split()[0]) / 1024
+
     def cache_counts(self) -> CacheCounts | None:
         """Since its start. None if it has no metrics that we may read, or is not Addnorm."""
         url = f"http://{self.host}:{self.port}/metrics"

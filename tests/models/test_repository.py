@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
+from addnorm.load import servers
 from addnorm.load.stress.copies import republish
 from addnorm.load.stress.scenarios.swaps import swaps
 from addnorm.service.errors import BundleRefused, NotFound
@@ -31,7 +32,6 @@ from addnorm.service.server.wiring import Service
 from tests.conftest import inference_of, serving
 from tests.support.bundles import flip
 from tests.support.metrics import samples
-from tests.support.process import rss_mib
 from tests.support.waiting import PATIENCE_S, eventually
 
 
@@ -402,16 +402,23 @@ def test_a_version_copied_file_by_file_is_loaded_once_it_is_whole(
     assert "missing" not in caplog.text
 
 
+def resident_mib(server: servers.Server) -> float:
+    """Of a process that no other test has used."""
+    pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
 def test_unloading_gives_the_memory_back(bundles: Path, tmp_path: Path) -> None:
     (tmp_path / "minilm").mkdir()
     (tmp_path / "minilm" / "1").symlink_to(bundles / "minilm" / "1")
-    inference = inference_of(tmp_path, token_budget=128)
     asked = {"input_ids": [[1, 3, 4]] * 40, "outputs": ["logits"], "logits": {"top_k": 3}}
-    with serving(inference) as url:
-        assert httpx.post(f"{url}/v1/infer", json=asked, timeout=60).status_code == 200
-        loaded = rss_mib()
-        unload(inference, "minilm")
-        freed = loaded - rss_mib()
+    with servers.folder(tmp_path, ADDNORM_ADMIN="true", ADDNORM_TOKEN_BUDGET="128") as server:
+        url = f"http://{server.host}:{server.port}"
+        assert post(url, asked).status_code == 200
+        loaded = resident_mib(server)
+        path = f"{url}/v2/repository/models/minilm/unload"
+        assert httpx.post(path, timeout=PATIENCE_S).status_code == 200
+        freed = loaded - resident_mib(server)
     size = sum(file.stat().st_size for file in (bundles / "minilm" / "1").iterdir()) / 2**20
     assert freed > 0.9 * size
 
