@@ -159,13 +159,11 @@ def test_a_connection_with_empty_lines_alone_is_closed(quick: str) -> None:
 
 
 def test_slow_callers_do_not_hold_up_quick_ones(serve: Serve) -> None:
-    with serve(body_timeout_s=600.0) as url:
-        slow = [call(url) for _ in range(100)]
+    with serve(body_timeout_s=600.0) as url, ExitStack() as callers:
+        slow = [callers.enter_context(closing(call(url))) for _ in range(100)]
         for number, caller in enumerate(slow):
             caller.sendall(head(1000) + b"{" if number % 2 else b"POST /v1/infer HTTP/1.1\r\nx: ")
         assert all(good(url) for _ in range(10))  # else they would wait for the slow ones
-        for caller in slow:
-            caller.close()
 
 
 @pytest.mark.parametrize(
@@ -381,7 +379,8 @@ def test_a_flood_on_one_connection_leaves_memory_and_others_alone(serve: Serve, 
 @contextmanager
 def held_up(small: Path) -> Iterator[tuple[str, Service, threading.Event]]:
     """A server whose runs of notebook wait: its URL, itself, and what lets them go."""
-    inference = inference_of(small, worker_threads=1)
+    patient = {"timeout_s": 4 * PATIENCE_S, "run_timeout_s": 4 * PATIENCE_S}
+    inference = inference_of(small, worker_threads=1, **patient)
     with serving(inference) as url, runs_held_up(inference.models) as go:
         yield url, inference, go
 
@@ -692,17 +691,18 @@ def test_bodies_half_received_count_until_they_are_whole_or_gone(serve: Serve) -
     with (
         serve(body_timeout_s=600.0, max_pending_body_bytes=3_000_000) as url,
         httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
+        closing(call(url)) as first,
+        closing(call(url)) as second,
     ):
-        callers = [call(url) for _ in range(2)]
-        for caller in callers:
+        for caller in (first, second):
             caller.sendall(head(9_000_000) + b" " * 1_400_000)
         assert eventually(lambda: held(client, "bodies") == 2_800_000)
         full = client.post("/v1/infer", content=b" " * 500_000)
         assert full.status_code == 429
         assert full.json()["error"]["code"] == "bodies_full"
         assert good(url)
-        for caller in callers:
-            caller.close()
+        first.close()
+        second.close()
         assert eventually_free(client, "bodies")
         assert client.post("/v1/infer", content=GOOD + b" " * 2_000_000).status_code == 200
 
