@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -105,7 +106,9 @@ def _latency(axes: Axes, points: Points, metric: str) -> None:
 def _range(points: Points) -> tuple[float, float]:
     """Least median and largest 99th percentile."""
     loads = [load for of_one in points.values() for load in of_one]
-    return min(load["p50_ms"] for load in loads), max(load["p99_ms"] for load in loads)
+    measured = [load for load in loads if isfinite(load["p50_ms"])]  # others had no right answer
+    lows, highs = [load["p50_ms"] for load in measured], [load["p99_ms"] for load in measured]
+    return min(lows, default=1.0), max(highs, default=1.0)
 
 
 def padding(path: Path, shares: Shares) -> None:

@@ -104,6 +104,15 @@ class Server:
         sizes = dict(line.split(":") for line in text.splitlines()[1:])
         return int(sizes["Pss"].split()[0]) / 1024
 
+    def anonymous_mib(self) -> float | None:
+        """Memory of the process that no file backs, MiB. Unlike `rss_mib` it does not change with
+        the processes that come and go, and had shared a library's pages."""
+        if self.pid is None:
+            return None
+        text = Path(f"/proc/{self.pid}/smaps_rollup").read_text()
+        sizes = dict(line.split(":") for line in text.splitlines()[1:])
+        return int(sizes["Anonymous"].split()[0]) / 1024
+
     def cache_counts(self) -> CacheCounts | None:
         """Since its start. None if it has no metrics that we may read, or is not Addnorm."""
         try:
@@ -235,7 +244,13 @@ def _await(process: subprocess.Popen[bytes], host: str, port: int) -> None:
 
 
 def free_port() -> int:
-    """One that the system hands out: two programs that start at once never get the same."""
-    with socket.socket() as listener:
+    """One that the system hands out to nobody else for a minute: a connection on it has just ended.
+    Who sets SO_REUSEADDR, as servers do, may listen on it at once."""
+    with socket.socket() as listener, socket.socket() as caller:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((LOOPBACK, 0))
+        listener.listen()
+        caller.connect(listener.getsockname())
+        ended, _ = listener.accept()
+        ended.close()  # first, so that it is this side of the connection that waits
         return int(listener.getsockname()[1])

@@ -1,5 +1,6 @@
 """Fixtures: bundles exported once per run, and a real server that serves them all."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -29,6 +30,7 @@ from tests.support.exports import shared_exports
 from tests.support.signing import Signer
 from tests.support.task_models import DEFAULTS, export_task_models
 from tests.support.texts import TEXT_MODEL, checkpoint
+from tests.support.waiting import PATIENCE_S
 
 GOLDEN = Path(__file__).parent / "golden"
 # What is asked again is computed again: a cache would compare an answer with itself.
@@ -52,6 +54,13 @@ def one_thread() -> None:
     """The tests have a process for each core. For models so small, two threads that share a busy
     core are twenty times slower than one."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_callers() -> None:
+    """A busy machine may take longer than the 5 s that httpx waits where a test names no time."""
+    default = inspect.signature(httpx.Client).parameters["timeout"].default
+    default.connect = default.read = default.write = default.pool = PATIENCE_S
 
 
 @pytest.fixture(scope="session", autouse=True)

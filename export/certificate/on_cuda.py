@@ -4,7 +4,6 @@ where the nodes run, and whether bits are equal alone and in company, or by how 
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,9 +26,10 @@ from addnorm.export.certificate.batch_invariance import (
 from addnorm.export.certificate.served import CertificationError
 from addnorm.model.transformer import Transformer
 from addnorm.service.models.registry import Model
-from addnorm.service.runtime.bundle import LENS, Bundle
+from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.cuda import CUDA_DEFAULTS, gpu_name
 from addnorm.service.runtime.placement import CPU, Node
+from addnorm.service.runtime.session import runs_in_words
 
 COMPOSITIONS = 200  # drawn batches for each precision
 INDICES = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
@@ -50,7 +50,7 @@ def measured(
     model = Model(bundle, provider)
     if provider != "cpu":
         refuse_rows_on_cpu(model)
-    with _in_words(bundle, provider):
+    with runs_in_words(f"{bundle.ref} on {provider}"):
         model.check()
         checks = parity.near(model, reference, checkpoint, equal=False)
         bits = [*_bits(model, reference, num_compositions)]
@@ -69,19 +69,6 @@ def measured(
             for precision in model.engines
         },
     }
-
-
-@contextmanager
-def _in_words(bundle: Bundle, provider: str) -> Iterator[None]:
-    """CertificationError for what onnxruntime raises in a run, such as out of memory."""
-    try:
-        yield
-    except Exception as error:
-        # its classes have no base of their own, and runs with I/O binding raise a RuntimeError
-        if type(error) is not RuntimeError and "onnxruntime" not in type(error).__module__:
-            raise
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CertificationError(f"{bundle.ref} on {provider}: {first}") from error
 
 
 def _bits(
@@ -130,6 +117,8 @@ def refuse_rows_on_cpu(model: Model) -> None:
     """
     for precision, engine in model.engines.items():
         for name, nodes in engine.nodes().items():
+            if name == "lens":  # the CPU runs it
+                continue
             file = _file(model.bundle, precision, name)
             graph = onnx.load(str(file), load_external_data=False).graph
             if left := [*_rows_on_cpu(nodes, graph)]:
@@ -140,8 +129,7 @@ def refuse_rows_on_cpu(model: Model) -> None:
 
 def _file(bundle: Bundle, precision: str, name: str) -> Path:
     """name: as in `Engine.nodes`."""
-    own = {"body": bundle.graph(precision), "lens": bundle.path / LENS}
-    return own.get(name) or bundle.head(name)
+    return bundle.graph(precision) if name == "body" else bundle.head(name)
 
 
 def _rows_on_cpu(nodes: Iterable[Node], graph: GraphProto) -> Iterator[Node]:

@@ -68,6 +68,8 @@ def open_loops(preset: Contenders, figures: Rounds, budget_s: float, clock: Cloc
         if who in preset and (rate := median(figures[f"small-32/{who}"], "requests_per_s")) > 0
     }
     loads = [(who, share * of_all) for share in FRACTIONS for who, of_all in capacity.items()]
+    if not loads:
+        return {}  # nobody gave a right answer
     num_arrivals = max(MIN_ARRIVALS, budget_s / sum(1 / rate for _, rate in loads))
     points = {who: [_lone(figures[f"small-1/{who}"])] for who in capacity}
     for who, rate in loads:

@@ -156,7 +156,8 @@ def ratios(over: list[Figures], under: list[Figures], metric: str) -> list[float
     """Of each round. A side that was measured once is paired with itself in every round."""
     num = max(len(over), len(under))
     over, under = (side * (num if len(side) == 1 else 1) for side in (over, under))
-    return [a[metric] / b[metric] for a, b in zip(over, under, strict=True)]
+    pairs = zip(over, under, strict=True)
+    return [a[metric] / b[metric] if b[metric] else float("nan") for a, b in pairs]
 
 
 def spread(values: list[float]) -> str:

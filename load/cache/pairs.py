@@ -1,6 +1,7 @@
 """Two servers of one bundle, cache on and cache off, sent the same requests one after the other."""
 
 from dataclasses import asdict, dataclass, field
+from math import isnan, nan
 
 from tqdm import tqdm
 
@@ -21,8 +22,10 @@ class Pair:
     counts: CacheCounts | None  # of the server with the cache, during this pair
 
     def ratio(self, metric: str) -> float:
-        """Cache on over cache off. metric: a field of Result, measured in both."""
-        return float(getattr(self.on, metric) / getattr(self.off, metric))
+        """Cache on over cache off. Not a number if one of them was not measured, or is 0: no answer
+        was right, or the run was too short. metric: a field of Result."""
+        on, off = getattr(self.on, metric), getattr(self.off, metric)
+        return float(on / off) if on and off else nan
 
     @property
     def hit_rate(self) -> float | None:
@@ -43,10 +46,7 @@ class Traffic:
     def ratios(self, metric: str) -> list[float]:
         """Of the pairs in which both were measured: a short run may take less CPU time than the
         kernel's clock shows."""
-        measured = (
-            pair for pair in self.pairs if getattr(pair.on, metric) and getattr(pair.off, metric)
-        )
-        return [pair.ratio(metric) for pair in measured]
+        return [ratio for pair in self.pairs if not isnan(ratio := pair.ratio(metric))]
 
     def facts(self) -> list[dict[str, object]]:
         """A JSON object for each pair."""

@@ -102,6 +102,11 @@ def _spread(ratios: Sequence[float]) -> tuple[str, ...]:
     return f"**{median(ratios):.3f}**", f"{low:.3f} - {high:.3f}", extremes, str(len(ratios))
 
 
+def _median(ratios: Sequence[float]) -> float:
+    """Not a number if no answers were right: then that is the goal that was missed."""
+    return median(ratios) if ratios else float("nan")
+
+
 def interval(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
     """Where the median lies with 95 % confidence, by the bootstrap."""
     draws = np.random.default_rng(seed)
@@ -121,8 +126,8 @@ def _checked(measured: Measured) -> str:
 
 def missed(measured: Measured) -> list[str]:
     """The goals that were missed, a sentence each."""
-    rate, p50 = median(measured.warm("tokens_per_s")), median(measured.warm("p50_ms"))
-    unique_rate = median(measured.unique.ratios("tokens_per_s"))
+    rate, p50 = _median(measured.warm("tokens_per_s")), _median(measured.warm("p50_ms"))
+    unique_rate = _median(measured.unique.ratios("tokens_per_s"))
     goals = {
         f"{measured.num_errors} answers were not right": measured.num_errors > 0,
         f"repeats: {rate:.2f} x the tokens/s, at least {MIN_ZIPF_RATE}": rate < MIN_ZIPF_RATE,

@@ -19,6 +19,7 @@ from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.cuda import CUDA_DEFAULTS, CudaOptions
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Limits, Task
+from addnorm.service.runtime.session import runs_in_words
 from addnorm.service.scheduling.job import Target
 from addnorm.service.settings import Settings, usable_cores
 
@@ -344,8 +345,9 @@ def load(bundle: Bundle, settings: Settings, before: Model | None = None) -> Mod
     _check_folder(bundle)
     cuda = CudaOptions(settings.cuda_tf32, settings.cuda_memory_bytes)
     model = Model(bundle, settings.provider, settings.token_budget, settings.num_workers, cuda)
-    model.warm_up(before)
-    model.check()
+    with runs_in_words(f"{bundle.ref} cannot run here"):
+        model.warm_up(before)
+        model.check()
     log.info("serving %s, ready in %.1f s", model.bundle.ref, time.monotonic() - started)
     return model
 

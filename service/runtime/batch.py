@@ -105,10 +105,10 @@ class Batch:
         """A batch of this sequence alone."""
         return Batch.joined([(self, index)])
 
-    def grid(self) -> Grid:
-        """Padded on the right to the longest sequence."""
+    def grid(self, width: int | None = None) -> Grid:
+        """Padded on the right to `width` tokens; to the longest sequence if None."""
         lengths = self.lengths
-        mask = np.arange(lengths.max()) < lengths[:, None]
+        mask = np.arange(width or lengths.max()) < lengths[:, None]
         types = None if self.types is None else _on_grid(mask, self.types)
         return Grid(_on_grid(mask, self.tokens), mask.astype(np.int64), types)
 

@@ -17,6 +17,7 @@ from addnorm.service.runtime.placement import Node, nodes
 from addnorm.service.runtime.session import PROVIDERS, open_session, open_sessions
 
 HEAD_ROWS = 256  # of one head run: bounds the logits in memory; larger matrices are no faster
+WIDTH_STEP = 8  # columns of a grid on a GPU: onnxruntime's memory-efficient kernel asks for 4
 OUTPUTS = list(Rows._fields)
 NO_HEADS = np.empty(0, np.int64)
 
@@ -44,6 +45,7 @@ class Engine:
         `open_sessions`."""
         manifest = bundle.manifest
         self.d_model, self.n_norms = manifest.d_model, manifest.n_norms
+        self._max_positions = manifest.limits.max_positions
         self._has_types = manifest.limits.type_vocab_size > 1
         graph = bundle.graph(precision)
         fits = manifest.int8.fits_16_bits
@@ -56,7 +58,8 @@ class Engine:
         self.n_layers = bundle.n_layers
         self._lens: InferenceSession | None = None
         if bundle.has_lens and precision == "fp32":
-            self._lens = open_session(bundle.path / LENS, provider, cuda=cuda)
+            # CUDA's Attention cannot show its softmax (onnxruntime 1.31)
+            self._lens = open_session(bundle.path / LENS, "cpu")
         self.provider = "cuda" if PROVIDERS["cuda"] in self._body.get_providers() else "cpu"
         self._device: Device | None = None
         if self.provider == "cuda":
@@ -74,7 +77,7 @@ class Engine:
         """A row for each token, pads dropped, where it was computed. The batch must not be empty.
         On one thread."""
         if self._device:
-            return self._device.run(batch, self._inputs(batch.grid()))
+            return self._device.run(batch, self._inputs(batch.grid(self._width(batch))))
         return self._run(self._body, batch)
 
     def run(self, batch: Batch) -> Rows:
@@ -84,6 +87,12 @@ class Engine:
     def run_on_all_cores(self, batch: Batch) -> Rows:
         """The same bits, sooner if other cores are idle."""
         return self._run(self._body_on_all_cores, batch)
+
+    def _width(self, batch: Batch) -> int:
+        """Of the grid on a GPU, where Attention with a mask takes its quick kernel only at a
+        multiple of WIDTH_STEP."""
+        longest = int(batch.lengths.max())
+        return max(longest, min(self._max_positions, -(-longest // WIDTH_STEP) * WIDTH_STEP))
 
     def _run(self, body: InferenceSession, batch: Batch) -> Rows:
         assert len(batch)

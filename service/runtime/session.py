@@ -2,6 +2,8 @@
 weights."""
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -120,6 +122,19 @@ def int8_is_exact() -> bool:
     return processor().has_vnni
 
 
+@contextmanager
+def runs_in_words(what: str) -> Iterator[None]:
+    """StartupError, which begins with `what`, for what onnxruntime raises in a run, such as out of
+    memory."""
+    try:
+        yield
+    except Exception as error:
+        # its classes have no base of their own, and runs with I/O binding raise a RuntimeError
+        if type(error) is not RuntimeError and "onnxruntime" not in type(error).__module__:
+            raise
+        raise StartupError(f"{what}: {_first_line(error)}") from error
+
+
 def _pack(graph: Path, packed: Path, fits_16_bits: bool) -> None:
     """Writes the optimized graph, and its weights as the kernels of this processor want them."""
     options = _options(1, fits_16_bits)
@@ -188,4 +203,4 @@ def _load(
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
+    return (str(error).splitlines() or [type(error).__name__])[0]

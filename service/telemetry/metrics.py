@@ -177,10 +177,10 @@ class Metrics(Observer):
 
     def invariance_checked(self, model: str, violated: bool, difference: float) -> None:
         """A served sequence was computed again, alone."""
-        self.of(self.invariance_checks, model).inc()
         self.of(self.invariance_violations, model).inc(violated)
         largest = self.differences[model] = max(difference, self.differences.get(model, 0.0))
         self.of(self.invariance_max_difference, model).set(largest)
+        self.of(self.invariance_checks, model).inc()  # last: what is counted is told
 
     def inferred(self, model: str, real_tokens: int, pads: int, stages_s: dict[str, float]) -> None:
         """An inference was answered with success."""

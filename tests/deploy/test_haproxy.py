@@ -18,7 +18,7 @@ from addnorm.load.servers import free_port
 from addnorm.load.spread.balancer import PROGRAM, Balancer, balancer, wait_for_servers
 from addnorm.load.spread.names import answer
 from addnorm.service.settings import Settings
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 ROOT = Path(__file__).parent.parent.parent
 CONFIGURATION = (ROOT / "deploy" / "haproxy.cfg").read_text()
@@ -78,7 +78,7 @@ def test_the_name_server_answers_questions_for_ipv4_alone() -> None:
 @needs_haproxy
 def test_haproxy_accepts_the_configuration_without_a_warning() -> None:
     command = [PROGRAM or "", "-c", "-f", ROOT / "deploy" / "haproxy.cfg"]
-    checked = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert checked.returncode == 0, checked.stderr
     assert "WARNING" not in checked.stderr
 
@@ -103,7 +103,7 @@ def served(replica: Replica, address: str, port: int) -> Iterator[None]:
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
             replica.asked.append(self.path)
-            replica.go.wait(10)
+            replica.go.wait(PATIENCE_S)
             self.give(replica.status)
 
         def give(self, status: int) -> None:
@@ -132,7 +132,7 @@ def replicas() -> Iterator[tuple[httpx.Client, Balancer, list[Replica]]]:
             stack.enter_context(served(replica, address, port))
         front = stack.enter_context(balancer(addresses, port))
         url = f"http://{front.host}:{front.port}"
-        yield stack.enter_context(httpx.Client(base_url=url)), front, both
+        yield stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE_S)), front, both
 
 
 @needs_haproxy

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import httpx
 import pytest
 import yaml
 
+from addnorm.load.servers import free_port
 from addnorm.service.runtime import bundle
 
 KSERVE = Path(__file__).parents[2] / "deploy" / "kserve"
@@ -90,14 +90,7 @@ def predictor(mounted: Path) -> Iterator[httpx.Client]:
             yield client
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+        assert process.wait(60) == 0
 
 
 def wait_for(client: httpx.Client, probe: str) -> None:

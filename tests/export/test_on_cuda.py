@@ -17,12 +17,15 @@ from addnorm.export.certificate import on_cuda, structure, tolerances
 from addnorm.export.certificate.on_cuda import measured, refuse_rows_on_cpu, without_rows
 from addnorm.export.certificate.served import CertificationError
 from addnorm.model.presets import build
+from addnorm.service.errors import StartupError
+from addnorm.service.models import registry
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.bundle import CERTIFICATE, Bundle
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.placement import CPU, SHAPES_AND_INDICES, Node
+from addnorm.service.settings import Settings
 
 STEP = np.float32(2**-10)
 Section = dict[str, Any]
@@ -116,10 +119,11 @@ def test_a_run_that_fails_is_told_in_one_line(
         raise RuntimeError("bfc_arena.cc: Failed to allocate memory\n in a stack\n")
 
     monkeypatch.setattr(Engine, "_run", full)
-    with pytest.raises(
-        CertificationError, match=r"^notebook/1 on cpu: bfc_arena.cc: Failed .*ory$"
-    ):
-        section(bundles.read(notebook))
+    bundle = bundles.read(notebook)
+    with pytest.raises(StartupError, match=r"^notebook/1 on cpu: bfc_arena.cc: Failed .*ory$"):
+        section(bundle)
+    with pytest.raises(StartupError, match=r"^notebook/1 cannot run here: bfc_arena.cc: .*ory$"):
+        registry.load(bundle, Settings())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

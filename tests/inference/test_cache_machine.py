@@ -49,7 +49,7 @@ from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN
 from tests.support.metrics import total
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 Sequence = tuple[int, ...]
 SEQUENCES: tuple[Sequence, ...] = ((1,), (2, 3), (1, 3, 4, 5, 2), (2, 3, 1), (5, 5, 5, 5))
@@ -65,7 +65,7 @@ OUTPUTS: dict[str, Output] = {
 }
 MANY_EXAMPLES = 100  # `make cache-bits` runs more
 KEYS, VARIANTS = ("a", "b"), (0, 1)
-LONG_S, SHORT_S = 60.0, 0.02
+LONG_S, SHORT_S = 2 * PATIENCE_S, 0.02
 # sequences, output, key, whether the deadline is short
 ASKED = st.tuples(
     st.lists(st.sampled_from(SEQUENCES), min_size=1, max_size=4),
@@ -98,7 +98,7 @@ class Faults:
     gate: threading.Event = field(default_factory=threading.Event)
 
     def run(self, engine: Any, batch: Batch) -> Rows:
-        self.gate.wait(10)
+        self.gate.wait(PATIENCE_S)
         rows: Rows = engine(batch)
         for start, end in pairwise(batch.offsets.tolist()):
             tokens = tuple(batch.tokens[start:end].tolist())
@@ -147,14 +147,14 @@ class World:
         async def now() -> None:
             call()
 
-        asyncio.run_coroutine_threadsafe(now(), self.loop).result(10)
+        asyncio.run_coroutine_threadsafe(now(), self.loop).result(PATIENCE_S)
 
     def alone(self, variant: int, sequence: Sequence, output: str) -> bytes:
         """Of an engine of its own, without a cache."""
         known = (variant, sequence, output)
         if known not in self._alone:
             request = request_of(self._models[variant], [sequence], output, "")
-            ((row,), _) = self.start(self.plain, request, Deadline(LONG_S)).result(10)
+            ((row,), _) = self.start(self.plain, request, Deadline(LONG_S)).result(PATIENCE_S)
             self._alone[known] = row
         return self._alone[known]
 
@@ -254,7 +254,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert eventually(self._nothing_in_flight)
 
     def _check(self, one: Pending) -> None:
-        world, error = self.world, one.answer.exception(20)
+        world, error = self.world, one.answer.exception(PATIENCE_S)
         if isinstance(error, ClientGone | Expired | Overloaded):
             assert one.may_end, error
             world.seen["ended"] += 1

@@ -23,13 +23,13 @@ def test_a_storm_hurts_nothing(bundles: Path, name: str) -> None:
 
 
 def test_an_overloaded_server_answers_right_or_refuses_and_says_when(bundles: Path) -> None:
-    figures, missed = overload(bundle_format.read(bundles / "minilm" / "1"), seconds=2)
+    minilm = bundle_format.read(bundles / "minilm" / "1")
+    figures, missed = overload(minilm, seconds=1, times=8, deadline_ms=3000)
     assert figures["refusals without Retry-After"] == 0
     assert not [words for words in missed if words.startswith("answers")]
-    assert (
-        figures["goodput over capacity, tokens"] > 0.3
-    )  # `make chaos` asks for more, on a quiet machine
-    assert sum(value for name, value in figures.items() if name.startswith("refused")) > 100
+    # `make chaos` asks for goodput, on a quiet machine
+    assert figures["CPU time for a useful token over that at capacity"] < 4
+    assert sum(value for name, value in figures.items() if name.startswith("refused")) > 0
 
 
 def notebook_of(root: Path) -> bundle_format.Bundle:

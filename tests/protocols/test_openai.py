@@ -17,6 +17,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from tests.conftest import inference_of, serving
 from tests.support.texts import D_MODEL, LONG, MAX_TEXT_TOKENS, TEXT_MODEL, ids_of
+from tests.support.waiting import eventually, runs_held_up
 
 TEXTS = ["Pads are dropped.", "a b c"]
 IDS = ids_of(TEXTS)
@@ -215,8 +216,10 @@ def test_a_full_queue_is_the_sdks_rate_limit_error_and_its_own_retries_get_throu
     bundles: Path,
 ) -> None:
     long = [[7] * 500] * 2
+    service = inference_of(bundles, max_queue_tokens=1000, worker_threads=1)
     with (
-        serving(inference_of(bundles, max_queue_tokens=1000, worker_threads=1)) as url,
+        serving(service) as url,
+        runs_held_up(service.models, "encoder") as go,
         ThreadPoolExecutor(12) as callers,
     ):
         sdk = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
@@ -231,7 +234,10 @@ def test_a_full_queue_is_the_sdks_rate_limit_error_and_its_own_retries_get_throu
                     else "no Retry-After"
                 )
 
-        assert set(callers.map(ask, [sdk] * 12)) == {"encoder", "queue_full"}
+        asked = [callers.submit(ask, sdk) for _ in range(12)]
+        assert eventually(lambda: any(one.done() for one in asked))  # it did not wait
+        go.set()
+        assert {one.result() for one in asked} == {"encoder", "queue_full"}
         assert set(callers.map(ask, [sdk.with_options(max_retries=20)] * 3)) == {"encoder"}
 
 

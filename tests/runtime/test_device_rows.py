@@ -78,6 +78,28 @@ def test_rows_come_to_the_host_whole(engine: Engine, on_device: Engine) -> None:
     assert selfcheck.same_bits(span.on_host(), expected.span(start, end))
 
 
+@pytest.mark.parametrize(
+    ("lengths", "width"), [((3, 1), 8), ((8,), 8), ((9, 2), 16), ((61,), 64), ((64,), 64)]
+)
+def test_the_grid_is_as_wide_as_attention_wants(
+    lengths: tuple[int, ...], width: int, on_device: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no wider than the model has positions."""
+    device, grids = on_device._device, list[Any]()
+    assert device
+    run = device.run
+
+    def seen(batch: Batch, inputs: Any) -> Any:
+        grids.append(inputs["input_ids"])
+        return run(batch, inputs)
+
+    monkeypatch.setattr(device, "run", seen)
+    on_device.compute(drawn(lengths))
+    monkeypatch.setattr(on_device, "_max_positions", max(lengths))
+    on_device.compute(drawn(lengths))
+    assert [grid.shape[1] for grid in grids] == [width, max(lengths)]
+
+
 def test_each_pooling_runs_once(on_device: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     device, asked = on_device._device, list[Pooling]()
     assert device

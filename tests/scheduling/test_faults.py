@@ -21,7 +21,7 @@ from addnorm.service.telemetry.metrics import Metrics
 from tests.conftest import inference_of, serving
 from tests.support.metrics import value
 from tests.support.scheduling import batch, echo, of_lengths, values
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 POISON = 7
 
@@ -77,7 +77,7 @@ def test_only_the_poisoned_job_fails_and_its_mates_are_answered() -> None:
             mates.append(scheduler.submit(target, batch([4, 4], [4, 4, 4]), 30))
         assert [values(job) for job in mates] == [[[i, i], [i, i, i]] for i in (1, 2, 4)]
         with pytest.raises(ServiceError, match="inference failed: ValueError"):
-            bad.future.result(timeout=5)
+            bad.future.result(PATIENCE_S)
         assert (
             value(metrics, "addnorm_engine_failures_total", model="model") == 2
         )  # together, then its own share
@@ -101,7 +101,7 @@ def test_only_the_job_whose_rows_are_not_finite_fails() -> None:
             bad = scheduler.submit(target, batch([3, 3], [POISON, 3]), 30)
         assert [values(job) for job in mates] == [[[i, i]] for i in (1, 2)]
         with pytest.raises(NotFinite, match=r"^activations of sequence 0 are not finite"):
-            bad.future.result(timeout=5)
+            bad.future.result(PATIENCE_S)
 
 
 @pytest.mark.parametrize("output", Rows._fields)
@@ -115,7 +115,7 @@ def test_one_value_that_is_not_finite_is_found_in_any_output(output: str, value:
     with scheduling(1) as scheduler:
         job = scheduler.submit(Target(broken, 100), batch([1, 2], [3, 4]), 30)
         with pytest.raises(NotFinite, match=f"^{output} of sequence 1 are not finite") as failed:
-            job.future.result(timeout=5)
+            job.future.result(PATIENCE_S)
     assert (failed.value.status, failed.value.code) == (500, "not_finite")
 
 
@@ -201,7 +201,7 @@ def test_rows_that_do_not_fit_their_sequences_fail_the_job_and_not_the_lane() ->
         for engine in engines:
             with pytest.raises(ServiceError, match="inference failed: AssertionError"):
                 scheduler.submit(Target(engine, 100), batch([1, 2], [3]), 30).future.result(
-                    timeout=5
+                    PATIENCE_S
                 )
         assert values(scheduler.submit(Target(echo, 100), batch([8]), 30)) == [[8]]
 
@@ -225,10 +225,11 @@ def test_a_lane_that_hangs_is_replaced_and_what_it_brings_later_is_ignored() -> 
     with scheduling(1, metrics, run_timeout_s=0.1) as scheduler:
         target = Target(engine, 3)
         stuck = scheduler.submit(target, batch([POISON], [1, 1, 1]), 30)  # its other sequence waits
-        assert engine.hangs.acquire(timeout=5)
+        assert engine.hangs.acquire(timeout=PATIENCE_S)
         next_one = scheduler.submit(target, batch([8, 8]), 30)
         with pytest.raises(RunTimedOut, match=r"did not end within 0\.1 s"):
-            stuck.future.result(timeout=5)
+            stuck.future.result(PATIENCE_S)
+        scheduler.run_timeout_s = PATIENCE_S  # a slow machine is no hanging engine
         assert values(next_one) == [[8, 8]]
         assert value(metrics, "addnorm_worker_threads_replaced_total") == 1
         measured = target.tokens_per_s
@@ -248,14 +249,15 @@ def test_mates_answered_before_a_retry_hangs_keep_their_answers() -> None:
             raise ValueError("together")
         return engine(batch)
 
-    with scheduling(1, run_timeout_s=0.2) as scheduler:
+    with scheduling(1, run_timeout_s=2.0) as scheduler:
         target = Target(fail_together, 100)
         with reserve(scheduler):
             jobs = [scheduler.submit(target, batch([token]), 30) for token in (1, POISON, 2)]
         assert values(jobs[0]) == [[1]]
+        scheduler.run_timeout_s = 0.2
         for job in jobs[1:]:
             with pytest.raises(RunTimedOut):
-                job.future.result(timeout=5)
+                job.future.result(PATIENCE_S)
         engine.go.set()
 
 
@@ -264,11 +266,11 @@ def test_closing_does_not_wait_for_lanes_that_hang() -> None:
     scheduler = Scheduler(1, 1000, run_timeout_s=0.2)
     scheduler.start()
     accepted = scheduler.submit(Target(echo, 100), of_lengths(1), 30)
-    for _ in range(20):
+    for _ in range(500):  # 100 s, if it waited for each
         scheduler.submit(Target(engine, 1), batch([POISON]), 30)
     started = time.monotonic()
     scheduler.close()
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 20
     assert values(accepted) == [[1]]
     engine.go.set()
 
@@ -290,7 +292,7 @@ def test_gauges_return_to_zero_when_callers_leave_and_deadlines_pass() -> None:
             time.sleep(0.02)
         assert eventually(lambda: scheduler.num_busy == 0)
         assert scheduler.num_queued_tokens() == target.num_tokens == 0
-        assert late.future.exception(timeout=5)
+        assert late.future.exception(PATIENCE_S)
         assert not ran
 
 
@@ -313,7 +315,7 @@ def test_a_wall_clock_that_jumps_moves_no_deadline(
 
         def waits(batch: Batch) -> Rows:
             taken.set()
-            slow.wait(10)
+            slow.wait(PATIENCE_S)
             return run(batch)
 
         target.run = target.run_on_all_cores = waits
@@ -321,15 +323,15 @@ def test_a_wall_clock_that_jumps_moves_no_deadline(
             taken.clear()
             slow.clear()
             under_way = callers.submit(client.post, "/v1/infer", json=body)
-            assert taken.wait(5)
+            assert taken.wait(PATIENCE_S)
             waiting = callers.submit(client.post, "/v1/infer", json=body)
             assert eventually(lambda: inference.scheduler.num_queued_tokens() == 3)
             ahead_s = jump_s
             time.sleep(0.2)  # the loop ticks in the new time
             slow.set()
             answers = [
-                under_way.result(10),
-                waiting.result(10),
+                under_way.result(PATIENCE_S),
+                waiting.result(PATIENCE_S),
                 client.post("/v1/infer", json=body),
             ]
             assert [answer.json() for answer in answers] == [expected] * 3

@@ -22,7 +22,7 @@ from tests.support.scheduling import (
     submit,
     values,
 )
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 def test_each_job_gets_its_own_rows_in_its_own_order() -> None:
@@ -318,7 +318,7 @@ def test_a_failed_micro_batch_fails_its_jobs_only_and_frees_their_other_sequence
 
 
 def test_lanes_run_side_by_side_and_close_answers_what_was_accepted() -> None:
-    both = threading.Barrier(2, timeout=5)
+    both = threading.Barrier(2, timeout=PATIENCE_S)
 
     def together(batch: Batch) -> Rows:
         both.wait()  # passes only if two workers are here at once
@@ -343,7 +343,7 @@ def test_a_lane_survives_whatever_the_engine_throws() -> None:
     bad = scheduler.submit(target, batch([7]), 30)
     good = scheduler.submit(target, batch([8]), 30)
     with pytest.raises(ServiceError, match="inference failed: ValueError"):
-        bad.future.result(timeout=5)
+        bad.future.result(PATIENCE_S)
     assert values(good) == [[8]]
     scheduler.close()
 
@@ -365,7 +365,7 @@ def test_a_micro_batch_runs_on_all_cores_while_other_workers_would_be_idle(
     gate, on_all_cores, on_one = threading.Event(), list[int](), list[int]()
 
     def held(batch: Batch) -> Rows:
-        assert gate.wait(5)
+        assert gate.wait(PATIENCE_S)
         return echo(batch)
 
     def one(batch: Batch) -> Rows:
@@ -388,7 +388,7 @@ def test_a_micro_batch_runs_on_all_cores_while_other_workers_would_be_idle(
     assert [len(x) for x in values(job)] == own
     gate.set()
     if others:
-        first.future.result(5)
+        first.future.result(PATIENCE_S)
     scheduler.close()
     assert (max(own) in on_all_cores) is is_wide, (on_all_cores, on_one)
 

@@ -124,7 +124,7 @@ def test_nothing_of_a_line_or_a_job_outlives_them() -> None:
 
 
 def test_ten_thousand_waiting_jobs_make_nobody_slow() -> None:
-    """About 30 us each; looking at every job took 27 ms."""
+    """About 30 us of CPU time each; looking at every job took 27 ms."""
     queue, made = Queue(10**9), [Target(echo, 256) for _ in range(4)]
     draws = np.random.default_rng(0)
     for target in made:
@@ -137,8 +137,8 @@ def test_ten_thousand_waiting_jobs_make_nobody_slow() -> None:
             deadline=1e9,
             key=f"key {at % 8}",
         )
-    started = time.perf_counter()
+    started = time.thread_time()
     for at in range(100):
         submit(queue, made[at % 4], of_lengths(30), deadline=2.1 * queue.wait_s(), key="key 1")
         queue.take(0)
-    assert (time.perf_counter() - started) / 100 < 0.005
+    assert (time.thread_time() - started) / 100 < 0.005

@@ -23,7 +23,7 @@ from addnorm.service.server.wiring import Service
 from tests.conftest import Serve, inference_of, serving
 from tests.support.metrics import samples
 from tests.support.process import rss_mib
-from tests.support.waiting import eventually, runs_held_up
+from tests.support.waiting import PATIENCE_S, eventually, runs_held_up
 
 GOOD = json.dumps(
     {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}
@@ -38,7 +38,7 @@ def port_of(url: str) -> int:
 
 
 def call(url: str) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port_of(url)), timeout=20)
+    return socket.create_connection(("127.0.0.1", port_of(url)), timeout=PATIENCE_S)
 
 
 def head(length: int, *lines: str, path: str = "/v1/infer") -> bytes:
@@ -53,7 +53,10 @@ def head(length: int, *lines: str, path: str = "/v1/infer") -> bytes:
 
 def answer_of(caller: socket.socket) -> tuple[int, Any]:
     """Status and JSON of the one answer; the server must then close."""
-    received = b"".join(iter(lambda: caller.recv(65536), b""))
+    received = b""
+    with suppress(ConnectionError):  # a reset, if more was sent than the server has read
+        while piece := caller.recv(65536):
+            received += piece
     assert received, "closed without an answer"
     first, _, body = received.partition(b"\r\n\r\n")
     return int(first.split()[1]), json.loads(body)
@@ -80,7 +83,7 @@ def is_closed(caller: socket.socket) -> bool:
 
 
 def good(url: str) -> bool:
-    return httpx.post(f"{url}/v1/infer", content=GOOD, timeout=30).status_code == 200
+    return httpx.post(f"{url}/v1/infer", content=GOOD, timeout=PATIENCE_S).status_code == 200
 
 
 @pytest.fixture(scope="module")
@@ -90,17 +93,22 @@ def quick(serve: Serve) -> Iterator[str]:
         yield url
 
 
-def trickle(caller: socket.socket, data: bytes, seconds: float) -> None:
-    """A byte at a time, until the server closes."""
-    ends = time.monotonic() + seconds
+@pytest.fixture(scope="module")
+def patient(serve: Serve) -> Iterator[str]:
+    """A server that waits for callers on a busy machine."""
+    with serve(body_timeout_s=600.0, max_header_bytes=2048) as url:
+        yield url
+
+
+def is_cut_off(caller: socket.socket, data: bytes) -> bool:
+    """Sends a byte every 0.05 s. Whether the server closes before all are sent."""
     for byte in data:
         try:
             caller.sendall(bytes([byte]))
         except OSError:
-            return
+            return True
         time.sleep(0.05)
-        if time.monotonic() > ends:
-            return
+    return False
 
 
 @pytest.mark.parametrize(
@@ -111,10 +119,8 @@ def test_a_head_that_does_not_arrive_is_refused_with_408(quick: str, start: byte
         if start:
             caller.sendall(start)
             assert status_of(caller) == 200
-        started = time.monotonic()
-        trickle(caller, b"GET /livez HTTP/1.1\r\n" + b"x: y\r\n" * 100, 5)
+        assert is_cut_off(caller, b"GET /livez HTTP/1.1\r\n" + b"x: y\r\n" * 300)
         status, body = answer_of(caller)
-        assert time.monotonic() - started < 4
     assert status == 408
     assert body["error"]["message"] == "the head did not arrive within 0.5 s"
     assert body["error"]["code"] == "request_timeout"
@@ -130,6 +136,8 @@ def test_a_body_that_does_not_arrive_is_refused_with_408(
         caller.sendall(head(1000, path=path) + b"{")
         status, body = answer_of(caller)
     assert status == 408
+    with httpx.Client(base_url=quick) as client:
+        assert held(client, "bodies") == 0
     assert (body["error"][key] if key else body["error"]) == "the body did not arrive within 0.5 s"
 
 
@@ -137,30 +145,25 @@ def test_a_body_that_nobody_waits_for_does_not_keep_its_connection(quick: str) -
     with closing(call(quick)) as caller:
         caller.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
         assert status_of(caller) == 200
-        started = time.monotonic()
-        trickle(caller, b" " * 1000, 15)
-        assert time.monotonic() - started < 8
+        assert is_cut_off(caller, b" " * 1000)
 
 
-@pytest.mark.parametrize("sent", [b"", b"\r\n" * 1000], ids=["nothing", "empty lines"])
-def test_a_silent_connection_is_closed(quick: str, sent: bytes) -> None:
+def test_a_silent_connection_is_closed(quick: str) -> None:
     with closing(call(quick)) as caller:
-        started = time.monotonic()
-        trickle(caller, sent, 15)
         assert caller.recv(100) == b""
-        assert time.monotonic() - started < 8
+
+
+def test_a_connection_with_empty_lines_alone_is_closed(quick: str) -> None:
+    with closing(call(quick)) as caller:
+        assert is_cut_off(caller, b"\r\n" * 1000)
 
 
 def test_slow_callers_do_not_hold_up_quick_ones(serve: Serve) -> None:
-    with serve(body_timeout_s=30.0) as url:
-        slow = [call(url) for _ in range(100)]
+    with serve(body_timeout_s=600.0) as url, ExitStack() as callers:
+        slow = [callers.enter_context(closing(call(url))) for _ in range(100)]
         for number, caller in enumerate(slow):
             caller.sendall(head(1000) + b"{" if number % 2 else b"POST /v1/infer HTTP/1.1\r\nx: ")
-        started = time.monotonic()
-        assert all(good(url) for _ in range(10))
-        assert time.monotonic() - started < 5
-        for caller in slow:
-            caller.close()
+        assert all(good(url) for _ in range(10))  # else they would wait for the slow ones
 
 
 @pytest.mark.parametrize(
@@ -171,16 +174,16 @@ def test_slow_callers_do_not_hold_up_quick_ones(serve: Serve) -> None:
         ([f"x: {'y' * 1500}"], 200),
     ],
 )
-def test_a_long_head_is_refused_with_431(quick: str, lines: list[str], status: int) -> None:
-    with closing(call(quick)) as caller:
+def test_a_long_head_is_refused_with_431(patient: str, lines: list[str], status: int) -> None:
+    with closing(call(patient)) as caller:
         caller.sendall(head(len(GOOD), *lines, "connection: close") + GOOD)
         got, body = answer_of(caller)
     assert got == status
     assert status == 200 or "bytes or more, the limit is 2048" in body["error"]["message"]
 
 
-def test_a_head_without_end_is_refused_with_431_and_not_kept(quick: str) -> None:
-    with closing(call(quick)) as caller:
+def test_a_head_without_end_is_refused_with_431_and_not_kept(patient: str) -> None:
+    with closing(call(patient)) as caller:
         caller.sendall(b"GET /livez HTTP/1.1\r\nx: ")
         for _ in range(5):
             time.sleep(0.02)
@@ -198,9 +201,9 @@ def test_a_connection_used_again_outlives_what_one_request_may_take(quick: str) 
             time.sleep(0.6)
 
 
-def test_large_bodies_in_pieces_are_no_long_heads(quick: str) -> None:
+def test_large_bodies_in_pieces_are_no_long_heads(patient: str) -> None:
     body = GOOD + b" " * 200_000
-    with closing(call(quick)) as caller:
+    with closing(call(patient)) as caller:
         for _ in range(3):
             caller.sendall(head(len(body)) + body[:50_000])
             time.sleep(0.05)
@@ -208,11 +211,11 @@ def test_large_bodies_in_pieces_are_no_long_heads(quick: str) -> None:
             assert status_of(caller) == 200
 
 
-def test_requests_sent_ahead_are_answered_in_order(quick: str) -> None:
+def test_requests_sent_ahead_are_answered_in_order(patient: str) -> None:
     """Pipelining: heads that come in the same piece as bodies before them."""
     body = GOOD + b" " * 3000
     one = head(len(body)) + body
-    with closing(call(quick)) as caller:
+    with closing(call(patient)) as caller:
         caller.sendall(one * 3 + one[:50])
         time.sleep(0.1)
         caller.sendall(one[50:-1])
@@ -258,15 +261,15 @@ def test_requests_sent_ahead_are_answered_in_order(quick: str) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_http_is_refused_in_json(
-    quick: str, sent: bytes, status: int, words: str
+    patient: str, sent: bytes, status: int, words: str
 ) -> None:
-    with closing(call(quick)) as caller:
+    with closing(call(patient)) as caller:
         caller.sendall(sent)
         caller.shutdown(socket.SHUT_WR)
         got, body = answer_of(caller)
     assert got == status, body
     assert words in body["error"]["message"]
-    assert good(quick)
+    assert good(patient)
 
 
 CHUNKED = head(0).replace(b"content-length: 0", b"transfer-encoding: chunked")
@@ -281,8 +284,8 @@ def chunked(body: bytes, trailers: bytes = b"") -> bytes:
     return b"%x\r\n%b\r\n0\r\n%b\r\n" % (len(body), body, trailers)
 
 
-def test_trailers_count_as_no_headers(quick: str) -> None:
-    with closing(call(quick)) as caller:
+def test_trailers_count_as_no_headers(patient: str) -> None:
+    with closing(call(patient)) as caller:
         for _ in range(2):  # the connection can be used again
             caller.sendall(CHUNKED + chunked(GOOD, TRAILERS))
             with closing(http.client.HTTPResponse(caller)) as answer:
@@ -312,18 +315,20 @@ ENDLESS = {
 
 @pytest.mark.parametrize("path", ["/v1/infer", "/livez"], ids=["awaited", "answered before"])
 @pytest.mark.parametrize("case", ENDLESS)
-def test_what_frames_a_body_has_an_end(quick: str, case: str, path: str) -> None:
+def test_what_frames_a_body_has_an_end(patient: str, case: str, path: str) -> None:
     first, more = ENDLESS[case]
     sent = 0
-    with closing(call(quick)) as caller:
+    with closing(call(patient)) as caller:
         caller.sendall(CHUNKED.replace(b"/v1/infer", path.encode()) + first)
         if path == "/livez":
             caller.settimeout(0.1)
-            while sent < 20_000 and not is_closed(caller):
+            while not is_closed(caller):
+                assert sent <= 2048
+                sent += len(more)
+                caller.settimeout(0.1 if sent <= 2048 else PATIENCE_S)
                 with suppress(OSError):
-                    sent += len(more)
                     caller.sendall(more)
-            assert sent <= 10_000
+            assert sent
             return
         for _ in range(4):
             time.sleep(0.02)
@@ -334,8 +339,8 @@ def test_what_frames_a_body_has_an_end(quick: str, case: str, path: str) -> None
     assert "the limit is 2048" in body["error"]["message"]
 
 
-def test_empty_lines_before_a_request_have_an_end(quick: str) -> None:
-    with closing(call(quick)) as caller:
+def test_empty_lines_before_a_request_have_an_end(patient: str) -> None:
+    with closing(call(patient)) as caller:
         for _ in range(4):
             caller.sendall(b"\r\n" * 300)
             time.sleep(0.02)
@@ -364,9 +369,9 @@ def test_a_flood_on_one_connection_leaves_memory_and_others_alone(serve: Serve, 
             while time.monotonic() < ends:
                 with suppress(TimeoutError):
                     caller.sendall(more)
-                asked = time.monotonic()
+                asked = time.process_time()  # the server's: others' turns at the cores are not its
                 assert other.get("/livez").status_code == 200
-                longest_s = max(longest_s, time.monotonic() - asked)
+                longest_s = max(longest_s, time.process_time() - asked)
         assert rss_mib() - before < 20
         assert longest_s < 1.0
 
@@ -374,8 +379,9 @@ def test_a_flood_on_one_connection_leaves_memory_and_others_alone(serve: Serve, 
 @contextmanager
 def held_up(small: Path) -> Iterator[tuple[str, Service, threading.Event]]:
     """A server whose runs of notebook wait: its URL, itself, and what lets them go."""
-    inference = inference_of(small, worker_threads=1)
-    with serving(inference) as url, runs_held_up(inference) as go:
+    patient = {"timeout_s": 4 * PATIENCE_S, "run_timeout_s": 4 * PATIENCE_S}
+    inference = inference_of(small, worker_threads=1, **patient)
+    with serving(inference) as url, runs_held_up(inference.models) as go:
         yield url, inference, go
 
 
@@ -426,21 +432,20 @@ def test_who_has_left_is_noticed_though_it_looks_as_if_it_sent_no_more(
         assert samples(httpx.get(f"{url}/metrics").text)[computed] == 5
 
 
-def test_a_reset_is_noticed_at_once(small: Path) -> None:
-    times_s = []
+def test_a_reset_is_noticed_by_itself(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only once the server asks the caller, or sweeps."""
+    monkeypatch.setattr(Connection, "sweep", lambda *_: None)
+    monkeypatch.setattr(Connection, "_ask_whether_left", lambda _: None)
     with held_up(small) as (url, inference, go), closing(call(url)) as first:
         first.sendall(head(len(GOOD)) + GOOD)
         assert eventually(lambda: inference.scheduler.num_busy == 1)
         for _ in range(5):
             with closing(call(url)) as caller:
-                started = time.monotonic()
                 caller.sendall(head(len(GOOD)) + GOOD)
                 assert eventually(lambda: inference.app.in_flight == 2)
                 caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             assert eventually(lambda: inference.app.in_flight == 1)
-            times_s.append(time.monotonic() - started)
         go.set()
-    assert min(times_s) < 0.04
 
 
 def test_a_caller_that_leaves_after_a_large_body_is_noticed(
@@ -478,12 +483,10 @@ def num_left(url: str) -> float:
 
 
 def test_a_body_that_its_caller_cannot_end_any_more_is_not_waited_for(serve: Serve) -> None:
-    with serve() as url, closing(call(url)) as caller:
+    with serve(body_timeout_s=600.0) as url, closing(call(url)) as caller:
         caller.sendall(head(1000) + b"{")
-        started = time.monotonic()
         caller.shutdown(socket.SHUT_WR)
         assert is_closed(caller)
-        assert time.monotonic() - started < 2
 
 
 def test_others_have_their_turn_between_pieces_that_take_long_to_parse(
@@ -523,9 +526,9 @@ def test_what_comes_at_once_is_parsed_in_small_pieces(
     assert max(sizes) == READ_BYTES
 
 
-def test_very_many_tiny_chunks_are_one_body(quick: str) -> None:
+def test_very_many_tiny_chunks_are_one_body(patient: str) -> None:
     body = GOOD + b" " * 20_000
-    with closing(call(quick)) as caller:
+    with closing(call(patient)) as caller:
         caller.sendall(CHUNKED + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
         assert status_of(caller) == 200
 
@@ -533,8 +536,8 @@ def test_very_many_tiny_chunks_are_one_body(quick: str) -> None:
 @pytest.mark.parametrize(
     "coding", ["gzip, chunked", "gzip\r\ntransfer-encoding: chunked", "deflate, chunked"]
 )
-def test_transfer_codings_but_chunked_are_refused(quick: str, coding: str) -> None:
-    with closing(call(quick)) as caller:
+def test_transfer_codings_but_chunked_are_refused(patient: str, coding: str) -> None:
+    with closing(call(patient)) as caller:
         head = CHUNKED.replace(b"chunked", coding.encode())
         last = head.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
         caller.sendall(last + chunked(GOOD))
@@ -544,33 +547,33 @@ def test_transfer_codings_but_chunked_are_refused(quick: str, coding: str) -> No
     assert "send chunked alone" in body["error"]["message"]
 
 
-def test_chunks_are_not_known_to_http_1_0(quick: str) -> None:
-    with closing(call(quick)) as caller:
+def test_chunks_are_not_known_to_http_1_0(patient: str) -> None:
+    with closing(call(patient)) as caller:
         caller.sendall(CHUNKED.replace(b"HTTP/1.1", b"HTTP/1.0") + chunked(GOOD))
         status, body = answer_of(caller)
     assert (status, body["error"]["param"]) == (400, "transfer-encoding")
 
 
-def test_what_came_whole_is_answered_before_what_follows_ends_the_connection(quick: str) -> None:
+def test_what_came_whole_is_answered_before_what_follows_ends_the_connection(patient: str) -> None:
     request = head(len(GOOD)) + GOOD
-    with closing(call(quick)) as caller:
+    with closing(call(patient)) as caller:
         caller.sendall(request + request + b"no http\r\n\r\n")
         received = b"".join(iter(lambda: caller.recv(65536), b""))
     assert received.count(b"HTTP/1.1 200 OK") == 2
-    with closing(call(quick)) as caller:
+    with closing(call(patient)) as caller:
         caller.sendall(head(len(GOOD)) + GOOD + b"}")  # longer than it says
         assert answer_of(caller)[0] == 200
 
 
 @pytest.mark.parametrize("protocol", ["h2c", "websocket", "TLS/1.0"])
-def test_who_asks_for_another_protocol_is_answered_in_this_one(quick: str, protocol: str) -> None:
+def test_who_asks_for_another_protocol_is_answered_in_this_one(patient: str, protocol: str) -> None:
     asks = (
         f"Upgrade: {protocol}",
         "Connection: Upgrade, HTTP2-Settings",
         "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA",
     )
     for body_apart in (False, True):
-        with closing(call(quick)) as caller:
+        with closing(call(patient)) as caller:
             for _ in range(2):
                 first, second = head(len(GOOD), *asks), GOOD
                 if body_apart:
@@ -583,7 +586,7 @@ def test_who_asks_for_another_protocol_is_answered_in_this_one(quick: str, proto
 
 
 def test_requests_sent_ahead_are_answered_after_one_that_asks_for_another_protocol(
-    quick: str,
+    patient: str,
 ) -> None:
     asks = (
         "Upgrade: h2c",
@@ -592,7 +595,7 @@ def test_requests_sent_ahead_are_answered_after_one_that_asks_for_another_protoc
     )
     plain, other = head(len(GOOD)) + GOOD, head(len(GOOD), *asks) + GOOD
     for sent in (other + plain + plain, plain + other + plain, plain + other + other, other * 3):
-        with closing(call(quick)) as caller:
+        with closing(call(patient)) as caller:
             caller.sendall(sent)
             received = b""
             while received.count(b"HTTP/1.1 200") < 3:
@@ -601,9 +604,9 @@ def test_requests_sent_ahead_are_answered_after_one_that_asks_for_another_protoc
                 received += piece
 
 
-def test_a_request_for_another_protocol_may_be_cut_anywhere(quick: str) -> None:
+def test_a_request_for_another_protocol_may_be_cut_anywhere(patient: str) -> None:
     request = head(len(GOOD), "x-upgrade: no", "Upgrade: h2c", "Connection: Upgrade") + GOOD
-    with closing(call(quick)) as caller:
+    with closing(call(patient)) as caller:
         for cut in range(1, len(request), 3):
             caller.sendall(request[:cut])
             time.sleep(0.002)
@@ -613,8 +616,7 @@ def test_a_request_for_another_protocol_may_be_cut_anywhere(quick: str) -> None:
 
 def test_more_connections_than_the_limit_get_503_and_many_more_nothing(serve: Serve) -> None:
     with serve(max_connections=20) as url:
-        open_ones = [call(url) for _ in range(20)]
-        time.sleep(0.2)
+        open_ones = [call(url) for _ in range(20)]  # are accepted in this order
         for path, is_v2 in (("/v1/infer", False), ("/v2/models/notebook/infer", True)):
             with closing(call(url)) as caller:
                 caller.sendall(head(len(GOOD), path=path) + GOOD)
@@ -630,13 +632,17 @@ def test_more_connections_than_the_limit_get_503_and_many_more_nothing(serve: Se
         ):  # or an orchestrator would end it
             assert httpx.get(f"{url}{path}").status_code == 200
         open_ones += [call(url) for _ in range(20)]
-        time.sleep(0.2)
         with closing(call(url)) as caller:
             assert is_closed(caller)
         for caller in open_ones:
             caller.close()
-        time.sleep(0.2)
-        assert good(url)
+
+        def is_served() -> bool:
+            with suppress(httpx.TransportError):
+                return good(url)
+            return False
+
+        assert eventually(is_served)
 
 
 def held(client: httpx.Client, what: str) -> float:
@@ -644,26 +650,27 @@ def held(client: httpx.Client, what: str) -> float:
 
 
 def eventually_free(client: httpx.Client, what: str) -> bool:
-    ends = time.monotonic() + 10
-    while held(client, what) and time.monotonic() < ends:
-        time.sleep(0.1)
-    return held(client, what) == 0
+    return eventually(lambda: held(client, what) == 0)
 
 
 @contextmanager
 def not_reading(url: str) -> Iterator[socket.socket]:
     with closing(socket.socket()) as caller:
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        caller.settimeout(20)
+        caller.settimeout(PATIENCE_S)
         caller.connect(("127.0.0.1", port_of(url)))
         caller.sendall(head(len(LARGE)) + LARGE)
         yield caller
 
 
-def test_an_answer_that_nobody_takes_counts_until_it_is_dropped(serve: Serve) -> None:
+def test_an_answer_that_nobody_takes_counts_until_it_is_dropped(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept, sweep = threading.Event(), Connection.sweep
+    monkeypatch.setattr(Connection, "sweep", lambda *of: swept.is_set() and sweep(*of))
     with (
         serve(send_timeout_s=1.5, max_pending_response_bytes=100_000_000) as url,
-        httpx.Client(base_url=url, timeout=30) as client,
+        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
     ):
         with not_reading(url) as caller:
             assert caller.recv(12) == b"HTTP/1.1 200"
@@ -673,6 +680,7 @@ def test_an_answer_that_nobody_takes_counts_until_it_is_dropped(serve: Serve) ->
             assert refused.json()["error"]["code"] == "responses_full"
             assert refused.headers["retry-after"] == "1"
             assert good(url)
+            swept.set()
             assert eventually_free(client, "responses")
             assert is_closed(caller)
         assert client.post("/v1/infer", content=LARGE).status_code == 200
@@ -681,22 +689,21 @@ def test_an_answer_that_nobody_takes_counts_until_it_is_dropped(serve: Serve) ->
 
 def test_bodies_half_received_count_until_they_are_whole_or_gone(serve: Serve) -> None:
     with (
-        serve(body_timeout_s=2.0, max_pending_body_bytes=3_000_000) as url,
-        httpx.Client(base_url=url, timeout=30) as client,
+        serve(body_timeout_s=600.0, max_pending_body_bytes=3_000_000) as url,
+        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
+        closing(call(url)) as first,
+        closing(call(url)) as second,
     ):
-        callers = [call(url) for _ in range(2)]
-        for caller in callers:
+        for caller in (first, second):
             caller.sendall(head(9_000_000) + b" " * 1_400_000)
-        time.sleep(0.3)
-        assert held(client, "bodies") == 2_800_000
+        assert eventually(lambda: held(client, "bodies") == 2_800_000)
         full = client.post("/v1/infer", content=b" " * 500_000)
         assert full.status_code == 429
         assert full.json()["error"]["code"] == "bodies_full"
         assert good(url)
-        callers[0].close()
-        assert answer_of(callers[1])[0] == 408
-        callers[1].close()
-        assert held(client, "bodies") == 0
+        first.close()
+        second.close()
+        assert eventually_free(client, "bodies")
         assert client.post("/v1/infer", content=GOOD + b" " * 2_000_000).status_code == 200
 
 
@@ -711,19 +718,19 @@ def test_a_slow_but_steady_reader_gets_all_of_its_answer(serve: Serve) -> None:
         assert received > 30_000_000
 
 
-def test_all_headers_hide_the_server_and_forbid_sniffing(quick: str) -> None:
+def test_all_headers_hide_the_server_and_forbid_sniffing(patient: str) -> None:
     for answer in (
-        httpx.get(f"{quick}/livez"),
-        httpx.get(f"{quick}/docs"),
-        httpx.post(f"{quick}/v1/infer"),
+        httpx.get(f"{patient}/livez"),
+        httpx.get(f"{patient}/docs"),
+        httpx.post(f"{patient}/v1/infer"),
     ):
         assert "server" not in answer.headers
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_many_callers_at_once_are_all_answered(quick: str) -> None:
+def test_many_callers_at_once_are_all_answered(patient: str) -> None:
     with ThreadPoolExecutor(16) as callers:
-        assert all(callers.map(good, [quick] * 64))
+        assert all(callers.map(good, [patient] * 64))
 
 
 def test_new_connections_need_no_round_of_the_event_loop_each(
@@ -746,12 +753,12 @@ def test_new_connections_need_no_round_of_the_event_loop_each(
             accepted_in.append(num_rounds)
             return
         begun.set()
-        go.wait(20)  # until many callers wait
+        go.wait(PATIENCE_S)  # until many callers wait
         next_round(self.loop)
 
     monkeypatch.setattr(Connection, "connection_made", connection_made)
     with serve() as url, closing(call(url)), ExitStack() as callers:
-        assert begun.wait(20)
+        assert begun.wait(PATIENCE_S)
         for _ in range(64):
             callers.enter_context(closing(call(url)))
         go.set()

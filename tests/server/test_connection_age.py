@@ -17,7 +17,7 @@ from addnorm.service.server.connection import Connection
 from addnorm.service.server.last_answer import drawn_age
 from tests.conftest import Serve, inference_of, serving
 from tests.support.metrics import samples
-from tests.support.waiting import eventually, runs_held_up
+from tests.support.waiting import PATIENCE_S, eventually, runs_held_up
 
 AGE_S = 3600.0  # tests do not wait for it: see `grow_old`
 GOOD = json.dumps(
@@ -68,13 +68,17 @@ def aging(serve: Serve) -> Iterator[str]:
 
 
 def call(url: str) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20)
+    return socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=PATIENCE_S)
 
 
 def ask(caller: socket.socket, sent: bytes) -> tuple[int, str | None]:
     """Status and `connection` of one answer."""
     caller.sendall(sent)
-    with closing(http.client.HTTPResponse(caller, method=sent.split()[0].decode())) as answer:
+    return answered(caller, sent.split()[0].decode())
+
+
+def answered(caller: socket.socket, method: str) -> tuple[int, str | None]:
+    with closing(http.client.HTTPResponse(caller, method=method)) as answer:
         answer.begin()
         answer.read()
         return answer.status, answer.headers["connection"]
@@ -131,7 +135,7 @@ def test_over_https_too(
 def held_up(small: Path) -> Iterator[tuple[str, threading.Event]]:
     """A server whose runs of notebook wait, and what lets them go."""
     inference = inference_of(small, connection_max_age_s=AGE_S)
-    with serving(inference) as url, runs_held_up(inference) as go:
+    with serving(inference) as url, runs_held_up(inference.models) as go:
         yield url, go
 
 
@@ -168,7 +172,7 @@ def test_what_is_sent_after_the_last_answer_began_does_not_destroy_it(
 ) -> None:
     with closing(socket.socket()) as caller:
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        caller.settimeout(20)
+        caller.settimeout(PATIENCE_S)
         caller.connect(("127.0.0.1", int(aging.rpartition(":")[2])))
         assert ask(caller, request()) == (200, None)
         grow_old(made)
@@ -200,15 +204,21 @@ def impatient(made: list[Connection], monkeypatch: pytest.MonkeyPatch) -> list[C
 
 
 def test_a_caller_that_does_not_close_is_left_in_the_end(
-    aging: str, impatient: list[Connection]
+    aging: str, made: list[Connection]
 ) -> None:
     with closing(call(aging)) as caller:
         assert ask(caller, request()) == (200, None)
-        grow_old(impatient)
+        grow_old(made)
+        (own,) = made
+        own.timeout_keep_alive = 600
         assert ask(caller, request()) == (200, "close")
         assert rest(caller) == b""
-        assert impatient[0] in impatient[0].connections
-        assert eventually(lambda: impatient[0] not in impatient[0].connections)
+        assert own in own.connections
+        timer = own.timeout_keep_alive_task
+        assert timer
+        assert timer.when() > own.loop.time() + PATIENCE_S
+        own.loop.call_soon_threadsafe(own.timeout_keep_alive_handler)  # when it is due
+        assert eventually(lambda: own not in own.connections)
 
 
 def test_a_caller_that_only_sends_is_left_too(aging: str, impatient: list[Connection]) -> None:
@@ -216,7 +226,7 @@ def test_a_caller_that_only_sends_is_left_too(aging: str, impatient: list[Connec
         assert ask(caller, request()) == (200, None)
         grow_old(impatient)
         assert ask(caller, request()) == (200, "close")
-        ends = time.monotonic() + 5
+        ends = time.monotonic() + PATIENCE_S
         with suppress(ConnectionError):
             while time.monotonic() < ends:
                 caller.sendall(request() * 1000)
@@ -224,21 +234,30 @@ def test_a_caller_that_only_sends_is_left_too(aging: str, impatient: list[Connec
 
 
 def test_a_request_that_has_arrived_keeps_an_idle_connection(
-    serve: Serve, impatient: list[Connection], monkeypatch: pytest.MonkeyPatch
+    serve: Serve, made: list[Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    receive = Connection.data_received
+    receive, is_busy, has_arrived = Connection.data_received, threading.Event(), threading.Event()
 
     def data_received(self: Connection, data: bytes) -> None:
-        if b"/busy" in data:
-            time.sleep(0.4)  # meanwhile a request arrives, and the idle time of another ends
+        if b"/busy" in data:  # meanwhile a request arrives, and its connection's idle time ends
+            is_busy.set()
+            has_arrived.wait(PATIENCE_S)
+            made[0].timeout_keep_alive_handler()
+            made[0].timeout_keep_alive = 0.2  # type: ignore[assignment]  # uvicorn's are seconds
         receive(self, data)
 
     monkeypatch.setattr(Connection, "data_received", data_received)
     with serve() as url, closing(call(url)) as caller, closing(call(url)) as busy:
         assert ask(caller, request())[0] == 200
-        busy.sendall(request(b"", "GET", "/busy"))
-        time.sleep(0.1)
+        assert eventually(lambda: len(made) == 2)
+        for connection in made:
+            connection.timeout_keep_alive = 600
         assert ask(caller, request())[0] == 200
+        busy.sendall(request(b"", "GET", "/busy"))
+        assert is_busy.wait(PATIENCE_S)
+        caller.sendall(request())
+        has_arrived.set()
+        assert answered(caller, "POST")[0] == 200
         assert rest(caller) == b""  # then nothing arrives
 
 

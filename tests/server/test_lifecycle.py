@@ -20,13 +20,14 @@ from typing import Any
 import httpx
 import pytest
 
+from addnorm.load.servers import free_port
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.telemetry import logs
 from tests.conftest import inference_of, serving
 from tests.support.metrics import samples
 from tests.support.process import Process
 from tests.support.scheduling import echo, of_lengths
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually, runs_held_up
 
 LONG = {"model": "gpt", "input_ids": [[7] * 500] * 60, "outputs": ["pooled"]}
 SHORT = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}
@@ -288,9 +289,7 @@ def test_lines_are_written_together_once_flushed() -> None:
 
 
 def test_a_full_disk_under_the_log_costs_log_lines_only(notebook: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with Path("/dev/full").open("w") as full:
         process = subprocess.Popen(
             [sys.executable, "-m", "addnorm", "serve", "--bundles", str(notebook.parents[1])],
@@ -305,13 +304,14 @@ def test_a_full_disk_under_the_log_costs_log_lines_only(notebook: Path) -> None:
                 assert client.post("/v1/infer", json=SHORT).status_code == 200
                 time.sleep(0.15)  # past a flush
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE_S) == 0
     finally:
         process.kill()
 
 
 def test_counters_agree_with_a_counted_load_to_the_request_and_the_token(small: Path) -> None:
-    with serving(inference_of(small)) as url, httpx.Client(base_url=url) as client:
+    inference, started = inference_of(small), time.monotonic()
+    with serving(inference) as url, httpx.Client(base_url=url) as client:
         body = {
             **SHORT,
             "input_ids": [[1, 3, 0], [4, 5, 2]],
@@ -322,6 +322,7 @@ def test_counters_agree_with_a_counted_load_to_the_request_and_the_token(small: 
         for _ in range(3):
             assert client.post("/v1/infer", json={**SHORT, "input_ids": [[9]]}).status_code == 400
         assert client.get("/v1/nothing").status_code == 404
+        assert eventually(lambda: not inference.scheduler.num_busy)  # what has run is counted
         got = samples(client.get("/metrics").text)
 
     def value(name: str, **labels: str) -> float:
@@ -337,11 +338,9 @@ def test_counters_agree_with_a_counted_load_to_the_request_and_the_token(small: 
     assert value("addnorm_micro_batch_tokens_sum", model="notebook") == 35
     assert value("addnorm_micro_batch_sequences_sum", model="notebook") == 14
     assert value("addnorm_computed_tokens_total", model="notebook") == 7 * 2 * 3
-    assert (
-        0
-        < value("addnorm_worker_thread_busy_seconds_total")
-        < value("addnorm_request_seconds_sum", **route)
-    )
+    most_s = inference.scheduler.num_workers * (time.monotonic() - started)
+    assert 0 < value("addnorm_worker_thread_busy_seconds_total") < most_s
+    assert 0 < value("addnorm_request_seconds_sum", **route) < most_s
     assert value("addnorm_engine_failures_total", model="notebook") == 0
     for stage in ("decode", "queue", "infer", "encode"):
         assert value("addnorm_stage_seconds_count", model="notebook", stage=stage) == 7
@@ -353,8 +352,10 @@ def test_counters_agree_with_a_counted_load_to_the_request_and_the_token(small: 
 def test_a_full_queue_and_an_impossible_deadline_are_refused_with_retry_after(
     bundles: Path,
 ) -> None:
+    inference = inference_of(bundles, max_queue_tokens=1000, worker_threads=1)
     with (
-        serving(inference_of(bundles, max_queue_tokens=1000, worker_threads=1)) as url,
+        serving(inference) as url,
+        runs_held_up(inference.models, "encoder") as go,
         ThreadPoolExecutor(16) as callers,
     ):
         with httpx.Client(base_url=url, timeout=60) as client:
@@ -362,7 +363,10 @@ def test_a_full_queue_and_an_impossible_deadline_are_refused_with_retry_after(
             assert full.status_code == 400  # it would never fit
             assert "1500 real tokens, the limit is 1000" in full.json()["error"]["message"]
             one = {**LONG, "model": "encoder", "input_ids": [[7] * 500] * 2}
-            answers = list(callers.map(lambda _: client.post("/v1/infer", json=one), range(16)))
+            asked = [callers.submit(client.post, "/v1/infer", json=one) for _ in range(16)]
+            assert eventually(lambda: any(one.done() for one in asked))  # it did not wait
+            go.set()
+            answers = [one.result() for one in asked]
             assert {answer.status_code for answer in answers} == {200, 429}
             assert all(
                 int(answer.headers["retry-after"]) >= 1
@@ -386,12 +390,12 @@ def test_while_one_was_just_refused_nobody_with_as_little_time_is_read(small: Pa
     inference = inference_of(small, worker_threads=1)
     with (
         serving(inference) as url,
-        httpx.Client(base_url=url, headers={"x-request-timeout-ms": "500"}) as client,
+        httpx.Client(base_url=url, headers={"x-request-timeout-ms": "10000"}) as client,
     ):
         target = inference.models.find("notebook").target("fp32")
-        right, target.tokens_per_s = target.run, 1000
+        right, target.tokens_per_s = target.run, 50
         target.run = target.run_on_all_cores = waits
-        jobs = [inference.scheduler.submit(target, of_lengths(2), 60) for _ in range(1500)]
+        jobs = [inference.scheduler.submit(target, of_lengths(2), 600) for _ in range(1500)]
         refused = [
             client.post("/v1/infer", json={"model": "notebook", "input_ids": [[1, 2]]})
             for _ in range(2)
@@ -401,7 +405,10 @@ def test_while_one_was_just_refused_nobody_with_as_little_time_is_read(small: Pa
         assert [answer.status_code for answer in (*refused, *unread)] == [429] * 5
         assert "the deadline is in" in refused[0].text
         assert all("tokens are queued; retry in" in answer.text for answer in (refused[1], *unread))
-        assert all(int(answer.headers["retry-after"]) in (2, 3) for answer in (*refused, *unread))
+        # 3,000 tokens at 50 a second, without those of a micro-batch that has been taken
+        least_s = (3000 - target.token_budget) // 50
+        retry_s = {int(answer.headers["retry-after"]) for answer in (*refused, *unread)}
+        assert least_s <= min(retry_s) <= max(retry_s) <= 60
         read = [
             client.post("/v2/models/gpt/infer", content=b"{ "),
             client.post("/v1/infer", content=b"{"),
@@ -413,6 +420,6 @@ def test_while_one_was_just_refused_nobody_with_as_little_time_is_read(small: Pa
         assert patient.status_code == 400
         target.run = target.run_on_all_cores = right
         go.set()
-        assert all(len(job.future.result(5).activations) == 2 for job in jobs)
+        assert all(len(job.future.result(PATIENCE_S).activations) == 2 for job in jobs)
         answer = client.post("/v1/infer", json={"model": "notebook", "input_ids": [[1]]})
         assert answer.status_code == 200

@@ -16,7 +16,7 @@ from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN, inference_of
 from tests.support.metrics import samples
-from tests.support.waiting import runs_held_up
+from tests.support.waiting import PATIENCE_S, runs_held_up
 
 GOOD = json.dumps(
     {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}
@@ -65,7 +65,7 @@ class Call:
             "query_string": b"",
         }
         app = ForOtherServers(service.app, service.settings)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await app(scope, self.coming.get, self._send)
         start, *parts = self.sent
         bodies = [part["body"] for part in parts]
@@ -74,7 +74,7 @@ class Call:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.002)
 
@@ -90,7 +90,7 @@ def limited(few: Models) -> Iterator[Service]:
 def held_up(small: Path) -> Iterator[tuple[Service, threading.Event]]:
     """A service whose runs of notebook wait, and what lets them go."""
     service = inference_of(small, worker_threads=1)
-    with runs_held_up(service) as go:
+    with runs_held_up(service.models) as go:
         yield service, go
     service.close()
 
@@ -127,6 +127,7 @@ def test_who_leaves_is_noticed_and_nothing_is_computed_for_them(
         assert [answer.status for answer in answers] == [499] * 3
         go.set()
         assert (await answered).status == 200
+        await until(lambda: service.scheduler.num_busy == 0)  # what has run is counted
         metrics = await Call().run(service, "GET", "/metrics")
         computed = ("addnorm_micro_batch_tokens_sum", (("model", "notebook"),))
         assert samples(metrics.body.decode())[computed] == 5

@@ -8,6 +8,7 @@ from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.scheduling.admission import AdmissionControl
 from addnorm.service.scheduling.fair_queue import JobQueue
 from addnorm.service.scheduling.job import Job, MicroBatch, Target
+from tests.support.waiting import PATIENCE_S
 
 
 class Queue(JobQueue):
@@ -34,7 +35,7 @@ def echo(batch: Batch) -> Rows:
 
 def values(job: Job) -> list[list[float]]:
     """What each sequence of the job was answered, by any of the three outputs."""
-    rows = job.future.result(timeout=5)
+    rows = job.future.result(PATIENCE_S)
     assert (rows.activations == rows.norm_mean).all()
     assert (rows.activations == rows.norm_rstd).all()
     spans = pairwise(job.batch.offsets)

@@ -292,24 +292,28 @@ class Slow:
 
 
 @pytest.mark.parametrize(
-    ("engine", "tokens_per_s", "status", "words"),
+    ("engine", "tokens_per_s", "timeout_s", "status", "words"),
     [
-        (Slow(0, broken=True), None, 500, "inference failed: RuntimeError"),
-        (Slow(0), 0.1, 504, "computing takes about"),
-        (Slow(0.3), None, 504, "no answer within 0.02 s"),
+        (Slow(0, broken=True), None, 60, 500, "inference failed: RuntimeError"),
+        (Slow(0), 1e-4, 60, 504, "computing takes about"),
+        (Slow(0.6), None, 0.3, 504, "no answer within 0.3 s"),
     ],
 )
 def test_what_goes_wrong_after_decoding_says_error_and_counts_as_failed(
-    notebook: Path, engine: Slow, tokens_per_s: float | None, status: int, words: str
+    notebook: Path,
+    engine: Slow,
+    tokens_per_s: float | None,
+    timeout_s: float,
+    status: int,
+    words: str,
 ) -> None:
     inference = inference_of(notebook.parent.parent)
     model = inference.models.find("notebook")
     line = model.target(None)
     line.run, line.tokens_per_s = engine, tokens_per_s
     with serving(inference) as url:
-        answer = httpx.post(
-            f"{url}/v2/models/notebook/infer", json=changed(parameters={"timeout": 20_000})
-        )
+        body = changed(parameters={"timeout": round(1e6 * timeout_s)})
+        answer = httpx.post(f"{url}/v2/models/notebook/infer", json=body, timeout=60)
     assert answer.status_code == status
     assert list(answer.json()) == ["error"]
     assert words in answer.json()["error"]
