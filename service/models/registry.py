@@ -19,7 +19,7 @@ from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.cuda import CUDA_DEFAULTS, CudaOptions
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Limits, Task
-from addnorm.service.runtime.session import runs_in_words
+from addnorm.service.runtime.session import is_of_onnxruntime, runs_in_words
 from addnorm.service.scheduling.job import Target
 from addnorm.service.settings import Settings, usable_cores
 
@@ -155,7 +155,8 @@ class Model:
 
 
 def _rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, float]:
-    """Tokens/s at each of BUDGETS, the better of two runs. Stops early when time is up."""
+    """Tokens/s at each of BUDGETS, the better of two runs. Stops early when time is up, or where a
+    GPU has too little memory for more."""
     draws, length = np.random.default_rng(0), min(TYPICAL_LENGTH, limits.max_positions)
 
     def drawn(budget: int) -> Batch:
@@ -169,7 +170,13 @@ def _rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, float]:
         batch = drawn(budget)
         for _ in range(2):
             started = time.monotonic()
-            _run(engine, batch)
+            try:
+                _run(engine, batch)
+            except Exception as error:
+                if not rates or not is_of_onnxruntime(error):
+                    raise
+                log.warning("%d tokens at once do not run here: %s", batch.num_tokens, error)
+                return rates
             now = time.monotonic()
             rates[budget] = max(rates.get(budget, 0.0), batch.num_tokens / max(now - started, 1e-9))
             if now + 2 * (now - started) > ends:

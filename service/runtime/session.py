@@ -129,10 +129,14 @@ def runs_in_words(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # its classes have no base of their own, and runs with I/O binding raise a RuntimeError
-        if type(error) is not RuntimeError and "onnxruntime" not in type(error).__module__:
+        if not is_of_onnxruntime(error):
             raise
         raise StartupError(f"{what}: {_first_line(error)}") from error
+
+
+def is_of_onnxruntime(error: Exception) -> bool:
+    """Its classes have no base of their own, and runs with I/O binding raise a RuntimeError."""
+    return type(error) is RuntimeError or "onnxruntime" in type(error).__module__
 
 
 def _pack(graph: Path, packed: Path, fits_16_bits: bool) -> None:

@@ -3,17 +3,20 @@
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import onnxruntime as ort
 import pytest
 
 from addnorm.service.errors import StartupError
 from addnorm.service.models import registry
-from addnorm.service.models.registry import Model
+from addnorm.service.models.registry import Model, _rates
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import cuda, session
+from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.cuda import CudaOptions
+from addnorm.service.runtime.engine import Engine
+from addnorm.service.runtime.manifest import Limits
 from addnorm.service.server.wiring import num_workers
 from addnorm.service.settings import Settings
 
@@ -114,3 +117,21 @@ def test_what_waits_for_a_gpu_is_not_shared_out(
     assert Model(bundle, "cpu").target("fp32").is_shared_out
     monkeypatch.setattr(registry, "Engine", lambda *_: SimpleNamespace(**ON_GPU))
     assert not Model(bundle, "cuda").target("fp32").is_shared_out
+
+
+def test_warm_up_ends_where_the_memory_of_a_gpu_does(caplog: pytest.LogCaptureFixture) -> None:
+    """And no engine is served that runs nothing."""
+    limits = Limits(max_positions=512, vocab_size=9)
+
+    def rates(most: int) -> dict[int, float]:
+        def compute(batch: Batch) -> SimpleNamespace:
+            if batch.num_tokens > most:
+                raise RuntimeError("bfc_arena.cc: Failed to allocate memory")
+            return SimpleNamespace(not_finite=lambda: None)
+
+        return _rates(cast(Engine, SimpleNamespace(provider="cuda", compute=compute)), limits, 60.0)
+
+    assert [*rates(5000)] == [1024, 2048, 4096]
+    assert "8190 tokens at once do not run here: bfc_arena.cc: Failed" in caplog.text
+    with pytest.raises(RuntimeError, match="Failed to allocate"):
+        rates(1000)
