@@ -33,6 +33,7 @@ from tests.support.texts import TEXT_MODEL, checkpoint
 from tests.support.waiting import PATIENCE_S
 
 GOLDEN = Path(__file__).parent / "golden"
+IDLE_S = 2.0  # that clients of tests keep an idle connection
 # What is asked again is computed again: a cache would compare an answer with itself.
 OWN: dict[str, Any] = {"worker_threads": 2, "port": 0, "cache_bytes": 0}
 PRESETS = ("notebook", "postnorm", "gpt", "encoder", "minilm")
@@ -58,8 +59,14 @@ def one_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def patient_callers() -> None:
-    """A busy machine may take longer than the 5 s that httpx waits where a test names no time."""
-    default = inspect.signature(httpx.Client).parameters["timeout"].default
+    """A busy machine may take longer than the 5 s that httpx waits where a test names no time.
+
+    It also keeps an idle connection for 5 s, as the server does: a request that is sent in the
+    moment in which the server closes it would be lost.
+    """
+    parameters = inspect.signature(httpx.Client).parameters
+    parameters["limits"].default.keepalive_expiry = IDLE_S
+    default = parameters["timeout"].default
     default.connect = default.read = default.write = default.pool = PATIENCE_S
 
 

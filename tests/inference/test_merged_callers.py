@@ -18,7 +18,7 @@ from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.scheduling.job import Run
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
-from tests.conftest import OWN, serving
+from tests.conftest import IDLE_S, OWN, serving
 from tests.support.metrics import total
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -54,7 +54,7 @@ def held(notebook: Path) -> Iterator[Held]:
     target = model.target(None)
     target.run = target.run_on_all_cores = _gated(target.run, gate, running)
     service = build(Models([model]), Settings(**{**OWN, "cache_bytes": 2**20}))
-    limits = httpx.Limits(max_connections=CALLERS)
+    limits = httpx.Limits(max_connections=CALLERS, keepalive_expiry=IDLE_S)
     with (
         serving(service) as url,
         httpx.Client(base_url=url, timeout=60, limits=limits) as client,
