@@ -75,7 +75,7 @@ class Embedder:
             self.close()
             raise CorpusError(error.message) from None
         self.token_budget = self.model.target(options.precision).token_budget
-        self.num_workers = self._service.settings.num_workers
+        self.num_workers = self._service.settings.num_cores
         num_requests = self.num_workers // 2 + SPARE_REQUESTS
         self._under_way = asyncio.Semaphore(num_requests)
 

@@ -295,7 +295,8 @@ class Settings(BaseModel):
         return [Path(name.strip()) for name in names if name.strip()]
 
     @property
-    def num_workers(self) -> int:
+    def num_cores(self) -> int:
+        """That the server may use: as many as worker threads, where these are set."""
         return self.worker_threads or usable_cores()
 
 

@@ -28,7 +28,7 @@ from addnorm.model.transformer import Transformer
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.cuda import CUDA_DEFAULTS, gpu_name
-from addnorm.service.runtime.placement import CPU, Node
+from addnorm.service.runtime.placement import CPU, Node, operator
 from addnorm.service.runtime.session import runs_in_words
 
 COMPOSITIONS = 200  # drawn batches for each precision
@@ -135,17 +135,13 @@ def _file(bundle: Bundle, precision: str, name: str) -> Path:
 def _rows_on_cpu(nodes: Iterable[Node], graph: GraphProto) -> Iterator[Node]:
     """A node that is not in the file came of one that onnxruntime took apart: nothing else makes
     nodes before they are placed."""
-    free = Counter((_operator(node), node.name) for node in without_rows(graph))
+    free = Counter((operator(node.domain, node.op_type), node.name) for node in without_rows(graph))
     for node in nodes:
         if node.provider == CPU:
             key = node.operator, node.name
             if not free[key]:
                 yield node
             free[key] -= 1
-
-
-def _operator(node: NodeProto) -> str:
-    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
 
 def without_rows(graph: GraphProto, outside: Set[str] = frozenset()) -> Iterator[NodeProto]:

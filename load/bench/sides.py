@@ -104,7 +104,7 @@ def _offline(preset: Contenders) -> Iterator[Side]:
     limits = preset[FP32].bundle.manifest.limits
     big = [s for request in make(PROFILES["big"], limits).requests for s in request.sequences]
     loads = {  # line -> sequences, threads, tokens of a micro-batch
-        "offline": (big, settings.num_workers, settings.token_budget or ENGINE_BUDGET),
+        "offline": (big, settings.num_cores, settings.token_budget or ENGINE_BUDGET),
         "engine-mixed": (big, 1, ENGINE_BUDGET),
         "engine-16": (fixed(16, 64, limits), 1, ENGINE_BUDGET),
         "engine-512": (fixed(512, 4, limits), 1, ENGINE_BUDGET),
@@ -113,7 +113,7 @@ def _offline(preset: Contenders) -> Iterator[Side]:
     for name, load in loads.items():
         for who, engine in engines.items():
             yield _rate(name, who, partial(engine.tokens_per_s, *load))
-    sgemm = Sgemm(preset[FP32].bundle.manifest.config, settings.num_workers)
+    sgemm = Sgemm(preset[FP32].bundle.manifest.config, settings.num_cores)
     yield _rate("sgemm", "sgemm", sgemm.tokens_per_s)
 
 

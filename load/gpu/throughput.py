@@ -143,7 +143,7 @@ def _loaded(setup: Setup, shape: str) -> Model:
     model = registry.load(shapes.bundle(setup, shape), setup.settings())
     if setup.provider == "cpu":  # the rehearsal's GPU
         for engine in model.engines.values():
-            engine.keep_rows_on("cpu", POOLING)
+            engine.keep_rows_on("cpu")
     return model
 
 

@@ -351,7 +351,7 @@ def load(bundle: Bundle, settings: Settings, before: Model | None = None) -> Mod
     started = time.monotonic()
     _check_folder(bundle)
     cuda = CudaOptions(settings.cuda_tf32, settings.cuda_memory_bytes)
-    model = Model(bundle, settings.provider, settings.token_budget, settings.num_workers, cuda)
+    model = Model(bundle, settings.provider, settings.token_budget, settings.num_cores, cuda)
     with runs_in_words(f"{bundle.ref} cannot run here"):
         model.warm_up(before)
         model.check()

@@ -73,7 +73,7 @@ class TeiAboutRoutes:
             max_batch_requests=None,
             max_client_batch_size=settings.max_sequences,
             auto_truncate=True,
-            tokenization_workers=settings.num_workers,
+            tokenization_workers=settings.num_cores,
             version=VERSION,
             sha=None,
             docker_label=None,

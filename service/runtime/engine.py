@@ -12,7 +12,6 @@ from addnorm.service.runtime.bundle import LENS, Bundle
 from addnorm.service.runtime.cuda import CUDA_DEFAULTS, CudaOptions
 from addnorm.service.runtime.device_rows import AnyRows, Device
 from addnorm.service.runtime.fingerprint import Fingerprint
-from addnorm.service.runtime.manifest import Pooling
 from addnorm.service.runtime.placement import Node, nodes
 from addnorm.service.runtime.session import PROVIDERS, open_session, open_sessions
 
@@ -45,6 +44,7 @@ class Engine:
         `open_sessions`."""
         manifest = bundle.manifest
         self.d_model, self.n_norms = manifest.d_model, manifest.n_norms
+        self._pooling = manifest.pooling
         self._max_positions = manifest.limits.max_positions
         self._has_types = manifest.limits.type_vocab_size > 1
         graph = bundle.graph(precision)
@@ -63,15 +63,14 @@ class Engine:
         self.provider = "cuda" if PROVIDERS["cuda"] in self._body.get_providers() else "cpu"
         self._device: Device | None = None
         if self.provider == "cuda":
-            self.keep_rows_on("cuda", manifest.pooling, cuda)
+            self.keep_rows_on("cuda", cuda)
         described = f"cuda: {cuda.kind}" if self.provider == "cuda" else "cpu"
         self.fingerprint = Fingerprint.here(bundle.manifest_sha256, precision, described)
 
-    def keep_rows_on(self, device: str, usual: Pooling, cuda: CudaOptions = CUDA_DEFAULTS) -> None:
-        """`compute` leaves its rows on the device from now on. usual: the pooling that most
-        requests ask for."""
+    def keep_rows_on(self, device: str, cuda: CudaOptions = CUDA_DEFAULTS) -> None:
+        """`compute` leaves its rows on the device from now on."""
         open_graph = partial(open_session, provider=device, cuda=cuda)
-        self._device = Device(self._body, open_graph, usual, device)
+        self._device = Device(self._body, open_graph, self._pooling, device)
 
     def compute(self, batch: Batch) -> AnyRows:
         """A row for each token, pads dropped, where it was computed. The batch must not be empty.

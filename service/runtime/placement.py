@@ -42,8 +42,12 @@ def nodes(session: ort.InferenceSession) -> Iterator[Node]:
     """
     for part in session.get_provider_graph_assignment_info():
         for node in part.get_nodes():
-            # operators of ONNX have no domain
-            yield Node(part.ep_name, ".".join(filter(None, (node.domain, node.op_type))), node.name)
+            yield Node(part.ep_name, operator(node.domain, node.op_type), node.name)
+
+
+def operator(domain: str, op_type: str) -> str:
+    """Its name. Operators of ONNX have no domain."""
+    return f"{domain}.{op_type}" if domain else op_type
 
 
 def counted(nodes: Iterable[Node]) -> Placement:

@@ -93,7 +93,7 @@ def build(models: Models, settings: Settings, tracer: Tracer | None = None) -> S
     bodies = ByteBudget("bodies", settings.max_pending_body_bytes)
     responses = ByteBudget("responses", settings.max_pending_response_bytes)
     # heads run there, and compete with the workers for the cores
-    encoders = CooperativePool(settings.num_workers, "encode")
+    encoders = CooperativePool(settings.num_cores, "encode")
     # one thread: reading holds the interpreter's lock, and two would keep it from the event loop
     readers = CooperativePool(1, "read", pauses=True)
     body_reader = BodyReader(settings, bodies, readers)
@@ -126,11 +126,11 @@ def build(models: Models, settings: Settings, tracer: Tracer | None = None) -> S
 
 
 def num_workers(models: Models, settings: Settings) -> int:
-    """Session runs at once: one a core, and a few on a GPU."""
+    """Session runs at once: one for each core, and GPU_WORKERS where there is a GPU."""
     engines = (engine for model in models.all() for engine in model.engines.values())
     if not settings.worker_threads and any(engine.provider == "cuda" for engine in engines):
         return GPU_WORKERS
-    return settings.num_workers
+    return settings.num_cores
 
 
 def _routers(

@@ -69,7 +69,7 @@ def test_a_replica_serves_is_healthy_while_ready_and_ends(small: Path) -> None:
 def test_a_setting_wins_over_the_share_of_cores(small: Path) -> None:
     async def life() -> None:
         replica = Replica(Options(bundles=small, settings={"worker_threads": 1}))
-        assert replica._service.settings.num_workers == 1
+        assert replica._service.settings.num_cores == 1
         replica.__del__()
 
     asyncio.run(life())

@@ -38,7 +38,7 @@ def engine(export_preset: ExportPreset) -> Engine:
 @pytest.fixture(scope="module")
 def on_device(export_preset: ExportPreset) -> Engine:
     engine = Engine(bundles.read(export_preset("gpt") / "1"), "fp32", "cpu")
-    engine.keep_rows_on("cpu", "mean")
+    engine.keep_rows_on("cpu")
     return engine
 
 
@@ -160,7 +160,7 @@ def clients(small: Path) -> Iterator[tuple[httpx.Client, httpx.Client]]:
     services = [build(load_all(small, settings), settings) for _ in range(2)]
     for model in services[1].models.all():
         for one in model.engines.values():
-            one.keep_rows_on("cpu", model.bundle.manifest.pooling)
+            one.keep_rows_on("cpu")
     with (
         serving(services[0]) as host,
         serving(services[1]) as device,
