@@ -15,6 +15,7 @@ from addnorm.load.stress.scenarios import (
     deadlines,
     fairness,
     memory,
+    other_keys,
     overload,
     soak,
     stall,
@@ -68,6 +69,11 @@ SCENARIOS = {
         "the worst requests of every route: /livez waits at most 50 ms longer",
         stall.run,
         seconds=4,
+    ),
+    "other-keys": Scenario(
+        "one key asks for all that it can: another's small requests are answered as alone",
+        other_keys.run,
+        seconds=10,
     ),
     "fairness": Scenario(
         "one caller beside twelve that send long requests: what it waits (needs --tiny)",
@@ -145,9 +151,19 @@ def _parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, help="overload, soak; of each case: stall, fairness")
     add("--callers", type=int, default=16, help="deadlines (16)")
     add("--seed", type=int, default=0, help="deadlines (0)")
-    add("--only", nargs="+", default=[], metavar="PART", help="stall: cases with this in the name")
+    add(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="PART",
+        help="stall, other-keys: cases with this in the name",
+    )
     add("--url", help="stall: a server that runs already")
-    add("--worktree", type=Path, help="stall, deadlines, fairness: the checkout whose code serves")
+    add(
+        "--worktree",
+        type=Path,
+        help="stall, deadlines, fairness, other-keys: the checkout whose code serves",
+    )
     add("--before", type=Path, help="stall, fairness: the JSON of an earlier run, shown beside")
     add("--out", type=Path, default=Path("load/report"), help="folder of the reports (load/report)")
     return parser

@@ -28,7 +28,7 @@ from addnorm.load.servers import Server
 from addnorm.load.stress.caller import Caller, Request, Seen
 from addnorm.load.stress.copies import publish, republish
 from addnorm.load.stress.findings import Findings, Options, table
-from addnorm.load.stress.livez import Asker, asker
+from addnorm.load.stress.livez import Asker, Delay, asker
 from addnorm.load.stress.requests.worst import CASES, Case
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Manifest
@@ -88,15 +88,22 @@ class Target:
         settle(self.server)
         self.asker.start()
         time.sleep(ALONE_S)
-        return self.asker.stop()
+        return _seconds(self.asker.stop())
 
     def beside(self, case: Case, seconds: float) -> Row:
         requests = case.make(self.manifest)
         self.asker.start()
         seen = send(self.server, requests, case.connections, seconds)
-        delays = Delays.of(self.asker.stop())
+        delays = Delays.of(_seconds(self.asker.stop()))
         answers = Counter(str(answer.status) for answer in seen)
         return Row(case.name, case.route, dict(sorted(answers.items())), delays)
+
+
+def _seconds(delays: Sequence[Delay]) -> list[float]:
+    """ConnectionError unless each was answered with 200."""
+    if refused := [delay for delay in delays if delay.status != 200]:
+        raise ConnectionError(f"GET /livez: {refused[0].status}")
+    return [delay.seconds for delay in delays]
 
 
 def settle(server: Server) -> None:
