@@ -168,7 +168,8 @@ def read_config(family: Family, raw: Raw) -> Config:
     except ValueError as error:
         named = [name for name in SIZES if name in str(error) and name in family.config]
         names = ", ".join(f"{name} is {family.config[name]}" for name in named)
-        raise CheckpointError(f"config.json: {error}; there {names}") from None
+        there = f"; there {names}" if names else ""
+        raise CheckpointError(f"config.json: {error}{there}") from None
 
 
 def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> HeadTable | None:

@@ -151,10 +151,13 @@ def head_config(table: HeadTable, reader: Reader, body: Config) -> HeadConfig:
     has_dense = bool(table.dense) and not (
         table.dense_is_optional and f"{table.dense}.weight" not in reader
     )
+    width = reader.rows(f"{table.linear}.weight", body.vocab_size if table.tied else 1)
+    if not has_dense:
+        return HeadConfig(table.pick, width, bias=bool(table.bias))
     return HeadConfig(
         pick=table.pick,
-        width=reader.rows(f"{table.linear}.weight", body.vocab_size if table.tied else 1),
-        dense=reader.rows(f"{table.dense}.weight", body.d_model) if has_dense else None,
+        width=width,
+        dense=reader.rows(f"{table.dense}.weight", body.d_model),
         dense_bias=not table.dense_is_optional,
         activation=body.activation if table.activation is None else table.activation,
         norm=table.norm is not None,
