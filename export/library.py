@@ -1,10 +1,10 @@
 """`export_bundle` and `verify_bundle`: certified bundles of models that are in memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from addnorm.export import sources, writer
 from addnorm.export.sources import UsageError
@@ -35,6 +35,7 @@ def export_bundle(
     normalize: bool = False,
     tokenizer: str | PathLike[str] | None = None,
     max_length: int | None = None,
+    reference: Callable[..., Any] | None = None,
 ) -> Bundle:
     """Writes a model to `out/name/version/`, certified, for `addnorm serve --bundles out`.
 
@@ -55,6 +56,10 @@ def export_bundle(
         the bundle takes token ids alone.
     max_length: tokens that a text may have, special tokens included; longer ones are cut where a
         request allows it. By default what the tokenizer's folder says, else max_positions.
+    reference: the module whose weights `model` was filled with, or another callable. It is called
+        with token ids `[1, S]` (and token types, if the model has them), one sequence at a time,
+        without pads, and answers with activations or with what a head makes. What is served must
+        equal its answers. Without one the bundle is compared with `model` alone, and says so.
 
     ExportError if anything does not fit or any check fails.
 
@@ -72,6 +77,7 @@ def export_bundle(
             normalize=normalize,
             tokenizer=None if tokenizer is None else Path(tokenizer),
             max_length=max_length,
+            reference=reference,
         )
         return writer.export(source, Path(out), name, version, plan)
 
@@ -82,10 +88,12 @@ def verify_bundle(
     *,
     tokenizer: str | PathLike[str] | None = None,
     provider: Literal["cpu", "cuda"] = "cpu",
+    reference: Callable[..., Any] | None = None,
 ) -> Bundle:
     """Makes the certificate of a bundle again, on this machine, from the model that it was made of.
 
-    path: a folder `name/version`. tokenizer: as in `export_bundle`, if the bundle has one.
+    path: a folder `name/version`. tokenizer, reference: as in `export_bundle`, if they were given
+    there.
     provider: "cuda" adds to the certificate what holds on this GPU.
 
     ExportError if the bundle was made of another model, or if any check fails.
@@ -102,6 +110,7 @@ def verify_bundle(
             normalize=manifest.normalize,
             tokenizer=None if tokenizer is None else Path(tokenizer),
             max_length=manifest.source.get("max_length"),
+            reference=reference,
         )
         writer.certify_again(bundle, source, provider)
         return bundles.read(bundle.path)

@@ -1,18 +1,19 @@
 """What a bundle is made from: a preset and its seed, a checkpoint folder, or a model in memory."""
 
 import copy
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from addnorm.export import download, texts
 from addnorm.export.folder_tokenizer import NoTexts
 from addnorm.export.module import problems
+from addnorm.export.original import Original, OriginalError, digest
 from addnorm.export.texts import Texts
 from addnorm.model import presets
 from addnorm.model.checkpoints import Checkpoint, Choices, load_checkpoint
+from addnorm.model.config import Pick
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime.bundle import sha256
@@ -30,7 +31,7 @@ class Source:
 
     origin: the manifest's `source`. facts: its pooling, normalize, labels and prompts. texts: how
     it takes texts, or why it takes none. folder: where transformers finds its tokenizer. loaded:
-    what was found in that folder.
+    what was found in that folder. original: the forward of whoever wrote the model, if it is given.
     """
 
     name: str
@@ -40,6 +41,13 @@ class Source:
     texts: Texts | NoTexts
     folder: Path | None = None
     loaded: Checkpoint | None = None
+    original: Original | None = None
+
+    def compared_with(self) -> dict[str, Any]:
+        """What the bundle is proved to equal, for its certificate."""
+        if self.original is not None:
+            return self.original.record()
+        return {"kind": "itself" if "module" in self.origin else next(iter(self.origin))}
 
     def in_layout(self, layout: str) -> Transformer:
         """The model with the same weights, not copied."""
@@ -115,15 +123,18 @@ def module(
     normalize: bool,
     tokenizer: Path | None,
     max_length: int | None,
+    reference: Callable[..., Any] | None = None,
 ) -> Source:
     """A copy of a model in memory, on the CPU and in evaluation mode.
+
+    reference: see `Original`.
 
     UsageError if the arguments do not fit, CheckpointError if the tokenizer's folder is broken.
     """
     if found := [*problems(model, labels, pooling)]:
         raise UsageError("; ".join(found))
     name, twin = type(model).__qualname__, copy.deepcopy(model).cpu().eval()
-    origin: dict[str, Any] = {"module": name, "sha256": _digest(twin)}
+    origin: dict[str, Any] = {"module": name, "sha256": digest(twin)}
     if max_length is not None:
         origin["max_length"] = max_length
     facts = {
@@ -135,7 +146,13 @@ def module(
     facts |= _facts(with_texts)
     if tokenizer is not None and isinstance(with_texts, NoTexts):
         raise UsageError(f"the tokenizer cannot be used: {with_texts}")
-    return Source(name, twin, origin, facts, with_texts, tokenizer)
+    try:
+        original = (
+            None if reference is None else Original(reference, model.config, cast(Pick, pooling))
+        )
+    except OriginalError as error:
+        raise UsageError(str(error)) from error
+    return Source(name, twin, origin, facts, with_texts, tokenizer, original=original)
 
 
 def _facts(found: Texts | NoTexts) -> dict[str, Any]:
@@ -143,15 +160,6 @@ def _facts(found: Texts | NoTexts) -> dict[str, Any]:
     if isinstance(found, NoTexts):
         return {"texts_have_types": True, "special_tokens": {}}
     return {"texts_have_types": found.has_types, "special_tokens": dict(found.special_tokens)}
-
-
-def _digest(model: Transformer) -> str:
-    """sha256 of the names, shapes and values of a state_dict on the CPU."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.numpy().tobytes())
-    return digest.hexdigest()
 
 
 def recorded(origin: Mapping[str, Any], name: str | None) -> Source:

@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from addnorm.export import model_file, sources, vector_ranges
 from addnorm.export.certificate.exact import RANGES, heads, versions
+from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.certificate.on_cuda import measured
 from addnorm.export.certificate.parity import certify
 from addnorm.export.certificate.served import CertificationError
@@ -84,7 +85,7 @@ def export(source: Source, out: Path, name: str, version: int | None, plan: Plan
     try:
         bundle = _write(source, partial, name, version, plan)
         reference = source.in_layout("padded")
-        bundles.write_certificate(bundle, certify(bundle, reference, source.folder))
+        bundles.write_certificate(bundle, _certificate(bundle, reference, source))
         partial.rename(place)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -92,6 +93,11 @@ def export(source: Source, out: Path, name: str, version: int | None, plan: Plan
             (out / name).rmdir()
     print(f"wrote {place}")
     return bundles.read(place)
+
+
+def _certificate(bundle: Bundle, reference: Transformer, source: Source) -> dict[str, Any]:
+    found = certify(bundle, reference, source.folder, source.original)
+    return {**found, "compared_with": source.compared_with()}
 
 
 def _version(folder: Path, asked: int | None) -> int:
@@ -110,6 +116,9 @@ def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) ->
     say(f"exporting {name}/{version}: {config.n_layers} layers, d_model {config.d_model}")
     check_fit(model)
     limits = _limits(source, config, folder)
+    if source.original:
+        say("comparing the model with its reference")
+        refuse_unlike(source.in_layout("padded"), source.original, limits)
     _write_graphs(model, folder, plan, limits)
     manifest = {
         "name": name,
@@ -218,7 +227,7 @@ def certify_again(bundle: Bundle, source: Source, provider: str = "cpu") -> None
         section = measured(bundle, reference, source.folder)
         certificate = {**bundle.certificate, "cuda": section}
     else:
-        new = certify(bundle, reference, source.folder)
+        new = _certificate(bundle, reference, source)
         certificate = {**new, **_measured_before(bundle)}
     bundles.write_certificate(bundle, certificate)
     print(f"verified {bundle.path}")
@@ -229,9 +238,14 @@ def certify_again(bundle: Bundle, source: Source, provider: str = "cpu") -> None
 
 def _measured_before(bundle: Bundle) -> dict[str, Any]:
     """What was measured on a GPU, of the same files: the manifest has their sha256."""
+    certificate = _certificate_before(bundle)
+    return {name: certificate[name] for name in certificate if name == "cuda"}
+
+
+def _certificate_before(bundle: Bundle) -> dict[str, Any]:
+    """Empty if there is none of these files."""
     with suppress(StartupError):
-        certificate = bundles.read(bundle.path).certificate or {}
-        return {name: certificate[name] for name in certificate if name == "cuda"}
+        return bundles.read(bundle.path).certificate or {}
     return {}
 
 
@@ -243,6 +257,12 @@ def _check_source(bundle: Bundle, source: Source) -> None:
             raise UsageError(f"{bundle.ref} {what} {found}, this is {value}")
     check_fit(source.model)
     _check_text_limit(bundle, source)
+    before = _certificate_before(bundle).get("compared_with", {})
+    if before.get("kind") == "reference" and source.original is None:
+        raise UsageError(
+            f"{bundle.ref} was compared with the reference {before['name']}: name it again, with"
+            " `reference=`"
+        )
 
 
 def _check_text_limit(bundle: Bundle, source: Source) -> None:

@@ -244,6 +244,13 @@ class Settings(BaseModel):
         ),
     )
 
+    require_reference: bool = Field(
+        False,
+        description=(
+            "Whether bundles of models in memory are refused unless they were compared with the "
+            "module that their weights come from. Set it where others hand you bundles."
+        ),
+    )
     default_models: dict[str, str] = Field(
         {},
         description=(

@@ -12,11 +12,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from addnorm.export.certificate import authors, exact, lens, served
+from addnorm.export.certificate import authors, exact, forward, lens, served
 from addnorm.export.certificate.authors import Compare
 from addnorm.export.certificate.batch_invariance import NamedPairs, counted
 from addnorm.export.certificate.served import CertificationError, NamedCompare, Served
 from addnorm.export.certificate.tolerances import Result
+from addnorm.export.original import Original
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import NotFinite
 from addnorm.service.models.registry import Model
@@ -45,11 +46,15 @@ class Check:
 
 
 def certify(
-    bundle: Bundle, reference: Transformer, checkpoint: Path | None = None
+    bundle: Bundle,
+    reference: Transformer,
+    checkpoint: Path | None = None,
+    original: Original | None = None,
 ) -> dict[str, Any]:
     """The certificate of `bundle` against `reference` (layout padded).
 
-    checkpoint: the folder it was made of; a bundle with a tokenizer must have one.
+    checkpoint: the folder it was made of; a bundle with a tokenizer must have one. original: the
+    forward of whoever wrote the model; what is served must equal it too.
     CertificationError names what failed.
     """
     checks = same(bundle, reference)
@@ -57,7 +62,7 @@ def certify(
     memory.give_back()
     tqdm.write("loading the graphs into onnxruntime")
     model = Model(bundle, "cpu")
-    checks += near(model, reference, checkpoint)
+    checks += near(model, reference, checkpoint, original=original)
     fingerprints = {name: engine.fingerprint for name, engine in model.engines.items()}
     return {
         "passed": True,
@@ -124,15 +129,20 @@ def _other_versions(bundle: Bundle) -> str:
 
 
 def near(
-    model: Model, reference: Transformer, checkpoint: Path | None = None, equal: bool = True
+    model: Model,
+    reference: Transformer,
+    checkpoint: Path | None = None,
+    equal: bool = True,
+    original: Original | None = None,
 ) -> list[Check]:
     """What is served against PyTorch, case by case.
 
-    checkpoint: as in `certify`. equal: whether its bits must be equal alone, co-batched and padded.
+    checkpoint, original: as in `certify`. equal: whether its bits must be equal alone, co-batched
+    and padded.
     """
     bundle, checks = model.bundle, list[Check]()
     with served.path_of(model) as path:
-        work = _cases(path, reference, checkpoint, equal)
+        work = _cases(path, reference, checkpoint, equal, original)
         tqdm.write(f"comparing what is served with PyTorch: {len(work)} cases")
         for precision, case in tqdm(work, desc=f"certify {bundle.ref}", unit="case", disable=None):
             found = _checks(precision, *case)
@@ -170,7 +180,11 @@ def _checks(precision: str, case: str, compare: Compare) -> list[Check]:
 
 
 def _cases(
-    path: Served, reference: Transformer, checkpoint: Path | None, equal: bool
+    path: Served,
+    reference: Transformer,
+    checkpoint: Path | None,
+    equal: bool,
+    original: Original | None,
 ) -> list[tuple[str, NamedCompare]]:
     """Every case with its precision."""
     of_texts = _text_cases(path, reference, checkpoint)
@@ -179,6 +193,7 @@ def _cases(
         for precision in path.model.bundle.manifest.precisions
         for case in [
             *served.named(path, reference),
+            *(forward.named(path, reference, original) if original else ()),
             *(lens.named(path, reference) if precision == "fp32" else ()),
             *(map(_equal, bits(path, reference, precision)) if equal else ()),
             *of_texts,

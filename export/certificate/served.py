@@ -111,30 +111,30 @@ def _against_torch(
     """Every output over real tokens. Heads run in float32 always: in int8 they are compared with
     what the reference's head makes of the served activations."""
     grid = case.grid()
-    activations, mean, rstd = _by_torch(reference, grid)
+    activations, mean, rstd = by_torch(reference, grid)
     got = path.ask(case, precision, outputs=["activations", "pooled", "norm_stats"])
     real = grid.attention_mask != 0
-    served = _real(got["activations"], real, case)
+    served = real_rows(got["activations"], real, case)
     yield from tolerances.vectors("activations", served, activations[real], precision)
     vectors = np.array(got["pooled"], np.float32)[real.any(1)]
     if "pooled" not in reference.heads:
-        pooled = _picked(path.model.bundle.manifest.pooling, activations, real)
+        pooled = picked_rows(path.model.bundle.manifest.pooling, activations, real)
         yield from tolerances.vectors("pooled", vectors, pooled, precision)
     stats = got["norm_stats"]
-    norms = _real(stats["mean"], real, case), _real(stats["rstd"], real, case)
+    norms = real_rows(stats["mean"], real, case), real_rows(stats["rstd"], real, case)
     yield from tolerances.norms(norms, (mean[real], rstd[real]), precision)
     if precision != "fp32":
         activations[real] = served
     for output, _ in reference.named_heads():
         if output == "pooled":
-            pooled = _picked(path.model.bundle.manifest.pooling, activations, real)
-            rows = vectors, _by_head(reference, output, pooled)
+            pooled = picked_rows(path.model.bundle.manifest.pooling, activations, real)
+            rows = vectors, by_head(reference, output, pooled)
         else:
             rows = _headed(path, case, reference, output, precision, activations, real)
         yield from tolerances.vectors(output, *rows, "fp32")
 
 
-def _by_torch(reference: Transformer, grid: Grid) -> tuple[Array, Array, Array]:
+def by_torch(reference: Transformer, grid: Grid) -> tuple[Array, Array, Array]:
     """activations, norm_mean, norm_rstd `[B, S, ...]`."""
     inputs = (None if cells is None else torch.from_numpy(cells) for cells in grid)
     with torch.no_grad():
@@ -155,29 +155,29 @@ def _headed(
 
     Where logits of every token are too many values, over the last token of each row.
     """
-    positions = _positions(case, path.model.bundle) if output == "logits" else None
+    positions = logit_positions(case, path.model.bundle) if output == "logits" else None
     options = {"logits": {"positions": positions}} if positions else {}
     got = path.ask(case, precision, outputs=[output], **options)[output]
     pick: Pick = "last" if positions == "last" else reference.config.heads[output].pick
     if pick == "every":
-        return _real(got, real, case), _by_head(reference, output, activations[real])
-    rows = _picked(pick, activations, real)
-    return np.array(got)[real.any(1)], _by_head(reference, output, rows)
+        return real_rows(got, real, case), by_head(reference, output, activations[real])
+    rows = picked_rows(pick, activations, real)
+    return np.array(got)[real.any(1)], by_head(reference, output, rows)
 
 
-def _picked(pick: Pick, activations: Array, real: Array) -> Array:
+def picked_rows(pick: Pick, activations: Array, real: Array) -> Array:
     """`[B, S, d]` -> a vector for each row with a real token `[n, d]`."""
     vectors: Array = picked(pick, torch.from_numpy(activations), torch.from_numpy(real)).numpy()
     return vectors[real.any(1)]
 
 
-def _by_head(reference: Transformer, output: str, rows: Array) -> Array:
+def by_head(reference: Transformer, output: str, rows: Array) -> Array:
     """rows `[n, d_model]` -> what the reference's head makes of them `[n, width]`."""
     with torch.no_grad():
         return reference.heads[output](torch.from_numpy(rows)).numpy()  # type: ignore[no-any-return]
 
 
-def _positions(case: Case, bundle: Bundle) -> str | None:
+def logit_positions(case: Case, bundle: Bundle) -> str | None:
     """None where there is one row of logits a sequence."""
     head = bundle.manifest.heads.get("logits")
     if head is None or head.pick != "every":
@@ -186,7 +186,7 @@ def _positions(case: Case, bundle: Bundle) -> str | None:
     return "all" if num_logits <= MAX_LOGITS else "last"
 
 
-def _real(answer: list[Any], real: Array, case: Case) -> Array:
+def real_rows(answer: list[Any], real: Array, case: Case) -> Array:
     """The answer's rows over real tokens `[n, w]`; pads must be exact zeros."""
     if case.attention_mask is None:
         return np.concatenate([np.array(row) for row in answer])
@@ -201,7 +201,7 @@ def _bare_graph(
 ) -> Iterator[tolerances.Result]:
     """The graph as any other ONNX server would call it: on the padded grid."""
     case = next(case for case in cases(path.model.bundle) if case.name == "pads holes")
-    expected, *_ = _by_torch(reference, case.grid())
+    expected, *_ = by_torch(reference, case.grid())
     got = path.model.engine(precision).run_grid(case.grid())[0]
     flat = (-1, expected.shape[-1])
     served, expected = got.reshape(flat), expected.reshape(flat)
@@ -246,7 +246,7 @@ def _rows(path: Served, case: Case, precision: str) -> list[Arrays]:
     Equal numbers are equal bits: floats print exactly.
     """
     bundle = path.model.bundle
-    positions = _positions(case, bundle)
+    positions = logit_positions(case, bundle)
     options: dict[str, Any] = {"logits": {"positions": positions}} if positions else {}
     if "sparse" in bundle.outputs:
         options["sparse"] = {"top_k": min(MAX_ENTRIES, bundle.width("logits"))}

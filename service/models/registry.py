@@ -350,6 +350,11 @@ def load(bundle: Bundle, settings: Settings, before: Model | None = None) -> Mod
     now."""
     started = time.monotonic()
     _check_folder(bundle)
+    if settings.require_reference and not bundle.is_compared:
+        raise StartupError(
+            f"{bundle.ref} was compared with itself alone, and ADDNORM_REQUIRE_REFERENCE is set:"
+            " export it again with `reference=`, the module that its weights come from"
+        )
     cuda = CudaOptions(settings.cuda_tf32, settings.cuda_memory_bytes)
     model = Model(bundle, settings.provider, settings.token_budget, settings.num_cores, cuda)
     with runs_in_words(f"{bundle.ref} cannot run here"):

@@ -94,6 +94,15 @@ class Bundle:
             return (*tasks, "complete")
         return (*tasks, "fill_mask", "sparse")
 
+    @property
+    def is_compared(self) -> bool:
+        """Whether the certificate compares it with the code or the files that its weights come
+        from, and not only with the model in memory that it was exported from."""
+        recorded = (self.certificate or {}).get("compared_with")
+        if recorded is None:  # of exporters that compared models in memory with themselves alone
+            return "module" not in self.manifest.source
+        return bool(recorded["kind"] != "itself")
+
     def width(self, output: str) -> int:
         """Numbers of the output for a token, or for a sequence."""
         if output == "norm_stats":

@@ -1,0 +1,116 @@
+"""Cases of the certificate against the forward of whoever wrote the model.
+
+What is served must equal what their own module answers.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from addnorm.export.certificate import tolerances
+from addnorm.export.certificate.cases import Case, cases
+from addnorm.export.certificate.served import (
+    Array,
+    CertificationError,
+    NamedCompare,
+    Served,
+    by_head,
+    by_torch,
+    logit_positions,
+    picked_rows,
+    real_rows,
+)
+from addnorm.export.original import Original, OriginalError
+from addnorm.model.config import Pick
+from addnorm.model.transformer import Transformer
+from addnorm.service.runtime import selfcheck
+from addnorm.service.runtime.batch import Grid
+from addnorm.service.runtime.manifest import Limits
+
+LENGTHS = (3, 1, 512, 29, 7)  # of sequences, cut to the model's
+
+
+def refuse_unlike(reference: Transformer, original: Original, limits: Limits) -> None:
+    """CertificationError if PyTorch's `Transformer` says something else already. Comes before the
+    export, which takes longer."""
+    drawn = selfcheck.sequences(limits, LENGTHS)
+    for index in range(len(drawn)):
+        ids, types = next(_sequences(drawn.sequence(index).grid()))
+        try:
+            expected = original.rows(ids, types)
+        except OriginalError as error:
+            raise CertificationError(str(error)) from error
+        got = original.of_model(reference, ids, types)
+        for output, difference, limit in tolerances.vectors(
+            original.compared.output, np.atleast_2d(got), np.atleast_2d(expected), "fp32"
+        ):
+            if not difference <= limit:
+                raise CertificationError(
+                    f"the model is not the reference: {output} of {len(ids)} tokens differ by"
+                    f" {difference:.2g}, the limit is {limit:.1g}. Compare its Config with the"
+                    " reference's: activation, n_heads, block, causal, eps, positions"
+                )
+
+
+def named(path: Served, reference: Transformer, original: Original) -> list[NamedCompare]:
+    """The same cases as beside PyTorch's `Transformer`."""
+    return [
+        (f"reference, {case.name}", partial(_compared, path, case, reference, original))
+        for case in cases(path.model.bundle)
+    ]
+
+
+def _compared(
+    path: Served, case: Case, reference: Transformer, original: Original, precision: str
+) -> Iterator[tolerances.Result]:
+    """In fp16 and int8 heads are compared in PyTorch: `served.py` has what they make of served
+    rows."""
+    output, of_every_token = original.compared
+    positions = logit_positions(case, path.model.bundle) if output == "logits" else None
+    if positions == "last":
+        of_every_token = False
+    expected = _expected(original, case, of_every_token)
+    if precision != "fp32" and output in reference.heads:
+        got = _by_torch(reference, case.grid(), output, of_every_token)
+        precision = "fp32"
+    else:
+        chosen = {"logits": {"positions": "all" if of_every_token else "last"}}
+        options = chosen if positions else {}
+        answer = path.ask(case, precision, outputs=[output], **options)[output]
+        got = _rows(answer, case, of_every_token)
+    yield from tolerances.vectors(output, got, expected, precision)
+
+
+def _expected(original: Original, case: Case, of_every_token: bool) -> Array:
+    try:
+        answers = [original.rows(*row) for row in _sequences(case.grid()) if row[0]]
+    except OriginalError as error:
+        raise CertificationError(f"{case.name}: {error}") from error
+    if of_every_token:
+        return np.concatenate(answers)
+    return np.stack([answer[-1] if answer.ndim == 2 else answer for answer in answers])
+
+
+def _sequences(grid: Grid) -> Iterator[tuple[list[int], list[int] | None]]:
+    """Ids and types of each row's real tokens."""
+    for row, real in enumerate(grid.attention_mask != 0):
+        types = None if grid.token_type_ids is None else grid.token_type_ids[row][real].tolist()
+        yield grid.input_ids[row][real].tolist(), types
+
+
+def _rows(answer: list[object], case: Case, of_every_token: bool) -> Array:
+    real = case.grid().attention_mask != 0
+    if of_every_token:
+        return real_rows(answer, real, case)
+    rows: Array = np.array(answer, np.float32)[real.any(1)]
+    return rows.reshape(len(rows), -1)
+
+
+def _by_torch(reference: Transformer, grid: Grid, output: str, of_every_token: bool) -> Array:
+    activations, *_ = by_torch(reference, grid)
+    real, pick = grid.attention_mask != 0, reference.config.heads[output].pick
+    if of_every_token:
+        return by_head(reference, output, activations[real])
+    rows: Pick = "last" if pick == "every" else pick
+    return by_head(reference, output, picked_rows(rows, activations, real))

@@ -1,0 +1,182 @@
+"""The forward of the person whose model it is: what a bundle of a model in memory must equal.
+
+It is asked for one sequence at a time, without pads, so modules without a mask work too.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from addnorm.model.config import Config, Pick
+from addnorm.model.pooling import picked
+from addnorm.model.transformer import Transformer
+
+Array = NDArray[np.float32]
+FIELDS = ("logits", "last_hidden_state")  # of transformers' outputs, the first that there is
+
+
+class OriginalError(ValueError):
+    """The forward cannot be compared with: it fails, answers differently each time, or with
+    something of another shape."""
+
+
+class Compared(NamedTuple):
+    """What the answers are: an output of the bundle, of every token or of each sequence."""
+
+    output: str  # "activations", "pooled", or a head's
+    of_every_token: bool
+
+
+class Original:
+    """reference: a module or another callable: ids `[1, S]` int64, and token types of that shape if
+    the model has them -> the activations or the output of a head, `[1, S, w]`, `[S, w]`, `[1, w]`
+    or `[w]` float32, as a tensor, the first of a tuple, or an output of transformers.
+    """
+
+    def __init__(
+        self, reference: Callable[..., Any], config: Config, pooling: Pick = "mean"
+    ) -> None:
+        """pooling: of pooled vectors that no head makes. OriginalError if its answer to a sequence
+        is no output of such a model."""
+        self._reference, self._config, self._pooling = reference, config, pooling
+        self._known: dict[tuple[Any, ...], Array] = {}
+        self.compared = self._kind()
+
+    def record(self) -> dict[str, Any]:
+        """For the certificate: what was compared, with the sha256 of its weights if it has any."""
+        found = self._reference
+        name = getattr(found, "__qualname__", type(found).__qualname__)
+        weights = {"sha256": digest(found)} if isinstance(found, nn.Module) else {}
+        return {"kind": "reference", "name": name, "output": self.compared.output, **weights}
+
+    def rows(self, ids: Sequence[int], types: Sequence[int] | None) -> Array:
+        """Its answer to one sequence: `[S, w]`, or `[w]` if it is of the whole sequence."""
+        key = tuple(ids), None if types is None else tuple(types)
+        if key not in self._known:
+            self._known[key] = self._twice(*key)
+        return self._known[key]
+
+    def of_model(
+        self, model: Transformer, ids: Sequence[int], types: Sequence[int] | None
+    ) -> Array:
+        """What the model says in PyTorch, as `rows`. model: on the CPU, in evaluation mode."""
+        inputs = [None if row is None else torch.tensor([row]) for row in (ids, types)]
+        mask = torch.ones(1, len(ids), dtype=torch.int64)
+        output, of_every_token = self.compared
+        with torch.no_grad():
+            found, *_ = model(inputs[0], mask, inputs[1])
+            if output in model.heads:
+                found = model.head(output, found, mask)
+            elif not of_every_token:
+                found = picked(self._pooling, found, mask)
+        rows = _squeezed(found, len(ids)) if found.dim() > 2 else found[0].numpy()
+        return rows if of_every_token or rows.ndim == 1 else rows[-1]
+
+    def _kind(self) -> Compared:
+        length = min(3, self._config.max_positions)
+        types = [0] * length if self._config.type_vocab_size > 1 else None
+        answer = self.rows([0] * length, types)
+        of_every_token, width = answer.ndim == 2, answer.shape[-1]
+        for name, head in self._config.heads.items():
+            is_last = name == "logits" and not of_every_token  # of a head on every token
+            if head.width == width and (is_last or of_every_token == (head.pick == "every")):
+                return Compared(name, of_every_token)
+        if width != self._config.d_model:
+            heads = {name: head.width for name, head in self._config.heads.items()}
+            raise OriginalError(
+                f"the reference answers with {width} numbers: activations have"
+                f" {self._config.d_model}, heads {heads or 'are none'}"
+            )
+        return Compared("activations" if of_every_token else "pooled", of_every_token)
+
+    def _twice(self, ids: tuple[int, ...], types: tuple[int, ...] | None) -> Array:
+        with as_found(self._reference):
+            first, second = self._asked(ids, types), self._asked(ids, types)
+        if not np.array_equal(first, second):
+            raise OriginalError(
+                "the reference gives two answers to one sequence: something in it is random, such"
+                " as dropout that evaluation mode does not end"
+            )
+        return first
+
+    def _asked(self, ids: Sequence[int], types: Sequence[int] | None) -> Array:
+        inputs = [
+            torch.tensor([row], device=_device(self._reference)) for row in (ids, types) if row
+        ]
+        try:
+            answer = _tensor(self._reference(*inputs))
+        except OriginalError:
+            raise
+        except Exception as error:  # it is the caller's code
+            raise OriginalError(
+                f"the reference fails on a sequence of {len(ids)} tokens:"
+                f" {type(error).__name__}: {error}"
+            ) from error
+        return _squeezed(answer, len(ids))
+
+
+def _tensor(answer: Any) -> Tensor:
+    if isinstance(answer, Mapping) or hasattr(answer, "keys"):
+        answer = next((answer[name] for name in FIELDS if name in answer), None)
+    elif isinstance(answer, tuple | list) and answer:
+        answer = answer[0]
+    if not isinstance(answer, Tensor) or answer.dtype != torch.float32:
+        found = answer.dtype if isinstance(answer, Tensor) else type(answer).__name__
+        raise OriginalError(f"the reference answers with {found}: a tensor of float32 is needed")
+    return answer
+
+
+def _squeezed(answer: Tensor, length: int) -> Array:
+    """-> `[length, w]` or `[w]`."""
+    shape = list(answer.shape)
+    if shape[:-1] in ([1, length], [length, 1], [length]) and len(shape) > 1:
+        answer = answer.reshape(length, -1)
+    elif shape[:-1] in ([1], [], [1, 1]) and shape:
+        answer = answer.reshape(-1)
+    else:
+        raise OriginalError(
+            f"the reference answers one sequence of {length} tokens with the shape {shape}:"
+            f" [1, {length}, width] or [1, width] is needed"
+        )
+    values: Array = answer.detach().cpu().numpy()
+    return values
+
+
+def _device(reference: Any) -> torch.device | None:
+    parameters = reference.parameters() if isinstance(reference, nn.Module) else iter(())
+    first = next(parameters, None)
+    return None if first is None else first.device
+
+
+@contextmanager
+def as_found(reference: Any) -> Iterator[None]:
+    """In evaluation mode, without gradients and without PyTorch's fast path. Modes and random state
+    are as before at the end."""
+    is_module = isinstance(reference, nn.Module)
+    modes = {module: module.training for module in reference.modules()} if is_module else {}
+    fast = torch.backends.mha.get_fastpath_enabled()
+    if is_module:
+        reference.eval()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def digest(module: nn.Module) -> str:
+    """sha256 of the names, shapes and values of a state_dict."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()

@@ -1,0 +1,188 @@
+"""What is certified equals the forward of the person whose model it is."""
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from addnorm.export import ExportError, export_bundle, verify_bundle
+from addnorm.export.certificate.forward import refuse_unlike
+from addnorm.export.certificate.parity import near
+from addnorm.export.certificate.served import CertificationError
+from addnorm.export.original import Original
+from addnorm.model.config import Config, HeadConfig, Pick
+from addnorm.model.transformer import Transformer
+from addnorm.service.errors import StartupError
+from addnorm.service.models import registry
+from addnorm.service.models.registry import Model
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.bundle import CERTIFICATE
+from addnorm.service.runtime.manifest import Limits
+from addnorm.service.settings import Settings
+
+pytestmark = pytest.mark.usefixtures("exports_shared")
+CONFIG = Config(
+    vocab_size=40, d_model=16, n_heads=4, d_ff=32, n_layers=1, max_positions=12, activation="relu"
+)  # fmt: skip
+NAMES = {
+    "layers.": "blocks.",
+    "self_attn.in_proj_": "attention.qkv.",
+    "self_attn.out_proj.": "attention.out.",
+    "linear1.": "ffn.up.",
+    "linear2.": "ffn.down.",
+    "norm1.weight": "norm1.gamma",
+    "norm1.bias": "norm1.beta",
+    "norm2.weight": "norm2.gamma",
+    "norm2.bias": "norm2.beta",
+}
+
+
+class Encoder(nn.Module):
+    """PyTorch's own layers with their defaults. scale: of attention's weights; with those that they
+    begin with, attention is nearly uniform, and the number of heads does not show."""
+
+    def __init__(self, scale: float = 4.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.positions = nn.Embedding(40, 16), nn.Embedding(12, 16)
+        layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        with torch.no_grad():
+            self.encoder.layers[0].self_attn.in_proj_weight.mul_(scale)  # type: ignore[operator, union-attr]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
+        return self.encoder(x)  # type: ignore[no-any-return]
+
+
+def port(theirs: Encoder, config: Config) -> Transformer:
+    weights = {"tokens.weight": theirs.tokens.weight, "positions.weight": theirs.positions.weight}
+    for key, tensor in theirs.encoder.state_dict().items():
+        for old, new in NAMES.items():
+            key = key.replace(old, new)
+        weights[key] = tensor
+    model = Transformer(config, "padded")
+    model.load_state_dict(weights)
+    return model
+
+
+def test_a_right_port_is_compared_with_its_module_which_stays_as_it_was(tmp_path: Path) -> None:
+    theirs = Encoder().train()
+    model, before = port(theirs, CONFIG), copy.deepcopy(theirs.state_dict())
+    state = torch.get_rng_state()
+    bundle = export_bundle(model, tmp_path, "own", reference=theirs)
+    assert theirs.training
+    assert theirs.encoder.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], tensor) for name, tensor in theirs.state_dict().items())
+    assert bundle.certificate
+    record = bundle.certificate["compared_with"]
+    assert (record["kind"], record["name"], record["output"]) == (
+        "reference", "Encoder", "activations",
+    )  # fmt: skip
+    cases = {check["case"] for check in bundle.certificate["checks"]}
+    assert {"reference, ragged", "reference, pads left", "reference, length 1"} <= cases
+    with pytest.raises(ExportError, match="own/1 was compared with the reference Encoder: name it"):
+        verify_bundle(bundle.path, port(theirs, CONFIG))
+    again = verify_bundle(bundle.path, port(theirs, CONFIG), reference=theirs)
+    assert again.certificate == bundle.certificate
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"activation": "gelu"}, {"n_heads": 2}, {"causal": True}, {"block": "pre"}, {"eps": 1e-2}],
+    ids=str,
+)
+def test_a_wrong_port_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
+    theirs = Encoder()
+    with pytest.raises(
+        ExportError, match=r"is not the reference: activations of \d+ tokens differ by"
+    ):
+        export_bundle(port(theirs, replace(CONFIG, **changed)), tmp_path, "own", reference=theirs)
+    assert not list(tmp_path.iterdir())
+
+
+def of_head(theirs: Encoder, pick: Pick) -> tuple[Transformer, nn.Linear]:
+    """Their encoder with a head, as our model; and the head."""
+    head = nn.Linear(16, 5)
+    own = Transformer(replace(CONFIG, heads={"logits": HeadConfig(pick, 5)}), "padded").eval()
+    own.load_state_dict({**port(theirs, CONFIG).state_dict(), **_head(head)})
+    return own, head
+
+
+ANSWERS: dict[str, tuple[Pick, Callable[[Tensor], Any]]] = {
+    "of every token": ("every", lambda rows: rows[None]),
+    "without the batch's axis": ("every", lambda rows: rows),
+    "of the last token alone": ("every", lambda rows: rows[-1:]),
+    "of the first, in a tuple": ("first", lambda rows: (rows[0], "more")),
+    "as transformers": ("first", lambda rows: {"hidden_states": 1, "logits": rows[:1]}),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_heads_are_compared_by_the_shape_of_the_answer(name: str) -> None:
+    pick, answer = ANSWERS[name]
+    theirs = Encoder().eval()
+    own, head = of_head(theirs, pick)
+    original = Original(lambda ids: answer(head(theirs(ids)[0])), own.config)
+    assert original.compared.output == "logits"
+    limits = Limits(max_positions=12, vocab_size=40)
+    refuse_unlike(own, original, limits)
+    own.heads["logits"].linear.bias.data += 0.01  # type: ignore[union-attr, operator]
+    with pytest.raises(CertificationError, match="is not the reference: logits of 3 tokens differ"):
+        refuse_unlike(own, original, limits)
+
+
+def test_what_is_served_in_each_precision_is_compared_with_the_module(tmp_path: Path) -> None:
+    theirs = Encoder(scale=1.0).eval()
+    own, head = of_head(theirs, "every")
+    bundle = export_bundle(
+        own, tmp_path, "own", precisions=("fp32", "fp16"), reference=lambda ids: head(theirs(ids))
+    )
+    assert bundle.certificate
+    found = {c["precision"] for c in bundle.certificate["checks"] if "reference, " in c["case"]}
+    assert found == {"fp32", "fp16"}
+    other = Original(lambda ids: head(theirs(ids)) + 0.01, own.config)
+    with pytest.raises(CertificationError, match=r"checks failed; reference, length 1: logits"):
+        near(Model(bundle, "cpu"), own, original=other)
+
+
+def _head(head: nn.Linear) -> dict[str, Tensor]:
+    return {f"heads.logits.linear.{name}": tensor for name, tensor in head.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (lambda ids: torch.rand(1, ids.shape[1], 16), "gives two answers to one sequence"),
+        (lambda ids: torch.zeros(1, ids.shape[1], 7), "answers with 7 numbers: activations have"),
+        (lambda ids: torch.zeros(3, 3, 3), r"with the shape \[3, 3, 3\]: \[1, 3, width\] or"),
+        (lambda ids: torch.zeros(1, 3, 16).double(), "with torch.float64: a tensor of float32"),
+        (lambda ids: None, "with NoneType: a tensor"),
+        (lambda ids: ids.nowhere, "fails on a sequence of 3 tokens: AttributeError"),
+    ],
+)
+def test_a_reference_that_says_nothing_is_refused(
+    tmp_path: Path, reference: Any, message: str
+) -> None:
+    with pytest.raises(ExportError, match=message):
+        export_bundle(port(Encoder(), CONFIG), tmp_path, "own", reference=reference)
+
+
+def test_a_server_may_refuse_what_was_compared_with_itself(tmp_path: Path) -> None:
+    bundle = export_bundle(port(Encoder(), CONFIG), tmp_path, "own")
+    assert bundle.certificate
+    assert bundle.certificate["compared_with"] == {"kind": "itself"}
+    registry.load(bundle, Settings())
+    with pytest.raises(StartupError, match="own/1 was compared with itself alone, and ADDNORM_REQ"):
+        registry.load(bundle, Settings(require_reference=True))
+    file = bundle.path / CERTIFICATE  # as older exporters wrote it
+    older = {k: v for k, v in json.loads(file.read_text()).items() if k != "compared_with"}
+    file.write_text(json.dumps(older))
+    assert not bundles.read(bundle.path).is_compared
