@@ -18,7 +18,10 @@ from prometheus_client.metrics import MetricWrapperBase
 from addnorm.corpus import command as corpus
 from addnorm.corpus.index_check import MEANINGS
 from addnorm.export import writer
+from addnorm.export.certificate.forward import refuse_unlike
+from addnorm.export.sources import Source
 from addnorm.service.runtime.fingerprint import Fingerprint
+from addnorm.service.runtime.manifest import Limits
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.metrics import Metrics
 
@@ -119,10 +122,14 @@ def run(program: str, url: str) -> None:
 def test_the_programs_of_the_page_on_own_models_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, in one namespace, up to what an export does with a source."""
     page, known = (ROOT / "docs" / "own-models.md").read_text(), dict[str, Any]()
-    monkeypatch.setattr(writer, "export", lambda source, *_: source)
+    sources = list[Source]()
+    monkeypatch.setattr(writer, "export", lambda source, *_: sources.append(source))
     for program in re.findall(r"```python\n(.+?)```", page, re.DOTALL):
         exec(program, known)
-    assert known["bundle"].facts["labels"] == ("no", "yes")
+    own, theirs = sources
+    assert own.facts["labels"] == ("no", "yes")
+    assert theirs.original
+    refuse_unlike(theirs.model, theirs.original, Limits(max_positions=32, vocab_size=100))
 
 
 def test_the_programs_of_the_page_on_vector_indexes_run(
