@@ -1,15 +1,16 @@
 """`export_bundle` and `verify_bundle`: certified bundles of models that are in memory."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from addnorm.export import sources, writer
-from addnorm.export.sources import UsageError
+from torch import nn
+
+from addnorm.export import in_memory, sources, writer
+from addnorm.export.sources import Source, UsageError
 from addnorm.export.writer import REFUSALS, Plan
-from addnorm.model.transformer import Transformer
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
 from addnorm.service.runtime.manifest import Pooling
@@ -23,7 +24,7 @@ class ExportError(Exception):
 
 
 def export_bundle(
-    model: Transformer,
+    model: nn.Module,
     out: str | PathLike[str],
     name: str,
     *,
@@ -31,8 +32,8 @@ def export_bundle(
     precisions: Sequence[str] = ("fp32",),
     lens: bool = False,
     labels: Sequence[str] | None = None,
-    pooling: Pooling = "mean",
-    normalize: bool = False,
+    pooling: Pooling | None = None,
+    normalize: bool | None = None,
     tokenizer: str | PathLike[str] | None = None,
     max_length: int | None = None,
     reference: Callable[..., Any] | None = None,
@@ -41,16 +42,18 @@ def export_bundle(
 
     It takes from seconds to minutes, and prints what it does.
 
-    model: float32, in training mode or not, on any device. It is not changed: a copy on the CPU and
-        in evaluation mode is exported. Its heads are named "logits", "pooled" or "token_vectors".
+    model: a `Transformer` of Addnorm, or a model of transformers whose family is supported, such as
+        `BertForSequenceClassification`. float32, in training mode or not, on any device. It is not
+        changed: a copy on the CPU and in evaluation mode is exported. The heads of a `Transformer`
+        are named "logits", "pooled" or "token_vectors".
     version: a whole number from 1 on; the next free one by default.
     precisions: "fp32", "fp16" and "int8", or some of them. Requests that name none get the first.
     lens: whether requests may ask for the hidden states and the attention of each layer, in fp32.
         The server holds the weights once more for it.
     labels: the names of the logits, in order. One for each.
-    pooling: how pooled vectors are made, unless a request says otherwise.
-    normalize: whether pooled vectors are meant to be normalized. Served ones are when a request
-        asks for it.
+    pooling, normalize: how pooled vectors are made, unless a request says otherwise ("mean" by
+        default), and whether they are meant to be normalized. Served ones are when a request asks
+        for it.
     tokenizer: a folder with a tokenizer.json, as transformers' `save_pretrained` or tokenizers'
         `Tokenizer.save` writes it. Its ids must be those the model was trained with. Without one
         the bundle takes token ids alone.
@@ -59,7 +62,8 @@ def export_bundle(
     reference: the module whose weights `model` was filled with, or another callable. It is called
         with token ids `[1, S]` (and token types, if the model has them), one sequence at a time,
         without pads, and answers with activations or with what a head makes. What is served must
-        equal its answers. Without one the bundle is compared with `model` alone, and says so.
+        equal its answers. Without one a `Transformer` is compared with itself alone, and its
+        certificate says so. A model of transformers is its own reference.
 
     ExportError if anything does not fit or any check fails.
 
@@ -70,21 +74,13 @@ def export_bundle(
     with _one_error():
         default = precisions[0] if precisions else "fp32"
         plan = Plan("packed", tuple(precisions), default, lens)
-        source = sources.module(
-            model,
-            labels=labels,
-            pooling=pooling,
-            normalize=normalize,
-            tokenizer=None if tokenizer is None else Path(tokenizer),
-            max_length=max_length,
-            reference=reference,
-        )
-        return writer.export(source, Path(out), name, version, plan)
+        with _source(model, labels, pooling, normalize, tokenizer, max_length, reference) as source:
+            return writer.export(source, Path(out), name, version, plan)
 
 
 def verify_bundle(
     path: str | PathLike[str],
-    model: Transformer,
+    model: nn.Module,
     *,
     tokenizer: str | PathLike[str] | None = None,
     provider: Literal["cpu", "cuda"] = "cpu",
@@ -103,16 +99,17 @@ def verify_bundle(
         manifest = bundle.manifest
         if TOKENIZER in manifest.files and tokenizer is None:
             raise UsageError(f"{bundle.ref} takes texts: name the folder of its tokenizer")
-        source = sources.module(
+        made = manifest.source
+        with _source(
             model,
-            labels=manifest.labels,
-            pooling=manifest.pooling,
-            normalize=manifest.normalize,
-            tokenizer=None if tokenizer is None else Path(tokenizer),
-            max_length=manifest.source.get("max_length"),
-            reference=reference,
-        )
-        writer.certify_again(bundle, source, provider)
+            made.get("labels") if in_memory.saves_itself(model) else manifest.labels,
+            manifest.pooling,
+            manifest.normalize,
+            tokenizer,
+            made.get("max_length"),
+            reference,
+        ) as source:
+            writer.certify_again(bundle, source, provider)
         return bundles.read(bundle.path)
 
 
@@ -122,3 +119,31 @@ def _one_error() -> Iterator[None]:
         yield
     except REFUSALS as error:
         raise ExportError(str(error)) from error
+
+
+def _source(
+    model: nn.Module,
+    labels: Sequence[str] | None,
+    pooling: Pooling | None,
+    normalize: bool | None,
+    tokenizer: str | PathLike[str] | None,
+    max_length: int | None,
+    reference: Callable[..., Any] | None,
+) -> AbstractContextManager[Source]:
+    folder = None if tokenizer is None else Path(tokenizer)
+    if in_memory.saves_itself(model):
+        if reference is not None:
+            raise UsageError(f"reference is set: a {type(model).__qualname__} is its own")
+        names = None if labels is None else tuple(labels)
+        facts = {"pooling": pooling, "normalize": normalize}
+        return in_memory.saved(model, folder, names, max_length, **facts)
+    source = sources.module(
+        model,  # type: ignore[arg-type]
+        labels=labels,
+        pooling=pooling or "mean",
+        normalize=bool(normalize),
+        tokenizer=folder,
+        max_length=max_length,
+        reference=reference,
+    )
+    return nullcontext(source)

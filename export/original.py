@@ -40,20 +40,31 @@ class Original:
     """
 
     def __init__(
-        self, reference: Callable[..., Any], config: Config, pooling: Pick = "mean"
+        self,
+        reference: Callable[..., Any],
+        config: Config,
+        pooling: Pick = "mean",
+        pad: int | None = None,
     ) -> None:
-        """pooling: of pooled vectors that no head makes. OriginalError if its answer to a sequence
-        is no output of such a model."""
+        """pooling: of pooled vectors that no head makes. pad: an id that the reference takes for a
+        pad wherever it stands. OriginalError if its answer to a sequence is no output of such a
+        model."""
         self._reference, self._config, self._pooling = reference, config, pooling
+        self._pad = pad
         self._known: dict[tuple[Any, ...], Array] = {}
         self.compared = self._kind()
 
     def record(self) -> dict[str, Any]:
         """For the certificate: what was compared, with the sha256 of its weights if it has any."""
         found = self._reference
-        name = getattr(found, "__qualname__", type(found).__qualname__)
+        name = getattr(found, "name", None) or getattr(found, "__qualname__", None)
+        name = name or type(found).__qualname__
         weights = {"sha256": digest(found)} if isinstance(found, nn.Module) else {}
         return {"kind": "reference", "name": name, "output": self.compared.output, **weights}
+
+    def can_say(self, ids: Sequence[int]) -> bool:
+        """Whether its answer to this sequence is one: there is none of a pad alone."""
+        return bool(ids) and self._pad not in ids
 
     def rows(self, ids: Sequence[int], types: Sequence[int] | None) -> Array:
         """Its answer to one sequence: `[S, w]`, or `[w]` if it is of the whole sequence."""
@@ -81,7 +92,7 @@ class Original:
     def _kind(self) -> Compared:
         length = min(3, self._config.max_positions)
         types = [0] * length if self._config.type_vocab_size > 1 else None
-        answer = self.rows([0] * length, types)
+        answer = self.rows([int(self._pad == 0)] * length, types)
         of_every_token, width = answer.ndim == 2, answer.shape[-1]
         for name, head in self._config.heads.items():
             is_last = name == "logits" and not of_every_token  # of a head on every token

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,6 +26,8 @@ from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import CERTIFICATE
 from addnorm.service.runtime.manifest import Limits
 from addnorm.service.settings import Settings
+from tests.support.families import made
+from tests.support.texts import WORDS, tokenizer
 
 pytestmark = pytest.mark.usefixtures("exports_shared")
 CONFIG = Config(
@@ -186,3 +189,38 @@ def test_a_server_may_refuse_what_was_compared_with_itself(tmp_path: Path) -> No
     older = {k: v for k, v in json.loads(file.read_text()).items() if k != "compared_with"}
     file.write_text(json.dumps(older))
     assert not bundles.read(bundle.path).is_compared
+
+
+@pytest.mark.parametrize(
+    ("class_name", "output"),
+    [
+        ("RobertaForSequenceClassification", "logits"),
+        ("BertForQuestionAnswering", "logits"),
+        ("GPT2Model", "activations"),
+    ],
+)
+def test_a_model_of_transformers_is_its_own_reference(
+    tmp_path: Path, class_name: str, output: str
+) -> None:
+    model = made(class_name).train()
+    bundle = export_bundle(model, tmp_path, "own")
+    assert model.training
+    assert bundle.certificate
+    record = bundle.certificate["compared_with"]
+    assert (record["name"], record["output"]) == (class_name, output)
+    assert bundle.manifest.source["module"] == class_name
+
+
+def test_a_model_of_transformers_takes_texts_with_a_tokenizer(tmp_path: Path) -> None:
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    tokenizer().save(str(folder / "tokenizer.json"))
+    model = made("BertModel", vocab_size=len(WORDS))
+    bundle = export_bundle(model, tmp_path, "own", tokenizer=folder, pooling="first")
+    assert (bundle.manifest.pooling, "tokenizer.json" in bundle.manifest.files) == ("first", True)
+    again = verify_bundle(bundle.path, model, tokenizer=folder)
+    assert again.certificate == bundle.certificate
+    with pytest.raises(ExportError, match="reference is set: a BertModel is its own"):
+        export_bundle(model, tmp_path, "own", reference=model)
+    with pytest.raises(ExportError, match="save it with save_pretrained"):
+        export_bundle(Mock(spec=["save_pretrained"]), tmp_path, "own")
