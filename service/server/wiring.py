@@ -94,10 +94,12 @@ def build(models: Models, settings: Settings, tracer: Tracer | None = None) -> S
     responses = ByteBudget("responses", settings.max_pending_response_bytes)
     # heads run there, and compete with the workers for the cores
     encoders = CooperativePool(settings.num_cores, "encode")
+    # apart from heads, whose steps are much longer
+    tokenizers = CooperativePool(settings.num_cores, "tokenize")
     # one thread: reading holds the interpreter's lock, and two would keep it from the event loop
     readers = CooperativePool(1, "read", pauses=True)
     body_reader = BodyReader(settings, bodies, readers)
-    tools = Tools(models, body_reader, TextReader(settings, bodies, encoders))
+    tools = Tools(models, body_reader, TextReader(settings, bodies, tokenizers))
     metrics, cache = Metrics(), SequenceCache(settings.cache_bytes)
     pipeline = Pipeline(settings, scheduler, responses, encoders, cache, metrics.looked_up)
     exposition = Exposition(
@@ -121,7 +123,7 @@ def build(models: Models, settings: Settings, tracer: Tracer | None = None) -> S
         readiness=readiness,
         keys=keys,
         metrics=metrics,
-        to_close=(repository, invariance_check, scheduler, encoders, readers),
+        to_close=(repository, invariance_check, scheduler, encoders, tokenizers, readers),
     )
 
 

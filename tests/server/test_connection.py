@@ -689,7 +689,7 @@ def test_an_answer_that_nobody_takes_counts_until_it_is_dropped(
 
 def test_bodies_half_received_count_until_they_are_whole_or_gone(serve: Serve) -> None:
     with (
-        serve(body_timeout_s=600.0, max_pending_body_bytes=3_000_000) as url,
+        serve(body_timeout_s=600.0, max_pending_body_bytes=3_200_000) as url,
         httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
         closing(call(url)) as first,
         closing(call(url)) as second,
