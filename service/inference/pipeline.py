@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from addnorm.service.errors import Expired, NotFinite, Overloaded
-from addnorm.service.inference.cost import Cost, num_head_rows, num_head_values
+from addnorm.service.inference.cost import Cost, Promised, num_head_rows, num_head_values
 from addnorm.service.inference.kept_rows import KeptRows, RowKeeper, needed
 from addnorm.service.inference.outputs import Computed, halved
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse, check
@@ -61,7 +61,7 @@ class Pipeline:
         self.cache, self._report = cache, report
         self.cost = Cost()
         self._encoders = encoders
-        self._promised_s = 0.0  # predicted time to make and write all answers under way
+        self._under_way = Promised()
 
     async def run(
         self,
@@ -74,7 +74,7 @@ class Pipeline:
         deadline.check()
         is_quick = num_bytes <= QUICK_BYTES and num_head_values(request) <= QUICK_HEAD_VALUES
         promised = NO_SECONDS if is_quick else self._promised(request, num_bytes, deadline)
-        with self.responses.reserve(num_bytes), promised as encode_s:
+        with self.responses.reserve(num_bytes, request.key), promised as encode_s:
             gather, stages_s = await self._kept(request, deadline, encode_s)
             started = time.monotonic()
             if is_quick:
@@ -94,10 +94,11 @@ class Pipeline:
         """Predicts the time to make and write the answer, yields it, and counts it meanwhile.
 
         Expired if the request has less time than that; Overloaded if it has less than that and what
-        the answers under way take.
+        the answers before it take.
         """
         encode_s = self.cost.predicted_s(request, num_bytes)
-        left_s, others_s = deadline.left_s(), self._promised_s / self._encoders.num_threads
+        left_s = deadline.left_s()
+        others_s = self._under_way.before_s(request.key, encode_s) / self._encoders.num_threads
         if encode_s > left_s:
             self.cost.fade(request, time.monotonic())
             raise Expired(
@@ -112,11 +113,8 @@ class Pipeline:
                 code="deadline_not_met",
                 retry_after_s=others_s,
             )
-        self._promised_s += encode_s
-        try:
+        with self._under_way.counted(request.key, encode_s):
             yield encode_s
-        finally:
-            self._promised_s -= encode_s
 
     def _encoded(
         self,
