@@ -96,9 +96,11 @@ def build(models: Models, settings: Settings, tracer: Tracer | None = None) -> S
     encoders = CooperativePool(settings.num_cores, "encode")
     # apart from heads, whose steps are much longer
     tokenizers = CooperativePool(settings.num_cores, "tokenize")
-    # one thread: reading holds the interpreter's lock, and two would keep it from the event loop
+    # one thread each: reading holds the interpreter's lock, and more would keep it from the event
+    # loop
     readers = CooperativePool(1, "read", pauses=True)
-    body_reader = BodyReader(settings, bodies, readers)
+    large_readers = CooperativePool(1, "read-large", pauses=True)
+    body_reader = BodyReader(settings, bodies, readers, large_readers)
     tools = Tools(models, body_reader, TextReader(settings, bodies, tokenizers))
     metrics, cache = Metrics(), SequenceCache(settings.cache_bytes)
     pipeline = Pipeline(settings, scheduler, responses, encoders, cache, metrics.looked_up)
@@ -123,7 +125,15 @@ def build(models: Models, settings: Settings, tracer: Tracer | None = None) -> S
         readiness=readiness,
         keys=keys,
         metrics=metrics,
-        to_close=(repository, invariance_check, scheduler, encoders, tokenizers, readers),
+        to_close=(
+            repository,
+            invariance_check,
+            scheduler,
+            encoders,
+            tokenizers,
+            readers,
+            large_readers,
+        ),
     )
 
 

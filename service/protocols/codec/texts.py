@@ -155,7 +155,7 @@ class TextReader:
         check: raises if what is made of the text with this index is not acceptable.
         """
         steps = _in_steps(asked, work, check, self._settings.max_tokens)
-        with self._budget.reserve(_num_bytes(asked.texts), deadline.key):
+        with self._budget.reserve(num_bytes(asked.texts), deadline.key):
             num = sum(map(num_characters, asked.texts))
             if num <= QUICK_CHARACTERS:
                 return run_now(steps)
@@ -234,7 +234,7 @@ def _decoded(
     return texts
 
 
-def _num_bytes(texts: Sequence[Text]) -> int:
+def num_bytes(texts: Sequence[Text]) -> int:
     """Of the strings. One that several pairs share, such as a query, is held once."""
     strings = {
         id(part): part for text in texts for part in ((text,) if isinstance(text, str) else text)
