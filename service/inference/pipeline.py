@@ -16,7 +16,7 @@ from addnorm.service.errors import Expired, NotFinite, Overloaded
 from addnorm.service.inference.cost import Cost, Promised, num_head_rows, num_head_values
 from addnorm.service.inference.kept_rows import KeptRows, RowKeeper, needed
 from addnorm.service.inference.outputs import Computed, halved
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse, check
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse, check, has_lens
 from addnorm.service.inference.reuse import Reuse
 from addnorm.service.inference.sequence_cache import SequenceCache, sequence_digests
 from addnorm.service.scheduling.byte_budget import ByteBudget
@@ -51,16 +51,18 @@ class Pipeline:
         scheduler: Scheduler,
         responses: ByteBudget,
         encoders: CooperativePool,
+        lens_threads: CooperativePool,
         cache: SequenceCache,
         report: Report,
     ) -> None:
         """responses: of the bytes of answers under way; encoders: where large answers are made;
-        report: called with the model, and how many sequences of a request the cache held, how many
-        it did not, and how many of those have an equal one in the request."""
+        lens_threads: where those of a lens are, whose steps are runs of the whole model; report:
+        called with the model, and how many sequences of a request the cache held, how many it did
+        not, and how many of those have an equal one in the request."""
         self.settings, self.scheduler, self.responses = settings, scheduler, responses
         self.cache, self._report = cache, report
         self.cost = Cost()
-        self._encoders = encoders
+        self._encoders, self._lens_threads = encoders, lens_threads
         self._under_way = Promised()
 
     async def run(
@@ -81,9 +83,9 @@ class Pipeline:
                 made = run_now(_outputs(request, gather))
                 encoded = run_now(encode(InferenceResponse(request, made, num_bytes)))
             else:
-                encoded = await self._encoders.finish(
-                    self._encoded(request, gather, encode, num_bytes), deadline, encode_s or SLICE_S
-                )
+                work = self._encoded(request, gather, encode, num_bytes)
+                threads = self._lens_threads if has_lens(request) else self._encoders
+                encoded = await threads.finish(work, deadline, encode_s or SLICE_S)
         deadline.check()
         return encoded, {**stages_s, "encode": time.monotonic() - started}
 

@@ -68,6 +68,11 @@ def check(request: InferenceRequest, settings: Settings) -> int:
     return _check_answer(request, settings)
 
 
+def has_lens(request: InferenceRequest) -> bool:
+    """Whether an output is made by a lens."""
+    return any(isinstance(output, LensOutput) for output in request.outputs)
+
+
 def _check_size(request: InferenceRequest, settings: Settings) -> None:
     num_padded_tokens = request.batch.num_tokens + request.padding.num_pads
     for what, value, limit in (

@@ -94,7 +94,8 @@ def build(models: Models, settings: Settings, tracer: Tracer | None = None) -> S
     responses = ByteBudget("responses", settings.max_pending_response_bytes)
     # heads run there, and compete with the workers for the cores
     encoders = CooperativePool(settings.num_cores, "encode")
-    # apart from heads, whose steps are much longer
+    # apart from these, because their steps are longer
+    lens_threads = CooperativePool(settings.num_cores, "lens")
     tokenizers = CooperativePool(settings.num_cores, "tokenize")
     # one thread each: reading holds the interpreter's lock, and more would keep it from the event
     # loop
@@ -103,7 +104,9 @@ def build(models: Models, settings: Settings, tracer: Tracer | None = None) -> S
     body_reader = BodyReader(settings, bodies, readers, large_readers)
     tools = Tools(models, body_reader, TextReader(settings, bodies, tokenizers))
     metrics, cache = Metrics(), SequenceCache(settings.cache_bytes)
-    pipeline = Pipeline(settings, scheduler, responses, encoders, cache, metrics.looked_up)
+    pipeline = Pipeline(
+        settings, scheduler, responses, encoders, lens_threads, cache, metrics.looked_up
+    )
     exposition = Exposition(
         metrics, models, settings.provider, scheduler, (responses, bodies), cache
     )
@@ -130,6 +133,7 @@ def build(models: Models, settings: Settings, tracer: Tracer | None = None) -> S
             invariance_check,
             scheduler,
             encoders,
+            lens_threads,
             tokenizers,
             readers,
             large_readers,
