@@ -115,7 +115,7 @@ class Engine:
         return self._outputs(self._body, grid)
 
     def _outputs(self, body: InferenceSession, grid: Grid) -> list[Floats]:
-        return _run(body, OUTPUTS, self._inputs(grid))
+        return run_session(body, OUTPUTS, self._inputs(grid))
 
     def _inputs(self, grid: Grid) -> dict[str, Ints]:
         input_ids, attention_mask, types = grid
@@ -155,7 +155,7 @@ class Engine:
             *(f"hidden_states_{layer}" for layer in hidden_layers),
             *(f"attentions_{layer}" for layer in attention_layers),
         ]
-        made = _run(self._lens, names, {**self._inputs(grid), **chosen})
+        made = run_session(self._lens, names, {**self._inputs(grid), **chosen})
         hidden_states, attentions = made[: len(hidden_layers)], made[len(hidden_layers) :]
         return [
             Seen(
@@ -177,7 +177,7 @@ class Engine:
         """rows `[n, d_model]`, n at most `head_rows` -> `[n, width of the output]`."""
         assert len(rows) <= self.head_rows(output)
         inputs = {"rows": np.ascontiguousarray(rows)}
-        return _run(self._heads[output], None, inputs)[0]
+        return run_session(self._heads[output], None, inputs)[0]
 
     def nodes(self) -> dict[str, list[Node]]:
         """Where the nodes of each graph run: of the body, of the heads by output, of the lens."""
@@ -191,7 +191,7 @@ class Engine:
         return Rows(*(np.zeros((0, width), np.float32) for width in widths))
 
 
-def _run(
+def run_session(
     session: InferenceSession, outputs: list[str] | None, inputs: dict[str, Any]
 ) -> list[Floats]:
     """The session's outputs. MemoryError, which onnxruntime has no class for."""
