@@ -73,8 +73,12 @@ class Reservation:
         self._budget.add(num_bytes, self._key)
         self._num_bytes += num_bytes
 
+    def release(self) -> None:
+        self._budget.add(-self._num_bytes, self._key)
+        self._num_bytes = 0
+
     def __enter__(self) -> "Reservation":
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._budget.add(-self._num_bytes, self._key)
+        self.release()

@@ -78,3 +78,11 @@ def test_what_is_given_back_leaves_no_trace_of_its_key() -> None:
     with budget.reserve(1000, "a") as first, budget.reserve(0, "b"):
         first.keep(LIMIT)
     assert (budget.num_bytes, len(budget._by_key)) == (0, 0)
+
+
+def test_a_reservation_that_is_released_gives_its_bytes_back_once() -> None:
+    budget = ByteBudget("bodies", LIMIT)
+    with budget.reserve(1000, "a") as reservation:
+        reservation.release()
+        assert budget.num_bytes == 0
+    assert budget.num_bytes == 0

@@ -313,7 +313,7 @@ def test_one_keys_bodies_leave_space_to_another_key_and_to_its_own_small_ones(se
             address = "127.0.0.1", int(url.rpartition(":")[2])
             half = halves.enter_context(socket.create_connection(address, timeout=PATIENCE_S))
             head = f"POST /v1/infer HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {RUN}"
-            half.sendall(f"{head}\r\ncontent-length: 2000000\r\n\r\n".encode() + b" " * 199_990)
+            half.sendall(f"{head}\r\ncontent-length: 200000\r\n\r\n".encode() + b" " * 199_990)
             return half
 
         def status(key: str, num_spaces: int) -> int:

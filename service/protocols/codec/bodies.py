@@ -58,6 +58,8 @@ class BodyReader:
         declared = request.headers.get("content-length", "0")
         if int(declared) > max_bytes:  # the HTTP parser has rejected all but digits
             raise BodyTooLarge(f"the body has {declared} bytes, the limit is {max_bytes}")
+        if int(declared) > QUICK_BYTES:  # refuse it before it is sent, if it has no space now
+            self.budget.reserve(int(declared), context_of(request.scope).key).release()
         body = await self._whole(request, max_bytes)
         if coding == "identity":
             return body
