@@ -26,6 +26,7 @@ ServiceError                     500  told to the caller, by server/error_respon
   NotFinite                      500  the model's numbers overflowed for these tokens
   NotReady                       503  a model does not give its known answer, or session runs hang
     Draining                          the server is shutting down
+  OutOfMemory                    503  there was no memory for the request's work
   TooManyConnections             503  the server has too many open connections
   Expired                        504  the deadline passed, or cannot be met
 
@@ -224,6 +225,19 @@ class Draining(NotReady):
     @property
     def reason(self) -> str:
         return "draining"
+
+
+class OutOfMemory(ServiceError):
+    """There was no memory for the request's work. The server goes on."""
+
+    status, type, code = 503, "server_error", "out_of_memory"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the server has not enough free memory for this request: send less at once, or retry"
+            " in 1 s",
+            retry_after_s=1,
+        )
 
 
 class TooManyConnections(ServiceError):

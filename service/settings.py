@@ -157,14 +157,17 @@ class Settings(BaseModel):
     max_pending_response_bytes: int = Field(
         512 * MIB,
         ge=1,
-        description="Bytes of all answers being made or sent. Lower where memory is short.",
+        description=(
+            "Bytes of all answers being made or sent; one API key may hold 8/9 of them. "
+            "Lower where memory is short."
+        ),
     )
     max_pending_body_bytes: int = Field(
         256 * MIB,
         ge=1,
         description=(
-            "Bytes of all bodies being received or read, and of texts being tokenized. "
-            "Lower where memory is short."
+            "Bytes of all bodies being received or read, of what is read of them, and of texts "
+            "being tokenized; one API key may hold 8/9 of them. Lower where memory is short."
         ),
     )
     max_header_bytes: int = Field(

@@ -2,7 +2,9 @@
 requests took."""
 
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 
 from addnorm.service.inference.request import InferenceRequest
 
@@ -42,7 +44,10 @@ class Rate:
 
 
 class Cost:
-    """The rates of one server. Work of a kind that was never measured counts as instant."""
+    """The rates of one server. Work of a kind that was never measured counts as instant.
+
+    Each API key has rates of its own, so nobody's slow requests teach what others' will take.
+    """
 
     def __init__(self) -> None:
         self._rates: dict[Hashable, Rate] = {}
@@ -56,13 +61,14 @@ class Cost:
         """Per row that a head runs on."""
         bundle = request.model.bundle
         costs = (output.cost for output in request.outputs if output.head(bundle))
-        return self._rate(bundle.ref, *costs)
+        return self._rate(request.key, bundle.ref, *costs)
 
     def writing(self, request: InferenceRequest) -> Rate:
-        """Per byte of the response, as estimated: outputs whose estimates are high have rates of
-        their own."""
+        """Per byte of the response, as estimated. Models and routes have rates of their own, since
+        writing includes a task's results; and so have outputs whose estimates are high."""
         estimated = (output.name for output in request.outputs if output.is_estimated)
-        return self._rate(request.binary, request.coding, *estimated)
+        kind = request.model.name, request.route, request.answer_bytes is None
+        return self._rate(request.key, *kind, request.binary, request.coding, *estimated)
 
     def fade(self, request: InferenceRequest, now: float) -> None:
         """A request was rejected for its prediction: the rates may be wrong."""
@@ -71,6 +77,28 @@ class Cost:
 
     def _rate(self, *kind: Hashable) -> Rate:
         return self._rates.setdefault(kind, Rate())
+
+
+class Promised:
+    """Predicted seconds of the answers that are being made."""
+
+    def __init__(self) -> None:
+        self._by_key: defaultdict[str, float] = defaultdict(float)
+
+    def before_s(self, key: str, own_s: float) -> float:
+        """What is made before an answer of this API key that takes own_s: all of the key's own, and
+        of each other key no more than the key is given itself."""
+        flow_s = self._by_key[key]
+        others = (other_s for other, other_s in self._by_key.items() if other != key)
+        return flow_s + sum(min(flow_s + own_s, other_s) for other_s in others)
+
+    @contextmanager
+    def counted(self, key: str, seconds: float) -> Iterator[None]:
+        self._by_key[key] += seconds
+        try:
+            yield
+        finally:
+            self._by_key[key] -= seconds
 
 
 def num_head_rows(request: InferenceRequest) -> int:

@@ -9,10 +9,11 @@ import numpy as np
 from addnorm.service.errors import NotFinite
 from addnorm.service.runtime.batch import Batch, Floats, Ints, all_finite
 from addnorm.service.runtime.device_rows import AnyRows, DeviceRows
-from addnorm.service.runtime.engine import HEAD_ROWS, Engine
+from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Pooling
 from addnorm.service.scheduling.cooperative import Steps
 
+POOLED_STEP = 256  # spans that are pooled in one step
 SHRINK = np.float32(2.0**-80)  # exact; the length of any shrunk vector fits in float32
 MIN_LENGTH = np.float32(1e-12)  # shorter vectors are divided by this, as torch's normalize does
 
@@ -141,8 +142,8 @@ class HeadRows(NamedTuple):
         """One for each span."""
         sequences = np.searchsorted(batch.offsets, spans.ranges[:, 0], side="right") - 1
         vectors = np.empty((len(sequences), activations.shape[1]), np.float32)
-        for start in range(0, len(sequences), HEAD_ROWS):
-            some = slice(start, start + HEAD_ROWS)
+        for start in range(0, len(sequences), POOLED_STEP):
+            some = slice(start, start + POOLED_STEP)
             vectors[some] = _pooled_ranges(
                 activations, spans.ranges[some], sequences[some], pooling
             )
@@ -193,10 +194,11 @@ def token_logprobs(
 
 
 def chunks(engine: Engine, output: str, rows: HeadRows) -> Iterator[tuple[slice, Floats]]:
-    """A head's answers to HEAD_ROWS rows at a time, and which rows these are. NotFinite if a value
-    is not."""
-    for start in range(0, len(rows.activations), HEAD_ROWS):
-        span = slice(start, start + HEAD_ROWS)
+    """A head's answers to some rows at a time, and which rows these are. NotFinite if a value is
+    not."""
+    step = engine.head_rows(output)
+    for start in range(0, len(rows.activations), step):
+        span = slice(start, start + step)
         chunk = engine.head(output, rows.activations[span])
         check_finite(output, chunk, rows.sequences[span])
         yield span, chunk

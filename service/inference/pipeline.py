@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from addnorm.service.errors import Expired, NotFinite, Overloaded
-from addnorm.service.inference.cost import Cost, num_head_rows, num_head_values
+from addnorm.service.inference.cost import Cost, Promised, num_head_rows, num_head_values
 from addnorm.service.inference.kept_rows import KeptRows, RowKeeper, needed
 from addnorm.service.inference.outputs import Computed, halved
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse, check
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse, check, has_lens
 from addnorm.service.inference.reuse import Reuse
 from addnorm.service.inference.sequence_cache import SequenceCache, sequence_digests
 from addnorm.service.scheduling.byte_budget import ByteBudget
@@ -51,17 +51,19 @@ class Pipeline:
         scheduler: Scheduler,
         responses: ByteBudget,
         encoders: CooperativePool,
+        lens_threads: CooperativePool,
         cache: SequenceCache,
         report: Report,
     ) -> None:
         """responses: of the bytes of answers under way; encoders: where large answers are made;
-        report: called with the model, and how many sequences of a request the cache held, how many
-        it did not, and how many of those have an equal one in the request."""
+        lens_threads: where those of a lens are, whose steps are runs of the whole model; report:
+        called with the model, and how many sequences of a request the cache held, how many it did
+        not, and how many of those have an equal one in the request."""
         self.settings, self.scheduler, self.responses = settings, scheduler, responses
         self.cache, self._report = cache, report
         self.cost = Cost()
-        self._encoders = encoders
-        self._promised_s = 0.0  # predicted time to make and write all answers under way
+        self._encoders, self._lens_threads = encoders, lens_threads
+        self._under_way = Promised()
 
     async def run(
         self,
@@ -74,16 +76,16 @@ class Pipeline:
         deadline.check()
         is_quick = num_bytes <= QUICK_BYTES and num_head_values(request) <= QUICK_HEAD_VALUES
         promised = NO_SECONDS if is_quick else self._promised(request, num_bytes, deadline)
-        with self.responses.reserve(num_bytes), promised as encode_s:
+        with self.responses.reserve(num_bytes, request.key), promised as encode_s:
             gather, stages_s = await self._kept(request, deadline, encode_s)
             started = time.monotonic()
             if is_quick:
                 made = run_now(_outputs(request, gather))
                 encoded = run_now(encode(InferenceResponse(request, made, num_bytes)))
             else:
-                encoded = await self._encoders.finish(
-                    self._encoded(request, gather, encode, num_bytes), deadline, encode_s or SLICE_S
-                )
+                work = self._encoded(request, gather, encode, num_bytes)
+                threads = self._lens_threads if has_lens(request) else self._encoders
+                encoded = await threads.finish(work, deadline, encode_s or SLICE_S)
         deadline.check()
         return encoded, {**stages_s, "encode": time.monotonic() - started}
 
@@ -94,10 +96,11 @@ class Pipeline:
         """Predicts the time to make and write the answer, yields it, and counts it meanwhile.
 
         Expired if the request has less time than that; Overloaded if it has less than that and what
-        the answers under way take.
+        the answers before it take.
         """
         encode_s = self.cost.predicted_s(request, num_bytes)
-        left_s, others_s = deadline.left_s(), self._promised_s / self._encoders.num_threads
+        left_s = deadline.left_s()
+        others_s = self._under_way.before_s(request.key, encode_s) / self._encoders.num_threads
         if encode_s > left_s:
             self.cost.fade(request, time.monotonic())
             raise Expired(
@@ -112,11 +115,8 @@ class Pipeline:
                 code="deadline_not_met",
                 retry_after_s=others_s,
             )
-        self._promised_s += encode_s
-        try:
+        with self._under_way.counted(request.key, encode_s):
             yield encode_s
-        finally:
-            self._promised_s -= encode_s
 
     def _encoded(
         self,

@@ -30,6 +30,7 @@ class InferenceRequest(NamedTuple):
     timeout_s: float | None = None  # from the body; the header wins over it
     coding: str | None = None  # of the response, if it is compressed
     key: str = ""  # the name of the caller's API key, for fairness among keys
+    route: str = ""  # how long an answer takes is predicted from others of its route
     dtype: DType = "float32"  # of activations, logits and pooled vectors as they are sent
     binary: bool = False  # whether numbers are sent as bytes, not as text
     anew: bool = False  # whether all is computed, whatever the cache holds
@@ -65,6 +66,11 @@ def check(request: InferenceRequest, settings: Settings) -> int:
     for output in request.outputs:
         output.check(request.model.bundle)
     return _check_answer(request, settings)
+
+
+def has_lens(request: InferenceRequest) -> bool:
+    """Whether an output is made by a lens."""
+    return any(isinstance(output, LensOutput) for output in request.outputs)
 
 
 def _check_size(request: InferenceRequest, settings: Settings) -> None:

@@ -20,7 +20,7 @@ from addnorm.service.runtime.manifest import Pick
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.job import Target
 
-ENTRY_BYTES = 600  # of one entry beside its numbers: key, digest, arrays' own objects
+ENTRY_BYTES, ARRAY_BYTES = 400, 200  # beside the numbers: of an entry, and of each of its arrays
 DIGEST_BYTES = 32  # so long that nobody can find two sequences with one digest
 DIGEST_STEP = 64  # sequences whose digests are made in one step
 EntryKey = tuple[str, bytes, Pick]  # the API key's name, the sequence's digest, what is kept
@@ -121,7 +121,7 @@ class SequenceCache:
             lru = self._entries.setdefault(target, Entries(LRU(), LRU())).of(pick)
             for index, one in zip(sequences, kept, strict=True):
                 parts = one if isinstance(one, Rows) else (one,)
-                num_bytes = ENTRY_BYTES + sum(part.nbytes for part in parts)
+                num_bytes = ENTRY_BYTES + sum(ARRAY_BYTES + part.nbytes for part in parts)
                 entry = key, digests[index], pick
                 if entry not in lru.entries and 2 * num_bytes <= self.max_bytes:
                     lru.add(entry, _copied(one), num_bytes, next(self._ticks))

@@ -43,4 +43,5 @@ class BodyHandler:
         body = await self.tools.bodies.receive(request)
         deadline.check()
         raw = RawRequest(body, request.headers, deadline, context, request.path_params)
-        return Response(await self.answer(raw, self.tools), media_type=JSON)
+        with self.tools.bodies.holding(body, request.headers, deadline):
+            return Response(await self.answer(raw, self.tools), media_type=JSON)

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from addnorm.service.inference.pipeline import QUICK_BYTES, Pipeline
+from addnorm.service.inference.pipeline import Pipeline
 from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.protocols.codec.decoding import Decode, RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import wanted_coding
@@ -80,7 +80,7 @@ class InferenceRoute(APIRoute):
 def inference_router(pipeline: Pipeline, tools: Tools, endpoints: Sequence[Endpoint]) -> APIRouter:
     router = APIRouter(route_class=InferenceRoute)
     for path, decode, documentation in endpoints:
-        answer = InferenceHandler(pipeline, tools, decode).answer
+        answer = InferenceHandler(pipeline, tools, path, decode).answer
         router.add_api_route(path, answer, methods=["POST"], **documentation)
     return router
 
@@ -91,6 +91,7 @@ class InferenceHandler:
 
     pipeline: Pipeline
     tools: Tools
+    path: str
     decode: Decode
 
     async def answer(self, request: Request) -> Response:
@@ -113,16 +114,20 @@ class InferenceHandler:
         context.stages_s |= stages_s
         context.is_inferred = True
         return PayloadResponse(
-            payload, inference.fingerprint, context.stages_s, self.pipeline.responses
+            payload,
+            inference.fingerprint,
+            context.stages_s,
+            self.pipeline.responses,
+            context.key,
         )
 
     async def _decoded(self, raw: RawRequest) -> tuple[InferenceRequest, Encode]:
         """The inference request with what the headers and the API key say of it."""
-        started, num_bytes, context = time.monotonic(), len(raw.body), raw.context
-        with self.tools.bodies.budget.reserve(num_bytes if num_bytes > QUICK_BYTES else 0):
+        started, context = time.monotonic(), raw.context
+        with self.tools.bodies.holding(raw.body, raw.headers, raw.deadline):
             request, encode = await self.decode(raw, self.tools)
         anew = "no-cache" in raw.headers.get("cache-control", "").lower()  # RFC 9111, 5.2.1.4
-        request = request._replace(key=context.key, anew=anew)
+        request = request._replace(key=context.key, route=self.path, anew=anew)
         if request.timeout_s is not None and TIMEOUT_HEADER not in raw.headers:
             raw.deadline.timeout_s = request.timeout_s
         if coding := wanted_coding(raw.headers):

@@ -13,9 +13,10 @@ Result = TypeVar("Result")
 class Deadline:
     """Of one request. The event loop notes that the caller has left; worker threads only read."""
 
-    def __init__(self, timeout_s: float, arrived: float | None = None) -> None:
-        """timeout_s: from `arrived`, a time of time.monotonic(); from now if None."""
-        self.timeout_s = timeout_s
+    def __init__(self, timeout_s: float, arrived: float | None = None, key: str = "") -> None:
+        """timeout_s: from `arrived`, a time of time.monotonic(); from now if None. key: the name of
+        the caller's API key, for fairness among keys."""
+        self.timeout_s, self.key = timeout_s, key
         self.arrived = time.monotonic() if arrived is None else arrived
         self.has_left = False
         self.stop: Callable[[], object] | None = None  # ends the present stage

@@ -216,9 +216,10 @@ class MicroBatch(NamedTuple):
             start = end
 
 
-def service_error(error: Exception) -> ServiceError:
-    """What callers are told of any error of a session, or of what became of its rows."""
-    if isinstance(error, ServiceError):
+def service_error(error: Exception) -> Exception:
+    """What callers are told of any error of a session, or of what became of its rows. MemoryError
+    stays as it is: any stage may raise it."""
+    if isinstance(error, ServiceError | MemoryError):
         return error
     told = ServiceError(f"inference failed: {type(error).__name__}")
     told.__cause__ = error

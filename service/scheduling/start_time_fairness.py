@@ -33,7 +33,8 @@ class StartTimeFairQueue(Generic[SomeFlow]):
 
     def __init__(self) -> None:
         self.virtual_time = 0.0
-        # (start, number, flow): among equal starts, the flow that was served last comes last
+        # (start, number, flow): among equal starts, the flow that was served last comes last. An
+        # entry with another start than its flow's is void: the flow has a later entry.
         self._heap: list[tuple[float, int, SomeFlow]] = []
         self._numbers = count()
 
@@ -45,13 +46,23 @@ class StartTimeFairQueue(Generic[SomeFlow]):
 
     def next(self) -> SomeFlow:
         """The flow to serve now. At least one flow must have a job that waits."""
-        while not self._heap[0][2].num_jobs:
-            heappop(self._heap)[2].is_in_heap = False
-        self.virtual_time, _, flow = self._heap[0]
-        return flow
+        while True:
+            start, _, flow = self._heap[0]
+            if start == flow.start and flow.num_jobs:
+                self.virtual_time = max(self.virtual_time, start)
+                return flow
+            heappop(self._heap)
+            if start == flow.start:
+                flow.is_in_heap = False
 
     def charge(self, cost: float) -> None:
         """The flow that `next` returned was given this much."""
         flow = self._heap[0][2]
         flow.start += cost
         heapreplace(self._heap, (flow.start, next(self._numbers), flow))
+
+    def correct(self, flow: SomeFlow, cost: float) -> None:
+        """The flow was given so much more than it was charged; less if negative."""
+        flow.start += cost
+        if flow.is_in_heap:
+            heappush(self._heap, (flow.start, next(self._numbers), flow))

@@ -7,7 +7,13 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from addnorm.service.errors import InternalError, MethodNotAllowed, NotFound, ServiceError
+from addnorm.service.errors import (
+    InternalError,
+    MethodNotAllowed,
+    NotFound,
+    OutOfMemory,
+    ServiceError,
+)
 from addnorm.service.protocols import (
     cohere,
     cohere_embed,
@@ -55,6 +61,8 @@ def service_error(error: Exception, method: str, path: str, request_id: str) -> 
     """What the caller is told of any exception."""
     if isinstance(error, ServiceError):
         return error
+    if isinstance(error, MemoryError):
+        return OutOfMemory()
     if isinstance(error, HTTPException) and (known := STARLETTE.get(error.status_code)):
         allowed = Headers(error.headers or {}).get("allow")
         what = f"send {allowed}" if allowed else "there is no such path; /docs lists all paths"

@@ -9,7 +9,7 @@ from contextlib import nullcontext, suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from addnorm.service.errors import Draining, OutOfScope, TooManyConnections
+from addnorm.service.errors import Draining, OutOfMemory, OutOfScope, TooManyConnections
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.server.auth import Keys, needed_scope
 from addnorm.service.server.error_response import error_response, service_error
@@ -86,9 +86,10 @@ class ErrorMiddleware:
             method, path = scope["method"], scope["path"]
             known = service_error(error, method, path, context.request_id)
             context.note(known)
-            if known.status == 500:
+            if known.status == 500 or isinstance(known, OutOfMemory):
                 where = f"{method} {path}, request {context.request_id}"
-                log.error("%s: %s", where, known.message, exc_info=error)
+                traceback = error if known.status == 500 else None
+                log.error("%s: %s", where, known.message, exc_info=traceback)
             await error_response(path, known, context.envelope)(scope, receive, send)
 
 

@@ -94,12 +94,19 @@ def build(models: Models, settings: Settings, tracer: Tracer | None = None) -> S
     responses = ByteBudget("responses", settings.max_pending_response_bytes)
     # heads run there, and compete with the workers for the cores
     encoders = CooperativePool(settings.num_cores, "encode")
-    # one thread: reading holds the interpreter's lock, and two would keep it from the event loop
+    # apart from these, because their steps are longer
+    lens_threads = CooperativePool(settings.num_cores, "lens")
+    tokenizers = CooperativePool(settings.num_cores, "tokenize")
+    # one thread each: reading holds the interpreter's lock, and more would keep it from the event
+    # loop
     readers = CooperativePool(1, "read", pauses=True)
-    body_reader = BodyReader(settings, bodies, readers)
-    tools = Tools(models, body_reader, TextReader(settings, bodies, encoders))
+    large_readers = CooperativePool(1, "read-large", pauses=True)
+    body_reader = BodyReader(settings, bodies, readers, large_readers)
+    tools = Tools(models, body_reader, TextReader(settings, bodies, tokenizers))
     metrics, cache = Metrics(), SequenceCache(settings.cache_bytes)
-    pipeline = Pipeline(settings, scheduler, responses, encoders, cache, metrics.looked_up)
+    pipeline = Pipeline(
+        settings, scheduler, responses, encoders, lens_threads, cache, metrics.looked_up
+    )
     exposition = Exposition(
         metrics, models, settings.provider, scheduler, (responses, bodies), cache
     )
@@ -121,7 +128,16 @@ def build(models: Models, settings: Settings, tracer: Tracer | None = None) -> S
         readiness=readiness,
         keys=keys,
         metrics=metrics,
-        to_close=(repository, invariance_check, scheduler, encoders, readers),
+        to_close=(
+            repository,
+            invariance_check,
+            scheduler,
+            encoders,
+            lens_threads,
+            tokenizers,
+            readers,
+            large_readers,
+        ),
     )
 
 

@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from addnorm.service.errors import ClientGone, Expired, Overloaded
-from addnorm.service.inference.cost import FADE_S, Cost, Rate
+from addnorm.service.inference.cost import FADE_S, Cost, Promised, Rate
 from addnorm.service.inference.outputs import Activations, Logits, Output
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Models
@@ -239,6 +239,32 @@ def test_answers_under_way_are_counted_on(few: Models) -> None:
     assert isinstance(others, Overloaded)
     assert others.code == "deadline_not_met"
     assert others.retry_after_s == pytest.approx(0.6, rel=0.2)
+
+
+def test_of_other_keys_answers_only_as_much_comes_before_as_a_key_is_given_itself() -> None:
+    promised = Promised()
+    with promised.counted("many", 100.0), promised.counted("many", 20.0):
+        assert promised.before_s("one", 3.0) == 3.0
+        assert promised.before_s("many", 3.0) == 120.0
+        with promised.counted("one", 5.0):
+            assert promised.before_s("one", 3.0) == 5.0 + 8.0
+            assert promised.before_s("many", 3.0) == 120.0 + 5.0
+    assert promised.before_s("one", 3.0) == promised.before_s("many", 3.0) == 0.0
+
+
+def test_one_kind_of_answer_teaches_nothing_of_others(few: Models) -> None:
+    """Fill-mask makes its results while it writes; a key may ask for what is slow."""
+    cost, slow = Cost(), one(few)._replace(key="a", route="/v1/fill-mask", answer_bytes=1000)
+    cost.writing(slow).add(1000, 10.0, is_done=True)
+    cost.making(slow).add(3, 10.0, is_done=True)
+    again = slow._replace(answer_bytes=2000)
+    assert cost.predicted_s(again, 1000) == pytest.approx(20.0)
+    for other in (
+        again._replace(key="b"),
+        again._replace(route="/v1/infer", outputs=(Activations(),)),
+        again._replace(answer_bytes=None, outputs=(Activations(),)),
+    ):
+        assert cost.predicted_s(other, 1000) == 0.0
 
 
 def test_rates_follow_what_was_measured_and_fade_while_they_refuse() -> None:

@@ -25,8 +25,8 @@ VECTOR = np.ones(D_MODEL, np.float32)
 MODEL = "notebook"
 
 
-def rows(num_tokens: int) -> Rows:
-    return Rows(*(np.ones((num_tokens, width), np.float32) for width in (D_MODEL, 13, 13)))
+def rows(num_tokens: int, d_model: int = D_MODEL) -> Rows:
+    return Rows(*(np.ones((num_tokens, width), np.float32) for width in (d_model, 13, 13)))
 
 
 def digest(number: int) -> bytes:
@@ -109,11 +109,22 @@ def test_entries_go_with_their_engine() -> None:
     assert held.cache.num_bytes == 0
 
 
-def test_it_takes_no_more_memory_than_it_counts() -> None:
-    held = Held(10_000_000)
+@pytest.mark.parametrize(
+    ("kept", "pick"),
+    [
+        (VECTOR[:8], "mean"),
+        (VECTOR, "mean"),
+        (rows(1, 8), "every"),
+        (rows(1), "every"),
+        (rows(8), "every"),
+    ],
+    ids=["8 numbers", "a vector", "a narrow row", "a row", "8 rows"],
+)
+def test_it_takes_no_more_memory_than_it_counts(kept: Any, pick: str) -> None:
+    held = Held(100_000_000)
     tracemalloc.start()
-    for number in range(3000):
-        held.hold(number, VECTOR.copy())
+    for number in range(1000):
+        held.hold(number, kept, pick)
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert 0.7 * held.cache.num_bytes < taken < held.cache.num_bytes

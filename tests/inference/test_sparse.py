@@ -33,7 +33,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 def made(logits: Floats, lengths: tuple[int, ...], top_k: int | None = None) -> SparseVectors:
     """Of an engine whose rows are the logits. A length of 0 is a row of pads only."""
-    engine: Any = SimpleNamespace(head=lambda output, rows: rows)
+    engine: Any = SimpleNamespace(head=lambda output, rows: rows, head_rows=lambda output: 256)
     heads = {"logits": SimpleNamespace(pick="every")}
     manifest = SimpleNamespace(heads=heads)
     bundle: Any = SimpleNamespace(manifest=manifest, width=lambda output: logits.shape[1])

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer as Library
 from transformers import AutoTokenizer, BertModel
 
 from addnorm.service.errors import StartupError
+from addnorm.service.protocols.codec.bodies import parsed_bytes
 from addnorm.service.protocols.codec.texts import STEP_CHARACTERS
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.tokenizer import CannotCut, Tokenizer
@@ -334,14 +335,14 @@ def test_long_work_is_done_in_pieces_off_the_event_loop_and_no_further_than_the_
 ) -> None:
     with watched(text_bundles, max_tokens=2000) as (client, watch):
         assert post(client, texts=["a"], outputs=["pooled"]).status_code == 200
-        assert not watch.calls.pop()[0].startswith("encode")  # quicker than a change of threads
+        assert not watch.calls.pop()[0].startswith("tokenize")  # quicker than a change of threads
         assert post(client, texts=["a " * 250] * 1000, truncate=True).status_code == 400
     each = STEP_CHARACTERS // 500
     assert {len(texts) for _, texts in watch.calls} == {each}
     assert len(watch.calls) == -(
         -2001 // (each * MAX_TEXT_TOKENS)
     )  # then there are too many: the rest is left
-    assert all(name.startswith("encode") for name, _ in watch.calls)
+    assert all(name.startswith("tokenize") for name, _ in watch.calls)
 
 
 def test_the_first_text_that_is_too_long_ends_the_work(text_bundles: Path) -> None:
@@ -382,7 +383,8 @@ def test_tokenizing_stops_when_the_caller_leaves(text_bundles: Path, route: str)
 
 def test_texts_count_as_bodies_while_they_are_tokenized(text_bundles: Path) -> None:
     body = {"model": TEXT_MODEL, "texts": MANY_PIECES, "truncate": True}
-    num_bytes = sum(map(sys.getsizeof, MANY_PIECES)) + len(json.dumps(body))
+    sent = json.dumps(body).encode()
+    num_bytes = sum(map(sys.getsizeof, MANY_PIECES)) + len(sent) + parsed_bytes(sent)
     with watched(text_bundles, max_pending_body_bytes=2 * num_bytes - 1) as (client, watch):
         with ThreadPoolExecutor(1) as other:
             watch.go.clear()

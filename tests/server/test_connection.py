@@ -689,13 +689,13 @@ def test_an_answer_that_nobody_takes_counts_until_it_is_dropped(
 
 def test_bodies_half_received_count_until_they_are_whole_or_gone(serve: Serve) -> None:
     with (
-        serve(body_timeout_s=600.0, max_pending_body_bytes=3_000_000) as url,
+        serve(body_timeout_s=600.0, max_pending_body_bytes=3_400_000) as url,
         httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
         closing(call(url)) as first,
         closing(call(url)) as second,
     ):
         for caller in (first, second):
-            caller.sendall(head(9_000_000) + b" " * 1_400_000)
+            caller.sendall(head(1_500_000) + b" " * 1_400_000)
         assert eventually(lambda: held(client, "bodies") == 2_800_000)
         full = client.post("/v1/infer", content=b" " * 500_000)
         assert full.status_code == 429

@@ -6,10 +6,13 @@ import logging
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from select import select
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 from pydantic import SecretStr
 
@@ -295,3 +298,30 @@ def test_an_open_server_that_others_reach_is_warned_of(small: Path) -> None:
         assert process.wait_for(lambda line: "no API keys" in line["message"])["level"] == "warning"
     finally:
         process.terminate()
+
+
+def test_one_keys_bodies_leave_space_to_another_key_and_to_its_own_small_ones(serve: Serve) -> None:
+    body = orjson.dumps(GOOD)
+    keys = SecretStr(f"many infer {RUN};one infer {ASK}")
+    with (
+        serve(api_keys=keys, body_timeout_s=600.0, max_pending_body_bytes=1_000_000) as url,
+        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
+        ExitStack() as halves,
+    ):
+
+        def half_sent() -> socket.socket:
+            address = "127.0.0.1", int(url.rpartition(":")[2])
+            half = halves.enter_context(socket.create_connection(address, timeout=PATIENCE_S))
+            head = f"POST /v1/infer HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {RUN}"
+            half.sendall(f"{head}\r\ncontent-length: 200000\r\n\r\n".encode() + b" " * 199_990)
+            return half
+
+        def status(key: str, num_spaces: int) -> int:
+            sent = body + b" " * num_spaces
+            return client.post("/v1/infer", content=sent, headers=bearer(key)).status_code
+
+        refused, _, _ = select([half_sent() for _ in range(5)], [], [], PATIENCE_S)
+        assert [half.recv(12) for half in refused] == [b"HTTP/1.1 429"]
+        assert status(RUN, 150_000) == 429
+        assert status(ASK, 150_000) == 200
+        assert status(RUN, 0) == 200

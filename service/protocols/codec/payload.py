@@ -63,9 +63,11 @@ class PayloadResponse(Response):
         fingerprint: str,
         stages_s: Mapping[str, float],
         responses: ByteBudget,
+        key: str = "",
     ) -> None:
-        """fingerprint: of what computed the answer. stages_s: for the headers that tell them."""
-        self.payload, self.responses = payload, responses
+        """fingerprint: of what computed the answer. stages_s: for the headers that tell them.
+        responses, key: what it counts for while it is sent."""
+        self.payload, self.responses, self.key = payload, responses, key
         self.background, self.status_code = None, 200
         self.num_bytes = sum(map(len, payload.parts))
         headers = {
@@ -85,7 +87,7 @@ class PayloadResponse(Response):
         if self.num_bytes <= HIGH_WATER_LIMIT:
             await _send(send, *self.payload.parts)
             return
-        with self.responses.reserve(0) as reservation:
+        with self.responses.reserve(0, self.key) as reservation:
             reservation.keep(self.num_bytes)
             # the server accepts the last part only once the caller has taken the others
             await _send(send, *self.payload.parts, b"")

@@ -11,7 +11,8 @@ TIMEOUT_HEADER = "x-request-timeout-ms"
 
 def begin_deadline(request: Request, context: RequestContext, timeout_s: float) -> Deadline:
     """The request's deadline: what its header says, or timeout_s."""
-    context.deadline = Deadline(sent_timeout_s(request) or timeout_s, context.started)
+    timeout_s = sent_timeout_s(request) or timeout_s
+    context.deadline = Deadline(timeout_s, context.started, context.key)
     return context.deadline
 
 

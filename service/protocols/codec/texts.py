@@ -104,12 +104,10 @@ class TextsToTokenize(NamedTuple):
 class TextReader:
     """Tokenizes texts, in steps by which requests take turns."""
 
-    def __init__(self, settings: Settings, budget: ByteBudget, encoders: CooperativePool) -> None:
-        """budget: of the bytes of bodies under way, which texts count as; encoders: the threads.
-
-        Tokenizing leaves the interpreter's lock to others, so it shares threads with encoding.
-        """
-        self._settings, self._budget, self._encoders = settings, budget, encoders
+    def __init__(self, settings: Settings, budget: ByteBudget, threads: CooperativePool) -> None:
+        """budget: of the bytes of bodies under way, which texts count as; threads: where long texts
+        are tokenized. Not those that read or encode, whose steps are longer."""
+        self._settings, self._budget, self._threads = settings, budget, threads
 
     async def batch(self, asked: TextsToTokenize, deadline: Deadline) -> tuple[Batch, Padding]:
         """Ragged sequences with special tokens. InvalidInput for a text that is too long."""
@@ -157,11 +155,11 @@ class TextReader:
         check: raises if what is made of the text with this index is not acceptable.
         """
         steps = _in_steps(asked, work, check, self._settings.max_tokens)
-        with self._budget.reserve(sum(map(_num_bytes, asked.texts))):
+        with self._budget.reserve(num_bytes(asked.texts), deadline.key):
             num = sum(map(num_characters, asked.texts))
             if num <= QUICK_CHARACTERS:
                 return run_now(steps)
-            return await self._encoders.finish(steps, deadline, num * S_PER_CHARACTER)
+            return await self._threads.finish(steps, deadline, num * S_PER_CHARACTER)
 
     async def decoded(
         self,
@@ -187,7 +185,7 @@ class TextReader:
         steps = _decoded(field, rows, skip_special_tokens, tokenizer, model.bundle.ref)
         if num <= QUICK_CHARACTERS:
             return run_now(steps)
-        return await self._encoders.finish(steps, deadline, num * S_PER_CHARACTER)
+        return await self._threads.finish(steps, deadline, num * S_PER_CHARACTER)
 
     def tokenizer(self, asked: TextsToTokenize) -> Tokenizer:
         """The model's tokenizer. InvalidInput if there is none, or the texts are over a limit."""
@@ -236,8 +234,12 @@ def _decoded(
     return texts
 
 
-def _num_bytes(text: Text) -> int:
-    return sys.getsizeof(text) if isinstance(text, str) else sum(map(sys.getsizeof, text))
+def num_bytes(texts: Sequence[Text]) -> int:
+    """Of the strings. One that several pairs share, such as a query, is held once."""
+    strings = {
+        id(part): part for text in texts for part in ((text,) if isinstance(text, str) else text)
+    }
+    return sum(map(sys.getsizeof, strings.values()))
 
 
 def _prompt(model: Model, field: str, texts: Sequence[Text], name: str | None) -> str:

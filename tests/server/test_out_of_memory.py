@@ -1,0 +1,108 @@
+"""Work for which there is no memory fails alone: 503, one line in the log, and nothing is held."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from addnorm.service.errors import OutOfMemory
+from addnorm.service.inference.outputs import Activations
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.models.registry import Models
+from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.runtime.engine import run_session
+from addnorm.service.runtime.unpadding import from_lists
+from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.job import Target
+from addnorm.service.scheduling.scheduler import Scheduler
+from addnorm.service.server.middleware import ErrorMiddleware
+from addnorm.service.server.wiring import Service, build
+from addnorm.service.settings import Settings
+from addnorm.service.telemetry.request_context import attach_context
+from tests.support.scheduling import of_lengths
+from tests.support.waiting import PATIENCE_S
+
+
+@pytest.fixture
+def service(few: Models) -> Iterator[Service]:
+    service = build(few, Settings(worker_threads=1, cache_bytes=0))
+    yield service
+    service.close()
+
+
+def test_the_caller_is_told_to_come_back_and_the_log_has_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        np.empty(2**55)
+
+    async def with_context(scope: Any, receive: Any, send: Any) -> None:
+        attach_context(scope.setdefault("state", {})).request_id = "the-one"
+        await ErrorMiddleware(app)(scope, receive, send)
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(with_context)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return await client.post("/v1/infer")
+
+    with caplog.at_level(logging.ERROR):
+        answer = asyncio.run(ask())
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "1"
+    assert answer.json()["error"]["code"] == OutOfMemory.code
+    (line,) = caplog.records
+    assert "POST /v1/infer, request the-one" in line.getMessage()
+    assert line.exc_info is None, "a stack trace takes more memory"
+
+
+@pytest.mark.parametrize("num_values", [10, 100_000], ids=["on the event loop", "on a thread"])
+def test_nothing_is_held_after_an_answer_for_which_there_is_no_memory(
+    service: Service, num_values: int
+) -> None:
+    def encode(response: InferenceResponse) -> Steps[None]:
+        yield
+        np.empty(2**55)
+
+    batch, padding = from_lists([[1, 2, 3]])
+    model = service.models.find("gpt")
+    request = InferenceRequest(
+        model, batch, padding, (Activations(),), answer_bytes=num_values, key="a"
+    )
+    with pytest.raises(MemoryError):
+        asyncio.run(service.pipeline.run(request, encode, Deadline(PATIENCE_S)))
+    assert service.pipeline.responses.num_bytes == 0
+
+
+def test_a_run_for_which_there_is_no_memory_fails_its_own_job_only() -> None:
+    def run(batch: Batch) -> Rows:
+        if len(batch.tokens) > 5:
+            np.empty(2**55)
+        column = batch.tokens[:, None].astype(np.float32)
+        return Rows(column, column, column)
+
+    scheduler, target = Scheduler(1, 1000), Target(run, 100)
+    scheduler.start()
+    large, small = (scheduler.submit(target, of_lengths(size), PATIENCE_S) for size in (9, 3))
+    with pytest.raises(MemoryError):
+        large.future.result(PATIENCE_S)
+    assert small.future.result(PATIENCE_S)
+    scheduler.close()
+
+
+def test_onnxruntimes_words_for_it_are_known() -> None:
+    def fails(words: str) -> Any:
+        def run(outputs: Any, inputs: Any) -> Any:
+            raise RuntimeError(f"bfc_arena.cc:360 {words} for requested buffer of size 49153536")
+
+        return SimpleNamespace(run=run)
+
+    with pytest.raises(MemoryError):
+        run_session(fails("Failed to allocate memory"), None, {})
+    with pytest.raises(RuntimeError, match="broken"):
+        run_session(fails("broken"), None, {})
