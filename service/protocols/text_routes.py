@@ -171,12 +171,11 @@ async def decode(route: Route, raw: RawRequest, tools: Tools) -> tuple[Inference
 
 def encode(task: TextTask, response: InferenceResponse) -> Steps[Payload]:
     """InferenceResponse -> JSON."""
-    results = yield from task.finish(response)
     request = response.request
     body = {
         "model": request.model.name,
         "version": str(request.model.bundle.manifest.version),
-        "results": results,
+        "results": task.finish(response),
         "usage": {"real_tokens": request.batch.num_tokens, "pad_tokens": 0},
     }
     return Payload((yield from written(body, response.num_bytes)))

@@ -3,14 +3,18 @@
 Knows no requests. Source: the answers of OpenAI's completions.
 """
 
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
 import tokenizers
-from tokenizers.decoders import DecodeStream
+from tokenizers.decoders import ByteLevel, DecodeStream
 
 from addnorm.service.runtime.batch import Floats, Ints
+from addnorm.service.tasks.token_bytes import TokenBytes
+
+PART = "\N{REPLACEMENT CHARACTER}"  # in place of a part of a character
 
 
 def texts_of(ids: Iterable[int], tokenizer: tokenizers.Tokenizer | None) -> dict[int, str]:
@@ -35,9 +39,29 @@ def joined(
     if tokenizer is None:
         pieces = [texts[token] for token in ids]
         return "".join(pieces), [0, *accumulate(map(len, pieces))][:-1]
+    if isinstance(tokenizer.decoder, ByteLevel):
+        return _joined_bytes(ids, TokenBytes(tokenizer, None))
     stream = DecodeStream(skip_special_tokens=False)
     sizes = [len(stream.step(tokenizer, token) or "") for token in ids]
-    return tokenizer.decode(ids, skip_special_tokens=False), [0, *accumulate(sizes)][:-1]
+    (text,) = tokenizer.decode_batch([ids], skip_special_tokens=False)
+    return text, [0, *accumulate(sizes)][:-1]
+
+
+def _joined_bytes(ids: Sequence[int], bytes_of: TokenBytes) -> tuple[str, list[int]]:
+    """As `joined`, where tokens may have parts of characters: the library's stream would decode all
+    of a run of such parts anew at each."""
+    decoder = getincrementaldecoder("utf-8")("replace")
+    begins, pieces, begin, num = list[int](), list[str](), 0, 0
+    ends_in_part = False
+    for token_bytes in bytes_of.inner(ids):
+        begins.append(begin)
+        pieces.append(piece := decoder.decode(token_bytes))
+        num += len(piece)
+        ends_in_part = piece.endswith(PART) if piece else ends_in_part
+        if not ends_in_part and not decoder.getstate()[0]:
+            begin = num
+    pieces.append(decoder.decode(b"", final=True))
+    return "".join(pieces), begins
 
 
 def likely(

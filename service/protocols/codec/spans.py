@@ -45,14 +45,14 @@ def in_texts(
     A token is where its last character is, so of two ranges that touch it is in one. Special
     tokens have no characters.
     """
-    for index, (text, prompted) in enumerate(zip(texts, asked.texts, strict=True)):
+    for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise InvalidInput(
                 f"spans is set, but {asked.field}[{index}] is a pair: spans are for single texts",
                 param="spans",
             )
         starts, ends = np.array(encodings[index].offsets).T
-        last = ends - 1 - (len(prompted) - len(text))
+        last = ends - 1 - len(asked.prompt)
         places = np.where(starts < ends, last, NOWHERE)
         end = int(places.max()) + 1
         if asked.truncate and text[end:].strip():
