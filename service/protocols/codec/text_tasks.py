@@ -260,34 +260,29 @@ async def fill_masks(
                 for place in positions
             )
 
-    bundle, places = texts.model.bundle, masks.places(batch)
+    num_masks, width = len(masks.places), texts.model.bundle.width("logits")
     request = InferenceRequest(
         texts.model,
         batch,
         padding,
-        (Logits(places),),
+        (Logits(masks.places),),
         precision,
         field=texts.field,
         # beside the answer: the logits, all of which are held
-        answer_bytes=top_k * (masks.text_bytes + ENTITY_BYTES * len(places))
-        + 4 * len(places) * bundle.width("logits"),
+        answer_bytes=top_k * (masks.text_bytes + ENTITY_BYTES * num_masks) + 4 * num_masks * width,
     )
     return TextTask(request, finish)
 
 
 class _Masks(NamedTuple):
-    """ids, positions: of each text, and of its masks. text_bytes: of the texts as JSON, each as
-    often as it has masks."""
+    """ids, positions: of each text, and of its masks; places: of all masks among the tokens of the
+    batch. text_bytes: of the texts as JSON, each as often as it has masks."""
 
     ids: list[Ints]
     positions: list[list[int]]
+    places: Ints
     targets: list[int] | None
     text_bytes: int
-
-    def places(self, batch: Batch) -> Ints:
-        """Of all masks among the tokens of the batch."""
-        starts = zip(batch.offsets.tolist(), self.positions, strict=False)
-        return np.array([start + place for start, own in starts for place in own], np.int64)
 
 
 def _masks(field: str, batch: Batch, targets: Sequence[str], pieces: Pieces) -> Steps[_Masks]:
@@ -302,7 +297,9 @@ def _masks(field: str, batch: Batch, targets: Sequence[str], pieces: Pieces) -> 
         some = targets[start : start + STEP_TARGETS]
         known |= dict.fromkeys(fill_mask.target_ids(some, pieces))
         yield
-    return _Masks(ids, positions, list(known) or None, text_bytes)
+    starts = zip(batch.offsets.tolist(), positions, strict=False)
+    places = np.array([start + place for start, own in starts for place in own], np.int64)
+    return _Masks(ids, positions, places, list(known) or None, text_bytes)
 
 
 def _label_bytes(labels: Sequence[str]) -> int:

@@ -5,7 +5,7 @@ all together.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -17,12 +17,12 @@ from tokenizers import Encoding
 from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.sizes import check_pairs, check_size
+from addnorm.service.protocols.codec.text_steps import batched, decoded_ids, portions, with_batch
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.manifest import InputType
-from addnorm.service.runtime.tokenizer import CannotCut, Text, Tokenizer, Tokens, num_characters
-from addnorm.service.runtime.unpadding import from_lists
+from addnorm.service.runtime.tokenizer import CannotCut, Text, Tokenizer, num_characters
 from addnorm.service.scheduling.byte_budget import ByteBudget
-from addnorm.service.scheduling.cooperative import CooperativePool, Done, Steps, one_step, run_now
+from addnorm.service.scheduling.cooperative import CooperativePool, Done, Steps, run_now
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.settings import Settings
 
@@ -30,10 +30,8 @@ QUICK_CHARACTERS = 256  # take about 0.1 ms, as long as a change of threads, and
 STEP_CHARACTERS = 8192  # tokenized in one step: takes about 5 ms, 70 ms at worst
 S_PER_CHARACTER = 1e-6  # about, of tokenizing
 # empty ones take time too: about 8 us each where all of their tokens are shown
-QUICK_TEXTS, STEP_TEXTS, S_PER_TEXT = 32, 256, 8e-6
-STEP_IDS = 4096  # turned into texts in one step: takes about 5 ms; a longer row alone
+QUICK_TEXTS, S_PER_TEXT = 32, 8e-6
 Made = TypeVar("Made", bound=Sized)  # of one text
-Item = TypeVar("Item")
 
 
 def _text(value: Any) -> Text:
@@ -132,7 +130,7 @@ class TextReader:
     async def batch(self, asked: TextsToTokenize, deadline: Deadline) -> tuple[Batch, Padding]:
         """Ragged sequences with special tokens. InvalidInput for a text that is too long."""
         work = partial(self.tokenizer(asked).tokens, truncate=asked.truncate, left=asked.left)
-        return await self._finished(asked, _batched(self._checked(asked, work)), deadline)
+        return await self._finished(asked, batched(self._checked(asked, work)), deadline)
 
     async def encoded(
         self, asked: TextsToTokenize, deadline: Deadline
@@ -140,7 +138,7 @@ class TextReader:
         """As `batch`, with words and offsets, which take longer."""
         tokenizer = self.tokenizer(asked)
         found = self._checked(asked, partial(tokenizer.encode, truncate=asked.truncate))
-        return await self._finished(asked, _with_batch(found, tokenizer), deadline)
+        return await self._finished(asked, with_batch(found, tokenizer), deadline)
 
     def _checked(
         self, asked: TextsToTokenize, work: Callable[[Sequence[Text]], list[Made]]
@@ -200,7 +198,7 @@ class TextReader:
         num = sum(map(len, rows))
         check_size(field, len(rows), "lists", self._settings.max_sequences)
         check_size(field, num, "ids", self._settings.max_tokens)
-        steps = _decoded(field, rows, skip_special_tokens, model.tokenizer, model.bundle.ref)
+        steps = decoded_ids(field, rows, skip_special_tokens, model.tokenizer, model.bundle.ref)
         return await self.run(steps, len(rows), num, deadline)
 
     def check_pairs(self, asked: TextsToTokenize, field: str, num: int) -> None:
@@ -226,46 +224,6 @@ class TextReader:
         if not asked.truncate and (longest := max(sizes := asked.sizes())) > limit:
             raise _too_long(asked, sizes.index(longest), longest, "characters", limit)
         return tokenizer
-
-
-def _batched(steps: Steps[list[Tokens]]) -> Steps[tuple[Batch, Padding]]:
-    found = yield from steps
-    types = None
-    if any(tokens.types for tokens in found):
-        types = [tokens.types or [0] * len(tokens) for tokens in found]
-    return from_lists([tokens.ids for tokens in found], token_type_ids=types)
-
-
-def _with_batch(
-    steps: Steps[list[Encoding]], tokenizer: Tokenizer
-) -> Steps[tuple[Batch, Padding, list[Encoding]]]:
-    encodings = yield from steps
-    batch, padding = yield from _batched(
-        one_step(lambda: list(map(tokenizer.tokens_of, encodings)))
-    )
-    return batch, padding, encodings
-
-
-def _decoded(
-    field: str, rows: Sequence[Sequence[int]], skip_special_tokens: bool, of: Tokenizer, ref: str
-) -> Steps[list[orjson.Fragment]]:
-    texts = list[orjson.Fragment]()
-    for portion in _portions(rows, list(map(len, rows)), STEP_IDS):
-        for row in portion:
-            _check_ids(field, row, of, ref)
-        # for several rows the library gives Python's global lock to others
-        made = of.library.decode_batch(portion, skip_special_tokens=skip_special_tokens)
-        texts += (orjson.Fragment(orjson.dumps(text)) for text in made)
-        yield
-    return texts
-
-
-def _check_ids(field: str, row: Sequence[int], of: Tokenizer, ref: str) -> None:
-    if row and not 0 <= min(row) <= max(row) < of.num_ids:
-        outside = next(token for token in row if not 0 <= token < of.num_ids)
-        raise InvalidInput(
-            f"{field} has {outside}: ids of tokens of {ref} are 0 to {of.num_ids - 1}", param=field
-        )
 
 
 def _num_bytes(text: Text) -> int:
@@ -306,7 +264,7 @@ def _in_steps(
     """limit: of the tokens of all texts; the work ends as soon as there are more."""
     done: list[Made] = []
     num_tokens = 0
-    for portion in _portions(asked.texts, asked.sizes(), STEP_CHARACTERS):
+    for portion in portions(asked.texts, asked.sizes(), STEP_CHARACTERS):
         try:
             made = work(asked.whole(portion))
         except CannotCut as error:
@@ -333,15 +291,3 @@ def _too_long(asked: TextsToTokenize, index: int, size: int, unit: str, limit: i
         f" {asked.model.bundle.ref} takes{of_type} ({limit}): {remedy}",
         param=asked.field,
     )
-
-
-def _portions(items: Sequence[Item], sizes: list[int], most: int) -> Iterator[Sequence[Item]]:
-    """Consecutive ones: at most STEP_TEXTS, their sizes together at most `most`; a larger one
-    alone."""
-    start = total = 0
-    for end, size in enumerate(sizes):
-        if (total and total + size > most) or end - start == STEP_TEXTS:
-            yield items[start:end]
-            start, total = end, 0
-        total += size
-    yield items[start:]
