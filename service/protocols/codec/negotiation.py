@@ -144,15 +144,20 @@ def written(value: Any, num_bytes: int) -> Steps[list[bytes | memoryview]]:
     if num_bytes <= STEP_BYTES and not _is_lazy(value):
         return [_dumped(value)]
     parts: list[bytes | memoryview] = []
-    pending, num_pending = list[bytes](), 0
+    pending = bytearray()  # not a list of the small parts: see `fragment`
     for part in _parts(value):
-        pending.append(part)
-        num_pending += len(part)
-        if num_pending >= STEP_BYTES:
-            parts.append(b"".join(pending))
-            pending, num_pending = [], 0
+        pending += part
+        if len(pending) >= STEP_BYTES:
+            parts.append(bytes(pending))
+            pending.clear()
         yield
-    return [*parts, b"".join(pending)]
+    return [*parts, bytes(pending)]
+
+
+def fragment(value: Any) -> orjson.Fragment:
+    """The value as JSON, as a part of a later `orjson.dumps`. A copy: what orjson returns takes
+    4 KiB or more, however short it is."""
+    return orjson.Fragment(bytes(memoryview(orjson.dumps(value))))
 
 
 def _is_lazy(value: Any) -> bool:

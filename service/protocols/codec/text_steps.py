@@ -8,6 +8,7 @@ import orjson
 from tokenizers import Encoding
 
 from addnorm.service.errors import InvalidInput
+from addnorm.service.protocols.codec.negotiation import fragment
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.tokenizer import Tokenizer, Tokens
 from addnorm.service.runtime.unpadding import from_lists
@@ -55,7 +56,7 @@ def decoded_ids(
             _check_ids(field, row, of, ref)
         # for several rows the library gives Python's global lock to others
         made = of.library.decode_batch(portion, skip_special_tokens=skip_special_tokens)
-        texts += (orjson.Fragment(orjson.dumps(text)) for text in made)
+        texts += map(fragment, made)
         yield
     return texts
 

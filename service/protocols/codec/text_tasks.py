@@ -261,6 +261,7 @@ async def fill_masks(
             )
 
     num_masks, width = len(masks.places), texts.model.bundle.width("logits")
+    num_each = min(top_k, len(masks.targets or range(width)))
     request = InferenceRequest(
         texts.model,
         batch,
@@ -269,7 +270,8 @@ async def fill_masks(
         precision,
         field=texts.field,
         # beside the answer: the logits, all of which are held
-        answer_bytes=top_k * (masks.text_bytes + ENTITY_BYTES * num_masks) + 4 * num_masks * width,
+        answer_bytes=num_each * (masks.text_bytes + ENTITY_BYTES * num_masks)
+        + 4 * num_masks * width,
     )
     return TextTask(request, finish)
 
@@ -289,8 +291,8 @@ def _masks(field: str, batch: Batch, targets: Sequence[str], pieces: Pieces) -> 
     ids = np.split(batch.tokens, batch.offsets[1:-1])
     positions, text_bytes = list[list[int]](), 0
     for index, own in enumerate(ids):
-        positions.append(places := fill_mask.mask_positions(own, pieces, f"{field}[{index}]"))
-        text_bytes += len(places) * json_bytes(pieces.texts([own.tolist()], len(places) == 1))
+        positions.append(found := fill_mask.mask_positions(own, pieces, f"{field}[{index}]"))
+        text_bytes += len(found) * json_bytes(pieces.texts([own.tolist()], len(found) == 1))
         yield
     known = dict[int, None]()
     for start in range(0, len(targets), STEP_TARGETS):
