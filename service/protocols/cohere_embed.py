@@ -24,7 +24,7 @@ from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
 from addnorm.service.protocols.codec.openapi import DEADLINE, Strict, by_name, errors, json_body
 from addnorm.service.protocols.codec.payload import Encode, Payload, base64_of
-from addnorm.service.protocols.codec.text_tasks import Strings
+from addnorm.service.protocols.codec.task_options import Strings
 from addnorm.service.protocols.codec.texts import TextsToTokenize
 from addnorm.service.protocols.cohere import CohereError, error_body
 from addnorm.service.protocols.inference_route import Endpoint

@@ -29,14 +29,14 @@ from addnorm.service.protocols.codec.openapi import (
     json_body,
 )
 from addnorm.service.protocols.codec.payload import Encode, Payload, base64_of
-from addnorm.service.protocols.codec.text_tasks import (
+from addnorm.service.protocols.codec.task_options import (
     ClassifyOptions,
     FillMaskOptions,
     Labels,
     TagOptions,
-    TextTask,
     ZeroShotOptions,
 )
+from addnorm.service.protocols.codec.text_tasks import TextTask
 from addnorm.service.protocols.codec.texts import PROMPT_NAME, TextsToTokenize
 from addnorm.service.protocols.inference_route import Endpoint
 from addnorm.service.scheduling.cooperative import Steps

@@ -23,12 +23,8 @@ from addnorm.service.protocols.codec.negotiation import (
 from addnorm.service.protocols.codec.openapi import DEADLINE, by_name, errors, json_body
 from addnorm.service.protocols.codec.payload import Encode, Payload
 from addnorm.service.protocols.codec.sequences import OTHER_VOCABULARY, SequencesToRead
-from addnorm.service.protocols.codec.text_tasks import (
-    ClassifyOptions,
-    TextTask,
-    classify,
-    score_pairs,
-)
+from addnorm.service.protocols.codec.task_options import ClassifyOptions
+from addnorm.service.protocols.codec.text_tasks import TextTask, classify, score_pairs
 from addnorm.service.protocols.codec.texts import TextsToTokenize
 from addnorm.service.protocols.codec.validation import Body
 from addnorm.service.protocols.inference_route import Endpoint

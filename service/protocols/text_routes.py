@@ -12,13 +12,13 @@ from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
 from addnorm.service.protocols.codec.openapi import DEADLINE, ERRORS, Strict, by_name, json_body
 from addnorm.service.protocols.codec.payload import Encode, Payload
-from addnorm.service.protocols.codec.text_tasks import (
+from addnorm.service.protocols.codec.task_options import (
     ClassifyOptions,
     FillMaskOptions,
     TagOptions,
-    TextTask,
     ZeroShotOptions,
 )
+from addnorm.service.protocols.codec.text_tasks import TextTask
 from addnorm.service.protocols.codec.texts import PROMPT_NAME, Texts, TextsToTokenize
 from addnorm.service.protocols.inference_route import Endpoint
 from addnorm.service.protocols.native_schema import Usage

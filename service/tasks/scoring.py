@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers.decoders import ByteLevel, DecodeStream
 
 from addnorm.service.runtime.batch import Floats, Ints
-from addnorm.service.tasks.token_bytes import TokenBytes
+from addnorm.service.tasks.token_bytes import TokenBytes, text
 
 PART = "\N{REPLACEMENT CHARACTER}"  # in place of a part of a character
 
@@ -43,25 +43,26 @@ def joined(
         return _joined_bytes(ids, TokenBytes(tokenizer, None))
     stream = DecodeStream(skip_special_tokens=False)
     sizes = [len(stream.step(tokenizer, token) or "") for token in ids]
-    (text,) = tokenizer.decode_batch([ids], skip_special_tokens=False)
-    return text, [0, *accumulate(sizes)][:-1]
+    (whole,) = tokenizer.decode_batch([ids], skip_special_tokens=False)
+    return whole, [0, *accumulate(sizes)][:-1]
 
 
 def _joined_bytes(ids: Sequence[int], bytes_of: TokenBytes) -> tuple[str, list[int]]:
     """As `joined`, where tokens may have parts of characters: the library's stream would decode all
     of a run of such parts anew at each."""
     decoder = getincrementaldecoder("utf-8")("replace")
-    begins, pieces, begin, num = list[int](), list[str](), 0, 0
-    ends_in_part = False
-    for token_bytes in bytes_of.inner(ids):
+    begins, begin, num, is_whole, last = list[int](), 0, 0, True, ""
+    parts = bytes_of.inner(ids)
+    for part in parts:
         begins.append(begin)
-        pieces.append(piece := decoder.decode(token_bytes))
-        num += len(piece)
-        ends_in_part = piece.endswith(PART) if piece else ends_in_part
-        if not ends_in_part and not decoder.getstate()[0]:
+        if is_whole and part.isascii():  # as most are
+            begin = num = num + len(part)
+            continue
+        piece = decoder.decode(part)
+        num, last = num + len(piece), piece[-1:] or last
+        if is_whole := last != PART and not decoder.getstate()[0]:
             begin = num
-    pieces.append(decoder.decode(b"", final=True))
-    return "".join(pieces), begins
+    return text(b"".join(parts)), begins
 
 
 def likely(

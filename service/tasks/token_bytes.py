@@ -4,7 +4,7 @@ are made anew. Knows no requests.
 Source: the decoders of the tokenizers library.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -44,8 +44,9 @@ class TokenBytes(NamedTuple):
             return self._of_bytes([token])[0]
         return self._decoded([[token]])[0].encode()
 
-    def _of_bytes(self, ids: Iterable[int]) -> list[bytes]:
-        return [_bytes_of(self.tokenizer.id_to_token(token) or "") for token in ids]
+    def _of_bytes(self, ids: Sequence[int]) -> list[bytes]:
+        each = {token: _bytes_of(self.tokenizer.id_to_token(token) or "") for token in set(ids)}
+        return [each[token] for token in ids]
 
     def _decoded(self, sequences: list[list[int]]) -> list[str]:
         return self.tokenizer.decode_batch(sequences, skip_special_tokens=False)

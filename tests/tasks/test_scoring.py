@@ -58,4 +58,4 @@ def test_tokens_that_are_parts_of_characters_are_looked_at_once() -> None:
     text, begins = joined([part] * 2000, {}, counted)
     assert text == "\N{REPLACEMENT CHARACTER}" * 2000
     assert begins == [0] * 2000
-    assert counted.looks == 2000
+    assert counted.looks <= 2000

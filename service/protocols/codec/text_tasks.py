@@ -2,23 +2,22 @@
 become one result for each text."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import Field
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.outputs import Logits
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
-from addnorm.service.protocols.codec.openapi import Strict
-from addnorm.service.protocols.codec.sizes import (
-    MAX_LABEL_CHARACTERS,
-    MAX_TARGET_CHARACTERS,
-    MAX_TARGETS,
-    MAX_TEMPLATE_CHARACTERS,
-    check_size,
-    json_bytes,
+from addnorm.service.protocols.codec.sizes import check_size, json_bytes
+from addnorm.service.protocols.codec.task_options import (
+    DEFAULT_CANDIDATES,
+    MAX_CANDIDATES,
+    ClassifyOptions,
+    FillMaskOptions,
+    TagOptions,
+    ZeroShotOptions,
 )
 from addnorm.service.protocols.codec.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Batch, Ints
@@ -27,18 +26,10 @@ from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks import classification, fill_mask, tagging
 from addnorm.service.tasks.classification import Function
 from addnorm.service.tasks.pieces import Pieces
-from addnorm.service.tasks.tagging import Aggregation
 
 LABEL_BYTES = 60  # of a label and its score as JSON, about, beside the label's own
 ENTITY_BYTES = 150  # of an entity, beside the text's own
 STEP_TARGETS = 32  # tokenized in one step
-MAX_CANDIDATES = 100  # of a mask
-DEFAULT_CANDIDATES = 5  # as transformers has it
-Strings = Annotated[list[str], Field(fail_fast=True)]
-Label = Annotated[str, Field(max_length=MAX_LABEL_CHARACTERS)]
-Labels = Annotated[list[Label], Field(fail_fast=True)]
-Target = Annotated[str, Field(max_length=MAX_TARGET_CHARACTERS)]
-Targets = Annotated[list[Target], Field(fail_fast=True)]
 
 
 class TextTask(NamedTuple):
@@ -47,57 +38,6 @@ class TextTask(NamedTuple):
 
     request: InferenceRequest
     finish: Callable[[InferenceResponse], Iterator[Any]]
-
-
-class ClassifyOptions(Strict):
-    function_to_apply: Function | None = Field(
-        None,
-        description="From logits to scores: by default sigmoid for one label, or where several may"
-        " be true, else softmax.",
-    )
-    top_k: int | None = Field(
-        None, ge=1, description="Only the likeliest so many labels; all by default."
-    )
-
-
-class TagOptions(Strict):
-    aggregation_strategy: Aggregation = Field(
-        "none",
-        description="`none` tags tokens, `simple` joins neighbours of one label, `first`, `average`"
-        " and `max` decide for each word first, as in transformers.",
-    )
-    ignore_labels: Strings = Field(
-        list(tagging.IGNORED), description="Labels that are left out of the answer."
-    )
-
-
-class FillMaskOptions(Strict):
-    targets: Targets | None = Field(
-        None,
-        min_length=1,
-        max_length=MAX_TARGETS,
-        description="Only these tokens are candidates; by default the whole vocabulary.",
-    )
-    top_k: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_CANDIDATES,
-        description=f"Candidates of each mask; {DEFAULT_CANDIDATES} by default.",
-    )
-
-
-class ZeroShotOptions(Strict):
-    candidate_labels: Labels = Field(
-        min_length=1, description="Each makes a pair with each text, and counts as a text."
-    )
-    hypothesis_template: str = Field(
-        classification.TEMPLATE,
-        max_length=MAX_TEMPLATE_CHARACTERS,
-        description="With {} in place of the label.",
-    )
-    multi_label: bool = Field(
-        False, description="Whether each label is scored by itself, so that several may be true."
-    )
 
 
 async def score_pairs(
