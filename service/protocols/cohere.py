@@ -126,7 +126,7 @@ async def rerank(
     pairs = [(asked.query, document) for document in documents]
     texts = TextsToTokenize("documents", pairs, truncate=True, model=model)
     function: Function = "none" if asked.raw_scores else "sigmoid"
-    sent_back = sum(map(len, documents)) if asked.return_documents else 0
+    sent_back = len(raw.body) if asked.return_documents else 0
     task = await score_pairs(raw, tools, texts, function, asked.precision, sent_back)
     encode = partial(_encode_rerank, asked, documents, raw.context.request_id, task)
     return task.request, encode
@@ -139,7 +139,7 @@ def _encode_rerank(
     task: TextTask,
     response: InferenceResponse,
 ) -> Steps[Payload]:
-    scores = yield from task.finish(response)
+    scores = list(task.finish(response))
     results = [
         {
             "index": index,

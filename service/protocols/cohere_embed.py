@@ -6,20 +6,25 @@ documents.
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, Field
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.outputs.pooled import PooledByDType, check_dimensions
-from addnorm.service.inference.outputs.small_vectors import VectorDType
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.inference.outputs.small_vectors import VectorDType, width_of
+from addnorm.service.inference.request import (
+    JSON_BYTES_PER_BYTE,
+    JSON_BYTES_PER_FLOAT,
+    InferenceRequest,
+    InferenceResponse,
+)
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
 from addnorm.service.protocols.codec.openapi import DEADLINE, Strict, by_name, errors, json_body
 from addnorm.service.protocols.codec.payload import Encode, Payload, base64_of
-from addnorm.service.protocols.codec.text_tasks import Strings
+from addnorm.service.protocols.codec.task_options import Strings
 from addnorm.service.protocols.codec.texts import TextsToTokenize
 from addnorm.service.protocols.cohere import CohereError, error_body
 from addnorm.service.protocols.inference_route import Endpoint
@@ -36,7 +41,12 @@ PROMPTS: dict[InputType, tuple[str, ...]] = {
     "classification": ("classification",),
     "clustering": ("clustering",),
 }
-BASE64_BYTES = 6  # of a float32
+KINDS: tuple[EmbeddingType, ...] = get_args(EmbeddingType)
+# of a number as JSON; of base64 also as float32 until it is written
+NUMBER_BYTES = dict.fromkeys(KINDS, JSON_BYTES_PER_BYTE) | {
+    "float": JSON_BYTES_PER_FLOAT,
+    "base64": 9,
+}
 
 
 class EmbedRequest(Strict):
@@ -49,12 +59,13 @@ class EmbedRequest(Strict):
         description="Puts the model's prompt of this kind before each text; none if it has none of"
         " this kind. Without it the model's default prompt.",
     )
-    embedding_types: Annotated[list[EmbeddingType], Field(min_length=1, fail_fast=True)] | None = (
-        Field(
-            None,
-            description="float by default. base64 is of little-endian float32. /v1/embed without it"
-            " answers with a plain list of vectors.",
-        )
+    embedding_types: (
+        Annotated[list[EmbeddingType], Field(min_length=1, max_length=len(KINDS), fail_fast=True)]
+        | None
+    ) = Field(
+        None,
+        description="float by default. base64 is of little-endian float32. /v1/embed without it"
+        " answers with a plain list of vectors.",
     )
     output_dimension: int | None = Field(
         None,
@@ -105,7 +116,7 @@ async def decode(is_v1: bool, raw: RawRequest, tools: Tools) -> tuple[InferenceR
     sent = _checked_texts(asked)
     model, alias = raw.model_and_prompt(tools.models, asked.model, None, "embed")
     _check_limits(asked, model)
-    types: list[EmbeddingType] = asked.embedding_types or ["float"]
+    types = list(dict.fromkeys(asked.embedding_types or KINDS[:1]))
     texts = _prompted(asked, sent, model, alias)
     batch, padding = await tools.texts.batch(texts, raw.deadline)
     dtypes = dict.fromkeys(_dtype(kind) for kind in types)
@@ -115,7 +126,8 @@ async def decode(is_v1: bool, raw: RawRequest, tools: Tools) -> tuple[InferenceR
         dtypes=tuple(dtypes),
         field="embedding_types",
     )
-    num_floats = len(sent) * (asked.output_dimension or model.bundle.width("pooled"))
+    dimensions = asked.output_dimension or model.bundle.width("pooled")
+    vector_bytes = sum(NUMBER_BYTES[kind] * width_of(_dtype(kind), dimensions) for kind in types)
     request = InferenceRequest(
         model,
         batch,
@@ -123,7 +135,7 @@ async def decode(is_v1: bool, raw: RawRequest, tools: Tools) -> tuple[InferenceR
         (output,),
         asked.precision,
         field="texts",
-        answer_bytes=sum(map(len, sent)) + BASE64_BYTES * num_floats * ("base64" in types),
+        answer_bytes=len(raw.body) + len(sent) * vector_bytes,
     )
     is_plain = is_v1 and asked.embedding_types is None
     return request, partial(_encode, types, is_plain, sent, raw.context.request_id)
@@ -169,7 +181,7 @@ def _prompted(
         made = TextsToTokenize("texts", texts, cut, model)
     else:
         made = TextsToTokenize.prompted("texts", texts, cut, model, name)
-    if asked.truncate == "START" and made.texts is not texts:
+    if asked.truncate == "START" and made.prompt:
         raise InvalidInput(
             "truncate is 'START', which would cut off the prompt that is put before each text:"
             " send 'END' or 'NONE'",
@@ -197,9 +209,7 @@ def _encode(
     """is_plain: a list of vectors, as /v1/embed answers where no type is asked for."""
     vectors = response.outputs["pooled"]
     by_type = {
-        kind: [base64_of(vector) for vector in vectors["float32"]]
-        if kind == "base64"
-        else vectors[_dtype(kind)]
+        kind: map(base64_of, vectors["float32"]) if kind == "base64" else vectors[_dtype(kind)]
         for kind in types
     }
     num_tokens = response.request.batch.num_tokens

@@ -151,18 +151,15 @@ def _encode(
     asked: CompletionRequest, request_id: str, response: InferenceResponse
 ) -> Steps[Payload]:
     request = response.request
-    choices = []
-    for index in range(len(request.batch)):
-        choices.append(_written(asked, index, response))
-        yield
-    num_tokens, num_new = request.batch.num_tokens, len(choices) * (asked.max_tokens or 0)
+    num_tokens, num = request.batch.num_tokens, len(request.batch)
+    num_new = num * (asked.max_tokens or 0)
     body = {
         "id": f"cmpl-{request_id}",
         "object": "text_completion",
         "created": int(time.time()),
         "model": request.model.name,
         "system_fingerprint": request.fingerprint,
-        "choices": choices,
+        "choices": (_written(asked, index, response) for index in range(num)),
         "usage": {
             "prompt_tokens": num_tokens,
             "completion_tokens": num_new,

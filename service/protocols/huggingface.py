@@ -4,9 +4,10 @@ The client posts `{"inputs", "parameters"}` whatever the task, so the model and 
 task is meant. Source: huggingface_hub's client.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
@@ -28,13 +29,14 @@ from addnorm.service.protocols.codec.openapi import (
     json_body,
 )
 from addnorm.service.protocols.codec.payload import Encode, Payload, base64_of
-from addnorm.service.protocols.codec.text_tasks import (
+from addnorm.service.protocols.codec.task_options import (
     ClassifyOptions,
     FillMaskOptions,
+    Labels,
     TagOptions,
-    TextTask,
     ZeroShotOptions,
 )
+from addnorm.service.protocols.codec.text_tasks import TextTask
 from addnorm.service.protocols.codec.texts import PROMPT_NAME, TextsToTokenize
 from addnorm.service.protocols.inference_route import Endpoint
 from addnorm.service.scheduling.cooperative import Steps
@@ -66,7 +68,7 @@ class TaskParameters(ClassifyOptions, TagOptions, FillMaskOptions, ZeroShotOptio
     """Of all tasks; which of them a task knows is checked once the task is known."""
 
     top_k: int | None = Field(None, ge=1)
-    candidate_labels: Strings = Field([], description="Makes it a zero-shot classification.")
+    candidate_labels: Labels = Field([], description="Makes it a zero-shot classification.")
     stride: None = Field(None, description="Texts are not split.")
 
 
@@ -206,11 +208,17 @@ def _encode(
     task: TextTask, is_one: bool, run: Callable[..., Any], response: InferenceResponse
 ) -> Steps[Payload]:
     """One text: its own result. The client takes the first of the lists of a classification."""
-    results = yield from task.finish(response)
+    results = task.finish(response)
     if run is text_tasks.fill_masks:
-        results = [masks[0] if len(masks) == 1 else masks for masks in results]
-    body = results[0] if is_one and run is not text_tasks.classify else results
+        results = map(_of_masks, results)
+    body = next(results) if is_one and run is not text_tasks.classify else results
     return Payload((yield from written(body, response.num_bytes)))
+
+
+def _of_masks(masks: Iterator[Any]) -> Any:
+    """One mask: its own candidates."""
+    first, second = next(masks), list(islice(masks, 1))
+    return chain([first], second, masks) if second else first
 
 
 def error_body(error: ServiceError) -> dict[str, Any]:

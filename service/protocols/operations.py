@@ -58,9 +58,11 @@ class OperationsRoutes:
         return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def document(self, request: Request) -> Response:
-        """Made when first asked for, off the event loop: it takes a while."""
-        document = await self.readers.call(lambda: orjson.dumps(request.app.openapi()))
-        return Response(document, media_type=JSON)
+        """Made and written when first asked for, off the event loop: both take a while."""
+        app = request.app
+        if not hasattr(app.state, "document"):
+            app.state.document = await self.readers.call(lambda: orjson.dumps(app.openapi()))
+        return Response(app.state.document, media_type=JSON)
 
     async def docs(self) -> HTMLResponse:
         """Addresses are relative, so that the page works below any prefix and without internet."""

@@ -3,7 +3,7 @@
 Source: its router/src/http/server.rs. Its statuses are not taken over: ours say more.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,16 +13,18 @@ from addnorm.service.errors import EmptyInput
 from addnorm.service.inference.outputs import Activations, Output, Pooled, Sparse
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.protocols.codec.decoding import Decode, RawRequest, Tools
-from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
+from addnorm.service.protocols.codec.negotiation import (
+    JSON,
+    Several,
+    negotiated,
+    require_json,
+    written,
+)
 from addnorm.service.protocols.codec.openapi import DEADLINE, by_name, errors, json_body
 from addnorm.service.protocols.codec.payload import Encode, Payload
 from addnorm.service.protocols.codec.sequences import OTHER_VOCABULARY, SequencesToRead
-from addnorm.service.protocols.codec.text_tasks import (
-    ClassifyOptions,
-    TextTask,
-    classify,
-    score_pairs,
-)
+from addnorm.service.protocols.codec.task_options import ClassifyOptions
+from addnorm.service.protocols.codec.text_tasks import TextTask, classify, score_pairs
 from addnorm.service.protocols.codec.texts import TextsToTokenize
 from addnorm.service.protocols.codec.validation import Body
 from addnorm.service.protocols.inference_route import Endpoint
@@ -38,15 +40,17 @@ from addnorm.service.protocols.tei_schema import (
     TeiSparseValue,
     error_body,
 )
+from addnorm.service.runtime.batch import Floats, Ints
 from addnorm.service.runtime.manifest import Task
-from addnorm.service.runtime.tokenizer import num_characters
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks.classification import Function, best
 from addnorm.service.tasks.similarity import cosines
 
 Decoded = tuple[InferenceRequest, Encode]
-Shape = Callable[[InferenceResponse], Steps[Any]]  # outputs -> the answer as JSON has it
+Shape = Callable[[InferenceResponse], Any]  # outputs -> the answer as JSON has it
 FIELD = "inputs"
+ENTRIES_AT_ONCE = 1024  # of a sparse vector
+ENTRY_BYTES = 48  # of one as JSON, and as numbers until it is written
 
 
 async def decode_embed(raw: RawRequest, tools: Tools) -> Decoded:
@@ -62,16 +66,21 @@ async def decode_embed_all(raw: RawRequest, tools: Tools) -> Decoded:
 
 async def decode_embed_sparse(raw: RawRequest, tools: Tools) -> Decoded:
     asked = await _read(TeiEmbedAllRequest, raw, tools)
-    return await _of_sequences(asked, "sparse", Sparse(), raw, tools, _entries)
+    request, encode = await _of_sequences(asked, "sparse", Sparse(), raw, tools, _vectors)
+    num_entries = Sparse().max_entries(request.model.bundle, request.batch)
+    return request._replace(answer_bytes=ENTRY_BYTES * num_entries), encode
 
 
-def _entries(response: InferenceResponse) -> Steps[Any]:
-    answers = []
-    for indices, values in zip(*response.outputs["sparse"], strict=True):
-        pairs = zip(indices.tolist(), values, strict=True)
-        answers.append([{"index": index, "value": value} for index, value in pairs])
-        yield
-    return answers
+def _vectors(response: InferenceResponse) -> Iterator[Any]:
+    return (_entries(*vector) for vector in zip(*response.outputs["sparse"], strict=True))
+
+
+def _entries(indices: Ints, values: Floats) -> Iterator[Any]:
+    """A few at a time: each takes ten times its bytes until it is written."""
+    for start in range(0, len(indices), ENTRIES_AT_ONCE):
+        some = slice(start, start + ENTRIES_AT_ONCE)
+        pairs = zip(indices[some].tolist(), values[some], strict=True)
+        yield Several({"index": index, "value": value} for index, value in pairs)
 
 
 async def decode_similarity(raw: RawRequest, tools: Tools) -> Decoded:
@@ -92,8 +101,7 @@ async def decode_similarity(raw: RawRequest, tools: Tools) -> Decoded:
     batch, padding = await tools.texts.batch(texts, raw.deadline)
     request = InferenceRequest(model, batch, padding, (Pooled(normalize=True),), field=FIELD)
 
-    def shape(response: InferenceResponse) -> Steps[Any]:
-        yield
+    def shape(response: InferenceResponse) -> Any:
         *others, source = response.outputs["pooled"]
         return cosines(source, others)
 
@@ -107,9 +115,9 @@ async def decode_predict(raw: RawRequest, tools: Tools) -> Decoded:
     options = ClassifyOptions(function_to_apply="none" if asked.raw_scores else None)
     task = await classify(raw, tools, texts, options)
 
-    def shape(response: InferenceResponse) -> Steps[Any]:
-        results = yield from task.finish(response)
-        return results if asked.inputs.is_batch else results[0]
+    def shape(response: InferenceResponse) -> Any:
+        results = task.finish(response)
+        return results if asked.inputs.is_batch else next(results)
 
     return task.request, partial(_encode, shape, _num_characters(texts))
 
@@ -120,13 +128,13 @@ async def rerank(asked: TeiRerankRequest, raw: RawRequest, tools: Tools) -> Deco
     pairs = [(asked.query, text) for text in asked.texts]
     texts = TextsToTokenize("texts", pairs, asked.cuts, model, left=asked.left)
     function: Function = "none" if asked.raw_scores else "sigmoid"
-    sent_back = sum(map(len, asked.texts)) if asked.return_text else 0
+    sent_back = len(raw.body) if asked.return_text else 0
     task = await score_pairs(raw, tools, texts, function, answer_bytes=sent_back)
     return task.request, partial(_encode, partial(_ranks, asked, task), _num_characters(texts))
 
 
-def _ranks(asked: TeiRerankRequest, task: TextTask, response: InferenceResponse) -> Steps[Any]:
-    scores = yield from task.finish(response)
+def _ranks(asked: TeiRerankRequest, task: TextTask, response: InferenceResponse) -> Any:
+    scores = list(task.finish(response))
     return [
         {
             "index": index,
@@ -162,19 +170,18 @@ async def _of_sequences(
     return request, partial(_encode, shape, sum(map(len, asked.inputs)))
 
 
-def _as_it_is(name: str, response: InferenceResponse) -> Steps[Any]:
-    yield
+def _as_it_is(name: str, response: InferenceResponse) -> Any:
     return response.outputs[name]
 
 
 def _num_characters(texts: TextsToTokenize) -> int:
-    return sum(map(num_characters, texts.texts))
+    return sum(texts.sizes())
 
 
 def _encode(shape: Shape, num_characters: int, response: InferenceResponse) -> Steps[Payload]:
     """num_characters: of the request; ids count as one each."""
-    body = yield from shape(response)
-    parts = yield from written(body, response.num_bytes)
+    yield
+    parts = yield from written(shape(response), response.num_bytes)
     return Payload(parts, times=partial(_times, response.request, num_characters))
 
 

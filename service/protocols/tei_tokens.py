@@ -13,7 +13,7 @@ from addnorm.service.errors import EmptyInput
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.body_route import BodyEndpoint
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
-from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json
+from addnorm.service.protocols.codec.negotiation import JSON, fragment, negotiated, require_json
 from addnorm.service.protocols.codec.openapi import DEADLINE, by_name, errors, json_body
 from addnorm.service.protocols.codec.texts import TextsToTokenize
 from addnorm.service.protocols.tei_about import described
@@ -65,7 +65,7 @@ def _written(text: str, encoding: Encoding) -> Shown:
                 "stop": None if is_special else places[stop],
             }
         )
-    return Shown(len(encoding), {"tokens": orjson.Fragment(orjson.dumps(tokens))})
+    return Shown(len(encoding), {"tokens": fragment(tokens)})
 
 
 def _byte_places(text: str) -> Sequence[int]:

@@ -12,13 +12,13 @@ from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
 from addnorm.service.protocols.codec.openapi import DEADLINE, ERRORS, Strict, by_name, json_body
 from addnorm.service.protocols.codec.payload import Encode, Payload
-from addnorm.service.protocols.codec.text_tasks import (
+from addnorm.service.protocols.codec.task_options import (
     ClassifyOptions,
     FillMaskOptions,
     TagOptions,
-    TextTask,
     ZeroShotOptions,
 )
+from addnorm.service.protocols.codec.text_tasks import TextTask
 from addnorm.service.protocols.codec.texts import PROMPT_NAME, Texts, TextsToTokenize
 from addnorm.service.protocols.inference_route import Endpoint
 from addnorm.service.protocols.native_schema import Usage
@@ -171,12 +171,11 @@ async def decode(route: Route, raw: RawRequest, tools: Tools) -> tuple[Inference
 
 def encode(task: TextTask, response: InferenceResponse) -> Steps[Payload]:
     """InferenceResponse -> JSON."""
-    results = yield from task.finish(response)
     request = response.request
     body = {
         "model": request.model.name,
         "version": str(request.model.bundle.manifest.version),
-        "results": results,
+        "results": task.finish(response),
         "usage": {"real_tokens": request.batch.num_tokens, "pad_tokens": 0},
     }
     return Payload((yield from written(body, response.num_bytes)))

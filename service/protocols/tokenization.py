@@ -11,7 +11,7 @@ from tokenizers import Encoding
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.body_route import BodyEndpoint
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
-from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json
+from addnorm.service.protocols.codec.negotiation import JSON, fragment, negotiated, require_json
 from addnorm.service.protocols.codec.openapi import (
     DEADLINE,
     ERRORS,
@@ -115,7 +115,7 @@ def _written(encoding: Encoding, has_types: bool) -> Shown:
         "offsets": encoding.offsets,
         "sequence_ids": encoding.sequence_ids,
     }
-    fields = {name: orjson.Fragment(orjson.dumps(part)) for name, part in parts.items()}
+    fields = {name: fragment(part) for name, part in parts.items()}
     return Shown(len(encoding), fields)
 
 

@@ -17,7 +17,7 @@ from addnorm.service.errors import EmptyInput
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.body_route import BodyEndpoint
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
-from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json
+from addnorm.service.protocols.codec.negotiation import JSON, fragment, negotiated, require_json
 from addnorm.service.protocols.codec.openapi import DEADLINE, ERRORS, Strict, by_name, json_body
 from addnorm.service.protocols.codec.sequences import Row
 from addnorm.service.protocols.codec.texts import TextsToTokenize
@@ -70,9 +70,7 @@ async def tokenize(asked: PromptTokenizeRequest, raw: RawRequest, tools: Tools) 
 
 def _shown(tokenizer: Tokenizer, add_special_tokens: bool, piece: Sequence[Text]) -> list[Shown]:
     encodings = tokenizer.library.encode_batch(list(piece), add_special_tokens=add_special_tokens)
-    return [
-        Shown(len(one), {"tokens": orjson.Fragment(orjson.dumps(one.ids))}) for one in encodings
-    ]
+    return [Shown(len(one), {"tokens": fragment(one.ids)}) for one in encodings]
 
 
 async def detokenize(raw: RawRequest, tools: Tools) -> bytes:

@@ -3,7 +3,7 @@
 Source: transformers' FillMaskPipeline.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from addnorm.service.errors import InvalidInput
 from addnorm.service.runtime.batch import Floats, Ints
 from addnorm.service.tasks.classification import probabilities
 from addnorm.service.tasks.pieces import Pieces
+from addnorm.service.tasks.token_bytes import TokenBytes, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Candidate:
     sequence: str  # the text with this token for the mask
 
 
-def mask_positions(ids: Sequence[int], pieces: Pieces, field: str) -> list[int]:
+def mask_positions(ids: Ints, pieces: Pieces, field: str) -> list[int]:
     """Where the mask tokens of a text are. InvalidInput if there is none.
 
     field: the caller's name for the text.
@@ -30,7 +31,7 @@ def mask_positions(ids: Sequence[int], pieces: Pieces, field: str) -> list[int]:
     if pieces.mask is None:
         raise InvalidInput("the model's tokenizer has no mask token", param="model")
     mask_id, mask_token = pieces.mask
-    positions = [position for position, token in enumerate(ids) if token == mask_id]
+    positions: list[int] = np.flatnonzero(ids == mask_id).tolist()
     if not positions:
         raise InvalidInput(
             f"{field} has no mask token: put {mask_token} where a token is to be filled in; one"
@@ -76,17 +77,58 @@ def likeliest(
     return ids, probabilities(logits[None], "softmax")[0, ids]
 
 
-def filled(
-    ids: Sequence[int], position: int, tokens: Ints, scores: Floats, pieces: Pieces, alone: bool
-) -> list[Candidate]:
-    """The candidates of the mask at this position: tokens and scores as `likeliest` makes them.
+class MaskedText:
+    """A text whose masks are filled in, one after another. Where several are, the others stay in
+    `sequence`, and with them all special tokens."""
 
-    ids: of the text, with its special tokens. alone: whether it is the only mask. Else the others
-    stay in `sequence`, and with them all special tokens.
-    """
+    def __init__(self, ids: Ints, positions: Sequence[int], pieces: Pieces) -> None:
+        """ids: of the text, with its special tokens; positions: of all its masks."""
+        self._pieces, self._is_plain = pieces, len(positions) == 1
+        self._ids: list[int] = ids.tolist()
+        self._has_text = list(map(self._is_shown, self._ids))
+        self._inner = [] if pieces.bytes_of is None else self._inner_bytes(pieces.bytes_of)
 
-    def candidate(token: int, score: np.float32) -> Candidate:
-        text = [*ids[:position], token, *ids[position + 1 :]]
-        return Candidate(score, token, pieces.text([token], False), pieces.text(text, alone))
+    def _is_shown(self, token: int) -> bool:
+        if self._pieces.id_to_token(token) is None:
+            return False
+        return not (self._is_plain and token in self._pieces.special_ids)
 
-    return list(map(candidate, tokens.tolist(), scores))
+    def _inner_bytes(self, bytes_of: TokenBytes) -> list[bytes]:
+        made = zip(bytes_of.inner(self._ids), self._has_text, strict=True)
+        return [own if is_shown else b"" for own, is_shown in made]
+
+    def filled(self, position: int, tokens: Ints, scores: Floats) -> list[Candidate]:
+        """The candidates of the mask at this position: tokens and scores as `likeliest` makes
+        them."""
+        ids: list[int] = tokens.tolist()
+        words = self._pieces.texts([[token] for token in ids], False)
+        sequences = self._sequences(position, ids)
+        return list(map(Candidate, scores, ids, words, sequences))
+
+    def _sequences(self, position: int, tokens: list[int]) -> list[str]:
+        """The text with each token at this position."""
+        if self._pieces.bytes_of is None:
+            before, after = self._ids[:position], self._ids[position + 1 :]
+            return self._pieces.texts(
+                [[*before, token, *after] for token in tokens], self._is_plain
+            )
+        return list(self._joined(position, tokens, self._pieces.bytes_of))
+
+    def _joined(self, position: int, tokens: list[int], bytes_of: TokenBytes) -> Iterator[str]:
+        head = self._beginning(0, position, bytes_of)
+        tail = b"".join(self._inner[position + 1 :])
+        for token, inner in zip(tokens, bytes_of.inner(tokens), strict=True):
+            if any(self._has_text[:position]):
+                yield text(head + (inner if self._is_shown(token) else b"") + tail)
+            elif self._is_shown(token):
+                yield text(bytes_of.first(token) + tail)
+            else:
+                yield text(self._beginning(position + 1, len(self._ids), bytes_of))
+
+    def _beginning(self, start: int, end: int, bytes_of: TokenBytes) -> bytes:
+        """Bytes of the text's tokens from start to end, the first of which begins it."""
+        while start < end and not self._has_text[start]:
+            start += 1
+        if start == end:
+            return b""
+        return bytes_of.first(self._ids[start]) + b"".join(self._inner[start + 1 : end])

@@ -1,9 +1,11 @@
 """What tasks have to know of a tokenizer: its tokens as text, and its unknown token."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tokenizers
+
+from addnorm.service.tasks.token_bytes import TokenBytes
 
 UNUSED = "\U0010ffff"  # a noncharacter, which no vocabulary has
 
@@ -12,25 +14,31 @@ class Pieces(NamedTuple):
     token_to_id: Callable[[str], int | None]
     id_to_token: Callable[[int], str | None]
     ids: Callable[[str], list[int]]  # of a text, without special tokens
-    text: Callable[[list[int], bool], str]  # of ids; whether it is without special tokens
+    texts: Callable[[Sequence[list[int]], bool], list[str]]  # of ids; without special tokens or not
     join: Callable[[list[str]], str]  # tokens -> text
     mark_subwords: bool  # whether a token inside a word begins with a prefix
     unknown_id: int | None
     mask: tuple[int, str] | None  # id and text of the mask token
+    special_ids: frozenset[int]
+    bytes_of: TokenBytes | None  # None: what a token's text is depends on its neighbours
 
     @classmethod
     def of(cls, tokenizer: tokenizers.Tokenizer) -> "Pieces":
         """Of a tokenizer that neither pads nor cuts."""
         decoder, model = tokenizer.decoder, tokenizer.model
+        added, mask = tokenizer.get_added_tokens_decoder(), _mask(tokenizer)
         return cls(
             tokenizer.token_to_id,
             tokenizer.id_to_token,
             lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
-            lambda ids, plain: tokenizer.decode(ids, skip_special_tokens=plain),
+            # of the library's methods this one holds Python's global lock for the shortest time
+            lambda rows, plain: tokenizer.decode_batch(rows, skip_special_tokens=plain),
             " ".join if decoder is None else decoder.decode,
             bool(getattr(model, "continuing_subword_prefix", None)),
             _unknown_id(model),
-            _mask(tokenizer),
+            mask,
+            frozenset(token_id for token_id, token in added.items() if token.special),
+            TokenBytes.of(tokenizer, mask[0] if mask else None),
         )
 
 

@@ -1,14 +1,16 @@
 """/openapi.json: it is valid, its examples run, and all answers fit its schemas."""
 
+import asyncio
 import json
 import os
 import re
 import subprocess
 import sys
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import httpx
 import jsonschema
@@ -18,6 +20,7 @@ from openapi_spec_validator import validate
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.protocols.codec.negotiation import JSON
+from addnorm.service.protocols.operations import OperationsRoutes
 from addnorm.service.server.error_response import error_response
 from tests.conftest import inference_of, serving
 from tests.support.task_models import DEFAULTS
@@ -188,3 +191,20 @@ def test_requests_made_up_from_the_document_never_break_the_server_or_its_word(
         timeout=seconds + 120,
     )
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
+
+
+def test_the_document_is_made_and_written_once() -> None:
+    """It needs no key, and the thread that writes it reads large bodies too."""
+    written, app = list[bytes](), SimpleNamespace(state=SimpleNamespace(), openapi=lambda: {"a": 1})
+
+    class Readers:
+        async def call(self, work: Callable[[], bytes]) -> bytes:
+            written.append(work())
+            return written[-1]
+
+    none: Any = None
+    routes = OperationsRoutes(none, none, cast(Any, Readers()))
+    request = cast(Any, SimpleNamespace(app=app))
+    answers = [asyncio.run(routes.document(request)).body for _ in range(3)]
+    assert answers == [b'{"a":1}'] * 3
+    assert written == [b'{"a":1}']

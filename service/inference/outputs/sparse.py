@@ -51,13 +51,13 @@ class Sparse(Output):
         return bundle.width("logits")
 
     def num_values(self, bundle: Bundle, batch: Batch) -> int:
-        return 2 * self._max_entries(bundle, batch)
+        return 2 * self.max_entries(bundle, batch)
 
     def num_pads(self, bundle: Bundle, padding: Padding) -> int:
         return 0
 
     def make(self, of: Computed) -> Steps[SparseVectors]:
-        width, limit = self.width(of.bundle), self._max_entries(of.bundle, of.batch)
+        width, limit = self.width(of.bundle), self.max_entries(of.bundle, of.batch)
         num_left = max(limit, width)  # one sequence alone is never refused
         rows = of.head_rows(self.pick(of.bundle))
         found = list[tuple[Ints, Floats]]()
@@ -74,7 +74,8 @@ class Sparse(Output):
         indices, values = zip(*by_row, strict=True)
         return SparseVectors(list(indices), list(values))
 
-    def _max_entries(self, bundle: Bundle, batch: Batch) -> int:
+    def max_entries(self, bundle: Bundle, batch: Batch) -> int:
+        """Of all sequences together, estimated; one sequence alone may have more."""
         if self.top_k is not None:
             return self.top_k * len(batch)
         return int(np.minimum(ENTRIES_PER_TOKEN * batch.lengths, self.width(bundle)).sum())

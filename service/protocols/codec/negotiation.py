@@ -128,25 +128,42 @@ def sliced(part: bytes | memoryview, num_bytes: int) -> Iterator[bytes | memoryv
         yield whole[start : start + num_bytes]
 
 
+class Several(list[Any]):
+    """Neighbouring items of an array that is made while it is written."""
+
+
 def written(value: Any, num_bytes: int) -> Steps[list[bytes | memoryview]]:
     """The value as JSON, numpy's arrays as lists, in parts of about STEP_BYTES.
 
     Joined they are the bytes of one `orjson.dumps`, which would hold the interpreter's lock to its
-    end.
+    end. An iterator, in the value or in another one, is an array: its items are made one after
+    another, or `Several` at once, and only their JSON is kept.
 
     num_bytes: about how many it will be.
     """
-    if num_bytes <= STEP_BYTES:
+    if num_bytes <= STEP_BYTES and not _is_lazy(value):
         return [_dumped(value)]
     parts: list[bytes | memoryview] = []
-    pending: list[bytes] = []
+    pending = bytearray()  # not a list of the small parts: see `fragment`
     for part in _parts(value):
-        pending.append(part)
-        if sum(map(len, pending)) >= STEP_BYTES:
-            parts.append(b"".join(pending))
+        pending += part
+        if len(pending) >= STEP_BYTES:
+            parts.append(bytes(pending))
             pending.clear()
         yield
-    return [*parts, b"".join(pending)]
+    return [*parts, bytes(pending)]
+
+
+def fragment(value: Any) -> orjson.Fragment:
+    """The value as JSON, as a part of a later `orjson.dumps`. A copy: what orjson returns takes
+    4 KiB or more, however short it is."""
+    return orjson.Fragment(bytes(memoryview(orjson.dumps(value))))
+
+
+def _is_lazy(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_is_lazy, value.values()))
+    return isinstance(value, Iterator)
 
 
 def _parts(value: Any) -> Iterator[bytes]:
@@ -160,8 +177,24 @@ def _parts(value: Any) -> Iterator[bytes]:
         yield b"}"
     elif isinstance(value, list | np.ndarray) and len(value):
         yield from _array_parts(value)
+    elif isinstance(value, Iterator):
+        yield from _lazy_parts(value)
     else:
         yield _dumped(value)
+
+
+def _lazy_parts(items: Iterator[Any]) -> Iterator[bytes]:
+    joint = b"["
+    for item in items:
+        if not isinstance(item, Several):
+            yield joint
+            yield from _parts(item)
+        elif item:
+            yield joint + _dumped(item)[1:-1]
+        else:
+            continue
+        joint = b","
+    yield b"[]" if joint == b"[" else b"]"
 
 
 def _array_parts(values: Any) -> Iterator[bytes]:

@@ -1,5 +1,6 @@
 """Ranges of characters or of tokens, as callers send them -> the tokens of the batch in each."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Annotated, NamedTuple
 
@@ -45,14 +46,14 @@ def in_texts(
     A token is where its last character is, so of two ranges that touch it is in one. Special
     tokens have no characters.
     """
-    for index, (text, prompted) in enumerate(zip(texts, asked.texts, strict=True)):
+    for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise InvalidInput(
                 f"spans is set, but {asked.field}[{index}] is a pair: spans are for single texts",
                 param="spans",
             )
         starts, ends = np.array(encodings[index].offsets).T
-        last = ends - 1 - (len(prompted) - len(text))
+        last = ends - 1 - len(asked.prompt)
         places = np.where(starts < ends, last, NOWHERE)
         end = int(places.max()) + 1
         if asked.truncate and text[end:].strip():
@@ -73,9 +74,10 @@ def read(ranges: list[list[list[int]]], rows: Iterator[Places], field: str) -> S
                 f" token of {field}[{row}]",
                 param="spans",
             )
+        tokens = _InOrder.of(places)
         for index, (begin, end) in enumerate(wanted):
             place = f"spans[{row}][{index}] is [{begin}, {end}]"
-            first, last = _tokens_in(begin, end, places, place, f"{field}[{row}]")
+            first, last = _tokens_in(begin, end, tokens, places, place, f"{field}[{row}]")
             found.append((start + first, start + last + 1))
         lengths.append(len(wanted))
         start += num_tokens
@@ -89,7 +91,22 @@ def read(ranges: list[list[list[int]]], rows: Iterator[Places], field: str) -> S
     return Spans(np.array(found, np.int64).reshape(-1, 2), np.array(lengths))
 
 
-def _tokens_in(begin: int, end: int, places: Places, place: str, row: str) -> tuple[int, int]:
+class _InOrder(NamedTuple):
+    """The tokens of a row that are somewhere, and where: a range is found among them by halving, as
+    a row may have a range for each of its tokens."""
+
+    indices: list[int]
+    places: list[int]  # ascending
+
+    @classmethod
+    def of(cls, places: Places) -> "_InOrder":
+        indices = np.flatnonzero(places.of_tokens != NOWHERE)
+        return cls(indices.tolist(), places.of_tokens[indices].tolist())
+
+
+def _tokens_in(
+    begin: int, end: int, tokens: _InOrder, places: Places, place: str, row: str
+) -> tuple[int, int]:
     """The first and the last token of the row in the range."""
     if not 0 <= begin < end <= places.size:
         raise InvalidInput(
@@ -97,10 +114,10 @@ def _tokens_in(begin: int, end: int, places: Places, place: str, row: str) -> tu
             f" {places.units}",
             param="spans",
         )
-    tokens = np.flatnonzero((places.of_tokens >= begin) & (places.of_tokens < end))
-    if not len(tokens):
+    first, after = bisect_left(tokens.places, begin), bisect_left(tokens.places, end)
+    if first == after:
         raise InvalidInput(
             f"{place}: it holds no token of {row}, special tokens and pads not counted",
             param="spans",
         )
-    return int(tokens[0]), int(tokens[-1])
+    return tokens.indices[first], tokens.indices[after - 1]

@@ -1,83 +1,43 @@
 """Tasks over texts, whatever the protocol: texts and options -> a request, and how its outputs
 become one result for each text."""
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import Field
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.outputs import Logits
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
-from addnorm.service.protocols.codec.openapi import Strict
+from addnorm.service.protocols.codec.sizes import check_size, json_bytes
+from addnorm.service.protocols.codec.task_options import (
+    DEFAULT_CANDIDATES,
+    MAX_CANDIDATES,
+    ClassifyOptions,
+    FillMaskOptions,
+    TagOptions,
+    ZeroShotOptions,
+)
 from addnorm.service.protocols.codec.texts import TextsToTokenize
-from addnorm.service.runtime.tokenizer import num_characters
+from addnorm.service.runtime.batch import Batch, Ints
+from addnorm.service.runtime.tokenizer import CHARACTERS_PER_TOKEN
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks import classification, fill_mask, tagging
 from addnorm.service.tasks.classification import Function
 from addnorm.service.tasks.pieces import Pieces
-from addnorm.service.tasks.tagging import Aggregation
 
-LABEL_BYTES = 60  # of a label and its score as JSON, about
-ENTITY_BYTES = 150  # of an entity
-MAX_CANDIDATES = 100  # of a mask
-DEFAULT_CANDIDATES = 5  # as transformers has it
-Strings = Annotated[list[str], Field(fail_fast=True)]
+LABEL_BYTES = 60  # of a label and its score as JSON, about, beside the label's own
+ENTITY_BYTES = 150  # of an entity, beside the text's own
+STEP_TARGETS = 32  # tokenized in one step
 
 
 class TextTask(NamedTuple):
-    """finish: the outputs -> a result for each text, in the order sent."""
+    """finish: the outputs -> a result for each text, in the order sent. Each is made when it is
+    asked for, so that not all are held."""
 
     request: InferenceRequest
-    finish: Callable[[InferenceResponse], Steps[list[Any]]]
-
-
-class ClassifyOptions(Strict):
-    function_to_apply: Function | None = Field(
-        None,
-        description="From logits to scores: by default sigmoid for one label, or where several may"
-        " be true, else softmax.",
-    )
-    top_k: int | None = Field(
-        None, ge=1, description="Only the likeliest so many labels; all by default."
-    )
-
-
-class TagOptions(Strict):
-    aggregation_strategy: Aggregation = Field(
-        "none",
-        description="`none` tags tokens, `simple` joins neighbours of one label, `first`, `average`"
-        " and `max` decide for each word first, as in transformers.",
-    )
-    ignore_labels: Strings = Field(
-        list(tagging.IGNORED), description="Labels that are left out of the answer."
-    )
-
-
-class FillMaskOptions(Strict):
-    targets: Strings | None = Field(
-        None,
-        min_length=1,
-        description="Only these tokens are candidates; by default the whole vocabulary.",
-    )
-    top_k: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_CANDIDATES,
-        description=f"Candidates of each mask; {DEFAULT_CANDIDATES} by default.",
-    )
-
-
-class ZeroShotOptions(Strict):
-    candidate_labels: Strings = Field(min_length=1)
-    hypothesis_template: str = Field(
-        classification.TEMPLATE, description="With {} in place of the label."
-    )
-    multi_label: bool = Field(
-        False, description="Whether each label is scored by itself, so that several may be true."
-    )
+    finish: Callable[[InferenceResponse], Iterator[Any]]
 
 
 async def score_pairs(
@@ -92,10 +52,9 @@ async def score_pairs(
     protocol adds to the scores."""
     batch, padding = await tools.texts.batch(texts, raw.deadline)
 
-    def finish(response: InferenceResponse) -> Steps[list[Any]]:
-        yield
+    def finish(response: InferenceResponse) -> Iterator[Any]:
         scores = classification.probabilities(response.outputs["logits"], function)
-        return list(scores[:, 0])
+        return iter(scores[:, 0])
 
     request = InferenceRequest(
         texts.model,
@@ -123,13 +82,10 @@ async def classify(
         function = "sigmoid"
     batch, padding = await tools.texts.batch(texts, raw.deadline)
 
-    def finish(response: InferenceResponse) -> Steps[list[Any]]:
-        results = []
+    def finish(response: InferenceResponse) -> Iterator[Any]:
         logits = response.outputs["logits"]
         for scores in classification.probabilities(logits, function):
-            results.append(classification.ranked(scores, labels, options.top_k))
-            yield
-        return results
+            yield classification.ranked(scores, labels, options.top_k)
 
     request = InferenceRequest(
         texts.model,
@@ -138,7 +94,7 @@ async def classify(
         (Logits(),),
         precision,
         field=texts.field,
-        answer_bytes=LABEL_BYTES * len(labels) * len(batch),
+        answer_bytes=len(batch) * _label_bytes(labels),
     )
     return TextTask(request, finish)
 
@@ -155,20 +111,18 @@ async def zero_shot(
     bundle = texts.model.bundle
     entailment = classification.entailment_index(bundle.manifest.labels, bundle.ref)
     candidates = options.candidate_labels
+    tools.texts.check_pairs(texts, "candidate_labels", len(candidates))
+    _check_single(texts)
     hypotheses = list(classification.hypotheses(candidates, options.hypothesis_template))
-    pairs = [(text, hypothesis) for text in _single_texts(texts) for hypothesis in hypotheses]
+    whole = map(str, texts.whole(texts.texts))
+    pairs = [(text, hypothesis) for text in whole for hypothesis in hypotheses]
     batch, padding = await tools.texts.batch(texts._replace(texts=pairs), raw.deadline)
 
-    def finish(response: InferenceResponse) -> Steps[list[Any]]:
-        results = []
+    def finish(response: InferenceResponse) -> Iterator[Any]:
         logits = response.outputs["logits"]
         for start in range(0, len(logits), len(candidates)):
             own = logits[start : start + len(candidates)]
-            results.append(
-                classification.zero_shot(own, candidates, entailment, options.multi_label)
-            )
-            yield
-        return results
+            yield classification.zero_shot(own, candidates, entailment, options.multi_label)
 
     request = InferenceRequest(
         texts.model,
@@ -177,7 +131,7 @@ async def zero_shot(
         (Logits(),),
         precision,
         field=texts.field,
-        answer_bytes=LABEL_BYTES * len(pairs),
+        answer_bytes=len(texts.texts) * _label_bytes(candidates),
     )
     return TextTask(request, finish)
 
@@ -190,28 +144,23 @@ async def tag(
     precision: str | None = None,
 ) -> TextTask:
     """The tags or entities of each text, in the order of the text."""
-    labels, plain = _labels(texts), _single_texts(texts)
+    _check_single(texts)
+    labels, ignored = _labels(texts), frozenset(options.ignore_labels)
     batch, padding, encodings = await tools.texts.encoded(texts, raw.deadline)
     pieces = Pieces.of(tools.texts.tokenizer(texts).library)
 
-    def finish(response: InferenceResponse) -> Steps[list[Any]]:
-        results = []
-        for text, encoding, logits in zip(
-            plain, encodings, response.outputs["logits"], strict=True
-        ):
-            results.append(
-                tagging.tagged(
-                    text,
-                    encoding,
-                    classification.probabilities(logits, "softmax"),
-                    labels,
-                    pieces,
-                    options.aggregation_strategy,
-                    options.ignore_labels,
-                )
+    def finish(response: InferenceResponse) -> Iterator[Any]:
+        logits = response.outputs["logits"]
+        for text, encoding, own in zip(texts.texts, encodings, logits, strict=True):
+            yield tagging.tagged(
+                f"{texts.prompt}{text}",
+                encoding,
+                classification.probabilities(own, "softmax"),
+                labels,
+                pieces,
+                options.aggregation_strategy,
+                ignored,
             )
-            yield
-        return results
 
     request = InferenceRequest(
         texts.model,
@@ -220,7 +169,7 @@ async def tag(
         (Logits(),),
         precision,
         field=texts.field,
-        answer_bytes=ENTITY_BYTES * batch.num_tokens,
+        answer_bytes=ENTITY_BYTES * batch.num_tokens + 2 * _kept_bytes(texts, batch),
     )
     return TextTask(request, finish)
 
@@ -232,55 +181,78 @@ async def fill_masks(
     options: FillMaskOptions,
     precision: str | None = None,
 ) -> TextTask:
-    """The candidates of each mask of each text, likeliest first."""
+    """The candidates of each mask of each text, likeliest first: a list for each mask."""
+    top_k = options.top_k or DEFAULT_CANDIDATES
+    check_size("top_k", top_k, "candidates of each mask", MAX_CANDIDATES, "ask for less")
     pieces = Pieces.of(tools.texts.tokenizer(texts).library)
     batch, padding = await tools.texts.batch(texts, raw.deadline)
-    ids = np.split(batch.tokens, batch.offsets[1:-1])
-    masks = [
-        fill_mask.mask_positions(own.tolist(), pieces, f"{texts.field}[{index}]")
-        for index, own in enumerate(ids)
-    ]
-    targets = None if options.targets is None else fill_mask.target_ids(options.targets, pieces)
-    top_k = options.top_k or DEFAULT_CANDIDATES
-    positions = [
-        start + position
-        for start, own in zip(batch.offsets.tolist(), masks, strict=False)
-        for position in own
-    ]
+    sent = options.targets or []
+    work = _masks(texts.field, batch, sent, pieces)
+    num_characters = batch.num_tokens + sum(map(len, sent))
+    masks = await tools.texts.run(work, len(batch) + len(sent), num_characters, raw.deadline)
 
-    def finish(response: InferenceResponse) -> Steps[list[Any]]:
+    def finish(response: InferenceResponse) -> Iterator[Any]:
         rows = iter(response.outputs["logits"])
-        results = []
-        for own_ids, own_masks in zip(ids, masks, strict=True):
-            filled = []
-            for position in own_masks:
-                likeliest = fill_mask.likeliest(next(rows), top_k, targets)
-                filled.append(
-                    fill_mask.filled(
-                        own_ids.tolist(), position, *likeliest, pieces, len(own_masks) == 1
-                    )
-                )
-                yield
-            results.append(filled)
-        return results
+        for own_ids, positions in zip(masks.ids, masks.positions, strict=True):
+            text = fill_mask.MaskedText(own_ids, positions, pieces)
+            yield (
+                text.filled(place, *fill_mask.likeliest(next(rows), top_k, masks.targets))
+                for place in positions
+            )
 
-    text_bytes = sum(
-        num_characters(text) * len(own) for text, own in zip(texts.texts, masks, strict=True)
-    )
-    logits = Logits(np.array(positions, np.int64))
-    bundle = texts.model.bundle
+    num_masks, width = len(masks.places), texts.model.bundle.width("logits")
+    num_each = min(top_k, len(masks.targets or range(width)))
     request = InferenceRequest(
         texts.model,
         batch,
         padding,
-        (logits,),
+        (Logits(masks.places),),
         precision,
         field=texts.field,
         # beside the answer: the logits, all of which are held
-        answer_bytes=top_k * (text_bytes + ENTITY_BYTES * len(positions))
-        + 4 * len(positions) * bundle.width("logits"),
+        answer_bytes=num_each * (masks.text_bytes + ENTITY_BYTES * num_masks)
+        + 4 * num_masks * width,
     )
     return TextTask(request, finish)
+
+
+class _Masks(NamedTuple):
+    """ids, positions: of each text, and of its masks; places: of all masks among the tokens of the
+    batch. text_bytes: of the texts as JSON, each as often as it has masks."""
+
+    ids: list[Ints]
+    positions: list[list[int]]
+    places: Ints
+    targets: list[int] | None
+    text_bytes: int
+
+
+def _masks(field: str, batch: Batch, targets: Sequence[str], pieces: Pieces) -> Steps[_Masks]:
+    ids = np.split(batch.tokens, batch.offsets[1:-1])
+    positions, text_bytes = list[list[int]](), 0
+    for index, own in enumerate(ids):
+        positions.append(found := fill_mask.mask_positions(own, pieces, f"{field}[{index}]"))
+        text_bytes += len(found) * json_bytes(pieces.texts([own.tolist()], len(found) == 1))
+        yield
+    known = dict[int, None]()
+    for start in range(0, len(targets), STEP_TARGETS):
+        some = targets[start : start + STEP_TARGETS]
+        known |= dict.fromkeys(fill_mask.target_ids(some, pieces))
+        yield
+    starts = zip(batch.offsets.tolist(), positions, strict=False)
+    places = np.array([start + place for start, own in starts for place in own], np.int64)
+    return _Masks(ids, positions, places, list(known) or None, text_bytes)
+
+
+def _label_bytes(labels: Sequence[str]) -> int:
+    """Of the labels of one text as JSON, with their scores."""
+    return LABEL_BYTES * len(labels) + json_bytes(labels)
+
+
+def _kept_bytes(texts: TextsToTokenize, batch: Batch) -> int:
+    """Of the texts as JSON, without what is cut off."""
+    whole = zip(texts.whole(texts.texts), batch.lengths.tolist(), strict=True)
+    return json_bytes(str(text[: CHARACTERS_PER_TOKEN * length]) for text, length in whole)
 
 
 def _labels(texts: TextsToTokenize) -> Sequence[str]:
@@ -288,10 +260,10 @@ def _labels(texts: TextsToTokenize) -> Sequence[str]:
     return classification.label_names(bundle.manifest.labels, bundle.width("logits"))
 
 
-def _single_texts(asked: TextsToTokenize) -> list[str]:
+def _check_single(asked: TextsToTokenize) -> None:
     """InvalidInput for a pair."""
-    singles = [text for text in asked.texts if isinstance(text, str)]
-    if len(singles) == len(asked.texts):
-        return singles
-    index = next(i for i, text in enumerate(asked.texts) if not isinstance(text, str))
-    raise InvalidInput(f"{asked.field}[{index}] is a pair: send single texts", param=asked.field)
+    index = next((i for i, text in enumerate(asked.texts) if not isinstance(text, str)), None)
+    if index is not None:
+        raise InvalidInput(
+            f"{asked.field}[{index}] is a pair: send single texts", param=asked.field
+        )

@@ -5,28 +5,32 @@ all together.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeVar
 
+import orjson
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 from tokenizers import Encoding
 
 from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.models.registry import Model
+from addnorm.service.protocols.codec.sizes import check_pairs, check_size
+from addnorm.service.protocols.codec.text_steps import batched, decoded_ids, portions, with_batch
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.manifest import InputType
-from addnorm.service.runtime.tokenizer import CannotCut, Text, Tokenizer, Tokens, num_characters
-from addnorm.service.runtime.unpadding import from_lists
+from addnorm.service.runtime.tokenizer import CannotCut, Text, Tokenizer, num_characters
 from addnorm.service.scheduling.byte_budget import ByteBudget
-from addnorm.service.scheduling.cooperative import CooperativePool, Steps, run_now
+from addnorm.service.scheduling.cooperative import CooperativePool, Done, Steps, run_now
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.settings import Settings
 
 QUICK_CHARACTERS = 256  # take about 0.1 ms, as long as a change of threads, and 2 ms at worst
 STEP_CHARACTERS = 8192  # tokenized in one step: takes about 5 ms, 70 ms at worst
 S_PER_CHARACTER = 1e-6  # about, of tokenizing
+# empty ones take time too: about 8 us each where all of their tokens are shown
+QUICK_TEXTS, S_PER_TEXT = 32, 8e-6
 Made = TypeVar("Made", bound=Sized)  # of one text
 
 
@@ -52,15 +56,29 @@ PROMPT_NAME = Field(
 
 
 class TextsToTokenize(NamedTuple):
-    """Some of one request, with their prompt."""
+    """Some of one request, with their prompt, which is put before each where it is tokenized."""
 
     field: str  # the request's field that has them
-    texts: Sequence[Text]
+    texts: Sequence[Text]  # without the prompt
     truncate: bool
     model: Model
     can_cut: bool = True  # whether the protocol has a field `truncate`
     left: bool = False  # whether they are cut at their beginnings
     input_type: InputType | None = None
+    prompt: str = ""  # of single texts: pairs have none
+
+    def whole(self, texts: Sequence[Text]) -> Sequence[Text]:
+        """Some of the texts, with their prompt."""
+        if not self.prompt:
+            return texts
+        return [self.prompt + text if isinstance(text, str) else text for text in texts]
+
+    def sizes(self) -> list[int]:
+        """Characters of each text with its prompt."""
+        if not self.prompt:
+            return list(map(num_characters, self.texts))
+        extra = len(self.prompt)
+        return [num_characters(text) + extra * isinstance(text, str) for text in self.texts]
 
     @classmethod
     def prompted(
@@ -71,11 +89,10 @@ class TextsToTokenize(NamedTuple):
         model: Model,
         prompt_name: str | None,
     ) -> "TextsToTokenize":
-        """Puts the prompt of this name before each text, as sentence-transformers does; None: the
-        bundle's default, if any, which pairs do without."""
-        if prompt := _prompt(model, field, texts, prompt_name):
-            texts = [prompt + text if isinstance(text, str) else text for text in texts]
-        return cls(field, texts, truncate, model)
+        """With the prompt of this name, as sentence-transformers has it; None: the bundle's
+        default, if any, which pairs do without."""
+        prompt = _prompt(model, field, texts, prompt_name)
+        return cls(field, texts, truncate, model, prompt=prompt)
 
     @classmethod
     def typed(
@@ -95,10 +112,9 @@ class TextsToTokenize(NamedTuple):
                 " documents: leave it out",
                 param="input_type",
             )
-        single = _single(field, texts, "input_type")
+        _check_single(field, texts, "input_type")
         prompt = manifest.prompts.get(rules.prompt_name or "", "")
-        prompted = [prompt + text for text in single]
-        return cls(field, prompted, truncate, model, input_type=input_type)
+        return cls(field, texts, truncate, model, input_type=input_type, prompt=prompt)
 
 
 class TextReader:
@@ -112,23 +128,19 @@ class TextReader:
     async def batch(self, asked: TextsToTokenize, deadline: Deadline) -> tuple[Batch, Padding]:
         """Ragged sequences with special tokens. InvalidInput for a text that is too long."""
         work = partial(self.tokenizer(asked).tokens, truncate=asked.truncate, left=asked.left)
-        return _batch(await self._checked(asked, work, deadline))
+        return await self._finished(asked, batched(self._checked(asked, work)), deadline)
 
     async def encoded(
         self, asked: TextsToTokenize, deadline: Deadline
     ) -> tuple[Batch, Padding, list[Encoding]]:
         """As `batch`, with words and offsets, which take longer."""
         tokenizer = self.tokenizer(asked)
-        work = partial(tokenizer.encode, truncate=asked.truncate)
-        encodings = await self._checked(asked, work, deadline)
-        return *_batch([tokenizer.tokens_of(encoding) for encoding in encodings]), encodings
+        found = self._checked(asked, partial(tokenizer.encode, truncate=asked.truncate))
+        return await self._finished(asked, with_batch(found, tokenizer), deadline)
 
-    async def _checked(
-        self,
-        asked: TextsToTokenize,
-        work: Callable[[Sequence[Text]], list[Made]],
-        deadline: Deadline,
-    ) -> list[Made]:
+    def _checked(
+        self, asked: TextsToTokenize, work: Callable[[Sequence[Text]], list[Made]]
+    ) -> Steps[list[Made]]:
         """InvalidInput for a text that is too long, or has no tokens."""
         limit = self.tokenizer(asked).max_tokens
 
@@ -141,25 +153,33 @@ class TextReader:
                     param=asked.field,
                 )
 
-        return await self.tokenized(asked, work, deadline, check)
+        return _in_steps(asked, work, check, self._settings.max_tokens)
 
     async def tokenized(
         self,
         asked: TextsToTokenize,
         work: Callable[[Sequence[Text]], list[Made]],
         deadline: Deadline,
-        check: Callable[[int, Made], None] = lambda index, made: None,
     ) -> list[Made]:
-        """What `work` makes of each text, by its deadline and while its caller is there.
+        """What `work` makes of each text, by its deadline and while its caller is there."""
+        steps = _in_steps(asked, work, lambda index, made: None, self._settings.max_tokens)
+        return await self._finished(asked, steps, deadline)
 
-        check: raises if what is made of the text with this index is not acceptable.
-        """
-        steps = _in_steps(asked, work, check, self._settings.max_tokens)
+    async def _finished(
+        self, asked: TextsToTokenize, steps: Steps[Done], deadline: Deadline
+    ) -> Done:
         with self._budget.reserve(num_bytes(asked.texts), deadline.key):
-            num = sum(map(num_characters, asked.texts))
-            if num <= QUICK_CHARACTERS:
-                return run_now(steps)
-            return await self._threads.finish(steps, deadline, num * S_PER_CHARACTER)
+            return await self.run(steps, len(asked.texts), sum(asked.sizes()), deadline)
+
+    async def run(
+        self, steps: Steps[Done], num_texts: int, num_characters: int, deadline: Deadline
+    ) -> Done:
+        """What the steps make of so many texts, together of so many characters: at once if both
+        are few, else by turns."""
+        if num_characters <= QUICK_CHARACTERS and num_texts <= QUICK_TEXTS:
+            return run_now(steps)
+        expected_s = num_characters * S_PER_CHARACTER + num_texts * S_PER_TEXT
+        return await self._threads.finish(steps, deadline, expected_s)
 
     async def decoded(
         self,
@@ -168,31 +188,28 @@ class TextReader:
         skip_special_tokens: bool,
         model: Model,
         deadline: Deadline,
-    ) -> list[str]:
-        """The texts of token ids. InvalidInput for ids that no token has, and too many of them."""
+    ) -> list[orjson.Fragment]:
+        """The texts of token ids as JSON. InvalidInput for ids that no token has, and too many of
+        them."""
         if model.tokenizer is None:
             raise InvalidInput(f"{model.bundle.ref} has no tokenizer: its ids have no texts")
-        tokenizer, num = model.tokenizer, sum(map(len, rows))
-        for what, value, limit in (
-            ("lists", len(rows), self._settings.max_sequences),
-            ("ids", num, self._settings.max_tokens),
-        ):
-            if value > limit:
-                raise InvalidInput(
-                    f"{field} has {value} {what}, the limit is {limit}: send less at once",
-                    param=field,
-                )
-        steps = _decoded(field, rows, skip_special_tokens, tokenizer, model.bundle.ref)
-        if num <= QUICK_CHARACTERS:
-            return run_now(steps)
-        return await self._threads.finish(steps, deadline, num * S_PER_CHARACTER)
+        num = sum(map(len, rows))
+        check_size(field, len(rows), "lists", self._settings.max_sequences)
+        check_size(field, num, "ids", self._settings.max_tokens)
+        steps = decoded_ids(field, rows, skip_special_tokens, model.tokenizer, model.bundle.ref)
+        return await self.run(steps, len(rows), num, deadline)
+
+    def check_pairs(self, asked: TextsToTokenize, field: str, num: int) -> None:
+        """InvalidInput if the texts, each with every one of so many of another field, are too many
+        pairs. Known from the sizes: called before they are made."""
+        self.tokenizer(asked)
+        check_pairs(asked.field, len(asked.texts), field, num, self._settings.max_sequences)
 
     def tokenizer(self, asked: TextsToTokenize) -> Tokenizer:
         """The model's tokenizer. InvalidInput if there is none, or the texts are over a limit."""
         field, texts, tokenizer = asked.field, asked.texts, asked.model.tokenizer
         if asked.input_type:
             tokenizer = asked.model.tokenizers_by_type.get(asked.input_type, tokenizer)
-        limit = self._settings.max_sequences
         if tokenizer is None:
             raise InvalidInput(
                 f"{asked.model.bundle.ref} has no tokenizer: send token ids instead of texts",
@@ -200,38 +217,11 @@ class TextReader:
             )
         if not texts:
             raise EmptyInput(f"{field} is empty: send at least one text", param=field)
-        if len(texts) > limit:
-            raise InvalidInput(
-                f"{field} has {len(texts)} texts, the limit is {limit}: send less at once",
-                param=field,
-            )
-        longest = max(range(len(texts)), key=lambda index: num_characters(texts[index]))
-        num, limit = num_characters(texts[longest]), tokenizer.max_characters
-        if num > limit and not asked.truncate:
-            raise _too_long(asked, longest, num, "characters", limit)
+        check_size(field, len(texts), "texts", self._settings.max_sequences)
+        limit = tokenizer.max_characters
+        if not asked.truncate and (longest := max(sizes := asked.sizes())) > limit:
+            raise _too_long(asked, sizes.index(longest), longest, "characters", limit)
         return tokenizer
-
-
-def _batch(found: list[Tokens]) -> tuple[Batch, Padding]:
-    types = None
-    if any(tokens.types for tokens in found):
-        types = [tokens.types or [0] * len(tokens) for tokens in found]
-    return from_lists([tokens.ids for tokens in found], token_type_ids=types)
-
-
-def _decoded(
-    field: str, rows: Sequence[Sequence[int]], skip_special_tokens: bool, of: Tokenizer, ref: str
-) -> Steps[list[str]]:
-    texts = []
-    for row in rows:
-        if outside := [token for token in row if not 0 <= token < of.num_ids]:
-            raise InvalidInput(
-                f"{field} has {outside[0]}: ids of tokens of {ref} are 0 to {of.num_ids - 1}",
-                param=field,
-            )
-        texts.append(of.library.decode(row, skip_special_tokens))
-        yield
-    return texts
 
 
 def num_bytes(texts: Sequence[Text]) -> int:
@@ -253,20 +243,18 @@ def _prompt(model: Model, field: str, texts: Sequence[Text], name: str | None) -
             f"prompt_name is {name[:60]!r}: {model.bundle.ref} has no such prompt, {known}",
             param="prompt_name",
         )
-    _single(field, texts, "prompt_name")
+    _check_single(field, texts, "prompt_name")
     return manifest.prompts[name]
 
 
-def _single(field: str, texts: Sequence[Text], option: str) -> list[str]:
-    """The texts. InvalidInput for a pair. option: that is set, and is for single texts only."""
-    single = [text for text in texts if isinstance(text, str)]
-    if len(single) < len(texts):
-        index = next(i for i, text in enumerate(texts) if not isinstance(text, str))
+def _check_single(field: str, texts: Sequence[Text], option: str) -> None:
+    """InvalidInput for a pair. option: that is set, and is for single texts only."""
+    index = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
+    if index is not None:
         raise InvalidInput(
             f"{option} is set, but {field}[{index}] is a pair: it is for single texts",
             param=option,
         )
-    return single
 
 
 def _in_steps(
@@ -278,9 +266,9 @@ def _in_steps(
     """limit: of the tokens of all texts; the work ends as soon as there are more."""
     done: list[Made] = []
     num_tokens = 0
-    for portion in _portions(asked.texts):
+    for portion in portions(asked.texts, asked.sizes(), STEP_CHARACTERS):
         try:
-            made = work(portion)
+            made = work(asked.whole(portion))
         except CannotCut as error:
             place = f"{asked.field}[{len(done) + error.index}]"
             raise InvalidInput(f"{place}{error.reason}: shorten it", param=asked.field) from None
@@ -305,15 +293,3 @@ def _too_long(asked: TextsToTokenize, index: int, size: int, unit: str, limit: i
         f" {asked.model.bundle.ref} takes{of_type} ({limit}): {remedy}",
         param=asked.field,
     )
-
-
-def _portions(texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
-    """Consecutive texts, together of at most STEP_CHARACTERS; a longer text alone."""
-    start = characters = 0
-    for end, text in enumerate(texts):
-        size = num_characters(text)
-        if characters and characters + size > STEP_CHARACTERS:
-            yield texts[start:end]
-            start, characters = end, 0
-        characters += size
-    yield texts[start:]

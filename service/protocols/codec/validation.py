@@ -25,6 +25,7 @@ WORDS = {
     "none_required": "Input should be left out",
     "too_short": "Input should have {min_length} items or more",
     "too_long": "Input should have {max_length} items or fewer",
+    "string_too_long": "Input should have {max_length} characters or fewer",
 }
 BLOCK_BYTES = 1024 * 1024
 
@@ -173,7 +174,9 @@ def _validation_error(error: ValidationError, model: type[BaseModel]) -> Invalid
     if first["type"] == "missing":
         return InvalidInput(f"{field} is missing", param=param)
     what = WORDS.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
-    return InvalidInput(f"{field}: {what}, got {shown(first['input'])}", param=param)
+    sent = first["input"]
+    got = f"{len(sent)}" if first["type"].endswith("too_long") else shown(sent)
+    return InvalidInput(f"{field}: {what}, got {got}", param=param)
 
 
 def _known(model: type[BaseModel], loc: tuple[int | str, ...]) -> Iterable[str]:

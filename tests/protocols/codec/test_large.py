@@ -5,6 +5,7 @@ import http.client
 import socket
 import threading
 import time
+import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -25,6 +26,7 @@ from addnorm.service.protocols.codec import negotiation as content
 from addnorm.service.protocols.codec.negotiation import (
     STEP_BYTES,
     STEP_VALUES,
+    Several,
     compressed,
     decompressed,
     sliced,
@@ -73,6 +75,37 @@ def test_json_in_pieces_is_the_json_of_one(name: str) -> None:
     whole = orjson.dumps(VALUES[name], option=orjson.OPT_SERIALIZE_NUMPY)
     for num_bytes in (len(whole), 10 * STEP_BYTES):
         assert b"".join(run_now(written(VALUES[name], num_bytes))) == whole
+
+
+def lazy(value: Any) -> Any:
+    """The value with iterators for its lists."""
+    if isinstance(value, dict):
+        return {name: lazy(item) for name, item in value.items()}
+    return map(lazy, value) if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("num_bytes", [0, 10 * STEP_BYTES])
+def test_json_of_what_is_made_while_it_is_written_is_the_same(num_bytes: int) -> None:
+    values = ([], [[], [[]], 1], {"a": [{"b": [1.5, "c"]}, None], "d": "e"}, VALUES["embeddings"])
+    for value in values:
+        whole = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+        assert b"".join(run_now(written(lazy(value), num_bytes))) == whole
+    flat = {"a": [1, 2, 3], "b": []}
+    some = (Several([1]), Several(), Several([2, 3]), Several())
+    parts = {"a": iter(some), "b": iter([Several()])}
+    assert b"".join(run_now(written(parts, num_bytes))) == orjson.dumps(flat)
+
+
+def test_of_what_is_made_while_it_is_written_only_the_json_is_held() -> None:
+    """Numbers of Python take several times their JSON."""
+    rows = ({"values": [float(n)] * 1000} for n in range(1000))
+    tracemalloc.start()
+    try:
+        parts = run_now(written(rows, 10 * STEP_BYTES))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < sum(map(len, parts)) + 4 * STEP_BYTES
 
 
 @pytest.mark.parametrize(
