@@ -38,7 +38,7 @@ def validated(model: type[Body], body: bytes, settings: Settings) -> Steps[Body]
 
 
 def parsed(body: bytes, settings: Settings) -> Steps[dict[str, Any]]:
-    """JSON -> its object, which may hold any fields.
+    """JSON -> its object, which may hold any fields. Those that are null are left out.
 
     Each step holds the interpreter's lock to its end, so the size of each is checked before it.
     """
@@ -58,6 +58,8 @@ def parsed(body: bytes, settings: Settings) -> Steps[dict[str, Any]]:
     if not isinstance(value, dict):
         raise InvalidInput(f"the body is not a JSON object: got {shown(value)}")
     _check_each_key_once(body, value, settings)
+    if b"null" in body:
+        _drop_nulls(value)
     yield
     return value
 
@@ -86,6 +88,21 @@ def _check_each_key_once(body: bytes, value: Any, settings: Settings) -> None:
         raise InvalidInput(
             f"the body has {num_sent} keys, of which {num_keys} differ: send each key once"
         )
+
+
+def _drop_nulls(value: Any) -> None:
+    """A field that is null is absent, known or not: clients send null for what was not set.
+
+    The items of a list stay: a null among them is a value. No deeper than `_num_keys` has looked.
+    """
+    if type(value) is dict:
+        for name in [name for name, inner in value.items() if inner is None]:
+            del value[name]
+        for inner in value.values():
+            _drop_nulls(inner)
+    elif type(value) is list and value and type(value[0]) in (str, *CONTAINERS):
+        for inner in value:
+            _drop_nulls(inner)
 
 
 def _num_keys(value: Any, depth: int = 1) -> int:
