@@ -1,15 +1,19 @@
 """A null is absent: every field of every body of the OpenAPI document, in all dialects."""
 
+import json
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
+from safetensors.numpy import save
 
 from addnorm.service.protocols.codec.negotiation import JSON
+from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from tests.conftest import inference_of, linked, serving
 from tests.support.task_models import DEFAULTS
 from tests.support.texts import TEXT_MODEL
@@ -160,6 +164,21 @@ def test_a_null_in_a_list_is_a_value(
     answer = client.post(path, json=body)
     assert answer.status_code == 400
     assert words in answer.text
+
+
+def test_a_null_in_the_request_beside_tensors_is_absent_too(client: httpx.Client) -> None:
+    asked = {"model": "notebook", "outputs": ["pooled"]}
+    ids = np.array([[1, 3, 4]])
+    answers = [
+        client.post(
+            "/v1/infer",
+            content=save({"input_ids": ids}, {"request": json.dumps(request)}),
+            headers={"content-type": SAFETENSORS},
+        )
+        for request in (asked, {**asked, "dtype": None, "normalize": None, UNKNOWN: None})
+    ]
+    assert answers[0].json() == answers[1].json()
+    assert answers[0].status_code == 200
 
 
 def test_a_body_in_which_a_text_says_null_is_taken_as_it_is(client: httpx.Client) -> None:

@@ -58,9 +58,10 @@ def parsed(body: bytes, settings: Settings) -> Steps[dict[str, Any]]:
     if not isinstance(value, dict):
         raise InvalidInput(f"the body is not a JSON object: got {shown(value)}")
     _check_each_key_once(body, value, settings)
+    yield
     if b"null" in body:
         _drop_nulls(value)
-    yield
+        yield
     return value
 
 
@@ -90,18 +91,20 @@ def _check_each_key_once(body: bytes, value: Any, settings: Settings) -> None:
         )
 
 
-def _drop_nulls(value: Any) -> None:
+def _drop_nulls(value: dict[str, Any] | list[Any]) -> None:
     """A field that is null is absent, known or not: clients send null for what was not set.
 
     The items of a list stay: a null among them is a value. No deeper than `_num_keys` has looked.
     """
-    if type(value) is dict:
+    inside: Iterable[Any] = ()
+    if isinstance(value, dict):
         for name in [name for name, inner in value.items() if inner is None]:
             del value[name]
-        for inner in value.values():
-            _drop_nulls(inner)
-    elif type(value) is list and value and type(value[0]) in (str, *CONTAINERS):
-        for inner in value:
+        inside = value.values()
+    elif value and type(value[0]) in (str, *CONTAINERS):
+        inside = value
+    for inner in inside:
+        if type(inner) in CONTAINERS:
             _drop_nulls(inner)
 
 
