@@ -254,6 +254,15 @@ class Settings(BaseModel):
             "module that their weights come from. Set it where others hand you bundles."
         ),
     )
+
+    trust_token_ids: bool = Field(
+        False,
+        description=(
+            "Whether routes for texts take token ids that do not begin and end with the model's "
+            "special tokens. Set it where every client sends ids of the model's own vocabulary."
+        ),
+    )
+
     default_models: dict[str, str] = Field(
         {},
         description=(

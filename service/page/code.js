@@ -2,21 +2,26 @@
 
 const lines = (rows) =>
   rows.length > 1
-    ? `[\n        ${rows.map((row) => json(row)).join(",\n        ")},\n    ]`
-    : `[${rows.map(json)}]`;
-const json = (value) => JSON.stringify(value).replaceAll(",", ", ");
-/** JSON of what is here, text, numbers and lists, is Python too; lone surrogates cannot come. */
-const python = (value) => JSON.stringify(value).replaceAll(/,(?=[^ ])/g, ", ");
+    ? `[\n        ${rows.map(python).join(",\n        ")},\n    ]`
+    : `[${rows.map(python)}]`;
+/** JSON of a text or a number is Python too; lone surrogates cannot come. */
+const python = (value) => {
+  if (Array.isArray(value)) return `[${value.map(python).join(", ")}]`;
+  if (typeof value !== "object") return JSON.stringify(value);
+  return `{${Object.entries(value).map((pair) => pair.map(python).join(": ")).join(", ")}}`;
+};
+/** One word of a shell. */
+const shell = (text) => `'${text.replaceAll("'", String.raw`'\''`)}'`;
 
-/** request: {url, body, sequences, texts, embeds, hasKey}. texts: null where what is sent is not what
- * the server makes of the texts as they are. -> {code, note}. */
+/** request: {url, body, sequences, texts, embeds, takesTexts, hasKey}. texts: null where what is sent
+ * is not what the server makes of the texts as they are. -> {code, note}. */
 export const LANGUAGES = { curl, httpx, openai, tritonclient };
 
 function curl({ url, body, hasKey }) {
-  const quoted = JSON.stringify(body).replaceAll("'", String.raw`'\''`);
   const key = hasKey ? ` \\\n  -H "authorization: Bearer $ADDNORM_API_KEY"` : "";
   return {
-    code: `curl -s ${url}/v1/infer -H 'content-type: application/json'${key} \\\n  -d '${quoted}'`,
+    code: `curl -s ${shell(`${url}/v1/infer`)} -H 'content-type: application/json'${key} \\
+  -d ${shell(JSON.stringify(body))}`,
   };
 }
 
@@ -45,7 +50,7 @@ print(answer.headers["server-timing"], answer.headers["x-addnorm-fingerprint"])`
 
 const isRows = (value) => Array.isArray(value) && Array.isArray(value[0]);
 
-function openai({ url, body, sequences, texts, embeds, hasKey }) {
+function openai({ url, body, sequences, texts, embeds, takesTexts, hasKey }) {
   const key = hasKey ? `os.environ["ADDNORM_API_KEY"]` : `"none"`;
   if (!sequences.length)
     return { code: "", note: "There is nothing to send: every token is masked." };
@@ -53,10 +58,12 @@ function openai({ url, body, sequences, texts, embeds, hasKey }) {
     ? `[${texts.map((text) => `\n        ${python(text)},`).join("")}\n    ]`
     : lines(sequences);
   const extra = body.precision ? `\n    extra_body={"precision": ${python(body.precision)}},` : "";
+  const vectors = embeds
+    ? "The vectors of the same sequences, pooled as the model's authors do. The route takes no mask: it needs no pads."
+    : "This model was not made for embeddings. These are its pooled activations.";
+  const ends = " The route takes only ids that begin and end with the model's special tokens.";
   return {
-    note: embeds
-      ? "The vectors of the same sequences, pooled as the model's authors do. The route takes no mask: it needs no pads."
-      : "This model was not made for embeddings. These are its pooled activations.",
+    note: vectors + (takesTexts && !texts ? ends : ""),
     code: `${hasKey ? "import os\n\n" : ""}from openai import OpenAI
 
 client = OpenAI(base_url=${python(`${url}/v1`)}, api_key=${key})

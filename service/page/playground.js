@@ -286,6 +286,7 @@ function showCode() {
     sequences,
     texts: isPlain(sequences) ? state.texts : null,
     embeds: state.entry.tasks.includes("embed"),
+    takesTexts: takesTexts(state.entry),
     hasKey: Boolean(apiKey()),
   });
   tell(made);

@@ -50,7 +50,8 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
     asked = await tools.bodies.read_json(CompletionRequest, raw.body, raw.deadline)
     model, prompt_name = raw.model_and_prompt(tools.models, asked.model, None, "complete")
     _check(asked)
-    sent = SequencesToRead("prompt", asked.prompt, None, model, prompt_name)
+    # callers score with a tokenizer that they chose for this model, which may add nothing
+    sent = SequencesToRead("prompt", asked.prompt, None, model, prompt_name, only_own=False)
     batch, padding = await sent.batch(raw, tools)
     num_shown = len(batch) + (batch.num_tokens if asked.echo else 0)
     token_bytes = TOKEN_BYTES + CANDIDATE_BYTES * (1 + (asked.logprobs or 0))

@@ -138,12 +138,11 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
 def _check_known(parameters: TaskParameters, known: type[Strict], what: str) -> None:
     """InvalidInput for a parameter that would have no effect."""
     for name in sorted(parameters.model_fields_set - set(known.model_fields)):
-        if getattr(parameters, name) is not None:
-            raise InvalidInput(
-                f"parameters.{name} is set, but has no meaning for {what}; known are"
-                f" {', '.join(known.model_fields) or 'none'}",
-                param="parameters",
-            )
+        raise InvalidInput(
+            f"parameters.{name} is set, but has no meaning for {what}; known are"
+            f" {', '.join(known.model_fields) or 'none'}",
+            param="parameters",
+        )
 
 
 def _task(asked: HuggingFaceRequest, model: Model) -> tuple[type[Strict], Any]:

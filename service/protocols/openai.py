@@ -45,7 +45,8 @@ class EmbeddingsRequest(Strict):
 
     input: Sequences = Field(
         description="A text, token ids of the model's own vocabulary with its special tokens, or a"
-        " list of such. An empty text is its special tokens alone."
+        " list of such. An empty text is its special tokens alone. Ids that do not begin and end"
+        " with the special tokens are refused, unless the model has no tokenizer."
     )
     model: str | None = Field(
         None, description="`name` or `name/version`; the latest version by default."
@@ -131,7 +132,8 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
     asked = await tools.bodies.read_json(EmbeddingsRequest, raw.body, raw.deadline)
     model, prompt_name = raw.model_and_prompt(tools.models, asked.model, asked.prompt_name, "embed")
     as_base64 = asked.encoding_format == "base64"
-    sent = SequencesToRead("input", asked.input, bool(asked.truncate), model, prompt_name)
+    truncate = bool(asked.truncate)
+    sent = SequencesToRead("input", asked.input, truncate, model, prompt_name, hint=HINT)
     request = InferenceRequest(
         model,
         *await sent.batch(raw, tools),

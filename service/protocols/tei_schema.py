@@ -15,7 +15,8 @@ KINDS = {429: "Overloaded", 503: "Unhealthy"}  # by status
 ROWS, ONE_ROW = TypeAdapter(Integers), TypeAdapter(Row)
 TEXTS = TypeAdapter(Strings)
 INPUTS = Field(
-    description="A text, token ids with their special tokens, or a list of either. Ids are not cut."
+    description="A text, token ids with their special tokens, or a list of either. Ids are not cut,"
+    " and refused without the special tokens at both ends, unless the model has no tokenizer."
 )
 
 

@@ -12,6 +12,7 @@ from tokenizers import Encoding
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
 from addnorm.service.runtime.manifest import InputType
+from addnorm.service.runtime.own_ids import ends_of
 
 # else each call starts threads of its own, which compete with the worker threads
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -71,6 +72,7 @@ class Tokenizer:
             tokenizer.no_truncation()
         self.num_special = self._whole.num_special_tokens_to_add(is_pair=False)
         self.num_special_of_pair = self._whole.num_special_tokens_to_add(is_pair=True)
+        self.ends = ends_of(self._whole)  # of the ids of each text; empty if it marks none
         self._check(bundle)
         # they keep the special tokens around the texts
         self._cut.enable_truncation(self.max_tokens)

@@ -142,7 +142,7 @@ BAD: dict[str, tuple[dict[str, Any], type[openai.APIStatusError], str, str]] = {
         "input[1] has 42 tokens, 30 more than",
     ),
     "too many ids": (
-        {"input": [[1] * 17]}, openai.BadRequestError, "invalid_input",
+        {"input": [[2, *[1] * 15, 3]]}, openai.BadRequestError, "invalid_input",
         "input[0] has 17 real tokens, the limit",
     ),
     "another vocabulary": (
@@ -150,7 +150,7 @@ BAD: dict[str, tuple[dict[str, Any], type[openai.APIStatusError], str, str]] = {
         "set check_embedding_ctx_length=False",
     ),
     "an id below 0": (
-        {"input": [-1]}, openai.BadRequestError, "invalid_input", "input[0][0] is -1: ids of",
+        {"input": [2, -1, 3]}, openai.BadRequestError, "invalid_input", "input[0][1] is -1: ids of",
     ),
     "an id over 64 bits": (
         {"input": [[1, 2**64]]}, openai.BadRequestError, "invalid_input",

@@ -221,7 +221,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("/embed", {"inputs": "a", "truncation_direction": "up"}, "Validation",
      "truncation_direction: Input should be 'Left', 'Right'"),
     ("/embed", {"inputs": [[2, 3]], "truncate": True}, "Validation", "truncate is set"),
-    ("/embed", {"inputs": [[99]]}, "Validation", "inputs[0][0] is 99: ids of embedder/1"),
+    ("/embed", {"inputs": [[2, 99, 3]]}, "Validation", "inputs[0][1] is 99: ids of embedder/1"),
     ("/embed_all", {"inputs": [[]]}, "Validation", "inputs[0] is empty"),
     ("/embed_sparse", {"inputs": []}, "Empty", "inputs is empty"),
     ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, "Empty",

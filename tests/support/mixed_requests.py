@@ -242,7 +242,8 @@ def _embeddings(draws: Draws) -> Sent:
     model = draws.one_of(*EMBEDDERS)
     body = {"model": model, "input": draws.one_of(draws.text(), draws.texts()), "truncate": True}
     if ":" not in model and draws.one_of(True, False):
-        body |= {"input": draws.tokens(model)}
+        # between [CLS] and [SEP], as the tokenizer of these models puts them
+        body |= {"input": [[2, *ids[2:], 3] for ids in draws.tokens(model)]}
         del body["truncate"]
     body |= draws.maybe(encoding_format=draws.one_of("base64", "float"), dimensions=5)
     return _json("/v1/embeddings", body | draws.maybe(dtype="binary"))

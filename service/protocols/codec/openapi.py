@@ -13,6 +13,8 @@ from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.telemetry.request_context import Envelope
 
 COMPONENTS = "#/components/schemas/"
+ABOUT = ("title", "description", "default")  # what a schema says of a field beside its values
+NULL = {"type": "null"}
 Responses = dict[int | str, dict[str, Any]]
 
 
@@ -138,10 +140,41 @@ def json_body(
 ) -> dict[str, Any]:
     """`openapi_extra` of a route that reads its own body. named: example bodies by title."""
     content = {
-        JSON: {"schema": model.model_json_schema(), "examples": examples(named)},
+        JSON: {"schema": body_schema(model), "examples": examples(named)},
         **media_types,
     }
     return {"requestBody": {"required": True, "content": content}}
+
+
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Of a body that `codec/validation.py` reads: where a field may be absent, null is taken."""
+    schema: dict[str, Any] = _with_nulls(model.model_json_schema())
+    return schema
+
+
+def _with_nulls(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_with_nulls(part) for part in node]
+    if not isinstance(node, dict):
+        return node
+    node = {key: _with_nulls(part) for key, part in node.items()}
+    if isinstance(fields := node.get("properties"), dict):
+        required = node.get("required", ())
+        for name, schema in fields.items():
+            fields[name] = schema if name in required else _or_null(schema)
+        if node.get("additionalProperties") is False:
+            node["additionalProperties"] = NULL
+    return node
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """As pydantic writes `| None`: beside what describes the field."""
+    about = {key: part for key, part in schema.items() if key in ABOUT}
+    value = {key: part for key, part in schema.items() if key not in ABOUT}
+    choices = value.get("anyOf", [value])
+    if not value or NULL in choices or value == NULL:
+        return schema
+    return {"anyOf": [*choices, NULL], **about}
 
 
 def document(app: FastAPI) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Batch, Padding
+from addnorm.service.runtime.own_ids import Ends, has_ends
 from addnorm.service.runtime.unpadding import from_lists
 from addnorm.service.scheduling.cooperative import one_step
 
@@ -18,7 +19,7 @@ Row = Annotated[list[int], Field(fail_fast=True)]  # a bad body must not cost a 
 Integers = Annotated[list[Row], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 ONE_ROW, ROWS, TEXTS = TypeAdapter(Row), TypeAdapter(Integers), TypeAdapter(Strings)
-# where ids that are outside the vocabulary may come from
+# where ids that are not the model's own may come from
 OTHER_VOCABULARY = ". Ids of another vocabulary, such as tiktoken's, mean nothing to it"
 
 
@@ -55,10 +56,12 @@ class SequencesToRead(NamedTuple):
     model: Model
     prompt_name: str | None
     left: bool = False  # whether texts are cut at their beginnings
+    hint: str = OTHER_VOCABULARY  # why ids may be none of the model's own
+    only_own: bool = True  # whether ids are refused that nothing tells to be the model's own
 
     async def batch(self, raw: RawRequest, tools: Tools) -> tuple[Batch, Padding]:
         """Ragged. InvalidInput for what does not fit ids."""
-        field, sequences, truncate, model, prompt_name, left = self
+        field, sequences, truncate, model, prompt_name, left, *_ = self
         if not sequences:
             raise EmptyInput(f"{field} is empty: send at least one text or sequence", param=field)
         if isinstance(sequences[0], str):
@@ -78,5 +81,35 @@ class SequencesToRead(NamedTuple):
                 f"prompt_name is set, but prompts are for texts: put the prompt's ids into {field}",
                 param="prompt_name",
             )
-        work = one_step(partial(from_lists, sequences, field=field))
+        rows = [ids for ids in sequences if isinstance(ids, list)]  # all of them
+        is_checked = self.only_own and not tools.texts.trusts_token_ids
+        work = one_step(partial(self._ragged, rows, is_checked))
         return await tools.bodies.read(len(raw.body), work, raw.deadline)
+
+    def _ragged(self, rows: list[list[int]], is_checked: bool) -> tuple[Batch, Padding]:
+        made = from_lists(rows, field=self.field)
+        if is_checked and self.model.tokenizer is not None:
+            self._check_own(rows, self.model.tokenizer.ends)
+        return made
+
+    def _check_own(self, rows: list[list[int]], ends: tuple[Ends, ...]) -> None:
+        """Ids of another vocabulary may be in the model's range. What they give would be wrong, and
+        nobody would see it."""
+        if not ends:
+            raise InvalidInput(
+                f"{self.field} has token ids, and nothing tells whether they are"
+                f" {self.model.bundle.ref}'s own: its tokenizer does not put special tokens at both"
+                " ends of a text. Send texts, or token ids to /v1/infer; ADDNORM_TRUST_TOKEN_IDS"
+                f" lets them in here{self.hint}",
+                param=self.field,
+            )
+        foreign = (index for index, ids in enumerate(rows) if not has_ends(ids, ends))
+        if (index := next(foreign, None)) is not None:
+            ids = rows[index]
+            (first, *_), (*_, last) = ends[0]
+            raise InvalidInput(
+                f"{self.field}[{index}] begins with {ids[0]} and ends with {ids[-1]}: a text's ids"
+                f" of {self.model.bundle.ref} begin with {first} and end with {last}, its special"
+                f" tokens{self.hint}",
+                param=self.field,
+            )

@@ -125,6 +125,11 @@ class TextReader:
         are tokenized. Not those that read or encode, whose steps are longer."""
         self._settings, self._budget, self._threads = settings, budget, threads
 
+    @property
+    def trusts_token_ids(self) -> bool:
+        """Whether ids in place of texts are taken as they are."""
+        return self._settings.trust_token_ids
+
     async def batch(self, asked: TextsToTokenize, deadline: Deadline) -> tuple[Batch, Padding]:
         """Ragged sequences with special tokens. InvalidInput for a text that is too long."""
         work = partial(self.tokenizer(asked).tokens, truncate=asked.truncate, left=asked.left)

@@ -39,7 +39,7 @@ def validated(model: type[Body], body: bytes, settings: Settings) -> Steps[Body]
 
 
 def parsed(body: bytes, settings: Settings) -> Steps[dict[str, Any]]:
-    """JSON -> its object, which may hold any fields.
+    """JSON -> its object, which may hold any fields. Those that are null are left out.
 
     Each step holds the interpreter's lock to its end, so the size of each is checked before it.
     """
@@ -60,6 +60,9 @@ def parsed(body: bytes, settings: Settings) -> Steps[dict[str, Any]]:
         raise InvalidInput(f"the body is not a JSON object: got {shown(value)}")
     _check_each_key_once(body, value, settings)
     yield
+    if b"null" in body:
+        _drop_nulls(value)
+        yield
     return value
 
 
@@ -87,6 +90,23 @@ def _check_each_key_once(body: bytes, value: Any, settings: Settings) -> None:
         raise InvalidInput(
             f"the body has {num_sent} keys, of which {num_keys} differ: send each key once"
         )
+
+
+def _drop_nulls(value: dict[str, Any] | list[Any]) -> None:
+    """A field that is null is absent, known or not: clients send null for what was not set.
+
+    The items of a list stay: a null among them is a value. No deeper than `_num_keys` has looked.
+    """
+    inside: Iterable[Any] = ()
+    if isinstance(value, dict):
+        for name in [name for name, inner in value.items() if inner is None]:
+            del value[name]
+        inside = value.values()
+    elif value and type(value[0]) in (str, *CONTAINERS):
+        inside = value
+    for inner in inside:
+        if type(inner) in CONTAINERS:
+            _drop_nulls(inner)
 
 
 def _num_keys(value: Any, depth: int = 1) -> int:

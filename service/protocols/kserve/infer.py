@@ -12,6 +12,7 @@ from addnorm.service.inference.request import InferenceRequest, InferenceRespons
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, OCTETS, written
+from addnorm.service.protocols.codec.openapi import body_schema
 from addnorm.service.protocols.codec.payload import Encode, Payload
 from addnorm.service.protocols.codec.safetensors_body import raw_bytes
 from addnorm.service.protocols.inference_route import Endpoint
@@ -62,7 +63,7 @@ LENGTH = {
     "schema": {"type": "integer", "minimum": 1},
     "description": "Bytes of JSON in the decompressed body. Without it the whole body is JSON.",
 }
-BODY = {JSON: {"schema": V2InferRequest.model_json_schema(), "examples": EXAMPLES}, OCTETS: BINARY}
+BODY = {JSON: {"schema": body_schema(V2InferRequest), "examples": EXAMPLES}, OCTETS: BINARY}
 
 
 async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:

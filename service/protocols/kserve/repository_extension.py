@@ -15,6 +15,7 @@ from addnorm.service.models.registry import Models
 from addnorm.service.models.repository import Repository
 from addnorm.service.protocols.codec.bodies import BodyReader
 from addnorm.service.protocols.codec.negotiation import JSON
+from addnorm.service.protocols.codec.openapi import body_schema
 from addnorm.service.protocols.codec.validation import Body
 from addnorm.service.protocols.kserve.metadata import ref
 from addnorm.service.protocols.kserve.schema import V2_ERRORS, V2Error
@@ -52,7 +53,7 @@ class UnloadRequest(LoadRequest):
 
 
 def _documented(body: type[BaseModel]) -> dict[str, Any]:
-    content = {"required": False, "content": {JSON: {"schema": body.model_json_schema()}}}
+    content = {"required": False, "content": {JSON: {"schema": body_schema(body)}}}
     return {"responses": ERRORS, "openapi_extra": {"requestBody": content}}
 
 

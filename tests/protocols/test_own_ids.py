@@ -1,0 +1,111 @@
+"""Token ids on routes for texts: whether they can be the model's own is told by their ends."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import tiktoken
+from langchain_openai import OpenAIEmbeddings
+
+from tests.conftest import inference_of, serving
+from tests.support.texts import TEXT_MODEL, ids_of
+
+TEXTS = ["pads are dropped", "the same text"]
+CLS, SEP = 2, 3
+FOREIGN = {
+    "neither end": [4, 5, 14],
+    "no end": [CLS, 4, 5],
+    "no beginning": [4, 5, SEP],
+    "one token that is both": [CLS],
+    "the wrong way round": [SEP, 4, CLS],
+}
+ROUTES = {"/v1/embeddings": "input", "/embed": "inputs", "/embed_all": "inputs"}
+ROUTES |= {"/embed_sparse": "inputs"}
+
+
+def posted(client: httpx.Client, path: str, ids: Any, model: str = "embedder") -> httpx.Response:
+    body = {ROUTES[path]: ids}
+    return client.post(path, json=body | ({"model": model} if path == "/v1/embeddings" else {}))
+
+
+@pytest.mark.parametrize("ids", FOREIGN.values(), ids=list(FOREIGN))
+@pytest.mark.parametrize("path", ROUTES)
+def test_ids_without_the_special_tokens_of_a_text_are_refused(
+    task_client: httpx.Client, path: str, ids: list[int]
+) -> None:
+    answer = posted(task_client, path, [[CLS, 4, SEP], ids])
+    assert answer.status_code == 400, answer.text
+    place = f"{ROUTES[path]}[1] begins with {ids[0]} and ends with {ids[-1]}: "
+    assert place in answer.text
+    assert "begin with 2 and end with 3, its special tokens. Ids of another" in answer.text
+    assert ("check_embedding_ctx_length=False" in answer.text) is (path == "/v1/embeddings")
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_ids_with_them_are_computed(task_client: httpx.Client, path: str) -> None:
+    pair = [CLS, 4, SEP, 5, SEP]
+    for ids in ([CLS, 4, SEP], [[CLS, SEP], pair]):
+        answer = posted(task_client, path, ids)
+        assert answer.status_code == 200, answer.text
+
+
+def test_ids_are_refused_where_the_tokenizer_marks_no_ends(task_client: httpx.Client) -> None:
+    answer = posted(task_client, "/v1/embeddings", [[4, 5]], model="gpt")
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert message.startswith("input has token ids, and nothing tells whether they are gpt/1's own")
+    assert "ADDNORM_TRUST_TOKEN_IDS" in message
+    assert "check_embedding_ctx_length=False" in message
+
+
+@pytest.fixture(scope="module")
+def trusting(task_bundles: Path) -> Iterator[httpx.Client]:
+    service = inference_of(task_bundles, default_models={"embed": "embedder"}, trust_token_ids=True)
+    with serving(service) as url, httpx.Client(base_url=url) as client:
+        yield client
+
+
+@pytest.mark.parametrize("model", ["embedder", "gpt"])
+def test_a_server_that_trusts_its_callers_takes_all_ids(trusting: httpx.Client, model: str) -> None:
+    answer = posted(trusting, "/v1/embeddings", [[4, 5]], model=model).json()
+    body = {"model": model, "input_ids": [[4, 5]], "outputs": ["pooled"]}
+    assert [entry["embedding"] for entry in answer["data"]] == trusting.post(
+        "/v1/infer", json=body
+    ).json()["pooled"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/infer", {"model": "embedder", "input_ids": [[4, 5]]}),
+        ("/v2/models/embedder/infer",
+         {"inputs": [{"name": "input_ids", "shape": [1, 2], "datatype": "INT64", "data": [4, 5]}]}),
+        ("/v1/completions",
+         {"model": "gpt", "prompt": [4, 5], "max_tokens": 1, "temperature": 0}),
+    ],
+)  # fmt: skip
+def test_routes_whose_callers_know_the_vocabulary_take_all_ids(
+    task_client: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    assert task_client.post(path, json=body).status_code == 200
+
+
+def test_langchain_with_its_defaults_is_told_what_to_set(
+    text_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its defaults are OpenAI's vocabulary, here one of bytes whose ids the model has too."""
+    first = b"pads reohmtx"
+    ranks = {
+        bytes([byte]): rank for rank, byte in enumerate(dict.fromkeys(first + bytes(range(256))))
+    }
+    own = tiktoken.Encoding("cl100k_base", pat_str=r".", mergeable_ranks=ranks, special_tokens={})
+    monkeypatch.setitem(tiktoken.registry.ENCODINGS, "cl100k_base", own)
+    defaults = OpenAIEmbeddings(model=TEXT_MODEL, base_url=f"{text_url}/v1", api_key="none")
+    for ask in (defaults.embed_query, lambda text: defaults.embed_documents([text])):
+        for text in TEXTS:
+            assert max(own.encode(text)) <= max(map(max, ids_of(TEXTS)))  # none is out of range
+            with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False"):
+                ask(text)
