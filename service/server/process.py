@@ -57,13 +57,9 @@ def serve(bundles: Path, settings: Settings) -> None:
             "no API keys: every caller that reaches %s is served; see ADDNORM_API_KEYS_FILE",
             settings.host,
         )
+    server = Server(service)
     gc.freeze()  # what is loaded stays: the collector need not walk it again
-    run(service)
-
-
-def run(service: Service) -> None:
-    """Serves until told to stop, and ends all threads. Does not return if one hangs."""
-    Server(service).run()
+    server.run()
     service.close()
     if service.scheduler.num_hung:
         _end()  # the interpreter would take down onnxruntime below a run that goes on
