@@ -38,6 +38,7 @@ TYPICAL_LENGTH = 30  # tokens of the sequences that warm-up runs
 # the right.
 PADDINGS = {"packed": ("right", "left", "holes"), "padded": ("right",)}
 CHECK_LENGTHS = (1, 3, 17, 40)
+LONGEST_CHECKED = 1024  # tokens of a sequence that must run; longer ones would take seconds
 NO_DEFAULTS: Mapping[Task, str] = MappingProxyType({})
 WORDS: dict[Task, str] = {
     "embed": "embed texts",
@@ -126,6 +127,8 @@ class Model:
                 raise StartupError(
                     f"bundle {self.bundle.path}: the lens does not show what {precision} computes"
                 )
+            # it fails where the graph has fewer positions than the manifest says
+            engine.run(selfcheck.sequences(manifest.limits, [LONGEST_CHECKED]))
             if engine.provider == "cpu":
                 paddings = PADDINGS[manifest.layout]
                 for failure in selfcheck.unequal(engine, manifest.limits, paddings, CHECK_LENGTHS):

@@ -1,12 +1,14 @@
 """The onnxruntime sessions of one bundle. Knows batches and rows; no requests, no queue."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from onnxruntime import InferenceSession
 
+from addnorm.service.errors import StartupError
 from addnorm.service.runtime.batch import Batch, Floats, Grid, Ints, Rows
 from addnorm.service.runtime.bundle import LENS, Bundle
 from addnorm.service.runtime.cuda import CUDA_DEFAULTS, CudaOptions
@@ -17,6 +19,7 @@ from addnorm.service.runtime.session import PROVIDERS, open_session, open_sessio
 
 HEAD_ROWS = 256  # of one head run: bounds the logits in memory; larger matrices are no faster
 WIDTH_STEP = 8  # columns of a grid on a GPU: onnxruntime's memory-efficient kernel asks for 4
+INPUTS, TYPES = ("input_ids", "attention_mask"), "token_type_ids"
 OUTPUTS = list(Rows._fields)
 NO_HEADS = np.empty(0, np.int64)
 
@@ -52,9 +55,14 @@ class Engine:
         self._body, self._body_on_all_cores = open_sessions(
             graph, provider, num_threads, fits, cuda
         )
+        widths = {"activations": manifest.d_model}
+        widths |= dict.fromkeys(("norm_mean", "norm_rstd"), manifest.n_norms)
+        _check(graph, self._body, [*INPUTS, *([TYPES] if self._has_types else [])], widths)
         self._heads = {
             name: open_session(bundle.head(name), provider, cuda=cuda) for name in manifest.heads
         }
+        for name, head in manifest.heads.items():
+            _check(bundle.head(name), self._heads[name], ["rows"], {name: head.width})
         self.n_layers = bundle.n_layers
         self._lens: InferenceSession | None = None
         if bundle.has_lens and precision == "fp32":
@@ -115,7 +123,7 @@ class Engine:
         input_ids, attention_mask, types = grid
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if self._has_types:
-            inputs["token_type_ids"] = np.zeros_like(input_ids) if types is None else types
+            inputs[TYPES] = np.zeros_like(input_ids) if types is None else types
         return inputs
 
     @property
@@ -176,3 +184,25 @@ class Engine:
         """The rows of a batch without tokens, which no session runs."""
         widths = (self.d_model, self.n_norms, self.n_norms)
         return Rows(*(np.zeros((0, width), np.float32) for width in widths))
+
+
+def _check(
+    graph: Path, session: InferenceSession, inputs: Sequence[str], widths: Mapping[str, int]
+) -> None:
+    """StartupError if the graph takes or makes something else than the manifest says.
+
+    widths: numbers of each output for a row.
+    """
+    made = {output.name: output.shape for output in session.get_outputs()}
+    for name, width in widths.items():
+        if name not in made or made[name][-1] != width:
+            raise StartupError(
+                f"{graph} makes {name} of shape {made.get(name)}, the manifest says {width} numbers"
+                " a row; export it again"
+            )
+    taken = [node.name for node in session.get_inputs()]
+    if sorted(taken) != sorted(inputs):
+        raise StartupError(
+            f"{graph} takes {', '.join(taken)}, the manifest says {', '.join(inputs)};"
+            " export it again"
+        )

@@ -9,6 +9,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import threading
@@ -39,6 +40,8 @@ TICKS_PER_S = 10  # uvicorn's
 # Connections accepted in one round of the event loop. Larger: each new connection costs more system
 # calls. Smaller: new connections wait longer beside busy ones.
 MAX_ACCEPTED = 16
+# Files beside connections: listeners, connections accepted in one round, bundles that are loaded.
+SPARE_FILES = 2 * MAX_ACCEPTED + 16
 CLOSING_S = 0.4  # from the end of the drain to the last lines of the log, at most
 log = logging.getLogger("addnorm")
 
@@ -51,7 +54,8 @@ def serve(bundles: Path, settings: Settings) -> None:
     check_address(settings)
     logs.configure(settings.log_level)
     memory.share_arenas()
-    service = build(load_all(bundles, settings), settings, tracer_of_environment())
+    models, settings = load_all(bundles, settings), within_files(settings)
+    service = build(models, settings, tracer_of_environment())
     if not service.keys and settings.host not in LOOPBACK:
         log.warning(
             "no API keys: every caller that reaches %s is served; see ADDNORM_API_KEYS_FILE",
@@ -81,6 +85,23 @@ def _end_in_time(seconds: "SimpleQueue[float]") -> None:
     """On a thread of its own: ends the process so long after it is told to."""
     time.sleep(seconds.get())
     _end()
+
+
+def within_files(settings: Settings) -> Settings:
+    """With fewer connections, if the system allows too few files: twice as many may be open."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_free = limit - len(os.listdir("/dev/fd")) - SPARE_FILES
+    num = max(1, num_free // 2)
+    if limit == resource.RLIM_INFINITY or num >= settings.max_connections:
+        return settings
+    log.warning(
+        "ADDNORM_MAX_CONNECTIONS is %d, but a limit of %d open files allows %d: it is lowered to"
+        " that; raise `ulimit -n` for more",
+        settings.max_connections,
+        limit,
+        num,
+    )
+    return settings.model_copy(update={"max_connections": num})
 
 
 def check_address(settings: Settings) -> None:

@@ -12,6 +12,7 @@ import pytest
 from addnorm.export import command
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.files import describe
 from addnorm.service.runtime.tokenizer import Tokenizer
 from tests.support.texts import MAX_POSITIONS, MAX_TEXT_TOKENS, TEXT_MODEL
 
@@ -161,7 +162,7 @@ def test_a_bundle_whose_tokenizer_is_not_the_folders_is_not_certified(
         tokenizer["post_processor"] = None
     (path / "tokenizer.json").write_text(json.dumps(tokenizer))
     files = json.loads((path / "manifest.json").read_text())["files"]
-    changed = {**files, "tokenizer.json": bundles.describe(path / "tokenizer.json").model_dump()}
+    changed = {**files, "tokenizer.json": describe(path / "tokenizer.json").model_dump()}
     change(path / "manifest.json", files=changed)
     with pytest.raises(SystemExit, match=r"tokenizer\.json: unlike the folder's"):
         command.verify([str(path), "--checkpoint", str(text_checkpoint)])

@@ -1,4 +1,4 @@
-"""The process ends when it is told to, whatever its callers, its threads and its log's reader do."""
+"""The process ends when it is told to, whatever callers, threads and its log's reader do."""
 
 import fcntl
 import json
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from addnorm.load.servers import free_port
 from tests.support.waiting import PATIENCE_S, eventually

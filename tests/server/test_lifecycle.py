@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,21 @@ def test_sigterm_answers_what_was_accepted_refuses_what_comes_and_exits_0(proces
 def test_an_idle_server_exits_0_at_once(process: Process) -> None:
     assert httpx.get(f"{process.url}/readyz").status_code == 200
     assert process.terminate() == 0
+
+
+def test_few_files_lower_the_limit_on_connections_and_probes_are_answered(small: Path) -> None:
+    process = Process(small, max_files=64)
+    try:
+        warning = process.wait_for(lambda line: line["level"] == "warning")
+        assert "ADDNORM_MAX_CONNECTIONS is 1024, but a limit of 64 open files" in warning["message"]
+        with ExitStack() as idle:
+            for _ in range(200):
+                caller = socket.create_connection(("127.0.0.1", process.port))
+                idle.enter_context(caller)
+            for _ in range(20):
+                assert httpx.get(f"{process.url}/livez").status_code == 200
+    finally:
+        assert process.terminate() == 0
 
 
 def test_logs_are_json_with_ids_and_timings_and_never_the_content(process: Process) -> None:

@@ -1,4 +1,4 @@
-"""The log: whole lines of JSON, whoever reads them, and a server that does not wait for its reader."""
+"""The log: whole lines of JSON, whoever reads them, and nobody who waits for its reader."""
 
 import json
 import logging
@@ -88,7 +88,7 @@ def test_lines_are_written_together_once_flushed(pipe: Pipe) -> None:
 
 
 def test_a_reader_that_stops_costs_lines_which_are_counted_and_told(pipe: Pipe) -> None:
-    pipe.logger.warning("x" * logs.MAX_WAITING_BYTES)
+    pipe.logger.warning("x" * 2 * logs.MAX_WAITING_BYTES)
     for _ in range(3):
         pipe.logger.warning("lost")  # nothing waits, though nobody reads
     assert pipe.handler.writer.num_lost == 3
