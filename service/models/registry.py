@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from addnorm.service.errors import InvalidInput, ModelNotFound, StartupError
+from addnorm.service.models import folders
 from addnorm.service.models.usage import Statistics
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
@@ -365,7 +366,7 @@ def load(bundle: Bundle, settings: Settings, before: Model | None = None) -> Mod
 def load_all(root: Path, settings: Settings) -> Models:
     """Every bundle below `root`. StartupError if one is refused. A folder that cannot be read is
     logged."""
-    found = bundles.find(root)
+    found = folders.find(root)
     for problem in found.unreadable.values():
         log.error("%s", problem)
     defaults = _default_models(settings)

@@ -23,7 +23,7 @@ from errno import EACCES
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import orjson
 from pydantic import ValidationError
@@ -120,60 +120,18 @@ def head_file(output: str) -> str:
     return f"{output}.onnx"
 
 
-class Listing(NamedTuple):
-    """What lies in a folder of bundles."""
-
-    paths: list[Path]  # folders `<name>/<version>`, older versions first
-    unreadable: dict[Path, str]  # folders that cannot be looked into -> why, and what to do
-
-
-def listing(root: Path) -> Listing:
-    """The bundles below `root`. A folder that cannot be read does not hide the others."""
-    found, unreadable = list[Path](), dict[Path, str]()
-    for model in _folders(root, unreadable) if root.is_dir() else ():
-        if NAME.fullmatch(model.name):
-            found += filter(_is_version, _folders(model, unreadable))
-    for path in found:
-        _folders(path, unreadable)
-    readable = [path for path in found if path not in unreadable]
-    readable.sort(key=lambda path: (path.parent.name, int(path.name)))
-    return Listing(readable, unreadable)
-
-
-def _is_version(path: Path) -> bool:
+def is_version(path: Path) -> bool:
+    """Whether a folder is named as a version of a model."""
     return path.name.isascii() and path.name.isdigit()
 
 
-def _folders(path: Path, unreadable: dict[Path, str]) -> list[Path]:
-    """The folders in a folder; none if it cannot be read, which goes to `unreadable`."""
-    try:
-        return [entry for entry in path.iterdir() if entry.is_dir()]
-    except FileNotFoundError:  # removed in this moment
-        return []
-    except OSError as error:
-        unreadable[path] = _unreadable(path, error)
-        return []
-
-
-def _unreadable(path: Path, error: OSError) -> str:
+def unreadable(path: Path, error: OSError) -> str:
     """Why it cannot be read, and what to do. A common cause is another user's umask of 077."""
     how = "repair or remove it"
     if error.errno == EACCES:
         how = f"let this user read it, with `chmod -R a+rX {path}`"
     file = error.filename or path
     return f"{file} cannot be read by user {os.geteuid()}: {error.strerror}; {how}"
-
-
-def find(root: Path) -> Listing:
-    """The bundle folders below `root`. StartupError if there is none that can be read."""
-    found = listing(root)
-    if found.paths:
-        return found
-    if found.unreadable:
-        reasons = "; ".join(found.unreadable.values())
-        raise StartupError(f"no bundle under {root} can be read: {reasons}")
-    command = f"addnorm export --preset notebook --out {root}"
-    raise StartupError(f"no bundle under {root}: make one with `{command}`")
 
 
 def read(path: Path, trusted: Sequence[Path] = ()) -> Bundle:
@@ -185,7 +143,7 @@ def read(path: Path, trusted: Sequence[Path] = ()) -> Bundle:
     try:
         return _read(path, trusted)
     except OSError as error:
-        raise StartupError(f"bundle {path}: {_unreadable(path, error)}") from None
+        raise StartupError(f"bundle {path}: {unreadable(path, error)}") from None
 
 
 def _read(path: Path, trusted: Sequence[Path]) -> Bundle:
@@ -296,7 +254,7 @@ def write_certificate(bundle: Bundle, certificate: dict[str, Any]) -> None:
 def _no_manifest(path: Path) -> StartupError:
     if not path.is_dir():
         return StartupError(f"bundle {path}: there is no such folder")
-    if not _is_version(path):
+    if not is_version(path):
         inside = chain(path.glob(f"*/{MANIFEST}"), path.glob(f"*/*/{MANIFEST}"))
         example = next((file.parent for file in inside), "bundles/notebook/1")
         what = f"{MANIFEST} is missing: a bundle is a folder <name>/<version>"
