@@ -20,7 +20,7 @@ from addnorm.service.settings import Settings
 SHOWN = ("source", "versions", "opset")
 READ = ("n_layers", "n_heads", "causal", "d_model", "max_positions", "vocab_size")  # of the config
 DEEP = "[" * 100_000
-ODD: list[Any] = [None, [], {"a": None}, "odd\nodd", "../x", -1, 0, 1, 10**25]
+ODD: list[Any] = [None, [], {}, {"a": None}, "odd\nodd", "../x", -1, 0, 1, 10**25]
 
 
 def paths(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
