@@ -113,7 +113,7 @@ def _num_cores() -> int:
 
 def _log_to_stderr(level: str) -> logging.Handler:
     """Our lines as JSON. Serve's own lines stay as they are."""
-    handler = logs.buffered(sys.stderr)
+    handler = logs.LineHandler(sys.stderr.fileno())
     log = logging.getLogger("addnorm")
     log.handlers, log.propagate = [handler], False
     log.setLevel(level.upper())

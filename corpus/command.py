@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import NoReturn, get_args
 
 import httpx
+from pydantic import BaseModel, Field, PositiveInt, ValidationError
 
 from addnorm.corpus import embeddings_client as client
 from addnorm.corpus.embeddings_client import DTYPES, Embedded, Options
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.index_check import Report, report
-from addnorm.corpus.parts import plan_of
+from addnorm.corpus.parts import PLAN_KEY, plan_of
 from addnorm.corpus.vectors_file import Sample, VectorsFile
 from addnorm.service.runtime.fingerprint import Recorded, from_text
 from addnorm.service.runtime.manifest import Precision
@@ -74,17 +75,35 @@ async def _check(options: argparse.Namespace) -> Report:
     return report(sample, await _embedded(options, sample, key), stored)
 
 
+class Job(BaseModel):
+    """What a check needs to know of the job of `addnorm embed` that made the file."""
+
+    output: str = "pooled"
+    precision: str | None = None
+    prompt_name: str | None = None
+    dimensions: PositiveInt | None = None
+    text: list[str] = Field(["text"], min_length=1)  # columns
+    vector: str = "vector"
+
+
 def _complete(options: argparse.Namespace) -> None:
     """Options that are not given are those that `addnorm embed` had, if it made the file."""
-    job = plan_of(options.vectors) or {"options": {}, "columns": {}}
-    asked, columns = job["options"], job["columns"]
-    if (output := asked.get("output", "pooled")) != "pooled":
-        raise CorpusError(f"{options.vectors} has the output {output}: only pooled can be checked")
-    options.text_column = options.text_column or columns.get("text", ["text"])[0]
-    options.vector_column = options.vector_column or columns.get("vector", "vector")
+    plan = plan_of(options.vectors) or {}
+    try:
+        job = Job.model_validate({**plan.get("options", {}), **plan.get("columns", {})})
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        what = f"{first['loc'][0]}: {first['msg']}"
+        raise CorpusError(f"{options.vectors}: its metadata {PLAN_KEY}: {what}") from None
+    if job.output != "pooled":
+        raise CorpusError(
+            f"{options.vectors} has the output {job.output}: only pooled can be checked"
+        )
+    options.text_column = options.text_column or job.text[0]
+    options.vector_column = options.vector_column or job.vector
     for name in ("precision", "prompt_name", "dimensions"):
         if getattr(options, name) is None:
-            setattr(options, name, asked.get(name))
+            setattr(options, name, getattr(job, name))
 
 
 async def _embedded(options: argparse.Namespace, sample: Sample, key: str | None) -> Embedded:

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -64,6 +65,11 @@ def _embed(options: argparse.Namespace) -> None:
         num_rows = source.count()
         with parts.opened():
             done = _run(options, source, embedder, parts, num_rows)
+            if source.digests() != parts.plan["input"]:
+                raise CorpusError(
+                    f"{options.input} changed while it was read: remove {parts.folder} to start"
+                    " again"
+                )
             parts.join(num_rows)
         print(done)
     finally:
@@ -99,8 +105,8 @@ def _source(options: argparse.Namespace) -> Source:
     """CorpusError if IN or OUT do not fit."""
     if not options.out.name:
         raise CorpusError("OUT is no name of a file")
-    if not options.out.parent.is_dir():
-        raise CorpusError(f"there is no folder {options.out.parent}")
+    if not (folder := Path(os.path.realpath(options.out)).parent).is_dir():
+        raise CorpusError(f"there is no folder {folder}")
     if options.input.resolve() in (options.out.resolve(), options.out.resolve().parent):
         raise CorpusError(f"{options.out} would be read as a part of {options.input}: name another")
     columns = [options.text_column, *filter(None, [options.second_text_column])]

@@ -20,7 +20,7 @@ from addnorm.corpus.index_check import Difference
 PLAN_KEY = "addnorm.job"  # of the metadata of OUT and its parts: what they were made of
 FIRST_ROW_KEY = "addnorm.first_row"  # of a part's
 AGAIN = "remove it and the parts after it, and give the command again, to compute them again"
-Plan = Mapping[str, Any]  # JSON
+Plan = Mapping[str, Mapping[str, Any]]  # JSON
 
 
 class Parts:
@@ -28,8 +28,9 @@ class Parts:
 
     def __init__(self, out: Path, plan: Plan, metadata: Mapping[str, str]) -> None:
         """plan: what decides the result. metadata: of OUT, besides."""
-        self.out, self.plan = out, plan
-        self.folder = out.with_name(f"{out.name}.parts")
+        # a link stays: what it leads to is written
+        self.out, self.plan = Path(os.path.realpath(out)), plan
+        self.folder = self.out.with_name(f"{self.out.name}.parts")
         self._metadata = {**metadata, PLAN_KEY: json.dumps(plan, sort_keys=True)}
         self.num_rows = 0  # that are written
 
@@ -41,12 +42,12 @@ class Parts:
             self.folder.mkdir(exist_ok=True)
             with (self.folder / "lock").open("w") as lock:
                 self._lock(lock)
-                self._check_plan()
                 self._check_bytes()
                 self.num_rows = sum(self._sizes())
                 yield self
-        except OSError as error:
-            raise CorpusError(f"{self.folder}: {error.strerror or error}") from None
+        except (pa.ArrowException, OSError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CorpusError(f"{self.folder}: {reason}") from None
 
     def _lock(self, file: Any) -> None:
         """The system frees it when the process ends, however that is."""
@@ -54,13 +55,6 @@ class Parts:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise CorpusError(f"another process writes {self.out}: wait until it ends") from None
-
-    def _check_plan(self) -> None:
-        file = self.folder / "plan.json"
-        if file.exists() and self._paths():
-            _check_same(json.loads(file.read_text()), self.plan, self.folder)
-        with _whole(file) as partial:
-            partial.write_text(json.dumps(self.plan, indent=2))
 
     def _check_bytes(self) -> None:
         """CorpusError names a part whose bytes have changed. A job of days must not find it at its
@@ -74,17 +68,20 @@ class Parts:
                 raise CorpusError(f"{path} is damaged: {error}; {AGAIN}") from None
 
     def _sizes(self) -> list[int]:
-        """Rows of each part, in order."""
+        """Rows of each part, in order. CorpusError if one is missing, or of another job."""
         sizes = list[int]()
         for path in self._paths():
-            metadata = pq.read_metadata(path)
-            told = int(metadata.metadata.get(FIRST_ROW_KEY.encode(), b"-1"))
-            if path != self._path(sum(sizes)) or told != sum(sizes):
+            found = pq.read_metadata(path)
+            told = (found.metadata or {}).get(FIRST_ROW_KEY.encode())
+            if path != self._path(sum(sizes)) or told != str(sum(sizes)).encode():
                 raise CorpusError(
                     f"{path} does not follow on the parts before it, which have {sum(sizes)} rows;"
                     f" {AGAIN}"
                 )
-            sizes.append(metadata.num_rows)
+            if (plan := _plan(found)) is None:
+                raise CorpusError(f"{path} does not say what it was made of; {AGAIN}")
+            _check_same(plan, self.plan, path, self.folder)
+            sizes.append(found.num_rows)
         return sizes
 
     def _paths(self) -> list[Path]:
@@ -104,7 +101,10 @@ class Parts:
     def join(self, num_rows: int) -> None:
         """Makes OUT of the parts, which must have so many rows, and removes them. A row group is a
         part."""
-        assert sum(self._sizes()) == num_rows
+        if (num_found := sum(self._sizes())) != num_rows:
+            raise CorpusError(
+                f"{self.folder} has {num_found} rows, IN {num_rows}: remove it to start again"
+            )
         paths = self._paths()
         schema = pq.read_schema(paths[0]).with_metadata(self._metadata)
         with (
@@ -124,7 +124,7 @@ class Parts:
         found = plan_of(self.out)
         if found is None:
             raise CorpusError(f"{self.out} exists, and no such job made it: name another OUT")
-        _check_same(found, self.plan, self.out)
+        _check_same(found, self.plan, self.out, self.out)
         if self.folder.exists():  # the job was killed just before it ended
             shutil.rmtree(self.folder)
         return True
@@ -133,10 +133,18 @@ class Parts:
 def plan_of(path: Path) -> Plan | None:
     """None if no job made the file."""
     try:
-        found = (pq.read_metadata(path).metadata or {}).get(PLAN_KEY.encode())
-        return None if found is None else json.loads(found)
-    except (pa.ArrowException, OSError, ValueError):
+        return _plan(pq.read_metadata(path))
+    except (pa.ArrowException, OSError):
         return None
+
+
+def _plan(metadata: pq.FileMetaData) -> Plan | None:
+    try:
+        found = json.loads((metadata.metadata or {})[PLAN_KEY.encode()])
+    except (KeyError, ValueError, RecursionError):
+        return None
+    is_plan = isinstance(found, dict) and all(isinstance(group, dict) for group in found.values())
+    return found if is_plan else None
 
 
 @contextmanager
@@ -158,12 +166,11 @@ def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     return pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True)
 
 
-def _check_same(old: Plan, new: Plan, where: Path) -> None:
+def _check_same(old: Plan, new: Plan, where: Path, to_remove: Path) -> None:
     """CorpusError names what another job was made of. A text that was refused may be cut: of the
     texts before it this changes nothing."""
-    old = json.loads(json.dumps(old))
     if new["options"].get("truncate"):
-        old["options"]["truncate"] = True
+        old = {**old, "options": {**old.get("options", {}), "truncate": True}}
     changed = [
         str(Difference(f"{group} {name}", _told(old, group, name), _told(new, group, name)))
         for group in new
@@ -173,10 +180,10 @@ def _check_same(old: Plan, new: Plan, where: Path) -> None:
     if changed:
         raise CorpusError(
             f"{where} is of another job. Differences: {'; '.join(changed)}. Name another OUT, or"
-            f" remove {where} to start again"
+            f" remove {to_remove} to start again"
         )
 
 
 def _told(plan: Plan, group: str, name: str) -> str | None:
     value = plan.get(group, {}).get(name)
-    return None if value is None else str(value)
+    return None if value is None else str(value)[:200]

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from addnorm.corpus.columns import EmbedOptions
 from addnorm.corpus.embedder import Embedder
-from addnorm.corpus.texts_source import check_no_null
+from addnorm.corpus.texts_source import check_rows
 from addnorm.service.runtime.fingerprint import METADATA_KEY, to_text
 
 
@@ -52,6 +52,6 @@ class Addnorm:
         """The rows with their vectors. CorpusError names a row of the batch that has no text, or
         whose text is refused."""
         texts = rows.column(self._text_column)
-        check_no_null(texts.combine_chunks(), self._text_column, 0)
+        check_rows(texts.combine_chunks(), self._text_column, 0)
         column = self._runner.run(self._embedder.column(texts.to_pylist()))
         return rows.append_column(self._vector_column, column)

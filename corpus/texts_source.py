@@ -16,7 +16,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from addnorm.corpus.errors import CorpusError
-from addnorm.corpus.vectors_file import check_texts
+from addnorm.corpus.vectors_file import check_texts, first_not_utf8
 from addnorm.service.runtime.tokenizer import Text
 
 PIECE_ROWS = 256
@@ -72,12 +72,12 @@ class Source:
         return found
 
     def count(self) -> int:
-        """Rows. CorpusError names one that has no text."""
+        """Rows. CorpusError names one that has no text, or none in UTF-8."""
         columns = pa.schema([self.schema.field(name) for name in self.text_columns])
         num_rows = 0
         for piece in self._pieces(columns):
             for name in self.text_columns:
-                check_no_null(piece.column(name), name, num_rows)
+                check_rows(piece.column(name), name, num_rows)
             num_rows += piece.num_rows
         if not num_rows:
             raise CorpusError(f"{self.path} has no rows")
@@ -103,11 +103,14 @@ class Source:
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
-def check_no_null(column: Any, name: str, first_row: int) -> None:
-    """CorpusError names the row. first_row: the number of the first one in the column."""
+def check_rows(column: Any, name: str, first_row: int) -> None:
+    """CorpusError names a row without a text. first_row: the number of the first one in the
+    column."""
     if column.null_count:
         row = first_row + column.is_null().index(True).as_py()
         raise CorpusError(f"row {row}: column {name!r} is null")
+    if (broken := first_not_utf8(column)) is not None:
+        raise CorpusError(f"row {first_row + broken}: column {name!r} is not UTF-8")
 
 
 def _check_storable(path: Path, schema: pa.Schema) -> None:

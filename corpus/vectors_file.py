@@ -125,7 +125,27 @@ def _check_vectors(found: pa.DataType, path: Path, name: str) -> None:
         )
 
 
+def first_not_utf8(texts: Any) -> int | None:
+    """Index of the first text of an Arrow array that is not UTF-8. Parquet does not check it."""
+    plain = texts.dictionary_decode() if isinstance(texts, pa.DictionaryArray) else texts
+    try:
+        plain.validate(full=True)
+    except pa.ArrowInvalid:
+        return next((index for index in range(len(plain)) if _is_broken(plain[index])), None)
+    return None
+
+
+def _is_broken(text: Any) -> bool:
+    try:
+        text.as_py()
+    except UnicodeDecodeError:
+        return True
+    return False
+
+
 def _texts(column: Any, rows: NDArray[np.int64]) -> list[str]:
+    if (broken := first_not_utf8(column)) is not None:
+        raise CorpusError(f"row {rows[broken]} has a text that is not UTF-8")
     texts: list[str | None] = column.to_pylist()
     if None in texts:
         raise CorpusError(f"row {rows[texts.index(None)]} has no text, but null")

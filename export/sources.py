@@ -16,7 +16,7 @@ from addnorm.model.checkpoints import Checkpoint, Choices, load_checkpoint
 from addnorm.model.config import Pick
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Transformer
-from addnorm.service.runtime.bundle import sha256
+from addnorm.service.runtime.files import sha256
 
 SEED = 42
 

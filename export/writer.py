@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from addnorm.export import model_file, sources, vector_ranges
 from addnorm.export.certificate.exact import RANGES, heads, versions
@@ -186,7 +186,8 @@ def _write_graphs(model: Transformer, folder: Path, plan: Plan, limits: Limits) 
         say(f"writing {GRAPHS['int8']}")
         ranges = measure(body, limits)
         model_file.save(quantize(body, ranges), folder / GRAPHS["int8"])
-        save_file(ranges, folder / RANGES)
+        # not save_file, which lets no other user read what it writes
+        (folder / RANGES).write_bytes(save(ranges))
     for output, head in model.named_heads():
         file = bundles.head_file(output)
         say(f"writing {file}")

@@ -1,6 +1,7 @@
 """The commands `addnorm serve`, `addnorm settings` and `addnorm sign`."""
 
 import argparse
+import os
 import resource
 import signal
 import sys
@@ -31,10 +32,14 @@ def serve(arguments: Sequence[str]) -> None:
         help="folder of <name>/<version>/ (bundles)",
     )
     found = parser.parse_args(arguments)
+    open_standard_files()
     logs.configure("info")  # until the settings are read
     open_all_files()
-    # while bundles load; as process 1 it would ignore the signal otherwise
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    # while bundles load; as process 1 it would ignore the signals otherwise
+    for ending in process.ending_signals():
+        signal.signal(ending, lambda *_: sys.exit(0))
+    for unused in (signal.SIGUSR1, signal.SIGUSR2):  # that end a process by default
+        signal.signal(unused, signal.SIG_IGN)
     with _one_line():
         process.serve(found.bundles, read_settings(**_given(found)))
 
@@ -101,6 +106,7 @@ def _one_line() -> Iterator[None]:
     try:
         yield
     except StartupError as error:
+        logs.finish()  # lines of the log come before this one
         sys.exit(f"addnorm: {error}")
 
 
@@ -121,6 +127,16 @@ def _parser(command: str, description: str, example: str) -> argparse.ArgumentPa
 def _given(found: argparse.Namespace) -> dict[str, str]:
     """The settings among the options that were given."""
     return {name: value for name in OPTIONS if (value := getattr(found, name)) is not None}
+
+
+def open_standard_files() -> None:
+    """Opens those that are closed. Else another file would get their place, and what libraries
+    write to stderr would go there."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
 
 
 def open_all_files() -> None:

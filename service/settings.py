@@ -96,7 +96,10 @@ class Settings(BaseModel):
     grace_s: float = Field(
         30.0,
         gt=0,
-        description="Longest drain after SIGTERM. Keep it below the orchestrator's own kill delay.",
+        description=(
+            "Longest drain after SIGTERM or SIGHUP; a second later the process has ended. "
+            "Keep it below the orchestrator's own kill delay."
+        ),
     )
     invariance_check_share: float = Field(
         0.001,
@@ -182,7 +185,8 @@ class Settings(BaseModel):
         1024,
         ge=1,
         description=(
-            "Connections answered; more get 503. Raise it, and `ulimit -n`, for many callers."
+            "Connections answered; more get 503. Lowered at start where `ulimit -n` is less than "
+            "twice as many. Raise both for many callers."
         ),
     )
     connection_max_age_s: float = Field(

@@ -17,6 +17,7 @@ from addnorm.load.ray_serve import autoscaling, changes, overhead
 from addnorm.load.ray_serve.callers import Known
 from addnorm.load.ray_serve.nodes import Nodes, three_nodes
 from addnorm.load.stress.findings import Findings
+from addnorm.service.models.folders import find
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
 
@@ -68,7 +69,7 @@ def _known(profile: str, folders: Mapping[str, Path]) -> list[Known]:
             ref: stack.enter_context(servers.folder(folder)) for ref, folder in folders.items()
         }
         path = next(iter(folders.values()))
-        first = bundles.read(bundles.find(path).paths[0])
+        first = bundles.read(find(path).paths[0])
         fields = {"model": first.ref.partition("/")[0]}
         requests = make(PROFILES[profile], first.manifest.limits, fields=fields).requests
         return [

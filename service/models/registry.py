@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from addnorm.service.errors import InvalidInput, ModelNotFound, StartupError
+from addnorm.service.models import folders
 from addnorm.service.models.usage import Statistics
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
@@ -38,6 +39,7 @@ TYPICAL_LENGTH = 30  # tokens of the sequences that warm-up runs
 # the right.
 PADDINGS = {"packed": ("right", "left", "holes"), "padded": ("right",)}
 CHECK_LENGTHS = (1, 3, 17, 40)
+LONGEST_CHECKED = 1024  # tokens of a sequence that must run; longer ones would take seconds
 NO_DEFAULTS: Mapping[Task, str] = MappingProxyType({})
 WORDS: dict[Task, str] = {
     "embed": "embed texts",
@@ -126,6 +128,8 @@ class Model:
                 raise StartupError(
                     f"bundle {self.bundle.path}: the lens does not show what {precision} computes"
                 )
+            # it fails where the graph has fewer positions than the manifest says
+            engine.run(selfcheck.sequences(manifest.limits, [LONGEST_CHECKED]))
             if engine.provider == "cpu":
                 paddings = PADDINGS[manifest.layout]
                 for failure in selfcheck.unequal(engine, manifest.limits, paddings, CHECK_LENGTHS):
@@ -367,7 +371,7 @@ def load(bundle: Bundle, settings: Settings, before: Model | None = None) -> Mod
 def load_all(root: Path, settings: Settings) -> Models:
     """Every bundle below `root`. StartupError if one is refused. A folder that cannot be read is
     logged."""
-    found = bundles.find(root)
+    found = folders.find(root)
     for problem in found.unreadable.values():
         log.error("%s", problem)
     defaults = _default_models(settings)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from addnorm.service.errors import BundleRefused, NotFound, StartupError
+from addnorm.service.models import folders
 from addnorm.service.models.registry import Model, Models, load
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import memory
@@ -131,11 +132,11 @@ class Repository:
             except Exception:  # whatever the folder holds, the next rescan may succeed
                 log.exception("cannot follow %s", self._models.root)
 
-    def _listing(self) -> bundles.Listing:
+    def _listing(self) -> folders.Listing:
         """Version folders that are complete: the certificate is written last."""
         if not self._models.root:
-            return bundles.Listing([], {})
-        found = bundles.listing(self._models.root)
+            return folders.Listing([], {})
+        found = folders.listing(self._models.root)
         complete = [path for path in found.paths if (path / bundles.CERTIFICATE).is_file()]
         return found._replace(paths=complete)
 

@@ -23,18 +23,23 @@ from errno import EACCES
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
+import orjson
 from pydantic import ValidationError
 
 from addnorm.service.errors import StartupError
-from addnorm.service.runtime import signature
-from addnorm.service.runtime.manifest import FORMAT, File, Manifest, Task
+from addnorm.service.runtime import files, signature
+from addnorm.service.runtime.files import TooLarge
+from addnorm.service.runtime.manifest import FORMAT, KnownAnswers, Manifest, Task
 from addnorm.service.runtime.signature import SIGNATURE
 
 MANIFEST, CERTIFICATE = "manifest.json", "certificate.json"
 TOKENIZER = "tokenizer.json"
 LENS = "lens.onnx"
+# JSON takes up to twenty times its bytes in memory. Those of large models have up to 1 MiB, their
+# tokenizers 40 MiB.
+MOST_JSON_BYTES, MOST_TOKENIZER_BYTES = 16 * 2**20, 256 * 2**20
 OF_LENS = ("hidden_states", "attentions")  # outputs that it makes
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -124,60 +129,18 @@ def head_file(output: str) -> str:
     return f"{output}.onnx"
 
 
-class Listing(NamedTuple):
-    """What lies in a folder of bundles."""
-
-    paths: list[Path]  # folders `<name>/<version>`, older versions first
-    unreadable: dict[Path, str]  # folders that cannot be looked into -> why, and what to do
-
-
-def listing(root: Path) -> Listing:
-    """The bundles below `root`. A folder that cannot be read does not hide the others."""
-    found, unreadable = list[Path](), dict[Path, str]()
-    for model in _folders(root, unreadable) if root.is_dir() else ():
-        if NAME.fullmatch(model.name):
-            found += filter(_is_version, _folders(model, unreadable))
-    for path in found:
-        _folders(path, unreadable)
-    readable = [path for path in found if path not in unreadable]
-    readable.sort(key=lambda path: (path.parent.name, int(path.name)))
-    return Listing(readable, unreadable)
-
-
-def _is_version(path: Path) -> bool:
+def is_version(path: Path) -> bool:
+    """Whether a folder is named as a version of a model."""
     return path.name.isascii() and path.name.isdigit()
 
 
-def _folders(path: Path, unreadable: dict[Path, str]) -> list[Path]:
-    """The folders in a folder; none if it cannot be read, which goes to `unreadable`."""
-    try:
-        return [entry for entry in path.iterdir() if entry.is_dir()]
-    except FileNotFoundError:  # removed in this moment
-        return []
-    except OSError as error:
-        unreadable[path] = _unreadable(path, error)
-        return []
-
-
-def _unreadable(path: Path, error: OSError) -> str:
+def unreadable(path: Path, error: OSError) -> str:
     """Why it cannot be read, and what to do. A common cause is another user's umask of 077."""
     how = "repair or remove it"
     if error.errno == EACCES:
         how = f"let this user read it, with `chmod -R a+rX {path}`"
     file = error.filename or path
     return f"{file} cannot be read by user {os.geteuid()}: {error.strerror}; {how}"
-
-
-def find(root: Path) -> Listing:
-    """The bundle folders below `root`. StartupError if there is none that can be read."""
-    found = listing(root)
-    if found.paths:
-        return found
-    if found.unreadable:
-        reasons = "; ".join(found.unreadable.values())
-        raise StartupError(f"no bundle under {root} can be read: {reasons}")
-    command = f"addnorm export --preset notebook --out {root}"
-    raise StartupError(f"no bundle under {root}: make one with `{command}`")
 
 
 def read(path: Path, trusted: Sequence[Path] = ()) -> Bundle:
@@ -189,65 +152,86 @@ def read(path: Path, trusted: Sequence[Path] = ()) -> Bundle:
     try:
         return _read(path, trusted)
     except OSError as error:
-        raise StartupError(f"bundle {path}: {_unreadable(path, error)}") from None
+        raise StartupError(f"bundle {path}: {unreadable(path, error)}") from None
 
 
 def _read(path: Path, trusted: Sequence[Path]) -> Bundle:
     signed = signature.check(path, trusted) if trusted else None  # before anything is parsed
     bundle = read_uncertified(path)
-    try:
-        written = (path / CERTIFICATE).read_bytes()
-        certificate = json.loads(written)
-    except (FileNotFoundError, ValueError):
-        raise _refused(path, f"{CERTIFICATE} is missing or broken", "verify") from None
-    if certificate.get("manifest_sha256") != bundle.manifest_sha256:
-        raise _refused(path, f"{CERTIFICATE} is of another {MANIFEST}", "verify")
-    if certificate.get("passed") is not True:
-        raise _refused(path, f"{CERTIFICATE} records a failed check", "export")
+    certificate, certificate_sha256 = _certificate(bundle)
     # the manifest has the sha256 of the other files, as they were read
-    read = {MANIFEST: bundle.manifest_sha256, CERTIFICATE: hashlib.sha256(written).hexdigest()}
+    read = {MANIFEST: bundle.manifest_sha256, CERTIFICATE: certificate_sha256}
     if signed is not None and not read.items() <= signed.items():
         raise StartupError(f"bundle {path} changed while it was read; load it again")
     return replace(bundle, certificate=certificate)
 
 
+def _certificate(bundle: Bundle) -> tuple[dict[str, Any], str]:
+    """With its sha256. It holds what the server needs of it."""
+    path = bundle.path
+    try:
+        written = files.read(path / CERTIFICATE, MOST_JSON_BYTES)
+        certificate = orjson.loads(written)
+    except TooLarge as error:
+        raise _refused(path, str(error), "verify") from None
+    except (FileNotFoundError, ValueError):
+        certificate = None
+    if not isinstance(certificate, dict):
+        raise _refused(path, f"{CERTIFICATE} is missing or broken", "verify")
+    if certificate.get("manifest_sha256") != bundle.manifest_sha256:
+        raise _refused(path, f"{CERTIFICATE} is of another {MANIFEST}", "verify")
+    if certificate.get("passed") is not True:
+        raise _refused(path, f"{CERTIFICATE} records a failed check", "export")
+    try:
+        known = KnownAnswers.model_validate(certificate)
+    except ValidationError as error:
+        raise _refused(path, f"{CERTIFICATE} is broken: {_first(error)}", "verify") from None
+    if what := known.misfit(bundle.manifest):
+        raise _refused(path, f"{CERTIFICATE} is broken: {what}", "verify")
+    return certificate, hashlib.sha256(written).hexdigest()
+
+
 def read_uncertified(path: Path) -> Bundle:
     """A bundle whose files match its manifest, certified or not yet."""
     try:
-        written = (path / MANIFEST).read_bytes()
+        written = files.read(path / MANIFEST, MOST_JSON_BYTES)
         manifest = Manifest.model_validate_json(written)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         raise _no_manifest(path) from None
+    except TooLarge as error:
+        raise _refused(path, str(error), "export") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "JSON"
-        raise _refused(path, f"{MANIFEST} is broken: {where}: {first['msg']}", "export") from None
+        raise _refused(path, f"{MANIFEST} is broken: {_first(error)}", "export") from None
     if manifest.format != FORMAT:
         what = f"{MANIFEST} has format {manifest.format}, this version reads {FORMAT}"
         raise _refused(path, what, "export")
-    if (default := manifest.default_precision) not in manifest.precisions:
-        what = f"{MANIFEST} has default precision {default}, but no such graph"
-        raise _refused(path, what, "export")
+    if misfit := manifest.misfit():
+        raise _refused(path, f"{MANIFEST} has {misfit}", "export")
     _check_files(path, manifest)
     return Bundle(path, manifest, hashlib.sha256(written).hexdigest())
 
 
 def _check_files(path: Path, manifest: Manifest) -> None:
-    for name in sorted({*manifest.precisions.values(), *manifest.files}):
-        if what := _mismatch(path, name, manifest.files.get(name)):
-            raise _refused(path, what, "export")
+    """StartupError unless the manifest has all that is loaded, as it is."""
+    tokenizer = manifest.files.get(TOKENIZER)
+    if tokenizer and tokenizer.num_bytes > MOST_TOKENIZER_BYTES:
+        what = f"{TOKENIZER} has {tokenizer.num_bytes} bytes, the limit is {MOST_TOKENIZER_BYTES}"
+        raise _refused(path, what, "export")
+    heads = map(head_file, manifest.heads)
+    # a graph may take its weights from a file beside it
+    weights = (file.name for file in path.glob("*.data"))
+    for name in sorted({*manifest.precisions.values(), *heads, *weights, *manifest.files}):
+        if name not in manifest.files:
+            raise _refused(path, f"{MANIFEST} has no sha256 of {name}, which is loaded", "export")
+        if difference := files.difference(path / name, manifest.files[name]):
+            raise _refused(path, difference, "export")
 
 
-def _mismatch(path: Path, name: str, recorded: File | None) -> str | None:
-    """How a file differs from what the manifest records. None if it does not."""
-    file = path / name
-    if recorded is None or Path(name).name != name:
-        return f"{MANIFEST} has no sha256 of a file {name!r} in its folder"
-    if not file.is_file():
-        return f"{name} is missing"
-    if (num_bytes := file.stat().st_size) != recorded.num_bytes:
-        return f"{name} has {num_bytes} bytes, {recorded.num_bytes} recorded"
-    return None if sha256(file) == recorded.sha256 else f"{name} does not match its sha256"
+def _first(error: ValidationError) -> str:
+    """Its first problem, in one line."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(" ".join(str(part).split())[:100] for part in first["loc"]) or "JSON"
+    return f"{where}: {first['msg']}"
 
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> Bundle:
@@ -255,12 +239,12 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> Bundle:
 
     manifest: all fields but format and files.
     """
-    files = {
-        file.name: describe(file)
+    described = {
+        file.name: files.describe(file)
         for file in sorted(path.iterdir())
         if file.name not in (MANIFEST, CERTIFICATE, SIGNATURE)
     }
-    complete = Manifest(format=FORMAT, files=files, **manifest)
+    complete = Manifest(format=FORMAT, files=described, **manifest)
     (path / MANIFEST).write_text(complete.model_dump_json(indent=2) + "\n")
     return read_uncertified(path)
 
@@ -276,19 +260,10 @@ def write_certificate(bundle: Bundle, certificate: dict[str, Any]) -> None:
     partial.rename(bundle.path / CERTIFICATE)
 
 
-def describe(file: Path) -> File:
-    return File(sha256=sha256(file), num_bytes=file.stat().st_size)
-
-
-def sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def _no_manifest(path: Path) -> StartupError:
     if not path.is_dir():
         return StartupError(f"bundle {path}: there is no such folder")
-    if not _is_version(path):
+    if not is_version(path):
         inside = chain(path.glob(f"*/{MANIFEST}"), path.glob(f"*/*/{MANIFEST}"))
         example = next((file.parent for file in inside), "bundles/notebook/1")
         what = f"{MANIFEST} is missing: a bundle is a folder <name>/<version>"

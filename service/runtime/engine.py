@@ -1,12 +1,14 @@
 """The onnxruntime sessions of one bundle. Knows batches and rows; no requests, no queue."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from onnxruntime import InferenceSession
 
+from addnorm.service.errors import StartupError
 from addnorm.service.runtime.batch import Batch, Floats, Grid, Ints, Rows
 from addnorm.service.runtime.bundle import LENS, Bundle
 from addnorm.service.runtime.cuda import CUDA_DEFAULTS, CudaOptions
@@ -21,6 +23,7 @@ from addnorm.service.runtime.session import PROVIDERS, open_session, open_sessio
 # 256 rows 136 ms, 0.53 ms a row; 45 rows 13 ms, 0.28 ms a row; 8 rows 4 ms, 0.46 ms a row.
 HEAD_ROWS, MIN_HEAD_ROWS, HEAD_PRODUCTS = 256, 8, 2**29
 WIDTH_STEP = 8  # columns of a grid on a GPU: onnxruntime's memory-efficient kernel asks for 4
+INPUTS, TYPES = ("input_ids", "attention_mask"), "token_type_ids"
 OUTPUTS = list(Rows._fields)
 NO_HEADS = np.empty(0, np.int64)
 NO_MEMORY = "Failed to allocate memory"  # in onnxruntime's words
@@ -57,9 +60,14 @@ class Engine:
         self._body, self._body_on_all_cores = open_sessions(
             graph, provider, num_threads, fits, cuda
         )
+        widths = {"activations": manifest.d_model}
+        widths |= dict.fromkeys(("norm_mean", "norm_rstd"), manifest.n_norms)
+        _check(graph, self._body, [*INPUTS, *([TYPES] if self._has_types else [])], widths)
         self._heads = {
             name: open_session(bundle.head(name), provider, cuda=cuda) for name in manifest.heads
         }
+        for name, head in manifest.heads.items():
+            _check(bundle.head(name), self._heads[name], ["rows"], {name: head.width})
         self.n_layers = bundle.n_layers
         self._head_widths = {name: bundle.width(name) for name in manifest.heads}
         self._lens: InferenceSession | None = None
@@ -121,7 +129,7 @@ class Engine:
         input_ids, attention_mask, types = grid
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if self._has_types:
-            inputs["token_type_ids"] = np.zeros_like(input_ids) if types is None else types
+            inputs[TYPES] = np.zeros_like(input_ids) if types is None else types
         return inputs
 
     @property
@@ -201,3 +209,25 @@ def run_session(
         if NO_MEMORY in str(error):
             raise MemoryError(NO_MEMORY) from error
         raise
+
+
+def _check(
+    graph: Path, session: InferenceSession, inputs: Sequence[str], widths: Mapping[str, int]
+) -> None:
+    """StartupError if the graph takes or makes something else than the manifest says.
+
+    widths: numbers of each output for a row.
+    """
+    made = {output.name: output.shape for output in session.get_outputs()}
+    for name, width in widths.items():
+        if name not in made or made[name][-1] != width:
+            raise StartupError(
+                f"{graph} makes {name} of shape {made.get(name)}, the manifest says {width} numbers"
+                " a row; export it again"
+            )
+    taken = [node.name for node in session.get_inputs()]
+    if sorted(taken) != sorted(inputs):
+        raise StartupError(
+            f"{graph} takes {', '.join(taken)}, the manifest says {', '.join(inputs)};"
+            " export it again"
+        )

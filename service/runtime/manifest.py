@@ -1,10 +1,18 @@
-"""What stands in the manifest of a bundle. Knows no files."""
+"""What stands in the manifest of a bundle, and what the server takes from its certificate. Knows no
+files."""
 
-from typing import Any, Literal
+import math
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 FORMAT = 4
+Size = Annotated[int, Field(ge=1, lt=2**31)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]  # of a file, a model
+Graph = Annotated[str, Field(pattern=r"^(fp32|fp16|int8)$")]
+Made = Annotated[str, Field(pattern=r"^(logits|pooled|token_vectors)$")]  # by a head
 Pooling = Literal["mean", "first", "last", "max", "weighted_mean", "mean_sqrt"]
 Pick = Literal["every"] | Pooling
 Precision = Literal["fp32", "fp16", "int8"]
@@ -24,13 +32,13 @@ class File(_Part):
 
 
 class Limits(_Part):
-    max_positions: int = Field(description="Real tokens in a sequence.")
-    vocab_size: int = Field(description="Token ids are below it.")
-    type_vocab_size: int = Field(
+    max_positions: Size = Field(description="Real tokens in a sequence.")
+    vocab_size: Size = Field(description="Token ids are below it.")
+    type_vocab_size: Size = Field(
         1, description="Token type ids are below it. 1: the model takes none."
     )
     # the default is for bundles without a tokenizer, which take no texts
-    max_text_tokens: int = Field(
+    max_text_tokens: Size = Field(
         default_factory=lambda given: given["max_positions"],
         description=(
             "Tokens of a text, special tokens included: what the model's authors cut texts to."
@@ -42,7 +50,7 @@ class Head(_Part):
     """A graph that makes an output of rows: of every token's, or of one picked for a sequence."""
 
     pick: Pick
-    width: int
+    width: Size
 
 
 class Int8(_Part):
@@ -57,7 +65,7 @@ class InputRules(_Part):
     """How the authors of vectors for each token treat texts of one input type."""
 
     prompt_name: str | None = None
-    max_tokens: int | None = None  # what they cut these texts to; None: max_text_tokens
+    max_tokens: Size | None = None  # what they cut these texts to; None: max_text_tokens
     skipped_ids: tuple[int, ...] = ()  # tokens whose vectors they leave out
 
 
@@ -65,17 +73,17 @@ class Manifest(_Part):
     """What the server needs to know about a bundle, and where the bundle came from."""
 
     format: int
-    name: str
+    name: Name
     version: int
     created: str  # ISO 8601, UTC
     layout: Literal["packed", "padded"]
     config: dict[str, Any]  # the model's shape, in the exporter's words
-    d_model: int
-    n_norms: int
+    d_model: Size
+    n_norms: Size
     limits: Limits
-    precisions: dict[str, str]  # name -> graph file
+    precisions: dict[Graph, Name]  # name -> graph file
     int8: Int8 = Int8()
-    heads: dict[str, Head]  # by output
+    heads: dict[Made, Head]  # by output
     labels: tuple[str, ...] | None  # of the logits, in order; None: they have no names
     multi_label: bool = (
         False  # whether several labels of one text may be true: sigmoid, not softmax
@@ -91,6 +99,97 @@ class Manifest(_Part):
     vector_ranges: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     texts_have_types: bool = True  # false: its authors' tokenizer gives every token type 0
     source: dict[str, Any]  # preset and seed, or checkpoint or module and its sha256
-    opset: int
+    opset: Size
     versions: dict[str, str]  # torch, onnxruntime
-    files: dict[str, File]
+    files: dict[Name, File]
+
+    @field_validator("created")
+    @classmethod
+    def _is_a_time(cls, value: str) -> str:
+        try:
+            datetime.fromisoformat(value).timestamp()
+        except (ValueError, OverflowError, OSError):
+            raise ValueError("it is no time in ISO 8601") from None
+        return value
+
+    def misfit(self) -> str | None:
+        """Which parts contradict each other. None if all fit."""
+        return next(self._misfits(), None)
+
+    def _misfits(self) -> Iterator[str]:
+        if self.default_precision not in self.precisions:
+            yield f"default precision {self.default_precision[:100]!r}, but no such graph"
+        yield from self._misfits_of_config()
+        named = [
+            self.default_prompt_name,
+            *(rule.prompt_name for rule in self.input_types.values()),
+        ]
+        for name in named:
+            if name is not None and name not in self.prompts:
+                yield f"the prompt {name[:100]!r} is named, but not there"
+        logits = self.heads.get("logits")
+        if self.labels is not None and logits and len(self.labels) != logits.width:
+            yield f"{len(self.labels)} labels for {logits.width} logits"
+        if self.vector_ranges is not None:
+            pooled = self.heads.get("pooled")
+            yield from self._misfits_of_ranges(pooled.width if pooled else self.d_model)
+
+    def _misfits_of_config(self) -> Iterator[str]:
+        """The shape stands there too."""
+        shape: dict[str, Any] = {**self.limits.model_dump(), "d_model": self.d_model}
+        for name in sorted(shape.keys() & self.config.keys()):
+            if (found := self.config[name]) != shape[name]:
+                yield f"{name} {shape[name]}, but {found!r:.100} in its config"
+        for name, most in (("n_layers", self.n_norms), ("n_heads", self.d_model)):
+            found = self.config.get(name)
+            if type(found) is not int or not 1 <= found <= most:
+                yield f"{name} {found!r:.100} in its config: 1 to {most} is possible"
+        if type(found := self.config.get("causal")) is not bool:
+            yield f"causal {found!r:.100} in its config: true or false is possible"
+
+    def _misfits_of_ranges(self, width: int) -> Iterator[str]:
+        assert self.vector_ranges
+        lowest, highest = self.vector_ranges
+        if not len(lowest) == len(highest) == width:
+            yield f"vector_ranges that are not of {width} dimensions"
+        elif not all(-math.inf < a <= b < math.inf for a, b in zip(lowest, highest, strict=True)):
+            yield "vector_ranges that are not a lowest and a highest number each"
+
+
+class KnownAnswer(_Part):
+    """A sequence of the certificate, and its last row."""
+
+    input_ids: tuple[int, ...]
+    token_type_ids: tuple[int, ...] | None = None
+    activations: tuple[float, ...]
+
+
+class KnownAnswers(_Part):
+    """Of a certificate, by precision."""
+
+    known_answer: dict[str, KnownAnswer]
+
+    def misfit(self, manifest: Manifest) -> str | None:
+        """Which one the model cannot have. None if all fit."""
+        for precision in manifest.precisions:
+            known, limits = self.known_answer.get(precision), manifest.limits
+            if known is None:
+                return f"it has no known answer of {precision}"
+            length, types = len(known.input_ids), known.token_type_ids
+            if (
+                not 1 <= length <= limits.max_positions
+                or len(known.activations) != manifest.d_model
+            ):
+                return f"the known answer of {precision} has another shape than the model"
+            are_types = types is None or (
+                limits.type_vocab_size > 1
+                and len(types) == length
+                and _are_below(types, limits.type_vocab_size)
+            )
+            if not _are_below(known.input_ids, limits.vocab_size) or not are_types:
+                return f"the known answer of {precision} has ids that the model lacks"
+        return None
+
+
+def _are_below(ids: tuple[int, ...], limit: int) -> bool:
+    return all(0 <= token < limit for token in ids)

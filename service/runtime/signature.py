@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from addnorm.service.errors import StartupError
+from addnorm.service.runtime.files import TooLarge, read
 
 if TYPE_CHECKING:
     from model_signing.verifying import Config as Verifier
 
 SIGNATURE = "model.sig"
+MOST_BYTES = 2**20  # of a signature; those of a bundle have some thousands
 KEYS = "ADDNORM_TRUSTED_KEYS"
 CURVES = "P-256, P-384 or P-521"
 
@@ -119,7 +121,7 @@ def _read(path: Path, signature: Path) -> tuple[str, dict[str, str]]:
     """What a signature says, not yet checked: whether it was made with a key or with a certificate,
     and the digest of each file."""
     try:
-        content = json.loads(signature.read_bytes())
+        content = json.loads(read(signature, MOST_BYTES))
         material = content["verificationMaterial"]
         statement = json.loads(base64.b64decode(content["dsseEnvelope"]["payload"]))
         resources: list[dict[str, Any]] = statement["predicate"]["resources"]
@@ -129,6 +131,8 @@ def _read(path: Path, signature: Path) -> tuple[str, dict[str, str]]:
             raise ValueError  # made before 1.0; the library would print a warning
     except OSError:
         raise
+    except TooLarge as error:
+        raise _refused(path, str(error), f"get a signed one, or unset {KEYS}") from None
     except Exception:  # whatever lies there
         what = f"{SIGNATURE} is broken, or was not made with a key or a certificate"
         raise _refused(path, what, f"get a signed one, or unset {KEYS}") from None

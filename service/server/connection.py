@@ -42,7 +42,9 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 class Connection(HttpToolsProtocol):
     """The server calls `sweep` once a second: timers for each request would cost more."""
 
-    settings: ClassVar[Settings]  # of the server; see `protocol_factory`
+    # of the server; see `protocol_factory`
+    settings: ClassVar[Settings]
+    surplus: ClassVar[dict["Connection", None]]  # those over the limit, in the order they came
 
     def __init__(self, config: Config, *arguments: Any, **named: Any) -> None:
         super().__init__(config, *arguments, **named)
@@ -51,7 +53,6 @@ class Connection(HttpToolsProtocol):
         self._in_head = self._in_body = False
         # bytes that are not body: since the last head or body began or ended, or body came
         self._num_loose = 0
-        self._is_surplus = False  # the connection is over the limit on connections
         self._is_refused = False  # nothing that arrives is parsed any more
         self.aged_at: float | None = None  # from then on an answer may be the last one
         self._has_ended = False  # the caller sends no more
@@ -63,9 +64,13 @@ class Connection(HttpToolsProtocol):
         self._all_sent = self._since  # when there was last nothing to send
         if self.settings.connection_max_age_s:
             self.aged_at = self._since + drawn_age(self.settings.connection_max_age_s)
-        self._is_surplus = len(self.connections) > self.settings.max_connections
-        if len(self.connections) > 2 * self.settings.max_connections:
-            transport.abort()  # so many connections are not answered any more
+        if len(self.connections) > self.settings.max_connections:
+            self.surplus[self] = None
+        if len(self.connections) > 2 * self.settings.max_connections and self.surplus:
+            # the newest may be a probe, which is answered; this one has had time to ask
+            oldest = next(iter(self.surplus))
+            del self.surplus[oldest]
+            oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -79,6 +84,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self.surplus.pop(self, None)
         if self._is_answering():
             deadline = attach_context(self.cycle.scope["state"]).deadline
             if deadline:  # else the body has not been read: who reads it is told
@@ -185,7 +191,7 @@ class Connection(HttpToolsProtocol):
 
     def _wrong(self) -> ServiceError | None:
         """What is wrong with a whole head."""
-        if self._is_surplus:
+        if self in self.surplus:
             limit = self.settings.max_connections
             return TooManyConnections(
                 f"{limit} connections are open, the limit; retry in 1 s", retry_after_s=1
@@ -277,6 +283,6 @@ class PieceReader(BufferedProtocol):
 
 def protocol_factory(settings: Settings) -> Callable[..., PieceReader]:
     """What uvicorn makes the connections of one server with."""
-    kind = type("Connection", (Connection,), {"settings": settings})
+    kind = type("Connection", (Connection,), {"settings": settings, "surplus": {}})
     buffer = bytearray(READ_BYTES)
     return lambda **named: PieceReader(kind(**named), buffer)

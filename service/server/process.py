@@ -1,21 +1,27 @@
 """The server's process: loads the bundles, listens, and drains.
 
-On SIGTERM the server is no longer ready at once. It answers what it has accepted, rejects new
-requests, and closes the listener last.
+On SIGTERM or SIGHUP the server is no longer ready at once. It answers what it has accepted, rejects
+new requests, and closes the listener last. The process ends within ADDNORM_GRACE_S and a second,
+whatever callers and threads do, with exit code 0.
 """
 
 import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from errno import EADDRINUSE
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import uvicorn
 
@@ -34,6 +40,9 @@ TICKS_PER_S = 10  # uvicorn's
 # Connections accepted in one round of the event loop. Larger: each new connection costs more system
 # calls. Smaller: new connections wait longer beside busy ones.
 MAX_ACCEPTED = 16
+# Files beside connections: listeners, connections accepted in one round, bundles that are loaded.
+SPARE_FILES = 2 * MAX_ACCEPTED + 16
+CLOSING_S = 0.4  # from the end of the drain to the last lines of the log, at most
 log = logging.getLogger("addnorm")
 
 
@@ -45,7 +54,8 @@ def serve(bundles: Path, settings: Settings) -> None:
     check_address(settings)
     logs.configure(settings.log_level)
     memory.share_arenas()
-    service = build(load_all(bundles, settings), settings, tracer_of_environment())
+    models, settings = load_all(bundles, settings), within_files(settings)
+    service = build(models, settings, tracer_of_environment())
     if not service.keys and settings.host not in LOOPBACK:
         log.warning(
             "no API keys: every caller that reaches %s is served; see ADDNORM_API_KEYS_FILE",
@@ -55,6 +65,43 @@ def serve(bundles: Path, settings: Settings) -> None:
     gc.freeze()  # what is loaded stays: the collector need not walk it again
     server.run()
     service.close()
+    if service.scheduler.num_hung:
+        _end()  # the interpreter would take down onnxruntime below a run that goes on
+
+
+def ending_signals() -> list[signal.Signals]:
+    """Those that end the server. `nohup` has SIGHUP ignored, and so it stays."""
+    is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGTERM] if is_ignored else [signal.SIGTERM, signal.SIGHUP]
+
+
+def _end() -> NoReturn:
+    """Ends the process whatever its threads do."""
+    logs.finish()
+    os._exit(0)
+
+
+def _end_in_time(seconds: "SimpleQueue[float]") -> None:
+    """On a thread of its own: ends the process so long after it is told to."""
+    time.sleep(seconds.get())
+    _end()
+
+
+def within_files(settings: Settings) -> Settings:
+    """With fewer connections, if the system allows too few files: twice as many may be open."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_free = limit - len(os.listdir("/dev/fd")) - SPARE_FILES
+    num = max(1, num_free // 2)
+    if limit == resource.RLIM_INFINITY or num >= settings.max_connections:
+        return settings
+    log.warning(
+        "ADDNORM_MAX_CONNECTIONS is %d, but a limit of %d open files allows %d: it is lowered to"
+        " that; raise `ulimit -n` for more",
+        settings.max_connections,
+        limit,
+        num,
+    )
+    return settings.model_copy(update={"max_connections": num})
 
 
 def check_address(settings: Settings) -> None:
@@ -121,6 +168,8 @@ class Server(uvicorn.Server):
         super().__init__(configured(service.app, service.settings))
         self._service = service
         self._drain_until = float("inf")
+        # told from a signal handler, which must take no lock
+        self._ends_in_s = SimpleQueue[float]()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listens on several descriptors of each socket.
@@ -147,24 +196,57 @@ class Server(uvicorn.Server):
             )
             self.servers.append(server)
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """For the rest of the process: one that comes during its last steps does no harm."""
+        if threading.current_thread() is threading.main_thread():
+            for sig in (signal.SIGINT, *ending_signals()):
+                signal.signal(sig, self.handle_exit)
+            ending = partial(_end_in_time, self._ends_in_s)
+            threading.Thread(target=ending, name="end", daemon=True).start()
+        yield
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         readiness = self._service.readiness
         if readiness.draining and sig == signal.SIGINT:
             self.force_exit = self.should_exit = True  # an impatient second Ctrl+C
         elif not readiness.draining:
             readiness.draining = True
-            self._drain_until = time.monotonic() + self._service.settings.grace_s
+            grace_s = self._service.settings.grace_s
+            self._drain_until = time.monotonic() + grace_s
+            self._ends_in_s.put(grace_s + CLOSING_S)
 
     async def on_tick(self, counter: int) -> bool:
         logs.flush()
         if counter % TICKS_PER_S == 0:
             self._service.keys.refresh()
-            now = asyncio.get_running_loop().time()
-            for connection in list(self.server_state.connections):
-                cast(Connection, connection).sweep(now)
+            self._sweep()
         if self._service.readiness.draining and self._is_drained():
             self.should_exit = True
         return await super().on_tick(counter)
 
+    def _sweep(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for connection in list(self.server_state.connections):
+            cast(Connection, connection).sweep(now)
+
     def _is_drained(self) -> bool:
         return self._service.app.in_flight == 0 or time.monotonic() > self._drain_until
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Callers that still take their answers have until the end of the drain."""
+        cutting_off = asyncio.create_task(self._cut_off())
+        await super().shutdown(sockets)
+        cutting_off.cancel()
+
+    async def _cut_off(self) -> None:
+        """Ends what is left when the drain ends, and until then what takes too long."""
+        while time.monotonic() < self._drain_until:
+            self._sweep()
+            await asyncio.sleep(1 / TICKS_PER_S)
+        while True:  # the handshake of some may end only now
+            for connection in list(self.server_state.connections):
+                cast(Connection, connection).transport.abort()
+            for task in list(self.server_state.tasks):
+                task.cancel()
+            await asyncio.sleep(1 / TICKS_PER_S)

@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from prometheus_client import Metric, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.scheduler import Scheduler
+from addnorm.service.telemetry import logs
 from addnorm.service.telemetry.metrics import Metrics
 
 INFO_LABELS = (
@@ -52,6 +53,7 @@ class Exposition:
         metrics.worker_threads.set(scheduler.num_workers)
         metrics.cache_bytes_limit.set(cache.max_bytes)
         metrics.registry.register(ModelInfo(models, provider))
+        metrics.registry.register(LostLogLines())
 
     def render(self) -> bytes:
         """The text exposition format, version 0.0.4."""
@@ -107,3 +109,14 @@ class ModelInfo(Collector):
             model.bundle.manifest_sha256,
             model.engines[precision].fingerprint.digest,
         ]
+
+
+class LostLogLines(Collector):
+    """Of the process: the log is one for all servers in it."""
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "addnorm_log_lines_lost",
+            "Lines of the log that nobody read in time, or that could not be written.",
+            value=logs.num_lost(),
+        )

@@ -17,7 +17,7 @@ import pytest
 
 from addnorm.corpus import command, embed_command, embedder, embedding_job, in_process
 from addnorm.corpus.errors import CorpusError
-from addnorm.corpus.parts import Parts
+from addnorm.corpus.parts import PLAN_KEY, Parts, plan_of
 from addnorm.corpus.ray_data import Addnorm
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.server.wiring import Service
@@ -265,10 +265,10 @@ def kill(monkeypatch: pytest.MonkeyPatch, at: str, calls: int) -> None:
     [
         ("add", 1, 0),
         ("add", 3, 2),
-        ("replace", 2, 0),  # the first replaces the plan
-        ("replace", 4, 2),
+        ("replace", 1, 0),
+        ("replace", 3, 2),
         ("join", 1, 3),
-        ("replace", 5, 3),
+        ("replace", 4, 3),
     ],
 )
 def test_a_killed_job_goes_on_without_a_lost_or_doubled_row(
@@ -352,6 +352,71 @@ def test_a_lost_or_doubled_part_is_found(
     assert "does not follow on the parts before it" in refused(source)
 
 
+FOREIGN = {  # what a part says it was made of -> what is said of it
+    '{"fingerprint": {"precision": "int8"}}': "is of another job. Differences: input texts.parquet",
+    "{}": "is of another job",
+    "[1]": "does not say what it was made of; remove it",
+    '{"fingerprint": 3}': "does not say what it was made of",
+    "[" * 100_000: "does not say what it was made of",
+    "": "does not say what it was made of",
+}
+
+
+@pytest.mark.parametrize("plan", FOREIGN, ids=FOREIGN.values())
+def test_a_part_of_another_job_is_found(
+    stopped: Path, source: Path, refused: Callable[..., str], plan: str
+) -> None:
+    _, second = sorted(stopped.glob("part-*.parquet"))
+    part = pq.read_table(second)
+    metadata = {**(part.schema.metadata or {}), PLAN_KEY.encode(): plan.encode()}
+    pq.write_table(part.replace_schema_metadata(metadata), second)
+    said = refused(source)
+    assert f"{second} {FOREIGN[plan]}" in said
+    assert f"{second}" in said
+
+
+def test_a_file_that_changes_while_it_is_read_ends_the_job(
+    embed: Embed,
+    source: Path,
+    refused: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    add, other = Parts.add, corpus_files.table(NUM_ROWS, seed=1)
+
+    def changing(parts: Parts, table: pa.Table) -> None:
+        add(parts, table)
+        changed = corpus_files.write(other, tmp_path / "changed.parquet")
+        source.write_bytes(changed.read_bytes())
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Parts, "add", changing)
+        said = refused(source)
+    assert "texts.parquet changed while it was read: remove" in said
+    assert not (tmp_path / "vectors.parquet").exists()
+    assert "input texts.parquet" in refused(source)  # nor does the job go on
+
+
+def test_a_link_stays_and_its_target_is_written(
+    embed: Embed, source: Path, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (link := tmp_path / "vectors.parquet").symlink_to(elsewhere / "target.parquet")
+    assert len(embed(source)) == NUM_ROWS
+    assert link.is_symlink()
+    assert [file.name for file in elsewhere.iterdir()] == ["target.parquet"]
+    link.unlink()
+    link.symlink_to(tmp_path / "none" / "target.parquet")
+    assert f"there is no folder {tmp_path / 'none'}" in refused(source)
+
+
+def test_a_text_that_is_not_utf_8_is_named(refused: Callable[..., str], tmp_path: Path) -> None:
+    texts = pa.array([b"a"] * 300 + [b"\xff"]).cast(pa.binary()).view(pa.string())
+    for column in (texts, texts.dictionary_encode()):
+        pq.write_table(pa.table({"text": column}), tmp_path / "texts.parquet")
+        assert "row 300: column 'text' is not UTF-8" in refused(tmp_path / "texts.parquet")
+
+
 @pytest.mark.parametrize("damage", ["cut", "one byte"])
 def test_a_damaged_part_is_named_before_work_and_may_be_made_again(
     embed: Embed,
@@ -405,7 +470,8 @@ def test_a_model_that_is_not_made_to_embed_is_told(
 def test_two_processes_do_not_write_one_file(
     stopped: Path, source: Path, refused: Callable[..., str]
 ) -> None:
-    plan = json.loads((stopped / "plan.json").read_text())
+    plan = plan_of(next(stopped.glob("part-*.parquet")))
+    assert plan
     with Parts(source.with_name("vectors.parquet"), plan, {}).opened():
         assert "another process writes" in refused(source)
 

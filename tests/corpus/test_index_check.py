@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from addnorm.corpus import command
 from addnorm.corpus.embeddings_client import Embedded
 from addnorm.corpus.index_check import report
+from addnorm.corpus.parts import PLAN_KEY
 from addnorm.corpus.vectors_file import Sample
 from addnorm.service.runtime.fingerprint import METADATA_KEY, Recorded, digest_of, to_text
 from tests.support.texts import TEXT_MODEL, WORDS
@@ -262,6 +263,10 @@ FILES: dict[str, tuple[dict[str, Any], str]] = {
     "no vectors": ({"vector": [1.0, 2.0]}, "column 'vector' is double: vectors are lists"),
     "whole numbers": ({"vector": [[1], [2]]}, "vectors are lists of one size, of float, halffloat"),
     "no text": ({"text": [1, 2]}, "column 'text' is int64, not text: name a column of strings"),
+    "text not UTF-8": (
+        {"text": pa.array([b"a", b"\xff"]).view(pa.string())},
+        "row 1 has a text that is not UTF-8",
+    ),
     "null text": ({"text": [None, "a"]}, "row 0 has no text, but null"),
     "width": ({}, f"the stored vectors have 1 numbers, those of {TEXT_MODEL} 32: name another"),
     "other columns": ({"text": None}, "has no column 'text': name one with --text-column; its"),
@@ -282,6 +287,29 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(
     pq.write_table(table, tmp_path / "v.parquet")
     asked = (str(tmp_path / "v.parquet"), "--url", text_url, "--model", TEXT_MODEL)
     assert message in refusal(capsys, *asked)
+
+
+JOBS = {  # metadata -> what is said of it
+    '{"options": {"precision": [1]}}': "its metadata addnorm.job: precision: Input should be a",
+    '{"options": {"dimensions": -1}}': "its metadata addnorm.job: dimensions: Input should be",
+    '{"columns": {"text": []}}': "its metadata addnorm.job: text: List should have at least 1",
+    '{"columns": {"text": ["none"]}}': "has no column 'none'",
+    # as if there were none
+    "[1]": "'none' is not served here",
+    '{"options": 3}': "'none' is not served here",
+    "{": "'none' is not served here",
+    "[" * 100_000: "'none' is not served here",
+}
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job[:40])
+def test_odd_metadata_is_told_in_one_line_or_ignored(
+    job: str, text_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pa.table({"text": ["a"], "vector": [[1.0]]}).replace_schema_metadata({PLAN_KEY: job})
+    pq.write_table(table, tmp_path / "v.parquet")
+    asked = (str(tmp_path / "v.parquet"), "--url", text_url, "--model", "none")
+    assert JOBS[job] in refusal(capsys, *asked)
 
 
 def test_what_cannot_be_checked_is_said_in_one_line(

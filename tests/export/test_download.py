@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from addnorm.export.download import DownloadError, address, fetch, wanted
-from addnorm.service.runtime.bundle import sha256
+from addnorm.service.runtime.files import sha256
 from tests.support.hub import COMMIT, REPOSITORY, Hub, hub
 from tests.support.texts import checkpoint
 

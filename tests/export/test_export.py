@@ -24,6 +24,7 @@ from addnorm.model.layout import MASKED, Mask, Packed
 from addnorm.model.presets import PRESETS, build
 from addnorm.model.transformer import LayerNorm, Transformer, randomize
 from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.files import describe
 
 SMALL = Config(
     vocab_size=50, d_model=32, n_heads=2, d_ff=64, n_layers=1, max_positions=64, eps=1e-6,
@@ -168,7 +169,7 @@ def test_verify_finds_a_bundle_that_its_hashes_hide(notebook: Path, tmp_path: Pa
     weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
     onnx.save(graph, path / "model.onnx")
     manifest = json.loads((path / "manifest.json").read_text())
-    manifest["files"]["model.onnx"] = bundles.describe(path / "model.onnx").model_dump()
+    manifest["files"]["model.onnx"] = describe(path / "model.onnx").model_dump()
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(SystemExit, match=r"weights \(fp32\): blocks\.0\.ffn\.up\.weight differs"):
         command.verify([str(path)])

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -75,6 +76,12 @@ def test_bundle_names_both_precisions(bundle: Bundle) -> None:
     """The manifest names a graph for each precision, and the one for requests that name none."""
     assert bundle.manifest.precisions == {"fp32": "model.onnx", "int8": INT8}
     assert bundle.manifest.default_precision == "int8"
+
+
+def test_all_files_may_be_read_by_the_same_users(bundle: Bundle) -> None:
+    """The image serves what another user exported."""
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in bundle.path.iterdir()}
+    assert modes == dict.fromkeys(modes, modes[bundles.MANIFEST])
 
 
 def test_certificate_covers_int8(bundle: Bundle) -> None:

@@ -13,6 +13,7 @@ from transformers import BertModel
 from addnorm.export import sources
 from addnorm.export.writer import Plan, export, verify
 from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.files import sha256
 from tests.conftest import inference_of, serving
 from tests.support.exports import shared_exports
 from tests.support.sentence_transformers import write_dense, write_modules, write_settings
@@ -78,7 +79,7 @@ def test_vectors_are_those_of_the_folders_authors(
 
 def test_the_manifest_holds_the_hash_of_every_file_of_weights(folder: Path, root: Path) -> None:
     files = ("model.safetensors", "2_Dense/model.safetensors")
-    hashes = {name: bundles.sha256(folder / name) for name in files}
+    hashes = {name: sha256(folder / name) for name in files}
     assert bundles.read(root / "mine" / "1").manifest.source["weights"] == hashes
 
 

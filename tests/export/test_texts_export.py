@@ -12,6 +12,7 @@ import pytest
 from addnorm.export import command
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.files import describe
 from addnorm.service.runtime.tokenizer import Tokenizer
 from tests.support.texts import MAX_POSITIONS, MAX_TEXT_TOKENS, TEXT_MODEL
 
@@ -161,7 +162,7 @@ def test_a_bundle_whose_tokenizer_is_not_the_folders_is_not_certified(
         tokenizer["post_processor"] = None
     (path / "tokenizer.json").write_text(json.dumps(tokenizer))
     files = json.loads((path / "manifest.json").read_text())["files"]
-    changed = {**files, "tokenizer.json": bundles.describe(path / "tokenizer.json").model_dump()}
+    changed = {**files, "tokenizer.json": describe(path / "tokenizer.json").model_dump()}
     change(path / "manifest.json", files=changed)
     with pytest.raises(SystemExit, match=r"tokenizer\.json: unlike the folder's"):
         command.verify([str(path), "--checkpoint", str(text_checkpoint)])
@@ -188,7 +189,8 @@ def test_a_manifest_without_a_limit_of_texts_has_that_of_positions(
     path = tmp_path / TEXT_MODEL / "1"
     shutil.copytree(text_bundles / TEXT_MODEL / "1", path)
     limits = json.loads((path / "manifest.json").read_text())["limits"]
-    change(path / "manifest.json", limits={"max_positions": 16, "vocab_size": limits["vocab_size"]})
+    without = {name: limits[name] for name in limits if name != "max_text_tokens"}
+    change(path / "manifest.json", limits=without)
     bundle = bundles.read_uncertified(path)
     assert bundle.manifest.limits.max_text_tokens == Tokenizer(bundle).max_tokens == MAX_POSITIONS
     change(path / "manifest.json", limits={**limits, "max_text_tokens": 17})

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from addnorm.service.inference.sequence_cache import SequenceCache
+from addnorm.service.models import folders
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
@@ -74,7 +75,7 @@ def models(
 ) -> Models:
     """Micro-batches are small, so that a request's sequences run in several."""
     roots = (task_bundles, multi_vector_bundles, notebook.parent.parent)
-    found = [bundles.read(path) for root in roots for path in bundles.find(root).paths]
+    found = [bundles.read(path) for root in roots for path in folders.find(root).paths]
     found.append(preset_in_int8("postnorm"))
     return Models([Model(bundle, "cpu", token_budget=64) for bundle in found], None, DEFAULTS)
 

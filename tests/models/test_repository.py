@@ -24,7 +24,7 @@ from addnorm.load import servers
 from addnorm.load.stress.copies import republish
 from addnorm.load.stress.scenarios.swaps import swaps
 from addnorm.service.errors import BundleRefused, NotFound
-from addnorm.service.models import repository
+from addnorm.service.models import folders, repository
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Rows
@@ -255,13 +255,13 @@ def test_a_volume_that_is_away_for_a_moment_takes_no_model_along(root: Path) -> 
 def test_a_volume_that_goes_away_while_it_is_listed_takes_no_model_along(
     inference: Service, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listing = bundles.listing
+    listing = folders.listing
 
-    def of_a_volume_that_has_gone(folder: Path) -> bundles.Listing:
+    def of_a_volume_that_has_gone(folder: Path) -> folders.Listing:
         root.rename(root.with_name("away"))
         return listing(folder)
 
-    monkeypatch.setattr(bundles, "listing", of_a_volume_that_has_gone)
+    monkeypatch.setattr(folders, "listing", of_a_volume_that_has_gone)
     inference.repository.rescan()
     assert states(inference) == {1: "READY"}
 

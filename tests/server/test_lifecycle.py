@@ -1,8 +1,6 @@
 """The life of the process: draining answers what was accepted, and the exit code is 0."""
 
-import io
 import json
-import logging
 import os
 import re
 import signal
@@ -13,16 +11,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from addnorm.load.servers import free_port
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.telemetry import logs
 from tests.conftest import inference_of, serving
 from tests.support.metrics import samples
 from tests.support.process import Process
@@ -74,6 +70,21 @@ def test_sigterm_answers_what_was_accepted_refuses_what_comes_and_exits_0(proces
 def test_an_idle_server_exits_0_at_once(process: Process) -> None:
     assert httpx.get(f"{process.url}/readyz").status_code == 200
     assert process.terminate() == 0
+
+
+def test_few_files_lower_the_limit_on_connections_and_probes_are_answered(small: Path) -> None:
+    process = Process(small, max_files=64)
+    try:
+        warning = process.wait_for(lambda line: line["level"] == "warning")
+        assert "ADDNORM_MAX_CONNECTIONS is 1024, but a limit of 64 open files" in warning["message"]
+        with ExitStack() as idle:
+            for _ in range(200):
+                caller = socket.create_connection(("127.0.0.1", process.port))
+                idle.enter_context(caller)
+            for _ in range(20):
+                assert httpx.get(f"{process.url}/livez").status_code == 200
+    finally:
+        assert process.terminate() == 0
 
 
 def test_logs_are_json_with_ids_and_timings_and_never_the_content(process: Process) -> None:
@@ -242,71 +253,6 @@ def test_an_address_that_nobody_has_ends_the_start_in_one_line(tmp_path: Path, h
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
     assert f"ADDNORM_HOST={host}" in line
-
-
-LOUD = """
-import sys, threading, warnings
-from addnorm.service.telemetry import logs
-logs.configure("info")
-warnings.warn("of a library", RuntimeWarning)
-import numpy
-numpy.float32([7e4]).astype(numpy.float16)
-thread = threading.Thread(target=lambda: 1 / 0, name="worker")
-thread.start()
-thread.join()
-logs.flush()
-"""
-
-
-def test_warnings_and_threads_that_end_break_no_line_of_the_log() -> None:
-    loud = subprocess.run([sys.executable, "-c", LOUD], capture_output=True, text=True, timeout=60)
-    lines = [json.loads(line) for line in loud.stderr.splitlines()]
-    assert [line["level"] for line in lines] == ["warning", "warning", "error"]
-    assert "of a library" in lines[0]["message"]
-    assert "overflow encountered in cast" in lines[1]["message"]
-    assert lines[2]["message"] == "the thread worker has ended"
-    assert "ZeroDivisionError" in lines[2]["exception"]
-
-
-def test_lines_are_written_together_once_flushed() -> None:
-    stream = io.StringIO()
-    logger = logging.Logger("of the test")
-    logger.addHandler(handler := logs.buffered(stream))
-    logger.info("one", extra={"ms": 1.5})
-    logger.info("two")
-    assert stream.getvalue() == ""
-    handler.flush()
-    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert [list(line) for line in lines] == [
-        ["time", "level", "logger", "message", "ms"],
-        ["time", "level", "logger", "message"],
-    ]
-    assert [line["message"] for line in lines] == ["one", "two"]
-    assert datetime.fromisoformat(lines[0]["time"]).tzinfo == UTC
-    logger.warning("three")
-    assert json.loads(stream.getvalue().splitlines()[-1])["level"] == "warning"
-    handler.close()
-
-
-def test_a_full_disk_under_the_log_costs_log_lines_only(notebook: Path) -> None:
-    port = free_port()
-    with Path("/dev/full").open("w") as full:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "addnorm", "serve", "--bundles", str(notebook.parents[1])],
-            env={**os.environ, "ADDNORM_PORT": str(port)},
-            stderr=full,
-        )
-    try:
-        with httpx.Client(
-            transport=httpx.HTTPTransport(retries=8), base_url=f"http://127.0.0.1:{port}"
-        ) as client:
-            for _ in range(3):
-                assert client.post("/v1/infer", json=SHORT).status_code == 200
-                time.sleep(0.15)  # past a flush
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
-    finally:
-        process.kill()
 
 
 def test_counters_agree_with_a_counted_load_to_the_request_and_the_token(small: Path) -> None:

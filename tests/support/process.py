@@ -20,10 +20,15 @@ def rss_mib() -> float:
 class Process:
     """`addnorm serve` on a free port, its log read line by line."""
 
-    def __init__(self, bundles: Path, *arguments: str, **environment: str) -> None:
+    def __init__(
+        self, bundles: Path, *arguments: str, max_files: int | None = None, **environment: str
+    ) -> None:
+        """max_files: that it may open; None: as many as this process."""
         self.lines: list[dict[str, Any]] = []
+        limited = ["sh", "-c", f'ulimit -n {max_files}; exec "$@"', "sh"] if max_files else []
+        command = [sys.executable, "-m", "addnorm", "serve", "--bundles", str(bundles)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "addnorm", "serve", "--bundles", str(bundles), *arguments],
+            [*limited, *command, *arguments],
             env={**os.environ, "ADDNORM_PORT": "0", **environment},
             stderr=subprocess.PIPE,
             text=True,

@@ -1,0 +1,50 @@
+"""Where bundles lie: `<root>/<name>/<version>/`. Reads none."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from addnorm.service.errors import StartupError
+from addnorm.service.runtime import bundle as bundles
+
+
+class Listing(NamedTuple):
+    """What lies in a folder of bundles."""
+
+    paths: list[Path]  # folders `<name>/<version>`, older versions first
+    unreadable: dict[Path, str]  # folders that cannot be looked into -> why, and what to do
+
+
+def listing(root: Path) -> Listing:
+    """The bundles below `root`. A folder that cannot be read does not hide the others."""
+    found, unreadable = list[Path](), dict[Path, str]()
+    for model in _folders(root, unreadable) if root.is_dir() else ():
+        if bundles.NAME.fullmatch(model.name):
+            found += filter(bundles.is_version, _folders(model, unreadable))
+    for path in found:
+        _folders(path, unreadable)
+    readable = [path for path in found if path not in unreadable]
+    readable.sort(key=lambda path: (path.parent.name, int(path.name)))
+    return Listing(readable, unreadable)
+
+
+def _folders(path: Path, unreadable: dict[Path, str]) -> list[Path]:
+    """The folders in a folder; none if it cannot be read, which goes to `unreadable`."""
+    try:
+        return [entry for entry in path.iterdir() if entry.is_dir()]
+    except FileNotFoundError:  # removed in this moment
+        return []
+    except OSError as error:
+        unreadable[path] = bundles.unreadable(path, error)
+        return []
+
+
+def find(root: Path) -> Listing:
+    """The bundle folders below `root`. StartupError if there is none that can be read."""
+    found = listing(root)
+    if found.paths:
+        return found
+    if found.unreadable:
+        reasons = "; ".join(found.unreadable.values())
+        raise StartupError(f"no bundle under {root} can be read: {reasons}")
+    command = f"addnorm export --preset notebook --out {root}"
+    raise StartupError(f"no bundle under {root}: make one with `{command}`")
