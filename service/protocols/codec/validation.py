@@ -12,6 +12,7 @@ from addnorm.service.errors import BodyTooLarge, InvalidInput, UnknownField
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.settings import Settings
 
+NO_MEMORY = "Not enough memory"  # in orjson's words
 MAX_KEYS = 1000  # of all objects of a body, beside one for each sequence
 MAX_DEPTH = 20  # bodies have 5
 CONTAINERS = (dict, list)
@@ -54,6 +55,8 @@ def parsed(body: bytes, settings: Settings) -> Steps[dict[str, Any]]:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
+        if NO_MEMORY in str(error):
+            raise MemoryError(NO_MEMORY) from None
         raise InvalidInput(f"the body is not a JSON object: {error}"[:200]) from None
     yield
     if not isinstance(value, dict):
