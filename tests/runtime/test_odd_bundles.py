@@ -182,3 +182,14 @@ def test_a_graph_that_is_not_as_the_manifest_says_is_refused(
     folder.write({**manifest, **changed}, folder.certificate)
     with pytest.raises(StartupError, match=words):
         load(bundles.read(folder.path), Settings(worker_threads=1))
+
+
+def test_positions_that_the_graph_lacks_are_found(small: Path, tmp_path: Path) -> None:
+    shutil.copytree(small / "gpt" / "1", tmp_path / "gpt" / "1")
+    folder = Folder(tmp_path / "gpt" / "1")
+    manifest = folder.manifest
+    more = {"max_positions": 600, "max_text_tokens": 600}
+    limits, config = manifest["limits"] | more, manifest["config"] | {"max_positions": 600}
+    folder.write({**manifest, "limits": limits, "config": config}, folder.certificate)
+    with pytest.raises(StartupError, match="gpt/1 cannot run here"):
+        load(bundles.read(folder.path), Settings(worker_threads=1))
