@@ -55,9 +55,9 @@ class Folder:
 
     def write(self, manifest: Any, certificate: Any) -> None:
         written = json.dumps(manifest).encode()
-        if isinstance(certificate, dict) and "manifest_sha256" in certificate:
-            own = {"manifest_sha256": hashlib.sha256(written).hexdigest()}
-            certificate = {**certificate, **own} if manifest != self.manifest else certificate
+        sealed = self.certificate["manifest_sha256"]
+        if isinstance(certificate, dict) and certificate.get("manifest_sha256") == sealed:
+            certificate = {**certificate, "manifest_sha256": hashlib.sha256(written).hexdigest()}
         (self.path / "manifest.json").write_bytes(written)
         (self.path / "certificate.json").write_text(json.dumps(certificate))
 
