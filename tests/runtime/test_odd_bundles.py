@@ -55,9 +55,9 @@ class Folder:
 
     def write(self, manifest: Any, certificate: Any) -> None:
         written = json.dumps(manifest).encode()
-        if isinstance(certificate, dict) and "manifest_sha256" in certificate:
-            own = {"manifest_sha256": hashlib.sha256(written).hexdigest()}
-            certificate = {**certificate, **own} if manifest != self.manifest else certificate
+        sealed = self.certificate["manifest_sha256"]
+        if isinstance(certificate, dict) and certificate.get("manifest_sha256") == sealed:
+            certificate = {**certificate, "manifest_sha256": hashlib.sha256(written).hexdigest()}
         (self.path / "manifest.json").write_bytes(written)
         (self.path / "certificate.json").write_text(json.dumps(certificate))
 
@@ -181,4 +181,15 @@ def test_a_graph_that_is_not_as_the_manifest_says_is_refused(
     folder.certificate["known_answer"]["fp32"]["activations"] = [0.0] * named.get("d_model", 16)
     folder.write({**manifest, **changed}, folder.certificate)
     with pytest.raises(StartupError, match=words):
+        load(bundles.read(folder.path), Settings(worker_threads=1))
+
+
+def test_positions_that_the_graph_lacks_are_found(small: Path, tmp_path: Path) -> None:
+    shutil.copytree(small / "gpt" / "1", tmp_path / "gpt" / "1")
+    folder = Folder(tmp_path / "gpt" / "1")
+    manifest = folder.manifest
+    more = {"max_positions": 600, "max_text_tokens": 600}
+    limits, config = manifest["limits"] | more, manifest["config"] | {"max_positions": 600}
+    folder.write({**manifest, "limits": limits, "config": config}, folder.certificate)
+    with pytest.raises(StartupError, match="gpt/1 cannot run here"):
         load(bundles.read(folder.path), Settings(worker_threads=1))
