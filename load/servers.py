@@ -155,6 +155,7 @@ def folder(
     host, port = settings.get("ADDNORM_HOST", LOOPBACK), int(settings.get("ADDNORM_PORT", 0))
     port = port or free_port()
     own = {"ADDNORM_PORT": str(port), "ADDNORM_LOG_LEVEL": "warning", "ADDNORM_CACHE_BYTES": "0"}
+    own["ADDNORM_TRUST_TOKEN_IDS"] = "true"  # loads draw ids by chance
     command = [*MODULE, "addnorm", "serve", "--bundles", str(bundles.resolve())]
     with _process(command, port, {**own, **settings}, worktree, log, host) as server:
         yield server
