@@ -177,8 +177,8 @@ ROWS += [
     ("/detokenize", {"tokens": [4] * 128}, {"tokens": [4] * 129}, "tokens has 129 ids, the limit"),
     (
         "/v1/embeddings",
-        {"model": "embedder", "input": [[4]] * 8},
-        {"model": "embedder", "input": [[4]] * 9},
+        {"model": "embedder", "input": [[2, 4, 3]] * 8},
+        {"model": "embedder", "input": [[2, 4, 3]] * 9},
         "input has 9 sequences, the limit is 8",
     ),
     (
