@@ -85,7 +85,7 @@ def test_named_make_targets_and_files_exist() -> None:
         text = (ROOT / name).read_text()
         for target in re.findall(r"(?:`|^)make ([a-z][a-z-]*)(?:`| +[#A-Z])", text, re.MULTILINE):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{name}: make {target}"
-        for path in re.findall(r"`((?:model|export|service|tests|load)/[\w/.]+)`", text):
+        for path in re.findall(r"`((?:model|export|service|tests|load|benchmarks)/[\w/.]+)`", text):
             assert (ROOT / path).exists(), f"{name}: {path}"
         for setting in re.findall(r"ADDNORM_([A-Z0-9_]+)", text):
             assert setting.lower() in Settings.model_fields, f"{name}: ADDNORM_{setting}"

@@ -20,9 +20,9 @@ from typing import Any
 import httpx
 import pytest
 
-from addnorm.load.servers import free_port
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.telemetry import logs
+from benchmarks.processes import free_port
 from tests.conftest import inference_of, serving
 from tests.support.metrics import samples
 from tests.support.process import Process
