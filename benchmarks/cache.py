@@ -113,7 +113,7 @@ def _findings(figures: Rounds, num_sequences: int, num_alone: int) -> Findings:
     rates = [f"{run.get('hit_rate', 0):.0%}" for run in figures.get(f"repeats/{ON}", [])]
     num_answers = sum(int(run["num_answers"]) for runs in figures.values() for run in runs)
     notes = [
-        f"Repeats that the cache held, by round: {', '.join(rates) or '-'}. The first round is cold, "
+        f"Repeats that the cache held, by round: {', '.join(rates) or '-'}. The first one is cold, "
         "and not in the table if there are others.",
         f"{num_answers:,} answers. All answers to a sequence, of both servers, were compared bit "
         f"for bit. Of {num_sequences:,} sequences {num_alone:,} were computed alone too.",

@@ -51,8 +51,8 @@ def compared(
 ) -> Findings:
     num_rounds = max(map(len, figures.values()), default=0)
     note = (
-        f"Rounds: {num_rounds}. The figures are medians. In brackets the ratio of the pairs, over the "
-        "baseline: **median**, least - most; more is better."
+        f"Rounds: {num_rounds}. The figures are medians. In brackets the ratio of the pairs, over "
+        "the baseline: **median**, least - most; more is better."
     )
     missed = [sentence for goal in goals for sentence in goal.missed(figures)]
     wrong = sum(int(run.get("num_errors", 0)) for runs in figures.values() for run in runs)
