@@ -1,2 +1,1 @@
-"""Tools that load servers: bench/, rerank/ and cache/ measure speed, spread/ puts haproxy before
-several, stress/ hurts one."""
+"""`addnorm load`: measure/ sends requests and checks the answers, sweep/ makes a page of them."""

@@ -11,11 +11,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from addnorm.load import options
-from addnorm.load.bench import pool
-from addnorm.load.bench.check import Reference, alone
-from addnorm.load.bench.run import Load, measure
-from addnorm.load.bench.stream import PROFILES, Stream, make
 from addnorm.load.first_answer import reason
+from addnorm.load.measure import pool
+from addnorm.load.measure.check import Reference, alone
+from addnorm.load.measure.run import Load, measure
+from addnorm.load.measure.stream import PROFILES, Stream, make
 from addnorm.load.servers import CacheCounts, Server
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime import bundle as bundles
@@ -97,7 +97,9 @@ def _one_load(
 
 
 def _sweep(arguments: argparse.Namespace, bundle: Bundle, command: Sequence[str]) -> None:
-    from addnorm.load import sweep  # needs matplotlib, which a single load does without
+    from addnorm.load.sweep import (
+        plan as sweep,
+    )  # needs matplotlib, which a single load does without
 
     asked = [arguments.precision] if arguments.precision else bundle.manifest.precisions
     if not (precisions := [each for each in asked if each in sweep.PRECISIONS]):

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from http.client import HTTPException
 from urllib.error import HTTPError
 
-from addnorm.load.bench.check import WRONG
-from addnorm.load.bench.run import Result
-from addnorm.load.bench.stream import Stream
+from addnorm.load.measure.check import WRONG
+from addnorm.load.measure.run import Result
+from addnorm.load.measure.stream import Stream
 from addnorm.load.servers import Server
 from addnorm.service.runtime.bundle import Bundle
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from addnorm.load.bench.check import NAIVE_TOLERANCE
-from addnorm.load.bench.stream import PROFILES
+from addnorm.load.measure.check import NAIVE_TOLERANCE
+from addnorm.load.measure.stream import PROFILES
 
 DESCRIPTION = (
     "Loads a server, checks every answer, and prints a table, or writes a page with plots."

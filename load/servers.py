@@ -1,27 +1,14 @@
-"""Servers as processes: started on a free port, awaited, read through /proc, stopped."""
+"""A server that is loaded: asked over HTTP, its process read through /proc."""
 
 import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import IO
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from addnorm.service.runtime.bundle import Bundle
-
-LOOPBACK = "127.0.0.1"
-START_S = 120.0  # a server that needs longer is taken for dead
 METRICS_S = 5.0  # a server that needs longer has none for us
 ANSWER_S = 300.0  # a server that needs longer has lost the request
 # series of a model appear with its first sequence
@@ -30,12 +17,6 @@ CACHE_COUNTS = (
     "addnorm_cache_misses_total",
     "addnorm_merged_sequences_total",
 )
-MODULE = (sys.executable, "-m")
-INFINITY_OPTIONS = (
-    *("--engine", "torch", "--device", "cpu", "--host", "127.0.0.1", "--url-prefix", "/v1"),
-    *("--no-model-warmup", "--log-level", "warning"),  # the first requests warm it up
-)
-INFINITY_QUIET = {"DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
 
 
 @dataclass(frozen=True)
@@ -119,139 +100,3 @@ class Server:
             return CacheCounts.of_metrics(self.get("/metrics").decode())
         except (OSError, ValueError, HTTPException):  # of other servers, or for lack of a key
             return None
-
-
-@contextmanager
-def addnorm(bundle: Bundle, **settings: str) -> Iterator[Server]:
-    """`addnorm serve` over this one bundle, with default settings but these. See `folder`."""
-    with serving([bundle], **settings) as server:
-        yield server
-
-
-@contextmanager
-def serving(
-    bundles: Sequence[Bundle], worktree: Path | None = None, /, **settings: str
-) -> Iterator[Server]:
-    """`addnorm serve` over these bundles, which have different names."""
-    with TemporaryDirectory() as root:
-        for bundle in bundles:
-            name, version = bundle.ref.split("/")
-            Path(root, name).mkdir()
-            Path(root, name, version).symlink_to(bundle.path.resolve())
-        with folder(Path(root), worktree, **settings) as server:
-            yield server
-
-
-@contextmanager
-def folder(
-    bundles: Path, worktree: Path | None = None, log: IO[bytes] | None = None, /, **settings: str
-) -> Iterator[Server]:
-    """`addnorm serve` over this folder, with these settings.
-
-    Nothing is cached unless ADDNORM_CACHE_BYTES is among them: streams repeat their sequences.
-    worktree: the folder whose code serves, if it is not this one's. log: takes stderr.
-    ADDNORM_HOST, ADDNORM_PORT among the settings: where to listen, if not on a free port.
-    """
-    host, port = settings.get("ADDNORM_HOST", LOOPBACK), int(settings.get("ADDNORM_PORT", 0))
-    port = port or free_port()
-    own = {"ADDNORM_PORT": str(port), "ADDNORM_LOG_LEVEL": "warning", "ADDNORM_CACHE_BYTES": "0"}
-    own["ADDNORM_TRUST_TOKEN_IDS"] = "true"  # loads draw ids by chance
-    command = [*MODULE, "addnorm", "serve", "--bundles", str(bundles.resolve())]
-    with _process(command, port, {**own, **settings}, worktree, log, host) as server:
-        yield server
-
-
-@contextmanager
-def naive(bundle: Bundle, *flags: str) -> Iterator[Server]:
-    port = free_port()
-    arguments = ["--bundle", str(bundle.path), "--port", str(port), *flags]
-    with _process([*MODULE, "addnorm.load.bench.naive", *arguments], port) as server:
-        yield server
-
-
-@contextmanager
-def ready_made(answer: bytes) -> Iterator[Server]:
-    """load/ready.py, returning `answer` to every request."""
-    port = free_port()
-    with TemporaryDirectory() as folder:
-        file = Path(folder, "answer.json")
-        file.write_bytes(answer)
-        arguments = ["--answer", str(file), "--port", str(port)]
-        with _process([*MODULE, "addnorm.load.bench.ready", *arguments], port) as server:
-            yield server
-
-
-@contextmanager
-def program(command: Sequence[str], **settings: str) -> Iterator[Server]:
-    """A server of others: `command --port PORT`, on this host."""
-    port = free_port()
-    with _process([*command, "--port", str(port)], port, settings) as server:
-        yield server
-
-
-def infinity(command: Path, checkpoint: Path, name: str) -> AbstractContextManager[Server]:
-    """Infinity over this checkpoint, its routes under /v1. command: infinity_emb."""
-    model = ("--model-id", str(checkpoint), "--served-model-name", name)
-    return program((str(command), "v2", *model, *INFINITY_OPTIONS), **INFINITY_QUIET)
-
-
-def end_on_sigterm() -> None:
-    """SIGTERM leaves all blocks, so that no server outlives this process."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
-
-
-@contextmanager
-def _process(
-    command: Sequence[str],
-    port: int,
-    settings: dict[str, str] | None = None,
-    cwd: Path | None = None,
-    stderr: IO[bytes] | None = None,
-    host: str = LOOPBACK,
-) -> Iterator[Server]:
-    """The command's process, from when it answers HTTP until the block is left."""
-    environment = {**os.environ, **(settings or {})}
-    process = subprocess.Popen(command, env=environment, cwd=cwd, stderr=stderr)
-    try:
-        _await(process, host, port)
-        yield Server(host, port, process.pid)
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _await(process: subprocess.Popen[bytes], host: str, port: int) -> None:
-    """Any answer will do: none of these servers listens before its models are loaded."""
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(
-                f"{process.args!r} ended with {process.returncode} before it answered"
-            )
-        try:
-            urllib.request.urlopen(f"http://{host}:{port}/livez", timeout=5).close()
-        except urllib.error.HTTPError as error:
-            error.close()
-            return
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return
-    raise RuntimeError(f"{process.args!r} did not answer within {START_S:.0f} s")
-
-
-def free_port() -> int:
-    """One that the system hands out to nobody else for a minute: a connection on it has just ended.
-    Who sets SO_REUSEADDR, as servers do, may listen on it at once."""
-    with socket.socket() as listener, socket.socket() as caller:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((LOOPBACK, 0))
-        listener.listen()
-        caller.connect(listener.getsockname())
-        ended, _ = listener.accept()
-        ended.close()  # first, so that it is this side of the connection that waits
-        return int(listener.getsockname()[1])

@@ -25,7 +25,7 @@ from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.server.process import Server
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
-from tests.support import exports, multi_vector
+from tests.support import exports, multi_vector, opt_in
 from tests.support.exports import shared_exports
 from tests.support.signing import Signer
 from tests.support.task_models import DEFAULTS, export_task_models
@@ -48,6 +48,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cache-requests", type=int, default=400, help="compared with the cache")
     parser.addoption("--cache-examples", type=int, default=12, help="of orders of events")
     parser.addoption("--fuzz-s", type=int, default=15, help="seconds that requests are made up for")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    opt_in.register(config)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    opt_in.deselect(config, items)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    opt_in.skip_if_absent(item)
 
 
 @pytest.fixture(autouse=True, scope="session")

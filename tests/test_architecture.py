@@ -21,7 +21,10 @@ MAY_IMPORT = {
     "export": {"export", "model", "service"},
     "corpus": {"corpus", "service"},
     "cluster": {"cluster", "service"},
+    "load": {"load", "service"},
 }
+# Around the package: no part of it imports them, and the first not the second
+AROUND = ("benchmarks", "tests")
 # Parts of service: each may import itself and those below it.
 LAYERS = (
     "command",
@@ -39,9 +42,9 @@ LAYERS = (
 
 
 def module_of(path: Path) -> str:
-    return ".".join(("addnorm", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(
-        ".__init__"
-    )
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    own = () if parts[0] in AROUND else ("addnorm",)
+    return ".".join((*own, *parts)).removesuffix(".__init__")
 
 
 def sources(*packages: str) -> list[Path]:
@@ -54,6 +57,7 @@ def test_packages_import_along_the_arrow_only(package: str) -> None:
         names = imported(path)
         ours = {name.split(".")[1] for name in names if name.startswith("addnorm.")}
         assert ours <= MAY_IMPORT[package], path
+        assert not {name.partition(".")[0] for name in names} & set(AROUND), path
         if package == "service":
             assert not {name.partition(".")[0] for name in names} & {
                 "torch",
@@ -61,6 +65,11 @@ def test_packages_import_along_the_arrow_only(package: str) -> None:
                 "onnx_ir",
                 "onnxscript",
             }, path
+
+
+def test_benchmarks_import_no_tests() -> None:
+    for path in sources("benchmarks"):
+        assert "tests" not in {name.partition(".")[0] for name in imported(path)}, path
 
 
 def test_imports_within_service_run_downward_only() -> None:
@@ -90,7 +99,7 @@ def test_no_file_shares_its_name() -> None:
 
 def test_the_import_name_is_addnorm() -> None:
     """A package called `service` in site-packages would clash with everybody's own."""
-    for path in sources(*PACKAGES, "tests", "examples"):
+    for path in sources(*PACKAGES, *AROUND, "examples"):
         bare = {name.partition(".")[0] for name in imported(path)} & set(PACKAGES)
         assert not bare, f"{path}: import addnorm.{bare.pop()}"
 
@@ -107,7 +116,7 @@ def test_the_version_stands_in_the_package_and_in_pyproject() -> None:
 
 
 def test_no_import_cycle() -> None:
-    paths = {module_of(path): path for path in sources(*PACKAGES)}
+    paths = {module_of(path): path for path in sources(*PACKAGES, "benchmarks")}
     modules = {name: imported(path, paths) for name, path in paths.items()}
     needs = {
         name: {other for other in modules if other in uses and other != name}
@@ -138,7 +147,7 @@ for module in {modules}:
 
 
 def test_functions_stay_short() -> None:
-    for path in sources(*PACKAGES):
+    for path in sources(*PACKAGES, "benchmarks"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None

@@ -24,6 +24,7 @@ from addnorm.service.runtime.fingerprint import Fingerprint
 from addnorm.service.runtime.manifest import Limits
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.metrics import Metrics
+from benchmarks.registry import EXPERIMENTS, GROUPS, PROOFS
 
 ROOT = Path(__file__).parent.parent
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
@@ -84,14 +85,29 @@ def test_what_padding_costs_is_said_as_the_table_shows_it() -> None:
 
 def test_named_make_targets_and_files_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for name in ("README.md", "ARCHITECTURE.md"):
+    for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/performance.md"):
         text = (ROOT / name).read_text()
         for target in re.findall(r"(?:`|^)make ([a-z][a-z-]*)(?:`| +[#A-Z])", text, re.MULTILINE):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{name}: make {target}"
-        for path in re.findall(r"`((?:model|export|service|tests|load)/[\w/.]+)`", text):
+        for path in re.findall(r"`((?:model|export|service|tests|load|benchmarks)/[\w/.]+)`", text):
             assert (ROOT / path).exists(), f"{name}: {path}"
         for setting in re.findall(r"ADDNORM_([A-Z0-9_]+)", text):
             assert setting.lower() in Settings.model_fields, f"{name}: ADDNORM_{setting}"
+
+
+PAGES_OF_TEXT = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES_OF_TEXT, ids=lambda page: page.name)
+def test_named_experiments_and_marks_exist(page: Path) -> None:
+    """Every claim has a command, and the command is there."""
+    text = page.read_text()
+    experiments = set(re.findall(r"python -m benchmarks ([a-z][a-z-]*)", text))
+    assert experiments <= {*EXPERIMENTS, *GROUPS}
+    marks = set(re.findall(r"pytest -m ([a-z_]+)", text))
+    assert marks <= {*PROOFS, "cuda"}
+    modules = set(re.findall(r"python -m ((?:addnorm|benchmarks)\.[\w.]+)", text))
+    assert all(map(find_spec, modules)), modules
 
 
 CLIENTS = (ROOT / "docs" / "clients.md").read_text()

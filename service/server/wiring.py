@@ -52,7 +52,7 @@ from addnorm.service.telemetry.metrics import Metrics
 from addnorm.service.telemetry.report import Reporter
 
 # Worker threads of a GPU: while one hands out what a run gave, the GPU has the next. Not measured
-# yet: `python -m addnorm.load.gpu --only lanes` does.
+# yet: `python -m benchmarks gpu --only lanes` does.
 GPU_WORKERS = 2
 
 

@@ -1,4 +1,4 @@
-"""The Ray Serve deployment. What needs Ray itself is shown by `make ray`."""
+"""The Ray Serve deployment. What needs Ray itself is shown by `python -m benchmarks ray`."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What of the chart can be checked without Helm. `make chart` renders it and checks the rest."""
+"""What of the chart can be checked without Helm. `pytest -m chart` renders it."""
 
 import json
 import re

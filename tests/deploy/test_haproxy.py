@@ -14,10 +14,10 @@ import httpx
 import pytest
 import yaml
 
-from addnorm.load.servers import free_port
-from addnorm.load.spread.balancer import PROGRAM, Balancer, balancer, wait_for_servers
-from addnorm.load.spread.names import answer
 from addnorm.service.settings import Settings
+from benchmarks.processes import free_port
+from benchmarks.spread.balancer import PROGRAM, Balancer, balancer, wait_for_servers
+from benchmarks.spread.names import answer
 from tests.support.waiting import PATIENCE_S, eventually
 
 ROOT = Path(__file__).parent.parent.parent

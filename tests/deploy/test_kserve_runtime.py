@@ -14,8 +14,8 @@ import httpx
 import pytest
 import yaml
 
-from addnorm.load.servers import free_port
 from addnorm.service.runtime import bundle
+from benchmarks.processes import free_port
 
 KSERVE = Path(__file__).parents[2] / "deploy" / "kserve"
 RUNTIME: dict[str, Any] = yaml.safe_load((KSERVE / "runtime.yaml").read_text())

@@ -28,8 +28,8 @@ from addnorm.model.transformer import Transformer
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Floats
 from addnorm.service.runtime.bundle import Bundle
-from tests.mutation import KINDS, Mutant, Subject, mutants, verdict, write
 from tests.support.exports import shared_exports
+from tests.support.mutation import KINDS, Mutant, Subject, mutants, verdict, write
 
 UNSEEN = 7  # an id of `postnorm` that no case of the certificate contains
 
@@ -178,7 +178,7 @@ def test_int8_is_measured_in_length_too(postnorm: Subject, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("subject", ["notebook_subject", "fp16_subject", "postnorm"], indirect=True)
 def test_any_single_mutation_is_refused_or_changes_no_bit(subject: Subject) -> None:
-    """Some of the thousand that `python -m tests.mutation` tries.
+    """Some of the thousand that `pytest -m mutants` tries.
 
     Whatever changes a bit is refused before anything runs.
     """

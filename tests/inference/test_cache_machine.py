@@ -63,7 +63,7 @@ OUTPUTS: dict[str, Output] = {
     "norm_stats": NormStats(),
     "prompt_logprobs": PromptLogprobs(),
 }
-MANY_EXAMPLES = 100  # `make cache-bits` runs more
+MANY_EXAMPLES = 100  # --cache-examples asks for more
 KEYS, VARIANTS = ("a", "b"), (0, 1)
 LONG_S, SHORT_S = 2 * PATIENCE_S, 0.02
 # sequences, output, key, whether the deadline is short

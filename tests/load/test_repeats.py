@@ -1,31 +1,20 @@
-"""Traffic with repeats: drawn as stated, checked in full, and the one load that meets a cache."""
+"""Traffic with repeats: drawn as stated, and checked in full."""
 
-import json
-import subprocess
-import sys
 from collections import Counter
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orjson
 import pytest
 
-from addnorm.load import command, servers
-from addnorm.load.bench import pool
-from addnorm.load.bench.check import Reference
-from addnorm.load.bench.run import Result
-from addnorm.load.bench.stream import PROFILES, Stream
-from addnorm.load.cache.__main__ import main
-from addnorm.load.cache.pairs import Pair, Traffic
-from addnorm.load.cache.report import Measured, interval, markdown
+from addnorm.load import command
 from addnorm.load.client import Answers
+from addnorm.load.measure import pool
+from addnorm.load.measure.check import Reference
+from addnorm.load.measure.stream import PROFILES, Stream
 from addnorm.load.servers import CacheCounts
 from addnorm.service.runtime.batch import Floats, Ints
 from addnorm.service.runtime.manifest import Limits
-from examples.serving import served
 
 LIMITS = Limits(max_positions=512, vocab_size=1000)
 SMALL = PROFILES["small"]
@@ -200,67 +189,3 @@ def test_a_load_that_repeats_its_requests_says_if_it_measured_a_cache(
     assert (said is None) == (warning is None)
     assert said is None or str(warning) in said
     assert said is None or said.startswith("The sweep repeats")
-
-
-class Started(Exception):
-    """Carries the environment of a process that was not started."""
-
-
-def environment(monkeypatch: pytest.MonkeyPatch, start: Any) -> dict[str, str]:
-    def popen(*_: Any, env: dict[str, str], **__: Any) -> None:
-        raise Started(env)
-
-    monkeypatch.setattr(subprocess, "Popen", popen)
-    with pytest.raises(Started) as started, start():
-        pass
-    given: dict[str, str] = started.value.args[0]
-    return given
-
-
-def test_servers_that_are_measured_cache_nothing_unless_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Whatever this process's own environment says."""
-    monkeypatch.setenv("ADDNORM_CACHE_BYTES", "123")
-    name = "ADDNORM_CACHE_BYTES"
-    assert environment(monkeypatch, lambda: servers.folder(tmp_path))[name] == "0"
-    assert environment(monkeypatch, lambda: served(tmp_path))[name] == "0"
-    told = environment(monkeypatch, lambda: servers.folder(tmp_path, ADDNORM_CACHE_BYTES="7"))
-    assert told[name] == "7"
-
-
-def test_the_interval_of_a_median_holds_it() -> None:
-    low, high = interval(np.random.default_rng(0).normal(1.0, 0.05, 60).tolist())
-    assert 0.97 < low < 1.0 < high < 1.03
-    assert interval([2.0]) == (2.0, 2.0)
-
-
-@pytest.mark.parametrize(("cpu_s", "median"), [(None, "-"), (0.5, "**2.000**")])
-def test_a_run_too_short_for_the_cpu_clock_is_left_out(cpu_s: float | None, median: str) -> None:
-    on = Result(10, {}, 0.1, 100.0, 900.0, 1.0, 2.0, 3.0, 1.0, None, 0.1, 20, 20)
-    off = replace(on, server_cpu_s_per_1000_tokens=cpu_s)
-    pairs = [Pair(on, off, None)] * 2
-    text = markdown({}, Measured(Traffic("a", [], pairs), Traffic("b", [], pairs), 20, 20))
-    cells = [line.split("|") for line in text.splitlines() if "CPU time" in line]
-    assert [line[3].strip() for line in cells] == [median, median]
-
-
-def test_the_cache_is_measured_in_pairs_of_the_same_requests(
-    bundles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two real servers, in short: all answers right. The ratios say nothing of this machine."""
-    monkeypatch.setattr(servers, "end_on_sigterm", lambda: None)  # of this process, too
-    sizes = "--distinct 50 --rounds 2 --requests 30 --unique-rounds 2 --unique-requests 10"
-    bundle = str(bundles / "notebook" / "1")
-    words = ["cache", "--bundle", bundle, "--out", str(tmp_path), *sizes.split()]
-    monkeypatch.setattr(sys, "argv", words)
-    with suppress(SystemExit):  # a goal of speed was missed
-        main()
-    seen = json.loads((tmp_path / "cache.json").read_text())
-    assert [pair["on"]["num_answers"] for pair in seen["zipf"]] == [30, 30]
-    assert [pair["off"]["num_answers"] for pair in seen["unique"]] == [10, 10]
-    pairs = [*seen["zipf"], *seen["unique"]]
-    assert all(pair[who]["errors"] == {} for pair in pairs for who in ("on", "off"))
-    assert seen["zipf"][1]["counts"]["hits"] > 30
-    assert [pair["counts"]["hits"] for pair in seen["unique"]] == [0, 0]
-    assert (tmp_path / "cache.png").stat().st_size > 10_000

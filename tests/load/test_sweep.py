@@ -12,14 +12,16 @@ import numpy as np
 import orjson
 import pytest
 
-from addnorm.load import command, curves, sweep
-from addnorm.load.bench import contenders, overview, rounds
-from addnorm.load.bench.check import alone
-from addnorm.load.bench.contenders import FP32, INT8, NAIVE
-from addnorm.load.bench.overview import Findings
-from addnorm.load.bench.run import Figures
-from addnorm.load.bench.stream import SWEEP_LONGEST
-from addnorm.load.bench.tables import TITLES
+from addnorm.load import command
+from addnorm.load.measure import contender, rounds
+from addnorm.load.measure.check import alone
+from addnorm.load.measure.contender import FP32, INT8, NAIVE
+from addnorm.load.measure.run import Figures
+from addnorm.load.measure.stream import SWEEP_LONGEST
+from addnorm.load.sweep import curves, overview
+from addnorm.load.sweep import plan as sweep
+from addnorm.load.sweep.overview import Findings
+from addnorm.load.sweep.tables import TITLES
 from addnorm.service.runtime import bundle as bundle_format
 from tests.support.fake_server import fake_server
 
@@ -146,7 +148,7 @@ def test_a_server_is_measured_beside_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In short. The model is too short for the sweep of padding, which is left out."""
-    monkeypatch.setattr(contenders, "WARM_UP_S", 0.1)
+    monkeypatch.setattr(contender, "WARM_UP_S", 0.1)
     monkeypatch.setattr(rounds, "RUN_S", (0.1, 0.1))
     monkeypatch.setattr(rounds, "MIN_ARRIVALS", 5)
     files = {name: tmp_path / f"report.{name}" for name in ("html", "json")}

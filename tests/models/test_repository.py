@@ -20,15 +20,15 @@ from typing import Any
 import httpx
 import pytest
 
-from addnorm.load import servers
-from addnorm.load.stress.copies import republish
-from addnorm.load.stress.scenarios.swaps import swaps
 from addnorm.service.errors import BundleRefused, NotFound
 from addnorm.service.models import folders, repository
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.server.wiring import Service
+from benchmarks import processes
+from benchmarks.stress.copies import republish
+from benchmarks.stress.scenarios.swaps import swaps
 from tests.conftest import inference_of, serving
 from tests.support.bundles import flip
 from tests.support.metrics import samples
@@ -402,7 +402,7 @@ def test_a_version_copied_file_by_file_is_loaded_once_it_is_whole(
     assert "missing" not in caplog.text
 
 
-def resident_mib(server: servers.Server) -> float:
+def resident_mib(server: processes.Server) -> float:
     """Of a process that no other test has used."""
     pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -412,7 +412,7 @@ def test_unloading_gives_the_memory_back(bundles: Path, tmp_path: Path) -> None:
     (tmp_path / "minilm").mkdir()
     (tmp_path / "minilm" / "1").symlink_to(bundles / "minilm" / "1")
     asked = {"input_ids": [[1, 3, 4]] * 40, "outputs": ["logits"], "logits": {"top_k": 3}}
-    with servers.folder(tmp_path, ADDNORM_ADMIN="true", ADDNORM_TOKEN_BUDGET="128") as server:
+    with processes.folder(tmp_path, ADDNORM_ADMIN="true", ADDNORM_TOKEN_BUDGET="128") as server:
         url = f"http://{server.host}:{server.port}"
         assert post(url, asked).status_code == 200
         loaded = resident_mib(server)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("model_signing")
-from addnorm.load.stress.copies import republish
 from addnorm.service.errors import BundleRefused
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import signature
 from addnorm.service.server.wiring import Service
+from benchmarks.stress.copies import republish
 from tests.conftest import inference_of
 from tests.support.signing import Signer
 from tests.support.waiting import eventually

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from addnorm.load.stress.simulation import Group, Outcome, Simulation, no_rows
 from addnorm.service.scheduling.admission import AdmissionControl
 from addnorm.service.scheduling.fair_queue import JobQueue
 from addnorm.service.scheduling.job import Target
+from benchmarks.stress.simulation import Group, Outcome, Simulation, no_rows
 
 RATE = 6000
 BUDGET = 256

@@ -1,6 +1,5 @@
 """What is served beside transformers, over HTTP: the same numbers, and bits alone as in company."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -139,13 +138,9 @@ def _gap(got: NDArray[np.float32], right: NDArray[np.float32], precision: str) -
     return float((1 - (got * right).sum(-1) / lengths).max())
 
 
-def report(rows: Sequence[Row]) -> None:
-    """Prints the table. Exits with 1 if a row failed."""
-    print(f"{'class':44s} {'':5s} {'hidden':>9s} {'logits':>9s} {'scores':>9s}  bits")
-    for row in rows:
-        bits = f"{row.unequal} unequal" if row.unequal else "equal"
-        numbers = f"{row.hidden:9.2g} {row.logits:9.2g} {row.scores:9.2g}"
-        line = f"{row.name:44s} {row.precision:5s} {numbers}  {bits}"
-        print(line if row.passed else f"{line}  FAILED")
-    if failed := [row.name for row in rows if not row.passed]:
-        sys.exit(f"failed: {', '.join(failed)}")
+def must_pass(client: httpx.Client, name: str, model: PreTrainedModel, sent: Sequences) -> None:
+    """Every precision is compared, and shown: pytest prints it where one fails, or with -s."""
+    rows = list(compared(client, name, model, sent))
+    print(*rows, sep="\n")
+    assert rows
+    assert [row for row in rows if not row.passed] == []

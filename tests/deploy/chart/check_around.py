@@ -1,6 +1,6 @@
 """What is around the chart: alert rules, the page's examples, and KServe's objects.
 
-`make chart` runs this in an environment of its own.
+`pytest -m chart` runs this in an environment of its own.
 """
 
 import re

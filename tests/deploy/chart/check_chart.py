@@ -1,6 +1,6 @@
 """Every value of the chart changes what it says; all that it renders fits its schemas.
 
-`make chart` runs this in an environment of its own.
+`pytest -m chart` runs this in an environment of its own.
 """
 
 from collections.abc import Iterator

@@ -264,7 +264,7 @@ LARGE: dict[str, tuple[str, bytes, str]] = {
 
 @pytest.mark.parametrize("name", LARGE)
 def test_what_is_large_does_not_hold_up_the_event_loop(serve: Serve, name: str) -> None:
-    """In one of some attempts, for a busy machine. `addnorm.load.stress stall` has figures."""
+    """In one of some attempts, for a busy machine. `python -m benchmarks stall` has figures."""
     path, body, headers = LARGE[name]
     with serve() as url:
         assert any(

@@ -1,0 +1,115 @@
+"""The servers of each model: Addnorm, another checkout of it, and those of others."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from addnorm.load.measure.check import NAIVE_TOLERANCE
+from addnorm.load.measure.contender import FP32, INT8, NAIVE, Contender, Contenders, in_precision
+from addnorm.load.measure.stream import PROFILES, Stream, make
+from addnorm.load.servers import Server
+from addnorm.load.sweep.tables import BEFORE
+from addnorm.service.runtime.bundle import Bundle
+from benchmarks import peers, processes
+from benchmarks.bench import texts
+from benchmarks.findings import MINILM, newest
+
+ONE_THREAD, TYPED, READY, INFINITY = "naive-1", "typed", "ready", "infinity"
+TENSORS = {FP32: "fp32-tensors", INT8: "int8-tensors"}  # whose answers are safetensors
+# Another checkout may round otherwise, or quantize in another way, which changes single values by
+# more than 0.1. So its answers are checked coarsely.
+TOLERANCE = {FP32: NAIVE_TOLERANCE, INT8: 1.0}
+FLAGS = {NAIVE: (), ONE_THREAD: ("one-thread",), TYPED: ("typed",)}
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Starts servers when they are first asked; they end with the stack.
+
+    beside: another checkout of Addnorm, with its own exports of the same models.
+    """
+
+    stack: ExitStack
+    beside: Path | None = None
+
+    def preset(self, bundle: Bundle, padded: Bundle) -> Contenders:
+        """padded: the same model in the layout that the naive server needs."""
+        _must_be_one_model(bundle, padded)
+        ours = self._addnorm(bundle)
+        near = ours[FP32].reference.near(NAIVE_TOLERANCE)
+        naive = [
+            Contender(name, self._lazy(peers.naive(padded, *flags)), near, bundle)
+            for name, flags in FLAGS.items()
+        ]
+        accept = ("Accept: application/vnd.safetensors",)
+        tensors = [
+            replace(ours[name], name=other, headers=accept, streams={})
+            for name, other in TENSORS.items()
+            if name in ours
+        ]
+        return {**_by_name(naive), **ours, **_by_name(tensors)}
+
+    def tiny(self, bundle: Bundle) -> Contenders:
+        """Addnorm over a model that costs almost nothing, and HTTP alone with the same answer."""
+        ours = self._addnorm(bundle)
+
+        @cache
+        def ready() -> Server:
+            body = make(PROFILES["same"], bundle.manifest.limits).requests[0].body
+            return self.stack.enter_context(peers.ready_made(ours[FP32].serve().ask(body)))
+
+        return {READY: Contender(READY, ready, ours[FP32].reference, bundle), **ours}
+
+    def real(self, bundle: Bundle) -> Contenders:
+        """Of a bundle with a tokenizer; Infinity too if it is installed."""
+        ours = {
+            name: replace(contender, make_stream=_streams_of(bundle))
+            for name, contender in self._addnorm(bundle).items()
+        }
+        if not peers.INFINITY.exists():
+            return ours
+        server = self._lazy(peers.infinity(MINILM, bundle.manifest.name))
+        near = ours[FP32].reference.near(NAIVE_TOLERANCE)
+        peer = Contender(INFINITY, server, near, bundle, make_stream=_streams_of(bundle))
+        return {INFINITY: peer, **ours}
+
+    def _addnorm(self, bundle: Bundle) -> Contenders:
+        """In each precision of the bundle; after them the other checkout's."""
+        server = self._lazy(processes.addnorm(bundle))
+        found = [in_precision(server, bundle, each) for each in bundle.manifest.precisions]
+        if self.beside:
+            other = newest(bundle.manifest.name, self.beside / "bundles")
+            before = self._lazy(processes.serving([other], self.beside.resolve()))
+            found += [
+                replace(
+                    contender,
+                    name=f"{BEFORE}{contender.name}",
+                    serve=before,
+                    reference=contender.reference.near(TOLERANCE[contender.name]),
+                    streams={},
+                )
+                for contender in found
+            ]
+        return _by_name(found)
+
+    def _lazy(self, server: AbstractContextManager[Server]) -> Callable[[], Server]:
+        return cache(lambda: self.stack.enter_context(server))
+
+
+def _streams_of(bundle: Bundle) -> Callable[[str, Mapping[str, str]], Stream]:
+    def make_stream(traffic: str, fields: Mapping[str, str]) -> Stream:
+        return texts.streams(bundle, {"model": bundle.manifest.name, **fields})[traffic]
+
+    return make_stream
+
+
+def _must_be_one_model(packed: Bundle, padded: Bundle) -> None:
+    """Both bundles, one model in two layouts: else the ratios would say nothing."""
+    if packed.manifest.source != padded.manifest.source:
+        raise SystemExit(f"{packed.path} and {padded.path} are of different models")
+
+
+def _by_name(contenders: list[Contender]) -> Contenders:
+    return {contender.name: contender for contender in contenders}

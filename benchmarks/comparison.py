@@ -1,0 +1,60 @@
+"""Sides measured in turn -> ratios beside a baseline, and the goals that were missed."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median as middle
+
+from addnorm.load.measure.rounds import Clock, Rounds, Side, interleave, prepare
+from addnorm.load.sweep.tables import Row, contenders_table, is_rate, ratios
+from benchmarks.findings import Findings, Options
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A ratio over the baseline, by its median over the rounds. More is better."""
+
+    line: str
+    who: str
+    base: str
+    metric: str
+    least: float
+
+    def missed(self, figures: Rounds) -> Iterator[str]:
+        """Nothing where it was not measured."""
+        keys = [f"{self.line}/{who}" for who in (self.who, self.base)]
+        if not all(figures.get(key) for key in keys):
+            return
+        over, under = keys if is_rate(self.metric) else reversed(keys)
+        found = ratios(figures[over], figures[under], self.metric)
+        if not found or not middle(found) >= self.least:
+            shown = f"{middle(found):.3f} x" if found else "nothing"
+            yield (
+                f"{self.line}, {self.metric}: {self.who} is {shown} over {self.base}, "
+                f"at least {self.least} x is wanted"
+            )
+
+
+def measured(sides: Sequence[Side], options: Options, most: int | None = None) -> Rounds:
+    """Rounds of the sides that are wanted, in the minutes that are granted."""
+    os.environ.pop("OMP_NUM_THREADS", None)  # the peers' own default is a thread for each core
+    wanted = [side for side in sides if options.wants(side.line)]
+    clock = Clock(60 * options.minutes)
+    prepare(wanted, clock)
+    found = interleave(wanted, clock.left_s(), clock, most)
+    clock.close()
+    return found
+
+
+def compared(
+    figures: Rounds, rows: Sequence[Row], titles: Mapping[str, str], goals: Sequence[Goal] = ()
+) -> Findings:
+    num_rounds = max(map(len, figures.values()), default=0)
+    note = (
+        f"Rounds: {num_rounds}. The figures are medians. In brackets the ratio of the pairs, over "
+        "the baseline: **median**, least - most; more is better."
+    )
+    missed = [sentence for goal in goals for sentence in goal.missed(figures)]
+    wrong = sum(int(run.get("num_errors", 0)) for runs in figures.values() for run in runs)
+    missed += [f"{wrong} answers were not right"] * bool(wrong)
+    return Findings(f"{note}\n\n{contenders_table(figures, rows, titles)}", missed, figures)

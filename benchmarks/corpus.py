@@ -1,0 +1,130 @@
+"""`addnorm embed`: a job beside its engine alone, and beside the programs of others."""
+
+import asyncio
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tqdm import tqdm
+
+from addnorm.corpus import embedding_job
+from addnorm.corpus.columns import EmbedOptions
+from addnorm.corpus.embedder import Embedder
+from addnorm.corpus.embedding_job import Progress
+from addnorm.corpus.parts import Parts
+from addnorm.corpus.texts_source import Source
+from addnorm.load.measure.contender import FP32, INT8
+from addnorm.load.measure.rounds import Side
+from addnorm.load.measure.run import Figures
+from addnorm.load.sweep.tables import Row
+from addnorm.service.runtime.batch import Batch
+from benchmarks import comparison, peers
+from benchmarks.bench.ceilings import sorted_batches
+from benchmarks.comparison import Goal
+from benchmarks.data import texts
+from benchmarks.findings import BUILD, MINILM, Findings, Options, newest
+
+NUM_ROWS, NUM_PEER_ROWS = 1000, 20_000
+JOB, ALONE = "job", "alone"
+SPEED_ROWS = [Row("addnorm embed", "tokens_per_s", precision, ALONE) for precision in (FP32, INT8)]
+GOALS = [Goal(precision, JOB, ALONE, "tokens_per_s", 0.95) for precision in (FP32, INT8)]
+RAY_PYTHON = BUILD / "ray/bin/python"
+ENCODE, RAY_ENCODE = "encode", "ray-encode"
+PEERS = (ENCODE, RAY_ENCODE)  # which read the checkpoint; the others read the bundle
+TITLES = {
+    ENCODE: "sentence-transformers",
+    "addnorm-fp32": "addnorm embed, fp32",
+    "addnorm-int8": "int8",
+    RAY_ENCODE: "sentence-transformers in Ray Data",
+    "ray-addnorm": "Addnorm in Ray Data",
+}
+
+
+def speed(options: Options) -> Findings:
+    """The job reads, tokenizes, sorts, computes, pools and writes; the engine alone computes."""
+    bundle = newest("all-minilm-l6-v2").path
+    with TemporaryDirectory() as place, ExitStack() as stack:
+        folder, runner = Path(place), stack.enter_context(asyncio.Runner())
+        source = Source(texts.write(folder / "texts.parquet", NUM_ROWS, bundle), ["text"])
+        sides = list[Side]()
+        for precision in filter(options.wants, (FP32, INT8)):
+            own = EmbedOptions(precision=precision, truncate=True)
+            embedder = Embedder(bundle, own, cache_bytes=0)
+            stack.callback(embedder.close)
+            batches = runner.run(_batches(source, embedder))
+            sides += [
+                Side(precision, ALONE, _alone(embedder, batches)),
+                Side(precision, JOB, _job(source, embedder, folder, runner)),
+            ]
+        figures = comparison.measured(sides, options)
+    titles = {ALONE: "the engine alone", JOB: "the job"}
+    return comparison.compared(figures, SPEED_ROWS, titles, GOALS)
+
+
+async def _batches(source: Source, embedder: Embedder) -> list[Batch]:
+    """Micro-batches of all texts."""
+    sequences = []
+    for piece in source.pieces():
+        batch = await embedder.tokenized(source.texts(piece), 0)
+        sequences += [batch.sequence(index).tokens for index in range(len(batch))]
+    return sorted_batches(sequences, embedder.token_budget)
+
+
+def _alone(embedder: Embedder, batches: list[Batch]) -> Callable[[float], Figures]:
+    def measure(_: float) -> Figures:
+        started = time.perf_counter()
+        with ThreadPoolExecutor(embedder.num_workers) as workers:
+            deque(workers.map(embedder.engine.run, batches), maxlen=0)
+        num_tokens = sum(batch.num_tokens for batch in batches)
+        return {"tokens_per_s": num_tokens / (time.perf_counter() - started)}
+
+    return measure
+
+
+def _job(
+    source: Source, embedder: Embedder, folder: Path, runner: asyncio.Runner
+) -> Callable[[float], Figures]:
+    def measure(_: float) -> Figures:
+        out = folder / "speed.parquet"
+        out.unlink(missing_ok=True)
+        parts = Parts(out, {"input": {}, "options": {}}, {})
+        started = time.perf_counter()
+        with parts.opened():
+            progress = Progress(tqdm(disable=True))
+            runner.run(embedding_job.run(source, embedder, parts, "vector", progress))
+            parts.join(parts.num_rows)
+        return {"tokens_per_s": progress.num_tokens / (time.perf_counter() - started)}
+
+    return measure
+
+
+def beside_others(options: Options) -> Findings:
+    """Each in a process of its own. Ray's contenders load within the time that is measured."""
+    bundle = newest("all-minilm-l6-v2").path
+    with TemporaryDirectory() as place:
+        num_rows = options.times(NUM_PEER_ROWS, 200)
+        source = texts.write(Path(place, "texts.parquet"), num_rows, bundle)
+        sides = [
+            Side("texts", who, _program(source, who, MINILM if who in PEERS else bundle))
+            for who in TITLES
+            if options.wants(who)
+        ]
+        figures = comparison.measured(sides, replace(options, only=()))
+    title = f"{num_rows:,} texts; Ray's contenders load meanwhile"
+    return comparison.compared(figures, [Row(title, "texts_per_s", "texts", ENCODE)], TITLES)
+
+
+def _program(source: Path, who: str, model: Path) -> Callable[[float], Figures]:
+    command = [str(part) for part in (RAY_PYTHON, peers.program("corpus_job"), source, who, model)]
+
+    def measure(_: float) -> Figures:
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        return {"texts_per_s": float(done.stdout.splitlines()[-1])}
+
+    return measure

@@ -1,0 +1,1 @@
+"""Seeded texts and models that experiments and tests are made of."""

@@ -1,0 +1,65 @@
+"""Seeded texts: of words that are one token each, and of prose. Knows no server."""
+
+import pydoc_data.topics
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tokenizers import Tokenizer
+
+from addnorm.load.measure.stream import PROFILES, log_normal_lengths
+
+ROW_GROUP = 10_000
+
+
+def words_of(checkpoint: Path) -> list[str]:
+    """Words that the checkpoint's tokenizer makes one token of, wherever they stand."""
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    tokenizer.no_padding()
+    words = sorted(word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha())
+    encoded = tokenizer.encode_batch([f"{word} {word}" for word in words], add_special_tokens=False)
+    return [word for word, encoding in zip(words, encoded, strict=True) if len(encoding) == 2]
+
+
+def write(path: Path, num_rows: int, bundle: Path, profile: str = "small") -> Path:
+    """A Parquet file of texts of words of one token each, as long as in a profile of the load
+    streams: `small` has 30 on average, `tiny` 4."""
+    draws, words = np.random.default_rng(0), np.array(words_of(bundle))
+    lengths = log_normal_lengths(PROFILES[profile], num_rows, draws)
+    texts = [" ".join(draws.choice(words, length)) for length in lengths]
+    table = pa.table(
+        {
+            "id": np.arange(num_rows),
+            "text": texts,
+            "language": ["en" if row % 3 else None for row in range(num_rows)],
+        }
+    )
+    pq.write_table(table, path, row_group_size=ROW_GROUP)
+    return path
+
+
+def prose(number: int, seed: int = 0) -> list[str]:
+    """Pieces of Python's own documentation: from a few words to long paragraphs."""
+    words = _documentation()
+    starts = [i + 1 for i, word in enumerate(words[:-300]) if word.endswith(".")]
+    draws = random.Random(seed)
+    return [
+        " ".join(words[start : start + _num_words(draws)])
+        for start in draws.choices(starts, k=number)
+    ]
+
+
+def _documentation() -> list[str]:
+    """The words of its paragraphs, without headings, code and grammar."""
+    paragraphs = "\n\n".join(pydoc_data.topics.topics.values()).split("\n\n")
+    return " ".join(
+        part for part in paragraphs if re.match("[A-Z]", part) and "***" not in part
+    ).split()
+
+
+def _num_words(draws: random.Random) -> int:
+    """Log-normal, as lengths of texts are: half have fewer than 18, one of twenty more than 80."""
+    return min(max(2, round(draws.lognormvariate(2.9, 0.9))), 200)

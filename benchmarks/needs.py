@@ -1,0 +1,39 @@
+"""What experiments and proofs need of the machine: files that make makes, and programs."""
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAMS = {  # name -> how Debian installs it
+    "haproxy": "apt-get install haproxy",
+    "chromedriver": "make browser",
+}
+
+
+def absent_files(needs: Sequence[str], root: Path = ROOT) -> list[str]:
+    """Those that `make FILE` makes."""
+    return [need for need in needs if need not in PROGRAMS and not (root / need).exists()]
+
+
+def absent_programs(needs: Sequence[str]) -> list[str]:
+    return [need for need in needs if need in PROGRAMS and not _found(need)]
+
+
+def in_words(needs: Sequence[str], root: Path = ROOT) -> str:
+    """What is absent, and how to get it. Empty where nothing is."""
+    files = absent_files(needs, root)
+    said = [f"run `make {' '.join(files)}`"] if files else []
+    said += [f"{name} is not installed: `{PROGRAMS[name]}`" for name in absent_programs(needs)]
+    return "; ".join(said)
+
+
+def make(needs: Sequence[str], *variables: str, root: Path = ROOT) -> None:
+    """Makes the files that are absent. CalledProcessError where make fails."""
+    if files := absent_files(needs, root):
+        subprocess.run(["make", *files, *variables], cwd=root, check=True)
+
+
+def _found(program: str) -> str | None:
+    return shutil.which(program) or shutil.which(program, path="/usr/sbin")

@@ -1,0 +1,98 @@
+"""The comparison over HTTP: PyTorch behind FastAPI with dynamic batching, as most people write it.
+
+python -m benchmarks.peers.torch_server SHAPE DEVICE PORT. Requests that wait are computed together,
+up to MAX_SEQUENCES, as soon as the model is free.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import torch
+import uvicorn
+from fastapi import FastAPI, Response
+from pydantic import BaseModel
+
+from benchmarks.gpu import shapes
+from benchmarks.peers import torch_encoder
+
+MAX_SEQUENCES = 64
+
+
+class Body(BaseModel):
+    input_ids: list[list[int]]
+    attention_mask: list[list[int]]
+    outputs: list[str]
+
+
+class Batcher:
+    """Computes what waits in one run."""
+
+    def __init__(self, shape: str, device: str) -> None:
+        self._model, self._device = torch_encoder.encoder(shapes.SHAPES[shape], device), device
+        self._waiting: asyncio.Queue[tuple[Body, asyncio.Future[Any]]] = asyncio.Queue()
+
+    async def ask(self, body: Body) -> Any:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.put_nowait((body, future))
+        return await future
+
+    async def work(self) -> None:
+        while True:
+            batch = [await self._waiting.get()]
+            while not self._waiting.empty() and _num_sequences(batch) < MAX_SEQUENCES:
+                batch.append(self._waiting.get_nowait())
+            answers = await asyncio.to_thread(self._compute, [body for body, _ in batch])
+            for (_, future), answer in zip(batch, answers, strict=True):
+                future.set_result(answer)
+
+    def _compute(self, bodies: list[Body]) -> list[Any]:
+        sequences = [
+            [token for token, is_real in zip(ids, mask, strict=True) if is_real]
+            for body in bodies
+            for ids, mask in zip(body.input_ids, body.attention_mask, strict=True)
+        ]
+        with torch.inference_mode():
+            hidden, pooled = self._model(*torch_encoder.padded(sequences, self._device))
+            wants_hidden = any("activations" in body.outputs for body in bodies)
+            found = (hidden if wants_hidden else pooled).float().cpu().numpy()
+        rows = iter(zip(found, sequences, strict=True))
+        return [
+            [
+                row[: len(sequence)] if wants_hidden else row
+                for row, sequence in (next(rows) for _ in body.input_ids)
+            ]
+            for body in bodies
+        ]
+
+
+def _num_sequences(batch: list[tuple[Body, Any]]) -> int:
+    return sum(len(body.input_ids) for body, _ in batch)
+
+
+def create_app(shape: str, device: str) -> FastAPI:
+    batcher = Batcher(shape, device)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        worker = asyncio.create_task(batcher.work())
+        yield
+        worker.cancel()
+
+    app = FastAPI(lifespan=lifespan)
+
+    @app.post("/v1/infer")
+    async def infer(body: Body) -> Response:
+        answer = {body.outputs[0]: await batcher.ask(body)}
+        content = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+        return Response(content, media_type="application/json")
+
+    return app
+
+
+if __name__ == "__main__":
+    shape, device, port = sys.argv[1:]
+    uvicorn.run(create_app(shape, device), port=int(port), log_level="warning")

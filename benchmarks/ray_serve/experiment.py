@@ -1,0 +1,71 @@
+"""Parts, each in a new cluster: overhead, update, deaths, autoscaling."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from addnorm.load.measure.stream import PROFILES, make
+from addnorm.service.models.folders import find
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.bundle import Bundle
+from benchmarks import processes
+from benchmarks.findings import BUILD, Findings, Options, newest
+from benchmarks.ray_serve import autoscaling, changes, overhead
+from benchmarks.ray_serve.callers import Known
+from benchmarks.ray_serve.nodes import Nodes, three_nodes
+
+PARTS = ("overhead", "update", "deaths", "autoscaling")
+
+
+def run(options: Options) -> Findings:
+    found = {part: _part(part, options) for part in PARTS if options.wants(part)}
+    return Findings(
+        "\n\n".join(f"{part}:\n\n{each.tables}" for part, each in found.items()),
+        [goal for each in found.values() for goal in each.missed],
+        {part: each.figures for part, each in found.items()},
+        {name: draw for each in found.values() for name, draw in each.plots.items()},
+    )
+
+
+def _part(part: str, options: Options) -> Findings:
+    minilm, tiny = options.bundle, options.tiny
+    with TemporaryDirectory() as place, three_nodes() as nodes:
+        root = Path(place)
+        if part == "overhead":
+            return overhead.measure(nodes, minilm, tiny, _folder(root / "both", minilm, tiny))
+        if part == "update":
+            newer = newest("notebook", BUILD / "ray/bundles")
+            folders = {one.ref: _folder(root / str(n), one) for n, one in enumerate((tiny, newer))}
+            return changes.update(nodes, _known("small", folders), *folders.values())
+        return _of_one(part, nodes, _folder(root / "one", minilm), minilm)
+
+
+def _of_one(part: str, nodes: Nodes, folder: Path, minilm: Bundle) -> Findings:
+    if part == "deaths":
+        return changes.deaths(nodes, _known("small", {minilm.ref: folder}), folder)
+    return autoscaling.scale(nodes, _known("big", {minilm.ref: folder}), folder)
+
+
+def _folder(root: Path, *found: Bundle) -> Path:
+    for bundle in found:
+        link = root / bundle.ref
+        link.parent.mkdir(parents=True)
+        link.symlink_to(bundle.path.resolve())
+    return root
+
+
+def _known(profile: str, folders: Mapping[str, Path]) -> list[Known]:
+    """The profile's requests, and what `addnorm serve` answers by each of the folders."""
+    with ExitStack() as stack:
+        running = {
+            ref: stack.enter_context(processes.folder(folder)) for ref, folder in folders.items()
+        }
+        path = next(iter(folders.values()))
+        first = bundles.read(find(path).paths[0])
+        fields = {"model": first.ref.partition("/")[0]}
+        requests = make(PROFILES[profile], first.manifest.limits, fields=fields).requests
+        return [
+            Known(request.body, {ref: server.ask(request.body) for ref, server in running.items()})
+            for request in requests
+        ]

@@ -1,0 +1,249 @@
+"""All that shows a claim: experiments of this folder, and the opt-in marks of the tests."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from benchmarks.findings import BUILD, MINILM, Findings, Options
+
+BERT, REAL, TRAINED = str(MINILM), "build/real-models", "build/trained/cross-encoder"
+SERVED, TINY, PRESET = "bundles/all-minilm-l6-v2", "bundles/notebook", "bundles/minilm"
+PEER, RAY, GPU = (f"build/{name}/ready" for name in ("sentence-transformers", "ray", "gpu"))
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """`python -m benchmarks NAME`."""
+
+    summary: str
+    entry: str  # module:function
+    minutes: float  # about, with all parts
+    needs: Sequence[str] = ()
+    only: str = ""  # what `--only` names
+    beside: str = ""  # "in turn": one of the subjects; "again": run for each of the two checkouts
+    environment: str = ""  # the folder of build/ whose interpreter runs it
+
+    def run(self, options: Options) -> Findings:
+        module, function = self.entry.split(":")
+        run: Callable[[Options], Findings] = getattr(import_module(module), function)
+        return run(options)
+
+    @property
+    def python(self) -> str:
+        """The interpreter; empty where this one will do."""
+        return str(BUILD / self.environment / "bin/python") if self.environment else ""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """`pytest -m NAME`: tests that are deselected unless they are asked for."""
+
+    summary: str
+    minutes: float
+    needs: Sequence[str] = ()
+
+
+STRESS = "benchmarks.stress.scenarios"
+EXPERIMENTS = {
+    "bench": Experiment(
+        "beside a naive server, and Infinity if `make build/infinity/ready` was run",
+        "benchmarks.bench.experiment:run",
+        9,
+        (BERT, PRESET, TINY, SERVED, "bundles/minilm-padded"),
+        only="beginnings of lines: small-8 big texts open ...",
+        beside="in turn",
+    ),
+    "texts": Experiment(
+        "texts per second beside sentence-transformers: vectors and bits compared",
+        "benchmarks.sentences.beside:run",
+        8,
+        (BERT, SERVED, PEER),
+    ),
+    "plain": Experiment(
+        "a second opinion: the same model exported plainly, in plain onnxruntime",
+        "benchmarks.sentences.plain:run",
+        5,
+        (BERT, SERVED),
+    ),
+    "rerank": Experiment(
+        "rerank of 100 documents beside Infinity and CrossEncoder.predict",
+        "benchmarks.rerank.experiment:run",
+        12,
+        (TRAINED, "bundles/cross-encoder", PEER, "build/infinity/ready"),
+        only="log-normal or equal, and the number of callers: equal-1",
+    ),
+    "cache": Experiment(
+        "what the cache brings where traffic repeats, and what it costs where it does not",
+        "benchmarks.cache:run",
+        8,
+        (PRESET,),
+        only="repeats or new",
+    ),
+    "corpus": Experiment(
+        "`addnorm embed`: tokens per second beside the engine alone",
+        "benchmarks.corpus:speed",
+        4,
+        (SERVED,),
+        only="fp32 or int8",
+    ),
+    "corpus-peers": Experiment(
+        "`addnorm embed` beside sentence-transformers and Ray Data",
+        "benchmarks.corpus:beside_others",
+        60,
+        (BERT, SERVED, RAY),
+        only="names of contenders",
+    ),
+    "bodies": Experiment(
+        "10,000 bad bodies: no 500, no dropped answer, no growth of memory",
+        f"{STRESS}.storms:bodies",
+        2,
+        (TINY,),
+    ),
+    "leavers": Experiment(
+        "500 callers who leave at any moment: nothing stays reserved for them",
+        f"{STRESS}.storms:leavers",
+        1,
+        (TINY,),
+    ),
+    "slow": Experiment(
+        "500 callers who send a byte now and then: others are as quick as ever",
+        f"{STRESS}.storms:slow",
+        1,
+        (TINY,),
+    ),
+    "overload": Experiment(
+        "five times the capacity for 60 s: in time or rejected, with Retry-After",
+        f"{STRESS}.overload:run",
+        2,
+        (PRESET,),
+    ),
+    "swaps": Experiment(
+        "100 new versions under load: each answer from the right one, with the same bits",
+        f"{STRESS}.swaps:run",
+        5,
+        (PRESET,),
+    ),
+    "deadlines": Experiment(
+        "5,000 mixed requests with deadlines of 50 to 2,000 ms: none answered late",
+        f"{STRESS}.deadlines:run",
+        2,
+        (PRESET,),
+        beside="again",
+    ),
+    "stall": Experiment(
+        "the worst requests of every route: /livez waits at most 50 ms longer",
+        f"{STRESS}.stall:run",
+        8,
+        (PRESET, TINY),
+        only="parts of routes and kinds",
+        beside="again",
+    ),
+    "other-keys": Experiment(
+        "one key asks for all that it can: another's small requests are answered as alone",
+        f"{STRESS}.other_keys:run",
+        7,
+        (SERVED,),
+        only="parts of what the key sends",
+        beside="again",
+    ),
+    "fairness": Experiment(
+        "one caller beside twelve that send long requests: what it waits",
+        f"{STRESS}.fairness:run",
+        3,
+        (PRESET, TINY),
+        beside="again",
+    ),
+    "memory": Experiment(
+        "20,000 requests of changing shapes: memory stays flat once it is warm",
+        f"{STRESS}.memory:run",
+        10,
+        (PRESET,),
+    ),
+    "soak": Experiment(
+        "20 minutes of mixed traffic: every answer right, memory and latency stay",
+        f"{STRESS}.soak:run",
+        20,
+        (PRESET,),
+    ),
+    "spread": Experiment(
+        "haproxy before two servers: who gets the requests, what a loss and haproxy cost",
+        "benchmarks.spread.experiment:run",
+        4,
+        (TINY, PRESET, "haproxy"),
+        only="join, leave, cost",
+    ),
+    "ray": Experiment(
+        "Ray Serve on three raylets: its cost, an update, deaths under load, autoscaling",
+        "benchmarks.ray_serve.experiment:run",
+        8,
+        (RAY, PRESET, TINY, "build/ray/bundles/notebook/2"),
+        only="overhead, update, deaths, autoscaling",
+        environment="ray",
+    ),
+    "gpu": Experiment(
+        "all that is to be known of this machine's GPU: differences, bits, speed beside PyTorch",
+        "benchmarks.gpu.experiment:run",
+        30,
+        (GPU,),
+        only="parts, as docs/cuda.md lists them",
+        environment="gpu",
+    ),
+    "gpu-rehearsal": Experiment(
+        "the same on the CPU with a tiny model: says nothing of a GPU",
+        "benchmarks.gpu.experiment:rehearse",
+        3,
+        only="parts, as docs/cuda.md lists them",
+    ),
+}
+GROUPS = {  # a name for several
+    "stress": (
+        "bodies",
+        "leavers",
+        "slow",
+        "overload",
+        "swaps",
+        "deadlines",
+        "stall",
+        "other-keys",
+    ),
+}
+PROOFS = {
+    "families": Proof("every family and head through HTTP, beside transformers", 4),
+    "real_models": Proof("checkpoints with trained weights, beside transformers", 4, (REAL,)),
+    "lens": Proof(
+        "hidden states and attention beside transformers; rxnmapper maps atoms by them",
+        3,
+        (BERT, REAL, "build/rxnmapper/ready"),
+    ),
+    "clients": Proof(
+        "unmodified clients that need an environment of their own", 1, ("build/clients/ready",)
+    ),
+    "lm_eval": Proof(
+        "lm-eval's local-completions against a server, beside its own model",
+        5,
+        ("build/lm-eval/ready",),
+    ),
+    "tasks": Proof(
+        "tasks of trained models beside transformers and sentence-transformers",
+        6,
+        (TRAINED, REAL, PEER),
+    ),
+    "sentence_transformers": Proof(
+        "vectors of many folders equal SentenceTransformer.encode", 5, (BERT, PEER)
+    ),
+    "token_vectors": Proof(
+        "vectors equal those of SparseEncoder and MultiVectorEncoder", 4, (BERT, REAL, PEER)
+    ),
+    "check_index": Proof(
+        "`addnorm check` tells apart indexes made in many ways", 4, (BERT, SERVED, REAL, PEER)
+    ),
+    "killed_job": Proof("`addnorm embed` of 200,000 texts, killed twice: the same bytes", 10),
+    "mutants": Proof("a thousand mutations of graphs and weights, all refused", 6),
+    "large_model": Proof("a model of more than 2 GB: memory and answers; needs 8 GB", 8),
+    "chart": Proof("the Helm chart, rendered and compared with schemas", 1, ("build/chart/ready",)),
+    "pictures": Proof(
+        "takes docs/playground.png, and the pages in light, dark and at phone width",
+        1,
+        (SERVED, "chromedriver"),
+    ),
+}

@@ -1,0 +1,58 @@
+"""One report of all experiments: figures.json has the last run of each, report.md shows them."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from addnorm.load.measure.machine import machine
+from benchmarks.findings import Findings
+
+
+class Report:
+    """One process writes at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._where = machine()  # before the run: how busy it was
+
+    @property
+    def file(self) -> Path:
+        return self._folder / "figures.json"
+
+    def read(self) -> dict[str, Any]:
+        """Experiments by name. Empty before the first."""
+        return json.loads(self.file.read_text()) if self.file.exists() else {}
+
+    def add(self, name: str, findings: Findings) -> str:
+        """Puts it in place of an earlier run, and draws its plots. -> its Markdown"""
+        entry = {
+            "commit": commit(Path.cwd()),
+            "machine": self._where,
+            "missed": list(findings.missed),
+            "report": findings.markdown(),
+            "figures": findings.figures,
+        }
+        known = {**self.read(), name: entry}
+        for file, draw in findings.plots.items():
+            draw(self._folder / file)
+        partial = self.file.with_suffix(".partial")
+        partial.write_text(json.dumps(known, indent=1) + "\n")
+        os.replace(partial, self.file)
+        text = "\n".join(_section(*item) for item in known.items())
+        (self._folder / "report.md").write_text(text)
+        return _section(name, entry)
+
+
+def _section(name: str, entry: dict[str, Any]) -> str:
+    where = ", ".join(f"{fact} {value}" for fact, value in entry["machine"].items())
+    return f"## {name}\n\ncommit {entry['commit']}, {where}\n\n{entry['report']}\n"
+
+
+def commit(checkout: Path) -> str:
+    """As git names it."""
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "no commit known"

@@ -1,0 +1,48 @@
+"""Certified copies of a bundle: under another version or name, or with a tokenizer."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.bundle import TOKENIZER, Bundle
+from benchmarks.stress.requests.texts import tokenizer
+
+
+def republish(
+    bundle: Bundle,
+    root: Path,
+    version: int,
+    name: str | None = None,
+    added: Mapping[str, bytes] | None = None,
+) -> Path:
+    """The same weights as `root/<name>/<version>`, certified as that; there at once and whole.
+
+    name: if it is another. added: files that the bundle lacks.
+    """
+    manifest, name = bundle.manifest, name or bundle.manifest.name
+    place, partial = (root / name / folder for folder in (str(version), f".{version}.partial"))
+    partial.mkdir(parents=True)
+    for file in manifest.files:
+        shutil.copyfile(bundle.path / file, partial / file)
+    for file, content in (added or {}).items():
+        (partial / file).write_bytes(content)
+    fields = {
+        key: value for key, value in manifest if key not in ("format", "files", "version", "name")
+    }
+    copy = bundles.write_manifest(partial, {**fields, "version": version, "name": name})
+    assert bundle.certificate
+    known = {
+        name: value
+        for name, value in bundle.certificate.items()
+        if name not in ("bundle", "manifest_sha256")
+    }
+    bundles.write_certificate(copy, known)
+    return partial.rename(place)
+
+
+def publish(bundle: Bundle, root: Path) -> None:
+    """The bundle under `root`, with a tokenizer: its own, or one of made-up words."""
+    has_one = TOKENIZER in bundle.manifest.files
+    made = {} if has_one else {TOKENIZER: tokenizer(bundle.manifest.limits).to_str().encode()}
+    republish(bundle, root, bundle.manifest.version, added=made)

@@ -1,0 +1,148 @@
+"""What one API key can ask for at the cost of others: little to send, much to hold or to compute.
+
+Each is within the limits of the default settings, or was before such limits were known.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
+from addnorm.service.runtime.manifest import Manifest
+from benchmarks.stress.caller import JSON, Request
+from benchmarks.stress.requests.bodies import (
+    BODY_BYTES,
+    INFER,
+    LIMITS,
+    infer,
+    integers,
+    raw,
+    zeros,
+)
+
+MB = 1_000_000
+RERANKER, ENTAILMENT, MASKED_LM = (
+    "reranker",
+    "entailment",
+    "masked-lm",
+)  # of benchmarks/stress/models.py
+
+
+@dataclass(frozen=True)
+class Greed:
+    """Requests of one kind, sent in turn over some connections. make: from the embedder's
+    manifest."""
+
+    name: str
+    make: Callable[[Manifest], Sequence[Request]]
+    connections: int = 2
+    is_read: bool = True  # whether the answer is
+    is_whole: bool = True  # whether the body is sent to its end
+    slow_answer: bool = False  # what the other asks for is a large answer with little time
+    log_is_read: bool = True
+
+
+def _long_template(_: Manifest) -> list[Request]:
+    labels = [f"label {number}" for number in range(400)]
+    return [_zero_shot(["a"], labels, hypothesis_template="{}" + "x" * 2 * MB)]
+
+
+def _many_pairs(_: Manifest) -> list[Request]:
+    return [_zero_shot(["a"] * 2020, ["b"] * 2020)]
+
+
+def _long_label(_: Manifest) -> list[Request]:
+    return [_zero_shot(["a"] * 60, ["l" * 4 * MB], truncate=True)]
+
+
+def _zero_shot(texts: list[str], labels: list[str], **more: object) -> Request:
+    body = {"model": ENTAILMENT, "texts": texts, "candidate_labels": labels, **more}
+    return Request.json("/v1/zero-shot", body)
+
+
+def _long_target(_: Manifest) -> list[Request]:
+    return [_fill_mask("ba [MASK]", targets=["a b c d " * (MB // 4)])]
+
+
+def _many_masks(_: Manifest) -> list[Request]:
+    return [_fill_mask("[MASK]\u4e00" * 255, top_k=100)]
+
+
+def _fill_mask(text: str, **more: object) -> Request:
+    return Request.json("/v1/fill-mask", {"model": MASKED_LM, "texts": [text], **more})
+
+
+def _equal_rows(manifest: Manifest) -> list[Request]:
+    """Answers of about 90 MB: equal sequences are computed once, so they cost next to nothing."""
+    length = min(500, manifest.limits.max_positions)
+    num = min(90 * MB // (4 * manifest.d_model), LIMITS.max_tokens) // length
+    fields = {"input_ids": [[5] * length] * num, "outputs": ["activations"]}
+    return [infer(manifest, fields, accept=SAFETENSORS)]
+
+
+def _spaces(_: Manifest) -> list[Request]:
+    return [Request("/v1/embeddings", b" " * BODY_BYTES, JSON)]
+
+
+def _long_query(_: Manifest) -> list[Request]:
+    body = {"model": RERANKER, "query": "a" * 260_000, "documents": ["b"] * 1024}
+    return [Request.json("/v1/rerank", body)]
+
+
+def _wide_heads(_: Manifest) -> list[Request]:
+    fields = {"input_ids": [[5 + row] * 500 for row in range(8)], "outputs": ["logits"]}
+    return [Request.json("/v1/infer", {"model": MASKED_LM, **fields, "logits": {"top_k": 1}})]
+
+
+def _many_integers(_: Manifest) -> list[Request]:
+    """Under a mask of zeros, where an id may be any integer."""
+    numbers, num = integers(19)
+    fields = b'{"input_ids":[[%s]],"attention_mask":[[%s]],"outputs":["pooled"]}'
+    return [raw(INFER, fields % (numbers, zeros(num)))]
+
+
+def _sparse(_: Manifest) -> list[Request]:
+    """Random weights leave half of the vocabulary positive."""
+    texts = [f"{'ba ' * 470}{number}" for number in range(130)]
+    return [Request.json("/embed_sparse", {"inputs": texts})]
+
+
+def _long_row_of_ids(manifest: Manifest) -> list[Request]:
+    return [Request.json("/detokenize", {"model": manifest.name, "tokens": [100] * 65_000})]
+
+
+def _repeated_types(manifest: Manifest) -> list[Request]:
+    body = {"model": manifest.name, "texts": ["a"] * 100, "input_type": "search_document"}
+    return [Request.json("/v2/embed", {**body, "embedding_types": ["base64"] * 3850})]
+
+
+def _empty_texts(manifest: Manifest) -> list[Request]:
+    return [Request.json("/v1/tokenize", {"model": manifest.name, "texts": [""] * 1024})]
+
+
+def _openapi(_: Manifest) -> list[Request]:
+    return [Request("/openapi.json")]
+
+
+def _small(manifest: Manifest) -> list[Request]:
+    return [Request.json("/v1/embeddings", {"model": manifest.name, "input": "a text"})]
+
+
+GREEDS = (
+    Greed("a template of 2 MB for 400 labels", _long_template),
+    Greed("a target of 2 MB", _long_target),
+    Greed("2,020 texts for 2,020 labels", _many_pairs),
+    Greed("six answers of 90 MB that are not read", _equal_rows, 6, is_read=False),
+    Greed("17 bodies of 16 MB without their ends", _spaces, 17, is_whole=False),
+    Greed("a query of 260 KB for 1,024 documents", _long_query, 1),
+    Greed("30 requests for logits of 4,000 tokens", _wide_heads, 30),
+    Greed("30 bodies of 7 MB", _many_integers, 30),
+    Greed("answers that take long to write", _many_masks, slow_answer=True),
+    Greed("sparse vectors of half a vocabulary", _sparse, 5),
+    Greed("a text of 255 masks", _many_masks, 6),
+    Greed("a row of 65,000 ids to decode", _long_row_of_ids),
+    Greed("a type of vectors asked for 3,850 times", _repeated_types),
+    Greed("a label of 4 MB for 60 texts", _long_label),
+    Greed("1,024 empty texts", _empty_texts, 4),
+    Greed("the OpenAPI document", _openapi, 4),
+    Greed("a log that nobody reads", _small, 4, log_is_read=False),
+)

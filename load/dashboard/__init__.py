@@ -1,1 +1,0 @@
-"""The Grafana dashboard, drawn from the answers of a real Prometheus."""

@@ -1,0 +1,142 @@
+"""Sides measured in turn within the time that was granted: a round is one run of each."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from math import nan
+from statistics import median as middle
+
+from tqdm import tqdm
+
+from addnorm.load.measure.contender import FP32, INT8, NAIVE, Contender, Contenders, Line
+from addnorm.load.measure.run import Figures, Load
+
+FRACTIONS = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)  # of a contender's own capacity: loads of the open loop
+SATURATED_MS = 1000.0  # median latency from which more load says nothing new
+RUN_S = (0.4, 5.0)  # least and most seconds of one run
+MIN_ARRIVALS = 30  # of one open-loop run: fewer have no percentiles
+MIN_ROUNDS = 5  # aimed at; the time that was granted wins
+NUM_NAIVE_SWEEP = 2  # eight callers would each wait a minute for its answer to 94 % padding
+
+Rounds = dict[str, list[Figures]]  # `line/who` -> figures of each round
+
+
+class Clock:
+    """The time that is left of what was granted, and a bar of it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+        shape = "{n}/{total} s |{bar}| {desc}"
+        self._bar = tqdm(total=round(seconds), unit="s", bar_format=shape, disable=None)
+
+    def left_s(self) -> float:
+        return self._end - time.monotonic()
+
+    def show(self, what: str) -> None:
+        self._bar.n = min(self._bar.total, self._bar.total - int(self.left_s()))
+        self._bar.set_description_str(what)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+@dataclass(frozen=True)
+class Side:
+    """A subject under a load, which is measured in each round."""
+
+    line: str  # the load
+    who: str
+    measure: Callable[[float], Figures]  # seconds -> figures
+    prepare: Callable[[], object] = lambda: None  # all that must not be timed
+    once: bool = False  # too slow for every round
+
+    @property
+    def key(self) -> str:
+        return f"{self.line}/{self.who}"
+
+
+def served(contenders: Contenders, lines: Mapping[str, Line]) -> list[Side]:
+    """These loads on the contenders that they name, as far as those are there."""
+    return [
+        _served(name, line, contenders[who])
+        for name, line in lines.items()
+        for who in line.who
+        if who in contenders
+    ]
+
+
+def _served(name: str, line: Line, contender: Contender) -> Side:
+    is_slow = name.startswith("longest") and contender.name == NAIVE
+    num_callers = NUM_NAIVE_SWEEP if is_slow else line.num_callers
+    return Side(
+        name,
+        contender.name,
+        lambda seconds: contender.run(line.traffic, Load(num_callers, seconds)),
+        lambda: contender.prepare(line.traffic),
+        once=is_slow,
+    )
+
+
+def prepare(sides: Sequence[Side], clock: Clock) -> None:
+    """Starts servers and computes right answers: none of it is timed."""
+    for side in sides:
+        clock.show(f"preparing {side.key}")
+        side.prepare()
+
+
+def interleave(
+    sides: Sequence[Side], budget_s: float, clock: Clock, most: int | None = None
+) -> Rounds:
+    """As many rounds as fit, at least one, at most `most`. Whoever was last in one round is first
+    in the next."""
+    run_s = min(RUN_S[1], max(RUN_S[0], budget_s / MIN_ROUNDS / len(sides)))
+    figures: Rounds = {side.key: [] for side in sides}
+    end = clock.left_s() - budget_s
+    for number in count(1):
+        before = clock.left_s()
+        for side in sides if number % 2 else reversed(sides):
+            clock.show(f"round {number}: {side.key}")
+            if not (side.once and figures[side.key]):
+                figures[side.key].append(side.measure(run_s))
+        if number == most or 2 * clock.left_s() - before < end:
+            break
+    return figures
+
+
+def open_loops(contenders: Contenders, figures: Rounds, budget_s: float, clock: Clock) -> Rounds:
+    """Latency from a lone caller, at rate 0, to each contender's capacity, which is what 32 callers
+    reach (closed loop). A contender whose median is past SATURATED_MS gets no more load."""
+    capacity = {
+        who: rate
+        for who in (NAIVE, FP32, INT8)
+        if who in contenders and (rate := median(figures[f"small-32/{who}"], "requests_per_s")) > 0
+    }
+    loads = [(who, share * of_all) for share in FRACTIONS for who, of_all in capacity.items()]
+    if not loads:
+        return {}  # nobody gave a right answer
+    num_arrivals = max(MIN_ARRIVALS, budget_s / sum(1 / rate for _, rate in loads))
+    points = {who: [_lone(figures[f"small-1/{who}"])] for who in capacity}
+    for who, rate in loads:
+        clock.show(f"open loop, {rate:.0f} requests/s: {who}")
+        if points[who][-1]["p50_ms"] < SATURATED_MS:
+            load = Load(64, num_arrivals / rate, rate)
+            points[who].append({"rate": rate, **contenders[who].run("small", load)})
+    return points
+
+
+def _lone(rounds: list[Figures]) -> Figures:
+    return {"rate": 0.0, **{name: median(rounds, name) for name in ("p50_ms", "p99_ms")}}
+
+
+def median(rounds: list[Figures], metric: str) -> float:
+    """Not a number where no round has the metric."""
+    found = [figures[metric] for figures in rounds if metric in figures]
+    return middle(found) if found else nan
+
+
+def compared(who: str, so_far: Rounds) -> Figures:
+    """How many of its answers were compared, and how many were not right."""
+    keys = [key for key in so_far if key.endswith(f"/{who}") and not key.startswith("tiny")]
+    runs = [figures for key in keys for figures in so_far[key]]
+    return {name: sum(run.get(name, 0) for run in runs) for name in ("num_answers", "num_errors")}

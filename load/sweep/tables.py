@@ -1,0 +1,143 @@
+"""Tables of what was measured: contenders beside a baseline, latency against load."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan, nan
+from statistics import median as middle
+
+from addnorm.load.measure.contender import FP32, INT8, NAIVE
+from addnorm.load.measure.rounds import Rounds, median
+from addnorm.load.measure.run import Figures
+
+CPU = "server_cpu_s_per_1000_tokens"  # hardly moved by others on the machine
+MEASURES = {
+    "p50_ms": "p50, ms",
+    "p99_ms": "p99, ms",
+    "tokens_per_s": "useful tokens/s",
+    "requests_per_s": "requests/s",
+    CPU: "CPU s for 1,000 tokens",
+}
+TITLES = {NAIVE: "naive", FP32: "Addnorm fp32", INT8: "Addnorm int8"}
+BEFORE = "before-"  # begins the name of what another checkout serves
+
+
+@dataclass(frozen=True)
+class Row:
+    """A load and a measure, of all contenders. Ratios are over the baseline; more is better."""
+
+    title: str
+    metric: str
+    line: str
+    base: str | tuple[str, ...] = NAIVE  # several: the better of them by its median
+
+    def cells(
+        self, figures: Rounds, columns: Sequence[str], titles: Mapping[str, str] = TITLES
+    ) -> list[str] | None:
+        """None if only the baseline was measured, or nothing."""
+        of = {who: figures[key] for who in titles if (key := f"{self.line}/{who}") in figures}
+        base = self._base(of)
+        if not set(of) - {base}:
+            return None
+        values = {who: short(median(rounds, self.metric)) for who, rounds in of.items()}
+        shown = f"{titles[base]}: {values[base]}" if base in of else "-"
+        cells = [self.title, MEASURES.get(self.metric, self.metric), shown]
+        for who in columns:
+            found = f" ({spread(self.ratios(of, who, base))})" if base in of else ""
+            cells.append(f"{values[who]}{found}" if who in of else "-")
+        for now, before in pairs(columns):
+            both = {now, before} <= set(of)
+            cells.append(spread(self.ratios(of, now, before)) if both else "-")
+        return [*cells, f"`{self.line}`"]
+
+    def ratios(self, of: Mapping[str, list[Figures]], who: str, base: str) -> list[float]:
+        """Of each round, by who was measured in it. More is better."""
+        if not {who, base} <= set(of):
+            return []
+        over, under = (who, base) if is_rate(self.metric) else (base, who)
+        return ratios(of[over], of[under], self.metric)
+
+    def _base(self, of: Mapping[str, list[Figures]]) -> str:
+        if isinstance(self.base, str):
+            return self.base
+        there = [peer for peer in self.base if peer in of]
+        better = max if is_rate(self.metric) else min
+        return better(there, key=lambda peer: median(of[peer], self.metric), default="")
+
+    @property
+    def bases(self) -> set[str]:
+        return {self.base} if isinstance(self.base, str) else set(self.base)
+
+
+def is_rate(metric: str) -> bool:
+    """Whether more of it is better. Of all else, less is."""
+    return metric.endswith("_per_s")
+
+
+def pairs(columns: Sequence[str]) -> list[tuple[str, str]]:
+    """What this checkout serves, and the same of the other."""
+    return [(who, f"{BEFORE}{who}") for who in columns if f"{BEFORE}{who}" in columns]
+
+
+def ratios(over: list[Figures], under: list[Figures], metric: str) -> list[float]:
+    """Of each round in which both were measured. A side that was measured once is paired with
+    itself in every round."""
+    num = max(len(over), len(under))
+    over, under = (side * (num if len(side) == 1 else 1) for side in (over, under))
+    rounds = zip(over, under, strict=True)
+    both = ((a[metric], b[metric]) for a, b in rounds if metric in a and metric in b)
+    return [a / b if b else nan for a, b in both]
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median, least - most."""
+    if not values:
+        return "-"
+    extremes = f", {min(values):.2f} - {max(values):.2f}" if len(values) > 1 else ""
+    return f"**{middle(values):.2f} x**{extremes}"
+
+
+def short(value: float) -> str:
+    if isnan(value):
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def padding_share(longest: int) -> float:
+    """Of the sweep's requests: 32 sequences of 30 tokens on average."""
+    return 1 - 30 / longest
+
+
+def contenders_table(
+    figures: Rounds, rows: Sequence[Row], titles: Mapping[str, str] = TITLES
+) -> str:
+    """A column for each contender that is no baseline; the last one names the line. A column in
+    which nothing was measured is left out."""
+    measured = {key.partition("/")[2] for key in figures}
+    bases = set[str]().union(*(row.bases for row in rows))
+    columns = [who for who in titles if who in measured - bases]
+    found = [cells for row in rows if (cells := row.cells(figures, columns, titles))]
+    beside = [f"{now}, now over before" for now, _ in pairs(columns)]
+    names = ["load", "measure", "baseline", *(titles[who] for who in columns), *beside, "line"]
+    kept = [i for i in range(len(names)) if any(cells[i] != "-" for cells in found)]
+    lines = [[cells[i] for i in kept] for cells in found]
+    return table([names[i] for i in kept], lines) if found else ""
+
+
+def open_loop_table(points: Rounds, titles: Mapping[str, str] = TITLES) -> str:
+    """Latency against load, the figures of the picture."""
+    rows = [
+        (
+            titles[who],
+            short(load["rate"]) if load["rate"] else "a lone caller",
+            *(short(load[metric]) for metric in ("p50_ms", "p99_ms")),
+        )
+        for who, loads in points.items()
+        for load in loads
+    ]
+    return table(["server", "requests offered per second", "p50, ms", "p99, ms"], rows)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)

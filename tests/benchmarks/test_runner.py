@@ -1,0 +1,148 @@
+"""The runner: what it lists, one report of all runs, goals that end with 1, words for absences."""
+
+import ast
+import json
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from addnorm.load.measure.rounds import Clock, Side, interleave
+from benchmarks import __main__ as runner
+from benchmarks import needs, registry
+from benchmarks.comparison import Goal
+from benchmarks.findings import Findings, Options
+from benchmarks.registry import EXPERIMENTS, GROUPS, PROOFS, Experiment
+from benchmarks.report import Report
+
+ROOT = Path(__file__).parents[2]
+PASSES, MISSES = Findings("| a |", (), {"a": 1.0}), Findings("| b |", ["3 were late"])
+
+
+def passing(_: Options) -> Findings:
+    return PASSES
+
+
+def missing(_: Options) -> Findings:
+    return MISSES
+
+
+def ending(_: Options) -> Findings:
+    raise RuntimeError("no server")
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_entry_is_a_function_of_its_module(name: str) -> None:
+    """Read, not imported: some need packages of other environments."""
+    module, function = EXPERIMENTS[name].entry.split(":")
+    spec = find_spec(module)
+    assert spec
+    assert spec.origin
+    found = ast.parse(Path(spec.origin).read_text()).body
+    assert function in [node.name for node in found if isinstance(node, ast.FunctionDef)]
+
+
+def test_all_that_shows_a_claim_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert runner.main([]) == 0
+    listed = capsys.readouterr().out
+    for name, entry in {**EXPERIMENTS, **PROOFS}.items():
+        assert f"  {name} " in listed
+        assert entry.summary in listed
+    assert all(name in EXPERIMENTS for group in GROUPS.values() for name in group)
+
+
+def test_every_need_is_a_program_or_a_file_that_make_makes() -> None:
+    entries = (*EXPERIMENTS.values(), *PROOFS.values())
+    files = {need for entry in entries for need in entry.needs} - set(needs.PROGRAMS)
+    command = ["make", "--dry-run", "--always-make", *sorted(files)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_absent_is_said_with_the_command_that_brings_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").touch()
+    monkeypatch.setitem(needs.PROGRAMS, "no-such-program", "apt-get install it")
+    said = needs.in_words(["there", "a/b", "no-such-program"], tmp_path)
+    assert said == "run `make a/b`; no-such-program is not installed: `apt-get install it`"
+    assert needs.in_words(["there"], tmp_path) == ""
+
+
+@pytest.fixture
+def experiments(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"passing": passing, "missing": missing, "ending": ending}
+    for name in own:
+        entry = f"tests.benchmarks.test_runner:{name}"
+        monkeypatch.setitem(EXPERIMENTS, name, Experiment("a test", entry, 1, beside="again"))
+    monkeypatch.setattr(runner.processes, "end_on_sigterm", lambda: None)  # of this process, too
+
+
+@pytest.mark.usefixtures("experiments")
+def test_a_missed_goal_ends_with_1_and_the_others_still_run(tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path)]
+    assert runner.main(["passing", *out]) == 0
+    assert runner.main(["ending", "missing", *out]) == 1
+    seen: dict[str, Any] = json.loads((tmp_path / "figures.json").read_text())
+    assert {name: entry["missed"] for name, entry in seen.items()} == {
+        "passing": [],
+        "ending": ["no server"],
+        "missing": ["3 were late"],
+    }
+    assert seen["passing"]["figures"] == {"a": 1.0}
+    assert {"commit", "machine"} <= set(seen["passing"])
+    report = (tmp_path / "report.md").read_text()
+    assert "## passing" in report
+    assert "- missed: 3 were late" in report
+
+
+@pytest.mark.usefixtures("experiments")
+def test_another_checkout_is_measured_before_this_one(tmp_path: Path) -> None:
+    assert runner.main(["passing", "--beside", str(tmp_path), "--out", str(tmp_path)]) == 0
+    assert list(Report(tmp_path).read()) == ["passing, before", "passing"]
+    with pytest.raises(SystemExit, match="nothing of another checkout"):
+        runner.main(["rerank", "--beside", str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["absent"], "no experiment is called absent"), (["bench", "--minutes", "0"], "above 0")],
+)
+def test_words_that_say_nothing_are_refused(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        runner.main(words)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_sides_take_turns_and_each_round_goes_the_other_way() -> None:
+    order = list[str]()
+
+    def side(who: str) -> Side:
+        def measure(_: float) -> dict[str, float]:
+            order.append(who)
+            return {"x_per_s": 1.0}
+
+        return Side("load", who, measure)
+
+    figures = interleave([side("a"), side("b")], 60.0, Clock(60.0), most=3)
+    assert "".join(order) == "abbaab"
+    assert {key: len(runs) for key, runs in figures.items()} == {"load/a": 3, "load/b": 3}
+
+
+@pytest.mark.parametrize(("metric", "ours"), [("x_per_s", 4.0), ("x_ms", 1.0)])
+def test_a_goal_is_a_median_of_ratios_of_which_more_is_better(metric: str, ours: float) -> None:
+    figures = {"load/a": [{metric: ours}] * 3, "load/b": [{metric: 2.0}] * 3}
+    assert list(Goal("load", "a", "b", metric, 2.0).missed(figures)) == []
+    (said,) = Goal("load", "a", "b", metric, 2.1).missed(figures)
+    assert "a is 2.000 x over b, at least 2.1 x is wanted" in said
+    assert list(Goal("other", "a", "b", metric, 2.1).missed(figures)) == []
+
+
+def test_the_marks_of_the_tests_are_the_registrys(pytestconfig: pytest.Config) -> None:
+    marks = {line.partition(":")[0] for line in pytestconfig.getini("markers")}
+    assert set(registry.PROOFS) <= marks

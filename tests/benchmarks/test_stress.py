@@ -1,0 +1,187 @@
+"""Some stress scenarios, in short; `python -m benchmarks stress` runs them long."""
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from addnorm.service.runtime import bundle as bundle_format
+from addnorm.service.runtime.manifest import Manifest
+from addnorm.service.settings import Settings
+from benchmarks import plots
+from benchmarks.stress import livez
+from benchmarks.stress.caller import Request, Seen
+from benchmarks.stress.requests.mixed import Sent, mixed
+from benchmarks.stress.requests.mutants import mutants
+from benchmarks.stress.requests.worst import CASES, Case
+from benchmarks.stress.scenarios import fairness
+from benchmarks.stress.scenarios.deadlines import Deadlines, deadlines, joined, late
+from benchmarks.stress.scenarios.overload import overload
+from benchmarks.stress.scenarios.stall import stalls
+from benchmarks.stress.scenarios.storms import body_storm, good_bodies, leave_storm, slow_storm
+from tests.support.fake_server import fake_server
+
+Storm = Callable[[bundle_format.Bundle, int], dict[str, Any]]
+
+
+@pytest.mark.parametrize(
+    ("storm", "size"), [(body_storm, 1000), (leave_storm, 100), (slow_storm, 60)]
+)
+def test_a_storm_hurts_nothing(bundles: Path, storm: Storm, size: int) -> None:
+    assert storm(notebook_of(bundles), size)
+
+
+def test_an_overloaded_server_answers_right_or_refuses_and_says_when(bundles: Path) -> None:
+    minilm = bundle_format.read(bundles / "minilm" / "1")
+    figures, missed = overload(minilm, seconds=1, times=8, deadline_ms=3000)
+    assert figures["refusals without Retry-After"] == 0
+    assert not [words for words in missed if words.startswith("answers")]
+    # `python -m benchmarks overload` asks for goodput, on a quiet machine
+    assert figures["CPU time for a useful token over that at capacity"] < 4
+    assert sum(value for name, value in figures.items() if name.startswith("refused")) > 0
+
+
+def notebook_of(root: Path) -> bundle_format.Bundle:
+    return bundle_format.read(root / "notebook" / "1")
+
+
+def test_mutants_are_the_same_each_time_and_mostly_bad(bundles: Path) -> None:
+    good = good_bodies(notebook_of(bundles))
+    first, again = (list(mutants(good, 500, seed=3)) for _ in range(2))
+    assert first == again
+    assert len(set(first)) > 350
+    kinds: Counter[str] = Counter()
+    for body in first:
+        try:
+            kinds["good" if json.loads(body) in good else "other JSON"] += 1
+        except ValueError:
+            kinds["no JSON"] += 1
+    assert min(kinds["other JSON"], kinds["no JSON"]) > 100
+
+
+def test_a_late_answer_counts_for_every_ask_that_it_held_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stall of 0.5 s delays a hundred requests that were due every 5 ms, the first one most."""
+    clock, takes_s = [0.0], iter([0.5])
+
+    def passes(seconds: float) -> None:
+        clock[0] += seconds
+
+    def answer(_: bytes) -> tuple[int, bytes]:
+        passes(next(takes_s, 0.001))
+        return 200, b"{}"
+
+    monkeypatch.setattr(livez, "time", SimpleNamespace(perf_counter=lambda: clock[0], sleep=passes))
+    with fake_server(answer) as server:
+        seen = livez.delays(server.host, server.port, lambda: clock[0] > 1.0)
+    assert 195 <= len(seen) <= 205
+    assert [*seen[:2], seen[99]] == pytest.approx([0.5, 0.495, 0.005], abs=1e-6)
+    assert max(seen[101:]) == pytest.approx(0.001, abs=1e-6)
+
+
+def test_a_server_that_says_it_is_dead_is_no_delay() -> None:
+    with fake_server(lambda _: (503, b"{}")) as server, pytest.raises(ConnectionError, match="503"):
+        livez.delays(server.host, server.port, lambda: False)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.route}: {case.name}")
+def test_the_worst_bodies_are_within_the_limit(case: Case, minilm: Manifest) -> None:
+    """Decompressed. What is larger is refused unread, and shows nothing."""
+    for request in case.make(minilm):
+        body = request.body or b""
+        if request.headers.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
+        if request.headers.get("transfer-encoding") == "chunked":
+            body = b"".join(body.split(b"\r\n")[1:-2:2])
+        assert len(body) <= Settings.model_construct().max_body_bytes
+
+
+@pytest.fixture(scope="module")
+def minilm(bundles: Path) -> Manifest:
+    return bundle_format.read(bundles / "minilm" / "1").manifest
+
+
+def test_stalls_are_measured_beside_the_requests_of_a_case(bundles: Path) -> None:
+    """Alone and beside, each answer counted; a row says what it costs others."""
+    wanted = [
+        case
+        for case in CASES
+        if case.route == "/v1/infer" and ("plain" in case.name or "4,299" in case.name)
+    ]
+    found = stalls(bundle_format.read(bundles / "gpt" / "1"), None, wanted, seconds=0.3)
+    assert [row.name for row in found.rows] == [case.name for case in wanted]
+    assert all(sum(row.answers.values()) >= 2 and "0" not in row.answers for row in found.rows)
+    assert found.rows[0].answers.keys() == {"200"}
+    assert found.alone.num > 100
+    assert all(
+        0 < delays.p50 <= delays.p99 <= delays.longest
+        for delays in (found.alone, *(r.beside for r in found.rows))
+    )
+    assert found.over(found.rows[1]) == found.rows[1].beside.p99 - found.alone.p99
+
+
+def test_answers_later_than_their_deadline_are_found_in_the_log() -> None:
+    """By the first byte if the log has it, else by the last. Counts 200s beyond the margin."""
+    sent = [Sent(number, "small", 100, Request("")) for number in range(5)]
+    seen = [
+        Seen(200, 0.09, 1),
+        Seen(200, 0.3, 1),
+        Seen(200, 0.3, 1),
+        Seen(504, 0.3, 1),
+        Seen(200, 0.09, 1),
+    ]
+    lines: list[dict[str, Any]] = [
+        {"ms": 500.0, "first_byte_ms": 149.0, "timeout_ms": 100},
+        {"ms": 500.0, "first_byte_ms": 151.0, "timeout_ms": 100},
+        {"ms": 151.0},
+        {"ms": 500.0, "first_byte_ms": 500.0, "timeout_ms": 100},
+    ]
+    answers = joined(
+        list(zip(sent, seen, strict=True)), {f"deadline-{n}": line for n, line in enumerate(lines)}
+    )
+    assert late(answers) == answers[1:3]
+    assert late(answers, "client_late_ms") == answers[1:3]
+    assert Deadlines("first_byte_ms", 1.0, answers).wrong() == {
+        "answers with 200 later than 50 ms past their deadline": 2,
+        "requests that the log lacks": 1,
+    }
+
+
+def test_mixed_requests_are_the_same_for_the_same_seed(minilm: Manifest) -> None:
+    first, again, other = (
+        [mixed(minilm, number, seed) for number in range(30)] for seed in (0, 0, 1)
+    )
+    assert first == again != other
+    assert all(50 <= sent.timeout_ms <= 2000 for sent in first)
+
+
+def test_every_request_under_a_deadline_is_answered_and_logged(bundles: Path) -> None:
+    found = deadlines(
+        bundle_format.read(bundles / "gpt" / "1"), 60, callers=8, seed=23
+    )  # 15 kinds, none that takes minutes
+    assert len(found.answers) == 60
+    assert {answer.status for answer in found.answers} <= {200, 429, 504}
+    assert set(found.wrong()) <= {
+        "answers with 200 later than 50 ms past their deadline"
+    }  # says nothing of this machine
+    assert all(answer.server_late_ms is not None for answer in found.answers)
+    assert "| all | " in found.table()
+
+
+def test_fairness_in_the_simulation_is_a_table_and_a_plot(tmp_path: Path) -> None:
+    seen = {case.name: fairness.simulated(case, 3) for case in fairness.CASES}
+    assert all(f"| {case.name} |" in fairness.cases_table(seen) for case in fairness.CASES)
+    beside, another = seen["3 tokens, other model, 1 s"], seen["8 x 512, another key"].figures()
+    assert beside.figures()["refused"] == 0
+    assert max(beside.waits_s) < 3 * 512 / fairness.SIMULATED_TOKENS_PER_S
+    assert another["p50_ms"] < another["the_twelve_p50_ms"] / 2
+    plots.waits(
+        tmp_path / "waits.png", {"simulated": {name: some.waits_s for name, some in seen.items()}}
+    )
+    assert (tmp_path / "waits.png").stat().st_size > 10_000

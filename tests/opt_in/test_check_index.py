@@ -1,0 +1,167 @@
+"""Indexes of all-MiniLM-L6-v2 that were made in many ways, each told apart by `addnorm check`.
+
+Parquet files of texts and vectors: by the server in fp32 and int8, by another model of the same
+shape, by sentence-transformers, and changed ones.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks import processes
+from benchmarks.data.texts import prose
+from benchmarks.findings import BUILD, MINILM, PEER_PYTHON, newest
+from tests.support.peers import run
+
+pytestmark = pytest.mark.check_index
+MODEL, OTHER = "all-minilm-l6-v2", "sre-embedding"
+OTHER_FOLDER = BUILD / "real-models/sre_embedding_model/model_weights"
+Verdict = tuple[str, tuple[str, ...], int]  # the parts that differ, the exit code
+NUM_TEXTS, TEXTS_AT_ONCE = 256, 32
+CHANGED_ROW = 100
+
+PEER = """
+import json, sys
+import numpy as np
+from sentence_transformers import SentenceTransformer
+
+checkpoint, asked, out = sys.argv[1:]
+model = SentenceTransformer(checkpoint, device="cpu", local_files_only=True)
+np.save(out, model.encode(json.load(open(asked))))
+"""
+
+
+class Index(NamedTuple):
+    """Stored vectors, their fingerprint if it is stored, and what the check must say."""
+
+    vectors: np.ndarray
+    fingerprint: str | None
+    verdict: str
+    parts: tuple[str, ...] = ()  # of the fingerprint, that differ
+    options: tuple[str, ...] = ()
+
+    @property
+    def expected(self) -> Verdict:
+        return self.verdict, self.parts, int(self.verdict != "bit-equal")
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both bundles, the texts, and sentence-transformers' vectors of them."""
+    root = tmp_path_factory.mktemp("index")
+    (root / "bundles" / MODEL).mkdir(parents=True)
+    bundle = newest(MODEL).path
+    (root / "bundles" / MODEL / bundle.name).symlink_to(bundle.resolve())
+    export = ("export", "--checkpoint", OTHER_FOLDER, "--name", OTHER, "--out", root / "bundles")
+    run(sys.executable, "-m", "addnorm", *export)
+    (root / "texts.json").write_text(json.dumps(prose(NUM_TEXTS)))
+    run(PEER_PYTHON, "-c", PEER, MINILM, root / "texts.json", root / "peer.npy")
+    return root
+
+
+@pytest.fixture(scope="module")
+def url(work: Path) -> Iterator[str]:
+    with processes.folder(work / "bundles") as server:
+        yield f"http://{server.host}:{server.port}"
+
+
+@pytest.fixture(scope="module")
+def indexes(work: Path, url: str) -> dict[str, Index]:
+    return made(url, json.loads((work / "texts.json").read_text()), np.load(work / "peer.npy"))
+
+
+def test_every_index_gets_its_verdict(work: Path, url: str, indexes: dict[str, Index]) -> None:
+    where = ("--url", url, "--model", MODEL)
+    found = {name: verdict(work, name, index, *where) for name, index in indexes.items()}
+    assert found == {name: index.expected for name, index in indexes.items()}
+
+
+def test_a_bundle_does_in_place_of_a_server(work: Path, indexes: dict[str, Index]) -> None:
+    index = indexes["fp32"]
+    where = ("--bundle", str(newest(MODEL).path))
+    assert verdict(work, "fp32, without a server", index, *where) == index.expected
+
+
+def made(url: str, texts: Sequence[str], peer: np.ndarray) -> dict[str, Index]:
+    """Name -> index."""
+    fp32, fingerprint = embedded(url, texts)
+    int8, of_int8 = embedded(url, texts, precision="int8")
+    others, of_other = embedded(url, texts, model=OTHER)
+    behind_prompt, _ = embedded(url, [f"query: {text}" for text in texts])
+    beginnings, _ = embedded(url, [" ".join(text.split()[:16]) for text in texts])
+    changed = fp32.copy()
+    changed[CHANGED_ROW].view(np.uint8)[40] ^= 1  # the last bit of a number
+    return {
+        "fp32": Index(fp32, fingerprint, "bit-equal"),
+        "fp32 as float16": Index(fp32.astype(np.float16), fingerprint, "bit-equal"),
+        "fp32, one byte changed": Index(changed, fingerprint, "some rows"),
+        "fp32, rows backwards": Index(fp32[::-1], fingerprint, "other rows"),
+        "fp32, no fingerprint": Index(fp32, None, "bit-equal"),
+        "fp32, a digest of another version": Index(fp32, "0" * 32, "bit-equal"),
+        "sentence-transformers": Index(peer, None, "rounding"),
+        "sentence-transformers, float16": Index(peer.astype(np.float16), None, "rounding"),
+        "int8": Index(int8, of_int8, "approximation", ("precision",)),
+        "int8, int8 asked": Index(int8, of_int8, "bit-equal", options=("--precision", "int8")),
+        "another model": Index(others, of_other, "other vectors", ("manifest_sha256",)),
+        "not normalized": Index(fp32 * np.float32(3.7), fingerprint, "scaled"),
+        "fp32 cut to float16, stored as float32": Index(
+            fp32.astype(np.float16).astype(np.float32), fingerprint, "approximation"
+        ),
+        "a prompt before each text": Index(behind_prompt, fingerprint, "other vectors"),
+        "texts cut to 16 words": Index(beginnings, fingerprint, "some rows"),
+    }
+
+
+def embedded(url: str, texts: Sequence[str], **options: str) -> tuple[np.ndarray, str]:
+    """Vectors, and the text of their fingerprint."""
+    client, vectors = httpx.Client(base_url=url, timeout=300), list[list[float]]()
+    for start in range(0, len(texts), TEXTS_AT_ONCE):
+        body = {"model": MODEL, "input": texts[start : start + TEXTS_AT_ONCE], **options}
+        answer = client.post("/v1/embeddings", json={**body, "truncate": True})
+        vectors += [entry["embedding"] for entry in answer.raise_for_status().json()["data"]]
+    digest = answer.headers["x-addnorm-fingerprint"]
+    entry = client.get(f"/v1/models/{body['model']}").json()
+    (precision,) = (name for name, known in entry["fingerprint"].items() if known == digest)
+    parts = entry["fingerprint_parts"][precision]
+    return np.array(vectors, np.float32), json.dumps({**parts, "fingerprint": digest})
+
+
+def verdict(work: Path, name: str, index: Index, *where: str) -> Verdict:
+    """Writes the index, checks it, prints a row of figures. where: the options that name what to
+    compare with."""
+    file, report = work / "vectors.parquet", work / "report.json"
+    texts = json.loads((work / "texts.json").read_text())
+    table = pa.table({"text": texts, "vector": list(index.vectors)})
+    if index.fingerprint:
+        table = table.replace_schema_metadata({"addnorm.fingerprint": index.fingerprint})
+    pq.write_table(table, file)
+    command = [sys.executable, "-m", "addnorm", "check", file, "--json", report]
+    done = subprocess.run(
+        [*command, *where, *index.options], capture_output=True, text=True, check=False
+    )
+    assert done.returncode <= 1, done.stderr
+    found = json.loads(report.read_text())
+    differences = tuple(entry["part"] for entry in found["fingerprint"]["differences"])
+    print(row(name, found, differences))
+    return found["verdict"], differences, done.returncode
+
+
+def row(name: str, found: dict[str, Any], differences: Sequence[str]) -> str:
+    figures, equal = found["figures"], found["fingerprint"]["equal"]
+    fingerprint = {True: "equal", None: "none stored", False: "differs"}[equal]
+    return (
+        f"{name:40s} {found['verdict']:14s} {figures['num_different']:4d} rows"
+        f"  {figures['relative_difference']:.1e} of the largest"
+        f"  cosine {figures['smallest_cosine']:.7f} {figures['mean_cosine']:.7f}"
+        f"  neighbours {figures['neighbours_shared']:.1%}"
+        f"  fingerprint {fingerprint} {' '.join(differences)}"
+    )

@@ -1,0 +1,75 @@
+"""Pictures of the pages.
+
+docs/playground.png is the README's. The others, in build/pictures, are to be looked at: both pages
+in light and dark and at the width of a phone. Shows the first paint and the bytes of the page.
+"""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from addnorm.service.models.registry import load_all
+from addnorm.service.server.wiring import build
+from addnorm.service.settings import Settings
+from tests.conftest import serving
+from tests.support.browser import browser, picture, screen
+from tests.support.pages import Playground
+
+pytestmark = pytest.mark.pictures
+MODEL = "all-minilm-l6-v2"
+SCREENS = {"light": (1280, "light"), "dark": (1280, "dark"), "phone": (360, "light")}
+README, HEIGHT = Path("docs/playground.png"), 1330
+OUT = Path("build/pictures")
+PAINT = "return performance.getEntriesByName('first-contentful-paint')[0].startTime"
+BYTES = """
+const loaded = performance.getEntriesByType('resource').filter(one => one.name.includes('/page/'));
+const all = [...performance.getEntriesByType('navigation'), ...loaded];
+return [all.length, all.reduce((sum, one) => sum + one.decodedBodySize, 0)]"""
+
+
+def test_pictures_are_taken() -> None:
+    """Of the newest bundle of MODEL, on the port that the picture shows. To be looked at."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    settings = Settings(port=free(8000))
+    service = build(load_all(Path("bundles"), settings), settings)
+    with serving(service) as url, browser() as driver:
+        first_paint(driver, url)
+        for name, (width, scheme) in SCREENS.items():
+            for page, path in {"playground": "/", "certificate": certificate()}.items():
+                take(driver, url + path, OUT / f"{page}-{name}.png", width, scheme)
+        take(driver, f"{url}/", README, 1280, "light", HEIGHT)
+
+
+def free(port: int) -> int:
+    with socket.socket() as tried:
+        if not tried.connect_ex(("127.0.0.1", port)):
+            pytest.fail(f"port {port} is taken: end the server there first")
+    return port
+
+
+def certificate() -> str:
+    return f"/models/{MODEL}/certificate"
+
+
+def take(
+    driver: Any, url: str, path: Path, width: int, scheme: str, height: int | None = None
+) -> None:
+    """The whole page, or the top of it."""
+    page = Playground(driver, url, width, scheme)
+    page.run("document.documentElement.style.scrollbarWidth = 'none'")
+    whole = page.run("return document.documentElement.scrollHeight")
+    screen(driver, width, height or whole, scheme)
+    picture(driver, path)
+    print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+
+
+def first_paint(driver: Any, url: str) -> None:
+    """Of five loads with nothing held by the browser, the middle one."""
+    driver.execute_cdp_cmd("Network.enable", {})
+    driver.execute_cdp_cmd("Network.setCacheDisabled", {"cacheDisabled": True})
+    paints = sorted(Playground(driver, url).run(PAINT) for _ in range(5))
+    files, num_bytes = driver.execute_script(BYTES)
+    print(f"first contentful paint: {paints[2]:.0f} ms, of {paints[0]:.0f} to {paints[-1]:.0f} ms")
+    print(f"the page: {num_bytes:,} bytes in {files} files")

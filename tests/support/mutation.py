@@ -1,0 +1,376 @@
+"""Single mutations of graphs and weights, all of which the certificate must refuse.
+
+A mutant that is certified must give equal bits on seeded random batches (two nodes that traded
+places, say).
+"""
+
+import copy
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from safetensors.numpy import save_file
+from transformers import BertConfig, BertForMaskedLM
+from transformers.utils.logging import disable_progress_bar
+
+from addnorm.export import model_file, sources
+from addnorm.export.certificate import exact, parity, structure
+from addnorm.export.certificate.exact import Expected, Files
+from addnorm.export.sources import Source
+from addnorm.export.writer import GRAPHS, Plan, export
+from addnorm.service.models.registry import Model
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.batch import Grid
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.engine import Engine
+from tests.support.texts import WORDS, tokenizer
+
+ALL = ("fp32", "fp16", "int8")
+SIBLINGS = (  # operators of the same arity, each of which may stand in another's place
+    ("Add", "Sub", "Mul", "Div", "Max"),
+    ("Relu", "Gelu", "Sqrt", "Reciprocal", "Neg", "Tanh", "Abs", "Identity"),
+    ("Less", "LessOrEqual", "Equal", "Greater"), ("And", "Or", "Xor"),
+    ("ReduceMax", "ReduceMin", "ReduceSum", "ReduceMean"), ("Unsqueeze", "Squeeze"),
+)  # fmt: skip
+NEW_ATTRIBUTES = {
+    "Attention": ("softcap", 50.0),
+    "Gemm": ("alpha", 1.001),
+    "LayerNormalization": ("epsilon", 3e-4),
+}
+WEIGHTS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT8)
+BATCHES = 20  # random batches that prove bits equal
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A certified bundle, and what it is compared with."""
+
+    bundle: Bundle
+    files: Files
+    expected: Expected
+
+    @classmethod
+    def of(cls, bundle: Bundle, source: Source) -> "Subject":
+        return cls(
+            bundle, Files.read(bundle), Expected.of(source.in_layout("padded"), bundle.manifest)
+        )
+
+
+@dataclass(frozen=True)
+class Mutant:
+    subject: Subject
+    kind: str
+    words: str  # what was done, and where
+    files: Files
+
+
+def element(draws: random.Random, model: ModelProto) -> str:
+    """One number of a weight times 1.001; one int8 number by one step."""
+    item = draws.choice([item for item in model.graph.initializer if _is_weight(item)])
+    return change_one(draws, item)
+
+
+def row(draws: random.Random, model: ModelProto) -> str:
+    """A row of a weight, or a whole vector, zeroed."""
+    item = draws.choice([item for item in model.graph.initializer if _is_weight(item)])
+    values = numpy_helper.to_array(item).copy()
+    rows = values.reshape(-1, values.shape[-1])
+    index = draws.randrange(len(rows))
+    rows[index] = 0
+    return _put(item, values, f"{item.name}[{index}] = 0")
+
+
+def constant(draws: random.Random, model: ModelProto) -> str:
+    """One number of a shape, an axis, an index, or of what stands in the model's code."""
+    return change_one(
+        draws, draws.choice([item for item in model.graph.initializer if not _is_weight(item)])
+    )
+
+
+def attribute(draws: random.Random, model: ModelProto) -> str:
+    """Changed, dropped, or one more."""
+    node = draws.choice([node for node in structure.nodes(model.graph) if node.attribute])
+    if node.op_type in NEW_ATTRIBUTES and draws.random() < 0.2:
+        name, value = NEW_ATTRIBUTES[node.op_type]
+        kept = [item for item in node.attribute if item.name != name]
+        del node.attribute[:]
+        node.attribute.extend([*kept, helper.make_attribute(name, value)])
+        return f"{node.name}: {name} = {value}"
+    item = draws.choice(list(node.attribute))
+    if draws.random() < 0.2:
+        node.attribute.remove(item)
+        return f"{node.name}: without {item.name}"
+    return f"{node.name}: {_change_attribute(draws, item)}"
+
+
+def node(draws: random.Random, model: ModelProto) -> str:
+    """Another operator in its place, gone, doubled, or at its neighbour's place."""
+    graph = model.graph
+    index = draws.randrange(len(graph.node) - 1) if len(graph.node) > 1 else 0
+    found = graph.node[index]
+    act = draws.choice(["other", "other", "gone", "double", "neighbour"])
+    if act == "other":
+        family = next((family for family in SIBLINGS if found.op_type in family), ())
+        if not family:
+            return ""
+        before, found.op_type = (
+            found.op_type,
+            draws.choice([name for name in family if name != found.op_type]),
+        )
+        return f"{found.name}: {found.op_type} for {before}"
+    if act == "double":
+        twin = graph.node.add()
+        twin.CopyFrom(found)
+        twin.name = f"{found.name} again"
+        del twin.output[:]
+        twin.output.extend(f"{name} again" if name else "" for name in found.output)
+        return f"{found.name} twice"
+    nodes = list(graph.node)
+    if act == "gone":
+        if not found.input:
+            return ""
+        _rename(nodes, found.output[0], found.input[0])
+        nodes.remove(found)
+    elif len(nodes) > 1:
+        nodes[index], nodes[index + 1] = nodes[index + 1], nodes[index]
+    kept = [copy.deepcopy(node) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
+    return f"{found.name} {act}"
+
+
+def input_(draws: random.Random, model: ModelProto) -> str:
+    """Two inputs of a node swapped, or one read from elsewhere."""
+    graph, nodes = model.graph, list(structure.nodes(model.graph))
+    index = draws.randrange(len(nodes))
+    found = nodes[index]
+    place = draws.randrange(len(found.input))
+    if len(found.input) > 1 and draws.random() < 0.5:
+        other = (place + 1) % len(found.input)
+        found.input[place], found.input[other] = found.input[other], found.input[place]
+        return f"{found.name}: inputs {place} and {other} swapped"
+    names = [name for node in nodes[:index] for name in node.output if name]
+    names += [item.name for item in (*graph.initializer, *graph.input)]
+    found.input[place] = draws.choice(names)
+    return f"{found.name}: input {place} is {found.input[place]}"
+
+
+def output(draws: random.Random, model: ModelProto) -> str:
+    """Two outputs of the graph, of a node, or of two nodes swapped."""
+    graph = model.graph
+    act = draws.choice(["graph", "node", "nodes"])
+    if act == "graph" and len(graph.output) > 1:
+        one, other = draws.sample(range(len(graph.output)), 2)
+        graph.output[one].name, graph.output[other].name = (
+            graph.output[other].name,
+            graph.output[one].name,
+        )
+        return f"outputs {one} and {other} of the graph swapped"
+    several = [node for node in graph.node if len(node.output) > 1]
+    if act == "node" and several:
+        found = draws.choice(several)
+        one, other = draws.sample(range(len(found.output)), 2)
+        found.output[one], found.output[other] = found.output[other], found.output[one]
+        return f"{found.name}: outputs {one} and {other} swapped"
+    if len(graph.node) < 2:
+        return ""
+    left, right = draws.sample(list(graph.node), 2)
+    left.output[0], right.output[0] = right.output[0], left.output[0]
+    return f"first outputs of {left.name} and {right.name} swapped"
+
+
+KINDS: dict[str, Callable[[random.Random, ModelProto], str]] = {
+    "element x 1.001": element,
+    "row zeroed": row,
+    "attribute": attribute,
+    "node": node,
+    "input": input_,
+    "constant": constant,
+    "output": output,
+}
+
+
+def mutants(subjects: list[Subject], count: int, seed: int) -> Iterator[Mutant]:
+    """`count` of them, each kind and each subject in turn."""
+    draws, found = random.Random(seed), 0
+    kinds = list(KINDS)
+    while found < count:
+        subject, kind = subjects[found % len(subjects)], kinds[found // len(subjects) % len(kinds)]
+        if (mutant := _mutant(draws, subject, kind)) is not None:
+            found += 1
+            yield mutant
+
+
+def _mutant(draws: random.Random, subject: Subject, kind: str) -> Mutant | None:
+    """None where the draw changes nothing or does not fit."""
+    files = subject.files
+    places = [
+        *files.bodies,
+        *files.heads,
+        *(["ranges"] if files.ranges and kind == "constant" else []),
+    ]
+    place = draws.choice(places)
+    if place == "ranges":
+        name = draws.choice(sorted(files.ranges))
+        index = draws.randrange(files.ranges[name].size)
+        ranges = {**files.ranges, name: files.ranges[name].copy()}
+        ranges[name][index] *= np.float32(1.001)
+        return Mutant(
+            subject, kind, f"ranges of {name}[{index}] x 1.001", replace(files, ranges=ranges)
+        )
+    before = (files.heads | files.bodies)[place]
+    after = before.copy()
+    try:
+        words = KINDS[kind](draws, after.proto)
+    except IndexError:  # nothing of that kind in this graph
+        return None
+    one, other = (graph.proto.SerializeToString(deterministic=True) for graph in (before, after))
+    if not words or one == other:
+        return None
+    mutated = (
+        replace(files, heads={**files.heads, place: after})
+        if place in files.heads
+        else replace(files, bodies={**files.bodies, place: after})
+    )
+    return Mutant(subject, kind, f"{subject.bundle.ref}, {place}: {words}", mutated)
+
+
+def verdict(mutant: Mutant) -> str:
+    """The comparison that refuses it first; else "served", "equal bits" or "SURVIVED"."""
+    subject = mutant.subject
+    for (_, comparison), words in exact.compare(
+        mutant.files, subject.expected, subject.bundle.manifest
+    ):
+        if words:
+            return comparison.rpartition(", ")[2]
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = write(mutant, Path(folder) / "mutant")
+        try:
+            model = Model(bundle, "cpu")
+            parity.near(model, subject.expected.reference)
+        except Exception:  # whatever onnxruntime or the certificate says: it is not served
+            return "served"
+        return "equal bits" if equal_bits(subject.bundle, bundle) else "SURVIVED"
+
+
+def write(mutant: Mutant, place: Path) -> Bundle:
+    """The bundle on disk, its hashes made anew."""
+    manifest = mutant.subject.bundle.manifest
+    shutil.copytree(mutant.subject.bundle.path, place)
+    for precision, body in mutant.files.bodies.items():
+        model_file.save(body, place / GRAPHS[precision])
+    for output, head in mutant.files.heads.items():
+        model_file.save(head, place / bundles.head_file(output))
+    if mutant.files.ranges:
+        save_file(mutant.files.ranges, place / exact.RANGES)
+    return bundles.write_manifest(place, manifest.model_dump(exclude={"format", "files"}))
+
+
+def equal_bits(one: Bundle, other: Bundle) -> bool:
+    """Whether both give the same bytes on random batches: all outputs and precisions, the heads."""
+    draws, limits = np.random.default_rng(0), one.manifest.limits
+    for precision in one.manifest.precisions:
+        left, right = (Engine(bundle, precision, "cpu") for bundle in (one, other))
+        for _ in range(BATCHES):
+            shape = (
+                int(draws.integers(1, 7)),
+                int(draws.integers(1, min(limits.max_positions, 48) + 1)),
+            )
+            ids, mask = draws.integers(0, limits.vocab_size, shape), draws.integers(0, 2, shape)
+            answers = [engine.run_grid(Grid(ids, mask)) for engine in (left, right)]
+            if any(a.tobytes() != b.tobytes() for a, b in zip(*answers, strict=True)):
+                return False
+            rows = draws.normal(size=(5, left.d_model)).astype(np.float32)
+            for output in one.manifest.heads:
+                if left.head(output, rows).tobytes() != right.head(output, rows).tobytes():
+                    return False
+    return True
+
+
+def change_one(draws: random.Random, item: TensorProto) -> str:
+    """One number x 1.001, or by one where it is whole; "" if that is the same number."""
+    values = numpy_helper.to_array(item).copy()
+    index = draws.randrange(values.size)
+    before = values.flat[index]
+    if values.dtype.kind == "f":
+        values.flat[index] = before * np.float32(1.001)
+    else:
+        step = draws.choice([-1, 1])
+        values.flat[index] = (
+            before - step if before + step > np.iinfo(values.dtype).max else before + step
+        )
+    return _put(item, values, f"{item.name}[{index}] = {values.flat[index]} for {before}")
+
+
+def _put(item: TensorProto, values: Any, words: str) -> str:
+    if values.tobytes() == numpy_helper.to_array(item).tobytes():
+        return ""
+    item.CopyFrom(numpy_helper.from_array(values, item.name))
+    return words
+
+
+def _is_weight(item: TensorProto) -> bool:
+    return item.data_type in WEIGHTS and np.prod(item.dims) > 1
+
+
+def _change_attribute(draws: random.Random, item: AttributeProto) -> str:
+    before = helper.get_attribute_value(item)
+    if item.type == AttributeProto.FLOAT:
+        item.f *= draws.choice([1.001, 0.0, 30.0, -1.0])
+    elif item.type == AttributeProto.INT:
+        item.i = draws.choice([item.i + 1, item.i - 1, 1 - item.i])
+    elif item.type == AttributeProto.STRING:
+        item.s = {b"tanh": b"none", b"none": b"tanh"}.get(item.s, item.s + b"x")
+    else:
+        values = list(item.ints)
+        del item.ints[:]
+        item.ints.extend(
+            reversed(values) if len(set(values)) > 1 else [value + 1 for value in values]
+        )
+    return f"{item.name} = {helper.get_attribute_value(item)} for {before}"
+
+
+def _rename(nodes: list[NodeProto], before: str, after: str) -> None:
+    for item in nodes:
+        for place, name in enumerate(item.input):
+            if name == before:
+                item.input[place] = after
+
+
+def checkpoint(folder: Path) -> Path:
+    """A two-layer BERT with a language model's head and a tokenizer, every parameter drawn."""
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(WORDS), hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=512,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    disable_progress_bar()
+    made = BertForMaskedLM(config)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    made.save_pretrained(folder)
+    tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def subjects(folder: Path) -> Iterator[Subject]:
+    """The models of the campaign, exported and certified."""
+    chosen = [
+        (sources.preset("notebook"), ("fp32", "fp16")),  # int8 does not pay there
+        (sources.preset("gpt"), ALL),
+        (sources.preset("postnorm"), ALL),
+        (sources.checkpoint(checkpoint(folder / "two-layer-bert")), ALL),
+    ]
+    for source, precisions in chosen:
+        yield Subject.of(
+            export(source, folder, source.name, None, Plan(precisions=precisions)), source
+        )

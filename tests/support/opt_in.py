@@ -1,0 +1,33 @@
+"""Proofs that take minutes: tests that run where `-m` names their mark.
+
+The marks, and what they need of the machine, are those of benchmarks/registry.py.
+"""
+
+import pytest
+
+from benchmarks import needs
+from benchmarks.registry import PROOFS
+
+
+def register(config: pytest.Config) -> None:
+    for name, proof in PROOFS.items():
+        line = f"{name}: {proof.summary}; opt-in, about {proof.minutes:g} min"
+        config.addinivalue_line("markers", line)
+
+
+def deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Those whose mark was not asked for."""
+    asked = config.getoption("-m")
+    unasked = [item for item in items if (own := _proofs(item)) and not any(map(asked.count, own))]
+    items[:] = [item for item in items if item not in unasked]
+    config.hook.pytest_deselected(items=unasked)
+
+
+def skip_if_absent(item: pytest.Item) -> None:
+    for name in _proofs(item):
+        if absent := needs.in_words(PROOFS[name].needs):
+            pytest.skip(absent)
+
+
+def _proofs(item: pytest.Item) -> list[str]:
+    return [mark.name for mark in item.iter_markers() if mark.name in PROOFS]
