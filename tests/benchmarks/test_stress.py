@@ -4,6 +4,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,11 @@ from addnorm.service.settings import Settings
 from benchmarks import plots
 from benchmarks.stress import livez
 from benchmarks.stress.caller import Request, Seen
+from benchmarks.stress.requests.greedy import Greed
 from benchmarks.stress.requests.mixed import Sent, mixed
 from benchmarks.stress.requests.mutants import mutants
 from benchmarks.stress.requests.worst import CASES, Case
-from benchmarks.stress.scenarios import fairness
+from benchmarks.stress.scenarios import fairness, other_keys, stall
 from benchmarks.stress.scenarios.deadlines import Deadlines, deadlines, joined, late
 from benchmarks.stress.scenarios.overload import overload
 from benchmarks.stress.scenarios.stall import stalls
@@ -79,15 +81,35 @@ def test_a_late_answer_counts_for_every_ask_that_it_held_up(
 
     monkeypatch.setattr(livez, "time", SimpleNamespace(perf_counter=lambda: clock[0], sleep=passes))
     with fake_server(answer) as server:
-        seen = livez.delays(server.host, server.port, lambda: clock[0] > 1.0)
+        delays = livez.delays(server.host, server.port, lambda: clock[0] > 1.0)
+    seen = [delay.seconds for delay in delays]
     assert 195 <= len(seen) <= 205
     assert [*seen[:2], seen[99]] == pytest.approx([0.5, 0.495, 0.005], abs=1e-6)
     assert max(seen[101:]) == pytest.approx(0.001, abs=1e-6)
 
 
 def test_a_server_that_says_it_is_dead_is_no_delay() -> None:
-    with fake_server(lambda _: (503, b"{}")) as server, pytest.raises(ConnectionError, match="503"):
-        livez.delays(server.host, server.port, lambda: False)
+    with pytest.raises(ConnectionError, match="503"):
+        stall.waited([livez.Delay(0, 200, 0.1), livez.Delay(0, 503, 0.1)])
+
+
+def test_what_one_key_costs_another_is_named() -> None:
+    """A refusal, a wait of 51 ms more, memory that the server did not count; and none of them."""
+    alone = other_keys.Waits(Counter({200: 9}), 1.0, 2.0)
+    greed = Greed("many pairs", lambda _: [])
+    late, refused = replace(alone, p99_ms=53.0), replace(alone, statuses=Counter({200: 8, 429: 1}))
+    kinds = ["small", "large"]
+
+    def missed(beside: list[other_keys.Waits], grown_mib: float) -> list[str]:
+        row = other_keys.Row(greed, kinds, [alone, alone], beside, Counter(), grown_mib, 100.0)
+        return list(row.missed())
+
+    assert missed([alone, alone], 130.0) == []
+    assert missed([late, refused], 131.0) == [
+        "many pairs: small: p99 51 ms over alone",
+        "many pairs: large: {200: 8, 429: 1}",
+        "many pairs: memory grew by 131 MiB, the server counted 100",
+    ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.route}: {case.name}")

@@ -85,18 +85,18 @@ class Target:
         settle(self.server)
         self.asker.start()
         time.sleep(ALONE_S)
-        return _seconds(self.asker.stop())
+        return waited(self.asker.stop())
 
     def beside(self, case: Case, seconds: float) -> Row:
         requests = case.make(self.manifest)
         self.asker.start()
         seen = send(self.server, requests, case.connections, seconds)
-        delays = Delays.of(_seconds(self.asker.stop()))
+        delays = Delays.of(waited(self.asker.stop()))
         answers = Counter(str(answer.status) for answer in seen)
         return Row(case.name, case.route, dict(sorted(answers.items())), delays)
 
 
-def _seconds(delays: Sequence[Delay]) -> list[float]:
+def waited(delays: Sequence[Delay]) -> list[float]:
     """ConnectionError unless each was answered with 200."""
     if refused := [delay for delay in delays if delay.status != 200]:
         raise ConnectionError(f"GET /livez: {refused[0].status}")
