@@ -42,10 +42,10 @@ def export_bundle(
 
     It takes from seconds to minutes, and prints what it does.
 
-    model: a `Transformer` of Addnorm, or a model of transformers whose family is supported, such as
-        `BertForSequenceClassification`. float32, in training mode or not, on any device. It is not
-        changed: a copy on the CPU and in evaluation mode is exported. The heads of a `Transformer`
-        are named "logits", "pooled" or "token_vectors".
+    model: a `Transformer` of Addnorm, or a model of transformers whose family is supported.
+        float32, in training mode or not, on any device. It is not changed: a copy on the CPU and in
+        evaluation mode is exported. The heads of a `Transformer` are named "logits", "pooled" or
+        "token_vectors".
     version: a whole number from 1 on; the next free one by default.
     precisions: "fp32", "fp16" and "int8", or some of them. Requests that name none get the first.
     lens: whether requests may ask for the hidden states and the attention of each layer, in fp32.

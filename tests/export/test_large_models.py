@@ -134,7 +134,7 @@ def test_data_that_the_manifest_does_not_know_is_not_certified(copy: Path) -> No
     manifest = json.loads((copy / bundles.MANIFEST).read_bytes())
     del manifest["files"][DATA]
     (copy / bundles.MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(SystemExit, match=f"the manifest has no sha256 of {DATA}"):
+    with pytest.raises(SystemExit, match=f"manifest.json has no sha256 of {DATA}"):
         command.verify([str(copy)])
 
 

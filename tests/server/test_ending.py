@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from addnorm.load.servers import free_port
+from benchmarks.processes import free_port
 from tests.support.waiting import PATIENCE_S, eventually
 
 GRACE_S = 2.0

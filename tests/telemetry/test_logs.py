@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 import httpx
 import pytest
 
-from addnorm.load.servers import free_port
 from addnorm.service.telemetry import logs
 from addnorm.service.telemetry.exposition import LostLogLines
+from benchmarks.processes import free_port
 from tests.support.waiting import PATIENCE_S, eventually
 
 SHORT = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}
