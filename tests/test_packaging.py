@@ -27,7 +27,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ROOT / name,
             copied / name,
             symlinks=True,
-            ignore=ignore_patterns("__pycache__", "report"),
+            ignore=ignore_patterns("__pycache__"),
         )
     for name in FILES:
         copy(ROOT / name, copied)

@@ -123,13 +123,14 @@ def made(url: str, texts: Sequence[str], peer: np.ndarray) -> dict[str, Index]:
 
 def embedded(url: str, texts: Sequence[str], **options: str) -> tuple[np.ndarray, str]:
     """Vectors, and the text of their fingerprint."""
-    client, vectors = httpx.Client(base_url=url, timeout=300), list[list[float]]()
-    for start in range(0, len(texts), TEXTS_AT_ONCE):
-        body = {"model": MODEL, "input": texts[start : start + TEXTS_AT_ONCE], **options}
-        answer = client.post("/v1/embeddings", json={**body, "truncate": True})
-        vectors += [entry["embedding"] for entry in answer.raise_for_status().json()["data"]]
-    digest = answer.headers["x-addnorm-fingerprint"]
-    entry = client.get(f"/v1/models/{body['model']}").json()
+    vectors = list[list[float]]()
+    with httpx.Client(base_url=url, timeout=300) as client:
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
+            body = {"model": MODEL, "input": texts[start : start + TEXTS_AT_ONCE], **options}
+            answer = client.post("/v1/embeddings", json={**body, "truncate": True})
+            vectors += [entry["embedding"] for entry in answer.raise_for_status().json()["data"]]
+        digest = answer.headers["x-addnorm-fingerprint"]
+        entry = client.get(f"/v1/models/{body['model']}").json()
     (precision,) = (name for name, known in entry["fingerprint"].items() if known == digest)
     parts = entry["fingerprint_parts"][precision]
     return np.array(vectors, np.float32), json.dumps({**parts, "fingerprint": digest})
