@@ -120,6 +120,7 @@ async def _read_texts(
             " the input type chooses the prompt",
             param="input_type",
         )
+    _outputs(asked, model.bundle, None)  # what cannot be had is refused before texts are tokenized
     if asked.spans is None:
         return Read(asked, model, *await tools.texts.batch(texts, raw.deadline), None)
     batch, padding, encodings = await tools.texts.encoded(texts, raw.deadline)

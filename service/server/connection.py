@@ -36,15 +36,19 @@ INVALID_HTTP = (
 READ_BYTES = 16 * 1024  # parsed at once; other connections wait meanwhile
 LONG_PIECE_S = 0.0005  # a plain body's 16 KiB take a twentieth of that
 ASK_AFTER_S = 0.05  # before a caller that sends no more is asked whether it is still there
+# From then on a connection that has asked for nothing makes room for a new one. Larger: idle ones
+# keep others out for longer. Smaller: callers far away lose connections that they just made.
+SILENT_S = 1.0
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Connection(HttpToolsProtocol):
     """The server calls `sweep` once a second: timers for each request would cost more."""
 
-    # of the server; see `protocol_factory`
+    # of the server; see `protocol_factory`. Connections are in the order they came.
     settings: ClassVar[Settings]
-    surplus: ClassVar[dict["Connection", None]]  # those over the limit, in the order they came
+    strangers: ClassVar[dict["Connection", None]]  # those that have sent no whole head yet
+    surplus: ClassVar[dict["Connection", None]]  # those over the limit
 
     def __init__(self, config: Config, *arguments: Any, **named: Any) -> None:
         super().__init__(config, *arguments, **named)
@@ -60,17 +64,28 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.flow = Flow(self)
-        self._since = self.loop.time()
+        self._since = self.made_at = self.loop.time()
         self._all_sent = self._since  # when there was last nothing to send
         if self.settings.connection_max_age_s:
             self.aged_at = self._since + drawn_age(self.settings.connection_max_age_s)
-        if len(self.connections) > self.settings.max_connections:
+        self.strangers[self] = None
+        if len(self.connections) > self.settings.max_connections and not self._end_silent():
             self.surplus[self] = None
         if len(self.connections) > 2 * self.settings.max_connections and self.surplus:
             # the newest may be a probe, which is answered; this one has had time to ask
             oldest = next(iter(self.surplus))
             del self.surplus[oldest]
             oldest.transport.abort()
+
+    def _end_silent(self) -> bool:
+        """Ends the oldest connection that has asked for nothing in SILENT_S, if there is one. So
+        idle connections, which need no key, keep nobody out."""
+        oldest = next(iter(self.strangers))
+        if self.loop.time() - oldest.made_at < SILENT_S:
+            return False
+        del self.strangers[oldest]
+        oldest.transport.abort()
+        return True
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -85,6 +100,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.surplus.pop(self, None)
+        self.strangers.pop(self, None)
         if self._is_answering():
             deadline = attach_context(self.cycle.scope["state"]).deadline
             if deadline:  # else the body has not been read: who reads it is told
@@ -112,6 +128,7 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # the head is parsed again, see Parser
         self._in_head, self._in_body, self._num_loose = False, True, 0
+        self.strangers.pop(self, None)
         if refusal := self._wrong():
             attach_context(self.scope["state"]).refusal = refusal
         if self.aged_at is not None:
@@ -283,6 +300,6 @@ class PieceReader(BufferedProtocol):
 
 def protocol_factory(settings: Settings) -> Callable[..., PieceReader]:
     """What uvicorn makes the connections of one server with."""
-    kind = type("Connection", (Connection,), {"settings": settings, "surplus": {}})
+    kind = type("Connection", (Connection,), {"settings": settings, "strangers": {}, "surplus": {}})
     buffer = bytearray(READ_BYTES)
     return lambda **named: PieceReader(kind(**named), buffer)

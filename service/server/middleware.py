@@ -42,6 +42,10 @@ class RequestMiddleware:
         self.in_flight += 1
         try:
             await self._app(scope, receive, self._marked(send, context))
+        except asyncio.CancelledError:
+            if not self._readiness.draining:
+                raise
+            context.note(Draining("the server ended before the answer was taken"))
         finally:
             self.in_flight -= 1
             self._reporter.report(scope, context)

@@ -247,6 +247,6 @@ class Server(uvicorn.Server):
         while True:  # the handshake of some may end only now
             for connection in list(self.server_state.connections):
                 cast(Connection, connection).transport.abort()
+            await asyncio.sleep(1 / TICKS_PER_S)  # most of them end by that
             for task in list(self.server_state.tasks):
                 task.cancel()
-            await asyncio.sleep(1 / TICKS_PER_S)

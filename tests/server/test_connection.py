@@ -625,6 +625,9 @@ def test_more_connections_than_the_limit_get_503_and_probes_are_answered_beside_
 ) -> None:
     with serve(max_connections=20) as url:
         open_ones = [call(url) for _ in range(20)]  # are accepted in this order
+        for caller in open_ones:
+            caller.sendall(head(len(GOOD)) + GOOD)
+            assert status_of(caller) == 200
         for path, is_v2 in (("/v1/infer", False), ("/v2/models/notebook/infer", True)):
             with closing(call(url)) as caller:
                 caller.sendall(head(len(GOOD), path=path) + GOOD)
@@ -646,6 +649,22 @@ def test_more_connections_than_the_limit_get_503_and_probes_are_answered_beside_
             return False
 
         assert eventually(is_served)
+
+
+def test_connections_that_ask_for_nothing_keep_nobody_out(serve: Serve) -> None:
+    """Not even while they may still send a head, which takes them no key."""
+    with serve(max_connections=20, body_timeout_s=PATIENCE_S) as url:
+        idle = [call(url) for _ in range(20)]
+
+        def is_served() -> bool:
+            with closing(call(url)) as caller:
+                caller.sendall(head(len(GOOD)) + GOOD)
+                return status_of(caller) == 200
+
+        assert eventually(is_served)
+        assert is_closed(idle[0])
+        for caller in idle:
+            caller.close()
 
 
 def held(client: httpx.Client, what: str) -> float:
