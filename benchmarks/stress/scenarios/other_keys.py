@@ -22,6 +22,7 @@ import orjson
 from prometheus_client.parser import text_string_to_metric_families
 from tqdm import tqdm
 
+from addnorm.load.client import REFUSED
 from addnorm.load.servers import Server
 from addnorm.load.sweep.tables import table
 from addnorm.service.runtime.manifest import Manifest
@@ -147,7 +148,10 @@ def beside(server: Server, greed: Greed, manifest: Manifest, seconds: float) -> 
 def _asked(asking: Asker, num_kinds: int, seconds: float) -> list[Waits]:
     asking.start()
     time.sleep(seconds)
-    delays = asking.stop()
+    try:
+        delays = asking.stop()
+    except OSError:  # the server answers nobody
+        delays = [Delay(kind, REFUSED, seconds) for kind in range(num_kinds)]
     return [
         Waits.of([delay for delay in delays if delay.request == kind]) for kind in range(num_kinds)
     ]
