@@ -36,7 +36,6 @@ GOLDEN = Path(__file__).parent / "golden"
 IDLE_S = 2.0  # that clients of tests keep an idle connection
 # What is asked again is computed again: a cache would compare an answer with itself.
 OWN: dict[str, Any] = {"worker_threads": 2, "port": 0, "cache_bytes": 0}
-PRESETS_TAKE_IDS = {"trust_token_ids": True}  # they have no tokenizer: nothing tells whose ids are
 PRESETS = ("notebook", "postnorm", "gpt", "encoder", "minilm")
 
 
@@ -222,14 +221,14 @@ def serve(few: Models) -> Serve:
     """Serves the two smallest presets with the settings given; yields the base URL."""
 
     def serve(**changed: Any) -> AbstractContextManager[str]:
-        return serving(build(few, Settings(**{**OWN, **PRESETS_TAKE_IDS, **changed})))
+        return serving(build(few, Settings(**{**OWN, **changed})))
 
     return serve
 
 
 @pytest.fixture(scope="session")
 def url(bundles: Path) -> Iterator[str]:
-    with serving(inference_of(bundles, **PRESETS_TAKE_IDS)) as url:
+    with serving(inference_of(bundles)) as url:
         yield url
 
 

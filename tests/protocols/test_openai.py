@@ -95,12 +95,11 @@ def test_dimensions_are_the_first_at_length_1(sdk: OpenAI, expected: Any, dimens
 
 
 def test_vectors_are_normalized_only_where_the_bundle_says_so(
-    url: str, client: httpx.Client
+    sdk: OpenAI, text_client: httpx.Client
 ) -> None:
-    sdk = OpenAI(base_url=f"{url}/v1", api_key="none")
     got = vectors(sdk.embeddings.create(model="notebook", input=[[1, 3, 4]]))
     body = {"model": "notebook", "input_ids": [[1, 3, 4]], "outputs": ["pooled"]}
-    plain = client.post("/v1/infer", json=body).json()["pooled"]
+    plain = text_client.post("/v1/infer", json=body).json()["pooled"]
     np.testing.assert_array_equal(got, np.array(plain, np.float32))
     cut = vectors(sdk.embeddings.create(model="notebook", input=[[1, 3, 4]], dimensions=3))
     np.testing.assert_array_equal(cut, got[:, :3])
@@ -217,7 +216,7 @@ def test_a_full_queue_is_the_sdks_rate_limit_error_and_its_own_retries_get_throu
     bundles: Path,
 ) -> None:
     long = [[7] * 500] * 2
-    service = inference_of(bundles, max_queue_tokens=1000, worker_threads=1, trust_token_ids=True)
+    service = inference_of(bundles, max_queue_tokens=1000, worker_threads=1)
     with (
         serving(service) as url,
         runs_held_up(service.models, "encoder") as go,

@@ -94,6 +94,7 @@ def test_bits_are_also_of_cut_vectors_and_of_models_without_ranges(
          "'int8', which is for pooled vectors alone, and outputs are pooled, activations"),
         ("/v1/infer", {"outputs": None, "normalize": False}, "and outputs are activations: ask"),
         ("/v1/embeddings", {"dimensions": 8}, f"which have {D_MODEL} dimensions: ask for all"),
+        ("/v1/embeddings", {"model": "notebook", "input": [1]}, "notebook/1 has no ranges"),
         ("/v1/embeddings", {"dtype": "int4"}, "dtype: Input should be 'float32', 'int8'"),
     ],
 )  # fmt: skip

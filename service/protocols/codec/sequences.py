@@ -11,7 +11,7 @@ from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Batch, Padding
-from addnorm.service.runtime.own_ids import has_ends
+from addnorm.service.runtime.own_ids import Ends, has_ends
 from addnorm.service.runtime.unpadding import from_lists
 from addnorm.service.scheduling.cooperative import one_step
 
@@ -88,24 +88,19 @@ class SequencesToRead(NamedTuple):
 
     def _ragged(self, rows: list[list[int]], is_checked: bool) -> tuple[Batch, Padding]:
         made = from_lists(rows, field=self.field)
-        if is_checked:
-            self._check_own(rows)
+        if is_checked and self.model.tokenizer is not None:
+            self._check_own(rows, self.model.tokenizer.ends)
         return made
 
-    def _check_own(self, rows: list[list[int]]) -> None:
+    def _check_own(self, rows: list[list[int]], ends: tuple[Ends, ...]) -> None:
         """Ids of another vocabulary may be in the model's range. What they give would be wrong, and
         nobody would see it."""
-        tokenizer = self.model.tokenizer
-        ends = tokenizer.ends if tokenizer else ()
         if not ends:
-            why = "its tokenizer does not put special tokens at both ends of a text"
-            ways = "Send texts, or token ids to /v1/infer"
-            if not tokenizer:
-                why, ways = "it has no tokenizer", "Send token ids to /v1/infer"
             raise InvalidInput(
                 f"{self.field} has token ids, and nothing tells whether they are"
-                f" {self.model.bundle.ref}'s own: {why}. {ways}; ADDNORM_TRUST_TOKEN_IDS lets them"
-                f" in here{self.hint}",
+                f" {self.model.bundle.ref}'s own: its tokenizer does not put special tokens at both"
+                " ends of a text. Send texts, or token ids to /v1/infer; ADDNORM_TRUST_TOKEN_IDS"
+                f" lets them in here{self.hint}",
                 param=self.field,
             )
         foreign = (index for index, ids in enumerate(rows) if not has_ends(ids, ends))
