@@ -64,16 +64,24 @@ def _embed(options: argparse.Namespace) -> None:
             return
         num_rows = source.count()
         with parts.opened():
-            done = _run(options, source, embedder, parts, num_rows)
-            if source.digests() != parts.plan["input"]:
-                raise CorpusError(
-                    f"{options.input} changed while it was read: remove {parts.folder} to start"
-                    " again"
-                )
+            try:
+                done = _run(options, source, embedder, parts, num_rows)
+            except CorpusError:
+                _check_unchanged(options, source, parts)  # what cannot be read may have changed
+                raise
+            _check_unchanged(options, source, parts)
             parts.join(num_rows)
         print(done)
     finally:
         embedder.close()
+
+
+def _check_unchanged(options: argparse.Namespace, source: Source, parts: Parts) -> None:
+    """CorpusError if IN is no longer what the job began with."""
+    if source.digests() != parts.plan["input"]:
+        raise CorpusError(
+            f"{options.input} changed while it was read: remove {parts.folder} to start again"
+        )
 
 
 def _warn(model: Model, output: str) -> None:
