@@ -8,18 +8,8 @@ import numpy as np
 
 from addnorm.service.errors import InvalidInput, UnsupportedMediaType
 from addnorm.service.inference.heads import Spans
-from addnorm.service.inference.outputs import (
-    BY_NAME,
-    Attentions,
-    HiddenStates,
-    Logits,
-    Output,
-    Pooled,
-    Sparse,
-    TokenVectors,
-    check_names,
-    default_names,
-)
+from addnorm.service.inference.outputs import OUTPUTS, Output, Value
+from addnorm.service.inference.outputs.output import Asked
 from addnorm.service.inference.outputs.small_vectors import VectorDType
 from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.models.registry import Model
@@ -48,7 +38,7 @@ from addnorm.service.protocols.native_schema import (
     Options,
 )
 from addnorm.service.runtime.batch import Batch, Padding
-from addnorm.service.runtime.bundle import OF_LENS, Bundle
+from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.tokenizer import Text
 from addnorm.service.runtime.unpadding import from_grid, from_lists, from_rows
 from addnorm.service.scheduling.cooperative import one_step
@@ -207,27 +197,13 @@ def _has_axes(arrays: Arrays, **num_axes: int) -> None:
             )
 
 
-def _outputs(asked: Options, bundle: Bundle, of_spans: Spans | None) -> tuple[Output, ...]:
+def _outputs(asked: Options, bundle: Bundle, of_spans: Spans | None) -> tuple[Output[Value], ...]:
     """Those asked for, with their options."""
     names = asked.wanted(bundle)
     if names is None:
-        names = default_names(bundle)
-    check_names(names, bundle)
-    # an option of an output that is not asked for is a mistake, not something to ignore
-    for field, output in (
-        ("logits", "logits"),
-        ("sparse", "sparse"),
-        ("pooling", "pooled"),
-        ("spans", "pooled"),
-        ("hidden_states", "hidden_states"),
-        ("attentions", "attentions"),
-    ):
-        if getattr(asked, field) and output not in names:
-            raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
-    if asked.normalize and not {"pooled", "token_vectors"} & set(names):
-        raise InvalidInput(
-            "normalize is set, but outputs lacks 'pooled' and 'token_vectors'", param="normalize"
-        )
+        names = OUTPUTS.default_names(bundle)
+    OUTPUTS.check_names(names, bundle)
+    _check_fields(asked, names)
     dtype: VectorDType = "float32" if asked.dtype == "float16" else asked.dtype
     if dtype != "float32" and names != ("pooled",):
         raise InvalidInput(
@@ -236,14 +212,27 @@ def _outputs(asked: Options, bundle: Bundle, of_spans: Spans | None) -> tuple[Ou
             param="dtype",
         )
     _check_lens(names, asked, bundle)
-    pooled = Pooled(asked.pooling, asked.normalize, dtype=dtype, spans=of_spans)
-    return tuple(pooled if name == "pooled" else _output(name, asked, bundle) for name in names)
+    shared = Asked(None, asked.pooling, asked.normalize, dtype, of_spans, asked.skipped_ids(bundle))
+    return tuple(_output(name, asked, shared) for name in names)
+
+
+def _check_fields(asked: Options, names: Sequence[str]) -> None:
+    """InvalidInput for an option of an output that is not asked for: it is a mistake, not something
+    to ignore."""
+    for kind in OUTPUTS.known:
+        for field in kind.fields():
+            if getattr(asked, field) and kind.name not in names:
+                raise InvalidInput(f"{field} is set, but outputs lacks {kind.name!r}", param=field)
+    if asked.normalize and not {"pooled", "token_vectors"} & set(names):
+        raise InvalidInput(
+            "normalize is set, but outputs lacks 'pooled' and 'token_vectors'", param="normalize"
+        )
 
 
 def _check_lens(names: Sequence[str], asked: Options, bundle: Bundle) -> None:
     """InvalidInput if the request is for a precision that no lens shows."""
     precision = asked.precision or bundle.manifest.default_precision
-    shown = [name for name in names if name in OF_LENS]
+    shown = [name for name in names if OUTPUTS.by_name[name].is_of_lens]
     if shown and precision != "fp32":
         raise InvalidInput(
             f"{shown[0]} is of fp32, and this request is computed in {precision}: ask for"
@@ -252,20 +241,6 @@ def _check_lens(names: Sequence[str], asked: Options, bundle: Bundle) -> None:
         )
 
 
-def _output(name: str, asked: Options, bundle: Bundle) -> Output:
-    """One that is not `pooled`, with its options."""
-    if name == "logits" and asked.logits:
-        return Logits(asked.logits.positions, asked.logits.top_k)
-    if name == "sparse" and asked.sparse:
-        return Sparse(asked.sparse.top_k)
-    if name == "hidden_states" and asked.hidden_states:
-        return HiddenStates(_numbers(asked.hidden_states.layers))
-    if name == "attentions" and asked.attentions:
-        return Attentions(_numbers(asked.attentions.layers), _numbers(asked.attentions.heads))
-    if name == "token_vectors":
-        return TokenVectors(asked.normalize, asked.skipped_ids(bundle))
-    return BY_NAME[name]()
-
-
-def _numbers(asked: list[int] | None) -> tuple[int, ...] | None:
-    return None if asked is None else tuple(asked)
+def _output(name: str, asked: Options, shared: Asked) -> Output[Value]:
+    kind = OUTPUTS.by_name[name]
+    return kind.asked_for(shared._replace(own=getattr(asked, name)) if kind.options else shared)

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from addnorm.service.errors import EmptyInput
-from addnorm.service.inference.outputs import Activations, Output, Pooled, Sparse
+from addnorm.service.inference.outputs import Activations, Kind, Output, Pooled, Sparse, Value
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.protocols.codec.decoding import Decode, RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import (
@@ -72,7 +72,8 @@ async def decode_embed_sparse(raw: RawRequest, tools: Tools) -> Decoded:
 
 
 def _vectors(response: InferenceResponse) -> Iterator[Any]:
-    return (_entries(*vector) for vector in zip(*response.outputs["sparse"], strict=True))
+    vectors = response.value(Sparse)
+    return map(_entries, vectors.indices, vectors.values)
 
 
 def _entries(indices: Ints, values: Floats) -> Iterator[Any]:
@@ -102,8 +103,8 @@ async def decode_similarity(raw: RawRequest, tools: Tools) -> Decoded:
     request = InferenceRequest(model, batch, padding, (Pooled(normalize=True),), field=FIELD)
 
     def shape(response: InferenceResponse) -> Any:
-        *others, source = response.outputs["pooled"]
-        return cosines(source, others)
+        vectors = response.value(Pooled).joined
+        return cosines(vectors[-1], vectors[:-1])
 
     return request, partial(_encode, shape, _num_characters(texts))
 
@@ -154,7 +155,7 @@ async def _read(model: type[Body], raw: RawRequest, tools: Tools) -> Body:
 async def _of_sequences(
     asked: TeiEmbedAllRequest,
     task: Task,
-    output: Output,
+    output: Output[Value],
     raw: RawRequest,
     tools: Tools,
     shape: Shape | None = None,
@@ -166,12 +167,12 @@ async def _of_sequences(
     sent = SequencesToRead(FIELD, asked.inputs, cuts, model, asked.prompt_name, asked.left)
     batch, padding = await sent.batch(raw, tools)
     request = InferenceRequest(model, batch, padding, (output,), field=FIELD, hint=OTHER_VOCABULARY)
-    shape = shape or partial(_as_it_is, output.name)
+    shape = shape or partial(_as_it_is, type(output))
     return request, partial(_encode, shape, sum(map(len, asked.inputs)))
 
 
-def _as_it_is(name: str, response: InferenceResponse) -> Any:
-    return response.outputs[name]
+def _as_it_is(output: Kind, response: InferenceResponse) -> Any:
+    return response.value(output).for_json()
 
 
 def _num_characters(texts: TextsToTokenize) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.service.errors import InvalidInput, UnknownField
-from addnorm.service.inference.outputs import BY_NAME, Output, Pooled
+from addnorm.service.inference.outputs import OUTPUTS, Output, Pooled, Value
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
@@ -26,7 +26,7 @@ from addnorm.service.protocols.kserve.schema import (
     V2InferRequest,
     V2InferResponse,
 )
-from addnorm.service.protocols.kserve.tensors import LENGTH_HEADER, STATS
+from addnorm.service.protocols.kserve.tensors import LENGTH_HEADER
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.unpadding import from_grid
@@ -80,7 +80,7 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
         model,
         batch,
         padding,
-        _native(wanted, own),
+        _native(wanted, own, model.bundle),
         precision=own.precision,
         timeout_s=own.timeout / 1e6 or None,
         binary=all(output.binary for output in wanted),
@@ -146,22 +146,23 @@ def _check_output(output: OutputTensor, bundle: Bundle, names: list[str]) -> Non
             )
 
 
-def _native(wanted: list[Wanted], own: Parameters) -> tuple[Output, ...]:
+def _native(wanted: list[Wanted], own: Parameters, bundle: Bundle) -> tuple[Output[Value], ...]:
     """The native outputs that V2's are read from."""
-    names = dict.fromkeys("norm_stats" if name in STATS else name for name, _ in wanted)
+    known = tensors.outputs(bundle)
+    kinds = dict.fromkeys(OUTPUTS.by_name[known[name].output] for name, _ in wanted)
     pooled = Pooled(own.pooling, own.normalize)
-    return tuple(pooled if name == "pooled" else BY_NAME[name]() for name in names)
+    return tuple(pooled if kind is Pooled else kind() for kind in kinds)
 
 
 def encode(
     wanted: list[Wanted], request_id: str | None, response: InferenceResponse
 ) -> Steps[Payload]:
     """InferenceResponse -> JSON, and the bytes of the outputs that go out so, not copied."""
-    manifest = response.request.model.bundle.manifest
+    manifest, made = response.request.model.bundle.manifest, _tensors(response)
     described: list[dict[str, Any]] = []
     raw: list[bytes | memoryview] = []
     for name, binary in wanted:
-        tensor = _tensor(response, name)
+        tensor = made[name]
         about = {"name": name, "datatype": "FP32", "shape": tensor.shape}
         if binary:
             raw.append(raw_bytes(tensor))
@@ -182,10 +183,13 @@ def encode(
     )
 
 
-def _tensor(response: InferenceResponse, name: str) -> NDArray[Any]:
-    return np.asarray(
-        response.outputs["norm_stats"][STATS[name]] if name in STATS else response.outputs[name]
-    )
+def _tensors(response: InferenceResponse) -> dict[str, NDArray[Any]]:
+    """By V2's names."""
+    return {
+        tensors.NAMES.get(part, part): tensor
+        for output, value in response.values.items()
+        for part, tensor in value.tensors(output.name).items()
+    }
 
 
 def _documentation(name: str, summary: str, *path_params: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.service.errors import InvalidInput
+from addnorm.service.inference.outputs import OUTPUTS
 from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.codec.validation import shown
 from addnorm.service.protocols.kserve.schema import InputTensor
@@ -39,7 +40,7 @@ INPUTS = {
     "token_type_ids": ("INT64", "INT32"),
 }
 OPTIONAL = ("attention_mask", "token_type_ids")
-STATS = {"norm_mean": "mean", "norm_rstd": "rstd"}  # V2's name -> the native part
+NAMES = {"norm_stats.mean": "norm_mean", "norm_stats.rstd": "norm_rstd"}  # native -> V2's
 
 
 def inputs(bundle: Bundle) -> list[str]:
@@ -48,16 +49,22 @@ def inputs(bundle: Bundle) -> list[str]:
     return [name for name in INPUTS if has_types or name != "token_type_ids"]
 
 
-def outputs(bundle: Bundle) -> dict[str, list[int]]:
-    """Name -> shape of every output, -1 where the caller's batch decides. All are FP32."""
-    manifest = bundle.manifest
-    heads = {
-        name: [-1, -1, head.width] if head.pick == "every" else [-1, head.width]
-        for name, head in manifest.heads.items()
+class NativeTensor(NamedTuple):
+    """output: the native one that makes it, as its tensor `part`. shape: -1 where the caller's
+    batch decides."""
+
+    output: str
+    part: str
+    shape: list[int]
+
+
+def outputs(bundle: Bundle) -> dict[str, NativeTensor]:
+    """By V2's names. All are FP32."""
+    return {
+        NAMES.get(part, part): NativeTensor(name, part, shape)
+        for name in OUTPUTS.names(bundle)
+        for part, shape in OUTPUTS.by_name[name].grid_shapes(bundle).items()
     }
-    stats = {name: [-1, -1, manifest.n_norms] for name in STATS}
-    pooled = {"pooled": [-1, bundle.width("pooled")]}
-    return {"activations": [-1, -1, manifest.d_model], **(heads | pooled), **stats}
 
 
 def split(raw: RawRequest) -> tuple[bytes, memoryview]:
