@@ -15,7 +15,7 @@ from addnorm.service.inference.outputs.output import (
 )
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.runtime.manifest import Manifest
-from addnorm.service.runtime.tokenizer import CHARACTERS_PER_TOKEN
+from addnorm.service.runtime.tokenizing.tokenizer import CHARACTERS_PER_TOKEN
 from addnorm.service.settings import Settings
 from benchmarks.stress.caller import JSON, Request
 from benchmarks.stress.requests import texts
