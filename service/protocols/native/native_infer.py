@@ -8,7 +8,7 @@ import numpy as np
 
 from addnorm.service.errors import InvalidInput, UnsupportedMediaType
 from addnorm.service.inference.heads import Spans
-from addnorm.service.inference.outputs import OUTPUTS, Output, Value
+from addnorm.service.inference.outputs import Output, Value
 from addnorm.service.inference.outputs.output import Asked
 from addnorm.service.inference.outputs.small_vectors import VectorDType
 from addnorm.service.inference.request import InferenceRequest
@@ -31,8 +31,8 @@ from addnorm.service.protocols.native.native_schema import (
     ANSWER,
     BINARY,
     EXAMPLES,
+    INFER,
     InferRequest,
-    InferResponse,
     Options,
 )
 from addnorm.service.protocols.texts import spans
@@ -77,7 +77,7 @@ async def _read(raw: RawRequest, tools: Tools) -> Read:
         return await _read_tensors(raw, tools)
     if media_type != JSON:
         raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON} or {SAFETENSORS}")
-    asked = await tools.bodies.read_json(InferRequest, raw.body, raw.deadline)
+    asked = await tools.bodies.read_json(INFER.request, raw.body, raw.deadline)
     model, prompt_name = raw.model_and_prompt(tools.models, asked.model, asked.prompt_name)
     if asked.texts is not None:
         return await _read_texts(asked, asked.texts, model, prompt_name, raw, tools)
@@ -123,7 +123,7 @@ async def _read_tensors(raw: RawRequest, tools: Tools) -> Read:
     bodies, num_bytes = tools.bodies, len(raw.body)
     work = one_step(partial(tensors.read, raw.body))
     found = await bodies.read(num_bytes, work, raw.deadline)
-    options = await bodies.read_json(Options, found.request, raw.deadline)
+    options = await bodies.read_json(INFER.options, found.request, raw.deadline)
     model = raw.model(tools.models, options.model)
     arrays = one_step(partial(_from_arrays, found.arrays))
     batch, padding = await bodies.read(num_bytes, arrays, raw.deadline)
@@ -147,12 +147,12 @@ ENDPOINT = Endpoint(
         "name": "infer",
         "summary": "Normalized activations, logits, pooled vectors and LayerNorm statistics of"
         " token batches",
-        "response_model": InferResponse,
+        "response_model": INFER.response,
         "responses": {
             200: {"content": {JSON: {"examples": examples({"a padded grid": ANSWER})}, **BINARY}},
             **ERRORS,
         },
-        "openapi_extra": json_body(InferRequest, EXAMPLES, **BINARY) | DEADLINE,
+        "openapi_extra": json_body(INFER.request, EXAMPLES, **BINARY) | DEADLINE,
         "generate_unique_id_function": by_name,
     },
 )
@@ -201,8 +201,8 @@ def _outputs(asked: Options, bundle: Bundle, of_spans: Spans | None) -> tuple[Ou
     """Those asked for, with their options."""
     names = asked.wanted(bundle)
     if names is None:
-        names = OUTPUTS.default_names(bundle)
-    OUTPUTS.check_names(names, bundle)
+        names = asked.known.default_names(bundle)
+    asked.known.check_names(names, bundle)
     _check_fields(asked, names)
     dtype: VectorDType = "float32" if asked.dtype == "float16" else asked.dtype
     if dtype != "float32" and names != ("pooled",):
@@ -219,7 +219,7 @@ def _outputs(asked: Options, bundle: Bundle, of_spans: Spans | None) -> tuple[Ou
 def _check_fields(asked: Options, names: Sequence[str]) -> None:
     """InvalidInput for an option of an output that is not asked for: it is a mistake, not something
     to ignore."""
-    for kind in OUTPUTS.known:
+    for kind in asked.known.known:
         for field in kind.fields():
             if getattr(asked, field) and kind.name not in names:
                 raise InvalidInput(f"{field} is set, but outputs lacks {kind.name!r}", param=field)
@@ -232,7 +232,7 @@ def _check_fields(asked: Options, names: Sequence[str]) -> None:
 def _check_lens(names: Sequence[str], asked: Options, bundle: Bundle) -> None:
     """InvalidInput if the request is for a precision that no lens shows."""
     precision = asked.precision or bundle.manifest.default_precision
-    shown = [name for name in names if OUTPUTS.by_name[name].is_of_lens]
+    shown = [name for name in names if asked.known.by_name[name].is_of_lens]
     if shown and precision != "fp32":
         raise InvalidInput(
             f"{shown[0]} is of fp32, and this request is computed in {precision}: ask for"
@@ -242,5 +242,5 @@ def _check_lens(names: Sequence[str], asked: Options, bundle: Bundle) -> None:
 
 
 def _output(name: str, asked: Options, shared: Asked) -> Output[Value]:
-    kind = OUTPUTS.by_name[name]
+    kind = asked.known.by_name[name]
     return kind.asked_for(shared._replace(own=getattr(asked, name)) if kind.options else shared)
