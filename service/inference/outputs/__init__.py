@@ -51,15 +51,20 @@ class OutputKinds:
 
     def names(self, bundle: Bundle) -> tuple[str, ...]:
         """Of those that the model has."""
-        return tuple(kind.name for kind in self._of(bundle))
+        return tuple(kind.name for kind in self._listed if kind.is_of(bundle))
 
     def default_names(self, bundle: Bundle) -> tuple[str, ...]:
         """Activations, and what heads make of them."""
-        return tuple(kind.name for kind in self._of(bundle) if kind.is_default)
+        return tuple(kind.name for kind in self._listed if kind.is_default and kind.is_of(bundle))
 
     @cached_property
     def by_name(self) -> dict[str, Kind]:
         return {kind.name: kind for kind in self.known}
+
+    @cached_property
+    def fields(self) -> tuple[tuple[str, str], ...]:
+        """Of a request, those that are for one output alone, with its name."""
+        return tuple((field, kind.name) for kind in self.known for field in kind.fields())
 
     def check_names(self, names: Sequence[str], bundle: Bundle) -> None:
         """InvalidInput unless the model has all of them and each is named once."""
@@ -75,9 +80,9 @@ class OutputKinds:
             if names.count(name) > 1:
                 raise InvalidInput(f"outputs has {name!r} twice", param="outputs")
 
-    def _of(self, bundle: Bundle) -> list[Kind]:
-        found = [kind for kind in self.known if kind.is_of(bundle)]
-        return sorted(found, key=lambda kind: kind.is_derived)
+    @cached_property
+    def _listed(self) -> list[Kind]:
+        return sorted(self.known, key=lambda kind: kind.is_derived)
 
 
 OUTPUTS = OutputKinds(

@@ -1,5 +1,6 @@
 """POST /v2/models/{model}/infer: tensors as JSON or as bytes, which each tensor chooses."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,9 +27,8 @@ from addnorm.service.protocols.kserve.schema import (
     V2InferRequest,
     V2InferResponse,
 )
-from addnorm.service.protocols.kserve.tensors import LENGTH_HEADER
+from addnorm.service.protocols.kserve.tensors import LENGTH_HEADER, NativeTensor
 from addnorm.service.runtime.batch import Batch, Padding
-from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.unpadding import from_grid
 from addnorm.service.scheduling.cooperative import Steps, one_step
 
@@ -44,6 +44,7 @@ class Wanted(NamedTuple):
     """An output asked for, and whether it goes out as bytes."""
 
     name: str
+    native: NativeTensor
     binary: bool
 
 
@@ -80,7 +81,7 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
         model,
         batch,
         padding,
-        _native(wanted, own, model.bundle),
+        _native(wanted, own),
         precision=own.precision,
         timeout_s=own.timeout / 1e6 or None,
         binary=all(output.binary for output in wanted),
@@ -117,23 +118,25 @@ def _wanted(asked: V2InferRequest, model: Model) -> list[Wanted]:
     """In the order asked for; all where nothing is asked."""
     known, binary = tensors.outputs(model.bundle), asked.parameters.binary_data_output
     if asked.outputs is None:
-        return [Wanted(name, binary) for name in known]
+        return [Wanted(name, native, binary) for name, native in known.items()]
     if not asked.outputs:
         raise InvalidInput(f"outputs is empty: ask for some of {', '.join(known)}", param="outputs")
     names = [output.name for output in asked.outputs]
     for output in asked.outputs:
-        _check_output(output, model.bundle, names)
+        _check_output(output, known, model.bundle.ref, names)
+    as_bytes = (output.parameters.binary_data for output in asked.outputs)
     return [
-        Wanted(output.name, binary if (own := output.parameters.binary_data) is None else own)
-        for output in asked.outputs
+        Wanted(name, known[name], binary if own is None else own)
+        for name, own in zip(names, as_bytes, strict=True)
     ]
 
 
-def _check_output(output: OutputTensor, bundle: Bundle, names: list[str]) -> None:
-    known = tensors.outputs(bundle)
+def _check_output(
+    output: OutputTensor, known: Mapping[str, NativeTensor], ref: str, names: list[str]
+) -> None:
     if output.name not in known:
         raise InvalidInput(
-            f"outputs has {output.name[:200]!r}: {bundle.ref} has {', '.join(known)}",
+            f"outputs has {output.name[:200]!r}: {ref} has {', '.join(known)}",
             param="outputs",
         )
     if names.count(output.name) > 1:
@@ -146,10 +149,9 @@ def _check_output(output: OutputTensor, bundle: Bundle, names: list[str]) -> Non
             )
 
 
-def _native(wanted: list[Wanted], own: Parameters, bundle: Bundle) -> tuple[Output[Value], ...]:
+def _native(wanted: list[Wanted], own: Parameters) -> tuple[Output[Value], ...]:
     """The native outputs that V2's are read from."""
-    known = tensors.outputs(bundle)
-    kinds = dict.fromkeys(OUTPUTS.by_name[known[name].output] for name, _ in wanted)
+    kinds = dict.fromkeys(OUTPUTS.by_name[each.native.output] for each in wanted)
     pooled = Pooled(own.pooling, own.normalize)
     return tuple(pooled if kind is Pooled else kind() for kind in kinds)
 
@@ -158,11 +160,13 @@ def encode(
     wanted: list[Wanted], request_id: str | None, response: InferenceResponse
 ) -> Steps[Payload]:
     """InferenceResponse -> JSON, and the bytes of the outputs that go out so, not copied."""
-    manifest, made = response.request.model.bundle.manifest, _tensors(response)
+    manifest, made = response.request.model.bundle.manifest, dict[str, NDArray[Any]]()
+    for output, value in response.values.items():
+        made |= value.tensors(output.name)
     described: list[dict[str, Any]] = []
     raw: list[bytes | memoryview] = []
-    for name, binary in wanted:
-        tensor = made[name]
+    for name, native, binary in wanted:
+        tensor = made[native.part]
         about = {"name": name, "datatype": "FP32", "shape": tensor.shape}
         if binary:
             raw.append(raw_bytes(tensor))
@@ -181,15 +185,6 @@ def encode(
         if raw
         else Payload(head)
     )
-
-
-def _tensors(response: InferenceResponse) -> dict[str, NDArray[Any]]:
-    """By V2's names."""
-    return {
-        tensors.NAMES.get(part, part): tensor
-        for output, value in response.values.items()
-        for part, tensor in value.tensors(output.name).items()
-    }
 
 
 def _documentation(name: str, summary: str, *path_params: str) -> dict[str, Any]:

@@ -219,10 +219,9 @@ def _outputs(asked: Options, bundle: Bundle, of_spans: Spans | None) -> tuple[Ou
 def _check_fields(asked: Options, names: Sequence[str]) -> None:
     """InvalidInput for an option of an output that is not asked for: it is a mistake, not something
     to ignore."""
-    for kind in asked.known.known:
-        for field in kind.fields():
-            if getattr(asked, field) and kind.name not in names:
-                raise InvalidInput(f"{field} is set, but outputs lacks {kind.name!r}", param=field)
+    for field, output in asked.known.fields:
+        if getattr(asked, field) and output not in names:
+            raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
     if asked.normalize and not {"pooled", "token_vectors"} & set(names):
         raise InvalidInput(
             "normalize is set, but outputs lacks 'pooled' and 'token_vectors'", param="normalize"
