@@ -23,11 +23,11 @@ __all__ = [
     "Computed",
     "DType",
     "HiddenStates",
-    "Kind",
     "Logits",
     "LogitsAt",
     "NormStatistics",
     "Output",
+    "OutputKind",
     "OutputKinds",
     "Pooled",
     "PromptLogprobs",
@@ -40,14 +40,14 @@ __all__ = [
     "Value",
 ]
 DType = Literal["float32", "float16"]
-Kind = type[Output[Value]]
+OutputKind = type[Output[Value]]
 
 
 @dataclass(frozen=True)
 class OutputKinds:
     """The outputs that a server knows, in the order in which they are documented."""
 
-    known: tuple[Kind, ...]
+    known: tuple[OutputKind, ...]
 
     def names(self, bundle: Bundle) -> tuple[str, ...]:
         """Of those that the model has."""
@@ -58,7 +58,7 @@ class OutputKinds:
         return tuple(kind.name for kind in self._listed if kind.is_default and kind.is_of(bundle))
 
     @cached_property
-    def by_name(self) -> dict[str, Kind]:
+    def by_name(self) -> dict[str, OutputKind]:
         return {kind.name: kind for kind in self.known}
 
     @cached_property
@@ -81,7 +81,7 @@ class OutputKinds:
                 raise InvalidInput(f"outputs has {name!r} twice", param="outputs")
 
     @cached_property
-    def _listed(self) -> list[Kind]:
+    def _listed(self) -> list[OutputKind]:
         return sorted(self.known, key=lambda kind: kind.is_derived)
 
 

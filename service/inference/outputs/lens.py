@@ -4,7 +4,7 @@ A graph of its own makes them, of one sequence after the other. The body runs to
 waits in the queue and passes admission control like any other.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -53,8 +53,8 @@ class LensOutput(Output[ByLayer]):
         return bundle.has_lens
 
     @classmethod
-    def grid_shapes(cls, bundle: Bundle) -> Mapping[str, list[int]]:
-        return {}
+    def grid_tensors(cls) -> tuple[str, ...]:
+        return ()
 
     @property
     def remedy(self) -> str:

@@ -114,12 +114,17 @@ class Output(Generic[Made_co]):
         return {}
 
     @classmethod
-    def grid_shapes(cls, bundle: Bundle) -> Mapping[str, list[int]]:
-        """Its tensors of float32 where the request is a grid: name -> shape, -1 where the request
-        decides. Empty if there are none."""
+    def grid_tensors(cls) -> tuple[str, ...]:
+        """Names of its tensors of float32 where the request is a grid. Empty: their shape is not
+        known beforehand."""
+        return (cls.name,)
+
+    @classmethod
+    def grid_shape(cls, bundle: Bundle) -> list[int]:
+        """Of each of them, -1 where the request decides."""
         output = cls()
         num_axes = 2 if output.is_by_token(bundle) else 1
-        return {cls.name: [*[-1] * num_axes, output.width(bundle)]}
+        return [*[-1] * num_axes, output.width(bundle)]
 
     def check(self, bundle: Bundle) -> None:
         """InvalidInput if an option does not fit the model."""

@@ -1,6 +1,5 @@
 """Outputs of every token: activations, LayerNorm statistics and vectors."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,9 +42,12 @@ class NormStatistics(Output[Parts]):
         return True
 
     @classmethod
-    def grid_shapes(cls, bundle: Bundle) -> Mapping[str, list[int]]:
-        shape = [-1, -1, bundle.manifest.n_norms]
-        return {f"{cls.name}.{part}": shape for part in NormStats.model_fields}
+    def grid_tensors(cls) -> tuple[str, ...]:
+        return tuple(f"{cls.name}.{part}" for part in NormStats.model_fields)
+
+    @classmethod
+    def grid_shape(cls, bundle: Bundle) -> list[int]:
+        return [-1, -1, bundle.manifest.n_norms]
 
     def width(self, bundle: Bundle) -> int:
         return 2 * bundle.manifest.n_norms

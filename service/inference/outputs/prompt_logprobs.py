@@ -1,6 +1,6 @@
 """The output `prompt_logprobs`: how likely each token of a prompt is after those before it."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +60,8 @@ class PromptOutput(Output[Made_co]):
         return "complete" in bundle.tasks
 
     @classmethod
-    def grid_shapes(cls, bundle: Bundle) -> Mapping[str, list[int]]:
-        return {}
+    def grid_tensors(cls) -> tuple[str, ...]:
+        return ()
 
     def head(self, bundle: Bundle) -> str | None:
         return "logits"

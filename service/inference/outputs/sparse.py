@@ -67,8 +67,8 @@ class Sparse(Output[SparseVectors]):
         return {"top_k": min(MAX_COMPARED, bundle.width("logits"))}
 
     @classmethod
-    def grid_shapes(cls, bundle: Bundle) -> Mapping[str, list[int]]:
-        return {}
+    def grid_tensors(cls) -> tuple[str, ...]:
+        return ()
 
     def is_by_token(self, bundle: Bundle) -> bool:
         return False

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.service.errors import InvalidInput, UnknownField
-from addnorm.service.inference.outputs import OUTPUTS, Output, Pooled, Value
+from addnorm.service.inference.outputs import Output, Pooled, Value
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
@@ -151,7 +151,7 @@ def _check_output(
 
 def _native(wanted: list[Wanted], own: Parameters) -> tuple[Output[Value], ...]:
     """The native outputs that V2's are read from."""
-    kinds = dict.fromkeys(OUTPUTS.by_name[each.native.output] for each in wanted)
+    kinds = dict.fromkeys(each.native.output for each in wanted)
     pooled = Pooled(own.pooling, own.normalize)
     return tuple(pooled if kind is Pooled else kind() for kind in kinds)
 
@@ -166,7 +166,7 @@ def encode(
     described: list[dict[str, Any]] = []
     raw: list[bytes | memoryview] = []
     for name, native, binary in wanted:
-        tensor = made[native.part]
+        tensor = made[native.name]
         about = {"name": name, "datatype": "FP32", "shape": tensor.shape}
         if binary:
             raw.append(raw_bytes(tensor))

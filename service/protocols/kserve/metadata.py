@@ -108,8 +108,8 @@ class MetadataRoutes:
                 for name in tensors.inputs(bundle)
             ],
             outputs=[
-                TensorMetadata(name=name, datatype="FP32", shape=tensor.shape)
-                for name, tensor in tensors.outputs(bundle).items()
+                TensorMetadata(name=name, datatype="FP32", shape=shape)
+                for name, shape in tensors.shapes(bundle).items()
             ],
         )
 
@@ -133,8 +133,8 @@ class MetadataRoutes:
                 for name in tensors.inputs(bundle)
             ],
             output=[
-                TensorConfig(name=name, data_type="TYPE_FP32", dims=tensor.shape[1:])
-                for name, tensor in tensors.outputs(bundle).items()
+                TensorConfig(name=name, data_type="TYPE_FP32", dims=shape[1:])
+                for name, shape in tensors.shapes(bundle).items()
             ],
         )
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.outputs import OUTPUTS
+from addnorm.service.inference.outputs import OUTPUTS, OutputKind
 from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.codec.validation import shown
 from addnorm.service.protocols.kserve.schema import InputTensor
@@ -50,21 +50,27 @@ def inputs(bundle: Bundle) -> list[str]:
 
 
 class NativeTensor(NamedTuple):
-    """output: the native one that makes it, as its tensor `part`. shape: -1 where the caller's
-    batch decides."""
+    """One of the tensors of a native output, by the native name."""
 
-    output: str
-    part: str
-    shape: list[int]
+    output: OutputKind
+    name: str
+
+
+TENSORS = {
+    NAMES.get(name, name): NativeTensor(kind, name)
+    for kind in OUTPUTS.known
+    for name in kind.grid_tensors()
+}
 
 
 def outputs(bundle: Bundle) -> dict[str, NativeTensor]:
-    """By V2's names. All are FP32."""
-    return {
-        NAMES.get(part, part): NativeTensor(name, part, shape)
-        for name in OUTPUTS.names(bundle)
-        for part, shape in OUTPUTS.by_name[name].grid_shapes(bundle).items()
-    }
+    """Those of the model, by V2's names. All are FP32."""
+    return {name: native for name, native in TENSORS.items() if native.output.is_of(bundle)}
+
+
+def shapes(bundle: Bundle) -> dict[str, list[int]]:
+    """-1 where the caller's batch decides."""
+    return {name: native.output.grid_shape(bundle) for name, native in outputs(bundle).items()}
 
 
 def split(raw: RawRequest) -> tuple[bytes, memoryview]:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from addnorm.service.errors import EmptyInput
-from addnorm.service.inference.outputs import Activations, Kind, Output, Pooled, Sparse, Value
+from addnorm.service.inference.outputs import Activations, Output, OutputKind, Pooled, Sparse, Value
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.protocols.codec.decoding import Decode, RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import (
@@ -171,7 +171,7 @@ async def _of_sequences(
     return request, partial(_encode, shape, sum(map(len, asked.inputs)))
 
 
-def _as_it_is(output: Kind, response: InferenceResponse) -> Any:
+def _as_it_is(output: OutputKind, response: InferenceResponse) -> Any:
     return response.value(output).for_json()
 
 
