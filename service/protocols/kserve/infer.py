@@ -160,7 +160,8 @@ def encode(
     wanted: list[Wanted], request_id: str | None, response: InferenceResponse
 ) -> Steps[Payload]:
     """InferenceResponse -> JSON, and the bytes of the outputs that go out so, not copied."""
-    manifest, made = response.request.model.bundle.manifest, dict[str, NDArray[Any]]()
+    manifest = response.request.model.bundle.manifest
+    made: dict[str, NDArray[Any]] = {}
     for output, value in response.values.items():
         made |= value.tensors(output.name)
     described: list[dict[str, Any]] = []
