@@ -16,7 +16,6 @@ import numpy as np
 import orjson
 import torch
 from numpy.typing import NDArray
-from starlette.datastructures import Headers
 
 from addnorm.export.certificate import tolerances
 from addnorm.export.certificate.batch_invariance import Arrays, NamedPairs, Pair
@@ -25,14 +24,19 @@ from addnorm.model.config import Pick
 from addnorm.model.pooling import picked
 from addnorm.model.transformer import Transformer
 from addnorm.service.inference.outputs import OUTPUTS
+from addnorm.service.inference.request import InferenceRequest
+from addnorm.service.inference.request_path import Call
 from addnorm.service.models.registry import PADDINGS, Model, Models
-from addnorm.service.protocols.codec.decoding import RawRequest
-from addnorm.service.protocols.native.native_infer import decode
+from addnorm.service.protocols.codec.validation import fitted
+from addnorm.service.protocols.endpoint import Decoded
+from addnorm.service.protocols.native.native_answer import encode
+from addnorm.service.protocols.native.native_infer import infer
+from addnorm.service.protocols.native.native_schema import INFER
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Grid
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.server.wiring import build
+from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import RequestContext
 
@@ -50,7 +54,7 @@ class CertificationError(Exception):
 
 
 class Served:
-    """The server's path without HTTP: a body in, the parsed answer out."""
+    """The server's path without HTTP: a decoded body in, the parsed answer out."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -59,16 +63,19 @@ class Served:
     def ask(self, case: Case, precision: str, **options: Any) -> dict[str, Any]:
         rows = {name: part for name, part in vars(case).items() if name != "name" and part}
         body = {**rows, "precision": precision, **options}
-        return run(self._answer(orjson.dumps(body)))
+        # an answer may be large, and takes many times its bytes once parsed
+        return orjson.loads(run(inferred(self.service, body))[0])  # type: ignore[no-any-return]
 
-    async def _answer(self, body: bytes) -> dict[str, Any]:
-        deadline = Deadline(PATIENCE_S)
-        raw = RawRequest(body, Headers(), deadline, RequestContext())
-        request, encode = await decode(raw, self.service.tools)
-        payload, _ = await self.service.pipeline.run(request, encode, deadline)
-        body = b"".join(payload.parts)
-        del payload, encode  # an answer may be large, and takes many times its bytes once parsed
-        return orjson.loads(body)  # type: ignore[no-any-return]
+
+async def inferred(service: Service, body: dict[str, Any]) -> tuple[bytes, InferenceRequest]:
+    """The answer to a body of /v1/infer, and the request that it became."""
+    asked, call = fitted(INFER.request, body), Call(Deadline(PATIENCE_S), RequestContext())
+
+    async def prepare() -> Decoded:
+        return await infer(asked, call, service.tools), encode
+
+    payload, request = await service.request_path.answer(call, prepare)
+    return b"".join(payload.parts), request
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -11,9 +11,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from addnorm.service.errors import Draining, OutOfMemory, OutOfScope, TooManyConnections
 from addnorm.service.models.readiness import Readiness
-from addnorm.service.server.auth import Keys, needed_scope
+from addnorm.service.protocols.protocol import Envelopes, Scopes
+from addnorm.service.server.auth import Keys
 from addnorm.service.server.error_response import error_response, service_error
-from addnorm.service.telemetry.report import PROBES, Reporter
+from addnorm.service.telemetry.report import Reporter
 from addnorm.service.telemetry.request_context import RequestContext, attach_context, context_of
 
 log = logging.getLogger("addnorm")
@@ -78,8 +79,8 @@ def _request_id(sent: bytes) -> str:
 class ErrorMiddleware:
     """Answers whatever is raised below it."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, envelopes: Envelopes) -> None:
+        self._app, self._envelopes = app, envelopes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -94,18 +95,20 @@ class ErrorMiddleware:
                 where = f"{method} {path}, request {context.request_id}"
                 traceback = error if known.status == 500 else None
                 log.error("%s: %s", where, known.message, exc_info=traceback)
-            await error_response(path, known, context.envelope)(scope, receive, send)
+            envelope = context.envelope or self._envelopes.of(path)
+            await error_response(envelope, known)(scope, receive, send)
 
 
 class HeadMiddleware:
     """Rejects by the head alone: all but probes while draining, and what the connection found."""
 
-    def __init__(self, app: ASGIApp, readiness: Readiness) -> None:
-        self._app, self._readiness = app, readiness
+    def __init__(self, app: ASGIApp, readiness: Readiness, probes: tuple[str, ...]) -> None:
+        """probes: beginnings of paths that orchestrators ask."""
+        self._app, self._readiness, self._probes = app, readiness, probes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            is_probe = scope["path"].startswith(PROBES)
+            is_probe = scope["path"].startswith(self._probes)
             if self._readiness.draining and not is_probe:
                 await _discard_body(receive)
                 raise Draining(
@@ -128,11 +131,12 @@ async def _discard_body(receive: Receive) -> None:
 class AuthMiddleware:
     """Rejects callers without a key for the path, and keys with too many requests under way."""
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
-        self._app, self._keys = app, keys
+    def __init__(self, app: ASGIApp, keys: Keys, scopes: Scopes) -> None:
+        self._app, self._keys, self._scopes = app, keys, scopes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        needed = needed_scope(scope["path"]) if self._keys and scope["type"] == "http" else None
+        has_keys = self._keys and scope["type"] == "http"
+        needed = self._scopes.needed(scope["path"]) if has_keys else None
         if needed is None:
             await self._app(scope, receive, send)
             return

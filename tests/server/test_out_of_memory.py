@@ -14,6 +14,8 @@ from addnorm.service.errors import OutOfMemory
 from addnorm.service.inference.outputs import Activations
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Models
+from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
+from addnorm.service.protocols.protocol import Envelopes
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.engine import run_session
 from addnorm.service.runtime.unpadding import from_lists
@@ -44,7 +46,7 @@ def test_the_caller_is_told_to_come_back_and_the_log_has_one_line(
 
     async def with_context(scope: Any, receive: Any, send: Any) -> None:
         attach_context(scope.setdefault("state", {})).request_id = "the-one"
-        await ErrorMiddleware(app)(scope, receive, send)
+        await ErrorMiddleware(app, Envelopes((), OPENAI_ERRORS.envelope))(scope, receive, send)
 
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(with_context)

@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 from addnorm.service.errors import InvalidInput, UnknownField
 from addnorm.service.inference.outputs import Output, Pooled, Value
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.inference.request_path import Call
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, OCTETS, written
-from addnorm.service.protocols.codec.openapi import body_schema
-from addnorm.service.protocols.codec.payload import Encode, Payload
+from addnorm.service.protocols.codec.openapi import Responses, body_schema
+from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.safetensors_body import raw_bytes
-from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.protocols.endpoint import Decoded, Endpoint
 from addnorm.service.protocols.kserve import tensors
 from addnorm.service.protocols.kserve.metadata import ref
 from addnorm.service.protocols.kserve.schema import (
     EXAMPLES,
-    V2_ERRORS,
     OutputTensor,
     Parameters,
     V2InferRequest,
@@ -64,18 +64,15 @@ LENGTH = {
     "schema": {"type": "integer", "minimum": 1},
     "description": "Bytes of JSON in the decompressed body. Without it the whole body is JSON.",
 }
-BODY = {JSON: {"schema": body_schema(V2InferRequest), "examples": EXAMPLES}, OCTETS: BINARY}
 
 
-async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
-    """Body -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
-    body, tail = tensors.split(raw)
-    asked = await tools.bodies.read_json(V2InferRequest, body, raw.deadline)
-    model = raw.model(tools.models, ref(**raw.path_params))
+async def infer(asked: V2InferRequest, tail: memoryview, call: Call, tools: Tools) -> Decoded:
+    """tail: the bytes after the JSON. InvalidInput names the field."""
+    model = call.model(tools.models, ref(**call.names))
     _check_name(asked, model)
     _check_parameters(asked)
     work = one_step(partial(_from_tensors, asked, tail))
-    batch, padding = await tools.bodies.read(len(raw.body), work, raw.deadline)
+    batch, padding = await tools.bodies.read(call.num_bytes, work, call.deadline)
     wanted, own = _wanted(asked, model), asked.parameters
     request = InferenceRequest(
         model,
@@ -188,35 +185,39 @@ def encode(
     )
 
 
-def _documentation(name: str, summary: str, *path_params: str) -> dict[str, Any]:
-    parameters = [
-        {
-            "name": param,
-            "in": "path",
-            "required": True,
-            "schema": {"type": "string", "title": param.capitalize()},
+class V2Endpoint(Endpoint[Decoded]):
+    """JSON, and after it the bytes of tensors."""
+
+    async def decode(self, raw: RawRequest, tools: Tools) -> Decoded:
+        body, tail = tensors.split(raw)
+        asked = await tools.bodies.read_json(V2InferRequest, body, raw.call.deadline)
+        return await infer(asked, tail, raw.call, tools)
+
+    def documentation(self, errors: Responses) -> dict[str, Any]:
+        as_json = {"schema": body_schema(self.body), "examples": EXAMPLES}
+        parameters = self.path_parameters()
+        for parameter in parameters:
+            parameter["schema"]["title"] = parameter["name"].capitalize()
+        return {
+            "name": self.name,
+            "summary": self.summary,
+            "response_model": self.response,
+            "responses": {200: {"content": {OCTETS: BINARY}}, **errors},
+            "openapi_extra": {
+                "parameters": [*parameters, LENGTH],
+                "requestBody": {"required": True, "content": {JSON: as_json, OCTETS: BINARY}},
+            },
         }
-        for param in path_params
-    ]
-    body = {"required": True, "content": BODY}
-    return {
-        "name": name,
-        "summary": summary,
-        "response_model": V2InferResponse,
-        "responses": {200: {"content": {OCTETS: BINARY}}, **V2_ERRORS},
-        "openapi_extra": {"parameters": [*parameters, LENGTH], "requestBody": body},
-    }
 
 
-ENDPOINTS = (
-    Endpoint(
-        "/v2/models/{model}/infer",
-        decode,
-        _documentation("infer", "Inference by the latest version", "model"),
-    ),
-    Endpoint(
-        "/v2/models/{model}/versions/{version}/infer",
-        decode,
-        _documentation("infer_version", "Inference by one version", "model", "version"),
-    ),
+ENDPOINTS = tuple(
+    V2Endpoint(path=path, name=name, summary=summary, body=V2InferRequest, response=V2InferResponse)
+    for path, name, summary in (
+        ("/v2/models/{model}/infer", "infer", "Inference by the latest version"),
+        (
+            "/v2/models/{model}/versions/{version}/infer",
+            "infer_version",
+            "Inference by one version",
+        ),
+    )
 )

@@ -13,18 +13,12 @@ import numpy as np
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.outputs import Output, ScoredPrompts, TopLogits, Value
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.protocols.codec.decoding import RawRequest, Tools
-from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
-from addnorm.service.protocols.codec.openapi import (
-    DEADLINE,
-    ERRORS,
-    by_name,
-    examples,
-    json_body,
-)
-from addnorm.service.protocols.codec.payload import Encode, Payload
+from addnorm.service.inference.request_path import Call
+from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.negotiation import written
+from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.validation import shown
-from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.openai.completions_schema import (
     ANSWERS,
     EXAMPLES,
@@ -43,16 +37,13 @@ from addnorm.service.tasks import scoring
 CHOICE_BYTES, TOKEN_BYTES, CANDIDATE_BYTES = 150, 45, 27  # of JSON, about
 
 
-async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
-    """JSON -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
-    require_json(raw.headers)
-    negotiated(raw.headers, (JSON,))
-    asked = await tools.bodies.read_json(CompletionRequest, raw.body, raw.deadline)
-    model, prompt_name = raw.model_and_prompt(tools.models, asked.model, None, "complete")
+async def score(asked: CompletionRequest, call: Call, tools: Tools) -> Decoded:
+    """InvalidInput names the field."""
+    model, prompt_name = call.model_and_prompt(tools.models, asked.model, None, "complete")
     _check(asked)
     # callers score with a tokenizer that they chose for this model, which may add nothing
     sent = SequencesToRead("prompt", asked.prompt, None, model, prompt_name, only_own=False)
-    batch, padding = await sent.batch(raw, tools)
+    batch, padding = await sent.batch(call, tools)
     num_shown = len(batch) + (batch.num_tokens if asked.echo else 0)
     token_bytes = TOKEN_BYTES + CANDIDATE_BYTES * (1 + (asked.logprobs or 0))
     request = InferenceRequest(
@@ -65,7 +56,7 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
         field="prompt",
         hint=OTHER_VOCABULARY,
     )
-    return request, partial(_encode, asked, raw.context.request_id)
+    return request, partial(_encode, asked, call.context.request_id)
 
 
 def _check(asked: CompletionRequest) -> None:
@@ -218,15 +209,13 @@ def _top_logprobs(choice: Choice, num: int, texts: dict[int, str]) -> list[Any]:
     ]
 
 
-ENDPOINT = Endpoint(
-    "/v1/completions",
-    decode,
-    {
-        "name": "completions",
-        "summary": "Log-probabilities of prompts, as OpenAI's clients ask for them",
-        "response_model": CompletionResponse,
-        "responses": {200: {"content": {JSON: {"examples": examples(ANSWERS)}}}, **ERRORS},
-        "openapi_extra": json_body(CompletionRequest, EXAMPLES) | DEADLINE,
-        "generate_unique_id_function": by_name,
-    },
+ENDPOINT = JsonEndpoint(
+    path="/v1/completions",
+    name="completions",
+    summary="Log-probabilities of prompts, as OpenAI's clients ask for them",
+    body=CompletionRequest,
+    make=score,
+    response=CompletionResponse,
+    examples=EXAMPLES,
+    answers=ANSWERS,
 )

@@ -9,21 +9,17 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from starlette.datastructures import Headers
 
 from addnorm.service.inference.outputs import SparseVectors, TopK, Value
 from addnorm.service.inference.outputs.prompt_logprobs import Scored
 from addnorm.service.inference.outputs.values import Dense, Parts, Ragged
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse, check
+from addnorm.service.inference.request_path import Call
+from addnorm.service.protocols.all_protocols import PROTOCOLS
 from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.codec.negotiation import STEP_BYTES
-from addnorm.service.protocols.codec.payload import Encode
-from addnorm.service.protocols.cohere import cohere_embed
-from addnorm.service.protocols.cohere import cohere_rerank as cohere
-from addnorm.service.protocols.huggingface import inference_client as huggingface
-from addnorm.service.protocols.native import text_routes
-from addnorm.service.protocols.openai import completions
-from addnorm.service.protocols.tei import tei_tasks as tei
+from addnorm.service.protocols.endpoint import Decoded
+from addnorm.service.protocols.routes.inference_route import Inferring
 from addnorm.service.scheduling.cooperative import run_now
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service
@@ -38,15 +34,10 @@ HELD = 1.3  # times what was estimated
 SENT = 3.0  # times what is sent, at most estimated
 ENDPOINTS = {
     endpoint.path: endpoint
-    for endpoints in (
-        text_routes.ENDPOINTS,
-        tei.ENDPOINTS,
-        cohere.ENDPOINTS,
-        cohere_embed.ENDPOINTS,
-        huggingface.ENDPOINTS,
-        (completions.ENDPOINT,),
-    )
-    for endpoint in endpoints
+    for protocol in PROTOCOLS
+    for routes in protocol.routes
+    if isinstance(routes, Inferring)
+    for endpoint in routes.endpoints
 }
 drawn = np.random.default_rng(0)
 
@@ -156,15 +147,15 @@ def service(task_bundles: Path) -> Iterator[Service]:
     made.close()
 
 
-def decoded(service: Service, path: str, body: Any) -> tuple[InferenceRequest, Encode]:
-    headers = Headers({"content-type": "application/json"})
-    path_params = {"model": "classifier"} if "{" in path else {}
-    raw = RawRequest(
-        orjson.dumps(body), headers, Deadline(PATIENCE_S), RequestContext(), path_params
-    )
+def decoded(service: Service, path: str, body: Any) -> Decoded:
+    content = orjson.dumps(body)
+    names = {"model": "classifier"} if "{" in path else {}
+    call = Call(Deadline(PATIENCE_S), RequestContext(), names=names, num_bytes=len(content))
+    raw = RawRequest(content, {"content-type": "application/json"}, call)
 
-    async def decode() -> tuple[InferenceRequest, Encode]:
-        return await ENDPOINTS[path].decode(raw, service.tools)
+    async def decode() -> Decoded:
+        made: Decoded = await ENDPOINTS[path].decode(raw, service.tools)
+        return made
 
     return asyncio.run(decode())
 
