@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.outputs import OUTPUTS, OutputKind
+from addnorm.service.inference.outputs import OUTPUTS, OutputKind, OutputKinds
 from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.codec.validation import shown
 from addnorm.service.protocols.kserve.schema import InputTensor
@@ -56,11 +56,16 @@ class NativeTensor(NamedTuple):
     name: str
 
 
-TENSORS = {
-    NAMES.get(name, name): NativeTensor(kind, name)
-    for kind in OUTPUTS.known
-    for name in kind.grid_tensors()
-}
+def named(known: OutputKinds) -> dict[str, NativeTensor]:
+    """By V2's names."""
+    return {
+        NAMES.get(name, name): NativeTensor(kind, name)
+        for kind in known.known
+        for name in kind.grid_tensors()
+    }
+
+
+TENSORS = named(OUTPUTS)
 
 
 def outputs(bundle: Bundle) -> dict[str, NativeTensor]:
