@@ -141,7 +141,7 @@ class Pipeline:
         encode_s: the time that must be left once it is there.
         """
         model, batch = request.model, request.batch
-        engine, target = model.engine(request.precision), model.target(request.precision)
+        engine, target = request.runner
         picks = needed({output.needs(model.bundle) for output in request.outputs})
         if not len(batch):
             return partial(KeptRows, batch, engine.empty(), {}), NO_STAGES
@@ -181,12 +181,11 @@ class Pipeline:
         """The job that computes what is missing, if something is. What it keeps is held."""
         if not reuse.missing:
             return None
-        target, key = request.model.target(request.precision), request.key
+        (engine, target), key = request.runner, request.key
         missing = [digests[index] for index in reuse.missing] if digests else None
         hold = partial(self.cache.hold, target, key, missing) if missing else None
         batch = reuse.to_compute()
-        d_model = request.model.engine(request.precision).d_model
-        results = RowKeeper(batch, reuse.picks, d_model, missing, hold)
+        results = RowKeeper(batch, reuse.picks, engine.d_model, missing, hold)
         return self.scheduler.submit(target, batch, left_s, key, results)
 
 
@@ -212,11 +211,10 @@ def _stages_s(job: Job) -> dict[str, float]:
 
 
 def _values(request: InferenceRequest, gather: Gather) -> Steps[dict[type[Output[Any]], Value]]:
-    model = request.model
-    engine = model.engine(request.precision)
+    bundle, engine = request.model.bundle, request.runner.engine
     made: dict[type[Output[Any]], Value] = {}
     try:
-        of = Computed(model.bundle, engine, request.batch, request.padding, gather())
+        of = Computed(bundle, engine, request.batch, request.padding, gather())
         for output in request.outputs:
             value = yield from output.make(of)
             is_half = request.dtype == "float16"

@@ -9,7 +9,7 @@ import numpy as np
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.outputs import DType, Output, Value
-from addnorm.service.models.registry import Model
+from addnorm.service.models.registry import Model, Runner
 from addnorm.service.runtime.batch import Batch, Ints, Padding
 from addnorm.service.settings import Settings
 
@@ -36,9 +36,14 @@ class InferenceRequest(NamedTuple):
     hint: str = ""  # why one of the caller's ids may be outside the vocabulary
 
     @property
+    def runner(self) -> Runner:
+        """What computes it. InvalidInput if the model has no such precision."""
+        return self.model.runner(self.precision)
+
+    @property
     def fingerprint(self) -> str:
         """Of what computes the answer: see `runtime/fingerprint.py`."""
-        return self.model.engine(self.precision).fingerprint.digest
+        return self.runner.engine.fingerprint.digest
 
 
 @dataclass(frozen=True)

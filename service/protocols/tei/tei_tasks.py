@@ -177,7 +177,7 @@ def _times(
         "x-inference-time": stages_s["infer"],
     }
     return {
-        "x-compute-type": request.model.engine(request.precision).provider,
+        "x-compute-type": request.runner.engine.provider,
         "x-compute-characters": str(num_characters),
         "x-compute-tokens": str(request.batch.num_tokens),
         **{name: str(round(seconds * 1000)) for name, seconds in times_s.items()},
