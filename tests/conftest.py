@@ -19,6 +19,7 @@ from opentelemetry.trace import Tracer
 
 from addnorm.export import sources
 from addnorm.export.writer import Plan, export
+from addnorm.service import locks
 from addnorm.service.models.registry import Models, load_all
 from addnorm.service.runtime import bundle
 from addnorm.service.runtime.bundle import Bundle
@@ -27,6 +28,7 @@ from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.support import exports, multi_vector, opt_in
 from tests.support.exports import shared_exports
+from tests.support.locks import CheckedLock, taken_wrongly
 from tests.support.signing import Signer
 from tests.support.task_models import DEFAULTS, export_task_models
 from tests.support.texts import TEXT_MODEL, checkpoint
@@ -52,6 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     opt_in.register(config)
+    locks.use(CheckedLock)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -60,6 +63,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     opt_in.skip_if_absent(item)
+
+
+@pytest.fixture(autouse=True)
+def locks_in_order() -> Iterator[None]:
+    """Whatever thread takes two locks in the wrong order, the test that it ran in fails."""
+    yield
+    assert not taken_wrongly()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -37,6 +37,7 @@ LAYERS = (
     "scheduling",
     "runtime",
     "settings",
+    "locks",
     "errors",
 )
 

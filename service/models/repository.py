@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from addnorm.service.errors import BundleRefused, NotFound, StartupError
+from addnorm.service.locks import LockOrder, new_lock
 from addnorm.service.models import folders
 from addnorm.service.models.registry import Model, Models, load
 from addnorm.service.runtime import bundle as bundles
@@ -31,10 +32,11 @@ class Repository:
 
     def __init__(self, models: Models, settings: Settings) -> None:
         self._models, self._settings = models, settings
-        self._changing = threading.Lock()
+        self._changing = new_lock(LockOrder.REPOSITORY)  # it also guards all changes of `models`
+        # files of each version when it was last loaded, or could not be; guarded by _changing
         self._tried = {model.bundle.path: self._state(model.bundle.path) for model in models.all()}
-        self._seen: dict[Path, FileStates] = {}  # at the last rescan
-        self._unreadable = self._listing().unreadable  # at the last rescan
+        self._seen: dict[Path, FileStates] = {}  # at the last rescan; guarded by _changing
+        self._unreadable = self._listing().unreadable  # at the last rescan; guarded by _changing
         self._closed = threading.Event()
         if settings.watch_s:
             threading.Thread(target=self._watch, name="watch", daemon=True).start()
