@@ -23,6 +23,7 @@ from addnorm.service import locks
 from addnorm.service.models.registry import Models, load_all
 from addnorm.service.runtime import bundle
 from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.server.connection import Connection
 from addnorm.service.server.process import Server
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
@@ -189,9 +190,9 @@ def exports_shared() -> Iterator[None]:
 
 
 @contextmanager
-def serving(service: Service) -> Iterator[str]:
-    """Serves on a free port; yields the base URL."""
-    server = Server(service)
+def serving(service: Service, connection: type[Connection] = Connection) -> Iterator[str]:
+    """Serves on a free port; yields the base URL. connection: what it makes of each of its own."""
+    server = Server(service, connection)
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -230,8 +231,10 @@ Serve = Callable[..., AbstractContextManager[str]]
 def serve(few: Models) -> Serve:
     """Serves the two smallest presets with the settings given; yields the base URL."""
 
-    def serve(**changed: Any) -> AbstractContextManager[str]:
-        return serving(build(few, Settings(**{**OWN, **changed})))
+    def serve(
+        connection: type[Connection] = Connection, **changed: Any
+    ) -> AbstractContextManager[str]:
+        return serving(build(few, Settings(**{**OWN, **changed})), connection)
 
     return serve
 

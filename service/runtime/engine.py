@@ -78,7 +78,7 @@ class Engine:
         self._device: Device | None = None
         if self.provider == "cuda":
             self.keep_rows_on("cuda", cuda)
-        described = f"cuda: {cuda.kind}" if self.provider == "cuda" else "cpu"
+        described = f"cuda: {cuda.kind()}" if self.provider == "cuda" else "cpu"
         self.fingerprint = Fingerprint.here(bundle.manifest_sha256, precision, described)
 
     def keep_rows_on(self, device: str, cuda: CudaOptions = CUDA_DEFAULTS) -> None:

@@ -13,7 +13,7 @@ from addnorm.service.runtime import placement
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.placement import CPU, counted, nodes, refuse_rows_on_cpu
-from addnorm.service.runtime.session import open_session
+from addnorm.service.runtime.session import Runtime, open_session
 
 CUDA = "CUDAExecutionProvider"
 GRAPH = Path("model.onnx")
@@ -95,14 +95,13 @@ def test_a_body_that_fell_back_whole_is_refused(bundle: Bundle) -> None:
 
 @pytest.mark.parametrize("provider", ["cuda", "auto"])
 def test_loading_refuses_a_session_that_computes_rows_on_the_cpu(
-    provider: str, monkeypatch: pytest.MonkeyPatch
+    provider: str,
 ) -> None:
     session = told(**{CUDA: "Gemm", CPU: "Attention"})
     session.get_providers = lambda: [CUDA, CPU]
-    monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, CPU])
-    monkeypatch.setattr(ort, "InferenceSession", lambda *_, providers: session)
+    runtime = Runtime(lambda *_, providers: session, lambda: [CUDA, CPU])
     with pytest.raises(StartupError, match="1 x Attention"):
-        open_session(GRAPH, provider)
+        open_session(GRAPH, provider, runtime=runtime)
 
 
 def test_the_list_is_recorded_in_fp16_too(notebook_in_fp16: Bundle) -> None:
