@@ -23,7 +23,7 @@ from addnorm.service import locks
 from addnorm.service.models.registry import Models, load_all
 from addnorm.service.runtime import bundle
 from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.server.connection import Connection
+from addnorm.service.server.http.connection import Connection
 from addnorm.service.server.process import Server
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings

@@ -18,7 +18,7 @@ from addnorm.service.locks import LockOrder, new_lock
 from addnorm.service.models import folders
 from addnorm.service.models.registry import Model, Models, load
 from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime import memory
+from addnorm.service.runtime.device import memory
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.settings import Settings
 

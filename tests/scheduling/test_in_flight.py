@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from addnorm.service.errors import ServiceError
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.runtime.device_rows import AnyRows
+from addnorm.service.runtime.device.device_rows import AnyRows
 from addnorm.service.scheduling.job import AllRows, Job, MicroBatch, Target
 from tests.support.scheduling import Queue, echo, values
 
