@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from addnorm.cluster.queued_tokens import BUSY, TOKENS
-from addnorm.service.models.registry import load_all
+from addnorm.service.models.loading import load_all
 from addnorm.service.runtime.device import memory
 from addnorm.service.server.other_servers import ForOtherServers
 from addnorm.service.server.wiring import Service, build

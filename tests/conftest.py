@@ -20,7 +20,8 @@ from opentelemetry.trace import Tracer
 from addnorm.export import sources
 from addnorm.export.writer import Plan, export
 from addnorm.service import locks
-from addnorm.service.models.registry import Models, load_all
+from addnorm.service.models.loading import load_all
+from addnorm.service.models.registry import Models
 from addnorm.service.runtime import bundle
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.server.http.connection import Connection

@@ -24,7 +24,8 @@ from addnorm.export.certificate.cases import PLACES, Case, cases
 from addnorm.model.config import Pick
 from addnorm.model.pooling import picked
 from addnorm.model.transformer import Transformer
-from addnorm.service.models.registry import PADDINGS, Model, Models
+from addnorm.service.models.loading import PADDINGS
+from addnorm.service.models.registry import Model, Models
 from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.native.native_infer import decode
 from addnorm.service.runtime import selfcheck

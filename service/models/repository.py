@@ -16,7 +16,8 @@ from pathlib import Path
 from addnorm.service.errors import BundleRefused, NotFound, StartupError
 from addnorm.service.locks import LockOrder, new_lock
 from addnorm.service.models import folders
-from addnorm.service.models.registry import Model, Models, load
+from addnorm.service.models.loading import load
+from addnorm.service.models.registry import Model, Models
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.device import memory
 from addnorm.service.runtime.engine import Engine

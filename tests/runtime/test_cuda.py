@@ -4,19 +4,18 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import onnxruntime as ort
 import pytest
 
 from addnorm.service.errors import StartupError
-from addnorm.service.models import registry
-from addnorm.service.models.registry import Model, _rates
+from addnorm.service.models.registry import Model
+from addnorm.service.models.warm_up import measured_rates
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import session
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.device.cuda import CudaOptions
-from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Limits
 from addnorm.service.runtime.session import Runtime
 from addnorm.service.server.wiring import num_workers
@@ -103,13 +102,11 @@ def test_a_gpu_has_two_worker_threads(provider: str, worker_threads: int, num: i
     assert num_workers(models, Settings(worker_threads=worker_threads)) == num
 
 
-def test_what_waits_for_a_gpu_is_not_shared_out(
-    notebook: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_waits_for_a_gpu_is_not_shared_out(notebook: Path) -> None:
     bundle = bundles.read(notebook)
     assert Model(bundle, "cpu").target("fp32").is_shared_out
-    monkeypatch.setattr(registry, "Engine", lambda *_: SimpleNamespace(**ON_GPU))
-    assert not Model(bundle, "cuda").target("fp32").is_shared_out
+    on_gpu: Any = SimpleNamespace(**ON_GPU)
+    assert not Model(bundle, "cuda", open_engine=lambda *_: on_gpu).target("fp32").is_shared_out
 
 
 def test_warm_up_ends_where_the_memory_of_a_gpu_does(caplog: pytest.LogCaptureFixture) -> None:
@@ -122,7 +119,8 @@ def test_warm_up_ends_where_the_memory_of_a_gpu_does(caplog: pytest.LogCaptureFi
                 raise RuntimeError("bfc_arena.cc: Failed to allocate memory")
             return SimpleNamespace(not_finite=lambda: None)
 
-        return _rates(cast(Engine, SimpleNamespace(provider="cuda", compute=compute)), limits, 60.0)
+        engine: Any = SimpleNamespace(provider="cuda", compute=compute)
+        return measured_rates(engine, limits, 60.0)
 
     assert [*rates(5000)] == [1024, 2048, 4096]
     assert "8190 tokens at once do not run here: bfc_arena.cc: Failed" in caplog.text
