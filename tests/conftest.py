@@ -97,7 +97,7 @@ def patient_callers() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def exports_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What PyTorch's exporter made for one process serves the others too."""
-    exports.folder = made_once(tmp_path_factory, "exports", Path.mkdir)
+    exports.share(made_once(tmp_path_factory, "exports", Path.mkdir))
 
 
 ExportPreset = Callable[[str], Path]
