@@ -26,7 +26,7 @@ from typing import Any, NoReturn, cast
 import uvicorn
 
 from addnorm.service.errors import StartupError
-from addnorm.service.models.registry import load_all
+from addnorm.service.models.loading import load_all
 from addnorm.service.runtime.device import memory
 from addnorm.service.server.http.connection import Connection, protocol_factory
 from addnorm.service.server.middleware import RequestMiddleware
@@ -134,7 +134,9 @@ def _check_bind(family: int, address: Any) -> None:
         sock.bind(address)
 
 
-def configured(app: RequestMiddleware, settings: Settings) -> uvicorn.Config:
+def configured(
+    app: RequestMiddleware, settings: Settings, connection: type[Connection] = Connection
+) -> uvicorn.Config:
     """uvicorn's options. StartupError if the certificate and its key do not fit."""
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise StartupError("one of ADDNORM_TLS_CERT and ADDNORM_TLS_KEY is set: set both, or none")
@@ -142,7 +144,7 @@ def configured(app: RequestMiddleware, settings: Settings) -> uvicorn.Config:
         app,
         host=settings.host,
         port=settings.port,
-        http=cast(Any, protocol_factory(settings)),
+        http=cast(Any, protocol_factory(settings, connection)),
         ws="none",
         log_config=None,
         access_log=False,
@@ -164,8 +166,8 @@ def configured(app: RequestMiddleware, settings: Settings) -> uvicorn.Config:
 class Server(uvicorn.Server):
     """uvicorn, but a signal drains first, the exit code is 0, and slow callers are cut off."""
 
-    def __init__(self, service: Service) -> None:
-        super().__init__(configured(service.app, service.settings))
+    def __init__(self, service: Service, connection: type[Connection] = Connection) -> None:
+        super().__init__(configured(service.app, service.settings, connection))
         self._service = service
         self._drain_until = float("inf")
         # told from a signal handler, which must take no lock
