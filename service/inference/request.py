@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from addnorm.service.errors import InvalidInput
+from addnorm.service.inference.kept_rows import needed
 from addnorm.service.inference.outputs import DType, Logits, Output
 from addnorm.service.inference.outputs.lens import LensOutput
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime.batch import Batch, Ints, Padding
+from addnorm.service.runtime.manifest import Pick
 from addnorm.service.settings import Settings
 
 JSON_BYTES_PER_FLOAT = 13  # of a float32 written with all its digits, sign and comma
@@ -66,6 +68,22 @@ def check(request: InferenceRequest, settings: Settings) -> int:
     for output in request.outputs:
         output.check(request.model.bundle)
     return _check_answer(request, settings)
+
+
+def picks(request: InferenceRequest) -> tuple[Pick, ...]:
+    """What must be kept of its rows for all that it asks for."""
+    return needed({output.needs(request.model.bundle) for output in request.outputs})
+
+
+def kept_bytes(request: InferenceRequest) -> int:
+    """What is kept of its rows until the answer is made. A head with few labels makes a small
+    answer of many rows."""
+    d_model = request.model.engine(request.precision).d_model
+    num_rows = sum(
+        request.batch.num_tokens if pick == "every" else len(request.batch)
+        for pick in picks(request)
+    )
+    return BINARY_BYTES * d_model * num_rows
 
 
 def has_lens(request: InferenceRequest) -> bool:

@@ -94,7 +94,16 @@ class ErrorMiddleware:
                 where = f"{method} {path}, request {context.request_id}"
                 traceback = error if known.status == 500 else None
                 log.error("%s: %s", where, known.message, exc_info=traceback)
+            _forget_frames(error)
             await error_response(path, known, context.envelope)(scope, receive, send)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Frees what its frames hold: bodies and rows. Some of these frames hold the future that holds
+    the error, and so all of them would stay until the collector looks for such cycles."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 class HeadMiddleware:
