@@ -76,14 +76,19 @@ def picks(request: InferenceRequest) -> tuple[Pick, ...]:
 
 
 def kept_bytes(request: InferenceRequest) -> int:
-    """What is kept of its rows until the answer is made. A head with few labels makes a small
-    answer of many rows."""
-    d_model = request.model.engine(request.precision).d_model
+    """What is kept until the answer is made: its rows, and what a head makes of some of them. A
+    small answer may be made of both."""
+    bundle, engine = request.model.bundle, request.model.engine(request.precision)
     num_rows = sum(
         request.batch.num_tokens if pick == "every" else len(request.batch)
         for pick in picks(request)
     )
-    return BINARY_BYTES * d_model * num_rows
+    head_values = (
+        bundle.width(head) * min(engine.head_rows(head), output.num_rows(bundle, request.batch))
+        for output in request.outputs
+        if (head := output.head(bundle))
+    )
+    return BINARY_BYTES * (engine.d_model * num_rows + max(head_values, default=0))
 
 
 def has_lens(request: InferenceRequest) -> bool:

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from addnorm.service.errors import Draining, OutOfMemory, OutOfScope, TooManyConnections
 from addnorm.service.models.readiness import Readiness
+from addnorm.service.scheduling.arrivals import Arrivals
 from addnorm.service.server.auth import Keys, needed_scope
 from addnorm.service.server.error_response import error_response, service_error
 from addnorm.service.telemetry.report import PROBES, Reporter
@@ -135,19 +136,26 @@ async def _discard_body(receive: Receive) -> None:
 
 
 class AuthMiddleware:
-    """Rejects callers without a key for the path, and keys with too many requests under way."""
+    """Rejects callers without a key for the path, and keys with too many requests under way. With
+    keys, requests begin in turns of these: what needs none shares one turn."""
 
     def __init__(self, app: ASGIApp, keys: Keys) -> None:
-        self._app, self._keys = app, keys
+        self._app, self._keys, self._arrivals = app, keys, Arrivals()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        needed = needed_scope(scope["path"]) if self._keys and scope["type"] == "http" else None
+        if not self._keys or scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        needed = needed_scope(scope["path"])
         if needed is None:
+            if not scope["path"].startswith(PROBES):
+                await self._arrivals.begin("")
             await self._app(scope, receive, send)
             return
         sent = (value for name, value in scope["headers"] if name == b"authorization")
         key = self._keys.find(next(sent, b""))
         context_of(scope).key = key.name
+        await self._arrivals.begin(key.name)
         if needed not in key.scopes:
             allowed = ", ".join(sorted(key.scopes))
             raise OutOfScope(f"the API key {key.name!r} is for {allowed}; this needs {needed}")
