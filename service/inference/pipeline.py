@@ -14,9 +14,16 @@ from typing import Any, TypeVar
 
 from addnorm.service.errors import Expired, NotFinite, Overloaded
 from addnorm.service.inference.cost import Cost, Promised, num_head_rows, num_head_values
-from addnorm.service.inference.kept_rows import KeptRows, RowKeeper, needed
+from addnorm.service.inference.kept_rows import KeptRows, RowKeeper
 from addnorm.service.inference.outputs import Computed, Output, Value
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse, check, has_lens
+from addnorm.service.inference.request import (
+    InferenceRequest,
+    InferenceResponse,
+    check,
+    has_lens,
+    kept_bytes,
+    picks,
+)
 from addnorm.service.inference.reuse import Reuse
 from addnorm.service.inference.sequence_cache import SequenceCache, sequence_digests
 from addnorm.service.runtime.batch import Batch
@@ -78,7 +85,8 @@ class Pipeline:
         deadline.check()
         is_quick = num_bytes <= QUICK_BYTES and num_head_values(request) <= QUICK_HEAD_VALUES
         promised = NO_SECONDS if is_quick else self._promised(request, num_bytes, deadline)
-        with self.responses.reserve(num_bytes, request.key), promised as encode_s:
+        held = self.responses.reserve(num_bytes + kept_bytes(request), request.key)
+        with held, promised as encode_s:
             gather, stages_s = await self._kept(request, deadline, encode_s)
             started = time.monotonic()
             if is_quick:
@@ -143,12 +151,12 @@ class Pipeline:
         encode_s: the time that must be left once it is there.
         """
         model, batch = request.model, request.batch
-        picks = needed({output.needs(model.bundle) for output in request.outputs})
+        needs = picks(request)
         if not len(batch):
             return partial(KeptRows, batch, request.runner[0].empty(), {}), NO_STAGES
         digests = await self._digests(request, deadline)
         left_s = deadline.left_s() - encode_s
-        reuse, job = self._submitted(request, picks, digests, left_s)
+        reuse, job = self._submitted(request, needs, digests, left_s)
         if digests:
             num_held = reuse.num_held
             num_missed = len(batch) - num_held
