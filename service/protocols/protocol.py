@@ -1,5 +1,6 @@
 """A protocol: all that the server has of one dialect."""
 
+import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from fastapi.routing import APIRoute
 
 from addnorm.service.inference.request_path import RequestPath
 from addnorm.service.models.readiness import Readiness
+from addnorm.service.models.registry import Models
 from addnorm.service.models.repository import Repository
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.endpoint import Endpoint, ErrorFormat
@@ -35,6 +37,10 @@ class Parts:
     exposition: Exposition
     readers: CooperativePool  # where large answers are made
 
+    @property
+    def models(self) -> Models:
+        return self.tools.models
+
 
 class Routes(ABC):
     """Some of a protocol's routes, in the documentation's order."""
@@ -45,14 +51,18 @@ class Routes(ABC):
     def router(self, parts: Parts, errors: ErrorFormat) -> APIRouter: ...
 
 
+class HasRouter(typing.Protocol):
+    def router(self) -> APIRouter: ...
+
+
 @dataclass(frozen=True)
 class OtherRoutes(Routes):
     """Those that read no body, or not as endpoints do."""
 
-    make: Callable[[Parts], APIRouter]
+    make: Callable[[Parts], HasRouter]
 
     def router(self, parts: Parts, errors: ErrorFormat) -> APIRouter:
-        return self.make(parts)
+        return self.make(parts).router()
 
 
 @dataclass(frozen=True, kw_only=True)
