@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from addnorm.corpus.columns import KINDS, EmbedOptions, column, output, scores
+from addnorm.corpus.columns import KINDS, EmbedOptions, output
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.in_process import opened
 from addnorm.service.errors import NotFinite, ServiceError
@@ -173,10 +173,7 @@ class Embedder:
 
     def _column(self, response: InferenceResponse) -> Steps[pa.Array]:
         yield
-        (values,) = response.outputs.values()
-        if self.options.output == "scores":
-            values = scores(values, self.model)
-        return column(values)
+        return KINDS[self.options.output].column(response)
 
 
 def portions(lengths: Ints, num_tokens: int) -> list[Ints]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from addnorm.service.errors import Expired, NotFinite, Overloaded
 from addnorm.service.inference.cost import Cost, Promised, num_head_rows, num_head_values
 from addnorm.service.inference.kept_rows import KeptRows, RowKeeper, needed
-from addnorm.service.inference.outputs import Computed, halved
+from addnorm.service.inference.outputs import Computed, Output, Value
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse, check, has_lens
 from addnorm.service.inference.reuse import Reuse
 from addnorm.service.inference.sequence_cache import SequenceCache, sequence_digests
@@ -80,7 +80,7 @@ class Pipeline:
             gather, stages_s = await self._kept(request, deadline, encode_s)
             started = time.monotonic()
             if is_quick:
-                made = run_now(_outputs(request, gather))
+                made = run_now(_values(request, gather))
                 encoded = run_now(encode(InferenceResponse(request, made, num_bytes)))
             else:
                 work = self._encoded(request, gather, encode, num_bytes)
@@ -127,7 +127,7 @@ class Pipeline:
     ) -> Steps[Encoded]:
         """Makes the outputs and writes them. The time it takes makes later predictions."""
         making, writing = self.cost.making(request), self.cost.writing(request)
-        made = _outputs(request, gather)
+        made = _values(request, gather)
         if num_rows := num_head_rows(request):
             made = timed(made, partial(making.add, num_rows))
         response = InferenceResponse(request, (yield from made), num_bytes)
@@ -141,7 +141,7 @@ class Pipeline:
         encode_s: the time that must be left once it is there.
         """
         model, batch = request.model, request.batch
-        engine, target = model.engine(request.precision), model.target(request.precision)
+        engine, target = request.runner
         picks = needed({output.needs(model.bundle) for output in request.outputs})
         if not len(batch):
             return partial(KeptRows, batch, engine.empty(), {}), NO_STAGES
@@ -181,12 +181,11 @@ class Pipeline:
         """The job that computes what is missing, if something is. What it keeps is held."""
         if not reuse.missing:
             return None
-        target, key = request.model.target(request.precision), request.key
+        (engine, target), key = request.runner, request.key
         missing = [digests[index] for index in reuse.missing] if digests else None
         hold = partial(self.cache.hold, target, key, missing) if missing else None
         batch = reuse.to_compute()
-        d_model = request.model.engine(request.precision).d_model
-        results = RowKeeper(batch, reuse.picks, d_model, missing, hold)
+        results = RowKeeper(batch, reuse.picks, engine.d_model, missing, hold)
         return self.scheduler.submit(target, batch, left_s, key, results)
 
 
@@ -211,15 +210,15 @@ def _stages_s(job: Job) -> dict[str, float]:
     return {"queue": job.started - job.submitted, "infer": job.finished - job.started}
 
 
-def _outputs(request: InferenceRequest, gather: Gather) -> Steps[dict[str, Any]]:
-    model = request.model
-    engine = model.engine(request.precision)
-    made: dict[str, Any] = {}
+def _values(request: InferenceRequest, gather: Gather) -> Steps[dict[type[Output[Any]], Value]]:
+    bundle, engine = request.model.bundle, request.runner.engine
+    made: dict[type[Output[Any]], Value] = {}
     try:
-        of = Computed(model.bundle, engine, request.batch, request.padding, gather())
+        of = Computed(bundle, engine, request.batch, request.padding, gather())
         for output in request.outputs:
             value = yield from output.make(of)
-            made[output.name] = halved(output.name, value) if request.dtype == "float16" else value
+            is_half = request.dtype == "float16"
+            made[type(output)] = value.halved(output.name) if is_half else value
             yield
     except NotFinite as error:
         raise _by_row(request, error) from error

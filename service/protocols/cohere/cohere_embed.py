@@ -11,14 +11,10 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, Field
 
 from addnorm.service.errors import InvalidInput
+from addnorm.service.inference.outputs.output import JSON_BYTES_PER_BYTE, JSON_BYTES_PER_FLOAT
 from addnorm.service.inference.outputs.pooled import PooledByDType, check_dimensions
 from addnorm.service.inference.outputs.small_vectors import VectorDType, width_of
-from addnorm.service.inference.request import (
-    JSON_BYTES_PER_BYTE,
-    JSON_BYTES_PER_FLOAT,
-    InferenceRequest,
-    InferenceResponse,
-)
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.decoding import Tools
@@ -203,11 +199,10 @@ def _encode(
     response: InferenceResponse,
 ) -> Steps[Payload]:
     """is_plain: a list of vectors, as /v1/embed answers where no type is asked for."""
-    vectors = response.outputs["pooled"]
-    by_type = {
-        kind: map(base64_of, vectors["float32"]) if kind == "base64" else vectors[_dtype(kind)]
-        for kind in types
-    }
+    by_dtype = response.value(PooledByDType).parts
+    by_type: dict[str, Any] = {kind: by_dtype[_dtype(kind)].joined for kind in types}
+    if "base64" in by_type:
+        by_type["base64"] = map(base64_of, by_type["base64"])
     num_tokens = response.request.batch.num_tokens
     body = {
         "response_type": "embeddings_floats" if is_plain else "embeddings_by_type",

@@ -165,7 +165,7 @@ async def _features(
 
 
 def _encode_features(as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
-    vectors = response.outputs["pooled"]
+    vectors = response.value(Pooled).joined
     body = list(map(base64_of, vectors)) if as_base64 else vectors
     return Payload((yield from written(body, response.num_bytes)))
 
@@ -192,7 +192,7 @@ async def _similarity(
 
 
 def _encode_similarity(response: InferenceResponse) -> Steps[Payload]:
-    vectors = response.outputs["pooled"]
+    vectors = response.value(Pooled).joined
     return Payload((yield from written(cosines(vectors[0], vectors[1:]), response.num_bytes)))
 
 

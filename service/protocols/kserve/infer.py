@@ -1,5 +1,6 @@
 """POST /v2/models/{model}/infer: tensors as JSON or as bytes, which each tensor chooses."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -7,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.service.errors import InvalidInput, UnknownField
-from addnorm.service.inference.outputs import BY_NAME, Output, Pooled
+from addnorm.service.inference.outputs import Output, Pooled, Value
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.models.registry import Model
@@ -26,9 +27,8 @@ from addnorm.service.protocols.kserve.schema import (
     V2InferRequest,
     V2InferResponse,
 )
-from addnorm.service.protocols.kserve.tensors import LENGTH_HEADER, STATS
+from addnorm.service.protocols.kserve.tensors import LENGTH_HEADER, NativeTensor
 from addnorm.service.runtime.batch import Batch, Padding
-from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.unpadding import from_grid
 from addnorm.service.scheduling.cooperative import Steps, one_step
 
@@ -44,6 +44,7 @@ class Wanted(NamedTuple):
     """An output asked for, and whether it goes out as bytes."""
 
     name: str
+    native: NativeTensor
     binary: bool
 
 
@@ -114,23 +115,25 @@ def _wanted(asked: V2InferRequest, model: Model) -> list[Wanted]:
     """In the order asked for; all where nothing is asked."""
     known, binary = tensors.outputs(model.bundle), asked.parameters.binary_data_output
     if asked.outputs is None:
-        return [Wanted(name, binary) for name in known]
+        return [Wanted(name, native, binary) for name, native in known.items()]
     if not asked.outputs:
         raise InvalidInput(f"outputs is empty: ask for some of {', '.join(known)}", param="outputs")
     names = [output.name for output in asked.outputs]
     for output in asked.outputs:
-        _check_output(output, model.bundle, names)
+        _check_output(output, known, model.bundle.ref, names)
+    as_bytes = (output.parameters.binary_data for output in asked.outputs)
     return [
-        Wanted(output.name, binary if (own := output.parameters.binary_data) is None else own)
-        for output in asked.outputs
+        Wanted(name, known[name], binary if own is None else own)
+        for name, own in zip(names, as_bytes, strict=True)
     ]
 
 
-def _check_output(output: OutputTensor, bundle: Bundle, names: list[str]) -> None:
-    known = tensors.outputs(bundle)
+def _check_output(
+    output: OutputTensor, known: Mapping[str, NativeTensor], ref: str, names: list[str]
+) -> None:
     if output.name not in known:
         raise InvalidInput(
-            f"outputs has {output.name[:200]!r}: {bundle.ref} has {', '.join(known)}",
+            f"outputs has {output.name[:200]!r}: {ref} has {', '.join(known)}",
             param="outputs",
         )
     if names.count(output.name) > 1:
@@ -143,11 +146,11 @@ def _check_output(output: OutputTensor, bundle: Bundle, names: list[str]) -> Non
             )
 
 
-def _native(wanted: list[Wanted], own: Parameters) -> tuple[Output, ...]:
+def _native(wanted: list[Wanted], own: Parameters) -> tuple[Output[Value], ...]:
     """The native outputs that V2's are read from."""
-    names = dict.fromkeys("norm_stats" if name in STATS else name for name, _ in wanted)
+    kinds = dict.fromkeys(each.native.output for each in wanted)
     pooled = Pooled(own.pooling, own.normalize)
-    return tuple(pooled if name == "pooled" else BY_NAME[name]() for name in names)
+    return tuple(pooled if kind is Pooled else kind() for kind in kinds)
 
 
 def encode(
@@ -155,10 +158,13 @@ def encode(
 ) -> Steps[Payload]:
     """InferenceResponse -> JSON, and the bytes of the outputs that go out so, not copied."""
     manifest = response.request.model.bundle.manifest
+    made: dict[str, NDArray[Any]] = {}
+    for output, value in response.values.items():
+        made |= value.tensors(output.name)
     described: list[dict[str, Any]] = []
     raw: list[bytes | memoryview] = []
-    for name, binary in wanted:
-        tensor = _tensor(response, name)
+    for name, native, binary in wanted:
+        tensor = made[native.name]
         about = {"name": name, "datatype": "FP32", "shape": tensor.shape}
         if binary:
             raw.append(raw_bytes(tensor))
@@ -176,12 +182,6 @@ def encode(
         Payload([*head, *raw], OCTETS, {LENGTH_HEADER: str(sum(map(len, head)))})
         if raw
         else Payload(head)
-    )
-
-
-def _tensor(response: InferenceResponse, name: str) -> NDArray[Any]:
-    return np.asarray(
-        response.outputs["norm_stats"][STATS[name]] if name in STATS else response.outputs[name]
     )
 
 

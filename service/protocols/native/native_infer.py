@@ -1,6 +1,7 @@
 """The native protocol under /v1: JSON or safetensors, in and out."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -8,18 +9,8 @@ import numpy as np
 
 from addnorm.service.errors import InvalidInput, UnsupportedMediaType
 from addnorm.service.inference.heads import Spans
-from addnorm.service.inference.outputs import (
-    BY_NAME,
-    Attentions,
-    HiddenStates,
-    Logits,
-    Output,
-    Pooled,
-    Sparse,
-    TokenVectors,
-    check_names,
-    default_names,
-)
+from addnorm.service.inference.outputs import Output, Value
+from addnorm.service.inference.outputs.output import Asked
 from addnorm.service.inference.outputs.small_vectors import VectorDType
 from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.inference.request_path import Call
@@ -34,14 +25,14 @@ from addnorm.service.protocols.native.native_schema import (
     ANSWER,
     BINARY,
     EXAMPLES,
+    Bodies,
     InferRequest,
-    InferResponse,
     Options,
 )
 from addnorm.service.protocols.texts import spans
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Batch, Padding
-from addnorm.service.runtime.bundle import OF_LENS, Bundle
+from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.tokenizing.tokenizer import Text
 from addnorm.service.runtime.unpadding import from_grid, from_lists, from_rows
 from addnorm.service.scheduling.cooperative import one_step
@@ -134,8 +125,12 @@ async def _token_spans(asked: Options, padding: Padding, call: Call, tools: Tool
     return await tools.bodies.read(call.num_bytes, work, call.deadline)
 
 
+@dataclass(frozen=True, kw_only=True)
 class InferEndpoint(Endpoint[Decoded]):
-    """JSON or safetensors, in and out."""
+    """JSON or safetensors, in and out. options: what stands beside tensors."""
+
+    body: type[InferRequest]
+    options: type[Options]
 
     async def decode(self, raw: RawRequest, tools: Tools) -> Decoded:
         answer_type = negotiated(raw.headers, (JSON, SAFETENSORS))
@@ -147,7 +142,7 @@ class InferEndpoint(Endpoint[Decoded]):
     async def _decoded(self, raw: RawRequest, tools: Tools) -> InferenceRequest:
         media_type, (body, _, call) = sent_type(raw.headers), raw
         if media_type == JSON:
-            asked = await tools.bodies.read_json(InferRequest, body, call.deadline)
+            asked = await tools.bodies.read_json(self.body, body, call.deadline)
             return await infer(asked, call, tools)
         if media_type != SAFETENSORS:
             raise UnsupportedMediaType(
@@ -155,21 +150,23 @@ class InferEndpoint(Endpoint[Decoded]):
             )
         work = one_step(partial(tensors.read, body))
         found = await tools.bodies.read(len(body), work, call.deadline)
-        options = await tools.bodies.read_json(Options, found.request, call.deadline)
+        options = await tools.bodies.read_json(self.options, found.request, call.deadline)
         return await infer_tensors(options, found.arrays, call, tools)
 
 
-ENDPOINT = InferEndpoint(
-    path="/v1/infer",
-    name="infer",
-    summary="Normalized activations, logits, pooled vectors and LayerNorm statistics of"
-    " token batches",
-    body=InferRequest,
-    response=InferResponse,
-    examples=EXAMPLES,
-    answers={"a padded grid": ANSWER},
-    media_types=BINARY,
-)
+def endpoint(bodies: Bodies) -> InferEndpoint:
+    return InferEndpoint(
+        path="/v1/infer",
+        name="infer",
+        summary="Normalized activations, logits, pooled vectors and LayerNorm statistics of"
+        " token batches",
+        body=bodies.request,
+        options=bodies.options,
+        response=bodies.response,
+        examples=EXAMPLES,
+        answers={"a padded grid": ANSWER},
+        media_types=BINARY,
+    )
 
 
 def _from_lists(asked: InferRequest, prompt_name: str | None) -> tuple[Batch, Padding]:
@@ -211,27 +208,13 @@ def _has_axes(arrays: Arrays, **num_axes: int) -> None:
             )
 
 
-def _outputs(asked: Options, bundle: Bundle, of_spans: Spans | None) -> tuple[Output, ...]:
+def _outputs(asked: Options, bundle: Bundle, of_spans: Spans | None) -> tuple[Output[Value], ...]:
     """Those asked for, with their options."""
     names = asked.wanted(bundle)
     if names is None:
-        names = default_names(bundle)
-    check_names(names, bundle)
-    # an option of an output that is not asked for is a mistake, not something to ignore
-    for field, output in (
-        ("logits", "logits"),
-        ("sparse", "sparse"),
-        ("pooling", "pooled"),
-        ("spans", "pooled"),
-        ("hidden_states", "hidden_states"),
-        ("attentions", "attentions"),
-    ):
-        if getattr(asked, field) and output not in names:
-            raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
-    if asked.normalize and not {"pooled", "token_vectors"} & set(names):
-        raise InvalidInput(
-            "normalize is set, but outputs lacks 'pooled' and 'token_vectors'", param="normalize"
-        )
+        names = asked.known.default_names(bundle)
+    asked.known.check_names(names, bundle)
+    _check_fields(asked, names)
     dtype: VectorDType = "float32" if asked.dtype == "float16" else asked.dtype
     if dtype != "float32" and names != ("pooled",):
         raise InvalidInput(
@@ -240,14 +223,26 @@ def _outputs(asked: Options, bundle: Bundle, of_spans: Spans | None) -> tuple[Ou
             param="dtype",
         )
     _check_lens(names, asked, bundle)
-    pooled = Pooled(asked.pooling, asked.normalize, dtype=dtype, spans=of_spans)
-    return tuple(pooled if name == "pooled" else _output(name, asked, bundle) for name in names)
+    shared = Asked(None, asked.pooling, asked.normalize, dtype, of_spans, asked.skipped_ids(bundle))
+    return tuple(_output(name, asked, shared) for name in names)
+
+
+def _check_fields(asked: Options, names: Sequence[str]) -> None:
+    """InvalidInput for an option of an output that is not asked for: it is a mistake, not something
+    to ignore."""
+    for field, output in asked.known.fields:
+        if getattr(asked, field) and output not in names:
+            raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
+    if asked.normalize and not {"pooled", "token_vectors"} & set(names):
+        raise InvalidInput(
+            "normalize is set, but outputs lacks 'pooled' and 'token_vectors'", param="normalize"
+        )
 
 
 def _check_lens(names: Sequence[str], asked: Options, bundle: Bundle) -> None:
     """InvalidInput if the request is for a precision that no lens shows."""
     precision = asked.precision or bundle.manifest.default_precision
-    shown = [name for name in names if name in OF_LENS]
+    shown = [name for name in names if asked.known.by_name[name].is_of_lens]
     if shown and precision != "fp32":
         raise InvalidInput(
             f"{shown[0]} is of fp32, and this request is computed in {precision}: ask for"
@@ -256,20 +251,6 @@ def _check_lens(names: Sequence[str], asked: Options, bundle: Bundle) -> None:
         )
 
 
-def _output(name: str, asked: Options, bundle: Bundle) -> Output:
-    """One that is not `pooled`, with its options."""
-    if name == "logits" and asked.logits:
-        return Logits(asked.logits.positions, asked.logits.top_k)
-    if name == "sparse" and asked.sparse:
-        return Sparse(asked.sparse.top_k)
-    if name == "hidden_states" and asked.hidden_states:
-        return HiddenStates(_numbers(asked.hidden_states.layers))
-    if name == "attentions" and asked.attentions:
-        return Attentions(_numbers(asked.attentions.layers), _numbers(asked.attentions.heads))
-    if name == "token_vectors":
-        return TokenVectors(asked.normalize, asked.skipped_ids(bundle))
-    return BY_NAME[name]()
-
-
-def _numbers(asked: list[int] | None) -> tuple[int, ...] | None:
-    return None if asked is None else tuple(asked)
+def _output(name: str, asked: Options, shared: Asked) -> Output[Value]:
+    kind = asked.known.by_name[name]
+    return kind.asked_for(shared._replace(own=getattr(asked, name)) if kind.options else shared)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.outputs import Logits, Output, PromptLogprobs, TopK
+from addnorm.service.inference.outputs import Output, ScoredPrompts, TopLogits, Value
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
@@ -30,7 +30,7 @@ from addnorm.service.protocols.texts.sequences import (
     OTHER_VOCABULARY,
     SequencesToRead,
 )
-from addnorm.service.runtime.batch import Floats
+from addnorm.service.runtime.batch import Floats, Ints
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks import scoring
 
@@ -107,10 +107,17 @@ def _scores_prompt(asked: CompletionRequest) -> bool:
     return bool(asked.echo) and asked.logprobs is not None
 
 
-def _output(asked: CompletionRequest, vocab_size: int) -> Output:
+def _output(asked: CompletionRequest, vocab_size: int) -> Output[Value]:
     """vocab_size: there are no more candidates."""
     top_k = min(max(1, asked.logprobs or 0), vocab_size)
-    return PromptLogprobs(top_k) if _scores_prompt(asked) else Logits("last", top_k)
+    return ScoredPrompts(top_k) if _scores_prompt(asked) else TopLogits("last", top_k)
+
+
+class Candidates(NamedTuple):
+    """The likeliest tokens at some places, each `[n, k]`."""
+
+    token_ids: Ints
+    logprobs: Floats
 
 
 class Choice(NamedTuple):
@@ -119,24 +126,26 @@ class Choice(NamedTuple):
     ids: list[int]  # of the prompt and the new token, if it is asked for
     num_shown: int  # of them, from the last
     logprobs: Floats  # of those shown, where they are asked for; NaN for a prompt's first
-    candidates: TopK  # for the last tokens shown, each `[n, k]`
+    candidates: Candidates  # for the last tokens shown
 
 
 def _choice(asked: CompletionRequest, index: int, response: InferenceResponse) -> Choice:
     prompt = response.request.batch.sequence(index).tokens.tolist()
     if not _scores_prompt(asked):
-        token_ids, logprobs = (part[index : index + 1] for part in response.outputs["logits"])
+        top, this = response.value(TopLogits), slice(index, index + 1)
+        token_ids, logprobs = top.token_ids.joined[this], top.logprobs.joined[this]
         ids = [*prompt, int(token_ids[0, 0])]
         num_shown = len(ids) if asked.echo else 1
-        return Choice(ids, num_shown, logprobs[:, 0], TopK(token_ids, logprobs))
-    scored = response.outputs["prompt_logprobs"]
-    token_ids, logprobs = (part[index] for part in scored.next)
+        return Choice(ids, num_shown, logprobs[:, 0], Candidates(token_ids, logprobs))
+    scored = response.value(ScoredPrompts)
+    own_logprobs = scored.own.rows[index]
+    token_ids, logprobs = scored.next.token_ids.rows[index], scored.next.logprobs.rows[index]
     if not asked.max_tokens:
-        candidates = TopK(token_ids[:-1], logprobs[:-1])
-        return Choice(prompt, len(prompt), scored.logprobs[index], candidates)
+        candidates = Candidates(token_ids[:-1], logprobs[:-1])
+        return Choice(prompt, len(prompt), own_logprobs, candidates)
     ids = [*prompt, int(token_ids[-1, 0])]
-    own = np.append(scored.logprobs[index], logprobs[-1, 0])
-    return Choice(ids, len(ids), own, TopK(token_ids, logprobs))
+    own = np.append(own_logprobs, logprobs[-1, 0])
+    return Choice(ids, len(ids), own, Candidates(token_ids, logprobs))
 
 
 def _encode(

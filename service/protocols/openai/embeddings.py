@@ -147,7 +147,7 @@ async def embed(asked: EmbeddingsRequest, call: Call, tools: Tools) -> Decoded:
 def encode(as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
     """InferenceResponse -> JSON. Numbers have the fewest digits that give the same float back."""
     request = response.request
-    vectors = response.outputs["pooled"]
+    vectors = response.value(Pooled).joined
     values = [base64_of(vector) for vector in vectors] if as_base64 else vectors
     num_tokens = request.batch.num_tokens
     body = {

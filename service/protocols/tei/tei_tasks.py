@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from addnorm.service.errors import EmptyInput
-from addnorm.service.inference.outputs import Activations, Output, Pooled, Sparse
+from addnorm.service.inference.outputs import Activations, Output, OutputKind, Pooled, Sparse, Value
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
@@ -59,7 +59,8 @@ async def embed_sparse(asked: TeiEmbedAllRequest, call: Call, tools: Tools) -> D
 
 
 def _vectors(response: InferenceResponse) -> Iterator[Any]:
-    return (_entries(*vector) for vector in zip(*response.outputs["sparse"], strict=True))
+    vectors = response.value(Sparse)
+    return map(_entries, vectors.indices, vectors.values)
 
 
 def _entries(indices: Ints, values: Floats) -> Iterator[Any]:
@@ -88,8 +89,8 @@ async def similarity(asked: TeiSimilarityRequest, call: Call, tools: Tools) -> D
     request = InferenceRequest(model, batch, padding, (Pooled(normalize=True),), field=FIELD)
 
     def shape(response: InferenceResponse) -> Any:
-        *others, source = response.outputs["pooled"]
-        return cosines(source, others)
+        vectors = response.value(Pooled).joined
+        return cosines(vectors[-1], vectors[:-1])
 
     return request, partial(_encode, shape, _num_characters(texts))
 
@@ -132,7 +133,7 @@ def _ranks(asked: TeiRerankRequest, task: TextTask, response: InferenceResponse)
 async def _of_sequences(
     asked: TeiEmbedAllRequest,
     task: Task,
-    output: Output,
+    output: Output[Value],
     call: Call,
     tools: Tools,
     shape: Shape | None = None,
@@ -144,12 +145,12 @@ async def _of_sequences(
     sent = SequencesToRead(FIELD, asked.inputs, cuts, model, asked.prompt_name, asked.left)
     batch, padding = await sent.batch(call, tools)
     request = InferenceRequest(model, batch, padding, (output,), field=FIELD, hint=OTHER_VOCABULARY)
-    shape = shape or partial(_as_it_is, output.name)
+    shape = shape or partial(_as_it_is, type(output))
     return request, partial(_encode, shape, sum(map(len, asked.inputs)))
 
 
-def _as_it_is(name: str, response: InferenceResponse) -> Any:
-    return response.outputs[name]
+def _as_it_is(output: OutputKind, response: InferenceResponse) -> Any:
+    return response.value(output).for_json()
 
 
 def _num_characters(texts: TextsToTokenize) -> int:
@@ -176,7 +177,7 @@ def _times(
         "x-inference-time": stages_s["infer"],
     }
     return {
-        "x-compute-type": request.model.engine(request.precision).provider,
+        "x-compute-type": request.runner.engine.provider,
         "x-compute-characters": str(num_characters),
         "x-compute-tokens": str(request.batch.num_tokens),
         **{name: str(round(seconds * 1000)) for name, seconds in times_s.items()},

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.outputs import Logits
+from addnorm.service.inference.outputs import Logits, LogitsAt
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
@@ -54,7 +54,7 @@ async def score_pairs(
     batch, padding = await tools.texts.batch(texts, call.deadline)
 
     def finish(response: InferenceResponse) -> Iterator[Any]:
-        scores = classification.probabilities(response.outputs["logits"], function)
+        scores = classification.probabilities(response.value(Logits).joined, function)
         return iter(scores[:, 0])
 
     request = InferenceRequest(
@@ -84,7 +84,7 @@ async def classify(
     batch, padding = await tools.texts.batch(texts, call.deadline)
 
     def finish(response: InferenceResponse) -> Iterator[Any]:
-        logits = response.outputs["logits"]
+        logits = response.value(Logits).joined
         for scores in classification.probabilities(logits, function):
             yield classification.ranked(scores, labels, options.top_k)
 
@@ -120,7 +120,7 @@ async def zero_shot(
     batch, padding = await tools.texts.batch(texts._replace(texts=pairs), call.deadline)
 
     def finish(response: InferenceResponse) -> Iterator[Any]:
-        logits = response.outputs["logits"]
+        logits = response.value(Logits).joined
         for start in range(0, len(logits), len(candidates)):
             own = logits[start : start + len(candidates)]
             yield classification.zero_shot(own, candidates, entailment, options.multi_label)
@@ -151,7 +151,7 @@ async def tag(
     pieces = Pieces.of(tools.texts.tokenizer(texts).library)
 
     def finish(response: InferenceResponse) -> Iterator[Any]:
-        logits = response.outputs["logits"]
+        logits = response.value(Logits).rows
         for text, encoding, own in zip(texts.texts, encodings, logits, strict=True):
             yield tagging.tagged(
                 f"{texts.prompt}{text}",
@@ -193,7 +193,7 @@ async def fill_masks(
     masks = await tools.texts.run(work, len(batch) + len(sent), num_characters, call.deadline)
 
     def finish(response: InferenceResponse) -> Iterator[Any]:
-        rows = iter(response.outputs["logits"])
+        rows = iter(response.value(LogitsAt).joined)
         for own_ids, positions in zip(masks.ids, masks.positions, strict=True):
             text = fill_mask.MaskedText(own_ids, positions, pieces)
             yield (
@@ -207,7 +207,7 @@ async def fill_masks(
         texts.model,
         batch,
         padding,
-        (Logits(masks.places),),
+        (LogitsAt(tokens=masks.places),),
         precision,
         field=texts.field,
         # beside the answer: the logits, all of which are held
