@@ -32,6 +32,13 @@ WORDS: dict[Task, str] = {
 State = Literal["READY", "LOADING", "UNAVAILABLE"]  # in KServe's words
 
 
+class Runner(NamedTuple):
+    """What computes requests of a model in one precision, and how jobs see it."""
+
+    engine: Engine
+    target: Target
+
+
 class Model:
     """One version of one model: its bundle, and for each precision an engine and the target that
     its jobs go to."""
@@ -77,19 +84,20 @@ class Model:
         return self.bundle.manifest.name
 
     def target(self, precision: str | None) -> Target:
-        return self.targets[self._known(precision)]
+        return self.runner(precision).target
 
     def engine(self, precision: str | None) -> Engine:
-        return self.engines[self._known(precision)]
+        return self.runner(precision).engine
 
-    def _known(self, precision: str | None) -> str:
+    def runner(self, precision: str | None) -> Runner:
+        """None: the bundle's default. InvalidInput if the model has no such precision."""
         precision = precision or self.bundle.manifest.default_precision
         if precision not in self.engines:
             raise InvalidInput(
                 f"precision is {precision!r}: {self.bundle.ref} has {', '.join(self.engines)}",
                 param="precision",
             )
-        return precision
+        return Runner(self.engines[precision], self.targets[precision])
 
     def warm_up(self, before: "Model | None" = None) -> None:
         """Runs growing micro-batches: memory is allocated for the largest, and each target gets its

@@ -16,7 +16,7 @@ import pytest
 
 from addnorm.service.errors import ClientGone, Expired, Overloaded
 from addnorm.service.inference.cost import FADE_S, Cost, Promised, Rate
-from addnorm.service.inference.outputs import Activations, Logits, Output
+from addnorm.service.inference.outputs import Activations, Logits, Output, TopLogits, Value
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.unpadding import from_lists
@@ -118,7 +118,7 @@ def test_a_caller_that_leaves_ends_the_writing(server: httpx.Client) -> None:
 # without HTTP
 
 
-def one(models: Models, output: Output | None = None) -> InferenceRequest:
+def one(models: Models, output: Output[Value] | None = None) -> InferenceRequest:
     batch, padding = from_lists([[1, 2, 3]])
     return InferenceRequest(models.find("gpt"), batch, padding, (output or Logits(),))
 
@@ -292,7 +292,7 @@ def test_a_small_answer_is_predicted_to_take_what_its_rows_and_bytes_take(few: M
     assert cost.predicted_s(all_rows, 1000) == pytest.approx(3 * 0.01 + 0.01)
     assert cost.predicted_s(last_row, 1000) == pytest.approx(1 * 0.01 + 0.01)
     assert cost.predicted_s(one(few, Activations()), 1000) == pytest.approx(0.01)
-    assert cost.predicted_s(one(few, Logits(top_k=2)), 0) == 0.0  # was never measured
+    assert cost.predicted_s(one(few, TopLogits(top_k=2)), 0) == 0.0  # was never measured
 
 
 def test_time_that_others_take_is_not_counted_as_the_works() -> None:

@@ -6,9 +6,10 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from addnorm.service.errors import InvalidInput
+from addnorm.service.inference.outputs.output import Strict as Strict  # the base of bodies
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.telemetry.request_context import Envelope
 
@@ -16,12 +17,6 @@ COMPONENTS = "#/components/schemas/"
 ABOUT = ("title", "description", "default")  # what a schema says of a field beside its values
 NULL = {"type": "null"}
 Responses = dict[int | str, dict[str, Any]]
-
-
-class Strict(BaseModel):
-    """A part of a body: no conversions, no unknown keys."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class Error(BaseModel):

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from addnorm.service.errors import ServiceError
-from addnorm.service.protocols.codec.openapi import ERRORS, Strict
+from addnorm.service.protocols.codec.openapi import ERRORS, Responses, Strict
 from addnorm.service.runtime.manifest import Pooling
 
 EXAMPLE: dict[str, Any] = {
@@ -185,7 +185,7 @@ def error_body(error: ServiceError) -> dict[str, str]:
     return {"error": error.message}
 
 
-V2_ERRORS: dict[int | str, dict[str, Any]] = {
+V2_ERRORS: Responses = {
     **{
         status: {"model": V2Error, "description": response["description"]}
         for status, response in ERRORS.items()

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from addnorm.service.errors import ModelNotFound
+from addnorm.service.inference.outputs import OUTPUTS
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.protocols.codec.openapi import NO_MODEL, NOT_READY, Responses, by_name
 from addnorm.service.runtime.manifest import Limits, Pooling, Task
@@ -135,7 +136,7 @@ def _entry(ref: str, versions: Mapping[int, Model], model: Model | None = None) 
         versions=[str(version) for version in sorted(versions)],
         config=manifest.config,
         inputs=_inputs(model),
-        outputs=list(model.bundle.outputs),
+        outputs=list(OUTPUTS.names(model.bundle)),
         tasks=list(model.bundle.tasks),
         aliases=[f"{ref}:{prompt}" for prompt in manifest.prompts],
         labels=None if manifest.labels is None else list(manifest.labels),
