@@ -26,7 +26,8 @@ from addnorm.model.transformer import Transformer
 from addnorm.service.inference.outputs import OUTPUTS
 from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.inference.request_path import Call
-from addnorm.service.models.registry import PADDINGS, Model, Models
+from addnorm.service.models.loading import PADDINGS
+from addnorm.service.models.registry import Model, Models
 from addnorm.service.protocols.codec.validation import fitted
 from addnorm.service.protocols.endpoint import Decoded
 from addnorm.service.protocols.native.native_answer import encode
