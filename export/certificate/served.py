@@ -1,6 +1,6 @@
 """Cases of the certificate: what is served against PyTorch, and its bits against themselves.
 
-Cases go through the server's own decode, scheduler, engine and encode; a few through the bare
+Cases go through the server's own request path and encode; a few through the bare
 graph. The reference is always the plain `Padded` model in PyTorch, so packing is proved too.
 """
 
