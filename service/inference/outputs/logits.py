@@ -63,10 +63,6 @@ class LogitsOutput(Output[Made_co]):
     def pick(self, bundle: Bundle) -> Pick:
         return "last" if self.positions == "last" else super().pick(bundle)
 
-    @property
-    def cost(self) -> Hashable:
-        return self.name, 0
-
 
 @dataclass(frozen=True, eq=False)
 class Logits(LogitsOutput[ByRow]):
@@ -79,7 +75,7 @@ class Logits(LogitsOutput[ByRow]):
 
     @classmethod
     def compared_options(cls, bundle: Bundle, num_tokens: int) -> Mapping[str, Any]:
-        """None where there is one row of logits a sequence."""
+        """Empty where there is one row of logits a sequence."""
         head = bundle.manifest.heads[cls.name]
         if head.pick != "every":
             return {}
