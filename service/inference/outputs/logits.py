@@ -68,7 +68,9 @@ class LogitsOutput(Output[Made_co]):
 class Logits(LogitsOutput[ByRow]):
     @classmethod
     def asked_for(cls, asked: Asked) -> Output[Value]:
-        own = asked.own or LogitsOptions()
+        own: LogitsOptions | None = asked.own
+        if own is None:
+            return Logits()
         if own.top_k is None:
             return Logits(own.positions)
         return TopLogits(own.positions, own.top_k)
