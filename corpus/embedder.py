@@ -1,4 +1,4 @@
-"""Texts -> a column of vectors, by a bundle in this process, through the server's own pipeline.
+"""Texts -> a column of vectors, by a bundle in this process, through the server's own request path.
 
 Sequences are sorted by length, so that nothing is padded. Knows no files.
 """
@@ -23,6 +23,7 @@ from addnorm.service.runtime.batch import Batch, Ints, Padding
 from addnorm.service.runtime.tokenizing.tokenizer import Text
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.server.wiring import Service
 from addnorm.service.telemetry.request_context import RequestContext
 
 # of requests: the caller bounds what is under way
@@ -60,13 +61,19 @@ class Computing(NamedTuple):
 class Embedder:
     """To be closed."""
 
-    def __init__(self, bundle: Path, options: EmbedOptions, **settings: Any) -> None:
+    def __init__(
+        self,
+        bundle: Path,
+        options: EmbedOptions,
+        open_bundle: Callable[..., Service] = opened,
+        **settings: Any,
+    ) -> None:
         """settings: of the server, that are not the default ones. CorpusError if the bundle is
         refused, or an option does not fit it."""
         self.options = options
         kind = KINDS[options.output]
         kind.check(options)
-        self._service = opened(bundle, **{**NO_LIMITS, **settings})
+        self._service = open_bundle(bundle, **{**NO_LIMITS, **settings})
         try:
             (model,) = self._service.models.all()
             self.model = self._service.models.find(model.bundle.ref, kind.task)

@@ -36,7 +36,9 @@ LAYERS = (
     "models",
     "scheduling",
     "runtime",
+    "environment",
     "settings",
+    "locks",
     "errors",
 )
 
@@ -122,6 +124,19 @@ def test_no_import_cycle() -> None:
         name: {other for other in modules if other in uses and other != name}
         for name, uses in modules.items()
     }
+    refuse_cycles(needs)
+
+
+def test_no_import_cycle_among_the_modules_of_the_page() -> None:
+    found = {
+        path.name: set(re.findall(r'^(?:import|\}) .*?"\./(.+?)";', path.read_text(), re.M))
+        for path in (ROOT / "service" / "page").glob("*.js")
+    }
+    assert {"heat.js", "panel.js"} <= found["answer.js"]
+    refuse_cycles(found)
+
+
+def refuse_cycles(needs: dict[str, set[str]]) -> None:
     assert any(needs.values())
     while needs:
         free = [name for name, others in needs.items() if not others & needs.keys()]
@@ -168,3 +183,27 @@ def test_no_familys_name_stands_outside_the_checkpoint_reader() -> None:
         if named.search(line)
     }
     assert not found
+
+
+def test_the_way_to_the_pipeline_needs_no_web_framework() -> None:
+    """What other protocols than HTTP would need: texts and tasks, the request path, encoded
+    answers."""
+    program = """
+import sys
+for blocked in ("starlette", "fastapi", "uvicorn", "httptools"):
+    sys.modules[blocked] = None
+import addnorm.service.inference.request_path
+import addnorm.service.protocols.codec.decoding
+import addnorm.service.protocols.codec.payload
+import addnorm.service.protocols.codec.safetensors_body
+import addnorm.service.protocols.texts.sequences
+import addnorm.service.protocols.texts.text_tasks
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+
+
+def test_no_folder_of_service_holds_more_than_ten_files() -> None:
+    folders = {path.parent for path in sources("service")}
+    sizes = {folder: len(set(folder.glob("*.py")) - {folder / "__init__.py"}) for folder in folders}
+    assert sizes
+    assert not {folder: size for folder, size in sizes.items() if size > 10}

@@ -1,6 +1,6 @@
 """Cases of the certificate: what is served against PyTorch, and its bits against themselves.
 
-Cases go through the server's own decode, scheduler, engine and encode; a few through the bare
+Cases go through the server's own request path and encode; a few through the bare
 graph. The reference is always the plain `Padded` model in PyTorch, so packing is proved too.
 """
 
@@ -26,7 +26,8 @@ from addnorm.model.transformer import Transformer
 from addnorm.service.inference.outputs import OutputKind
 from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.inference.request_path import Call
-from addnorm.service.models.registry import PADDINGS, Model, Models
+from addnorm.service.models.loading import PADDINGS
+from addnorm.service.models.registry import Model, Models
 from addnorm.service.protocols.codec.validation import fitted
 from addnorm.service.protocols.endpoint import Decoded
 from addnorm.service.protocols.native.native_answer import encode

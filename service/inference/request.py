@@ -8,9 +8,12 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from addnorm.service.errors import InvalidInput
+from addnorm.service.inference.kept_rows import needed
 from addnorm.service.inference.outputs import DType, Output, Value
+from addnorm.service.inference.outputs.output import BINARY_BYTES
 from addnorm.service.models.registry import Model, Runner
 from addnorm.service.runtime.batch import Batch, Ints, Padding
+from addnorm.service.runtime.manifest import Pick
 from addnorm.service.settings import Settings
 
 Made = TypeVar("Made", bound=Value)
@@ -71,6 +74,27 @@ def check(request: InferenceRequest, settings: Settings) -> int:
     for output in request.outputs:
         output.check(request.model.bundle)
     return _check_answer(request, settings)
+
+
+def picks(request: InferenceRequest) -> tuple[Pick, ...]:
+    """What must be kept of its rows for all that it asks for."""
+    return needed({output.needs(request.model.bundle) for output in request.outputs})
+
+
+def kept_bytes(request: InferenceRequest) -> int:
+    """What is kept until the answer is made: its rows, and what a head makes of some of them. A
+    small answer may be made of both."""
+    bundle, engine = request.model.bundle, request.runner.engine
+    num_rows = sum(
+        request.batch.num_tokens if pick == "every" else len(request.batch)
+        for pick in picks(request)
+    )
+    head_values = (
+        bundle.width(head) * min(engine.head_rows(head), output.num_rows(bundle, request.batch))
+        for output in request.outputs
+        if (head := output.head(bundle))
+    )
+    return BINARY_BYTES * (engine.d_model * num_rows + max(head_values, default=0))
 
 
 def has_lens(request: InferenceRequest) -> bool:

@@ -76,7 +76,7 @@ def create_app(
         *_cors(settings),
         Middleware(ErrorMiddleware, Envelopes(mounted, OPENAI_ERRORS.envelope)),
         Middleware(HeadMiddleware, readiness, probed),
-        Middleware(AuthMiddleware, keys, Scopes(each.protocol for each in mounted)),
+        Middleware(AuthMiddleware, keys, Scopes(each.protocol for each in mounted), probed),
     ]
     for kind, arguments, named in reversed(middleware):
         app = kind(app, *arguments, **named)

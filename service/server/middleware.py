@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from addnorm.service.errors import Draining, OutOfMemory, OutOfScope, TooManyConnections
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.protocols.protocol import Envelopes, Scopes
+from addnorm.service.scheduling.arrivals import Arrivals
 from addnorm.service.server.auth import Keys
 from addnorm.service.server.error_response import error_response, service_error
 from addnorm.service.telemetry.report import Reporter
@@ -96,7 +97,16 @@ class ErrorMiddleware:
                 traceback = error if known.status == 500 else None
                 log.error("%s: %s", where, known.message, exc_info=traceback)
             envelope = context.envelope or self._envelopes.of(path)
+            _forget_frames(error)
             await error_response(envelope, known)(scope, receive, send)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Frees what its frames hold: bodies and rows. Some of these frames hold the future that holds
+    the error, and so all of them would stay until the collector looks for such cycles."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 class HeadMiddleware:
@@ -129,20 +139,28 @@ async def _discard_body(receive: Receive) -> None:
 
 
 class AuthMiddleware:
-    """Rejects callers without a key for the path, and keys with too many requests under way."""
+    """Rejects callers without a key for the path, and keys with too many requests under way. With
+    keys, requests begin in turns of these: what needs none shares one turn."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, scopes: Scopes) -> None:
-        self._app, self._keys, self._scopes = app, keys, scopes
+    def __init__(self, app: ASGIApp, keys: Keys, scopes: Scopes, probes: tuple[str, ...]) -> None:
+        """probes: beginnings of paths that wait for no turn."""
+        self._app, self._keys, self._scopes, self._probes = app, keys, scopes, probes
+        self._arrivals = Arrivals()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_keys = self._keys and scope["type"] == "http"
-        needed = self._scopes.needed(scope["path"]) if has_keys else None
+        if not self._keys or scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        needed = self._scopes.needed(scope["path"])
         if needed is None:
+            if not scope["path"].startswith(self._probes):
+                await self._arrivals.begin("")
             await self._app(scope, receive, send)
             return
         sent = (value for name, value in scope["headers"] if name == b"authorization")
         key = self._keys.find(next(sent, b""))
         context_of(scope).key = key.name
+        await self._arrivals.begin(key.name)
         if needed not in key.scopes:
             allowed = ", ".join(sorted(key.scopes))
             raise OutOfScope(f"the API key {key.name!r} is for {allowed}; this needs {needed}")

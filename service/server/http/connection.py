@@ -299,8 +299,10 @@ class PieceReader(BufferedProtocol):
         self._connection.resume_writing()
 
 
-def protocol_factory(settings: Settings) -> Callable[..., PieceReader]:
+def protocol_factory(
+    settings: Settings, connection: type[Connection] = Connection
+) -> Callable[..., PieceReader]:
     """What uvicorn makes the connections of one server with."""
-    kind = type("Connection", (Connection,), {"settings": settings, "strangers": {}, "surplus": {}})
+    kind = type("Connection", (connection,), {"settings": settings, "strangers": {}, "surplus": {}})
     buffer = bytearray(READ_BYTES)
     return lambda **named: PieceReader(kind(**named), buffer)
