@@ -171,6 +171,12 @@ class Output(Generic[Made_co]):
             return padding.num_pads
         return padding.num_empty_rows
 
+    def head_run_values(self, bundle: Bundle, engine: Engine, batch: Batch) -> int:
+        """How many numbers one run of its head makes; 0 if none makes it."""
+        if (head := self.head(bundle)) is None:
+            return 0
+        return bundle.width(head) * min(engine.head_rows(head), self.num_rows(bundle, batch))
+
     @property
     def is_small(self) -> bool:
         """Whether its numbers are sent as int8 or uint8."""
