@@ -238,11 +238,11 @@ def _stages_s(job: Job) -> dict[str, float]:
 def _values(request: InferenceRequest, gather: Gather) -> Steps[dict[type[Output[Any]], Value]]:
     bundle, engine = request.model.bundle, request.runner.engine
     made: dict[type[Output[Any]], Value] = {}
+    is_half = request.dtype == "float16"
     try:
         of = Computed(bundle, engine, request.batch, request.padding, gather())
         for output in request.outputs:
             value = yield from output.make(of)
-            is_half = request.dtype == "float16"
             made[type(output)] = value.halved(output.name) if is_half else value
             yield
     except NotFinite as error:

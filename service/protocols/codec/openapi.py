@@ -9,7 +9,6 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.outputs.output import Strict as Strict  # the base of bodies
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.telemetry.request_context import Envelope
 
