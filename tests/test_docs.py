@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from prometheus_client.metrics import MetricWrapperBase
 
 from addnorm.corpus import command as corpus
 from addnorm.corpus.index_check import MEANINGS
@@ -23,7 +22,6 @@ from addnorm.export.sources import Source
 from addnorm.service.runtime.fingerprint import Fingerprint
 from addnorm.service.runtime.manifest import Limits
 from addnorm.service.settings import Settings
-from addnorm.service.telemetry.metrics import Metrics
 from benchmarks.registry import EXPERIMENTS, GROUPS, PROOFS
 
 ROOT = Path(__file__).parent.parent
@@ -199,38 +197,6 @@ def _is_answered(client: httpx.Client, command: str) -> None:
 
 
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
-
-
-def test_the_reference_has_every_setting_with_default_and_meaning() -> None:
-    rows = re.findall(r"^\| `ADDNORM_([A-Z0-9_]+)` \| (.+?) \| (.+) \|$", REFERENCE, re.MULTILINE)
-    code = [
-        (name.upper(), str(field.default), field.description)
-        for name, field in Settings.model_fields.items()
-    ]
-    assert rows == code
-
-
-PAGES = ("/models/{name}/certificate", "/models/{name}/{version}/certificate")
-
-
-def test_the_reference_has_every_route(client: httpx.Client) -> None:
-    rows = set(re.findall(r"^\| `([A-Z]+ /[^`]*)` \|", REFERENCE, re.MULTILINE))
-    paths = client.get("/openapi.json").json()["paths"]
-    assert rows == {
-        f"{method.upper()} {path}" for path, methods in paths.items() for method in methods
-    } | {"GET /docs", "GET /", *(f"GET {path}" for path in PAGES)}
-
-
-def test_the_reference_has_every_metric_with_its_labels(client: httpx.Client) -> None:
-    rows = dict(re.findall(r"^\| `(addnorm_\w+)` \| (.+?) \|", REFERENCE, re.MULTILINE))
-    metrics = Metrics()
-    served = set(re.findall(r"^# TYPE (addnorm_\w+) ", client.get("/metrics").text, re.MULTILINE))
-    assert set(rows) == served
-    for metric in vars(metrics).values():
-        if isinstance(metric, MetricWrapperBase):
-            name = metric.describe()[0].name
-            labels = ", ".join(metric._labelnames) or "-"
-            assert rows.get(name, rows.get(f"{name}_total")) == labels, name
 
 
 def test_deployment_files_name_metrics_that_exist() -> None:
