@@ -21,8 +21,8 @@ def filled(page: str, text_of: Callable[[str], str]) -> str:
 
 def _block(found: re.Match[str], text_of: Callable[[str], str]) -> str:
     name, line = found["name"], "\n" if found["text"].startswith("\n") else ""
-    begins_line = found.start() == 0 or found.string[found.start() - 1] == "\n"
-    if begins_line and not line:
+    before = found.string[: found.start()].rpartition("\n")[2]
+    if not line and not before.strip(" \t>*-"):
         raise ValueError(f"the block `{name}` begins a line: put a word before it")
     return "".join((BEGIN.format(name), line, text_of(name), line, END))
 

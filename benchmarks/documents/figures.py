@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.registry import GROUPS
+from benchmarks.registry import EXPERIMENTS, GROUPS
 from benchmarks.report import Report
 
 KEPT = Path("benchmarks/figures.json")  # in the repository
@@ -39,17 +39,25 @@ def keep(names: Sequence[str], report: Report, path: Path) -> None:
 
 
 def report_of(kept: Kept, name: str) -> str:
-    """What an experiment found, and where it was measured. ValueError if it is not kept."""
+    """What an experiment found, and where it was measured. Says so where no run of it is kept.
+    ValueError if nothing is so called."""
+    if name not in kept and name.split()[0] in EXPERIMENTS:
+        return f"No run is kept: `python -m benchmarks {name}` makes one."
     entry = _entry(kept, name)
     return f"{entry['report']}\n\n{where(entry)}"
 
 
 def where(entry: Mapping[str, Any]) -> str:
     """One sentence: commit and machine."""
-    by_hand = f"Written down by commit {entry.get('recorded_by')}"
-    commit = f"Commit {entry['commit']}" if "commit" in entry else by_hand
+    commit = f"commit {entry['commit']}" if "commit" in entry else _by_hand(entry)
     facts = (f"{name.replace('_', ' ')} {value}" for name, value in entry["machine"].items())
-    return f"{commit}: {', '.join(facts)}."
+    return f"Measured: {'; '.join((commit, *facts))}."
+
+
+def _by_hand(entry: Mapping[str, Any]) -> str:
+    """program: the commit whose program measured it, where the present one measures otherwise."""
+    program = f", by the program of commit {entry['program']}" if "program" in entry else ""
+    return f"written down by hand in commit {entry['recorded_by']}{program}"
 
 
 def figure(kept: Kept, name: str) -> str:

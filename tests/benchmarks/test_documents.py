@@ -34,6 +34,7 @@ def test_a_block_takes_its_text_by_its_name() -> None:
         ("a <!-- end --> b", "no other half"),
         ("a <!-- begin: one --> <!-- begin: two --> <!-- end -->", "no other half"),
         ("a\n<!-- begin: one -->1<!-- end --> b", "begins a line"),
+        ("- a\n  <!-- begin: one -->1<!-- end --> b", "begins a line"),
     ],
 )
 def test_a_marker_that_markdown_or_we_would_misread_is_refused(page: str, said: str) -> None:
