@@ -21,14 +21,15 @@ from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.sources import Source
 from addnorm.service.runtime.fingerprint import Fingerprint
 from addnorm.service.runtime.manifest import Limits
-from addnorm.service.settings import Settings
+from benchmarks.documents.__main__ import pages
 from benchmarks.registry import EXPERIMENTS, GROUPS, PROOFS
 
 ROOT = Path(__file__).parent.parent
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 README = (ROOT / "README.md").read_text()
-PAGES_OF_TEXT = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-CURLS = re.findall(r"```sh\n(curl .+)\n```\n```json\n(.+)\n```", README)
+PAGES_OF_TEXT = pages(ROOT)
+PADDING = (ROOT / "docs" / "padding.md").read_text()
+CURLS = re.findall(r"```sh\n(curl .+)\n```\n```json\n(.+)\n```", PADDING)
 
 
 def asked(command: str) -> tuple[str, str]:
@@ -45,7 +46,7 @@ def numbers(text: str) -> list[float]:
 
 
 @pytest.mark.parametrize(("command", "shown"), CURLS)
-def test_the_readmes_curl_lines_answer_what_it_shows(
+def test_the_curl_lines_of_the_page_on_padding_answer_what_it_shows(
     client: httpx.Client, command: str, shown: str
 ) -> None:
     request, _, cut = command.partition(" | cut -c1-")
@@ -71,27 +72,13 @@ def test_a_make_target_installs_what_it_needs_and_no_more(target: str, extras: s
     assert set(re.findall(r"-e '\.\[(\w+)\]'", planned)) == extras
 
 
-def test_what_padding_costs_is_said_as_the_table_shows_it() -> None:
-    """At 94 % padding it is slower: longer sequences cost more attention, though pads are free."""
-    for text in (
-        README,
-        (ROOT / "pyproject.toml").read_text(),
-        (ROOT / "docs/performance.md").read_text(),
-    ):
-        assert "padding costs nothing" not in text.lower()
-    assert "Pads are never computed" in README
-
-
-def test_named_make_targets_and_files_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    for name in ("README.md", "ARCHITECTURE.md"):
-        text = (ROOT / name).read_text()
-        for target in re.findall(r"(?:`|^)make ([a-z][a-z-]*)(?:`| +[#A-Z])", text, re.MULTILINE):
-            assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{name}: make {target}"
-        for path in re.findall(r"`((?:model|export|service|tests|load|benchmarks)/[\w/.]+)`", text):
-            assert (ROOT / path).exists(), f"{name}: {path}"
-        for setting in re.findall(r"ADDNORM_([A-Z0-9_]+)", text):
-            assert setting.lower() in Settings.model_fields, f"{name}: ADDNORM_{setting}"
+def test_pads_are_said_to_be_dropped_and_not_to_be_free() -> None:
+    """At 94 % padding it is slower: longer sequences cost more attention, which alone has pads."""
+    said = (*PAGES_OF_TEXT, ROOT / "pyproject.toml", ROOT / "service/page/playground.html")
+    for path in said:
+        text = path.read_text().lower()
+        assert "padding costs nothing" not in text, path
+        assert "never computed" not in text, path
 
 
 @pytest.mark.parametrize("page", PAGES_OF_TEXT, ids=lambda page: page.name)

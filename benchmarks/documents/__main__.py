@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.documents import blocks, figures, file_map, reference, registered
+from benchmarks.documents import blocks, figures, file_map, headlines, reference, registered
 from benchmarks.report import Report
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +34,8 @@ def text_of(name: str, kept: figures.Kept, root: Path = ROOT) -> str:
     kind, _, rest = name.partition(" ")
     if name in TABLES:
         return TABLES[name]()
+    if name == "headlines":
+        return headlines.headlines_table(kept)
     if kind in OF_FOLDERS:
         return OF_FOLDERS[kind](root, rest)
     return figures.report_of(kept, rest) if kind == "report" else figures.figure(kept, name)
