@@ -17,9 +17,9 @@ from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.in_process import opened
 from addnorm.service.errors import NotFinite, ServiceError
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.protocols.codec.texts import TextsToTokenize
+from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Batch, Ints, Padding
-from addnorm.service.runtime.tokenizer import Text
+from addnorm.service.runtime.tokenizing.tokenizer import Text
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.deadline import Deadline
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.vectors_file import check_texts, first_not_utf8
-from addnorm.service.runtime.tokenizer import Text
+from addnorm.service.runtime.tokenizing.tokenizer import Text
 
 PIECE_ROWS = 256
 OPTIONS = ("--text-column", "--second-text-column")

@@ -12,7 +12,7 @@ from addnorm.export.sources import Source, UsageError
 from addnorm.export.writer import GRAPHS, REFUSALS, Plan
 from addnorm.model.checkpoints import Choices
 from addnorm.model.presets import PRESETS
-from addnorm.service.runtime import memory
+from addnorm.service.runtime.device import memory
 
 WHERE = "DIR|ORG/NAME[@REVISION]"
 HUB = "a model of the Hugging Face hub, which is downloaded"

@@ -14,7 +14,7 @@ from addnorm.export import model_file
 from addnorm.export.graph import BODY_OUTPUTS, export_module
 from addnorm.export.model_file import Graph
 from addnorm.model.pooling import WEIGHTS
-from addnorm.service.runtime.device_rows import POOLING_OUTPUTS, pooling_graph
+from addnorm.service.runtime.device.device_rows import POOLING_OUTPUTS, pooling_graph
 from addnorm.service.runtime.manifest import Pooling
 
 

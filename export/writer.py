@@ -26,11 +26,11 @@ from addnorm.model.config import Config
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime import tokenizer as text
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Limits
 from addnorm.service.runtime.session import uses_cuda
 from addnorm.service.runtime.signature import SIGNATURE
+from addnorm.service.runtime.tokenizing import tokenizer as text
 
 REFUSALS = (  # what `export` and `verify` raise for models, folders and arguments that do not fit
     CertificationError,

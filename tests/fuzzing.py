@@ -4,7 +4,7 @@ from typing import Any
 
 import schemathesis
 
-from addnorm.service.protocols.completions_schema import NEUTRAL
+from addnorm.service.protocols.openai.completions_schema import NEUTRAL
 
 TEXT_MODEL = "all-minilm-l6-v2"
 NAMES = ("notebook", TEXT_MODEL)

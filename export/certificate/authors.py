@@ -24,9 +24,9 @@ from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import ServiceError
 from addnorm.service.protocols.codec.decoding import RawRequest
-from addnorm.service.protocols.native import decode
+from addnorm.service.protocols.native.native_infer import decode
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
-from addnorm.service.runtime.tokenizer import Text
+from addnorm.service.runtime.tokenizing.tokenizer import Text
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service
 from addnorm.service.telemetry.request_context import RequestContext

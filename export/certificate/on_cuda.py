@@ -27,8 +27,8 @@ from addnorm.export.certificate.served import CertificationError
 from addnorm.model.transformer import Transformer
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.cuda import CUDA_DEFAULTS, gpu_name
-from addnorm.service.runtime.placement import CPU, Node, operator
+from addnorm.service.runtime.device.cuda import CUDA_DEFAULTS, gpu_name
+from addnorm.service.runtime.device.placement import CPU, Node, operator
 from addnorm.service.runtime.session import runs_in_words
 
 COMPOSITIONS = 200  # drawn batches for each precision

@@ -21,10 +21,11 @@ from addnorm.export.original import Original
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import NotFinite
 from addnorm.service.models.registry import Model
-from addnorm.service.runtime import memory, placement, selfcheck
+from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
-from addnorm.service.runtime.placement import Placement
-from addnorm.service.runtime.processor import processor
+from addnorm.service.runtime.device import memory, placement
+from addnorm.service.runtime.device.placement import Placement
+from addnorm.service.runtime.device.processor import processor
 
 
 @dataclass(frozen=True)

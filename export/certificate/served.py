@@ -26,7 +26,7 @@ from addnorm.model.pooling import picked
 from addnorm.model.transformer import Transformer
 from addnorm.service.models.registry import PADDINGS, Model, Models
 from addnorm.service.protocols.codec.decoding import RawRequest
-from addnorm.service.protocols.native import decode
+from addnorm.service.protocols.native.native_infer import decode
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Grid
 from addnorm.service.runtime.bundle import OF_LENS, Bundle

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import onnxruntime
 
-from addnorm.service.runtime.processor import processor
+from addnorm.service.runtime.device.processor import processor
 
 
 def machine() -> dict[str, str | int | float]:

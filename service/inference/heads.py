@@ -8,7 +8,7 @@ import numpy as np
 
 from addnorm.service.errors import NotFinite
 from addnorm.service.runtime.batch import Batch, Floats, Ints, all_finite
-from addnorm.service.runtime.device_rows import AnyRows, DeviceRows
+from addnorm.service.runtime.device.device_rows import AnyRows, DeviceRows
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Pooling
 from addnorm.service.scheduling.cooperative import Steps

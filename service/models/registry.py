@@ -14,13 +14,13 @@ from addnorm.service.models import folders
 from addnorm.service.models.usage import Statistics
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
-from addnorm.service.runtime import tokenizer as text
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.cuda import CUDA_DEFAULTS, CudaOptions
+from addnorm.service.runtime.device.cuda import CUDA_DEFAULTS, CudaOptions
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Limits, Task
 from addnorm.service.runtime.session import is_of_onnxruntime, runs_in_words
+from addnorm.service.runtime.tokenizing import tokenizer as text
 from addnorm.service.scheduling.job import Target
 from addnorm.service.settings import Settings, usable_cores
 

@@ -17,7 +17,7 @@ from addnorm.service.errors import BundleRefused, NotFound, StartupError
 from addnorm.service.models import folders
 from addnorm.service.models.registry import Model, Models, load
 from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime import memory
+from addnorm.service.runtime.device import memory
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.settings import Settings
 

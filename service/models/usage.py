@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from addnorm.service.runtime.batch import Batch
-from addnorm.service.runtime.device_rows import AnyRows
+from addnorm.service.runtime.device.device_rows import AnyRows
 from addnorm.service.scheduling.job import Run
 
 # Triton's name -> the stage of a request here

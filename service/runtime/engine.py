@@ -11,10 +11,10 @@ from onnxruntime import InferenceSession
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime.batch import Batch, Floats, Grid, Ints, Rows
 from addnorm.service.runtime.bundle import LENS, Bundle
-from addnorm.service.runtime.cuda import CUDA_DEFAULTS, CudaOptions
-from addnorm.service.runtime.device_rows import AnyRows, Device
+from addnorm.service.runtime.device.cuda import CUDA_DEFAULTS, CudaOptions
+from addnorm.service.runtime.device.device_rows import AnyRows, Device
+from addnorm.service.runtime.device.placement import Node, nodes
 from addnorm.service.runtime.fingerprint import Fingerprint
-from addnorm.service.runtime.placement import Node, nodes
 from addnorm.service.runtime.session import PROVIDERS, open_session, open_sessions
 
 # HEAD_ROWS, HEAD_PRODUCTS: of one head run, rows and products of two numbers. Larger: others wait

@@ -14,7 +14,7 @@ import onnxruntime
 import tokenizers
 
 from addnorm.service import VERSION
-from addnorm.service.runtime.processor import processor
+from addnorm.service.runtime.device.processor import processor
 
 NUM_DIGITS = 32  # hexadecimal: 128 bits
 METADATA_KEY = "addnorm.fingerprint"  # under which files of vectors hold it

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import onnxruntime as ort
 
 from addnorm.service.errors import StartupError
-from addnorm.service.runtime.cuda import CUDA_DEFAULTS, CudaOptions
-from addnorm.service.runtime.placement import CPU, RECORD, refuse_rows_on_cpu
-from addnorm.service.runtime.processor import processor
+from addnorm.service.runtime.device.cuda import CUDA_DEFAULTS, CudaOptions
+from addnorm.service.runtime.device.placement import CPU, RECORD, refuse_rows_on_cpu
+from addnorm.service.runtime.device.processor import processor
 
 PROVIDERS = {"cpu": CPU, "cuda": "CUDAExecutionProvider"}
 # A thread that waits for its part of a run spins so long before it sleeps. Longer: idle cores do

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from addnorm.service.errors import Expired
 from addnorm.service.runtime.batch import Batch
-from addnorm.service.runtime.device_rows import AnyRows
+from addnorm.service.runtime.device.device_rows import AnyRows
 from addnorm.service.scheduling.backlog import Backlog, KeyBacklogs
 from addnorm.service.scheduling.job import (
     AllRows,

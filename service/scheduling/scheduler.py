@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from addnorm.service.errors import NotFinite, RunTimedOut
 from addnorm.service.runtime.batch import Batch
-from addnorm.service.runtime.device_rows import AnyRows
+from addnorm.service.runtime.device.device_rows import AnyRows
 from addnorm.service.scheduling.admission import AdmissionControl
 from addnorm.service.scheduling.fair_queue import MIN_TOKENS_PER_WORKER, JobQueue
 from addnorm.service.scheduling.job import Job, MicroBatch, Results, Target, service_error

@@ -12,9 +12,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from addnorm.service import VERSION
 from addnorm.service.models.readiness import Readiness
-from addnorm.service.protocols import operations
 from addnorm.service.protocols.codec import openapi
 from addnorm.service.protocols.inference_route import InferenceRoute
+from addnorm.service.protocols.operations import probes as operations
 from addnorm.service.server.auth import Keys
 from addnorm.service.server.middleware import (
     AuthMiddleware,

@@ -14,16 +14,13 @@ from addnorm.service.errors import (
     OutOfMemory,
     ServiceError,
 )
-from addnorm.service.protocols import (
-    cohere,
-    cohere_embed,
-    huggingface,
-    openai,
-    shared_paths,
-    tei_schema,
-)
 from addnorm.service.protocols.codec.negotiation import JSON
+from addnorm.service.protocols.cohere import cohere_embed
+from addnorm.service.protocols.cohere import cohere_rerank as cohere
+from addnorm.service.protocols.huggingface import inference_client as huggingface
 from addnorm.service.protocols.kserve import schema as kserve
+from addnorm.service.protocols.openai import embeddings as openai
+from addnorm.service.protocols.tei import shared_paths, tei_schema
 from addnorm.service.telemetry.request_context import Envelope
 
 STARLETTE = {404: NotFound, 405: MethodNotAllowed}  # what its routers raise

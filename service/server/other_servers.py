@@ -10,7 +10,7 @@ import logging
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from addnorm.service.errors import RequestTimeout
-from addnorm.service.server.head import wrong_head
+from addnorm.service.server.http.head import wrong_head
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import RequestContext, attach_context
 

@@ -27,8 +27,8 @@ import uvicorn
 
 from addnorm.service.errors import StartupError
 from addnorm.service.models.registry import load_all
-from addnorm.service.runtime import memory
-from addnorm.service.server.connection import Connection, protocol_factory
+from addnorm.service.runtime.device import memory
+from addnorm.service.server.http.connection import Connection, protocol_factory
 from addnorm.service.server.middleware import RequestMiddleware
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings

@@ -11,34 +11,31 @@ from addnorm.service.inference.sequence_cache import SequenceCache
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.models.registry import Models
 from addnorm.service.models.repository import Repository
-from addnorm.service.protocols import (
-    cohere,
-    cohere_embed,
-    completions,
-    huggingface,
-    native,
-    openai,
-    shared_paths,
-    tei,
-    tei_tokens,
-    text_routes,
-    tokenization,
-    vllm_tokens,
-)
 from addnorm.service.protocols.body_route import body_router
 from addnorm.service.protocols.codec.bodies import BodyReader
 from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.codec.texts import TextReader
+from addnorm.service.protocols.cohere import cohere_embed
+from addnorm.service.protocols.cohere import cohere_rerank as cohere
+from addnorm.service.protocols.huggingface import inference_client as huggingface
 from addnorm.service.protocols.inference_route import inference_router
 from addnorm.service.protocols.kserve import infer as kserve
 from addnorm.service.protocols.kserve.metadata import MetadataRoutes
 from addnorm.service.protocols.kserve.repository_extension import RepositoryRoutes
 from addnorm.service.protocols.kserve.statistics_extension import StatisticsRoutes
-from addnorm.service.protocols.model_list import ModelListRoutes
-from addnorm.service.protocols.operations import OperationsRoutes
-from addnorm.service.protocols.pages import PageRoutes
-from addnorm.service.protocols.tei_about import TeiAboutRoutes
-from addnorm.service.protocols.vllm_tokens import TokenizerInfoRoutes
+from addnorm.service.protocols.models.model_list import ModelListRoutes
+from addnorm.service.protocols.native import native_infer as native
+from addnorm.service.protocols.native import text_routes
+from addnorm.service.protocols.openai import completions
+from addnorm.service.protocols.openai import embeddings as openai
+from addnorm.service.protocols.operations.pages import PageRoutes
+from addnorm.service.protocols.operations.probes import OperationsRoutes
+from addnorm.service.protocols.tei import shared_paths, tei_tokens
+from addnorm.service.protocols.tei import tei_tasks as tei
+from addnorm.service.protocols.tei.tei_about import TeiAboutRoutes
+from addnorm.service.protocols.texts.texts import TextReader
+from addnorm.service.protocols.tokenization import tokenization
+from addnorm.service.protocols.vllm import vllm_tokens
+from addnorm.service.protocols.vllm.vllm_tokens import TokenizerInfoRoutes
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import CooperativePool
 from addnorm.service.scheduling.scheduler import Scheduler

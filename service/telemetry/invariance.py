@@ -18,7 +18,7 @@ import numpy as np
 
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.runtime.device_rows import AnyRows
+from addnorm.service.runtime.device.device_rows import AnyRows
 from addnorm.service.scheduling.job import MicroBatch, Target
 from addnorm.service.scheduling.scheduler import Observer
 

@@ -23,8 +23,8 @@ from addnorm.service.models.registry import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.bundle import CERTIFICATE, Bundle
+from addnorm.service.runtime.device.placement import CPU, SHAPES_AND_INDICES, Node
 from addnorm.service.runtime.engine import Engine
-from addnorm.service.runtime.placement import CPU, SHAPES_AND_INDICES, Node
 from addnorm.service.settings import Settings
 
 STEP = np.float32(2**-10)

@@ -13,7 +13,7 @@ from addnorm.export import command
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.files import describe
-from addnorm.service.runtime.tokenizer import Tokenizer
+from addnorm.service.runtime.tokenizing.tokenizer import Tokenizer
 from tests.support.texts import MAX_POSITIONS, MAX_TEXT_TOKENS, TEXT_MODEL
 
 pytestmark = pytest.mark.usefixtures("exports_shared")

@@ -20,7 +20,7 @@ from openapi_spec_validator import validate
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.protocols.codec.negotiation import JSON
-from addnorm.service.protocols.operations import OperationsRoutes
+from addnorm.service.protocols.operations.probes import OperationsRoutes
 from addnorm.service.server.error_response import error_response
 from tests.conftest import inference_of, serving
 from tests.support.task_models import DEFAULTS

@@ -7,7 +7,7 @@ from urllib.parse import urljoin
 import httpx
 import pytest
 
-from addnorm.service.protocols import pages
+from addnorm.service.protocols.operations import pages
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["/", "/models/notebook/certificate", "/models/notebook/1/certificate"]

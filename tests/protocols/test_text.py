@@ -22,9 +22,9 @@ from transformers import AutoTokenizer, BertModel
 
 from addnorm.service.errors import StartupError
 from addnorm.service.protocols.codec.bodies import parsed_bytes
-from addnorm.service.protocols.codec.texts import STEP_CHARACTERS
+from addnorm.service.protocols.texts.texts import STEP_CHARACTERS
 from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.tokenizer import CannotCut, Tokenizer
+from addnorm.service.runtime.tokenizing.tokenizer import CannotCut, Tokenizer
 from tests.conftest import inference_of, serving
 from tests.support.texts import (
     LONG,

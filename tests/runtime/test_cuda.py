@@ -12,9 +12,10 @@ from addnorm.service.errors import StartupError
 from addnorm.service.models import registry
 from addnorm.service.models.registry import Model, _rates
 from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime import cuda, session
+from addnorm.service.runtime import session
 from addnorm.service.runtime.batch import Batch
-from addnorm.service.runtime.cuda import CudaOptions
+from addnorm.service.runtime.device import cuda
+from addnorm.service.runtime.device.cuda import CudaOptions
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Limits
 from addnorm.service.server.wiring import num_workers

@@ -19,7 +19,7 @@ from addnorm.service.models.registry import load_all
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Batch, Floats, Ints, Rows
-from addnorm.service.runtime.device_rows import DeviceRows, _Grid, pooling_graph
+from addnorm.service.runtime.device.device_rows import DeviceRows, _Grid, pooling_graph
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Pooling
 from addnorm.service.server.wiring import build

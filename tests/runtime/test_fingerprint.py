@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.device.processor import Processor
 from addnorm.service.runtime.fingerprint import Fingerprint, from_text, to_text
-from addnorm.service.runtime.processor import Processor
 from tests.support.metrics import samples
 
 HERE = Fingerprint.here("0" * 64, "fp32", "cpu")

@@ -9,10 +9,10 @@ import pytest
 
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime import placement
 from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.device import placement
+from addnorm.service.runtime.device.placement import CPU, counted, nodes, refuse_rows_on_cpu
 from addnorm.service.runtime.engine import Engine
-from addnorm.service.runtime.placement import CPU, counted, nodes, refuse_rows_on_cpu
 from addnorm.service.runtime.session import open_session
 
 CUDA = "CUDAExecutionProvider"

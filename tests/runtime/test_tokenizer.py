@@ -9,7 +9,7 @@ import pytest
 
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.tokenizer import CannotCut, Tokenizer, num_characters
+from addnorm.service.runtime.tokenizing.tokenizer import CannotCut, Tokenizer, num_characters
 from tests.support.texts import MAX_TEXT_TOKENS, TEXT_MODEL, library
 
 STRATEGIES = ["longest_first", "only_first", "only_second"]

@@ -18,7 +18,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from addnorm.service.server.connection import LONG_PIECE_S, READ_BYTES, Connection
+from addnorm.service.server.http.connection import LONG_PIECE_S, READ_BYTES, Connection
 from addnorm.service.server.wiring import Service
 from tests.conftest import Serve, inference_of, serving
 from tests.support.metrics import samples

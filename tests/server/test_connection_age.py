@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from addnorm.service.server.connection import Connection
-from addnorm.service.server.last_answer import drawn_age
+from addnorm.service.server.http.connection import Connection
+from addnorm.service.server.http.last_answer import drawn_age
 from tests.conftest import Serve, inference_of, serving
 from tests.support.metrics import samples
 from tests.support.waiting import PATIENCE_S, eventually, runs_held_up

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from addnorm.service.inference.request import BINARY_BYTES, JSON_BYTES_PER_FLOAT, JSON_BYTES_PER_PAD
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.runtime.manifest import Manifest
-from addnorm.service.runtime.tokenizer import CHARACTERS_PER_TOKEN
+from addnorm.service.runtime.tokenizing.tokenizer import CHARACTERS_PER_TOKEN
 from addnorm.service.settings import Settings
 from benchmarks.stress.caller import JSON, Request
 from benchmarks.stress.requests import texts

@@ -11,7 +11,7 @@ from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.protocols.codec.bodies import BodyReader
 from addnorm.service.protocols.codec.payload import Encode
-from addnorm.service.protocols.codec.texts import TextReader
+from addnorm.service.protocols.texts.texts import TextReader
 from addnorm.service.runtime.manifest import Task
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.telemetry.request_context import RequestContext

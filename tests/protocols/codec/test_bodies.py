@@ -11,9 +11,9 @@ import orjson
 import pytest
 
 from addnorm.service.protocols.codec.bodies import parsed_bytes
-from addnorm.service.protocols.codec.texts import num_bytes
 from addnorm.service.protocols.codec.validation import validated
-from addnorm.service.protocols.native_schema import InferRequest
+from addnorm.service.protocols.native.native_schema import InferRequest
+from addnorm.service.protocols.texts.texts import num_bytes
 from addnorm.service.runtime.unpadding import from_lists
 from addnorm.service.scheduling.cooperative import run_now
 from addnorm.service.settings import Settings

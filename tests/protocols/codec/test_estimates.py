@@ -14,17 +14,15 @@ from starlette.datastructures import Headers
 from addnorm.service.inference.outputs import SparseVectors, TopK
 from addnorm.service.inference.outputs.prompt_logprobs import Scored
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse, check
-from addnorm.service.protocols import (
-    cohere,
-    cohere_embed,
-    completions,
-    huggingface,
-    tei,
-    text_routes,
-)
 from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.codec.negotiation import STEP_BYTES
 from addnorm.service.protocols.codec.payload import Encode
+from addnorm.service.protocols.cohere import cohere_embed
+from addnorm.service.protocols.cohere import cohere_rerank as cohere
+from addnorm.service.protocols.huggingface import inference_client as huggingface
+from addnorm.service.protocols.native import text_routes
+from addnorm.service.protocols.openai import completions
+from addnorm.service.protocols.tei import tei_tasks as tei
 from addnorm.service.scheduling.cooperative import run_now
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service

@@ -33,7 +33,7 @@ from addnorm.service.protocols.codec.negotiation import (
     written,
 )
 from addnorm.service.protocols.codec.validation import BLOCK_BYTES, shown, validated
-from addnorm.service.protocols.native import InferRequest
+from addnorm.service.protocols.native.native_infer import InferRequest
 from addnorm.service.scheduling.cooperative import Steps, run_now
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings

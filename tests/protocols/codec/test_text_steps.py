@@ -11,8 +11,8 @@ import orjson
 import pytest
 from tokenizers import Tokenizer
 
-from addnorm.service.protocols.codec.text_steps import STEP_TEXTS, decoded_ids, portions
-from addnorm.service.protocols.codec.texts import QUICK_CHARACTERS, QUICK_TEXTS, TextReader
+from addnorm.service.protocols.texts.text_steps import STEP_TEXTS, decoded_ids, portions
+from addnorm.service.protocols.texts.texts import QUICK_CHARACTERS, QUICK_TEXTS, TextReader
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import one_step, run_now
 from addnorm.service.scheduling.deadline import Deadline

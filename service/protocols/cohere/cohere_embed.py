@@ -1,0 +1,244 @@
+"""Cohere's embeddings of texts under /v1 and /v2. Source: Cohere's Python SDK and API reference.
+
+`input_type` chooses one of the bundle's prompts, by sentence-transformers' names for queries and
+documents.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, Field
+
+from addnorm.service.errors import InvalidInput
+from addnorm.service.inference.outputs.pooled import PooledByDType, check_dimensions
+from addnorm.service.inference.outputs.small_vectors import VectorDType, width_of
+from addnorm.service.inference.request import (
+    JSON_BYTES_PER_BYTE,
+    JSON_BYTES_PER_FLOAT,
+    InferenceRequest,
+    InferenceResponse,
+)
+from addnorm.service.models.registry import Model
+from addnorm.service.protocols.codec.decoding import RawRequest, Tools
+from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
+from addnorm.service.protocols.codec.openapi import DEADLINE, Strict, by_name, errors, json_body
+from addnorm.service.protocols.codec.payload import Encode, Payload, base64_of
+from addnorm.service.protocols.cohere.cohere_rerank import CohereError, error_body
+from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.protocols.texts.task_options import Strings
+from addnorm.service.protocols.texts.texts import TextsToTokenize
+from addnorm.service.runtime.manifest import Precision
+from addnorm.service.scheduling.cooperative import Steps
+
+InputType = Literal["search_query", "search_document", "classification", "clustering"]
+EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+V1, V2 = EMBED_PATHS = ("/v1/embed", "/v2/embed")
+# the first of these prompts that the model has, in any case
+PROMPTS: dict[InputType, tuple[str, ...]] = {
+    "search_query": ("query", "search_query"),
+    "search_document": ("document", "passage", "corpus", "search_document"),
+    "classification": ("classification",),
+    "clustering": ("clustering",),
+}
+KINDS: tuple[EmbeddingType, ...] = get_args(EmbeddingType)
+# of a number as JSON; of base64 also as float32 until it is written
+NUMBER_BYTES = dict.fromkeys(KINDS, JSON_BYTES_PER_BYTE) | {
+    "float": JSON_BYTES_PER_FLOAT,
+    "base64": 9,
+}
+
+
+class EmbedRequest(Strict):
+    """Cohere's fields; `precision` is ours."""
+
+    model: str | None = Field(None, description="By default the one model that can embed.")
+    texts: Strings | None = None
+    input_type: InputType | None = Field(
+        None,
+        description="Puts the model's prompt of this kind before each text; none if it has none of"
+        " this kind. Without it the model's default prompt.",
+    )
+    embedding_types: (
+        Annotated[list[EmbeddingType], Field(min_length=1, max_length=len(KINDS), fail_fast=True)]
+        | None
+    ) = Field(
+        None,
+        description="float by default. base64 is of little-endian float32. /v1/embed without it"
+        " answers with a plain list of vectors.",
+    )
+    output_dimension: int | None = Field(
+        None,
+        description="Only the first so many, scaled to length 1 where the model's vectors are."
+        " Means something only of models trained for it. Not for int8 and uint8.",
+    )
+    truncate: Literal["NONE", "START", "END"] = Field(
+        "END", description="Which end of a text that is too long is cut; NONE: it is refused."
+    )
+    max_tokens: int | None = Field(
+        None, description="Has no effect; refused if it is below what the model cuts texts to."
+    )
+    priority: int | None = Field(None, description="Has no effect.")
+    precision: Precision | None = Field(
+        None, description="One the model has; by default as it says."
+    )
+    images: Any = Field(None, description="Refused: this server embeds texts.")
+    inputs: Any = Field(None, description="Refused: send `texts`.")
+
+
+class EmbedResponse(BaseModel):
+    """A vector for each text of each type, in the order sent."""
+
+    response_type: Literal["embeddings_by_type", "embeddings_floats"]
+    id: str
+    embeddings: (
+        dict[EmbeddingType, list[list[float]] | list[list[int]] | list[str]] | list[list[float]]
+    )
+    texts: list[str]
+    meta: dict[str, Any]
+
+
+EXAMPLES: dict[str, Any] = {
+    "a text in two types": {
+        "model": "all-minilm-l6-v2",
+        "texts": ["Pads are dropped."],
+        "input_type": "search_document",
+        "embedding_types": ["float", "ubinary"],
+    }
+}
+
+
+async def decode(is_v1: bool, raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
+    """JSON -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
+    require_json(raw.headers)
+    negotiated(raw.headers, (JSON,))
+    asked = await tools.bodies.read_json(EmbedRequest, raw.body, raw.deadline)
+    sent = _checked_texts(asked)
+    model, alias = raw.model_and_prompt(tools.models, asked.model, None, "embed")
+    _check_limits(asked, model)
+    types = list(dict.fromkeys(asked.embedding_types or KINDS[:1]))
+    texts = _prompted(asked, sent, model, alias)
+    batch, padding = await tools.texts.batch(texts, raw.deadline)
+    dtypes = dict.fromkeys(_dtype(kind) for kind in types)
+    output = PooledByDType(
+        normalize=model.bundle.manifest.normalize,
+        dimensions=asked.output_dimension,
+        dtypes=tuple(dtypes),
+        field="embedding_types",
+    )
+    dimensions = asked.output_dimension or model.bundle.width("pooled")
+    vector_bytes = sum(NUMBER_BYTES[kind] * width_of(_dtype(kind), dimensions) for kind in types)
+    request = InferenceRequest(
+        model,
+        batch,
+        padding,
+        (output,),
+        asked.precision,
+        field="texts",
+        answer_bytes=len(raw.body) + len(sent) * vector_bytes,
+    )
+    is_plain = is_v1 and asked.embedding_types is None
+    return request, partial(_encode, types, is_plain, sent, raw.context.request_id)
+
+
+def _checked_texts(asked: EmbedRequest) -> list[str]:
+    for field in ("images", "inputs"):
+        if getattr(asked, field) is not None:
+            raise InvalidInput(
+                f"{field} is set, but only texts are embedded here: send texts", param=field
+            )
+    if asked.texts is None:
+        raise InvalidInput("texts is missing: send the texts to embed", param="texts")
+    return asked.texts
+
+
+def _check_limits(asked: EmbedRequest, model: Model) -> None:
+    check_dimensions("output_dimension", asked.output_dimension, model.bundle)
+    limit = model.bundle.manifest.limits.max_text_tokens
+    if asked.max_tokens is not None and asked.max_tokens < limit:
+        raise InvalidInput(
+            f"max_tokens is {asked.max_tokens}: {model.bundle.ref} cuts texts to {limit} tokens,"
+            " and to no other number: leave it out",
+            param="max_tokens",
+        )
+
+
+def _prompted(
+    asked: EmbedRequest, texts: list[str], model: Model, alias: str | None
+) -> TextsToTokenize:
+    """alias: the prompt that the model's name has."""
+    prompts, cut = model.bundle.manifest.prompts, asked.truncate != "NONE"
+    name = alias
+    if asked.input_type is not None:
+        name = _prompt_name(asked.input_type, prompts)
+        if alias is not None and alias != name:
+            raise InvalidInput(
+                f"input_type is {asked.input_type!r}, but model already names the prompt"
+                f" {alias[:60]!r}: send a model without a prompt",
+                param="input_type",
+            )
+    if asked.input_type is not None and name is None:  # and no default prompt either
+        made = TextsToTokenize("texts", texts, cut, model)
+    else:
+        made = TextsToTokenize.prompted("texts", texts, cut, model, name)
+    if asked.truncate == "START" and made.prompt:
+        raise InvalidInput(
+            "truncate is 'START', which would cut off the prompt that is put before each text:"
+            " send 'END' or 'NONE'",
+            param="truncate",
+        )
+    return made._replace(left=asked.truncate == "START", can_cut=False)
+
+
+def _prompt_name(input_type: InputType, prompts: Mapping[str, str]) -> str | None:
+    by_lower = {name.lower(): name for name in prompts}
+    return next((by_lower[name] for name in PROMPTS[input_type] if name in by_lower), None)
+
+
+def _dtype(kind: EmbeddingType) -> VectorDType:
+    return "float32" if kind == "float" or kind == "base64" else kind
+
+
+def _encode(
+    types: list[EmbeddingType],
+    is_plain: bool,
+    texts: list[str],
+    request_id: str,
+    response: InferenceResponse,
+) -> Steps[Payload]:
+    """is_plain: a list of vectors, as /v1/embed answers where no type is asked for."""
+    vectors = response.outputs["pooled"]
+    by_type = {
+        kind: map(base64_of, vectors["float32"]) if kind == "base64" else vectors[_dtype(kind)]
+        for kind in types
+    }
+    num_tokens = response.request.batch.num_tokens
+    body = {
+        "response_type": "embeddings_floats" if is_plain else "embeddings_by_type",
+        "id": request_id,
+        "embeddings": by_type["float"] if is_plain else by_type,
+        "texts": texts,
+        "meta": {
+            # the SDK adds up billed units where it sends many texts in several requests
+            "billed_units": {"input_tokens": num_tokens},
+            "tokens": {"input_tokens": num_tokens},
+        },
+    }
+    return Payload((yield from written(body, response.num_bytes)))
+
+
+ENDPOINTS = tuple(
+    Endpoint(
+        path,
+        partial(decode, path == V1),
+        {
+            "name": name,
+            "summary": "Embeddings of texts in several types, as Cohere's clients ask for them",
+            "response_model": EmbedResponse,
+            "responses": errors(CohereError, error_body),
+            "openapi_extra": json_body(EmbedRequest, EXAMPLES) | DEADLINE,
+            "generate_unique_id_function": by_name,
+        },
+    )
+    for path, name in zip(EMBED_PATHS, ("cohere_embed", "cohere_embed_v2"), strict=True)
+)

@@ -1,0 +1,183 @@
+"""Cohere's rerank under /v1 and /v2, in the words of all who speak it.
+
+One answer serves the clients of Cohere, Jina, vLLM, Infinity and Open WebUI: each reads its own
+fields of it. Sources: Cohere's Python SDK, vLLM's and Infinity's servers, Open WebUI's client.
+"""
+
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from addnorm.service.errors import InvalidInput, ServiceError
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.protocols.codec.decoding import RawRequest, Tools
+from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
+from addnorm.service.protocols.codec.openapi import (
+    DEADLINE,
+    Strict,
+    by_name,
+    errors,
+    json_body,
+)
+from addnorm.service.protocols.codec.payload import Encode, Payload
+from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.protocols.texts.text_tasks import TextTask, score_pairs
+from addnorm.service.protocols.texts.texts import TextsToTokenize
+from addnorm.service.runtime.manifest import Precision
+from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.tasks.classification import Function, best
+
+RERANK_PATHS = ("/v1/rerank", "/v2/rerank")
+
+
+class Document(Strict):
+    text: str
+
+
+class RerankRequest(Strict):
+    """Cohere's fields; `raw_scores` is Infinity's, `precision` is ours."""
+
+    model: str | None = Field(None, description="By default the one model that can rerank.")
+    query: str
+    documents: Annotated[list[str | Document], Field(fail_fast=True)] = Field(
+        description="Each is scored with the query, as a pair. What is too long is cut."
+    )
+    top_n: int | None = Field(
+        None, ge=0, description="Only the best so many; all by default, and for 0."
+    )
+    return_documents: bool | None = Field(
+        None, description="Whether the results have their documents."
+    )
+    raw_scores: bool = Field(
+        False, description="Whether scores are the model's own numbers, instead of 0 to 1."
+    )
+    precision: Precision | None = Field(
+        None, description="One the model has; by default as it says."
+    )
+    max_chunks_per_doc: Literal[1] | None = Field(None, description="Documents are not split.")
+    max_tokens_per_doc: int | None = Field(
+        None, ge=1, description="At least the model's limit, to which query and document are cut."
+    )
+    priority: int | None = Field(None, description="Has no effect.")
+
+
+class RerankedText(BaseModel):
+    text: str
+
+
+class RerankResult(BaseModel):
+    index: int = Field(description="Of the document, as sent.")
+    relevance_score: float
+    document: RerankedText | None = None
+
+
+class RerankUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class RerankResponse(BaseModel):
+    """The best document first; equal ones in the order sent."""
+
+    id: str
+    object: Literal["rerank"]
+    model: str
+    results: list[RerankResult]
+    usage: RerankUsage
+    meta: dict[str, Any] = Field(description="Cohere's place for the number of tokens.")
+
+
+class CohereError(BaseModel):
+    message: str
+
+
+EXAMPLES: dict[str, Any] = {
+    "three documents": {
+        "model": "reranker",
+        "query": "What is dropped?",
+        "documents": ["Pads are dropped.", "Bread is baked.", "Weights are kept."],
+        "top_n": 2,
+    }
+}
+
+
+async def decode_rerank(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
+    """JSON -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
+    require_json(raw.headers)
+    negotiated(raw.headers, (JSON,))
+    asked = await tools.bodies.read_json(RerankRequest, raw.body, raw.deadline)
+    return await rerank(asked, raw, tools)
+
+
+async def rerank(
+    asked: RerankRequest, raw: RawRequest, tools: Tools
+) -> tuple[InferenceRequest, Encode]:
+    """Of a body that is known to be in this dialect."""
+    model = raw.model(tools.models, asked.model, "rerank")
+    limit = model.bundle.manifest.limits.max_text_tokens
+    if asked.max_tokens_per_doc is not None and asked.max_tokens_per_doc < limit:
+        raise InvalidInput(
+            f"max_tokens_per_doc is {asked.max_tokens_per_doc}: {model.bundle.ref} cuts a query"
+            f" with its document to {limit} tokens, and to no other number; leave it out",
+            param="max_tokens_per_doc",
+        )
+    documents = [text if isinstance(text, str) else text.text for text in asked.documents]
+    pairs = [(asked.query, document) for document in documents]
+    texts = TextsToTokenize("documents", pairs, truncate=True, model=model)
+    function: Function = "none" if asked.raw_scores else "sigmoid"
+    sent_back = len(raw.body) if asked.return_documents else 0
+    task = await score_pairs(raw, tools, texts, function, asked.precision, sent_back)
+    encode = partial(_encode_rerank, asked, documents, raw.context.request_id, task)
+    return task.request, encode
+
+
+def _encode_rerank(
+    asked: RerankRequest,
+    documents: list[str],
+    request_id: str,
+    task: TextTask,
+    response: InferenceResponse,
+) -> Steps[Payload]:
+    scores = list(task.finish(response))
+    results = [
+        {
+            "index": index,
+            "relevance_score": scores[index],
+            **({"document": {"text": documents[index]}} if asked.return_documents else {}),
+        }
+        for index in best(scores, asked.top_n or None)
+    ]
+    num_tokens = response.request.batch.num_tokens
+    body = {
+        "id": request_id,
+        "object": "rerank",
+        "model": response.request.model.name,
+        "results": results,
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        "meta": {"tokens": {"input_tokens": num_tokens}},
+    }
+    return Payload((yield from written(body, response.num_bytes)))
+
+
+def error_body(error: ServiceError) -> dict[str, Any]:
+    """Cohere's envelope. Its clients raise by the status."""
+    return {"message": error.message}
+
+
+ENDPOINTS = tuple(
+    Endpoint(
+        path,
+        decode_rerank,
+        {
+            "name": name,
+            "summary": "Documents by how well they answer a query, as Cohere's, Jina's, vLLM's and"
+            " Infinity's clients ask for it",
+            "response_model": RerankResponse,
+            "responses": errors(CohereError, error_body),
+            "openapi_extra": json_body(RerankRequest, EXAMPLES) | DEADLINE,
+            "generate_unique_id_function": by_name,
+        },
+    )
+    for path, name in zip(RERANK_PATHS, ("rerank", "rerank_v2"), strict=True)
+)

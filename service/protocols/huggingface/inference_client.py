@@ -1,0 +1,274 @@
+"""The six tasks of `huggingface_hub.InferenceClient(model="http://HOST/hf/NAME")`, on one path.
+
+The client posts `{"inputs", "parameters"}` whatever the task, so the model and the body say which
+task is meant. Source: huggingface_hub's client.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field, PlainValidator, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
+
+from addnorm.service.errors import InvalidInput, ModelNotFound, ServiceError
+from addnorm.service.inference.outputs import Pooled
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.models.registry import Model, Models
+from addnorm.service.protocols.codec.decoding import RawRequest, Tools
+from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
+from addnorm.service.protocols.codec.openapi import (
+    DEADLINE,
+    Strict,
+    by_name,
+    errors,
+    json_body,
+)
+from addnorm.service.protocols.codec.payload import Encode, Payload, base64_of
+from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.protocols.texts import text_tasks
+from addnorm.service.protocols.texts.task_options import (
+    ClassifyOptions,
+    FillMaskOptions,
+    Labels,
+    TagOptions,
+    ZeroShotOptions,
+)
+from addnorm.service.protocols.texts.text_tasks import TextTask
+from addnorm.service.protocols.texts.texts import PROMPT_NAME, TextsToTokenize
+from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.tasks.similarity import cosines
+
+Strings = Annotated[list[str], Field(fail_fast=True)]
+
+
+class Sentences(Strict):
+    source_sentence: str
+    sentences: Strings
+
+
+Inputs = str | Strings | Sentences
+KINDS = TypeAdapter[Inputs](Inputs)
+
+
+def _inputs(value: Any) -> Inputs:
+    try:
+        return KINDS.validate_python(value, strict=True)
+    except ValidationError:
+        raise PydanticCustomError(
+            "inputs_kind",
+            "Input should be a text, a list of texts, or source_sentence with sentences",
+        ) from None
+
+
+class TaskParameters(ClassifyOptions, TagOptions, FillMaskOptions, ZeroShotOptions):
+    """Of all tasks; which of them a task knows is checked once the task is known."""
+
+    top_k: int | None = Field(None, ge=1)
+    candidate_labels: Labels = Field([], description="Makes it a zero-shot classification.")
+    stride: None = Field(None, description="Texts are not split.")
+
+
+class HuggingFaceRequest(Strict):
+    inputs: Annotated[Inputs, PlainValidator(_inputs, Inputs)]
+    parameters: TaskParameters | None = None
+    prompt_name: str | None = PROMPT_NAME
+    truncate: bool | None = Field(
+        None, description="Whether texts that are too long are cut, instead of refused."
+    )
+    truncation_direction: Literal["right", "Right"] | None = Field(
+        None, description="Texts are cut at their end."
+    )
+    normalize: bool | None = Field(
+        None, description="This and the next two ask for vectors, whatever the model is made for."
+    )
+    dimensions: int | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+
+
+class HuggingFaceError(BaseModel):
+    error: str
+
+
+EXAMPLES: dict[str, Any] = {
+    "a vector": {"inputs": "Pads are dropped.", "normalize": True},
+    "entities": {
+        "inputs": "Ada lives in London.",
+        "parameters": {"aggregation_strategy": "simple"},
+    },
+}
+OF_FEATURES = ("normalize", "dimensions", "encoding_format")
+# what a model does with plain texts -> the options that this knows, and how it is done
+BY_TASK: dict[str, tuple[type[Strict], Any]] = {
+    "classify": (ClassifyOptions, text_tasks.classify),
+    "tag": (TagOptions, text_tasks.tag),
+    "fill_mask": (FillMaskOptions, text_tasks.fill_masks),
+}
+
+
+async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
+    """JSON -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
+    require_json(raw.headers)
+    negotiated(raw.headers, (JSON,))
+    asked = await tools.bodies.read_json(HuggingFaceRequest, raw.body, raw.deadline)
+    path = raw.path_params
+    ref = path["model"]
+    if "version" in path:
+        name, colon, prompt = ref.partition(":")
+        ref = f"{name}/{path['version']}{colon}{prompt}"
+    model, prompt_name = raw.model_and_prompt(tools.models, ref, asked.prompt_name)
+    if isinstance(asked.inputs, Sentences):
+        return await _similarity(raw, tools, model, asked, prompt_name)
+    texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+    to_tokenize = TextsToTokenize.prompted(
+        "inputs", texts, bool(asked.truncate), model, prompt_name
+    )
+    known, run = _task(asked, model)
+    parameters = asked.parameters or TaskParameters()
+    _check_known(parameters, known, f"what is asked of {model.bundle.ref}")
+    if run is None:
+        return await _features(raw, tools, to_tokenize, asked)
+    task = await run(raw, tools, to_tokenize, parameters)
+    return task.request, partial(_encode, task, isinstance(asked.inputs, str), run)
+
+
+def _check_known(parameters: TaskParameters, known: type[Strict], what: str) -> None:
+    """InvalidInput for a parameter that would have no effect."""
+    for name in sorted(parameters.model_fields_set - set(known.model_fields)):
+        raise InvalidInput(
+            f"parameters.{name} is set, but has no meaning for {what}; known are"
+            f" {', '.join(known.model_fields) or 'none'}",
+            param="parameters",
+        )
+
+
+def _task(asked: HuggingFaceRequest, model: Model) -> tuple[type[Strict], Any]:
+    """The options that the task meant knows, and how it is done; None: feature extraction."""
+    if any(getattr(asked, name) is not None for name in OF_FEATURES):
+        return Strict, None
+    if asked.parameters and asked.parameters.candidate_labels:
+        return ZeroShotOptions, text_tasks.zero_shot
+    tasks = (BY_TASK[task] for task in model.bundle.tasks if task in BY_TASK)
+    found = next(tasks, (Strict, None))
+    if found[1] is text_tasks.fill_masks and asked.parameters is None:
+        return Strict, None  # the client sends parameters with every task but this one
+    return found
+
+
+async def _features(
+    raw: RawRequest, tools: Tools, texts: TextsToTokenize, asked: HuggingFaceRequest
+) -> tuple[InferenceRequest, Encode]:
+    """A vector for each text, as the model's authors pool and scale it."""
+    normalize = texts.model.bundle.manifest.normalize
+    if asked.normalize is not None:
+        normalize = asked.normalize
+    batch, padding = await tools.texts.batch(texts, raw.deadline)
+    output = Pooled(normalize=normalize, dimensions=asked.dimensions)
+    request = InferenceRequest(texts.model, batch, padding, (output,), field="inputs")
+    return request, partial(_encode_features, asked.encoding_format == "base64")
+
+
+def _encode_features(as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
+    vectors = response.outputs["pooled"]
+    body = list(map(base64_of, vectors)) if as_base64 else vectors
+    return Payload((yield from written(body, response.num_bytes)))
+
+
+async def _similarity(
+    raw: RawRequest,
+    tools: Tools,
+    model: Model,
+    asked: HuggingFaceRequest,
+    prompt_name: str | None,
+) -> tuple[InferenceRequest, Encode]:
+    assert isinstance(asked.inputs, Sentences)
+    _check_known(asked.parameters or TaskParameters(), Strict, "similarity")
+    for name in OF_FEATURES:
+        if getattr(asked, name) is not None:
+            raise InvalidInput(f"{name} is set, but has no meaning for similarity", param=name)
+    if not asked.inputs.sentences:
+        raise InvalidInput("inputs.sentences is empty: send at least one text", param="inputs")
+    sentences = [asked.inputs.source_sentence, *asked.inputs.sentences]
+    texts = TextsToTokenize.prompted("inputs", sentences, bool(asked.truncate), model, prompt_name)
+    batch, padding = await tools.texts.batch(texts, raw.deadline)
+    request = InferenceRequest(model, batch, padding, (Pooled(normalize=True),), field="inputs")
+    return request, _encode_similarity
+
+
+def _encode_similarity(response: InferenceResponse) -> Steps[Payload]:
+    vectors = response.outputs["pooled"]
+    return Payload((yield from written(cosines(vectors[0], vectors[1:]), response.num_bytes)))
+
+
+def _encode(
+    task: TextTask, is_one: bool, run: Callable[..., Any], response: InferenceResponse
+) -> Steps[Payload]:
+    """One text: its own result. The client takes the first of the lists of a classification."""
+    results = task.finish(response)
+    if run is text_tasks.fill_masks:
+        results = map(_of_masks, results)
+    body = next(results) if is_one and run is not text_tasks.classify else results
+    return Payload((yield from written(body, response.num_bytes)))
+
+
+def _of_masks(masks: Iterator[Any]) -> Any:
+    """One mask: its own candidates."""
+    first, second = next(masks), list(islice(masks, 1))
+    return chain([first], second, masks) if second else first
+
+
+def error_body(error: ServiceError) -> dict[str, Any]:
+    """Its client shows `error`."""
+    return {"error": error.message}
+
+
+def _endpoint(path: str, name: str, *params: str) -> Endpoint:
+    parameters = [
+        {"name": param, "in": "path", "required": True, "schema": {"type": "string"}}
+        for param in params
+    ]
+    body = json_body(HuggingFaceRequest, EXAMPLES)
+    return Endpoint(
+        path,
+        decode,
+        {
+            "name": name,
+            "summary": "Classification, tagging, masks, zero-shot labels, similarity or vectors, as"
+            " huggingface_hub's client asks for them",
+            "responses": errors(HuggingFaceError, error_body),
+            "openapi_extra": {"parameters": [*parameters, *DEADLINE["parameters"]], **body},
+            "generate_unique_id_function": by_name,
+        },
+    )
+
+
+ENDPOINTS = (
+    _endpoint("/hf/{model}", "hugging_face", "model"),
+    _endpoint("/hf/{model}/{version:int}", "hugging_face_version", "model", "version"),
+)
+
+
+@dataclass(frozen=True)
+class HealthRoutes:
+    """What `InferenceClient.health_check` asks of a model."""
+
+    models: Models
+
+    def router(self) -> APIRouter:
+        router = APIRouter(generate_unique_id_function=by_name)
+        router.get(
+            "/hf/{model}/health",
+            summary="Whether the model is served, as huggingface_hub's client asks",
+            responses={404: {"model": HuggingFaceError, "description": "No such model."}},
+        )(self.hugging_face_health)
+        return router
+
+    async def hugging_face_health(self, model: str) -> dict[str, str]:
+        name, _, prompt = model.partition(":")
+        prompts = self.models.find(name).bundle.manifest.prompts
+        if prompt and prompt not in prompts:
+            raise ModelNotFound(f"model {name!r} has no prompt {prompt[:60]!r}", param="model")
+        return {"status": "ok"}

@@ -1,0 +1,198 @@
+"""The native routes of tasks over texts: a result for each text, in the order sent."""
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, Field
+
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.protocols.codec.decoding import RawRequest, Tools
+from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
+from addnorm.service.protocols.codec.openapi import DEADLINE, ERRORS, Strict, by_name, json_body
+from addnorm.service.protocols.codec.payload import Encode, Payload
+from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.protocols.native.native_schema import Usage
+from addnorm.service.protocols.texts import text_tasks
+from addnorm.service.protocols.texts.task_options import (
+    ClassifyOptions,
+    FillMaskOptions,
+    TagOptions,
+    ZeroShotOptions,
+)
+from addnorm.service.protocols.texts.text_tasks import TextTask
+from addnorm.service.protocols.texts.texts import PROMPT_NAME, Texts, TextsToTokenize
+from addnorm.service.runtime.manifest import Precision, Task
+from addnorm.service.scheduling.cooperative import Steps
+
+
+class TextsRequest(Strict):
+    model: str | None = Field(
+        None, description="`name` or `name/version`; by default the one model made for this."
+    )
+    texts: Texts
+    truncate: bool = Field(
+        False, description="Whether texts that are too long are cut, instead of refused."
+    )
+    prompt_name: str | None = PROMPT_NAME
+    precision: Precision | None = Field(
+        None, description="One the model has; by default as it says."
+    )
+
+
+class ClassifyRequest(TextsRequest, ClassifyOptions):
+    """Texts, and pairs of texts, for models with one row of logits a sequence."""
+
+
+class TagRequest(TextsRequest, TagOptions):
+    """Texts, for models with labels of every token."""
+
+
+class FillMaskRequest(TextsRequest, FillMaskOptions):
+    """Texts with the model's mask token, for masked language models."""
+
+
+class ZeroShotRequest(TextsRequest, ZeroShotOptions):
+    """Texts, for models that tell whether a text entails another."""
+
+
+class Labelled(BaseModel):
+    label: str
+    score: float
+
+
+class Tagged(BaseModel):
+    entity: str | None = Field(None, description="With aggregation `none`: the token's label.")
+    entity_group: str | None = Field(None, description="Else: the label without B- and I-.")
+    score: float
+    index: int | None = Field(None, description="With aggregation `none`: of the token.")
+    word: str = Field(description="As the tokenizer writes it.")
+    start: int = Field(description="First character.")
+    end: int = Field(description="One past the last character.")
+
+
+class Filled(BaseModel):
+    score: float
+    token: int
+    token_str: str
+    sequence: str = Field(description="The text with this token in place of the mask.")
+
+
+class _Results(BaseModel):
+    model: str
+    version: str
+    usage: Usage
+
+
+class ClassifyResponse(_Results):
+    results: list[list[Labelled]] = Field(description="Of each text, likeliest first.")
+
+
+class TagResponse(_Results):
+    results: list[list[Tagged]] = Field(description="Of each text, in its order.")
+
+
+class FillMaskResponse(_Results):
+    results: list[list[list[Filled]]] = Field(
+        description="Of each mask of each text, likeliest first."
+    )
+
+
+class ZeroShotResponse(ClassifyResponse):
+    """As `ClassifyResponse`, with the candidate labels."""
+
+
+class Route(NamedTuple):
+    """run: see `texts/text_tasks.py`."""
+
+    path: str
+    task: Task
+    request: type[TextsRequest]
+    response: type[BaseModel]
+    run: Callable[..., Coroutine[Any, Any, TextTask]]
+    summary: str
+    example: dict[str, Any]
+
+
+ROUTES = (
+    Route(
+        "/v1/classify",
+        "classify",
+        ClassifyRequest,
+        ClassifyResponse,
+        text_tasks.classify,
+        "The labels of texts",
+        {"model": "classifier", "texts": ["Pads are free."], "top_k": 1},
+    ),
+    Route(
+        "/v1/tag",
+        "tag",
+        TagRequest,
+        TagResponse,
+        text_tasks.tag,
+        "Labels of tokens, or entities, with their characters",
+        {"model": "tagger", "texts": ["Ada lives in London."], "aggregation_strategy": "simple"},
+    ),
+    Route(
+        "/v1/fill-mask",
+        "fill_mask",
+        FillMaskRequest,
+        FillMaskResponse,
+        text_tasks.fill_masks,
+        "Tokens in place of masks",
+        {"model": "masked-lm", "texts": ["Pads are [MASK]."], "top_k": 2},
+    ),
+    Route(
+        "/v1/zero-shot",
+        "classify",
+        ZeroShotRequest,
+        ZeroShotResponse,
+        text_tasks.zero_shot,
+        "Labels that the model was not trained on",
+        {
+            "model": "classifier",
+            "texts": ["Pads are free."],
+            "candidate_labels": ["price", "weather"],
+        },
+    ),
+)
+
+
+async def decode(route: Route, raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
+    """JSON -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
+    require_json(raw.headers)
+    negotiated(raw.headers, (JSON,))
+    asked = await tools.bodies.read_json(route.request, raw.body, raw.deadline)
+    model, prompt = raw.model_and_prompt(tools.models, asked.model, asked.prompt_name, route.task)
+    texts = TextsToTokenize.prompted("texts", asked.texts, asked.truncate, model, prompt)
+    task = await route.run(raw, tools, texts, asked, asked.precision)
+    return task.request, partial(encode, task)
+
+
+def encode(task: TextTask, response: InferenceResponse) -> Steps[Payload]:
+    """InferenceResponse -> JSON."""
+    request = response.request
+    body = {
+        "model": request.model.name,
+        "version": str(request.model.bundle.manifest.version),
+        "results": task.finish(response),
+        "usage": {"real_tokens": request.batch.num_tokens, "pad_tokens": 0},
+    }
+    return Payload((yield from written(body, response.num_bytes)))
+
+
+ENDPOINTS = tuple(
+    Endpoint(
+        route.path,
+        partial(decode, route),
+        {
+            "name": route.path.removeprefix("/v1/").replace("-", "_"),
+            "summary": route.summary,
+            "response_model": route.response,
+            "responses": ERRORS,
+            "openapi_extra": json_body(route.request, {"a text": route.example}) | DEADLINE,
+            "generate_unique_id_function": by_name,
+        },
+    )
+    for route in ROUTES
+)

@@ -1,0 +1,223 @@
+"""OpenAI's completions under /v1, for scoring only: the log-probabilities of a prompt's tokens, and
+the likeliest next one. Nothing is generated.
+
+Source: OpenAI's API reference and its Python SDK; lm-eval's local-completions.
+"""
+
+import time
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from addnorm.service.errors import InvalidInput
+from addnorm.service.inference.outputs import Logits, Output, PromptLogprobs, TopK
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.protocols.codec.decoding import RawRequest, Tools
+from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
+from addnorm.service.protocols.codec.openapi import (
+    DEADLINE,
+    ERRORS,
+    by_name,
+    examples,
+    json_body,
+)
+from addnorm.service.protocols.codec.payload import Encode, Payload
+from addnorm.service.protocols.codec.validation import shown
+from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.protocols.openai.completions_schema import (
+    ANSWERS,
+    EXAMPLES,
+    NEUTRAL,
+    CompletionRequest,
+    CompletionResponse,
+)
+from addnorm.service.protocols.texts.sequences import (
+    OTHER_VOCABULARY,
+    SequencesToRead,
+)
+from addnorm.service.runtime.batch import Floats
+from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.tasks import scoring
+
+CHOICE_BYTES, TOKEN_BYTES, CANDIDATE_BYTES = 150, 45, 27  # of JSON, about
+
+
+async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
+    """JSON -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
+    require_json(raw.headers)
+    negotiated(raw.headers, (JSON,))
+    asked = await tools.bodies.read_json(CompletionRequest, raw.body, raw.deadline)
+    model, prompt_name = raw.model_and_prompt(tools.models, asked.model, None, "complete")
+    _check(asked)
+    # callers score with a tokenizer that they chose for this model, which may add nothing
+    sent = SequencesToRead("prompt", asked.prompt, None, model, prompt_name, only_own=False)
+    batch, padding = await sent.batch(raw, tools)
+    num_shown = len(batch) + (batch.num_tokens if asked.echo else 0)
+    token_bytes = TOKEN_BYTES + CANDIDATE_BYTES * (1 + (asked.logprobs or 0))
+    request = InferenceRequest(
+        model,
+        batch,
+        padding,
+        (_output(asked, model.bundle.width("logits")),),
+        asked.precision,
+        answer_bytes=CHOICE_BYTES * len(batch) + token_bytes * num_shown,
+        field="prompt",
+        hint=OTHER_VOCABULARY,
+    )
+    return request, partial(_encode, asked, raw.context.request_id)
+
+
+def _check(asked: CompletionRequest) -> None:
+    """InvalidInput for what would need more than one new token, or one drawn by chance."""
+    if asked.max_tokens not in (0, 1):
+        sent = "missing, which asks for 16 new tokens"
+        if asked.max_tokens is not None:
+            sent = str(asked.max_tokens)
+        raise InvalidInput(
+            f"max_tokens is {sent}: this server scores, it does not generate; send 0, or 1 for the"
+            " likeliest next token",
+            param="max_tokens",
+        )
+    if not asked.max_tokens and not _scores_prompt(asked):
+        raise InvalidInput(
+            "max_tokens is 0, but echo and logprobs are not both set: nothing would be answered"
+            " but what was sent",
+            param="max_tokens",
+        )
+    _check_temperature(asked)
+    for name, neutral in NEUTRAL.items():
+        value = getattr(asked, name)
+        if value is not None and value not in neutral:
+            raise InvalidInput(
+                f"{name} is {shown(value)}: this server scores, it does not generate; leave"
+                f" {name} out",
+                param=name,
+            )
+
+
+def _check_temperature(asked: CompletionRequest) -> None:
+    if asked.max_tokens and asked.temperature != 0:
+        sent = "missing, which means 1" if asked.temperature is None else asked.temperature
+        raise InvalidInput(
+            f"temperature is {sent}: the new token is always the likeliest one, never drawn by"
+            " chance; send 0",
+            param="temperature",
+        )
+    if asked.temperature not in (None, 0, 1):
+        raise InvalidInput(
+            f"temperature is {asked.temperature}: log-probabilities are the model's own, those of"
+            " 1; leave temperature out",
+            param="temperature",
+        )
+
+
+def _scores_prompt(asked: CompletionRequest) -> bool:
+    return bool(asked.echo) and asked.logprobs is not None
+
+
+def _output(asked: CompletionRequest, vocab_size: int) -> Output:
+    """vocab_size: there are no more candidates."""
+    top_k = min(max(1, asked.logprobs or 0), vocab_size)
+    return PromptLogprobs(top_k) if _scores_prompt(asked) else Logits("last", top_k)
+
+
+class Choice(NamedTuple):
+    """One prompt's answer, before it is text."""
+
+    ids: list[int]  # of the prompt and the new token, if it is asked for
+    num_shown: int  # of them, from the last
+    logprobs: Floats  # of those shown, where they are asked for; NaN for a prompt's first
+    candidates: TopK  # for the last tokens shown, each `[n, k]`
+
+
+def _choice(asked: CompletionRequest, index: int, response: InferenceResponse) -> Choice:
+    prompt = response.request.batch.sequence(index).tokens.tolist()
+    if not _scores_prompt(asked):
+        token_ids, logprobs = (part[index : index + 1] for part in response.outputs["logits"])
+        ids = [*prompt, int(token_ids[0, 0])]
+        num_shown = len(ids) if asked.echo else 1
+        return Choice(ids, num_shown, logprobs[:, 0], TopK(token_ids, logprobs))
+    scored = response.outputs["prompt_logprobs"]
+    token_ids, logprobs = (part[index] for part in scored.next)
+    if not asked.max_tokens:
+        candidates = TopK(token_ids[:-1], logprobs[:-1])
+        return Choice(prompt, len(prompt), scored.logprobs[index], candidates)
+    ids = [*prompt, int(token_ids[-1, 0])]
+    own = np.append(scored.logprobs[index], logprobs[-1, 0])
+    return Choice(ids, len(ids), own, TopK(token_ids, logprobs))
+
+
+def _encode(
+    asked: CompletionRequest, request_id: str, response: InferenceResponse
+) -> Steps[Payload]:
+    request = response.request
+    num_tokens, num = request.batch.num_tokens, len(request.batch)
+    num_new = num * (asked.max_tokens or 0)
+    body = {
+        "id": f"cmpl-{request_id}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": request.model.name,
+        "system_fingerprint": request.fingerprint,
+        "choices": (_written(asked, index, response) for index in range(num)),
+        "usage": {
+            "prompt_tokens": num_tokens,
+            "completion_tokens": num_new,
+            "total_tokens": num_tokens + num_new,
+        },
+    }
+    return Payload((yield from written(body, response.num_bytes)))
+
+
+def _written(asked: CompletionRequest, index: int, response: InferenceResponse) -> dict[str, Any]:
+    """One choice as JSON."""
+    tokenizer = response.request.model.tokenizer
+    library = tokenizer.library if tokenizer else None
+    choice = _choice(asked, index, response)
+    start = len(choice.ids) - choice.num_shown
+    texts = scoring.texts_of([*choice.ids, *choice.candidates.token_ids.flat], library)
+    text, begins = scoring.joined(choice.ids, texts, library)
+    logprobs = None
+    if asked.logprobs is not None:
+        logprobs = {
+            "tokens": [texts[token] for token in choice.ids[start:]],
+            "token_logprobs": choice.logprobs,
+            "top_logprobs": _top_logprobs(choice, asked.logprobs, texts),
+            "text_offset": begins[start:],
+        }
+    return {
+        "index": index,
+        "text": text[begins[start] :],
+        "logprobs": logprobs,
+        "finish_reason": "length",
+    }
+
+
+def _top_logprobs(choice: Choice, num: int, texts: dict[int, str]) -> list[Any]:
+    """num: of the likeliest at each place."""
+    token_ids, logprobs = choice.candidates
+    first = len(choice.logprobs) - len(token_ids)  # a prompt's first token has no candidates
+    own = zip(choice.ids[-choice.num_shown :], choice.logprobs, strict=True)
+    return [
+        None
+        if place < first
+        else scoring.likely(
+            token, token_ids[place - first, :num], logprobs[place - first, :num], texts
+        )
+        for place, token in enumerate(own)
+    ]
+
+
+ENDPOINT = Endpoint(
+    "/v1/completions",
+    decode,
+    {
+        "name": "completions",
+        "summary": "Log-probabilities of prompts, as OpenAI's clients ask for them",
+        "response_model": CompletionResponse,
+        "responses": {200: {"content": {JSON: {"examples": examples(ANSWERS)}}}, **ERRORS},
+        "openapi_extra": json_body(CompletionRequest, EXAMPLES) | DEADLINE,
+        "generate_unique_id_function": by_name,
+    },
+)

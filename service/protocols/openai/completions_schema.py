@@ -1,0 +1,149 @@
+"""/v1/completions' bodies as types: what requests are checked against, and what is documented."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from addnorm.service.protocols.codec.openapi import Strict
+from addnorm.service.protocols.texts.sequences import Sequences, Strings
+from addnorm.service.runtime.manifest import Precision
+
+MAX_LOGPROBS = 20  # OpenAI takes 5, others 20
+# what has a meaning only where tokens are generated -> the values that change nothing
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "top_p": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "stop": ([],),
+    "suffix": ("",),
+    "stream": (False,),
+    "stream_options": (),
+}
+ONLY_NEUTRAL = "Of generation: only a value without effect."
+
+
+class CompletionRequest(Strict):
+    """OpenAI's fields; `precision` is ours."""
+
+    model: str | None = Field(None, description="By default the one model that can score.")
+    prompt: Sequences = Field(
+        description="A text, token ids of the model's own vocabulary with its special tokens, or a"
+        " list of such."
+    )
+    max_tokens: int | None = Field(
+        None,
+        description="0: the prompt's tokens are scored. 1: the likeliest next token is added. No"
+        " more is generated, so it cannot be left out.",
+    )
+    echo: bool | None = Field(None, description="Whether the prompt is answered too.")
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="Log-probabilities of the tokens answered, and at each place of so many of the"
+        " likeliest.",
+    )
+    temperature: float | None = Field(
+        None, description="0: the new token is the likeliest. Without a new token also 1."
+    )
+    seed: int | None = Field(None, description="Has no effect: nothing is drawn by chance.")
+    user: str | None = Field(None, description="Has no effect.")
+    precision: Precision | None = Field(
+        None, description="One the model has; by default as it says."
+    )
+    n: int | None = Field(None, description=ONLY_NEUTRAL)
+    best_of: int | None = Field(None, description=ONLY_NEUTRAL)
+    top_p: float | None = Field(None, description=ONLY_NEUTRAL)
+    presence_penalty: float | None = Field(None, description=ONLY_NEUTRAL)
+    frequency_penalty: float | None = Field(None, description=ONLY_NEUTRAL)
+    logit_bias: dict[str, float] | None = Field(None, description=ONLY_NEUTRAL)
+    stop: str | Strings | None = Field(None, description=ONLY_NEUTRAL)
+    suffix: str | None = Field(None, description=ONLY_NEUTRAL)
+    stream: bool | None = Field(None, description=ONLY_NEUTRAL)
+    stream_options: dict[str, Any] | None = Field(None, description=ONLY_NEUTRAL)
+
+
+class CompletionLogprobs(BaseModel):
+    """An entry for each token of `text`."""
+
+    tokens: list[str] = Field(
+        description="Each by itself; `token_id:N` where the model has no tokenizer."
+    )
+    token_logprobs: list[float | None] = Field(
+        description="Of each token given those before it; null for a prompt's first."
+    )
+    top_logprobs: list[dict[str, float] | None] = Field(
+        description="The likeliest tokens at its place, and the token itself. Of tokens of the same"
+        " text the likelier one."
+    )
+    text_offset: list[int] = Field(
+        description="The character of prompt and new token where it begins."
+    )
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str = Field(description="Of the tokens, special tokens included.")
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["length"]
+
+
+class CompletionUsage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionResponse(BaseModel):
+    """A choice for each prompt, in the order sent."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int = Field(description="Unix time.")
+    model: str
+    system_fingerprint: str = Field(description="As in x-addnorm-fingerprint.")
+    choices: list[CompletionChoice]
+    usage: CompletionUsage
+
+
+EXAMPLES: dict[str, Any] = {
+    "token ids": {
+        "model": "notebook",
+        "prompt": [[1, 3, 4]],
+        "max_tokens": 1,
+        "temperature": 0,
+        "echo": True,
+        "logprobs": 1,
+    }
+}
+ANSWERS: dict[str, Any] = {
+    "token ids": {
+        "id": "cmpl-4f1c2a",
+        "object": "text_completion",
+        "created": 1795329444,
+        "model": "notebook",
+        "system_fingerprint": "5f0c2f0f1d9a4f3e8a7b6c5d4e3f2a1b",
+        "choices": [
+            {
+                "index": 0,
+                "text": "token_id:1token_id:3token_id:4token_id:4",
+                "logprobs": {
+                    "tokens": ["token_id:1", "token_id:3", "token_id:4", "token_id:4"],
+                    "token_logprobs": [None, -1.9032604, -1.612255, -1.5515498],
+                    "top_logprobs": [
+                        None,
+                        {"token_id:0": -1.5618082, "token_id:3": -1.9032604},
+                        {"token_id:0": -1.552092, "token_id:4": -1.612255},
+                        {"token_id:4": -1.5515498},
+                    ],
+                    "text_offset": [0, 10, 20, 30],
+                },
+                "finish_reason": "length",
+            }
+        ],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4},
+    }
+}

@@ -1,0 +1,196 @@
+"""OpenAI's embeddings under /v1: pooled vectors of token ids, and of texts.
+
+Source: OpenAI's API reference and its Python SDK, which asks for base64 unless told otherwise.
+"""
+
+from functools import partial
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from addnorm.service.errors import ServiceError
+from addnorm.service.inference.outputs import Pooled
+from addnorm.service.inference.outputs.small_vectors import VectorDType
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.protocols.codec.decoding import RawRequest, Tools
+from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
+from addnorm.service.protocols.codec.openapi import (
+    DEADLINE,
+    ERRORS,
+    Strict,
+    by_name,
+    examples,
+    json_body,
+)
+from addnorm.service.protocols.codec.payload import Encode, Payload, base64_of
+from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.protocols.texts.sequences import (
+    OTHER_VOCABULARY,
+    Sequences,
+    SequencesToRead,
+)
+from addnorm.service.protocols.texts.texts import PROMPT_NAME
+from addnorm.service.runtime.manifest import Precision
+from addnorm.service.scheduling.cooperative import Steps
+
+# LangChain sends texts as ids of OpenAI's own vocabulary unless told not to
+HINT = (
+    f"{OTHER_VOCABULARY}: in LangChain's OpenAIEmbeddings set check_embedding_ctx_length=False,"
+    " which sends texts"
+)
+
+
+class EmbeddingsRequest(Strict):
+    """OpenAI's fields; `dtype`, `truncate`, `precision` and `prompt_name` are ours."""
+
+    input: Sequences = Field(
+        description="A text, token ids of the model's own vocabulary with its special tokens, or a"
+        " list of such. An empty text is its special tokens alone. Ids that do not begin and end"
+        " with the special tokens are refused, unless the model has no tokenizer."
+    )
+    model: str | None = Field(
+        None, description="`name` or `name/version`; the latest version by default."
+    )
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None,
+        description="Numbers, which is the default, or base64 of their bytes, which is quicker:"
+        " little-endian float32, or a byte for each number of a smaller dtype.",
+    )
+    dtype: VectorDType = Field(
+        "float32",
+        description="int8 and uint8 by the bundle's ranges, for vectors of all dimensions; binary"
+        " and ubinary by the numbers' signs, eight dimensions a byte.",
+    )
+    dimensions: int | None = Field(
+        None,
+        description="Only the first so many, scaled to length 1 where the model's vectors are."
+        " Means something only of models trained for it.",
+    )
+    user: str | None = Field(None, description="Has no effect.")
+    truncate: bool | None = Field(
+        None,
+        description="Whether texts that are too long are cut, as the model's authors do it, instead"
+        " of refused.",
+    )
+    precision: Precision | None = Field(
+        None, description="One the model has; by default as it says."
+    )
+    prompt_name: str | None = PROMPT_NAME
+
+
+class Embedding(BaseModel):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | list[int] | str = Field(description="Numbers, or base64.")
+
+
+class EmbeddingsUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsResponse(BaseModel):
+    """A vector for each sequence, in the order sent."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingsUsage
+
+
+TOKENS = {"model": "notebook", "input": [[1, 3, 4], [5]], "dimensions": 3}
+EXAMPLES: dict[str, Any] = {
+    "token ids": TOKENS,
+    "the same as base64": {**TOKENS, "encoding_format": "base64"},
+    "texts": {
+        "model": "all-minilm-l6-v2",
+        "input": ["Pads are dropped.", "Pads are never computed."],
+    },
+}
+VECTORS: list[list[Any]] = [
+    [[-0.19203134, -1.1683925, -0.3459274], [-0.010264101, -1.3403147, -0.35457665]],
+    ["3aNEvuONlb9lHbG+", "wyoovG+Pq78Si7W+"],
+]
+ANSWERS = {
+    name: {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": vector}
+            for index, vector in enumerate(vectors)
+        ],
+        "model": "notebook",
+        "usage": {"prompt_tokens": 4, "total_tokens": 4},
+    }
+    for name, vectors in zip(EXAMPLES, VECTORS, strict=False)
+}
+
+
+async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
+    """JSON -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
+    require_json(raw.headers)
+    negotiated(raw.headers, (JSON,))
+    asked = await tools.bodies.read_json(EmbeddingsRequest, raw.body, raw.deadline)
+    model, prompt_name = raw.model_and_prompt(tools.models, asked.model, asked.prompt_name, "embed")
+    as_base64 = asked.encoding_format == "base64"
+    truncate = bool(asked.truncate)
+    sent = SequencesToRead("input", asked.input, truncate, model, prompt_name, hint=HINT)
+    request = InferenceRequest(
+        model,
+        *await sent.batch(raw, tools),
+        (
+            Pooled(
+                normalize=model.bundle.manifest.normalize,
+                dimensions=asked.dimensions,
+                dtype=asked.dtype,
+            ),
+        ),
+        precision=asked.precision,
+        binary=as_base64,
+        field="input",
+        hint=HINT,
+    )
+    return request, partial(encode, as_base64)
+
+
+def encode(as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
+    """InferenceResponse -> JSON. Numbers have the fewest digits that give the same float back."""
+    request = response.request
+    vectors = response.outputs["pooled"]
+    values = [base64_of(vector) for vector in vectors] if as_base64 else vectors
+    num_tokens = request.batch.num_tokens
+    body = {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": value}
+            for index, value in enumerate(values)
+        ],
+        "model": request.model.name,
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+    }
+    return Payload((yield from written(body, response.num_bytes)))
+
+
+def error_body(error: ServiceError) -> dict[str, dict[str, str | None]]:
+    """OpenAI's envelope, which all routes but V2's use."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.type,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+ENDPOINT = Endpoint(
+    "/v1/embeddings",
+    decode,
+    {
+        "name": "embeddings",
+        "summary": "Embeddings, as OpenAI's clients ask for them",
+        "response_model": EmbeddingsResponse,
+        "responses": {200: {"content": {JSON: {"examples": examples(ANSWERS)}}}, **ERRORS},
+        "openapi_extra": json_body(EmbeddingsRequest, EXAMPLES) | DEADLINE,
+        "generate_unique_id_function": by_name,
+    },
+)

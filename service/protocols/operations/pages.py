@@ -1,0 +1,111 @@
+"""The pages for people: the playground, a model's certificate, and the files that both load.
+
+The files lie in service/page/. They are served as they are, and ask the same routes as any client.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from fastapi import APIRouter, Request, Response
+
+from addnorm.service.errors import NotFound
+from addnorm.service.models.registry import Models
+
+FILES = Path(__file__).parents[2] / "page"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "img-src": "'self'",
+    "connect-src": "'self'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+    "require-trusted-types-for": "'script'",
+    "trusted-types": "'none'",
+}
+HEADERS = {
+    "cache-control": "no-cache",  # asked for again each time, and answered by 304
+    "content-security-policy": "; ".join(f"{name} {value}" for name, value in POLICY.items()),
+    "referrer-policy": "no-referrer",
+}
+
+
+@dataclass(frozen=True)
+class Page:
+    content: bytes
+    media_type: str
+
+    def answer(self, request: Request, status: int = 200) -> Response:
+        etag = f'"{sha256(self.content).hexdigest()[:32]}"'
+        headers = {**HEADERS, "etag": etag}
+        if status == 200 and request.headers.get("if-none-match") == etag:
+            return Response(status_code=304, headers=headers)
+        return Response(self.content, status, headers, self.media_type)
+
+
+class PageRoutes:
+    """Reads the files once, when it is built."""
+
+    def __init__(self, models: Models, needs_key: bool) -> None:
+        """needs_key: the pages are open, but whoever has no key must not learn which models are
+        served."""
+        self._pages = _read(FILES)
+        self._models = None if needs_key else models
+
+    def router(self) -> APIRouter:
+        router = APIRouter(include_in_schema=False)
+        router.get("/")(self.playground)
+        router.get("/page/{file}")(self.file)
+        router.get("/models/{name}/certificate")(self.certificate)
+        router.get("/models/{name}/{version}/certificate")(self.version_certificate)
+        return router
+
+    async def playground(self, request: Request) -> Response:
+        return self._pages["playground.html"].answer(request)
+
+    async def file(self, request: Request, file: str) -> Response:
+        """Scripts and styles. A name is looked up among the files that were read."""
+        if file not in self._pages or file.endswith(".html"):
+            raise NotFound(f"GET /page/{file[:60]}: there is no such file; /docs lists all paths")
+        return self._pages[file].answer(request)
+
+    async def certificate(self, request: Request, name: str) -> Response:
+        """The script reads from its own address which model is meant, and asks for it."""
+        return self._below("../../", request, self._status(name))
+
+    async def version_certificate(self, request: Request, name: str, version: str) -> Response:
+        if b"%2f" in request.scope.get("raw_path", b"").lower():  # for a browser that is one name
+            return self._below("../../", request, 404)
+        return self._below("../../../", request, self._status(f"{name}/{version}"))
+
+    def _status(self, ref: str) -> int:
+        """The page itself says in either case what there is."""
+        try:
+            if self._models:
+                self._models.find(ref)
+        except NotFound:
+            return 404
+        return 200
+
+    def _below(self, root: str, request: Request, status: int) -> Response:
+        """Addresses are relative, so that the page works below any prefix."""
+        page = self._pages["certificate.html"]
+        content = page.content.replace(b'="./', f'="{root}'.encode())
+        return Page(content, page.media_type).answer(request, status)
+
+
+def _read(folder: Path) -> Mapping[str, Page]:
+    return {
+        path.name: Page(path.read_bytes(), TYPES[path.suffix])
+        for path in sorted(folder.iterdir())
+        if path.suffix in TYPES
+    }

@@ -1,0 +1,100 @@
+"""text-embeddings-inference's routes about the server: which model answers, and whether all are
+well."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from addnorm.service import VERSION
+from addnorm.service.models.readiness import Readiness
+from addnorm.service.models.registry import Model, Models
+from addnorm.service.protocols.codec.openapi import by_name, errors
+from addnorm.service.protocols.tei.tei_schema import TeiError, TeiInfo, error_body
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.manifest import Task
+from addnorm.service.settings import Settings
+from addnorm.service.tasks.classification import label_names
+
+# the first that a model is served for says which model is described
+TASKS: tuple[Task, ...] = (
+    "embed", "rerank", "classify", "sparse", "multi_vector", "tag", "fill_mask", "complete",
+)  # fmt: skip
+POOLINGS = {"first": "cls", "last": "last_token"}  # others have our names
+DTYPES = {"fp32": "float32", "fp16": "float16"}  # int8 is called so
+
+
+def described(models: Models) -> Model:
+    """The model that embeds by default, else the one of another task. InvalidInput where several
+    can and none is the default."""
+    latest = [versions[max(versions)] for _, versions in models]
+    served = (task for task in TASKS if any(task in model.bundle.tasks for model in latest))
+    return models.find(None, next(served, None))
+
+
+@dataclass(frozen=True)
+class TeiAboutRoutes:
+    models: Models
+    readiness: Readiness
+    settings: Settings
+
+    def router(self) -> APIRouter:
+        router = APIRouter(generate_unique_id_function=by_name)
+        documented = errors(TeiError, error_body)
+        router.get(
+            "/info",
+            name="tei_info",
+            summary="The model that embeds, or the one of another task, described as"
+            " text-embeddings-inference does",
+            responses={status: documented[status] for status in (400, 503)},
+        )(self.info)
+        router.get(
+            "/health",
+            name="tei_health",
+            summary="Whether every model gives its known answer: an empty answer",
+            responses={503: documented[503]},
+            response_class=Response,
+        )(self.health)
+        return router
+
+    async def info(self) -> TeiInfo:
+        model, settings = described(self.models), self.settings
+        bundle, manifest = model.bundle, model.bundle.manifest
+        precision = manifest.default_precision
+        return TeiInfo(
+            model_id=bundle.ref,
+            model_sha=bundle.manifest_sha256 or None,
+            model_dtype=DTYPES.get(precision, precision),
+            served_model_name=manifest.name,
+            model_type=_model_type(bundle),
+            max_concurrent_requests=settings.max_connections,
+            max_input_length=manifest.limits.max_text_tokens,
+            max_batch_tokens=settings.max_tokens,
+            max_batch_requests=None,
+            max_client_batch_size=settings.max_sequences,
+            auto_truncate=True,
+            tokenization_workers=settings.num_cores,
+            version=VERSION,
+            sha=None,
+            docker_label=None,
+        )
+
+    async def health(self) -> Response:
+        await self.readiness.check()
+        return Response()
+
+
+def _model_type(bundle: Bundle) -> dict[str, Any]:
+    manifest = bundle.manifest
+    task = next(task for task in TASKS if task in bundle.tasks)
+    if task in ("embed", "sparse"):
+        pooling = POOLINGS.get(manifest.pooling, manifest.pooling)
+        return {"embedding": {"pooling": "splade" if task == "sparse" else pooling}}
+    if task in ("rerank", "classify"):
+        names = label_names(manifest.labels, bundle.width("logits"))
+        labels = {
+            "id2label": {str(index): name for index, name in enumerate(names)},
+            "label2id": {name: index for index, name in enumerate(names)},
+        }
+        return {"reranker" if task == "rerank" else "classifier": labels}
+    return {task: {}}  # text-embeddings-inference has no such models

@@ -1,0 +1,193 @@
+"""The bodies of text-embeddings-inference as types. Source: its router/src/http/types.rs."""
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, Field, PlainValidator, TypeAdapter
+from pydantic_core import PydanticCustomError
+
+from addnorm.service.errors import EmptyInput, ServiceError
+from addnorm.service.protocols.codec.openapi import Strict
+from addnorm.service.protocols.texts.sequences import Integers, Row, Sequences, Strings
+from addnorm.service.protocols.texts.texts import PROMPT_NAME
+from addnorm.service.runtime.tokenizing.tokenizer import Text
+
+KINDS = {429: "Overloaded", 503: "Unhealthy"}  # by status
+ROWS, ONE_ROW = TypeAdapter(Integers), TypeAdapter(Row)
+TEXTS = TypeAdapter(Strings)
+INPUTS = Field(
+    description="A text, token ids with their special tokens, or a list of either. Ids are not cut,"
+    " and refused without the special tokens at both ends, unless the model has no tokenizer."
+)
+
+
+class PredictInputs(NamedTuple):
+    texts: Annotated[list[Text], Field(fail_fast=True)]
+    is_batch: bool  # then the answer is a list for each
+
+
+def _predict_inputs(value: Any) -> PredictInputs:
+    """`["a", "b"]` is one pair. A batch is a list of lists of one or two texts."""
+    if isinstance(value, str):
+        return PredictInputs([value], is_batch=False)
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        return PredictInputs([_one_or_two(value)], is_batch=False)
+    if isinstance(value, list):
+        return PredictInputs([_one_or_two(texts) for texts in value], is_batch=True)
+    raise PydanticCustomError(
+        "predict_kind",
+        "Input should be a text, a pair [text, text], or a batch [[text], [text, text], ...]",
+    )
+
+
+def _one_or_two(value: Any) -> Text:
+    if isinstance(value, list) and set(map(type, value)) == {str} and len(value) <= 2:
+        return value[0] if len(value) == 1 else (value[0], value[1])
+    raise PydanticCustomError(
+        "predict_pair",
+        "Input should be one text or a pair in a list; texts by themselves make a batch as"
+        " [[text], [text], ...]",
+    )
+
+
+def _texts(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else TEXTS.validate_python(value, strict=True)
+
+
+def _rows(value: Any) -> list[list[int]]:
+    if isinstance(value, list) and value and not isinstance(value[0], list):
+        return [ONE_ROW.validate_python(value, strict=True)]
+    return ROWS.validate_python(value, strict=True)
+
+
+OneOrTwo = Annotated[list[str], Field(min_length=1, max_length=2)]
+Texts = Annotated[list[str], PlainValidator(_texts, str | list[str])]
+Rows = Annotated[list[list[int]], PlainValidator(_rows, list[int] | list[list[int]])]
+
+
+class Cutting(Strict):
+    truncate: bool | None = Field(
+        None,
+        description="Whether texts that are too long are cut, which is the default, instead of"
+        " refused.",
+    )
+    truncation_direction: Literal["Left", "Right", "left", "right"] = Field(
+        "right", description="At which end they are cut."
+    )
+
+    @property
+    def cuts(self) -> bool:
+        return self.truncate is not False
+
+    @property
+    def left(self) -> bool:
+        return self.truncation_direction.lower() == "left"
+
+
+class TeiEmbedAllRequest(Cutting):
+    """Token ids instead of texts are taken as they are."""
+
+    inputs: Sequences = INPUTS
+    prompt_name: str | None = PROMPT_NAME
+
+
+class TeiEmbedRequest(TeiEmbedAllRequest):
+    normalize: bool = Field(True, description="Whether vectors are scaled to length 1.")
+    dimensions: int | None = Field(None, description="Only the first so many.")
+
+
+class TeiRerankRequest(Cutting):
+    query: str
+    texts: Strings = Field(description="Each is scored with the query, as a pair.")
+    raw_scores: bool = Field(
+        False, description="Whether scores are the model's own numbers, instead of 0 to 1."
+    )
+    return_text: bool = False
+
+
+class TeiPredictRequest(Cutting):
+    inputs: Annotated[
+        PredictInputs, PlainValidator(_predict_inputs, str | OneOrTwo | list[OneOrTwo])
+    ] = Field(description="A text, one pair of texts, or a batch of lists of one or two texts.")
+    raw_scores: bool = Field(False, description="Whether scores are logits.")
+
+
+class TeiSentences(Strict):
+    source_sentence: str
+    sentences: Strings
+
+
+class TeiSimilarityParameters(Cutting):
+    prompt_name: str | None = PROMPT_NAME
+
+
+class TeiSimilarityRequest(Strict):
+    inputs: TeiSentences
+    parameters: TeiSimilarityParameters | None = None
+
+
+class TeiTokenizeRequest(Strict):
+    inputs: Texts = Field(description="A text, or a list of texts.")
+    add_special_tokens: bool = True
+    prompt_name: str | None = PROMPT_NAME
+
+
+class TeiDecodeRequest(Strict):
+    ids: Rows = Field(description="Token ids, or a list of such.")
+    skip_special_tokens: bool = True
+
+
+class TeiRank(BaseModel):
+    index: int = Field(description="Of the text, as sent.")
+    text: str | None = None
+    score: float
+
+
+class TeiSparseValue(BaseModel):
+    index: int
+    value: float
+
+
+class TeiPrediction(BaseModel):
+    score: float
+    label: str
+
+
+class TeiToken(BaseModel):
+    id: int
+    text: str
+    special: bool
+    start: int | None = Field(description="In bytes of the text as UTF-8; null: a special token.")
+    stop: int | None
+
+
+class TeiInfo(BaseModel):
+    """The model that answers, and the server's limits."""
+
+    model_id: str
+    model_sha: str | None = Field(description="The sha256 of the bundle's manifest.")
+    model_dtype: str = Field(description="`float32`, `float16` or `int8`.")
+    served_model_name: str
+    model_type: dict[str, Any]
+    max_concurrent_requests: int | None = Field(description="Null: the queue counts tokens.")
+    max_input_length: int = Field(description="Tokens of a text.")
+    max_batch_tokens: int = Field(description="Tokens of a request.")
+    max_batch_requests: int | None
+    max_client_batch_size: int = Field(description="Texts of a request.")
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+    sha: str | None
+    docker_label: str | None
+
+
+class TeiError(BaseModel):
+    error: str
+    error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
+
+
+def error_body(error: ServiceError) -> dict[str, Any]:
+    """error_type is one of its names."""
+    kind = "Validation" if error.status < 500 else "Backend"
+    if isinstance(error, EmptyInput):
+        kind = "Empty"
+    return {"error": error.message, "error_type": KINDS.get(error.status, kind)}

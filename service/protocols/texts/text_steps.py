@@ -1,0 +1,69 @@
+"""Parts of the work on texts, in steps: which texts are taken at once, what becomes of their
+tokens, and ids back to texts."""
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import orjson
+from tokenizers import Encoding
+
+from addnorm.service.errors import InvalidInput
+from addnorm.service.protocols.codec.negotiation import fragment
+from addnorm.service.runtime.batch import Batch, Padding
+from addnorm.service.runtime.tokenizing.tokenizer import Tokenizer, Tokens
+from addnorm.service.runtime.unpadding import from_lists
+from addnorm.service.scheduling.cooperative import Steps, one_step
+
+STEP_TEXTS = 256  # tokenized in one step, however short: takes 2 ms where all tokens are shown
+STEP_IDS = 4096  # turned into texts in one step: takes about 5 ms; a longer row alone
+Item = TypeVar("Item")
+
+
+def portions(items: Sequence[Item], sizes: list[int], most: int) -> Iterator[Sequence[Item]]:
+    """Consecutive ones: at most STEP_TEXTS, their sizes together at most `most`; a larger one
+    alone."""
+    start = total = 0
+    for end, size in enumerate(sizes):
+        if (total and total + size > most) or end - start == STEP_TEXTS:
+            yield items[start:end]
+            start, total = end, 0
+        total += size
+    yield items[start:]
+
+
+def batched(steps: Steps[list[Tokens]]) -> Steps[tuple[Batch, Padding]]:
+    found = yield from steps
+    types = None
+    if any(tokens.types for tokens in found):
+        types = [tokens.types or [0] * len(tokens) for tokens in found]
+    return from_lists([tokens.ids for tokens in found], token_type_ids=types)
+
+
+def with_batch(
+    steps: Steps[list[Encoding]], tokenizer: Tokenizer
+) -> Steps[tuple[Batch, Padding, list[Encoding]]]:
+    encodings = yield from steps
+    batch, padding = yield from batched(one_step(lambda: list(map(tokenizer.tokens_of, encodings))))
+    return batch, padding, encodings
+
+
+def decoded_ids(
+    field: str, rows: Sequence[Sequence[int]], skip_special_tokens: bool, of: Tokenizer, ref: str
+) -> Steps[list[orjson.Fragment]]:
+    texts = list[orjson.Fragment]()
+    for portion in portions(rows, list(map(len, rows)), STEP_IDS):
+        for row in portion:
+            _check_ids(field, row, of, ref)
+        # for several rows the library gives Python's global lock to others
+        made = of.library.decode_batch(portion, skip_special_tokens=skip_special_tokens)
+        texts += map(fragment, made)
+        yield
+    return texts
+
+
+def _check_ids(field: str, row: Sequence[int], of: Tokenizer, ref: str) -> None:
+    if row and not 0 <= min(row) <= max(row) < of.num_ids:
+        outside = next(token for token in row if not 0 <= token < of.num_ids)
+        raise InvalidInput(
+            f"{field} has {outside}: ids of tokens of {ref} are 0 to {of.num_ids - 1}", param=field
+        )

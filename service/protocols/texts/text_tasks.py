@@ -1,0 +1,269 @@
+"""Tasks over texts, whatever the protocol: texts and options -> a request, and how its outputs
+become one result for each text."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from addnorm.service.errors import InvalidInput
+from addnorm.service.inference.outputs import Logits
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.protocols.codec.decoding import RawRequest, Tools
+from addnorm.service.protocols.texts.sizes import check_size, json_bytes
+from addnorm.service.protocols.texts.task_options import (
+    DEFAULT_CANDIDATES,
+    MAX_CANDIDATES,
+    ClassifyOptions,
+    FillMaskOptions,
+    TagOptions,
+    ZeroShotOptions,
+)
+from addnorm.service.protocols.texts.texts import TextsToTokenize
+from addnorm.service.runtime.batch import Batch, Ints
+from addnorm.service.runtime.tokenizing.tokenizer import CHARACTERS_PER_TOKEN
+from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.tasks import classification, fill_mask, tagging
+from addnorm.service.tasks.classification import Function
+from addnorm.service.tasks.pieces import Pieces
+
+LABEL_BYTES = 60  # of a label and its score as JSON, about, beside the label's own
+ENTITY_BYTES = 150  # of an entity, beside the text's own
+STEP_TARGETS = 32  # tokenized in one step
+
+
+class TextTask(NamedTuple):
+    """finish: the outputs -> a result for each text, in the order sent. Each is made when it is
+    asked for, so that not all are held."""
+
+    request: InferenceRequest
+    finish: Callable[[InferenceResponse], Iterator[Any]]
+
+
+async def score_pairs(
+    raw: RawRequest,
+    tools: Tools,
+    texts: TextsToTokenize,
+    function: Function | None,
+    precision: str | None = None,
+    answer_bytes: int = 0,
+) -> TextTask:
+    """The score of each pair `np.float32`, for a model that can rerank. answer_bytes: of what the
+    protocol adds to the scores."""
+    batch, padding = await tools.texts.batch(texts, raw.deadline)
+
+    def finish(response: InferenceResponse) -> Iterator[Any]:
+        scores = classification.probabilities(response.outputs["logits"], function)
+        return iter(scores[:, 0])
+
+    request = InferenceRequest(
+        texts.model,
+        batch,
+        padding,
+        (Logits(),),
+        precision,
+        field=texts.field,
+        answer_bytes=LABEL_BYTES * len(batch) + answer_bytes,
+    )
+    return TextTask(request, finish)
+
+
+async def classify(
+    raw: RawRequest,
+    tools: Tools,
+    texts: TextsToTokenize,
+    options: ClassifyOptions,
+    precision: str | None = None,
+) -> TextTask:
+    """The labels of each text or pair, likeliest first."""
+    labels = _labels(texts)
+    function = options.function_to_apply
+    if function is None and texts.model.bundle.manifest.multi_label:
+        function = "sigmoid"
+    batch, padding = await tools.texts.batch(texts, raw.deadline)
+
+    def finish(response: InferenceResponse) -> Iterator[Any]:
+        logits = response.outputs["logits"]
+        for scores in classification.probabilities(logits, function):
+            yield classification.ranked(scores, labels, options.top_k)
+
+    request = InferenceRequest(
+        texts.model,
+        batch,
+        padding,
+        (Logits(),),
+        precision,
+        field=texts.field,
+        answer_bytes=len(batch) * _label_bytes(labels),
+    )
+    return TextTask(request, finish)
+
+
+async def zero_shot(
+    raw: RawRequest,
+    tools: Tools,
+    texts: TextsToTokenize,
+    options: ZeroShotOptions,
+    precision: str | None = None,
+) -> TextTask:
+    """The candidate labels of each text, likeliest first, by a model that was trained to find
+    entailment."""
+    bundle = texts.model.bundle
+    entailment = classification.entailment_index(bundle.manifest.labels, bundle.ref)
+    candidates = options.candidate_labels
+    tools.texts.check_pairs(texts, "candidate_labels", len(candidates))
+    _check_single(texts)
+    hypotheses = list(classification.hypotheses(candidates, options.hypothesis_template))
+    whole = map(str, texts.whole(texts.texts))
+    pairs = [(text, hypothesis) for text in whole for hypothesis in hypotheses]
+    batch, padding = await tools.texts.batch(texts._replace(texts=pairs), raw.deadline)
+
+    def finish(response: InferenceResponse) -> Iterator[Any]:
+        logits = response.outputs["logits"]
+        for start in range(0, len(logits), len(candidates)):
+            own = logits[start : start + len(candidates)]
+            yield classification.zero_shot(own, candidates, entailment, options.multi_label)
+
+    request = InferenceRequest(
+        texts.model,
+        batch,
+        padding,
+        (Logits(),),
+        precision,
+        field=texts.field,
+        answer_bytes=len(texts.texts) * _label_bytes(candidates),
+    )
+    return TextTask(request, finish)
+
+
+async def tag(
+    raw: RawRequest,
+    tools: Tools,
+    texts: TextsToTokenize,
+    options: TagOptions,
+    precision: str | None = None,
+) -> TextTask:
+    """The tags or entities of each text, in the order of the text."""
+    _check_single(texts)
+    labels, ignored = _labels(texts), frozenset(options.ignore_labels)
+    batch, padding, encodings = await tools.texts.encoded(texts, raw.deadline)
+    pieces = Pieces.of(tools.texts.tokenizer(texts).library)
+
+    def finish(response: InferenceResponse) -> Iterator[Any]:
+        logits = response.outputs["logits"]
+        for text, encoding, own in zip(texts.texts, encodings, logits, strict=True):
+            yield tagging.tagged(
+                f"{texts.prompt}{text}",
+                encoding,
+                classification.probabilities(own, "softmax"),
+                labels,
+                pieces,
+                options.aggregation_strategy,
+                ignored,
+            )
+
+    request = InferenceRequest(
+        texts.model,
+        batch,
+        padding,
+        (Logits(),),
+        precision,
+        field=texts.field,
+        answer_bytes=ENTITY_BYTES * batch.num_tokens + 2 * _kept_bytes(texts, batch),
+    )
+    return TextTask(request, finish)
+
+
+async def fill_masks(
+    raw: RawRequest,
+    tools: Tools,
+    texts: TextsToTokenize,
+    options: FillMaskOptions,
+    precision: str | None = None,
+) -> TextTask:
+    """The candidates of each mask of each text, likeliest first: a list for each mask."""
+    top_k = options.top_k or DEFAULT_CANDIDATES
+    check_size("top_k", top_k, "candidates of each mask", MAX_CANDIDATES, "ask for less")
+    pieces = Pieces.of(tools.texts.tokenizer(texts).library)
+    batch, padding = await tools.texts.batch(texts, raw.deadline)
+    sent = options.targets or []
+    work = _masks(texts.field, batch, sent, pieces)
+    num_characters = batch.num_tokens + sum(map(len, sent))
+    masks = await tools.texts.run(work, len(batch) + len(sent), num_characters, raw.deadline)
+
+    def finish(response: InferenceResponse) -> Iterator[Any]:
+        rows = iter(response.outputs["logits"])
+        for own_ids, positions in zip(masks.ids, masks.positions, strict=True):
+            text = fill_mask.MaskedText(own_ids, positions, pieces)
+            yield (
+                text.filled(place, *fill_mask.likeliest(next(rows), top_k, masks.targets))
+                for place in positions
+            )
+
+    num_masks, width = len(masks.places), texts.model.bundle.width("logits")
+    num_each = min(top_k, len(masks.targets or range(width)))
+    request = InferenceRequest(
+        texts.model,
+        batch,
+        padding,
+        (Logits(masks.places),),
+        precision,
+        field=texts.field,
+        # beside the answer: the logits, all of which are held
+        answer_bytes=num_each * (masks.text_bytes + ENTITY_BYTES * num_masks)
+        + 4 * num_masks * width,
+    )
+    return TextTask(request, finish)
+
+
+class _Masks(NamedTuple):
+    """ids, positions: of each text, and of its masks; places: of all masks among the tokens of the
+    batch. text_bytes: of the texts as JSON, each as often as it has masks."""
+
+    ids: list[Ints]
+    positions: list[list[int]]
+    places: Ints
+    targets: list[int] | None
+    text_bytes: int
+
+
+def _masks(field: str, batch: Batch, targets: Sequence[str], pieces: Pieces) -> Steps[_Masks]:
+    ids = np.split(batch.tokens, batch.offsets[1:-1])
+    positions, text_bytes = list[list[int]](), 0
+    for index, own in enumerate(ids):
+        positions.append(found := fill_mask.mask_positions(own, pieces, f"{field}[{index}]"))
+        text_bytes += len(found) * json_bytes(pieces.texts([own.tolist()], len(found) == 1))
+        yield
+    known = dict[int, None]()
+    for start in range(0, len(targets), STEP_TARGETS):
+        some = targets[start : start + STEP_TARGETS]
+        known |= dict.fromkeys(fill_mask.target_ids(some, pieces))
+        yield
+    starts = zip(batch.offsets.tolist(), positions, strict=False)
+    places = np.array([start + place for start, own in starts for place in own], np.int64)
+    return _Masks(ids, positions, places, list(known) or None, text_bytes)
+
+
+def _label_bytes(labels: Sequence[str]) -> int:
+    """Of the labels of one text as JSON, with their scores."""
+    return LABEL_BYTES * len(labels) + json_bytes(labels)
+
+
+def _kept_bytes(texts: TextsToTokenize, batch: Batch) -> int:
+    """Of the texts as JSON, without what is cut off."""
+    whole = zip(texts.whole(texts.texts), batch.lengths.tolist(), strict=True)
+    return json_bytes(str(text[: CHARACTERS_PER_TOKEN * length]) for text, length in whole)
+
+
+def _labels(texts: TextsToTokenize) -> Sequence[str]:
+    bundle = texts.model.bundle
+    return classification.label_names(bundle.manifest.labels, bundle.width("logits"))
+
+
+def _check_single(asked: TextsToTokenize) -> None:
+    """InvalidInput for a pair."""
+    index = next((i for i, text in enumerate(asked.texts) if not isinstance(text, str)), None)
+    if index is not None:
+        raise InvalidInput(
+            f"{asked.field}[{index}] is a pair: send single texts", param=asked.field
+        )

@@ -1,0 +1,300 @@
+"""Texts as callers send them: bounded, and tokenized off the event loop.
+
+The work is bounded in three ways: the number of texts, the characters of each, and the tokens of
+all together.
+"""
+
+import sys
+from collections.abc import Callable, Sequence, Sized
+from functools import partial
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import orjson
+from pydantic import Field, PlainValidator
+from pydantic_core import PydanticCustomError
+from tokenizers import Encoding
+
+from addnorm.service.errors import EmptyInput, InvalidInput
+from addnorm.service.models.registry import Model
+from addnorm.service.protocols.texts.sizes import check_pairs, check_size
+from addnorm.service.protocols.texts.text_steps import batched, decoded_ids, portions, with_batch
+from addnorm.service.runtime.batch import Batch, Padding
+from addnorm.service.runtime.manifest import InputType
+from addnorm.service.runtime.tokenizing.tokenizer import CannotCut, Text, Tokenizer, num_characters
+from addnorm.service.scheduling.byte_budget import ByteBudget
+from addnorm.service.scheduling.cooperative import CooperativePool, Done, Steps, run_now
+from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.settings import Settings
+
+QUICK_CHARACTERS = 256  # take about 0.1 ms, as long as a change of threads, and 2 ms at worst
+STEP_CHARACTERS = 8192  # tokenized in one step: takes about 5 ms, 70 ms at worst
+S_PER_CHARACTER = 1e-6  # about, of tokenizing
+# empty ones take time too: about 8 us each where all of their tokens are shown
+QUICK_TEXTS, S_PER_TEXT = 32, 8e-6
+Made = TypeVar("Made", bound=Sized)  # of one text
+
+
+def _text(value: Any) -> Text:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and len(value) == 2 and set(map(type, value)) == {str}:
+        return value[0], value[1]
+    raise PydanticCustomError(
+        "text_kind", "Input should be a text, or a pair of texts: [first, second]"
+    )
+
+
+TwoTexts = Annotated[list[str], Field(min_length=2, max_length=2)]
+Texts = Annotated[
+    list[Annotated[Text, PlainValidator(_text, str | TwoTexts)]], Field(fail_fast=True)
+]
+PROMPT_NAME = Field(
+    None,
+    description="Which of the model's prompts is put before each text; by default as the bundle"
+    " says. Not for pairs.",
+)
+
+
+class TextsToTokenize(NamedTuple):
+    """Some of one request, with their prompt, which is put before each where it is tokenized."""
+
+    field: str  # the request's field that has them
+    texts: Sequence[Text]  # without the prompt
+    truncate: bool
+    model: Model
+    can_cut: bool = True  # whether the protocol has a field `truncate`
+    left: bool = False  # whether they are cut at their beginnings
+    input_type: InputType | None = None
+    prompt: str = ""  # of single texts: pairs have none
+
+    def whole(self, texts: Sequence[Text]) -> Sequence[Text]:
+        """Some of the texts, with their prompt."""
+        if not self.prompt:
+            return texts
+        return [self.prompt + text if isinstance(text, str) else text for text in texts]
+
+    def sizes(self) -> list[int]:
+        """Characters of each text with its prompt."""
+        if not self.prompt:
+            return list(map(num_characters, self.texts))
+        extra = len(self.prompt)
+        return [num_characters(text) + extra * isinstance(text, str) for text in self.texts]
+
+    @classmethod
+    def prompted(
+        cls,
+        field: str,
+        texts: Sequence[Text],
+        truncate: bool,
+        model: Model,
+        prompt_name: str | None,
+    ) -> "TextsToTokenize":
+        """With the prompt of this name, as sentence-transformers has it; None: the bundle's
+        default, if any, which pairs do without."""
+        prompt = _prompt(model, field, texts, prompt_name)
+        return cls(field, texts, truncate, model, prompt=prompt)
+
+    @classmethod
+    def typed(
+        cls,
+        field: str,
+        texts: Sequence[Text],
+        truncate: bool,
+        model: Model,
+        input_type: InputType,
+    ) -> "TextsToTokenize":
+        """With the prompt and the limit of queries or of documents. InvalidInput for pairs, and if
+        the model does not tell the two apart."""
+        manifest = model.bundle.manifest
+        if (rules := manifest.input_types.get(input_type)) is None:
+            raise InvalidInput(
+                f"input_type is {input_type!r}, but {model.bundle.ref} does not tell queries from"
+                " documents: leave it out",
+                param="input_type",
+            )
+        _check_single(field, texts, "input_type")
+        prompt = manifest.prompts.get(rules.prompt_name or "", "")
+        return cls(field, texts, truncate, model, input_type=input_type, prompt=prompt)
+
+
+class TextReader:
+    """Tokenizes texts, in steps by which requests take turns."""
+
+    def __init__(self, settings: Settings, budget: ByteBudget, threads: CooperativePool) -> None:
+        """budget: of the bytes of bodies under way, which texts count as; threads: where long texts
+        are tokenized. Not those that read or encode, whose steps are longer."""
+        self._settings, self._budget, self._threads = settings, budget, threads
+
+    @property
+    def trusts_token_ids(self) -> bool:
+        """Whether ids in place of texts are taken as they are."""
+        return self._settings.trust_token_ids
+
+    async def batch(self, asked: TextsToTokenize, deadline: Deadline) -> tuple[Batch, Padding]:
+        """Ragged sequences with special tokens. InvalidInput for a text that is too long."""
+        work = partial(self.tokenizer(asked).tokens, truncate=asked.truncate, left=asked.left)
+        return await self._finished(asked, batched(self._checked(asked, work)), deadline)
+
+    async def encoded(
+        self, asked: TextsToTokenize, deadline: Deadline
+    ) -> tuple[Batch, Padding, list[Encoding]]:
+        """As `batch`, with words and offsets, which take longer."""
+        tokenizer = self.tokenizer(asked)
+        found = self._checked(asked, partial(tokenizer.encode, truncate=asked.truncate))
+        return await self._finished(asked, with_batch(found, tokenizer), deadline)
+
+    def _checked(
+        self, asked: TextsToTokenize, work: Callable[[Sequence[Text]], list[Made]]
+    ) -> Steps[list[Made]]:
+        """InvalidInput for a text that is too long, or has no tokens."""
+        limit = self.tokenizer(asked).max_tokens
+
+        def check(index: int, made: Made) -> None:
+            if len(made) > limit:
+                raise _too_long(asked, index, len(made), "tokens", limit)
+            if not len(made):
+                raise InvalidInput(
+                    f"{asked.field}[{index}] has no tokens: send a text that is not empty",
+                    param=asked.field,
+                )
+
+        return _in_steps(asked, work, check, self._settings.max_tokens)
+
+    async def tokenized(
+        self,
+        asked: TextsToTokenize,
+        work: Callable[[Sequence[Text]], list[Made]],
+        deadline: Deadline,
+    ) -> list[Made]:
+        """What `work` makes of each text, by its deadline and while its caller is there."""
+        steps = _in_steps(asked, work, lambda index, made: None, self._settings.max_tokens)
+        return await self._finished(asked, steps, deadline)
+
+    async def _finished(
+        self, asked: TextsToTokenize, steps: Steps[Done], deadline: Deadline
+    ) -> Done:
+        with self._budget.reserve(num_bytes(asked.texts), deadline.key):
+            return await self.run(steps, len(asked.texts), sum(asked.sizes()), deadline)
+
+    async def run(
+        self, steps: Steps[Done], num_texts: int, num_characters: int, deadline: Deadline
+    ) -> Done:
+        """What the steps make of so many texts, together of so many characters: at once if both
+        are few, else by turns."""
+        if num_characters <= QUICK_CHARACTERS and num_texts <= QUICK_TEXTS:
+            return run_now(steps)
+        expected_s = num_characters * S_PER_CHARACTER + num_texts * S_PER_TEXT
+        return await self._threads.finish(steps, deadline, expected_s)
+
+    async def decoded(
+        self,
+        field: str,
+        rows: Sequence[Sequence[int]],
+        skip_special_tokens: bool,
+        model: Model,
+        deadline: Deadline,
+    ) -> list[orjson.Fragment]:
+        """The texts of token ids as JSON. InvalidInput for ids that no token has, and too many of
+        them."""
+        if model.tokenizer is None:
+            raise InvalidInput(f"{model.bundle.ref} has no tokenizer: its ids have no texts")
+        num = sum(map(len, rows))
+        check_size(field, len(rows), "lists", self._settings.max_sequences)
+        check_size(field, num, "ids", self._settings.max_tokens)
+        steps = decoded_ids(field, rows, skip_special_tokens, model.tokenizer, model.bundle.ref)
+        return await self.run(steps, len(rows), num, deadline)
+
+    def check_pairs(self, asked: TextsToTokenize, field: str, num: int) -> None:
+        """InvalidInput if the texts, each with every one of so many of another field, are too many
+        pairs. Known from the sizes: called before they are made."""
+        self.tokenizer(asked)
+        check_pairs(asked.field, len(asked.texts), field, num, self._settings.max_sequences)
+
+    def tokenizer(self, asked: TextsToTokenize) -> Tokenizer:
+        """The model's tokenizer. InvalidInput if there is none, or the texts are over a limit."""
+        field, texts, tokenizer = asked.field, asked.texts, asked.model.tokenizer
+        if asked.input_type:
+            tokenizer = asked.model.tokenizers_by_type.get(asked.input_type, tokenizer)
+        if tokenizer is None:
+            raise InvalidInput(
+                f"{asked.model.bundle.ref} has no tokenizer: send token ids instead of texts",
+                param=field,
+            )
+        if not texts:
+            raise EmptyInput(f"{field} is empty: send at least one text", param=field)
+        check_size(field, len(texts), "texts", self._settings.max_sequences)
+        limit = tokenizer.max_characters
+        if not asked.truncate and (longest := max(sizes := asked.sizes())) > limit:
+            raise _too_long(asked, sizes.index(longest), longest, "characters", limit)
+        return tokenizer
+
+
+def num_bytes(texts: Sequence[Text]) -> int:
+    """Of the strings. One that several pairs share, such as a query, is held once."""
+    strings = {
+        id(part): part for text in texts for part in ((text,) if isinstance(text, str) else text)
+    }
+    return sum(map(sys.getsizeof, strings.values()))
+
+
+def _prompt(model: Model, field: str, texts: Sequence[Text], name: str | None) -> str:
+    """ "" if none is asked for and the bundle has no default."""
+    manifest = model.bundle.manifest
+    if name is None:
+        return manifest.prompts.get(manifest.default_prompt_name or "", "")
+    if name not in manifest.prompts:
+        known = f"it has {', '.join(map(repr, manifest.prompts)) or 'none'}"
+        raise InvalidInput(
+            f"prompt_name is {name[:60]!r}: {model.bundle.ref} has no such prompt, {known}",
+            param="prompt_name",
+        )
+    _check_single(field, texts, "prompt_name")
+    return manifest.prompts[name]
+
+
+def _check_single(field: str, texts: Sequence[Text], option: str) -> None:
+    """InvalidInput for a pair. option: that is set, and is for single texts only."""
+    index = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
+    if index is not None:
+        raise InvalidInput(
+            f"{option} is set, but {field}[{index}] is a pair: it is for single texts",
+            param=option,
+        )
+
+
+def _in_steps(
+    asked: TextsToTokenize,
+    work: Callable[[Sequence[Text]], list[Made]],
+    check: Callable[[int, Made], None],
+    limit: int,
+) -> Steps[list[Made]]:
+    """limit: of the tokens of all texts; the work ends as soon as there are more."""
+    done: list[Made] = []
+    num_tokens = 0
+    for portion in portions(asked.texts, asked.sizes(), STEP_CHARACTERS):
+        try:
+            made = work(asked.whole(portion))
+        except CannotCut as error:
+            place = f"{asked.field}[{len(done) + error.index}]"
+            raise InvalidInput(f"{place}{error.reason}: shorten it", param=asked.field) from None
+        for index, one in enumerate(made, len(done)):
+            check(index, one)
+        done += made
+        num_tokens += sum(map(len, made))
+        if num_tokens > limit:
+            raise InvalidInput(
+                f"{asked.field} has more than {limit} tokens, the limit: send less at once",
+                param=asked.field,
+            )
+        yield
+    return done
+
+
+def _too_long(asked: TextsToTokenize, index: int, size: int, unit: str, limit: int) -> InvalidInput:
+    remedy = 'shorten it, or send "truncate": true' if asked.can_cut else "shorten it"
+    of_type = f" of a {asked.input_type}" if asked.input_type else ""
+    return InvalidInput(
+        f"{asked.field}[{index}] has {size} {unit}, {size - limit} more than"
+        f" {asked.model.bundle.ref} takes{of_type} ({limit}): {remedy}",
+        param=asked.field,
+    )

@@ -1,0 +1,270 @@
+"""Texts -> token ids, by a bundle's own tokenizer.json. Knows models' limits, no requests."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+import tokenizers
+from tokenizers import Encoding
+
+from addnorm.service.errors import StartupError
+from addnorm.service.runtime.bundle import TOKENIZER, Bundle
+from addnorm.service.runtime.manifest import InputType
+from addnorm.service.runtime.tokenizing.own_ids import ends_of
+
+# else each call starts threads of its own, which compete with the worker threads
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Characters of a text for each token that it may have. Languages have 2 to 5.
+CHARACTERS_PER_TOKEN = 16  # more are refused before any work, unless the text may be cut
+LIKELY_CHARACTERS = 8  # mostly enough to cut the text
+EDGE_CHARACTERS = 64  # at the end of a beginning: what follows may still change their tokens
+LONGEST_FIRST = "longest_first"
+
+Pair = tuple[str, str]
+Text = str | Pair
+# one of the library's methods
+Encode = Callable[[tokenizers.Tokenizer, list[Text]], list[Encoding]]
+
+
+def num_characters(text: Text) -> int:
+    """Of both texts of a pair."""
+    return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
+
+
+def _is_pair(text: Text) -> bool:
+    return not isinstance(text, str)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Those of a text, special tokens included."""
+
+    ids: list[int]
+    types: list[int] | None  # None: all 0, or the model takes none
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class CannotCut(Exception):
+    """A text cannot be cut as the library cuts it: `reason` follows its place."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(index, reason)
+        self.index, self.reason = index, reason  # index: of the text among those given
+
+
+class Tokenizer:
+    """Safe to call from several threads at once: its tokenizers never change once made."""
+
+    def __init__(self, bundle: Bundle, max_tokens: int | None = None) -> None:
+        """max_tokens: of a text; None: as the manifest says. StartupError if the file is broken, or
+        has ids that the model lacks."""
+        limits = bundle.manifest.limits
+        self.max_tokens = max_tokens or limits.max_text_tokens
+        self.max_characters = CHARACTERS_PER_TOKEN * limits.max_positions
+        self.has_types = limits.type_vocab_size > 1 and bundle.manifest.texts_have_types
+        self._whole, self._cut, self._cut_pairs = (_read(bundle) for _ in range(3))
+        self._pair_strategy = (self._whole.truncation or {}).get("strategy", LONGEST_FIRST)
+        for tokenizer in (self._whole, self._cut, self._cut_pairs):
+            tokenizer.no_truncation()
+        self.num_special = self._whole.num_special_tokens_to_add(is_pair=False)
+        self.num_special_of_pair = self._whole.num_special_tokens_to_add(is_pair=True)
+        self.ends = ends_of(self._whole)  # of the ids of each text; empty if it marks none
+        self._check(bundle)
+        # they keep the special tokens around the texts
+        self._cut.enable_truncation(self.max_tokens)
+        self._cut_pairs.enable_truncation(self.max_tokens, strategy=self._pair_strategy)
+        added = (token.content for token in self._whole.get_added_tokens_decoder().values())
+        self._edge = EDGE_CHARACTERS + max(map(len, added), default=0)
+
+    def _check(self, bundle: Bundle) -> None:
+        limits, highest = bundle.manifest.limits, max(self._whole.get_vocab().values(), default=0)
+        if highest >= limits.vocab_size:
+            raise StartupError(
+                f"bundle {bundle.path}: {TOKENIZER} has ids up to {highest}, the model's are below"
+                f" {limits.vocab_size}: export it again with the tokenizer it was trained with"
+            )
+        special, positions = self.num_special, limits.max_positions
+        if not special < self.max_tokens <= positions:
+            raise StartupError(
+                f"bundle {bundle.path}: texts may have {self.max_tokens} tokens; with {special}"
+                f" special tokens and {positions} positions it must be {special + 1} to"
+                f" {positions}: export it again"
+            )
+
+    @property
+    def library(self) -> tokenizers.Tokenizer:
+        """The library's, which neither pads nor cuts. It must not be changed."""
+        return self._whole
+
+    def tokens(self, texts: Sequence[Text], truncate: bool, left: bool = False) -> list[Tokens]:
+        """Those of each text or pair.
+
+        truncate: cuts them to max_tokens, or raises CannotCut; left: cuts off their beginnings.
+        """
+        # of the library's methods this one holds Python's global lock for the shortest time
+        encode = tokenizers.Tokenizer.encode_batch_fast
+        return list(map(self.tokens_of, self._encoded(encode, texts, truncate, left)))
+
+    def encode(self, texts: Sequence[Text], truncate: bool) -> list[Encoding]:
+        """As `tokens`, with words and offsets."""
+        return self._encoded(tokenizers.Tokenizer.encode_batch, texts, truncate)
+
+    @cached_property
+    def num_ids(self) -> int:
+        """The highest id of a token, and one."""
+        return max(self._whole.get_vocab().values(), default=-1) + 1
+
+    def tokens_of(self, encoding: Encoding) -> Tokens:
+        """An encoding's, as `tokens` makes them."""
+        return Tokens(encoding.ids, self._types(encoding))
+
+    def _types(self, encoding: Encoding) -> list[int] | None:
+        if not self.has_types:
+            return None
+        types: list[int] = encoding.type_ids
+        return types if any(types) else None
+
+    def _encoded(
+        self, encode: Encode, texts: Sequence[Text], truncate: bool, left: bool = False
+    ) -> list[Encoding]:
+        if not truncate:
+            return encode(self._whole, list(texts))
+        readable = self._whole_ends if left else self._readable
+        cutters = self._left if left else (self._cut, self._cut_pairs)
+        kept = [readable(index, text) for index, text in enumerate(texts)]
+        found: list[Encoding] = []
+        for is_pair, group in groupby(kept, _is_pair):
+            if is_pair:
+                found += self._encoded_pairs(encode, cutters[1], list(group), len(found))
+            else:
+                found += encode(cutters[0], list(group))
+        return found
+
+    @cached_property
+    def _left(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
+        """Those that cut texts, and pairs, on the left: few callers need them."""
+        plain = self._whole.to_str()
+        texts, pairs = (tokenizers.Tokenizer.from_str(plain) for _ in range(2))
+        texts.enable_truncation(self.max_tokens, direction="left")
+        pairs.enable_truncation(self.max_tokens, strategy=self._pair_strategy, direction="left")
+        return texts, pairs
+
+    def _whole_ends(self, index: int, text: Text) -> Text:
+        """The text as it is. CannotCut if it is long: where it is cut on the left depends on its
+        tokens from the first on."""
+        if (num := num_characters(text)) > self.max_characters:
+            reason = f"has {num} characters: only {self.max_characters} are read to cut on the left"
+            raise CannotCut(index, f" {reason}")
+        if not isinstance(text, str) and self.num_special_of_pair > self.max_tokens:
+            raise self._no_room_for_pairs(index)
+        return text
+
+    def _encoded_pairs(
+        self, encode: Encode, cutter: tokenizers.Tokenizer, pairs: list[Text], start: int
+    ) -> list[Encoding]:
+        """start: the index of the first among all texts."""
+        try:
+            return encode(cutter, pairs)
+        except Exception:  # tokenizers has no class of its own
+            for index, pair in enumerate(pairs, start):
+                self._check_cut(encode, cutter, index, pair)
+            raise
+
+    def _check_cut(
+        self, encode: Encode, cutter: tokenizers.Tokenizer, index: int, pair: Text
+    ) -> None:
+        """CannotCut if the file says which text of a pair is cut, and the other is too long."""
+        try:
+            encode(cutter, [pair])
+        except Exception as error:
+            which, other = "first", "second"
+            if self._pair_strategy == "only_second":
+                which, other = other, which
+            reason = f"is cut in its {which} text only, and the {other} leaves no room for it"
+            raise CannotCut(index, f" {reason}") from error
+
+    def _readable(self, index: int, text: Text) -> Text:
+        """Enough of a text, or of a pair, to cut it to the same tokens as the whole. Bounds the
+        work."""
+        if isinstance(text, str):
+            return self._beginning(index, text, self.max_tokens - self.num_special, "")
+        if self.num_special_of_pair > self.max_tokens:
+            raise self._no_room_for_pairs(index)
+        first, second = map(len, text)
+        if max(first, second) <= self.max_characters:
+            return text
+        if min(first, second) > self.max_characters:
+            # both would have to be read to the end, to know which has more tokens
+            reason = f"is a pair of texts of more than {self.max_characters} characters each"
+            raise CannotCut(index, f" {reason}")
+        return self._readable_pair(index, text, int(second > first))
+
+    def _no_room_for_pairs(self, index: int) -> CannotCut:
+        reason = f"has {self.num_special_of_pair} special tokens, the limit is"
+        return CannotCut(index, f" {reason} {self.max_tokens}")
+
+    def _readable_pair(self, index: int, pair: Pair, longer: int) -> Pair:
+        """longer: which of its texts has more than max_characters, 0 or 1."""
+        other = self._whole.encode_batch([pair[1 - longer]], add_special_tokens=False)[0]
+        # as many as are ever kept, and more than the other has: where both are cut depends on that
+        num_needed = max(self.max_tokens, len(other) + 1)
+        beginning = self._beginning(index, pair[longer], num_needed, f"[{longer}]")
+        return (pair[0], beginning) if longer else (beginning, pair[1])
+
+    def _beginning(self, index: int, text: str, num_needed: int, place: str) -> str:
+        """A beginning of the text with so many tokens that nothing behind it changes.
+
+        place: of the text in its pair.
+        """
+        for size in (LIKELY_CHARACTERS * self.max_tokens, self.max_characters):
+            if len(text) <= size:
+                return text
+            if self._num_settled(text[:size]) >= num_needed:
+                return text[:size]
+        raise CannotCut(
+            index,
+            f"{place} has {len(text)} characters, and its first {self.max_characters} do not hold"
+            f" the tokens needed to cut it to {self.max_tokens}",
+        )
+
+    def _num_settled(self, beginning: str) -> int:
+        """Number of leading tokens that are the same whatever text follows.
+
+        They are those of the words that end well before the edge: the last word may go on behind
+        the edge, and an added token may begin shortly before it.
+        """
+        encoding = self._whole.encode_batch([beginning], add_special_tokens=False)[0]
+        words, edge = encoding.word_ids, len(beginning) - self._edge
+        beyond = (index for index, (_, end) in enumerate(encoding.offsets) if end > edge)
+        first = next(beyond, len(words) - 1)  # neither it nor the rest of its word is settled
+        return words.index(words[first]) if words else 0
+
+
+def load(bundle: Bundle) -> Tokenizer | None:
+    """None where the bundle has no tokenizer."""
+    return Tokenizer(bundle) if TOKENIZER in bundle.manifest.files else None
+
+
+def load_by_type(bundle: Bundle) -> dict[InputType, Tokenizer]:
+    """For those input types whose texts have a limit of their own."""
+    return {
+        input_type: Tokenizer(bundle, rules.max_tokens)
+        for input_type, rules in bundle.manifest.input_types.items()
+        if rules.max_tokens is not None and TOKENIZER in bundle.manifest.files
+    }
+
+
+def _read(bundle: Bundle) -> tokenizers.Tokenizer:
+    """The file's tokenizer, without the padding that the file sets."""
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(bundle.path / TOKENIZER))
+    except Exception as error:  # tokenizers has no class of its own
+        raise StartupError(
+            f"bundle {bundle.path}: {TOKENIZER} is broken: {error}; export it again"
+        ) from error
+    tokenizer.no_padding()
+    return tokenizer
