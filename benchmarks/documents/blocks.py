@@ -1,7 +1,8 @@
-"""Marked blocks of a page: `<!-- begin: NAME -->` text `<!-- end -->`. Knows text only.
+"""Marked blocks of a page. Knows text only.
 
-A block whose marker ends a line stands on lines of its own. Any other stands within a line, but not
-at its beginning: Markdown would read the whole line as HTML.
+`<!-- begin: NAME -->` text `<!-- end -->`. A block whose marker ends a line stands on lines of its
+own. Any other stands within a line, but not at its beginning: Markdown would read the whole line
+as HTML.
 """
 
 import re

@@ -13,7 +13,7 @@ COMMENT = re.compile(r"(?://|#) ?(.*)\n")
 def folders_table(root: Path, folder: str) -> str:
     """The folders below one: what each does by its `__init__.py`, and its files."""
     rows = [
-        (f"`{found.relative_to(root / folder)}/`", purpose(found), " ".join(_names(found)))
+        (f"`{found.relative_to(root / folder)}/`", _of_folder(found), " ".join(_names(found)))
         for found in _folders(root / folder)
     ]
     return table(["folder", "what it does", "files"], rows)
@@ -26,10 +26,15 @@ def files_table(root: Path, folder: str) -> str:
     return table(["file", "what it does"], rows)
 
 
+def _of_folder(folder: Path) -> str:
+    """Empty where its `__init__.py` says nothing."""
+    path = folder / "__init__.py"
+    return purpose(path) if path.read_text() else ""
+
+
 def purpose(path: Path) -> str:
-    """The first sentence of a file, or of a folder's `__init__.py`. ValueError without one."""
-    path = path / "__init__.py" if path.is_dir() else path
-    text = path.read_text() if path.exists() else ""
+    """The first sentence of a file. ValueError without one."""
+    text = path.read_text()
     said = ast.get_docstring(ast.parse(text)) if path.suffix == ".py" else _comment(text)
     if not said:
         raise ValueError(f"{path} does not begin with a sentence that says what it does")
