@@ -90,7 +90,7 @@ def test_named_experiments_marks_and_targets_exist(page: Path) -> None:
     marks = set(re.findall(r"pytest -m ([a-z_]+)", text))
     assert marks <= {*PROOFS, "cuda"}
     unreleased = re.split(r"^## \d", text, flags=re.M)[0] if page.name == "CHANGELOG.md" else text
-    targets = set(re.findall(r"`make\s([a-z][a-z-]*)", unreleased))
+    targets = set(re.findall(r"`make\s([a-z][a-z-]*)[` ]", unreleased))
     makefile = (ROOT / "Makefile").read_text()
     assert all(f"\n{target}:" in makefile for target in targets), targets
     modules = set(re.findall(r"python -m ((?:addnorm|benchmarks)\.[\w.]+)", text))
