@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from addnorm.service.errors import ServiceError
 from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.outputs.small_vectors import VectorDType
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
@@ -104,7 +103,7 @@ EXAMPLES: dict[str, Any] = {
     "the same as base64": {**TOKENS, "encoding_format": "base64"},
     "texts": {
         "model": "all-minilm-l6-v2",
-        "input": ["Pads are dropped.", "Pads are never computed."],
+        "input": ["Pads are dropped.", "Pads come back as zeros."],
     },
 }
 VECTORS: list[list[Any]] = [
@@ -168,18 +167,6 @@ def encode(as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
     return Payload((yield from written(body, response.num_bytes)))
-
-
-def error_body(error: ServiceError) -> dict[str, dict[str, str | None]]:
-    """OpenAI's envelope, which all routes but V2's use."""
-    return {
-        "error": {
-            "message": error.message,
-            "type": error.type,
-            "param": error.param,
-            "code": error.code,
-        }
-    }
 
 
 ENDPOINT = Endpoint(

@@ -9,10 +9,16 @@ from addnorm.service.errors import ServiceError
 from addnorm.service.protocols.body_route import BodyEndpoint
 from addnorm.service.protocols.codec import dialects
 from addnorm.service.protocols.codec.dialects import Dialect
-from addnorm.service.protocols.codec.openapi import DEADLINE, ErrorBody, by_name, errors, json_body
+from addnorm.service.protocols.codec.openapi import (
+    DEADLINE,
+    ErrorBody,
+    by_name,
+    errors,
+    json_body,
+    openai_error_body,
+)
 from addnorm.service.protocols.cohere import cohere_rerank as cohere
 from addnorm.service.protocols.inference_route import Endpoint
-from addnorm.service.protocols.openai import embeddings as openai
 from addnorm.service.protocols.tei import tei_schema, tei_tokens
 from addnorm.service.protocols.tei import tei_tasks as tei
 from addnorm.service.protocols.tei.tei_schema import (
@@ -30,7 +36,7 @@ RERANK = {
 }
 TOKENIZE = {
     "inputs": Dialect(TeiTokenizeRequest, tei_schema.error_body, tei_tokens.tokenize),
-    "prompt": Dialect(vllm_tokens.PromptTokenizeRequest, openai.error_body, vllm_tokens.tokenize),
+    "prompt": Dialect(vllm_tokens.PromptTokenizeRequest, openai_error_body, vllm_tokens.tokenize),
 }
 
 
