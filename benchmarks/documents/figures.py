@@ -50,8 +50,12 @@ def report_of(kept: Kept, name: str) -> str:
 def where(entry: Mapping[str, Any]) -> str:
     """One sentence: commit and machine."""
     commit = f"commit {entry['commit']}" if "commit" in entry else _by_hand(entry)
-    facts = (f"{name.replace('_', ' ')} {value}" for name, value in entry["machine"].items())
+    facts = (f"{name.replace('_', ' ')} {_short(fact)}" for name, fact in entry["machine"].items())
     return f"Measured: {'; '.join((commit, *facts))}."
+
+
+def _short(fact: object) -> str:
+    return f"{fact:.3g}" if isinstance(fact, float) else str(fact)
 
 
 def _by_hand(entry: Mapping[str, Any]) -> str:
