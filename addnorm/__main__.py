@@ -1,6 +1,7 @@
 """`addnorm COMMAND`: picks the command, and imports only what that command needs."""
 
 import sys
+from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from typing import NamedTuple
@@ -50,9 +51,9 @@ USAGE = "\n".join(
 )
 
 
-def main() -> None:
-    """Runs the command that the first argument names."""
-    name, *arguments = sys.argv[1:] or ["--help"]
+def main(words: Sequence[str] | None = None) -> None:
+    """Runs the command that the first word names. words: the command line's if None."""
+    name, *arguments = (sys.argv[1:] if words is None else words) or ["--help"]
     if name in ("-h", "--help"):
         print(USAGE)
     elif name == "--version":

@@ -7,7 +7,7 @@ its commit and machine. Exits with 1 if a goal was missed.
 import argparse
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,19 +17,20 @@ from benchmarks.registry import EXPERIMENTS, GROUPS, PROOFS, Experiment
 from benchmarks.report import Report
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(
+    words: Sequence[str] | None = None, experiments: Mapping[str, Experiment] = EXPERIMENTS
+) -> int:
     parser = _parser()
     arguments = parser.parse_args(words)
-    if unknown := [name for name in arguments.names if name not in {**EXPERIMENTS, **GROUPS}]:
+    if unknown := [name for name in arguments.names if name not in {**experiments, **GROUPS}]:
         parser.error(f"no experiment is called {unknown[0]}: `python -m benchmarks` lists them")
     if arguments.minutes is not None and not arguments.minutes > 0:
         parser.error(f"--minutes must be above 0, not {arguments.minutes:g}")
     if not arguments.names:
         print(listing())
         return 0
-    processes.end_on_sigterm()
     names = [name for asked in arguments.names for name in GROUPS.get(asked, (asked,))]
-    results = {name: _run(name, EXPERIMENTS[name], arguments) for name in names}
+    results = {name: _run(name, experiments[name], arguments) for name in names}
     if len(results) > 1:
         print("\n".join(f"{name}: {'passed' if ok else 'FAILED'}" for name, ok in results.items()))
     return int(not all(results.values()))
@@ -115,4 +116,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    processes.end_on_sigterm()
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -10,6 +10,11 @@ PROGRAMS = {  # name -> how Debian installs it
     "haproxy": "apt-get install haproxy",
     "chromedriver": "make browser",
 }
+Found = Callable[[str], bool]
+
+
+def on_path(program: str) -> bool:
+    return bool(shutil.which(program) or shutil.which(program, path="/usr/sbin"))
 
 
 def absent_files(needs: Sequence[str], root: Path = ROOT) -> list[str]:
@@ -17,15 +22,15 @@ def absent_files(needs: Sequence[str], root: Path = ROOT) -> list[str]:
     return [need for need in needs if need not in PROGRAMS and not (root / need).exists()]
 
 
-def absent_programs(needs: Sequence[str]) -> list[str]:
-    return [need for need in needs if need in PROGRAMS and not _found(need)]
+def absent_programs(needs: Sequence[str], found: Found = on_path) -> list[str]:
+    return [need for need in needs if need in PROGRAMS and not found(need)]
 
 
-def in_words(needs: Sequence[str], root: Path = ROOT) -> str:
-    """What is absent, and how to get it. Empty where nothing is."""
-    files = absent_files(needs, root)
+def in_words(needs: Sequence[str], root: Path = ROOT, found: Found = on_path) -> str:
+    """What is absent, and how to get it. Empty where nothing is. found: whether a program is."""
+    files, programs = absent_files(needs, root), absent_programs(needs, found)
     said = [f"run `make {' '.join(files)}`"] if files else []
-    said += [f"{name} is not installed: `{PROGRAMS[name]}`" for name in absent_programs(needs)]
+    said += [f"{name} is not installed: `{PROGRAMS[name]}`" for name in programs]
     return "; ".join(said)
 
 
@@ -33,7 +38,3 @@ def make(needs: Sequence[str], *variables: str, root: Path = ROOT) -> None:
     """Makes the files that are absent. CalledProcessError where make fails."""
     if files := absent_files(needs, root):
         subprocess.run(["make", *files, *variables], cwd=root, check=True)
-
-
-def _found(program: str) -> str | None:
-    return shutil.which(program) or shutil.which(program, path="/usr/sbin")

@@ -6,18 +6,18 @@ Knows no requests: HTTP is Serve's, and the application is the one that `addnorm
 import asyncio
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from addnorm.cluster.queued_tokens import BUSY, TOKENS
-from addnorm.service.models.registry import load_all
+from addnorm.service.environment import read_settings
+from addnorm.service.models.loading import load_all
 from addnorm.service.runtime.device import memory
 from addnorm.service.server.other_servers import ForOtherServers
 from addnorm.service.server.wiring import Service, build
-from addnorm.service.settings import read_settings
 from addnorm.service.telemetry import logs
 from addnorm.service.telemetry.tracing import tracer_of_environment
 
@@ -60,9 +60,11 @@ def application(options: Options) -> Any:
 class Replica:
     """One process. Serve calls every method on one event loop."""
 
-    def __init__(self, options: Options) -> None:
-        """Loads every bundle. StartupError if one cannot be trusted."""
-        settings = read_settings(**{"worker_threads": _num_cores(), **options.settings})
+    def __init__(self, options: Options, num_cores: Callable[[], int] | None = None) -> None:
+        """Loads every bundle. StartupError if one cannot be trusted. num_cores: the replica's
+        share; as Ray says if None."""
+        cores = (num_cores or _num_cores)()
+        settings = read_settings(**{"worker_threads": cores, **options.settings})
         self._log = _log_to_stderr(settings.log_level)
         memory.share_arenas()
         models = load_all(options.bundles, settings)

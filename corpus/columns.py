@@ -1,5 +1,6 @@
 """What a bundle makes of texts, as Arrow columns of some kinds. Knows no files."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -13,9 +14,12 @@ from addnorm.service.inference.outputs import (
     Output,
     Pooled,
     Sparse,
-    SparseVectors,
     TokenVectors,
+    Value,
 )
+from addnorm.service.inference.outputs.output import Asked
+from addnorm.service.inference.outputs.per_token import SomeTokenVectors
+from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime.manifest import InputType, Task
 from addnorm.service.tasks.classification import probabilities
@@ -42,6 +46,7 @@ class Kind(NamedTuple):
 
     task: Task  # that the model must be made for
     dtypes: tuple[DType, ...]
+    column: Callable[[InferenceResponse], pa.Array]  # of what the output made of n texts
     options: tuple[str, ...] = ()  # that are for it alone
 
     def check(self, options: EmbedOptions) -> None:
@@ -59,15 +64,7 @@ class Kind(NamedTuple):
                     )
 
 
-KINDS = {
-    "pooled": Kind("embed", ("float32", "float16", "int8"), ("dimensions",)),
-    "sparse": Kind("sparse", ("float32",), ("top_k",)),
-    "multi-vector": Kind("multi_vector", ("float32", "float16"), ("input_type",)),
-    "scores": Kind("classify", ("float32",)),
-}
-
-
-def output(options: EmbedOptions, model: Model) -> Output:
+def output(options: EmbedOptions, model: Model) -> Output[Value]:
     """What is asked of the server's pipeline. `pooled` is what `/v1/embeddings` answers."""
     manifest = model.bundle.manifest
     match options.output:
@@ -78,26 +75,33 @@ def output(options: EmbedOptions, model: Model) -> Output:
             return Sparse(options.top_k)
         case "multi-vector":
             rules = manifest.input_types.get(options.input_type) if options.input_type else None
-            return TokenVectors(manifest.normalize, rules.skipped_ids if rules else None)
+            skipped_ids = rules.skipped_ids if rules else None
+            asked = Asked(normalize=manifest.normalize, skipped_ids=skipped_ids)
+            return TokenVectors.asked_for(asked)
     return Logits()
 
 
-def column(values: Any) -> pa.Array:
-    """What an output made of n texts -> n values of a column.
-
-    pooled, scores: lists of one size. sparse: indices and values. multi-vector: lists of lists.
-    """
-    if isinstance(values, SparseVectors):
-        parts = [_lists(values.indices, np.int32), _lists(values.values, np.float32)]
-        return pa.StructArray.from_arrays(parts, ["indices", "values"])
-    if isinstance(values, list):
-        return pa.ListArray.from_arrays(_offsets(values), _fixed(np.concatenate(values)))
-    return _fixed(values)
+def _pooled(response: InferenceResponse) -> pa.Array:
+    return _fixed(response.value(Pooled).joined)
 
 
-def scores(logits: NDArray[np.float32], model: Model) -> NDArray[np.float32]:
+def _entries(response: InferenceResponse) -> pa.Array:
+    vectors = response.value(Sparse)
+    parts = [_lists(vectors.indices, np.int32), _lists(vectors.values, np.float32)]
+    return pa.StructArray.from_arrays(parts, ["indices", "values"])
+
+
+def _token_vectors(response: InferenceResponse) -> pa.Array:
+    kind = TokenVectors if TokenVectors in response.values else SomeTokenVectors
+    made = response.value(kind)
+    return pa.ListArray.from_arrays(_offsets(made.rows), _fixed(made.joined))
+
+
+def _scores(response: InferenceResponse) -> pa.Array:
     """`[n, labels]`, as `/v1/classify` and the routes for reranking give them."""
-    return probabilities(logits, "sigmoid" if model.bundle.manifest.multi_label else None)
+    is_multi_label = response.request.model.bundle.manifest.multi_label
+    logits = response.value(Logits).joined
+    return _fixed(probabilities(logits, "sigmoid" if is_multi_label else None))
 
 
 def _fixed(values: NDArray[Any]) -> pa.Array:
@@ -111,5 +115,13 @@ def _lists(rows: list[NDArray[Any]], dtype: Any) -> pa.Array:
     )
 
 
-def _offsets(rows: list[NDArray[Any]]) -> pa.Array:
+def _offsets(rows: Iterable[NDArray[Any]]) -> pa.Array:
     return pa.array(np.cumsum([0, *map(len, rows)]), pa.int32())
+
+
+KINDS = {
+    "pooled": Kind("embed", ("float32", "float16", "int8"), _pooled, ("dimensions",)),
+    "sparse": Kind("sparse", ("float32",), _entries, ("top_k",)),
+    "multi-vector": Kind("multi_vector", ("float32", "float16"), _token_vectors, ("input_type",)),
+    "scores": Kind("classify", ("float32",), _scores),
+}

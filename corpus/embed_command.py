@@ -4,8 +4,8 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,14 +15,16 @@ from addnorm.corpus import embedding_job
 from addnorm.corpus.columns import KINDS, DType, EmbedOptions
 from addnorm.corpus.command import positive
 from addnorm.corpus.embedder import Embedder, as_dict
-from addnorm.corpus.embedding_job import Progress
+from addnorm.corpus.embedding_job import WINDOW_ROWS, Progress
 from addnorm.corpus.errors import CorpusError
+from addnorm.corpus.in_process import opened
 from addnorm.corpus.parts import Parts, Plan
 from addnorm.corpus.texts_source import Source
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime.device import memory
 from addnorm.service.runtime.fingerprint import METADATA_KEY, to_text
 from addnorm.service.runtime.manifest import InputType, Precision
+from addnorm.service.server.wiring import Service
 
 LABELS_KEY = "addnorm.labels"
 NOT_DONE, INTERRUPTED = 1, 130
@@ -35,12 +37,24 @@ A job that was stopped or killed goes on if the same command is given again.
 exit codes: 0 OUT is written, 1 it is not, 2 the command line is wrong, 130 interrupted"""
 
 
-def embed(arguments: Sequence[str]) -> None:
+@dataclass(frozen=True)
+class Means:
+    """That a job is done with."""
+
+    open_bundle: Callable[..., Service] = opened
+    parts: type[Parts] = Parts
+    window_rows: int = WINDOW_ROWS
+
+
+MEANS = Means()
+
+
+def embed(arguments: Sequence[str], means: Means = MEANS) -> None:
     """Exits with one line and code 1 if OUT cannot be written."""
     options = _parser().parse_args(arguments)
     memory.share_arenas()
     try:
-        _embed(options)
+        _embed(options, means)
     except CorpusError as error:
         print(f"addnorm embed: {error}", file=sys.stderr)
         sys.exit(NOT_DONE)
@@ -49,23 +63,25 @@ def embed(arguments: Sequence[str]) -> None:
         sys.exit(INTERRUPTED)
 
 
-def _embed(options: argparse.Namespace) -> None:
+def _embed(options: argparse.Namespace, means: Means) -> None:
     source, asked = _source(options), _asked(options)
-    embedder = Embedder(options.bundle, asked, worker_threads=options.worker_threads)
+    embedder = Embedder(
+        options.bundle, asked, means.open_bundle, worker_threads=options.worker_threads
+    )
     try:
         _warn(embedder.model, asked.output)
         fingerprint = to_text(embedder.fingerprint)
         metadata = {METADATA_KEY: fingerprint}
         if embedder.labels:
             metadata[LABELS_KEY] = ",".join(embedder.labels)
-        parts = Parts(options.out, _plan(options, source, embedder), metadata)
+        parts = means.parts(options.out, _plan(options, source, embedder), metadata)
         if parts.is_done():
             print(f"{options.out} is complete")
             return
         num_rows = source.count()
         with parts.opened():
             try:
-                done = _run(options, source, embedder, parts, num_rows)
+                done = _run(options, source, embedder, parts, num_rows, means.window_rows)
             except CorpusError:
                 _check_unchanged(options, source, parts)  # what cannot be read may have changed
                 raise
@@ -96,13 +112,21 @@ def _warn(model: Model, output: str) -> None:
 
 
 def _run(
-    options: argparse.Namespace, source: Source, embedder: Embedder, parts: Parts, num_rows: int
+    options: argparse.Namespace,
+    source: Source,
+    embedder: Embedder,
+    parts: Parts,
+    num_rows: int,
+    window_rows: int,
 ) -> str:
     """What was done."""
     left = num_rows - parts.num_rows
     with tqdm(total=num_rows, initial=parts.num_rows, unit=" rows", disable=None) as bar:
         progress = Progress(bar)
-        asyncio.run(embedding_job.run(source, embedder, parts, options.vector_column, progress))
+        job = embedding_job.run(
+            source, embedder, parts, options.vector_column, progress, window_rows
+        )
+        asyncio.run(job)
     return (
         f"{options.out}: {num_rows:,} rows, {left:,} of them now: {progress.num_tokens:,} tokens,"
         f" {progress.tokens_per_s:,.0f} a second"

@@ -12,16 +12,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from addnorm.corpus.columns import KINDS, EmbedOptions, column, output, scores
+from addnorm.corpus.columns import KINDS, EmbedOptions, output
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.in_process import opened
 from addnorm.service.errors import NotFinite, ServiceError
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.inference.request_path import Call, Prepared
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Batch, Ints, Padding
 from addnorm.service.runtime.tokenizing.tokenizer import Text
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.server.wiring import Service
+from addnorm.service.telemetry.request_context import RequestContext
 
 # of requests: the caller bounds what is under way
 NO_LIMIT = 2**40
@@ -58,13 +61,19 @@ class Computing(NamedTuple):
 class Embedder:
     """To be closed."""
 
-    def __init__(self, bundle: Path, options: EmbedOptions, **settings: Any) -> None:
+    def __init__(
+        self,
+        bundle: Path,
+        options: EmbedOptions,
+        open_bundle: Callable[..., Service] = opened,
+        **settings: Any,
+    ) -> None:
         """settings: of the server, that are not the default ones. CorpusError if the bundle is
         refused, or an option does not fit it."""
         self.options = options
         kind = KINDS[options.output]
         kind.check(options)
-        self._service = opened(bundle, **{**NO_LIMITS, **settings})
+        self._service = open_bundle(bundle, **{**NO_LIMITS, **settings})
         try:
             (model,) = self._service.models.all()
             self.model = self._service.models.find(model.bundle.ref, kind.task)
@@ -152,8 +161,14 @@ class Embedder:
             binary=True,
             field=FIELD,
         )
+
+        async def prepare() -> Prepared[pa.Array]:
+            return request, self._column
+
         try:
-            made, _ = await self._service.pipeline.run(request, self._column, Deadline(FOREVER_S))
+            made, _ = await self._service.request_path.answer(
+                Call(Deadline(FOREVER_S), RequestContext()), prepare
+            )
         except NotFinite as error:
             raise CorpusError(f"row {rows[error.sequence]}: {error.message}") from None
         except ServiceError as error:
@@ -165,10 +180,7 @@ class Embedder:
 
     def _column(self, response: InferenceResponse) -> Steps[pa.Array]:
         yield
-        (values,) = response.outputs.values()
-        if self.options.output == "scores":
-            values = scores(values, self.model)
-        return column(values)
+        return KINDS[self.options.output].column(response)
 
 
 def portions(lengths: Ints, num_tokens: int) -> list[Ints]:

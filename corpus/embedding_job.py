@@ -50,10 +50,15 @@ class Progress:
 
 
 async def run(
-    source: Source, embedder: Embedder, parts: Parts, vector_column: str, progress: Progress
+    source: Source,
+    embedder: Embedder,
+    parts: Parts,
+    vector_column: str,
+    progress: Progress,
+    window_rows: int = WINDOW_ROWS,
 ) -> None:
     """Writes all rows that are not yet written."""
-    windows = _windows(source, embedder, parts.num_rows)
+    windows = _windows(source, embedder, parts.num_rows, window_rows)
     writing: asyncio.Task[None] | None = None
     coming = asyncio.ensure_future(anext(windows, None))
     while window := await coming:
@@ -71,17 +76,19 @@ async def _write(rows: pa.Table, computing: Computing, parts: Parts, name: str) 
     await asyncio.to_thread(parts.add, rows.append_column(name, column))
 
 
-async def _windows(source: Source, embedder: Embedder, start: int) -> AsyncIterator[Window]:
+async def _windows(
+    source: Source, embedder: Embedder, start: int, max_rows: int
+) -> AsyncIterator[Window]:
     """From row `start`, with which a window must begin."""
     pieces = source.pieces(start)
-    pending, row = _Pending(start), start
+    pending, row = _Pending(start, max_rows), start
     while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
         batch = await embedder.tokenized(source.texts(piece), row)
         pending.add(piece, batch, embedder.num_bytes(batch))
         row += piece.num_rows
         if pending.is_full:
             yield pending.window()
-            pending = _Pending(row)
+            pending = _Pending(row, max_rows)
     if pending.pieces:
         yield pending.window()
 
@@ -89,8 +96,8 @@ async def _windows(source: Source, embedder: Embedder, start: int) -> AsyncItera
 class _Pending:
     """A window that grows."""
 
-    def __init__(self, first_row: int) -> None:
-        self.first_row = first_row
+    def __init__(self, first_row: int, max_rows: int) -> None:
+        self.first_row, self._max_rows = first_row, max_rows
         self.pieces = list[pa.RecordBatch]()
         self._batches = list[Batch]()
         self._num_rows = self._num_bytes = 0
@@ -103,7 +110,7 @@ class _Pending:
 
     @property
     def is_full(self) -> bool:
-        return self._num_rows >= WINDOW_ROWS or self._num_bytes >= WINDOW_BYTES
+        return self._num_rows >= self._max_rows or self._num_bytes >= WINDOW_BYTES
 
     def window(self) -> Window:
         rows = pa.Table.from_batches(self.pieces)

@@ -14,6 +14,7 @@ from addnorm.load import options
 from addnorm.load.first_answer import reason
 from addnorm.load.measure import pool
 from addnorm.load.measure.check import Reference, alone
+from addnorm.load.measure.rounds import TIMING, Timing
 from addnorm.load.measure.run import Load, measure
 from addnorm.load.measure.stream import PROFILES, Stream, make
 from addnorm.load.servers import CacheCounts, Server
@@ -23,8 +24,9 @@ from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Limits
 
 
-def load(words: Sequence[str]) -> None:
-    """Loads a server. Exits with code 1 if an answer was wrong, or if it cannot begin."""
+def load(words: Sequence[str], timing: Timing = TIMING) -> None:
+    """Loads a server. Exits with code 1 if an answer was wrong, or if it cannot begin. timing: of
+    the runs of a sweep."""
     parser = options.parser()
     arguments = parser.parse_args(words)
     given = options.given(parser, words)
@@ -36,7 +38,7 @@ def load(words: Sequence[str]) -> None:
     for name in ("html", "json"):
         _must_be_writable(f"--{name}", getattr(arguments, name))
     if arguments.html:
-        _sweep(arguments, bundle, ["addnorm", "load", *words])
+        _sweep(arguments, bundle, ["addnorm", "load", *words], timing)
     else:
         _one_load(parser, arguments, bundle)
 
@@ -96,7 +98,9 @@ def _one_load(
         raise SystemExit(f"{said}: {why}" if result.num_errors == result.num_answers else said)
 
 
-def _sweep(arguments: argparse.Namespace, bundle: Bundle, command: Sequence[str]) -> None:
+def _sweep(
+    arguments: argparse.Namespace, bundle: Bundle, command: Sequence[str], timing: Timing
+) -> None:
     from addnorm.load.sweep import (
         plan as sweep,
     )  # needs matplotlib, which a single load does without
@@ -116,7 +120,7 @@ def _sweep(arguments: argparse.Namespace, bundle: Bundle, command: Sequence[str]
         fields,
     )
     before = plan.ours.server.cache_counts()
-    findings = sweep.run(plan, arguments.minutes)
+    findings = sweep.run(plan, arguments.minutes, timing)
     if said := warning(_since(plan.ours.server, before), "The sweep", ""):
         findings = replace(findings, warning=said)
         print(said, file=sys.stderr)

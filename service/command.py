@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from addnorm.service.environment import describe, read_settings
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import signature
 from addnorm.service.server import process
-from addnorm.service.settings import Settings, describe, read_settings
+from addnorm.service.settings import Settings
 from addnorm.service.telemetry import logs
 
 # process lists show the command line, so keys are no option

@@ -1,20 +1,13 @@
-"""Settings: read once from options and the environment (prefix ADDNORM_), frozen, passed down."""
+"""Settings: frozen, passed down. Knows no environment: see environment.py."""
 
 import logging
 import math
 import os
-from collections.abc import Collection
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
-from addnorm.service.errors import StartupError
-
-PREFIX = "ADDNORM_"
-# how the variables go on that Kubernetes injects for a service called addnorm
-OF_KUBERNETES = ("port_", "service_")
 log = logging.getLogger("addnorm")
 MIB = 2**20
 
@@ -22,7 +15,7 @@ MIB = 2**20
 class Settings(BaseModel):
     """Each description says what the setting is and when to change it.
 
-    Only `read_settings` reads the environment.
+    Only `read_settings` of environment.py reads the environment.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -323,43 +316,6 @@ class Settings(BaseModel):
         return self.worker_threads or usable_cores()
 
 
-def read_settings(**options: Any) -> Settings:
-    """Settings of this process: options win over the environment, the environment over defaults.
-
-    options: from the command line. StartupError names the variable or option that does not fit.
-    """
-    try:
-        return Settings.model_validate(_environment() | options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        where = f"--{name.replace('_', '-')}" if name in options else f"{PREFIX}{name.upper()}"
-        message = f"{where}={first['input']}: {first['msg']}; correct or unset it"
-        raise StartupError(message) from None
-
-
-def _environment() -> dict[str, str]:
-    """The settings among the variables. A variable that only looks like one gets a warning."""
-    found = {}
-    for variable in sorted(name for name in os.environ if name.startswith(PREFIX)):
-        name = variable.removeprefix(PREFIX).lower()
-        if name in Settings.model_fields:
-            found[name] = os.environ[variable]
-        elif not name.startswith(OF_KUBERNETES):
-            log.warning("%s is no setting: %s", variable, _hint(name))
-    return found
-
-
-def _hint(name: str) -> str:
-    """What may have been meant."""
-    close = get_close_matches(name, Settings.model_fields, 1)
-    return (
-        f"did you mean {PREFIX}{close[0].upper()}?"
-        if close
-        else "`addnorm settings` lists them all"
-    )
-
-
 def usable_cores() -> int:
     """Cores this process may use: its affinity, capped by the cgroup's CPU quota."""
     cores = os.cpu_count() or 1
@@ -372,19 +328,3 @@ def usable_cores() -> int:
     except (OSError, ValueError):
         pass  # no cgroup v2 here
     return max(1, cores)
-
-
-def describe(settings: Settings, options: Collection[str] = ()) -> str:
-    """One block per setting: its variable, its value in force, where that comes from, its meaning.
-
-    options: names of those that the command line set.
-    """
-    lines = []
-    for name, field in Settings.model_fields.items():
-        source = "default"
-        if name in settings.model_fields_set:
-            where = "command line" if name in options else "environment"
-            source = f"{where}; default {field.default}"
-        lines.append(f"{PREFIX}{name.upper()}={getattr(settings, name)}  ({source})")
-        lines.append(f"    {field.description}")
-    return "\n".join(lines)

@@ -19,14 +19,18 @@ from opentelemetry.trace import Tracer
 
 from addnorm.export import sources
 from addnorm.export.writer import Plan, export
-from addnorm.service.models.registry import Models, load_all
+from addnorm.service import locks
+from addnorm.service.models.loading import load_all
+from addnorm.service.models.registry import Models
 from addnorm.service.runtime import bundle
 from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.server.http.connection import Connection
 from addnorm.service.server.process import Server
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.support import exports, multi_vector, opt_in
 from tests.support.exports import shared_exports
+from tests.support.locks import CheckedLock, taken_wrongly
 from tests.support.signing import Signer
 from tests.support.task_models import DEFAULTS, export_task_models
 from tests.support.texts import TEXT_MODEL, checkpoint
@@ -52,6 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     opt_in.register(config)
+    locks.use(CheckedLock)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -60,6 +65,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     opt_in.skip_if_absent(item)
+
+
+@pytest.fixture(autouse=True)
+def locks_in_order() -> Iterator[None]:
+    """Whatever thread takes two locks in the wrong order, the test that it ran in fails."""
+    yield
+    assert not taken_wrongly()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -85,7 +97,7 @@ def patient_callers() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def exports_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What PyTorch's exporter made for one process serves the others too."""
-    exports.folder = made_once(tmp_path_factory, "exports", Path.mkdir)
+    exports.share(made_once(tmp_path_factory, "exports", Path.mkdir))
 
 
 ExportPreset = Callable[[str], Path]
@@ -179,9 +191,9 @@ def exports_shared() -> Iterator[None]:
 
 
 @contextmanager
-def serving(service: Service) -> Iterator[str]:
-    """Serves on a free port; yields the base URL."""
-    server = Server(service)
+def serving(service: Service, connection: type[Connection] = Connection) -> Iterator[str]:
+    """Serves on a free port; yields the base URL. connection: what it makes of each of its own."""
+    server = Server(service, connection)
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -220,8 +232,10 @@ Serve = Callable[..., AbstractContextManager[str]]
 def serve(few: Models) -> Serve:
     """Serves the two smallest presets with the settings given; yields the base URL."""
 
-    def serve(**changed: Any) -> AbstractContextManager[str]:
-        return serving(build(few, Settings(**{**OWN, **changed})))
+    def serve(
+        connection: type[Connection] = Connection, **changed: Any
+    ) -> AbstractContextManager[str]:
+        return serving(build(few, Settings(**{**OWN, **changed})), connection)
 
     return serve
 

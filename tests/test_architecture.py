@@ -36,7 +36,9 @@ LAYERS = (
     "models",
     "scheduling",
     "runtime",
+    "environment",
     "settings",
+    "locks",
     "errors",
 )
 
@@ -122,6 +124,19 @@ def test_no_import_cycle() -> None:
         name: {other for other in modules if other in uses and other != name}
         for name, uses in modules.items()
     }
+    refuse_cycles(needs)
+
+
+def test_no_import_cycle_among_the_modules_of_the_page() -> None:
+    found = {
+        path.name: set(re.findall(r'^(?:import|\}) .*?"\./(.+?)";', path.read_text(), re.M))
+        for path in (ROOT / "service" / "page").glob("*.js")
+    }
+    assert {"heat.js", "panel.js"} <= found["answer.js"]
+    refuse_cycles(found)
+
+
+def refuse_cycles(needs: dict[str, set[str]]) -> None:
     assert any(needs.values())
     while needs:
         free = [name for name, others in needs.items() if not others & needs.keys()]

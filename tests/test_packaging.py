@@ -118,10 +118,7 @@ def test_a_missing_package_is_named_in_one_line(package: str, command: str, extr
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_shows_an_example(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["addnorm", command, "--help"])
+def test_every_command_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main()
+        main([command, "--help"])
     assert f"Example: addnorm {command} " in capsys.readouterr().out

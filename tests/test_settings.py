@@ -5,8 +5,9 @@ import logging
 import pytest
 from pydantic import ValidationError
 
+from addnorm.service.environment import describe, read_settings
 from addnorm.service.errors import StartupError
-from addnorm.service.settings import Settings, describe, read_settings
+from addnorm.service.settings import Settings
 
 
 def test_a_kubernetes_service_link_is_ignored_with_one_warning(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from addnorm.load.measure.contender import FP32, INT8, Contenders
 from addnorm.load.measure.machine import machine
-from addnorm.load.measure.rounds import RUN_S, Clock, Rounds, compared, open_loops
+from addnorm.load.measure.rounds import TIMING, Clock, Rounds, compared, open_loops
 from addnorm.load.measure.run import Figures, Load
 from addnorm.load.sweep import curves, overview
 from addnorm.load.sweep.tables import open_loop_table, table
@@ -62,7 +62,7 @@ def _bits(preset: Contenders, so_far: Rounds, clock: Clock) -> dict[str, Figures
         num_missing = NUM_BITS - int(counted[who]["num_answers"])
         if num_missing > 0:
             clock.show(f"{num_missing} more answers: {who}")
-            load = Load(32, max(RUN_S[0], clock.left_s() / 2), num_answers=num_missing)
+            load = Load(32, max(TIMING.run_s[0], clock.left_s() / 2), num_answers=num_missing)
             more = {f"bits/{who}": [preset[who].run("small", load)]}
             counted[who] = compared(who, so_far | more)
     return counted

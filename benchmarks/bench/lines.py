@@ -8,7 +8,7 @@ from addnorm.load.measure.rounds import Side, served
 from addnorm.load.measure.stream import PROFILES, make
 from addnorm.load.sweep.plan import PADDED
 from addnorm.load.sweep.tables import BEFORE
-from addnorm.service.settings import read_settings
+from addnorm.service.environment import read_settings
 from benchmarks.bench.ceilings import Offline, Sgemm, fixed
 from benchmarks.bench.contenders import INFINITY, ONE_THREAD, READY, TENSORS, TYPED
 

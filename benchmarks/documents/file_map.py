@@ -13,7 +13,11 @@ COMMENT = re.compile(r"(?://|#) ?(.*)\n")
 def folders_table(root: Path, folder: str) -> str:
     """The folders below one: what each does by its `__init__.py`, and its files."""
     rows = [
-        (f"`{found.relative_to(root / folder)}/`", _of_folder(found), " ".join(_names(found)))
+        (
+            f"`{found.relative_to(root / folder)}/`",
+            purpose(found / "__init__.py"),
+            " ".join(_names(found)),
+        )
         for found in _folders(root / folder)
     ]
     return table(["folder", "what it does", "files"], rows)
@@ -24,12 +28,6 @@ def files_table(root: Path, folder: str) -> str:
     paths = [path for path in _sources(root / folder) if path.name != "__init__.py"]
     rows = [(f"`{path.relative_to(root / folder)}`", purpose(path)) for path in sorted(paths)]
     return table(["file", "what it does"], rows)
-
-
-def _of_folder(folder: Path) -> str:
-    """Empty where its `__init__.py` says nothing."""
-    path = folder / "__init__.py"
-    return purpose(path) if path.read_text() else ""
 
 
 def purpose(path: Path) -> str:

@@ -11,11 +11,12 @@ from prometheus_client import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
 from addnorm.load.sweep.tables import table
+from addnorm.service.environment import PREFIX
 from addnorm.service.errors import ServiceError
 from addnorm.service.models.registry import Models
 from addnorm.service.server import wiring
 from addnorm.service.server.wiring import Service
-from addnorm.service.settings import PREFIX, Settings
+from addnorm.service.settings import Settings
 from addnorm.service.telemetry.exposition import INFO_LABELS
 
 

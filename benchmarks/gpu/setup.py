@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from addnorm.service.settings import Settings, read_settings
+from addnorm.service.environment import read_settings
+from addnorm.service.settings import Settings
 
 FILE = "parts.json"
 

@@ -30,8 +30,10 @@ def delays(
     is_over: Callable[[], bool],
     every_s: float = EVERY_S,
     requests: Sequence[bytes] = LIVEZ,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], object] = time.sleep,
 ) -> list[Delay]:
-    """How long each ask waited for its answer.
+    """How long each ask waited for its answer, by this clock.
 
     A late answer delays the requests that were due meanwhile. Each of those is not sent, and counts
     with the time since it was due. Otherwise a stall would hide most of itself ("coordinated
@@ -41,14 +43,14 @@ def delays(
     turns = cycle(enumerate(requests))
     with socket.create_connection((host, port), TIMEOUT_S) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        due = time.perf_counter()
+        due = clock()
         while not is_over():
-            time.sleep(max(0.0, due - time.perf_counter()))
+            sleep(max(0.0, due - clock()))
             number, request = next(turns)
-            sent = time.perf_counter()  # that we woke late is no fault of the server
+            sent = clock()  # that we woke late is no fault of the server
             connection.sendall(request)
             status = _read(connection)
-            answered = time.perf_counter()
+            answered = clock()
             seen.append(Delay(number, status, answered - sent))
             due = max(due, sent - every_s) + every_s
             while due < answered:

@@ -14,27 +14,21 @@ import numpy as np
 import orjson
 import torch
 from numpy.typing import NDArray
-from starlette.datastructures import Headers
 from tokenizers import Tokenizer
 
 from addnorm.export import texts, vector_ranges
 from addnorm.export.certificate import tolerances
-from addnorm.export.certificate.served import run
+from addnorm.export.certificate.served import inferred, run
 from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import ServiceError
-from addnorm.service.protocols.codec.decoding import RawRequest
-from addnorm.service.protocols.native.native_infer import decode
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
 from addnorm.service.runtime.tokenizing.tokenizer import Text
-from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service
-from addnorm.service.telemetry.request_context import RequestContext
 
 Array = NDArray[Any]
 Compare = Callable[[str], Iterable[tolerances.Result]]
 STRATEGIES = {"OnlyFirst": "only_first", "OnlySecond": "only_second"}  # of the file, for pairs
-PATIENCE_S = 3600.0  # for one case: a slow machine is no fault of the tokenizer
 SENTENCES = (
     "LayerNorm normalizes each token across its features.",
     "Ünïcode, 中文 and [MASK]: 3.14 \u200bwords\tin  ODD places!",
@@ -138,14 +132,14 @@ def _against_authors(
 ) -> Iterator[tolerances.Result]:
     """Compares the server's token ids, their types, and the vectors of these texts."""
     body = {
-        "texts": asked,
+        "texts": [text if isinstance(text, str) else [*text] for text in asked],
         "outputs": ["pooled"],
         "truncate": True,
         "normalize": bundle.manifest.normalize,
         "precision": precision,
     }
     try:
-        ids, vectors = run(_served(service, orjson.dumps(body)))
+        ids, vectors = run(_served(service, body))
     except ServiceError as error:
         yield f"refused: {error.message}", 1, 0
         return
@@ -173,7 +167,7 @@ def _ranges(service: Service, bundle: Bundle, precision: str) -> Iterator[tolera
             "prompt_name": name,
         }
         if own:
-            vectors.append(run(_served(service, orjson.dumps(body)))[1])
+            vectors.append(run(_served(service, body))[1])
     served = vector_ranges.widened(np.concatenate(vectors).astype(np.float32))
     recorded = np.array(manifest.vector_ranges, np.float32)
     if recorded.shape != served.shape:
@@ -182,12 +176,10 @@ def _ranges(service: Service, bundle: Bundle, precision: str) -> Iterator[tolera
     yield from tolerances.ranges(served, recorded, precision)
 
 
-async def _served(service: Service, body: bytes) -> tuple[list[Ids], Array]:
-    raw = RawRequest(body, Headers(), Deadline(PATIENCE_S), RequestContext())
-    request, encode = await decode(raw, service.tools)
-    payload, _ = await service.pipeline.run(request, encode, raw.deadline)
+async def _served(service: Service, body: dict[str, Any]) -> tuple[list[Ids], Array]:
+    answer, request = await inferred(service, body)
     batch = request.batch
     types = np.zeros_like(batch.tokens) if batch.types is None else batch.types
     rows = (np.split(values, batch.offsets[1:-1]) for values in (batch.tokens, types))
     ids = [Ids(*(row.tolist() for row in own)) for own in zip(*rows, strict=True)]
-    return ids, np.array(orjson.loads(b"".join(payload.parts))["pooled"])
+    return ids, np.array(orjson.loads(answer)["pooled"])

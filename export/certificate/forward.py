@@ -18,7 +18,7 @@ from addnorm.export.certificate.served import (
     Served,
     by_head,
     by_torch,
-    logit_positions,
+    few_values,
     picked_rows,
     real_rows,
 )
@@ -84,7 +84,7 @@ def _compared(
     """In fp16 and int8 heads are compared in PyTorch: `served.py` has what they make of served
     rows."""
     output, of_every_token = original.compared
-    positions = logit_positions(case, path.model.bundle) if output == "logits" else None
+    positions = few_values(output, case, path.model.bundle).get("positions")
     if positions == "last":
         of_every_token = False
     expected = _expected(original, case, of_every_token)

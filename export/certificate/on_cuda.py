@@ -25,6 +25,7 @@ from addnorm.export.certificate.batch_invariance import (
 )
 from addnorm.export.certificate.served import CertificationError
 from addnorm.model.transformer import Transformer
+from addnorm.service.models.loading import check
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.device.cuda import CUDA_DEFAULTS, gpu_name
@@ -51,7 +52,7 @@ def measured(
     if provider != "cpu":
         refuse_rows_on_cpu(model)
     with runs_in_words(f"{bundle.ref} on {provider}"):
-        model.check()
+        check(model)
         checks = parity.near(model, reference, checkpoint, equal=False)
         bits = [*_bits(model, reference, num_compositions)]
     return {

@@ -16,7 +16,6 @@ import numpy as np
 import orjson
 import torch
 from numpy.typing import NDArray
-from starlette.datastructures import Headers
 
 from addnorm.export.certificate import tolerances
 from addnorm.export.certificate.batch_invariance import Arrays, NamedPairs, Pair
@@ -24,22 +23,27 @@ from addnorm.export.certificate.cases import PLACES, Case, cases
 from addnorm.model.config import Pick
 from addnorm.model.pooling import picked
 from addnorm.model.transformer import Transformer
-from addnorm.service.models.registry import PADDINGS, Model, Models
-from addnorm.service.protocols.codec.decoding import RawRequest
-from addnorm.service.protocols.native.native_infer import decode
+from addnorm.service.inference.outputs import OUTPUTS
+from addnorm.service.inference.request import InferenceRequest
+from addnorm.service.inference.request_path import Call
+from addnorm.service.models.loading import PADDINGS
+from addnorm.service.models.registry import Model, Models
+from addnorm.service.protocols.codec.validation import fitted
+from addnorm.service.protocols.endpoint import Decoded
+from addnorm.service.protocols.native.native_answer import encode
+from addnorm.service.protocols.native.native_infer import infer
+from addnorm.service.protocols.native.native_schema import INFER
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Grid
-from addnorm.service.runtime.bundle import OF_LENS, Bundle
+from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.server.wiring import build
+from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import RequestContext
 
 T = TypeVar("T")
 Array = NDArray[Any]
 NamedCompare = tuple[str, Callable[[str], Iterable[tolerances.Result]]]  # called with a precision
-MAX_LOGITS = 4_000_000  # values compared per case; beyond it only each row's last token's
-MAX_ENTRIES = 256  # of a sparse vector; random weights have some for half of the vocabulary
 BIT_LENGTHS = (1, 2, 3, 5, 8, 16, 17, 33, 64, 100, 129, 512)
 PATIENCE_S = 3600.0  # for one case: a slow machine is no fault of the graph
 # every case is computed: a cache would compare a sequence's first answer with itself
@@ -51,7 +55,7 @@ class CertificationError(Exception):
 
 
 class Served:
-    """The server's path without HTTP: a body in, the parsed answer out."""
+    """The server's path without HTTP: a decoded body in, the parsed answer out."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -60,16 +64,19 @@ class Served:
     def ask(self, case: Case, precision: str, **options: Any) -> dict[str, Any]:
         rows = {name: part for name, part in vars(case).items() if name != "name" and part}
         body = {**rows, "precision": precision, **options}
-        return run(self._answer(orjson.dumps(body)))
+        # an answer may be large, and takes many times its bytes once parsed
+        return orjson.loads(run(inferred(self.service, body))[0])  # type: ignore[no-any-return]
 
-    async def _answer(self, body: bytes) -> dict[str, Any]:
-        deadline = Deadline(PATIENCE_S)
-        raw = RawRequest(body, Headers(), deadline, RequestContext())
-        request, encode = await decode(raw, self.service.tools)
-        payload, _ = await self.service.pipeline.run(request, encode, deadline)
-        body = b"".join(payload.parts)
-        del payload, encode  # an answer may be large, and takes many times its bytes once parsed
-        return orjson.loads(body)  # type: ignore[no-any-return]
+
+async def inferred(service: Service, body: dict[str, Any]) -> tuple[bytes, InferenceRequest]:
+    """The answer to a body of /v1/infer, and the request that it became."""
+    asked, call = fitted(INFER.request, body), Call(Deadline(PATIENCE_S), RequestContext())
+
+    async def prepare() -> Decoded:
+        return await infer(asked, call, service.tools), encode
+
+    payload, request = await service.request_path.answer(call, prepare)
+    return b"".join(payload.parts), request
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -155,10 +162,9 @@ def _headed(
 
     Where logits of every token are too many values, over the last token of each row.
     """
-    positions = logit_positions(case, path.model.bundle) if output == "logits" else None
-    options = {"logits": {"positions": positions}} if positions else {}
-    got = path.ask(case, precision, outputs=[output], **options)[output]
-    pick: Pick = "last" if positions == "last" else reference.config.heads[output].pick
+    own, bundle = few_values(output, case, path.model.bundle), path.model.bundle
+    got = path.ask(case, precision, outputs=[output], **({output: own} if own else {}))[output]
+    pick = OUTPUTS.by_name[output].of_options(own).pick(bundle)
     if pick == "every":
         return real_rows(got, real, case), by_head(reference, output, activations[real])
     rows = picked_rows(pick, activations, real)
@@ -177,13 +183,10 @@ def by_head(reference: Transformer, output: str, rows: Array) -> Array:
         return reference.heads[output](torch.from_numpy(rows)).numpy()  # type: ignore[no-any-return]
 
 
-def logit_positions(case: Case, bundle: Bundle) -> str | None:
-    """None where there is one row of logits a sequence."""
-    head = bundle.manifest.heads.get("logits")
-    if head is None or head.pick != "every":
-        return None
-    num_logits = case.grid().attention_mask.sum() * head.width
-    return "all" if num_logits <= MAX_LOGITS else "last"
+def few_values(output: str, case: Case, bundle: Bundle) -> Mapping[str, Any]:
+    """The options of an output with which the case's answer has few enough values."""
+    num_tokens = int(case.grid().attention_mask.sum())
+    return OUTPUTS.by_name[output].compared_options(bundle, num_tokens)
 
 
 def real_rows(answer: list[Any], real: Array, case: Case) -> Array:
@@ -245,30 +248,26 @@ def _rows(path: Served, case: Case, precision: str) -> list[Arrays]:
 
     Equal numbers are equal bits: floats print exactly.
     """
-    bundle = path.model.bundle
-    positions = logit_positions(case, bundle)
-    options: dict[str, Any] = {"logits": {"positions": positions}} if positions else {}
-    if "sparse" in bundle.outputs:
-        options["sparse"] = {"top_k": min(MAX_ENTRIES, bundle.width("logits"))}
-    outputs = [name for name in bundle.outputs if name not in OF_LENS]
-    got = path.ask(case, precision, outputs=outputs, **options)
-    grids, vectors = list[Any](), list[Any]()
-    for output in outputs:
-        if output == "sparse":
-            vectors.append([[*row["indices"], *row["values"]] for row in got["sparse"]])
-        elif output == "norm_stats":
-            grids += got[output]["mean"], got[output]["rstd"]
-        else:
-            head = bundle.manifest.heads.get(output)
-            of_sequence = output == "pooled" or (head is not None and head.pick != "every")
-            is_vector = of_sequence or (output == "logits" and positions == "last")
-            (vectors if is_vector else grids).append(got[output])
+    bundle, known, grids, vectors = path.model.bundle, OUTPUTS.by_name, list[Any](), list[Any]()
+    names = [name for name in OUTPUTS.names(bundle) if not known[name].is_of_lens]
+    options = {name: few_values(name, case, bundle) for name in names}
+    asked = {name: own for name, own in options.items() if own}
+    got = path.ask(case, precision, outputs=names, **asked)
+    for name in names:
+        output = known[name].of_options(options[name])
+        parts = got[name].values() if isinstance(got[name], dict) else [got[name]]
+        (grids if output.is_by_token(bundle) else vectors).extend(parts)
     masks = case.attention_mask or [[1] * len(row) for row in case.input_ids]
     return [
         [
             # a quarter of the memory of Python's floats
             *(np.array([*compress(grid[i], mask)], np.float64) for grid in grids),
-            *(np.array(vector[i], np.float64) for vector in vectors),
+            *(np.array(_numbers(vector[i]), np.float64) for vector in vectors),
         ]
         for i, mask in enumerate(masks)
     ]
+
+
+def _numbers(vector: list[Any] | dict[str, list[Any]]) -> list[Any]:
+    """Those of a sparse vector end to end."""
+    return [*chain.from_iterable(vector.values())] if isinstance(vector, dict) else vector

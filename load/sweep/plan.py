@@ -21,7 +21,16 @@ from addnorm.load.measure.contender import (
     in_precision,
 )
 from addnorm.load.measure.machine import machine
-from addnorm.load.measure.rounds import Clock, compared, interleave, open_loops, prepare, served
+from addnorm.load.measure.rounds import (
+    TIMING,
+    Clock,
+    Timing,
+    compared,
+    interleave,
+    open_loops,
+    prepare,
+    served,
+)
 from addnorm.load.measure.run import Load, measure
 from addnorm.load.measure.stream import PROFILES, SWEEP_LONGEST
 from addnorm.load.servers import METRICS_S, Server
@@ -109,7 +118,7 @@ class Sweep:
         return {**TITLES, NAIVE: self.beside.name} if self.beside else TITLES
 
 
-def run(sweep: Sweep, minutes: float) -> Findings:
+def run(sweep: Sweep, minutes: float, timing: Timing = TIMING) -> Findings:
     """SystemExit if a server does not answer rightly from the beginning."""
     where, contenders = machine(), sweep.contenders()
     for contender in contenders.values():
@@ -117,8 +126,8 @@ def run(sweep: Sweep, minutes: float) -> Findings:
     clock = Clock(60 * minutes)
     sides = served(contenders, sweep.lines())
     prepare(sides, clock)
-    figures = interleave(sides, 0.7 * clock.left_s(), clock)
-    points = open_loops(contenders, figures, 0.9 * clock.left_s(), clock)
+    figures = interleave(sides, 0.7 * clock.left_s(), clock, timing=timing)
+    points = open_loops(contenders, figures, 0.9 * clock.left_s(), clock, timing)
     clock.close()
     of_points = {f"open/{who}": runs for who, runs in points.items()}
     counted = {who: compared(who, figures | of_points) for who in contenders}

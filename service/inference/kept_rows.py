@@ -45,6 +45,7 @@ class RowKeeper:
         """picks: see `needed`. hold: is given what was kept of sequences, by their index; what it
         is given must be copied."""
         self.identities: Sequence[Identity] | None = identities
+        self.lengths: Sequence[int] = batch.lengths.tolist()
         self._batch, self._hold = batch, hold
         self._all = AllRows(batch) if "every" in picks else None
         self._picked: dict[Pooling, Floats] = {

@@ -14,11 +14,20 @@ from typing import Any, TypeVar
 
 from addnorm.service.errors import DeadlineNotMet, Expired, NotFinite
 from addnorm.service.inference.cost import Cost, Promised, num_head_rows, num_head_values
-from addnorm.service.inference.kept_rows import KeptRows, RowKeeper, needed
-from addnorm.service.inference.outputs import Computed, halved
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse, check, has_lens
+from addnorm.service.inference.kept_rows import KeptRows, RowKeeper
+from addnorm.service.inference.outputs import Computed, Output, Value
+from addnorm.service.inference.request import (
+    InferenceRequest,
+    InferenceResponse,
+    check,
+    has_lens,
+    kept_bytes,
+    picks,
+)
 from addnorm.service.inference.reuse import Reuse
 from addnorm.service.inference.sequence_cache import SequenceCache, sequence_digests
+from addnorm.service.runtime.batch import Batch
+from addnorm.service.runtime.manifest import Pick
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import (
     SLICE_S,
@@ -76,11 +85,12 @@ class Pipeline:
         deadline.check()
         is_quick = num_bytes <= QUICK_BYTES and num_head_values(request) <= QUICK_HEAD_VALUES
         promised = NO_SECONDS if is_quick else self._promised(request, num_bytes, deadline)
-        with self.responses.reserve(num_bytes, request.key), promised as encode_s:
+        held = self.responses.reserve(num_bytes + kept_bytes(request), request.key)
+        with held, promised as encode_s:
             gather, stages_s = await self._kept(request, deadline, encode_s)
             started = time.monotonic()
             if is_quick:
-                made = run_now(_outputs(request, gather))
+                made = run_now(_values(request, gather))
                 encoded = run_now(encode(InferenceResponse(request, made, num_bytes)))
             else:
                 work = self._encoded(request, gather, encode, num_bytes)
@@ -126,7 +136,7 @@ class Pipeline:
     ) -> Steps[Encoded]:
         """Makes the outputs and writes them. The time it takes makes later predictions."""
         making, writing = self.cost.making(request), self.cost.writing(request)
-        made = _outputs(request, gather)
+        made = _values(request, gather)
         if num_rows := num_head_rows(request):
             made = timed(made, partial(making.add, num_rows))
         response = InferenceResponse(request, (yield from made), num_bytes)
@@ -140,17 +150,12 @@ class Pipeline:
         encode_s: the time that must be left once it is there.
         """
         model, batch = request.model, request.batch
-        engine, target = model.engine(request.precision), model.target(request.precision)
-        picks = needed({output.needs(model.bundle) for output in request.outputs})
+        needs = picks(request)
         if not len(batch):
-            return partial(KeptRows, batch, engine.empty(), {}), NO_STAGES
+            return partial(KeptRows, batch, request.runner[0].empty(), {}), NO_STAGES
         digests = await self._digests(request, deadline)
         left_s = deadline.left_s() - encode_s
-        # a run that ends between look-up and submission would be neither held nor in flight
-        with self.scheduler.paused():
-            found = self.cache.find(target, request.key, digests, picks)
-            reuse = Reuse.of(batch, picks, digests, found)
-            job = self._submitted(request, reuse, digests, left_s)
+        reuse, job = self._submitted(request, needs, digests, left_s)
         if digests:
             num_held = reuse.num_held
             num_missed = len(batch) - num_held
@@ -173,20 +178,39 @@ class Pipeline:
     def _submitted(
         self,
         request: InferenceRequest,
-        reuse: Reuse,
+        picks: Sequence[Pick],
         digests: Sequence[bytes] | None,
         left_s: float,
-    ) -> Job | None:
-        """The job that computes what is missing, if something is. What it keeps is held."""
-        if not reuse.missing:
-            return None
-        target, key = request.model.target(request.precision), request.key
-        missing = [digests[index] for index in reuse.missing] if digests else None
-        hold = partial(self.cache.hold, target, key, missing) if missing else None
-        batch = reuse.to_compute()
-        d_model = request.model.engine(request.precision).d_model
-        results = RowKeeper(batch, reuse.picks, d_model, missing, hold)
-        return self.scheduler.submit(target, batch, left_s, key, results)
+    ) -> tuple[Reuse, Job | None]:
+        """What the cache holds of the batch, and the job that computes the rest, if there is any.
+
+        A run that ends between look-up and submission would be neither held nor in flight. So the
+        cache is asked again while no run can end. If it has more then, all is prepared again.
+        """
+        (_, target), key = request.runner, request.key
+        found = dict(self.cache.find(target, key, digests, picks))
+        while True:
+            reuse = Reuse.of(request.batch, picks, digests, found)
+            if not reuse.missing:
+                return reuse, None
+            missing = [digests[index] for index in reuse.missing] if digests else None
+            batch, results = self._prepared(request, reuse, missing)
+            with self.scheduler.paused():
+                more = self.cache.find(target, key, missing, picks)
+                if not more:
+                    return reuse, self.scheduler.submit(target, batch, left_s, key, results)
+            found |= more
+
+    def _prepared(
+        self, request: InferenceRequest, reuse: Reuse, missing: Sequence[bytes] | None
+    ) -> tuple[Batch, RowKeeper]:
+        """The batch of what is missing, and what keeps its rows. What that keeps is held.
+
+        missing: digests of its sequences, if it is held.
+        """
+        (engine, target), batch = request.runner, reuse.to_compute()
+        hold = partial(self.cache.hold, target, request.key, missing) if missing else None
+        return batch, RowKeeper(batch, reuse.picks, engine.d_model, missing, hold)
 
 
 async def _done(
@@ -210,15 +234,15 @@ def _stages_s(job: Job) -> dict[str, float]:
     return {"queue": job.started - job.submitted, "infer": job.finished - job.started}
 
 
-def _outputs(request: InferenceRequest, gather: Gather) -> Steps[dict[str, Any]]:
-    model = request.model
-    engine = model.engine(request.precision)
-    made: dict[str, Any] = {}
+def _values(request: InferenceRequest, gather: Gather) -> Steps[dict[type[Output[Any]], Value]]:
+    bundle, engine = request.model.bundle, request.runner.engine
+    made: dict[type[Output[Any]], Value] = {}
     try:
-        of = Computed(model.bundle, engine, request.batch, request.padding, gather())
+        of = Computed(bundle, engine, request.batch, request.padding, gather())
         for output in request.outputs:
             value = yield from output.make(of)
-            made[output.name] = halved(output.name, value) if request.dtype == "float16" else value
+            is_half = request.dtype == "float16"
+            made[type(output)] = value.halved(output.name) if is_half else value
             yield
     except NotFinite as error:
         raise _by_row(request, error) from error

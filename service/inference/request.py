@@ -1,22 +1,22 @@
 """A request and its response, in the form common to all protocols. Every limit is checked here,
 before any work."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.outputs import DType, Logits, Output
-from addnorm.service.inference.outputs.lens import LensOutput
-from addnorm.service.models.registry import Model
+from addnorm.service.inference.kept_rows import needed
+from addnorm.service.inference.outputs import DType, Output, Value
+from addnorm.service.inference.outputs.output import BINARY_BYTES
+from addnorm.service.models.registry import Model, Runner
 from addnorm.service.runtime.batch import Batch, Ints, Padding
+from addnorm.service.runtime.manifest import Pick
 from addnorm.service.settings import Settings
 
-JSON_BYTES_PER_FLOAT = 13  # of a float32 written with all its digits, sign and comma
-JSON_BYTES_PER_BYTE = 5  # "-128,"
-JSON_BYTES_PER_PAD = 4  # "0.0,"
-BINARY_BYTES = 4  # of any float32
+Made = TypeVar("Made", bound=Value)
 
 
 class InferenceRequest(NamedTuple):
@@ -25,7 +25,7 @@ class InferenceRequest(NamedTuple):
     model: Model
     batch: Batch
     padding: Padding
-    outputs: tuple[Output, ...]
+    outputs: tuple[Output[Value], ...]
     precision: str | None = None
     timeout_s: float | None = None  # from the body; the header wins over it
     coding: str | None = None  # of the response, if it is compressed
@@ -39,22 +39,30 @@ class InferenceRequest(NamedTuple):
     hint: str = ""  # why one of the caller's ids may be outside the vocabulary
 
     @property
+    def runner(self) -> Runner:
+        """What computes it. InvalidInput if the model has no such precision."""
+        return self.model.runner(self.precision)
+
+    @property
     def fingerprint(self) -> str:
         """Of what computes the answer: see `runtime/fingerprint.py`."""
-        return self.model.engine(self.precision).fingerprint.digest
+        return self.runner.engine.fingerprint.digest
 
 
 @dataclass(frozen=True)
 class InferenceResponse:
-    """outputs: name -> arrays in the caller's layout, `[rows, seq, w]` or `[rows, w]`; a list of
-    `[n, w]` if ragged.
+    """values: by the class of the output that made each, in the order asked for.
 
     num_bytes: their encoded size, estimated.
     """
 
     request: InferenceRequest
-    outputs: dict[str, Any]
+    values: Mapping[type[Output[Any]], Value]
     num_bytes: int
+
+    def value(self, kind: type[Output[Made]]) -> Made:
+        """What the one output of this class made."""
+        return cast(Made, self.values[kind])
 
 
 def check(request: InferenceRequest, settings: Settings) -> int:
@@ -68,9 +76,30 @@ def check(request: InferenceRequest, settings: Settings) -> int:
     return _check_answer(request, settings)
 
 
+def picks(request: InferenceRequest) -> tuple[Pick, ...]:
+    """What must be kept of its rows for all that it asks for."""
+    return needed({output.needs(request.model.bundle) for output in request.outputs})
+
+
+def kept_bytes(request: InferenceRequest) -> int:
+    """What is kept until the answer is made: its rows, and what a head makes of some of them. A
+    small answer may be made of both."""
+    bundle, engine = request.model.bundle, request.runner.engine
+    num_rows = sum(
+        request.batch.num_tokens if pick == "every" else len(request.batch)
+        for pick in picks(request)
+    )
+    head_values = (
+        bundle.width(head) * min(engine.head_rows(head), output.num_rows(bundle, request.batch))
+        for output in request.outputs
+        if (head := output.head(bundle))
+    )
+    return BINARY_BYTES * (engine.d_model * num_rows + max(head_values, default=0))
+
+
 def has_lens(request: InferenceRequest) -> bool:
     """Whether an output is made by a lens."""
-    return any(isinstance(output, LensOutput) for output in request.outputs)
+    return any(output.is_of_lens for output in request.outputs)
 
 
 def _check_size(request: InferenceRequest, settings: Settings) -> None:
@@ -147,7 +176,8 @@ def _check_answer(request: InferenceRequest, settings: Settings) -> int:
     """The bytes of the response, estimated before any work."""
     num_bytes = request.answer_bytes
     if num_bytes is None:
-        num_bytes = sum(_answer_bytes(request, output) for output in request.outputs)
+        about = request.model.bundle, request.batch, request.padding, request.binary
+        num_bytes = sum(output.num_bytes(*about) for output in request.outputs)
     if num_bytes > settings.max_response_bytes:
         raise InvalidInput(
             f"the answer would have about {num_bytes / 2**20:.0f} MiB, the limit is"
@@ -161,19 +191,7 @@ def _smaller(request: InferenceRequest) -> str:
     """What to ask for instead."""
     if request.answer_bytes is not None:
         return f"send less in {request.field} at once"
-    if any(isinstance(output, Logits) and output.top_k is None for output in request.outputs):
-        return 'ask for "outputs": ["activations"], or "logits": {"top_k": 5}'
-    for output in request.outputs:
-        if isinstance(output, LensOutput):
-            return f'ask for less, as with "{output.name}": {output.smallest}, or send less at once'
+    for output in sorted(request.outputs, key=lambda output: output.is_derived):
+        if remedy := output.remedy:
+            return remedy
     return 'ask for "outputs": ["pooled"], or send fewer sequences at once'
-
-
-def _answer_bytes(request: InferenceRequest, output: Output) -> int:
-    bundle, padding = request.model.bundle, request.padding
-    num_values = output.num_values(bundle, request.batch)
-    num_pads = output.width(bundle) * output.num_pads(bundle, padding)
-    if request.binary:
-        return (num_values + num_pads) * (1 if output.is_small else BINARY_BYTES)
-    of_number = JSON_BYTES_PER_BYTE if output.is_small else JSON_BYTES_PER_FLOAT
-    return num_values * of_number + num_pads * JSON_BYTES_PER_PAD

@@ -4,7 +4,6 @@ It is exact because a sequence's rows depend on its tokens and on the engine, an
 Knows no requests.
 """
 
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
@@ -15,6 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from addnorm.service.inference.kept_rows import Kept
+from addnorm.service.locks import LockOrder, new_lock
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.manifest import Pick
 from addnorm.service.scheduling.cooperative import Steps
@@ -83,9 +83,9 @@ class SequenceCache:
     def __init__(self, max_bytes: int) -> None:
         """max_bytes: 0 holds nothing."""
         self.max_bytes = max_bytes
-        self._entries: WeakKeyDictionary[Target, Entries] = WeakKeyDictionary()
+        self._lock = new_lock(LockOrder.CACHE)  # its holder copies no arrays
+        self._entries: WeakKeyDictionary[Target, Entries] = WeakKeyDictionary()  # guarded by _lock
         self._ticks = count()
-        self._lock = threading.Lock()
 
     @property
     def num_bytes(self) -> int:
@@ -117,14 +117,21 @@ class SequenceCache:
 
         sequences: those of the digests that `kept` is of.
         """
+        given = {(key, digests[at], pick): one for at, one in zip(sequences, kept, strict=True)}
+        with self._lock:
+            entries = self._entries.setdefault(target, Entries(LRU(), LRU())).of(pick).entries
+            new = [entry for entry in given if entry not in entries]
+        sizes = {entry: _num_bytes(given[entry]) for entry in new}
+        copies = {
+            entry: _copied(given[entry])
+            for entry, num_bytes in sizes.items()
+            if 2 * num_bytes <= self.max_bytes
+        }
         with self._lock:
             lru = self._entries.setdefault(target, Entries(LRU(), LRU())).of(pick)
-            for index, one in zip(sequences, kept, strict=True):
-                parts = one if isinstance(one, Rows) else (one,)
-                num_bytes = ENTRY_BYTES + sum(ARRAY_BYTES + part.nbytes for part in parts)
-                entry = key, digests[index], pick
-                if entry not in lru.entries and 2 * num_bytes <= self.max_bytes:
-                    lru.add(entry, _copied(one), num_bytes, next(self._ticks))
+            for entry, copied in copies.items():
+                if entry not in lru.entries:  # another thread may have held it in the meantime
+                    lru.add(entry, copied, sizes[entry], next(self._ticks))
             self._make_room()
 
     def _make_room(self) -> None:
@@ -147,6 +154,12 @@ def _find(
         return found
     rows = entries.tokens.find((key, digest, "every"), now)
     return None if rows is None else {"every": rows}
+
+
+def _num_bytes(kept: Kept) -> int:
+    """That an entry takes."""
+    parts = kept if isinstance(kept, Rows) else (kept,)
+    return ENTRY_BYTES + sum(ARRAY_BYTES + part.nbytes for part in parts)
 
 
 def _copied(kept: Kept) -> Kept:

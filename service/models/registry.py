@@ -1,45 +1,23 @@
-"""The models that are served: name and version -> engines, checked and warm. Knows no requests."""
+"""The models that are served: name and version -> engines. Knows no requests."""
 
 import logging
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-import numpy as np
-
-from addnorm.service.errors import InvalidInput, ModelNotFound, StartupError
-from addnorm.service.models import folders
+from addnorm.service.errors import InvalidInput, ModelNotFound
 from addnorm.service.models.usage import Statistics
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime import selfcheck
-from addnorm.service.runtime.batch import Batch
+from addnorm.service.models.warm_up import BUDGETS, WARM_UP_S, measured_rates, smallest_good
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.device.cuda import CUDA_DEFAULTS, CudaOptions
 from addnorm.service.runtime.engine import Engine
-from addnorm.service.runtime.manifest import Limits, Task
-from addnorm.service.runtime.session import is_of_onnxruntime, runs_in_words
+from addnorm.service.runtime.manifest import Task
 from addnorm.service.runtime.tokenizing import tokenizer as text
 from addnorm.service.scheduling.job import Target
-from addnorm.service.settings import Settings, usable_cores
+from addnorm.service.settings import usable_cores
 
 log = logging.getLogger("addnorm")
-# Warm-up chooses a target's token budget: the smallest of BUDGETS whose rate is GOOD_ENOUGH times
-# the best one's. Larger micro-batches are hardly faster, and answer later.
-# A GPU needs more at once.
-BUDGETS = {  # tokens of a micro-batch, by provider
-    "cpu": (128, 256, 512, 1024),
-    "cuda": (1024, 2048, 4096, 8192, 16384, 32768),
-}
-GOOD_ENOUGH = 0.97
-WARM_UP_S = 1.5  # of one bundle; with the checks, loading takes less than 2 s more
-TYPICAL_LENGTH = 30  # tokens of the sequences that warm-up runs
-# The paddings for which the graph of a layout is batch-invariant. The server itself always pads on
-# the right.
-PADDINGS = {"packed": ("right", "left", "holes"), "padded": ("right",)}
-CHECK_LENGTHS = (1, 3, 17, 40)
-LONGEST_CHECKED = 1024  # tokens of a sequence that must run; longer ones would take seconds
 NO_DEFAULTS: Mapping[Task, str] = MappingProxyType({})
 WORDS: dict[Task, str] = {
     "embed": "embed texts",
@@ -54,6 +32,13 @@ WORDS: dict[Task, str] = {
 State = Literal["READY", "LOADING", "UNAVAILABLE"]  # in KServe's words
 
 
+class Runner(NamedTuple):
+    """What computes requests of a model in one precision, and how jobs see it."""
+
+    engine: Engine
+    target: Target
+
+
 class Model:
     """One version of one model: its bundle, and for each precision an engine and the target that
     its jobs go to."""
@@ -65,15 +50,16 @@ class Model:
         token_budget: int = 0,
         num_threads: int | None = None,
         cuda: CudaOptions = CUDA_DEFAULTS,
+        open_engine: Callable[..., Engine] = Engine,
     ) -> None:
         """token_budget: of a micro-batch; 0 if warm_up is to choose it. num_threads: of a run on
-        all cores; None if the process's."""
+        all cores; None if the process's. open_engine: makes each engine."""
         self.bundle = bundle
         self.tokenizer = text.load(bundle)
         self.tokenizers_by_type = text.load_by_type(bundle)
         threads = num_threads or usable_cores()
         self.engines = {
-            name: Engine(bundle, name, provider, threads, cuda)
+            name: open_engine(bundle, name, provider, threads, cuda)
             for name in bundle.manifest.precisions
         }
         self.token_budget = token_budget
@@ -98,44 +84,20 @@ class Model:
         return self.bundle.manifest.name
 
     def target(self, precision: str | None) -> Target:
-        return self.targets[self._known(precision)]
+        return self.runner(precision).target
 
     def engine(self, precision: str | None) -> Engine:
-        return self.engines[self._known(precision)]
+        return self.runner(precision).engine
 
-    def _known(self, precision: str | None) -> str:
+    def runner(self, precision: str | None) -> Runner:
+        """None: the bundle's default. InvalidInput if the model has no such precision."""
         precision = precision or self.bundle.manifest.default_precision
         if precision not in self.engines:
             raise InvalidInput(
                 f"precision is {precision!r}: {self.bundle.ref} has {', '.join(self.engines)}",
                 param="precision",
             )
-        return precision
-
-    def check(self) -> None:
-        """StartupError if an engine does not give the known answer, or on CPU is not
-        batch-invariant."""
-        manifest, certificate = self.bundle.manifest, self.bundle.certificate
-        for precision, engine in self.engines.items():
-            known_answer = certificate["known_answer"][precision] if certificate else None
-            if known_answer and not selfcheck.gives_known_answer(
-                known_answer, engine.run(selfcheck.known_answer_batch(known_answer)), precision
-            ):
-                raise StartupError(
-                    f"bundle {self.bundle.path}: {precision} does not give the known answer"
-                )
-            if engine.has_lens and not selfcheck.lens_shows_what_runs(engine, manifest.limits):
-                raise StartupError(
-                    f"bundle {self.bundle.path}: the lens does not show what {precision} computes"
-                )
-            # it fails where the graph has fewer positions than the manifest says
-            engine.run(selfcheck.sequences(manifest.limits, [LONGEST_CHECKED]))
-            if engine.provider == "cpu":
-                paddings = PADDINGS[manifest.layout]
-                for failure in selfcheck.unequal(engine, manifest.limits, paddings, CHECK_LENGTHS):
-                    raise StartupError(
-                        f"bundle {self.bundle.path}: {precision}: {failure} on this processor"
-                    )
+        return Runner(self.engines[precision], self.targets[precision])
 
     def warm_up(self, before: "Model | None" = None) -> None:
         """Runs growing micro-batches: memory is allocated for the largest, and each target gets its
@@ -149,54 +111,13 @@ class Model:
         for precision, engine in self.engines.items():
             target, like = self.targets[precision], known.get(precision)
             seconds = 0.0 if like else WARM_UP_S / len(self.engines)
-            rates = _rates(engine, self.bundle.manifest.limits, seconds)
+            rates = measured_rates(engine, self.bundle.manifest.limits, seconds)
             target.tokens_per_s = max(rates.values())
             if like:
                 target.token_budget, target.tokens_per_s = like.token_budget, like.tokens_per_s
             elif not self.token_budget:
-                target.token_budget = budget = _smallest_good(rates)
+                target.token_budget = budget = smallest_good(rates)
                 log.info("%s %s: %d tokens a micro-batch", self.bundle.ref, precision, budget)
-
-
-def _rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, float]:
-    """Tokens/s at each of BUDGETS, the better of two runs. Stops early when time is up, or where a
-    GPU has too little memory for more."""
-    draws, length = np.random.default_rng(0), min(TYPICAL_LENGTH, limits.max_positions)
-
-    def drawn(budget: int) -> Batch:
-        shape = max(1, budget // length), length
-        return Batch.of(list(draws.integers(0, limits.vocab_size, shape)))
-
-    _run(engine, drawn(length))  # a GPU loads its kernels at the first run, which takes seconds
-    ends = time.monotonic() + seconds
-    rates: dict[int, float] = {}
-    for budget in BUDGETS[engine.provider]:
-        batch = drawn(budget)
-        for _ in range(2):
-            started = time.monotonic()
-            try:
-                _run(engine, batch)
-            except Exception as error:
-                if not rates or not is_of_onnxruntime(error):
-                    raise
-                log.warning("%d tokens at once do not run here: %s", batch.num_tokens, error)
-                return rates
-            now = time.monotonic()
-            rates[budget] = max(rates.get(budget, 0.0), batch.num_tokens / max(now - started, 1e-9))
-            if now + 2 * (now - started) > ends:
-                return rates
-    return rates
-
-
-def _run(engine: Engine, batch: Batch) -> None:
-    """As a worker does: a GPU also pools, and looks for what is not finite."""
-    engine.compute(batch).not_finite()
-
-
-def _smallest_good(rates: dict[int, float]) -> int:
-    """The smallest budget whose rate is good enough."""
-    good = GOOD_ENOUGH * max(rates.values())
-    return min(budget for budget, rate in rates.items() if rate >= good)
 
 
 def _words(tasks: Sequence[Task]) -> str:
@@ -347,55 +268,3 @@ class Models:
         if not names:
             raise ModelNotFound("no model is served here", param="model")
         return names[0]
-
-
-def load(bundle: Bundle, settings: Settings, before: Model | None = None) -> Model:
-    """Checks and warms one bundle. StartupError if it is refused. before: the version that runs
-    now."""
-    started = time.monotonic()
-    _check_folder(bundle)
-    if settings.require_reference and not bundle.is_compared:
-        raise StartupError(
-            f"{bundle.ref} was compared with itself alone, and ADDNORM_REQUIRE_REFERENCE is set:"
-            " export it again with `reference=`, the module that its weights come from"
-        )
-    cuda = CudaOptions(settings.cuda_tf32, settings.cuda_memory_bytes)
-    model = Model(bundle, settings.provider, settings.token_budget, settings.num_cores, cuda)
-    with runs_in_words(f"{bundle.ref} cannot run here"):
-        model.warm_up(before)
-        model.check()
-    log.info("serving %s, ready in %.1f s", model.bundle.ref, time.monotonic() - started)
-    return model
-
-
-def load_all(root: Path, settings: Settings) -> Models:
-    """Every bundle below `root`. StartupError if one is refused. A folder that cannot be read is
-    logged."""
-    found = folders.find(root)
-    for problem in found.unreadable.values():
-        log.error("%s", problem)
-    defaults = _default_models(settings)
-    trusted = settings.trusted_key_files
-    models = [load(bundles.read(path, trusted), settings) for path in found.paths]
-    return Models(models, root, defaults)
-
-
-def _default_models(settings: Settings) -> dict[Task, str]:
-    """StartupError for a task that there is not."""
-    named = settings.default_models
-    for task in named:
-        if task not in WORDS:
-            raise StartupError(
-                f"ADDNORM_DEFAULT_MODELS has {task!r}: tasks are {', '.join(WORDS)}; write"
-                " rerank=NAME,embed=NAME"
-            )
-    return {task: named[task] for task in WORDS if task in named}
-
-
-def _check_folder(bundle: Bundle) -> None:
-    """StartupError unless the folder has the name and version of the manifest."""
-    where = f"{bundle.path.parent.name}/{bundle.path.name}"
-    if where != bundle.ref:
-        raise StartupError(
-            f"bundle {bundle.path} says it is {bundle.ref}: move it to a folder of that name"
-        )

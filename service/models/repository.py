@@ -9,32 +9,43 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from addnorm.service.errors import BundleRefused, NotFound, StartupError
+from addnorm.service.locks import LockOrder, new_lock
 from addnorm.service.models import folders
-from addnorm.service.models.registry import Model, Models, load
+from addnorm.service.models.loading import load
+from addnorm.service.models.registry import Model, Models
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.device import memory
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.settings import Settings
 
 log = logging.getLogger("addnorm")
-FREE_S = 5.0  # longest wait for requests that hold an unloaded model
+FREE_S = 5.0
 FileStates = tuple[tuple[str, int, int, int], ...]
 
 
 class Repository:
     """Loads from, and follows, the folder that the models came from."""
 
-    def __init__(self, models: Models, settings: Settings) -> None:
+    def __init__(
+        self,
+        models: Models,
+        settings: Settings,
+        free_s: float = FREE_S,
+        listing: Callable[[Path], folders.Listing] = folders.listing,
+    ) -> None:
+        """free_s: longest wait for requests that hold an unloaded model. listing: of the folder."""
         self._models, self._settings = models, settings
-        self._changing = threading.Lock()
+        self._free_s, self._list = free_s, listing
+        self._changing = new_lock(LockOrder.REPOSITORY)  # it also guards all changes of `models`
+        # files of each version when it was last loaded, or could not be; guarded by _changing
         self._tried = {model.bundle.path: self._state(model.bundle.path) for model in models.all()}
-        self._seen: dict[Path, FileStates] = {}  # at the last rescan
-        self._unreadable = self._listing().unreadable  # at the last rescan
+        self._seen: dict[Path, FileStates] = {}  # at the last rescan; guarded by _changing
+        self._unreadable = self._listing().unreadable  # at the last rescan; guarded by _changing
         self._closed = threading.Event()
         if settings.watch_s:
             threading.Thread(target=self._watch, name="watch", daemon=True).start()
@@ -86,7 +97,7 @@ class Repository:
             for gone in refs:
                 self._models.note(gone, "UNAVAILABLE", "unloaded")
                 log.info("unloaded %s: asked to", gone)
-            _free(engines)
+            _free(engines, self._free_s)
 
     def rescan(self) -> None:
         """Loads versions that are new or changed, unloads those that are gone.
@@ -112,7 +123,7 @@ class Repository:
             is_hidden = not unreadable.keys().isdisjoint((path, *path.parents))  # it may be there
             if path not in found and path not in self._seen and not is_hidden:
                 del self._tried[path]
-                _free(self._drop(_ref(path)))
+                _free(self._drop(_ref(path)), self._free_s)
                 log.info("unloaded %s: %s is gone", _ref(path), path)
 
     def _log_new(self, unreadable: dict[Path, str]) -> None:
@@ -136,7 +147,7 @@ class Repository:
         """Version folders that are complete: the certificate is written last."""
         if not self._models.root:
             return folders.Listing([], {})
-        found = folders.listing(self._models.root)
+        found = self._list(self._models.root)
         complete = [path for path in found.paths if (path / bundles.CERTIFICATE).is_file()]
         return found._replace(paths=complete)
 
@@ -166,7 +177,7 @@ class Repository:
         engines = _engines(running)
         self._models.add(model)  # replaces what ran: no request finds none in between
         del running
-        _free(engines)
+        _free(engines, self._free_s)
         return None
 
     def _state(self, path: Path) -> FileStates:
@@ -186,11 +197,11 @@ def _engines(model: Model | None) -> list[weakref.ref[Engine]]:
     return [weakref.ref(engine) for engine in model.engines.values()] if model else []
 
 
-def _free(engines: list[weakref.ref[Engine]]) -> None:
+def _free(engines: list[weakref.ref[Engine]], within_s: float) -> None:
     """Waits for the requests that still use the engines, then returns their memory."""
     if not engines:
         return
-    deadline = time.monotonic() + FREE_S
+    deadline = time.monotonic() + within_s
     gc.collect()
     while any(engine() for engine in engines) and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -1,12 +1,12 @@
 """Counts and times of one version of a model, by the names of Triton's statistics extension. Knows
 numbers only."""
 
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from addnorm.service.locks import LockOrder, new_lock
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.device.device_rows import AnyRows
 from addnorm.service.scheduling.job import Run
@@ -37,11 +37,13 @@ class Statistics:
     run them."""
 
     def __init__(self) -> None:
+        # of the event loop alone
         self.requests = {name: Sum() for name in ("success", "fail", *STAGES)}
-        self.micro_batches: defaultdict[int, Sum] = defaultdict(Sum)  # number of sequences -> runs
         self.num_sequences = 0  # of requests answered
         self.last_inference_s = 0.0  # Unix time
-        self._running = threading.Lock()
+        self._lock = new_lock(LockOrder.STATISTICS)
+        # number of sequences -> runs; guarded by _lock
+        self._micro_batches: defaultdict[int, Sum] = defaultdict(Sum)
 
     def answered(self, num_sequences: int, stages_s: Mapping[str, float]) -> None:
         """A request was answered. stages_s: seconds of decode, queue, infer and encode."""
@@ -61,15 +63,16 @@ class Statistics:
         def timed(batch: Batch) -> AnyRows:
             started = time.monotonic()
             rows = run(batch)
-            with self._running:
-                self.micro_batches[len(batch)].add(time.monotonic() - started)
+            seconds = time.monotonic() - started
+            with self._lock:
+                self._micro_batches[len(batch)].add(seconds)
             return rows
 
         return timed
 
     def runs(self) -> dict[int, Sum]:
         """Number of sequences -> the micro-batches of that many, fewest first."""
-        with self._running:
+        with self._lock:
             return {
-                size: Sum(runs.count, runs.ns) for size, runs in sorted(self.micro_batches.items())
+                size: Sum(runs.count, runs.ns) for size, runs in sorted(self._micro_batches.items())
             }

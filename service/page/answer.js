@@ -1,6 +1,6 @@
 // The answer to one request: what it cost, and for one row its activations, norms and predictions.
 
-import { count, element, short, styled } from "./dom.js";
+import { count, element, styled } from "./dom.js";
 import { lensPanel } from "./lens.js";
 import {
   activations,
@@ -12,6 +12,7 @@ import {
   scrolling,
   shaded,
 } from "./heat.js";
+import { bars, fact, panel, percent } from "./panel.js";
 
 /** entry: of the model; rows: as sent; row: which one is shown; given: {data, fingerprint, stages}. */
 export function answerOf(entry, rows, row, given) {
@@ -37,14 +38,6 @@ function parts(entry, cells, row, data) {
   if (entry.outputs.includes("attentions")) made.push(lensPanel(entry, cells));
   return made;
 }
-
-export const panel = (title, said, ...inside) =>
-  element(
-    "section",
-    { class: "result" },
-    element("h3", {}, title, " ", element("small", {}, said)),
-    ...inside,
-  );
 
 function cost({ data, fingerprint, stages, requestId }) {
   const { real_tokens: real, pad_tokens: pads } = data.usage;
@@ -85,9 +78,6 @@ function cost({ data, fingerprint, stages, requestId }) {
 
 /** Nothing was computed: the server had the results of all sequences, or there was no token. */
 const isHeld = (stages) => stages.some(([name, ms]) => name === "infer" && ms === 0);
-
-export const fact = (name, value) =>
-  element("div", {}, element("dt", {}, name), element("dd", {}, value));
 
 /** In the order in which a token passes the norms; see the `block` of the configuration. */
 export function normNames(
@@ -145,22 +135,3 @@ function predictions(entry, cells, row, { token_ids: ids, logprobs }, cut) {
   const table = element("table", { class: "numbers wide" }, element("tbody", {}, ...rows));
   return panel(what, `the ${width} likeliest at each token${cut}`, scrolling(what, table));
 }
-
-export const percent = (share) => `${short(100 * share)} %`;
-
-/** [[name, share of 1]] as a list with bars. */
-export const bars = (pairs) =>
-  element(
-    "ul",
-    { class: "bars" },
-    ...pairs.map(([name, share]) =>
-      element("li", {}, element("span", {}, name), bar(share), element("b", {}, percent(share))),
-    ),
-  );
-
-export const bar = (share, kind = "") =>
-  element(
-    "span",
-    { class: `meter ${kind}`, "aria-hidden": "true" },
-    styled(element("i"), { width: `${Math.min(100, 100 * Math.max(0, share))}%` }),
-  );

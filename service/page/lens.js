@@ -1,9 +1,9 @@
 // Inside the model: the attention of one head, and the hidden states that enter a layer. Only of
 // models that were exported with a lens.
 
-import { panel } from "./answer.js";
 import { element } from "./dom.js";
 import { MOST_TOKENS, activations, cutNote, firstTokens, nameOf, shaded } from "./heat.js";
+import { panel } from "./panel.js";
 import { inWords, post } from "./server.js";
 
 /** cells: of the row that is shown. Asks again whenever another layer or head is chosen. */

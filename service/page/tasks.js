@@ -1,7 +1,7 @@
 // What the model's heads are for, asked of the texts themselves: rerank, labels, entities, masks.
 
 import { element, short } from "./dom.js";
-import { bars, panel } from "./answer.js";
+import { bars, panel } from "./panel.js";
 import { inWords, post } from "./server.js";
 
 /** Task -> {path, body, shown}: shown(data, texts) makes elements. */

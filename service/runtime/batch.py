@@ -135,14 +135,14 @@ class Padding:
         pads only."""
         return int(np.flatnonzero(self.lengths)[sequence])
 
-    def scatter(self, values: NDArray[Any], fill: float = 0.0) -> NDArray[Any] | list[NDArray[Any]]:
-        """Values of each token `[num_tokens, w]` -> the caller's `[num_rows, seq, w]`, with `fill`
-        at pads.
+    def split(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+        """Values of each token `[num_tokens, w]` -> a `[length, w]` for each row, not copied."""
+        return [values[start:end] for start, end in pairwise(offsets_of(self.lengths).tolist())]
 
-        Ragged: a `[length, w]` for each row. Not copied where there are no pads.
-        """
-        if self.mask is None:
-            return [values[start:end] for start, end in pairwise(offsets_of(self.lengths).tolist())]
+    def scatter(self, values: NDArray[Any], fill: float = 0.0) -> NDArray[Any]:
+        """Values of each token `[num_tokens, w]` -> the grid's `[num_rows, seq, w]`, with `fill` at
+        pads. Not copied where there are none."""
+        assert self.mask is not None
         if not self.num_pads:
             return values.reshape(*self.mask.shape, -1)
         return _placed(self.mask, values, fill)

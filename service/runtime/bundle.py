@@ -40,7 +40,6 @@ LENS = "lens.onnx"
 # JSON takes up to twenty times its bytes in memory. Those of large models have up to 1 MiB, their
 # tokenizers 40 MiB.
 MOST_JSON_BYTES, MOST_TOKENIZER_BYTES = 16 * 2**20, 256 * 2**20
-OF_LENS = ("hidden_states", "attentions")  # outputs that it makes
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -62,14 +61,6 @@ class Bundle:
         """Unix time of the export."""
         return datetime.fromisoformat(self.manifest.created).timestamp()
 
-    @cached_property
-    def outputs(self) -> tuple[str, ...]:
-        heads = (name for name in self.manifest.heads if name != "pooled")
-        derived = {"complete": "prompt_logprobs", "sparse": "sparse"}  # of the logits
-        of_logits = (output for task, output in derived.items() if task in self.tasks)
-        lens = OF_LENS if self.has_lens else ()
-        return ("activations", *heads, "pooled", "norm_stats", *of_logits, *lens)
-
     @property
     def has_lens(self) -> bool:
         return LENS in self.manifest.files
@@ -83,7 +74,7 @@ class Bundle:
         """Attention heads of a layer."""
         return int(self.manifest.config["n_heads"])
 
-    @property
+    @cached_property
     def tasks(self) -> tuple[Task, ...]:
         """What the model is made for, by its heads. Every model has pooled vectors, but only those
         without logits are made for them."""
@@ -109,11 +100,7 @@ class Bundle:
         return bool(recorded["kind"] != "itself")
 
     def width(self, output: str) -> int:
-        """Numbers of the output for a token, or for a sequence."""
-        if output == "norm_stats":
-            return 2 * self.manifest.n_norms
-        if output == "prompt_logprobs":
-            return 1
+        """Numbers that the output's head makes of a row; those of the row if it has none."""
         head = self.manifest.heads.get(output)
         return head.width if head else self.manifest.d_model
 

@@ -78,13 +78,15 @@ class Engine:
         self._device: Device | None = None
         if self.provider == "cuda":
             self.keep_rows_on("cuda", cuda)
-        described = f"cuda: {cuda.kind}" if self.provider == "cuda" else "cpu"
+        described = f"cuda: {cuda.kind()}" if self.provider == "cuda" else "cpu"
         self.fingerprint = Fingerprint.here(bundle.manifest_sha256, precision, described)
 
-    def keep_rows_on(self, device: str, cuda: CudaOptions = CUDA_DEFAULTS) -> None:
+    def keep_rows_on(
+        self, device: str, cuda: CudaOptions = CUDA_DEFAULTS, kind: type[Device] = Device
+    ) -> None:
         """`compute` leaves its rows on the device from now on."""
         open_graph = partial(open_session, provider=device, cuda=cuda)
-        self._device = Device(self._body, open_graph, self._pooling, device)
+        self._device = kind(self._body, open_graph, self._pooling, device)
 
     def compute(self, batch: Batch) -> AnyRows:
         """A row for each token, pads dropped, where it was computed. The batch must not be empty.

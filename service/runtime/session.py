@@ -2,7 +2,7 @@
 weights."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -20,9 +20,28 @@ PROVIDERS = {"cpu": CPU, "cuda": "CUDAExecutionProvider"}
 # A thread that waits for its part of a run spins so long before it sleeps. Longer: idle cores do
 # nothing useful for longer. Shorter: each part costs a wake-up (5 tokens: 3.5 ms, 2.9 with it).
 SPIN_US = 50
-# Weights from this size on are shared. onnxruntime does not align smaller ones in the file, and its
-# kernels crash on weights that are not aligned.
-MIN_BYTES = 2**20
+
+
+class Runtime(NamedTuple):
+    """The part of onnxruntime that opens sessions."""
+
+    open: Callable[..., ort.InferenceSession] = ort.InferenceSession
+    providers: Callable[[], list[str]] = ort.get_available_providers
+
+
+class Packing(NamedTuple):
+    """How two sessions share the packed weights of a graph.
+
+    min_bytes: weights from this size on are shared. onnxruntime does not align smaller ones in the
+    file, and its kernels crash on weights that are not aligned.
+    """
+
+    folder: Path | None = None  # of temporary files; None: as TMPDIR says
+    min_bytes: int = 2**20
+    free_bytes: Callable[[str], int] = lambda folder: shutil.disk_usage(folder).free
+
+
+ONNXRUNTIME, PACKING = Runtime(), Packing()
 
 
 class Sessions(NamedTuple):
@@ -38,6 +57,7 @@ def open_sessions(
     num_threads: int,
     fits_16_bits: bool = False,
     cuda: CudaOptions = CUDA_DEFAULTS,
+    packing: Packing = PACKING,
 ) -> Sessions:
     """provider: cpu, cuda or auto; num_threads: of a run on all cores; fits_16_bits: of the
     manifest. StartupError if the graph cannot be loaded, or cuda is wanted and not available.
@@ -49,10 +69,10 @@ def open_sessions(
         session = open_session(graph, provider, fits_16_bits, cuda)
         return Sessions(session, session)
     try:
-        with TemporaryDirectory(prefix="addnorm-") as folder:
-            packed, free = Path(folder) / graph.name, shutil.disk_usage(folder).free
+        with TemporaryDirectory(prefix="addnorm-", dir=packing.folder) as folder:
+            packed, free = Path(folder) / graph.name, packing.free_bytes(folder)
             try:
-                _pack(graph, packed, fits_16_bits)
+                _pack(graph, packed, fits_16_bits, packing.min_bytes)
             except StartupError as error:
                 if free < _most_bytes(graph):
                     raise OSError(f"{folder} has {free / 2**20:.0f} MiB free") from error
@@ -74,14 +94,17 @@ def open_session(
     provider: str,
     fits_16_bits: bool = False,
     cuda: CudaOptions = CUDA_DEFAULTS,
+    runtime: Runtime = ONNXRUNTIME,
 ) -> ort.InferenceSession:
     """On one thread: worker threads run in parallel, and more would compete with them for the
     cores. Raises as `open_sessions`, and StartupError if rows would be computed on the CPU beside a
     GPU."""
-    if not uses_cuda(provider):
-        return _load(graph, _options(1, fits_16_bits))
+    options = _options(1, fits_16_bits)
+    if not uses_cuda(provider, runtime):
+        return _load(graph, options)
     _check_limit(graph, cuda.memory_bytes)
-    session = _load(graph, _options(1, fits_16_bits), (PROVIDERS["cuda"], cuda.for_provider()))
+    given = PROVIDERS["cuda"], cuda.for_provider()
+    session = _load(graph, options, given, runtime=runtime)
     if PROVIDERS["cuda"] in session.get_providers():
         refuse_rows_on_cpu(graph, session)
     elif provider == "cuda":
@@ -101,9 +124,9 @@ def _check_limit(graph: Path, memory_bytes: int) -> None:
         )
 
 
-def uses_cuda(provider: str) -> bool:
+def uses_cuda(provider: str, runtime: Runtime = ONNXRUNTIME) -> bool:
     """StartupError if cuda is wanted and this onnxruntime has none."""
-    available = PROVIDERS["cuda"] in ort.get_available_providers()
+    available = PROVIDERS["cuda"] in runtime.providers()
     if provider == "cuda" and not available:
         raise StartupError(
             "cuda is asked for, but this onnxruntime has no CUDA:"
@@ -139,13 +162,13 @@ def is_of_onnxruntime(error: Exception) -> bool:
     return type(error) is RuntimeError or "onnxruntime" in type(error).__module__
 
 
-def _pack(graph: Path, packed: Path, fits_16_bits: bool) -> None:
+def _pack(graph: Path, packed: Path, fits_16_bits: bool, min_bytes: int) -> None:
     """Writes the optimized graph, and its weights as the kernels of this processor want them."""
     options = _options(1, fits_16_bits)
     options.optimized_model_filepath = str(packed)
     for name, value in {
         "session.optimized_model_external_initializers_file_name": f"{packed.name}.data",
-        "session.optimized_model_external_initializers_min_size_in_bytes": f"{MIN_BYTES}",
+        "session.optimized_model_external_initializers_min_size_in_bytes": f"{min_bytes}",
         "session.save_external_prepacked_constant_initializers": "1",
     }.items():
         options.add_session_config_entry(name, value)
@@ -196,10 +219,13 @@ def _options(num_threads: int, fits_16_bits: bool, packed: bool = False) -> ort.
 
 
 def _load(
-    graph: Path, options: ort.SessionOptions, *providers: tuple[str, dict[str, str]]
+    graph: Path,
+    options: ort.SessionOptions,
+    *providers: tuple[str, dict[str, str]],
+    runtime: Runtime = ONNXRUNTIME,
 ) -> ort.InferenceSession:
     try:
-        return ort.InferenceSession(graph, options, providers=[*providers, PROVIDERS["cpu"]])
+        return runtime.open(graph, options, providers=[*providers, PROVIDERS["cpu"]])
     except Exception as error:  # onnxruntime has no base class of its own
         raise StartupError(
             f"onnxruntime cannot load {graph}: {_first_line(error)}; export it again"

@@ -12,7 +12,7 @@ from addnorm.service.errors import DeadlineNotMet, Expired, Overloaded, QueueFul
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.scheduling.backlog import SMALL_RATIO, Backlog, KeyBacklogs
 from addnorm.service.scheduling.fair_queue import JobQueue
-from addnorm.service.scheduling.job import Job, Results, Target
+from addnorm.service.scheduling.job import AllRows, Job, Results, Target
 
 # The figures are of a simulated flood (`flood` in tests/scheduling/test_fairness.py): five times
 # the capacity, one second for each job. What the values must achieve is tested there.
@@ -116,12 +116,12 @@ class AdmissionControl:
 
         results: a row for each token if None.
         """
+        results = results or AllRows(batch)
         if deadline <= now:
             raise Expired("deadline: it passed before the request was read")
         self.queue.sweep(now)
         backlog = self.queue.backlog(key, target)
-        identities = results.identities if results else None
-        if num_tokens := backlog.in_flight.num_new_tokens(batch, identities):
+        if num_tokens := backlog.in_flight.num_new_tokens(results):
             self._check(Arrival(target, backlog, num_tokens, deadline - now))
         return self.queue.add(target, batch, now, deadline, backlog, results)
 

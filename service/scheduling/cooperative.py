@@ -40,20 +40,24 @@ def run_now(work: Steps[Done]) -> Done:
         return end.value  # type: ignore[no-any-return]
 
 
-def timed(work: Steps[Done], tell: Callable[[float, bool], None]) -> Steps[Done]:
+def timed(
+    work: Steps[Done],
+    tell: Callable[[float, bool], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> Steps[Done]:
     """The same work. At its end `tell` is called with the seconds that its steps took, and whether
     all were done."""
     seconds, is_done = 0.0, False
     try:
         while True:
-            started = time.monotonic()
+            started = clock()
             try:
                 next(work)
             except StopIteration as end:
                 is_done = True
                 return end.value  # type: ignore[no-any-return]
             finally:
-                seconds += time.monotonic() - started
+                seconds += clock() - started
             yield
     finally:
         tell(seconds, is_done)

@@ -21,18 +21,16 @@ from weakref import WeakKeyDictionary
 
 from addnorm.service.errors import Expired
 from addnorm.service.runtime.batch import Batch
-from addnorm.service.runtime.device.device_rows import AnyRows
 from addnorm.service.scheduling.backlog import Backlog, KeyBacklogs
 from addnorm.service.scheduling.job import (
-    AllRows,
     Identity,
     Job,
+    Joined,
     MicroBatch,
     Results,
     SortedJobs,
     Target,
     Waiting,
-    service_error,
 )
 from addnorm.service.scheduling.start_time_fairness import StartTimeFairQueue
 
@@ -85,10 +83,10 @@ class JobQueue:
         now: float,
         deadline: float,
         backlog: Backlog,
-        results: Results | None = None,
+        results: Results,
     ) -> Job:
-        """Queues the batch as a job of this backlog. results: a row for each token if None."""
-        job = self._job(target, batch, now, deadline, results or AllRows(batch))
+        """Queues the batch as a job of this backlog."""
+        job = self._job(target, batch, now, deadline, results)
         self._backlog_of[job] = backlog
         sequences, job.waiting = job.waiting, []
         alone = [own for own in sequences if not backlog.in_flight.join(own)]
@@ -112,10 +110,10 @@ class JobQueue:
         counted = [own.length for own in sequences if backlog.in_flight.is_counted(own)]
         self._count(job, sum(counted))
 
-    def add_first(self, target: Target, batch: Batch, now: float) -> Job:
+    def add_first(self, target: Target, batch: Batch, now: float, results: Results) -> Job:
         """Queues the batch before all others. For the server's own known-answer tests, which are
         small and few."""
-        job = self._job(target, batch, now, math.inf, AllRows(batch))
+        job = self._job(target, batch, now, math.inf, results)
         self._urgent[job.number] = job
         self.active.setdefault(target, {})
         self._insert(job)
@@ -242,8 +240,8 @@ class JobQueue:
             yield from (other for other in jobs if other is not job)
 
     def settle(self, micro: MicroBatch, error: Exception | None, now: float) -> None:
-        """The rows of the micro-batch were delivered and shared, or an error came in their place.
-        The error fails its jobs, and those that wait for its sequences, only."""
+        """The rows of the micro-batch were delivered, or an error came in their place. The error
+        fails its jobs, and those that wait for its sequences, only."""
         if error is None and not micro.on_all_cores:  # the rate is of one worker
             micro.target.measured(micro.num_tokens, now - micro.taken)
         for job, sequences in micro.by_job():
@@ -255,21 +253,14 @@ class JobQueue:
                 for joined in self._joined_to(sequence):
                     joined.job.fail(error)
 
-    def share(self, micro: MicroBatch, rows: AnyRows, now: float) -> int:
-        """Gives its rows to those that wait for its sequences too. -> how many these are."""
-        num_joined = start = 0
+    def end(self, micro: MicroBatch) -> list[Joined]:
+        """Its rows are there. -> those that wait for its sequences too. None joins from now on."""
+        joined, start = list[Joined](), 0
         for sequence in micro.sequences:
             end = start + sequence.length
-            for joined in self._joined_to(sequence):
-                num_joined += 1
-                try:
-                    joined.job.results.receive([joined.sequence_index], rows.span(start, end))
-                except Exception as error:  # it must end this job only, never the worker
-                    joined.job.fail(service_error(error))
-                else:
-                    joined.job.settle(1, now)
+            joined += [Joined(other, start, end) for other in self._joined_to(sequence)]
             start = end
-        return num_joined
+        return joined
 
     def release(self, micro: MicroBatch) -> None:
         """Its run has failed. Those that wait for its sequences too wait for runs of their own:

@@ -4,10 +4,7 @@ Each job queues the sequence for itself. So no job waits longer because another 
 job is lost when another is cancelled. The first of them whose turn comes has it computed, for all.
 """
 
-from collections.abc import Sequence
-
-from addnorm.service.runtime.batch import Batch
-from addnorm.service.scheduling.job import Identity, Waiting
+from addnorm.service.scheduling.job import Identity, Results, Waiting
 
 
 class InFlight:
@@ -21,13 +18,13 @@ class InFlight:
         self._waiting: dict[Identity, dict[Waiting, None]] = {}  # those that wait, in order
         self._running: dict[Identity, list[Waiting]] = {}  # those that joined one that runs
 
-    def num_new_tokens(self, batch: Batch, identities: Sequence[Identity] | None) -> int:
+    def num_new_tokens(self, results: Results) -> int:
         """Those of sequences that neither wait nor run yet."""
-        if identities is None:
-            return batch.num_tokens
+        if results.identities is None:
+            return sum(results.lengths)
         return sum(
             length
-            for identity, length in zip(identities, batch.lengths.tolist(), strict=True)
+            for identity, length in zip(results.identities, results.lengths, strict=True)
             if identity not in self._waiting and identity not in self._running
         )
 

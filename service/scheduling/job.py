@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
 from addnorm.service.errors import ServiceError
+from addnorm.service.locks import LockOrder, new_lock
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.device.device_rows import AnyRows
 
@@ -28,7 +28,6 @@ OPTIMISM = 1.05
 
 Run = Callable[[Batch], AnyRows]  # the one seam: a micro-batch in, a row for each of its tokens out
 Identity = Hashable  # sequences with equal ones are equal
-ALLOCATION = Lock()  # worker threads may get the first rows of a job at the same time
 
 
 class Target:
@@ -77,6 +76,7 @@ class Target:
 class Results(Protocol):
     """What is kept of the rows that a job's sequences get."""
 
+    lengths: Sequence[int]  # tokens of each sequence of the batch
     # of the batch's sequences, which all differ; None: they are never merged with others
     identities: Sequence[Identity] | None
 
@@ -94,14 +94,18 @@ class AllRows:
 
     def __init__(self, batch: Batch, identities: Sequence[Identity] | None = None) -> None:
         self.batch, self.identities = batch, identities
-        self._rows: Rows | None = None  # written completely once all sequences were received
+        self.lengths: Sequence[int] = batch.lengths.tolist()
+        # worker threads may get the first rows at the same time
+        self._allocating = new_lock(LockOrder.ROWS)
+        # written once all sequences were received; guarded by _allocating until set
+        self._rows: Rows | None = None
 
     def receive(self, sequences: Sequence[int], rows: AnyRows) -> None:
         own_rows = rows.on_host()
         if len(sequences) == len(self.batch):
             self._rows = own_rows
             return
-        with ALLOCATION:
+        with self._allocating:
             self._rows = self._rows or own_rows.allocate(self.batch.num_tokens)
         start = 0
         for sequence in sequences:
@@ -134,10 +138,8 @@ class Job:
         self._num_settled = 0
         self.size = self.batch.num_tokens
         self.num_tokens = 0  # that wait; the queue counts them
-        lengths = self.batch.lengths.tolist()
-        self.waiting = sorted(
-            Waiting(length, self.number, index, self) for index, length in enumerate(lengths)
-        )
+        lengths = enumerate(self.results.lengths)
+        self.waiting = sorted(Waiting(length, self.number, at, self) for at, length in lengths)
 
     def fail(self, error: Exception) -> None:
         with suppress(InvalidStateError):  # the caller has left in the meantime
@@ -165,6 +167,30 @@ class Waiting(NamedTuple):
     def identity(self) -> Identity | None:
         identities = self.job.results.identities
         return identities[self.sequence_index] if identities else None
+
+
+class Joined(NamedTuple):
+    """A sequence that waits for an equal one of a micro-batch, and where the rows of that are."""
+
+    sequence: Waiting
+    start: int
+    end: int
+
+    def receive(self, rows: AnyRows) -> Exception | None:
+        """Its part of the micro-batch's rows. -> what its job fails with, if it does."""
+        own = self.sequence
+        try:
+            own.job.results.receive([own.sequence_index], rows.span(self.start, self.end))
+        except Exception as error:  # it must end this job only, never the worker
+            return service_error(error)
+        return None
+
+    def settle(self, error: Exception | None, now: float) -> None:
+        """It has received its rows, or its job fails with the error."""
+        if error:
+            self.sequence.job.fail(error)
+        else:
+            self.sequence.job.settle(1, now)
 
 
 class MicroBatch(NamedTuple):

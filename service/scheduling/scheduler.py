@@ -11,11 +11,20 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from addnorm.service.errors import NotFinite, RunTimedOut
+from addnorm.service.locks import LockOrder, new_condition
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.device.device_rows import AnyRows
 from addnorm.service.scheduling.admission import AdmissionControl
 from addnorm.service.scheduling.fair_queue import MIN_TOKENS_PER_WORKER, JobQueue
-from addnorm.service.scheduling.job import Job, MicroBatch, Results, Target, service_error
+from addnorm.service.scheduling.job import (
+    AllRows,
+    Job,
+    Joined,
+    MicroBatch,
+    Results,
+    Target,
+    service_error,
+)
 
 log = logging.getLogger("addnorm")
 TICKS = 10  # of the watchdog, within the run timeout
@@ -44,6 +53,7 @@ class Worker:
     """One thread, the micro-batches it has taken and not yet settled, and the ticks that its
     present run has lasted."""
 
+    # guarded by Scheduler._changed
     todo: list[MicroBatch] = field(default_factory=list)
     ticks: int = 0
     thread: threading.Thread = field(init=False)
@@ -61,26 +71,32 @@ class Scheduler:
         """Starts no thread: see `start`. run_timeout_s: a longer session run counts as hanging."""
         self.num_workers, self.max_queue_tokens = num_workers, max_queue_tokens
         self.run_timeout_s = run_timeout_s
-        self._queue = JobQueue(num_workers)
-        self._admission = AdmissionControl(self._queue, max_queue_tokens)
-        self._observers: Sequence[Observer] = ()
-        self._changed = threading.Condition()
-        self._closing = False
+        self._observers: Sequence[Observer] = ()  # set before any thread starts
         self._closed = threading.Event()
-        self._workers: list[Worker] = []  # those that take from the queue
-        self._hung: list[Worker] = []  # replaced ones, whose session runs have not returned
+        # Its holder does no work on arrays: the event loop waits for it. It also guards what the
+        # queue holds: jobs, backlogs, and what is counted of targets.
+        self._changed = new_condition(LockOrder.SCHEDULER)
+        self._queue = JobQueue(num_workers)  # guarded by _changed
+        self._admission = AdmissionControl(self._queue, max_queue_tokens)  # guarded by _changed
+        self._closing = False  # guarded by _changed
+        # those that take from the queue; guarded by _changed
+        self._workers: list[Worker] = []
+        # replaced ones, whose session runs have not returned; guarded by _changed
+        self._hung: list[Worker] = []
 
     def start(self, observers: Sequence[Observer] = ()) -> None:
         """Starts the worker threads and the watchdog."""
         self._observers = observers
-        for _ in range(self.num_workers):
-            self._start_worker()
+        with self._changed:
+            for _ in range(self.num_workers):
+                self._start_worker()
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     @property
     def num_busy(self) -> int:
         """Workers that run a micro-batch."""
-        return sum(bool(worker.todo) for worker in self._workers)
+        with self._changed:
+            return sum(bool(worker.todo) for worker in self._workers)
 
     def admit(
         self, timeout_s: float, key: str = "", num_bytes: float = math.inf, model: str | None = None
@@ -105,7 +121,7 @@ class Scheduler:
         key: the name of the caller's API key, for fairness among keys. results: a row for each
         token if None.
         """
-        now = time.monotonic()
+        now, results = time.monotonic(), results or AllRows(batch)
         with self._changed:
             job = self._admission.submit(target, batch, now, now + timeout_s, key, results)
             self._changed.notify(max(1, self._queue.num_tokens // MIN_TOKENS_PER_WORKER))
@@ -118,8 +134,9 @@ class Scheduler:
 
     def submit_first(self, target: Target, batch: Batch) -> Job:
         """Queues the batch before all others, without admission control."""
+        results = AllRows(batch)
         with self._changed:
-            job = self._queue.add_first(target, batch, time.monotonic())
+            job = self._queue.add_first(target, batch, time.monotonic(), results)
             self._changed.notify()
         return job
 
@@ -207,22 +224,37 @@ class Scheduler:
         return others_s < (self.num_workers - 1) * micro.cost_s / 2
 
     def _settle(self, worker: Worker, micro: MicroBatch, outcome: AnyRows | Exception) -> None:
-        num_merged, now = 0, time.monotonic()
+        now = time.monotonic()
         with self._changed:
             if worker not in self._workers:
                 return  # it was replaced, and its jobs have failed already
             del worker.todo[0]
-            if not isinstance(outcome, Exception):
-                num_merged = self._queue.share(micro, outcome, now)
-                self._queue.settle(micro, None, now)
-            elif len(jobs := micro.by_job()) > 1:  # again, job by job: only one is at fault
-                worker.todo = [micro._replace(sequences=sequences) for _, sequences in jobs]
-            else:
-                self._queue.release(micro)
-                self._queue.settle(micro, outcome, now)
-                self._changed.notify()  # for what was released
-        if num_merged:
-            self._tell(lambda observer: observer.merged(micro.target, num_merged))
+            if isinstance(outcome, Exception):
+                self._settle_failed(worker, micro, outcome, now)
+                return
+            joined = self._queue.end(micro)
+            self._queue.settle(micro, None, now)
+        if joined:
+            self._share(micro.target, joined, outcome)
+
+    def _settle_failed(
+        self, worker: Worker, micro: MicroBatch, error: Exception, now: float
+    ) -> None:
+        if len(jobs := micro.by_job()) > 1:  # again, job by job: only one is at fault
+            worker.todo = [micro._replace(sequences=sequences) for _, sequences in jobs]
+            return
+        self._queue.release(micro)
+        self._queue.settle(micro, error, now)
+        self._changed.notify()  # for what was released
+
+    def _share(self, target: Target, joined: Sequence[Joined], rows: AnyRows) -> None:
+        """Gives the rows to those that wait for the same sequences."""
+        errors = [one.receive(rows) for one in joined]  # without the lock, since it copies
+        now = time.monotonic()
+        with self._changed:
+            for one, error in zip(joined, errors, strict=True):
+                one.settle(error, now)
+        self._tell(lambda observer: observer.merged(target, len(joined)))
 
     def _watch(self) -> None:
         """Counts its own ticks instead of seconds, so that no worker is replaced because the whole

@@ -1,9 +1,9 @@
 """The ASGI application: routes, and the middleware around them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -13,8 +13,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from addnorm.service import VERSION
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.protocols.codec import openapi
-from addnorm.service.protocols.inference_route import InferenceRoute
-from addnorm.service.protocols.operations import probes as operations
+from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
+from addnorm.service.protocols.operations import probes
+from addnorm.service.protocols.protocol import Envelopes, Mounted, Scopes
+from addnorm.service.protocols.routes.inference_route import InferenceRoute
 from addnorm.service.server.auth import Keys
 from addnorm.service.server.middleware import (
     AuthMiddleware,
@@ -24,8 +26,6 @@ from addnorm.service.server.middleware import (
 )
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.report import Reporter
-
-Routers = Mapping[str, Sequence[APIRouter]]  # by the tag that documents them
 
 
 class Documented(FastAPI):
@@ -55,44 +55,49 @@ class ByPath:
 
 
 def create_app(
-    routers: Routers, settings: Settings, keys: Keys, readiness: Readiness, reporter: Reporter
+    mounted: Sequence[Mounted],
+    settings: Settings,
+    keys: Keys,
+    readiness: Readiness,
+    reporter: Reporter,
+    probed: tuple[str, ...],
 ) -> RequestMiddleware:
     """Inference routes are dispatched directly, all others by FastAPI, which documents both."""
     direct = [
         route
-        for tagged in routers.values()
-        for router in tagged
+        for each in mounted
+        for router in each.routers
         for route in router.routes
         if isinstance(route, InferenceRoute)
     ]
-    others = Router(direct, redirect_slashes=False, default=_fastapi(routers))
+    others = Router(direct, redirect_slashes=False, default=_fastapi(mounted))
     app: ASGIApp = ByPath(direct, others)
     middleware = [
         *_cors(settings),
-        Middleware(ErrorMiddleware),
-        Middleware(HeadMiddleware, readiness),
-        Middleware(AuthMiddleware, keys),
+        Middleware(ErrorMiddleware, Envelopes(mounted, OPENAI_ERRORS.envelope)),
+        Middleware(HeadMiddleware, readiness, probed),
+        Middleware(AuthMiddleware, keys, Scopes(each.protocol for each in mounted), probed),
     ]
     for kind, arguments, named in reversed(middleware):
         app = kind(app, *arguments, **named)
     return RequestMiddleware(app, reporter, readiness)
 
 
-def _fastapi(routers: Routers) -> FastAPI:
+def _fastapi(mounted: Sequence[Mounted]) -> FastAPI:
     app = Documented(
         title="Addnorm",
         description="Padded token batches with masks in, normalized activations and logits out. "
         "The same sequence gives the same bits, whatever the padding, whoever shares the batch.",
         version=VERSION,
-        openapi_url=None,  # operations.py has a route that makes the document off the event loop
+        openapi_url=None,  # probes.py has a route that makes the document off the event loop
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # to wherever the caller's Host header says
     )
-    for tag, tagged in routers.items():
-        for router in tagged:
-            app.include_router(router, tags=[tag])
-    app.mount("/swagger", operations.swagger)
+    for each in mounted:
+        for router in each.routers:
+            app.include_router(router, tags=[each.protocol.tag])
+    app.mount("/swagger", probes.swagger)
     for error in (HTTPException, Exception):
         app.add_exception_handler(error, _pass_on)
     return app

@@ -18,20 +18,6 @@ SCOPES = ("infer", "admin", "metrics")
 LEAST_CHARACTERS = 16  # of a key written out; one drawn at random has more
 COMMENT = re.compile(r"(?:^|\s)#.*")  # a # within a word is part of it
 log = logging.getLogger("addnorm")
-# open to callers without a key: orchestrators have none, and the pages themselves hold nothing
-# private: what they show they ask for, with the key that their reader types
-OPEN = ("/livez", "/readyz", "/health", "/docs", "/openapi.json", "/")
-OPEN_BELOW = ("/v2/health/", "/swagger/", "/page/", "/models/")
-INDEX = "/v2/repository/index"  # Triton's clients ask for it before they infer
-
-
-def needed_scope(path: str) -> str | None:
-    """The scope that a path needs: `infer` unless another is named here. None: open to all."""
-    if path in OPEN or path.startswith(OPEN_BELOW):
-        return None
-    if path == "/metrics":
-        return "metrics"
-    return "admin" if path.startswith("/v2/repository/") and path != INDEX else "infer"
 
 
 class Key(NamedTuple):

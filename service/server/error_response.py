@@ -15,35 +15,12 @@ from addnorm.service.errors import (
     ServiceError,
 )
 from addnorm.service.protocols.codec.negotiation import JSON
-from addnorm.service.protocols.codec.openapi import openai_error_body
-from addnorm.service.protocols.cohere import cohere_embed
-from addnorm.service.protocols.cohere import cohere_rerank as cohere
-from addnorm.service.protocols.huggingface import inference_client as huggingface
-from addnorm.service.protocols.kserve import schema as kserve
-from addnorm.service.protocols.tei import shared_paths, tei_schema
 from addnorm.service.telemetry.request_context import Envelope
 
 STARLETTE = {404: NotFound, 405: MethodNotAllowed}  # what its routers raise
 
 
-TEI_PATHS = ("/embed", "/similarity", "/predict", "/decode", "/info", "/health")
-
-# by the first entry that the path begins with
-ENVELOPES: tuple[tuple[str, Envelope], ...] = (
-    ("/v1/embeddings", openai_error_body),
-    *((path, cohere.error_body) for path in (*cohere.RERANK_PATHS, *cohere_embed.EMBED_PATHS)),
-    ("/hf/", huggingface.error_body),
-    ("/tokenizer_info", openai_error_body),
-    *((path, shared_paths.error_body) for path in ("/rerank", "/tokenize")),
-    *((path, tei_schema.error_body) for path in TEI_PATHS),
-    ("/v2", kserve.error_body),
-    ("", openai_error_body),
-)
-
-
-def error_response(path: str, error: ServiceError, envelope: Envelope | None) -> Response:
-    """envelope: that of the request's protocol, where the path does not say which it is."""
-    envelope = envelope or next(known for start, known in ENVELOPES if path.startswith(start))
+def error_response(envelope: Envelope, error: ServiceError) -> Response:
     headers = dict(error.headers)
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))

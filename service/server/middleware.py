@@ -11,9 +11,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from addnorm.service.errors import Draining, OutOfMemory, OutOfScope, TooManyConnections
 from addnorm.service.models.readiness import Readiness
-from addnorm.service.server.auth import Keys, needed_scope
+from addnorm.service.protocols.protocol import Envelopes, Scopes
+from addnorm.service.scheduling.arrivals import Arrivals
+from addnorm.service.server.auth import Keys
 from addnorm.service.server.error_response import error_response, service_error
-from addnorm.service.telemetry.report import PROBES, Reporter
+from addnorm.service.telemetry.report import Reporter
 from addnorm.service.telemetry.request_context import RequestContext, attach_context, context_of
 
 log = logging.getLogger("addnorm")
@@ -78,8 +80,8 @@ def _request_id(sent: bytes) -> str:
 class ErrorMiddleware:
     """Answers whatever is raised below it."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, envelopes: Envelopes) -> None:
+        self._app, self._envelopes = app, envelopes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -94,18 +96,29 @@ class ErrorMiddleware:
                 where = f"{method} {path}, request {context.request_id}"
                 traceback = error if known.status == 500 else None
                 log.error("%s: %s", where, known.message, exc_info=traceback)
-            await error_response(path, known, context.envelope)(scope, receive, send)
+            envelope = context.envelope or self._envelopes.of(path)
+            _forget_frames(error)
+            await error_response(envelope, known)(scope, receive, send)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Frees what its frames hold: bodies and rows. Some of these frames hold the future that holds
+    the error, and so all of them would stay until the collector looks for such cycles."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 class HeadMiddleware:
     """Rejects by the head alone: all but probes while draining, and what the connection found."""
 
-    def __init__(self, app: ASGIApp, readiness: Readiness) -> None:
-        self._app, self._readiness = app, readiness
+    def __init__(self, app: ASGIApp, readiness: Readiness, probes: tuple[str, ...]) -> None:
+        """probes: beginnings of paths that orchestrators ask."""
+        self._app, self._readiness, self._probes = app, readiness, probes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            is_probe = scope["path"].startswith(PROBES)
+            is_probe = scope["path"].startswith(self._probes)
             if self._readiness.draining and not is_probe:
                 await _discard_body(receive)
                 raise Draining(
@@ -126,19 +139,28 @@ async def _discard_body(receive: Receive) -> None:
 
 
 class AuthMiddleware:
-    """Rejects callers without a key for the path, and keys with too many requests under way."""
+    """Rejects callers without a key for the path, and keys with too many requests under way. With
+    keys, requests begin in turns of these: what needs none shares one turn."""
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
-        self._app, self._keys = app, keys
+    def __init__(self, app: ASGIApp, keys: Keys, scopes: Scopes, probes: tuple[str, ...]) -> None:
+        """probes: beginnings of paths that wait for no turn."""
+        self._app, self._keys, self._scopes, self._probes = app, keys, scopes, probes
+        self._arrivals = Arrivals()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        needed = needed_scope(scope["path"]) if self._keys and scope["type"] == "http" else None
+        if not self._keys or scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        needed = self._scopes.needed(scope["path"])
         if needed is None:
+            if not scope["path"].startswith(self._probes):
+                await self._arrivals.begin("")
             await self._app(scope, receive, send)
             return
         sent = (value for name, value in scope["headers"] if name == b"authorization")
         key = self._keys.find(next(sent, b""))
         context_of(scope).key = key.name
+        await self._arrivals.begin(key.name)
         if needed not in key.scopes:
             allowed = ", ".join(sorted(key.scopes))
             raise OutOfScope(f"the API key {key.name!r} is for {allowed}; this needs {needed}")

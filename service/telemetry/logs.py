@@ -13,6 +13,8 @@ from logging.handlers import BufferingHandler
 from pythonjsonlogger.core import RESERVED_ATTRS, LogData
 from pythonjsonlogger.orjson import OrjsonFormatter
 
+from addnorm.service.locks import LockOrder, new_condition
+
 FIELDS = {"asctime": "time", "levelname": "level", "name": "logger", "message": "message"}
 NOT_SHOWN = [*RESERVED_ATTRS, "color_message"]  # uvicorn's messages again, with terminal colours
 MAX_BUFFERED = 100  # records; formatting them takes about 1 ms
@@ -49,11 +51,12 @@ class Writer:
     def __init__(self, descriptor: int, tell_lost: Callable[[int], bytes]) -> None:
         """tell_lost: the line that says how many lines were lost."""
         self._descriptor, self._tell_lost = descriptor, tell_lost
-        self.num_lost = self._num_untold = 0  # lines; those that the log has not told of
-        self._waiting = deque[list[bytes]]()
-        self._num_bytes = 0  # not yet written
-        self._changed = threading.Condition()
-        self._closing = False
+        self._changed = new_condition(LockOrder.LOG)
+        # lines; those that the log has not told of; guarded by _changed, read without it
+        self.num_lost = self._num_untold = 0
+        self._waiting = deque[list[bytes]]()  # guarded by _changed
+        self._num_bytes = 0  # not yet written; guarded by _changed
+        self._closing = False  # guarded by _changed
         threading.Thread(target=self._run, name="log", daemon=True).start()
 
     def put(self, lines: list[bytes]) -> None:

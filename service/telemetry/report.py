@@ -10,16 +10,23 @@ from addnorm.service.telemetry import tracing
 from addnorm.service.telemetry.metrics import Metrics
 from addnorm.service.telemetry.request_context import RequestContext
 
-HEALTH = ("/livez", "/readyz", "/health", "/v2/health/")
-PROBES = (*HEALTH, "/metrics")  # not traced; answered while draining and over the connection limit
 log = logging.getLogger("addnorm.access")
 
 
 class Reporter:
     """Reads what the request's context has gathered. Never sees content."""
 
-    def __init__(self, metrics: Metrics, tracer: Tracer | None = None) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        health: tuple[str, ...],
+        probes: tuple[str, ...],
+        tracer: Tracer | None = None,
+    ) -> None:
+        """health: beginnings of paths whose successes are logged for debugging only; probes: of
+        those that are not traced."""
         self._metrics, self._tracer = metrics, tracer
+        self._health, self._probes = health, probes
 
     def report(self, scope: Scope, context: RequestContext) -> None:
         # the route's template: there is no bound on the number of paths
@@ -31,7 +38,7 @@ class Reporter:
             self._metrics.rejected(context.rejection)
         self._count_inference(context, now)
         trace = self._trace(scope, route, status, context)
-        is_healthy_probe = status == 200 and scope["path"].startswith(HEALTH)
+        is_healthy_probe = status == 200 and scope["path"].startswith(self._health)
         level = logging.DEBUG if is_healthy_probe else logging.INFO  # asked every few seconds
         if log.isEnabledFor(level):
             line = _line(scope["method"], route, status, seconds, context)
@@ -56,7 +63,7 @@ class Reporter:
         self, scope: Scope, route: str, status: int, context: RequestContext
     ) -> dict[str, str]:
         """Exports the request's spans, except for probes. -> what the log says of the trace."""
-        if not self._tracer or scope["path"].startswith(PROBES):
+        if not self._tracer or scope["path"].startswith(self._probes):
             return {}
         own: dict[str, str | int] = {"addnorm.request_id": context.request_id}
         if context.model:

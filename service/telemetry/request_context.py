@@ -1,12 +1,10 @@
 """What becomes known of one request on its way. Reported once, at the request's end (report.py)."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
-
-from starlette.types import Scope
 
 from addnorm.service.errors import RequestTimeout, ServiceError
 from addnorm.service.models.usage import Statistics
@@ -74,7 +72,7 @@ def attach_context(state: dict[str, Any]) -> RequestContext:
     return context
 
 
-def context_of(scope: Scope) -> RequestContext:
-    """The context of a request that has one."""
+def context_of(scope: Mapping[str, Any]) -> RequestContext:
+    """The context of a request that has one, by its ASGI scope."""
     context: RequestContext = scope["state"][KEY]
     return context

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.registry import PROOFS, Proof
+from benchmarks.registry import Proof
 from tests.support import opt_in
 
 
@@ -26,8 +26,8 @@ def test_a_proof_is_selected_by_its_own_mark_alone(asked: str, kept: list[int]) 
     assert len(items) + len(left_out) == len(every)
 
 
-def test_a_proof_without_its_needs_is_skipped_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PROOFS, "mutants", Proof("a test", 1, ("build/no-such-thing/ready",)))
+def test_a_proof_without_its_needs_is_skipped_in_words() -> None:
+    proofs = {"mutants": Proof("a test", 1, ("build/no-such-thing/ready",))}
     with pytest.raises(pytest.skip.Exception, match="run `make build/no-such-thing/ready`"):
-        opt_in.skip_if_absent(item("mutants"))
-    opt_in.skip_if_absent(item("parametrize"))
+        opt_in.skip_if_absent(item("mutants"), proofs)
+    opt_in.skip_if_absent(item("parametrize"), proofs)

@@ -62,29 +62,24 @@ def test_every_need_is_a_program_or_a_file_that_make_makes() -> None:
 
 
 def test_what_is_absent_is_said_with_the_command_that_brings_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "there").touch()
-    monkeypatch.setitem(needs.PROGRAMS, "no-such-program", "apt-get install it")
-    said = needs.in_words(["there", "a/b", "no-such-program"], tmp_path)
-    assert said == "run `make a/b`; no-such-program is not installed: `apt-get install it`"
+    said = needs.in_words(["there", "a/b", "haproxy"], tmp_path, found=lambda _: False)
+    assert said == "run `make a/b`; haproxy is not installed: `apt-get install haproxy`"
     assert needs.in_words(["there"], tmp_path) == ""
 
 
-@pytest.fixture
-def experiments(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = {"passing": passing, "missing": missing, "ending": ending}
-    for name in own:
-        entry = f"tests.benchmarks.test_runner:{name}"
-        monkeypatch.setitem(EXPERIMENTS, name, Experiment("a test", entry, 1, beside="again"))
-    monkeypatch.setattr(runner.processes, "end_on_sigterm", lambda: None)  # of this process, too
+OWN = {
+    name: Experiment("a test", f"tests.benchmarks.test_runner:{name}", 1, beside="again")
+    for name in ("passing", "missing", "ending")
+}
 
 
-@pytest.mark.usefixtures("experiments")
 def test_a_missed_goal_ends_with_1_and_the_others_still_run(tmp_path: Path) -> None:
     out = ["--out", str(tmp_path)]
-    assert runner.main(["passing", *out]) == 0
-    assert runner.main(["ending", "missing", *out]) == 1
+    assert runner.main(["passing", *out], OWN) == 0
+    assert runner.main(["ending", "missing", *out], OWN) == 1
     seen: dict[str, Any] = json.loads((tmp_path / "figures.json").read_text())
     assert {name: entry["missed"] for name, entry in seen.items()} == {
         "passing": [],
@@ -98,9 +93,9 @@ def test_a_missed_goal_ends_with_1_and_the_others_still_run(tmp_path: Path) -> N
     assert "- missed: 3 were late" in report
 
 
-@pytest.mark.usefixtures("experiments")
 def test_another_checkout_is_measured_before_this_one(tmp_path: Path) -> None:
-    assert runner.main(["passing", "--beside", str(tmp_path), "--out", str(tmp_path)]) == 0
+    beside = ["--beside", str(tmp_path), "--out", str(tmp_path)]
+    assert runner.main(["passing", *beside], OWN) == 0
     assert list(Report(tmp_path).read()) == ["passing, before", "passing"]
     with pytest.raises(SystemExit, match="nothing of another checkout"):
         runner.main(["rerank", "--beside", str(tmp_path)])

@@ -22,9 +22,8 @@ EXAMPLE = yaml.safe_load((ROOT / "deploy" / "ray-serve.yaml").read_text())
 
 
 @pytest.fixture
-def cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray gives this replica two. The log is afterwards as it was."""
-    monkeypatch.setattr(ray_serve, "_num_cores", lambda: 2)
+def log_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log is afterwards as it was."""
     log = logging.getLogger("addnorm")
     for name in ("handlers", "propagate", "level"):
         monkeypatch.setattr(log, name, getattr(log, name))
@@ -44,10 +43,10 @@ async def call(app: Any, path: str) -> int:
     return int(sent[0]["status"])
 
 
-@pytest.mark.usefixtures("cores")
+@pytest.mark.usefixtures("log_kept")
 def test_a_replica_serves_is_healthy_while_ready_and_ends(small: Path) -> None:
     async def life() -> None:
-        replica = Replica(Options(bundles=small, settings={"cache_bytes": 0}))
+        replica = Replica(Options(bundles=small, settings={"cache_bytes": 0}), lambda: 2)
         service = replica._service
         assert service.settings.worker_threads == 2
         app = replica.__serve_build_asgi_app__()
@@ -65,10 +64,10 @@ def test_a_replica_serves_is_healthy_while_ready_and_ends(small: Path) -> None:
     asyncio.run(life())
 
 
-@pytest.mark.usefixtures("cores")
+@pytest.mark.usefixtures("log_kept")
 def test_a_setting_wins_over_the_share_of_cores(small: Path) -> None:
     async def life() -> None:
-        replica = Replica(Options(bundles=small, settings={"worker_threads": 1}))
+        replica = Replica(Options(bundles=small, settings={"worker_threads": 1}), lambda: 2)
         assert replica._service.settings.num_cores == 1
         replica.__del__()
 
@@ -80,10 +79,10 @@ def test_wrong_args_are_refused() -> None:
         Options(bundle="bundles")  # type: ignore[call-arg]
 
 
-@pytest.mark.usefixtures("cores")
+@pytest.mark.usefixtures("log_kept")
 def test_a_wrong_setting_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="timeout-s"):
-        Replica(Options(bundles=tmp_path, settings={"timeout_s": -1}))
+        Replica(Options(bundles=tmp_path, settings={"timeout_s": -1}), lambda: 2)
 
 
 def test_the_example_names_what_there_is() -> None:

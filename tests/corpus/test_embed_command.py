@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from addnorm.corpus import command, embed_command, embedder, embedding_job, in_process
+from addnorm.corpus import command, embed_command, embedder, in_process
+from addnorm.corpus.embed_command import Means
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.parts import PLAN_KEY, Parts, plan_of
 from addnorm.corpus.ray_data import Addnorm
@@ -39,8 +40,8 @@ def services() -> Iterator[dict[Path, Service]]:
         service.close()
 
 
-@pytest.fixture(autouse=True)
-def small_jobs(monkeypatch: pytest.MonkeyPatch, services: dict[Path, Service]) -> None:
+@pytest.fixture
+def means(services: dict[Path, Service]) -> Means:
     """Windows of few rows. A bundle is opened once, and stays open."""
 
     def opened(bundle: Path, **settings: Any) -> Service:
@@ -48,8 +49,7 @@ def small_jobs(monkeypatch: pytest.MonkeyPatch, services: dict[Path, Service]) -
             services[bundle] = in_process.opened(bundle, **settings)
         return replace(services[bundle], to_close=())
 
-    monkeypatch.setattr(embedder, "opened", opened)
-    monkeypatch.setattr(embedding_job, "WINDOW_ROWS", WINDOW_ROWS)
+    return Means(opened, window_rows=WINDOW_ROWS)
 
 
 def test_requests_hold_many_sequences_of_similar_length() -> None:
@@ -72,12 +72,12 @@ def source(rows: pa.Table, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def embed(text_bundles: Path, tmp_path: Path) -> Embed:
+def embed(means: Means, text_bundles: Path, tmp_path: Path) -> Embed:
     def embed(
         source: Path, *options: str, bundle: Path = text_bundles / TEXT_MODEL / "1"
     ) -> pa.Table:
         out = tmp_path / "vectors.parquet"
-        embed_command.embed([str(source), str(out), "--bundle", str(bundle), *options])
+        embed_command.embed([str(source), str(out), "--bundle", str(bundle), *options], means)
         return pq.read_table(out)
 
     return embed
@@ -85,13 +85,19 @@ def embed(text_bundles: Path, tmp_path: Path) -> Embed:
 
 @pytest.fixture
 def refused(
-    text_bundles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    means: Means, text_bundles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., str]:
-    def refused(source: Path, *options: str, bundle: Path = text_bundles / TEXT_MODEL / "1") -> str:
+    def refused(
+        source: Path,
+        *options: str,
+        bundle: Path = text_bundles / TEXT_MODEL / "1",
+        parts: type[Parts] = Parts,
+    ) -> str:
         """What is printed."""
         out = str(tmp_path / "vectors.parquet")
+        words = [str(source), out, "--bundle", str(bundle), *options]
         with pytest.raises(SystemExit) as ended:
-            embed_command.embed([str(source), out, "--bundle", str(bundle), *options])
+            embed_command.embed(words, replace(means, parts=parts))
         assert ended.value.code == embed_command.NOT_DONE
         message = capsys.readouterr().err
         assert message.count("\n") == 1
@@ -379,19 +385,17 @@ def test_a_file_that_changes_while_it_is_read_ends_the_job(
     embed: Embed,
     source: Path,
     refused: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    add, other = Parts.add, corpus_files.table(NUM_ROWS, seed=1)
+    other = corpus_files.table(NUM_ROWS, seed=1)
 
-    def changing(parts: Parts, table: pa.Table) -> None:
-        add(parts, table)
-        changed = corpus_files.write(other, tmp_path / "changed.parquet")
-        source.write_bytes(changed.read_bytes())
+    class Changing(Parts):
+        def add(self, table: pa.Table) -> None:
+            super().add(table)
+            changed = corpus_files.write(other, tmp_path / "changed.parquet")
+            source.write_bytes(changed.read_bytes())
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Parts, "add", changing)
-        said = refused(source)
+    said = refused(source, parts=Changing)
     assert "texts.parquet changed while it was read: remove" in said
     assert not (tmp_path / "vectors.parquet").exists()
     assert "input texts.parquet" in refused(source)  # nor does the job go on

@@ -23,6 +23,7 @@ from addnorm.export.certificate.exact import Expected, Files
 from addnorm.export.certificate.parity import CertificationError
 from addnorm.export.model_file import load
 from addnorm.model.presets import build
+from addnorm.service.models.loading import check
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
@@ -162,7 +163,7 @@ def test_int8_of_an_older_exporter(bundle: Bundle, expected: Expected, tmp_path:
     older = bundles.read_uncertified(older.path)
     assert not older.manifest.int8.fits_16_bits
     refused(older, expected, "an older exporter made its int8, which is served as before")
-    Model(older, "cpu").check()
+    check(Model(older, "cpu"))
 
 
 def test_coarse_rows_are_caught(bundle: Bundle, expected: Expected, tmp_path: Path) -> None:

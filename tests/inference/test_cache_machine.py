@@ -32,7 +32,7 @@ from addnorm.service.errors import ClientGone, Expired, NotFinite, Overloaded
 from addnorm.service.inference.outputs import (
     Activations,
     Logits,
-    NormStats,
+    NormStatistics,
     Output,
     Pooled,
     PromptLogprobs,
@@ -53,14 +53,14 @@ from tests.support.waiting import PATIENCE_S, eventually
 
 Sequence = tuple[int, ...]
 SEQUENCES: tuple[Sequence, ...] = ((1,), (2, 3), (1, 3, 4, 5, 2), (2, 3, 1), (5, 5, 5, 5))
-OUTPUTS: dict[str, Output] = {
+OUTPUTS: dict[str, Output[Any]] = {
     "pooled": Pooled(),
     "mean": Pooled(pooling="mean", normalize=True),
     "first": Pooled(pooling="first"),
     "last": Logits(positions="last"),
     "logits": Logits(),
     "activations": Activations(),
-    "norm_stats": NormStats(),
+    "norm_stats": NormStatistics(),
     "prompt_logprobs": PromptLogprobs(),
 }
 MANY_EXAMPLES = 100  # --cache-examples asks for more
@@ -78,8 +78,9 @@ ASKED = st.tuples(
 def rows_of(response: InferenceResponse) -> Steps[list[bytes]]:
     """The bytes of each sequence's numbers."""
     yield
-    (value,) = response.outputs.values()
-    parts = list(value.values()) if isinstance(value, dict) else [value]
+    (value,) = response.values.values()
+    json = value.for_json()
+    parts = list(json.values()) if isinstance(json, dict) else [json]
     num_rows = len(response.request.batch)
     return [b"".join(np.asarray(part[row]).tobytes() for part in parts) for row in range(num_rows)]
 

@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,11 +16,10 @@ import pytest
 
 from addnorm.service.errors import ClientGone, Expired, Overloaded
 from addnorm.service.inference.cost import FADE_S, Cost, Promised, Rate
-from addnorm.service.inference.outputs import Activations, Logits, Output
+from addnorm.service.inference.outputs import Activations, Logits, Output, TopLogits, Value
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling import cooperative
 from addnorm.service.scheduling.cooperative import CooperativePool, Steps, run_now, timed
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import build
@@ -120,7 +118,7 @@ def test_a_caller_that_leaves_ends_the_writing(server: httpx.Client) -> None:
 # without HTTP
 
 
-def one(models: Models, output: Output | None = None) -> InferenceRequest:
+def one(models: Models, output: Output[Value] | None = None) -> InferenceRequest:
     batch, padding = from_lists([[1, 2, 3]])
     return InferenceRequest(models.find("gpt"), batch, padding, (output or Logits(),))
 
@@ -294,12 +292,10 @@ def test_a_small_answer_is_predicted_to_take_what_its_rows_and_bytes_take(few: M
     assert cost.predicted_s(all_rows, 1000) == pytest.approx(3 * 0.01 + 0.01)
     assert cost.predicted_s(last_row, 1000) == pytest.approx(1 * 0.01 + 0.01)
     assert cost.predicted_s(one(few, Activations()), 1000) == pytest.approx(0.01)
-    assert cost.predicted_s(one(few, Logits(top_k=2)), 0) == 0.0  # was never measured
+    assert cost.predicted_s(one(few, TopLogits(top_k=2)), 0) == 0.0  # was never measured
 
 
-def test_time_that_others_take_is_not_counted_as_the_works(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_time_that_others_take_is_not_counted_as_the_works() -> None:
     def pieces() -> Steps[str]:
         for _ in range(3):
             clock[0] += 5
@@ -307,8 +303,9 @@ def test_time_that_others_take_is_not_counted_as_the_works(
         return "made"
 
     clock, told = [100.0], list[tuple[float, bool]]()
-    monkeypatch.setattr(cooperative, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    work = timed(pieces(), lambda seconds, is_done: told.append((seconds, is_done)))
+    work = timed(
+        pieces(), lambda seconds, is_done: told.append((seconds, is_done)), lambda: clock[0]
+    )
     next(work)
     clock[0] += 300
     assert run_now(work) == "made"

@@ -53,7 +53,9 @@ def test_entries_are_the_largest_log1p_relu_of_the_sequences_tokens() -> None:
     logits = drawn(sum(LENGTHS), 50)
     found = made(logits, LENGTHS)
     ends = np.cumsum(LENGTHS)
-    for end, length, indices, values in zip(ends, LENGTHS, *found, strict=True):
+    for end, length, indices, values in zip(
+        ends, LENGTHS, found.indices, found.values, strict=True
+    ):
         expected = np.log1p(np.maximum(logits[end - length : end], 0)).max(0)
         assert indices.tolist() == np.flatnonzero(expected).tolist()
         np.testing.assert_allclose(values, expected[indices], rtol=1e-6)
@@ -61,9 +63,9 @@ def test_entries_are_the_largest_log1p_relu_of_the_sequences_tokens() -> None:
 
 def test_top_k_keeps_the_largest_and_of_equal_ones_the_first() -> None:
     logits = np.array([[3, -1, 2, 2, 0.5], [1, -1, 2, 2, 2]], np.float32)
-    indices, values = made(logits, (1, 0, 1), 2)
-    assert [found.tolist() for found in indices] == [[0, 2], [], [2, 3]]
-    np.testing.assert_allclose(values[0], np.log1p([3, 2]), rtol=1e-6)
+    vectors = made(logits, (1, 0, 1), 2)
+    assert [found.tolist() for found in vectors.indices] == [[0, 2], [], [2, 3]]
+    np.testing.assert_allclose(vectors.values[0], np.log1p([3, 2]), rtol=1e-6)
 
 
 def test_more_entries_than_expected_are_refused_but_of_one_sequence_alone() -> None:

@@ -13,9 +13,9 @@ import orjson
 import pytest
 
 from addnorm.load import command
-from addnorm.load.measure import contender, rounds
 from addnorm.load.measure.check import alone
 from addnorm.load.measure.contender import FP32, INT8, NAIVE
+from addnorm.load.measure.rounds import Timing
 from addnorm.load.measure.run import Figures
 from addnorm.load.measure.stream import SWEEP_LONGEST
 from addnorm.load.sweep import curves, overview
@@ -145,18 +145,14 @@ def test_a_server_is_measured_beside_another(
     notebook: Path,
     serve: Callable[..., AbstractContextManager[str]],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In short. The model is too short for the sweep of padding, which is left out."""
-    monkeypatch.setattr(contender, "WARM_UP_S", 0.1)
-    monkeypatch.setattr(rounds, "RUN_S", (0.1, 0.1))
-    monkeypatch.setattr(rounds, "MIN_ARRIVALS", 5)
     files = {name: tmp_path / f"report.{name}" for name in ("html", "json")}
     words = [word for name, file in files.items() for word in (f"--{name}", str(file))]
     with serve() as url, fake_server(naive(notebook)) as other:
         beside = f"theirs=http://{other.host}:{other.port}"
         what = ["--bundle", str(notebook), "--model", "notebook", "--minutes", "0.01"]
-        command.load(["--url", url, *what, "--beside", beside, *words])
+        command.load(["--url", url, *what, "--beside", beside, *words], Timing((0.1, 0.1), 5))
     seen: dict[str, Any] = json.loads(files["json"].read_text())
     assert set(seen["figures"]) == {f"small-{n}/{who}" for n in (1, 32) for who in (FP32, NAIVE)}
     assert all(count["num_answers"] > 10 for count in seen["bits"].values())
@@ -218,10 +214,8 @@ def test_a_server_that_gives_no_right_answer_is_quoted(
     ],
 )
 def test_a_load_that_cannot_end_well_does_not_begin(
-    notebook: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], said: str
+    notebook: Path, options: list[str], said: str
 ) -> None:
-    monkeypatch.delattr(sweep, "run")
-    monkeypatch.delattr(command, "measure")
     with pytest.raises(SystemExit, match=said) as ended:
         command.load(["--bundle", str(notebook), *options])
     assert "\n" not in str(ended.value)

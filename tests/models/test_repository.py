@@ -21,8 +21,9 @@ import httpx
 import pytest
 
 from addnorm.service.errors import BundleRefused, NotFound
-from addnorm.service.models import folders, repository
+from addnorm.service.models import folders
 from addnorm.service.models.registry import Model, Models
+from addnorm.service.models.repository import Repository
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.server.wiring import Service
@@ -148,24 +149,30 @@ def test_a_version_tampered_with_on_disk_runs_on_and_is_not_read_again(
     assert "does not match its sha256" in entry.reason
 
 
-def test_a_changed_version_is_served_at_every_moment(
-    inference: Service, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(repository, "FREE_S", 0.0)  # `before` is never freed
-    before, served_when_added = inference.models.find("notebook/1"), list[object]()
+class Noting(Models):
+    """Notes what is served when a model is added."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.served_when_added = list[Model | None]()
+        super().__init__(*arguments)
+
+    def add(self, model: Model) -> None:
+        self.served_when_added.append(self.get(model.bundle.ref))
+        super().add(model)
+
+
+def test_a_changed_version_is_served_at_every_moment(inference: Service, root: Path) -> None:
+    before = inference.models.find("notebook/1")
+    models = Noting([before], root)
+    repository = Repository(models, inference.settings, free_s=0.0)  # `before` is never freed
     running = before.bundle.path
     changed = republish(before.bundle, root.parent, 1, added={"notes.txt": b"changed"})
     shutil.rmtree(running)
     changed.rename(running)
 
-    def add(models: Models, model: Model, add: Any = Models.add) -> None:
-        served_when_added.append(models.get("notebook/1"))
-        add(models, model)
-
-    monkeypatch.setattr(Models, "add", add)
-    load(inference, "notebook/1")
-    assert served_when_added == [before]
-    assert inference.models.find("notebook/1") is not before
+    repository.load("notebook/1")
+    assert models.served_when_added == [None, before]
+    assert models.find("notebook/1") is not before
 
 
 def test_what_is_not_there_is_not_found(inference: Service) -> None:
@@ -186,9 +193,9 @@ def test_without_models_the_server_is_not_ready_and_says_so(inference: Service) 
 
 
 def test_a_request_under_way_ends_on_the_version_it_began_with_which_is_then_freed(
-    inference: Service, root: Path, monkeypatch: pytest.MonkeyPatch
+    inference: Service, root: Path
 ) -> None:
-    monkeypatch.setattr(repository, "FREE_S", PATIENCE_S)
+    repository = Repository(inference.models, inference.settings, free_s=PATIENCE_S)
     entered, go = threading.Event(), threading.Event()
     line = inference.models.find("notebook").target("fp32")
     engine = weakref.ref(inference.models.find("notebook").engine("fp32"))
@@ -206,8 +213,8 @@ def test_a_request_under_way_ends_on_the_version_it_began_with_which_is_then_fre
         old = threading.Thread(target=lambda: answers.append(post(url, asked)))
         old.start()
         assert entered.wait(PATIENCE_S)
-        load(inference, "notebook")
-        leaving = threading.Thread(target=unload, args=(inference, "notebook/1"))
+        repository.load("notebook")
+        leaving = threading.Thread(target=repository.unload, args=("notebook/1",))
         leaving.start()
         assert eventually(lambda: states(inference)[1] == "UNAVAILABLE")
         assert post(url, asked).json()["version"] == "2"
@@ -253,16 +260,17 @@ def test_a_volume_that_is_away_for_a_moment_takes_no_model_along(root: Path) -> 
 
 
 def test_a_volume_that_goes_away_while_it_is_listed_takes_no_model_along(
-    inference: Service, root: Path, monkeypatch: pytest.MonkeyPatch
+    inference: Service, root: Path
 ) -> None:
-    listing = folders.listing
-
     def of_a_volume_that_has_gone(folder: Path) -> folders.Listing:
         root.rename(root.with_name("away"))
-        return listing(folder)
+        return folders.listing(folder)
 
-    monkeypatch.setattr(folders, "listing", of_a_volume_that_has_gone)
-    inference.repository.rescan()
+    turns = iter([folders.listing, of_a_volume_that_has_gone])
+    repository = Repository(
+        inference.models, inference.settings, listing=lambda root: next(turns)(root)
+    )
+    repository.rescan()
     assert states(inference) == {1: "READY"}
 
 

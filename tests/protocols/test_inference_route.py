@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
-from addnorm.service.protocols.inference_route import IndexedHeaders, InferenceRoute
+from addnorm.service.protocols.routes.inference_route import IndexedHeaders, InferenceRoute
 from addnorm.service.server.app import ByPath
 
 SENT = [(b"accept", b"text/html"), (b"x-word", b"caf\xe9"), (b"accept", b"*/*")]

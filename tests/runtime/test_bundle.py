@@ -12,7 +12,7 @@ import pytest
 
 from addnorm.service.errors import StartupError
 from addnorm.service.models import folders
-from addnorm.service.models.registry import load
+from addnorm.service.models.loading import load
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.settings import Settings
 from tests.support.bundles import flip

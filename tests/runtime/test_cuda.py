@@ -1,23 +1,23 @@
 """What onnxruntime is told where sessions run on a GPU. No GPU is needed."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import onnxruntime as ort
 import pytest
 
 from addnorm.service.errors import StartupError
-from addnorm.service.models import registry
-from addnorm.service.models.registry import Model, _rates
+from addnorm.service.models.registry import Model
+from addnorm.service.models.warm_up import measured_rates
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import session
 from addnorm.service.runtime.batch import Batch
-from addnorm.service.runtime.device import cuda
 from addnorm.service.runtime.device.cuda import CudaOptions
-from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Limits
+from addnorm.service.runtime.session import Runtime
 from addnorm.service.server.wiring import num_workers
 from addnorm.service.settings import Settings
 
@@ -25,6 +25,11 @@ ON_GPU: dict[str, Any] = {"provider": "cuda", "compute": None, "run_on_all_cores
 
 GEMM = SimpleNamespace(domain="", op_type="Gemm", name="")
 ALL_ON_GPU = SimpleNamespace(ep_name=session.PROVIDERS["cuda"], get_nodes=lambda: [GEMM])
+
+
+def with_gpu(opened: Callable[..., Any]) -> Runtime:
+    """An onnxruntime that has CUDA, and opens this."""
+    return Runtime(opened, lambda: list(session.PROVIDERS.values()))
 
 
 @pytest.mark.parametrize(
@@ -35,9 +40,7 @@ ALL_ON_GPU = SimpleNamespace(ep_name=session.PROVIDERS["cuda"], get_nodes=lambda
         (CudaOptions(memory_bytes=2**30), {"use_tf32": "0", "gpu_mem_limit": "1073741824"}),
     ],
 )
-def test_sessions_get_the_settings(
-    options: CudaOptions, told: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sessions_get_the_settings(options: CudaOptions, told: dict[str, str]) -> None:
     asked = list[Any]()
 
     def opened(graph: Path, _: ort.SessionOptions, providers: list[Any]) -> SimpleNamespace:
@@ -47,59 +50,47 @@ def test_sessions_get_the_settings(
             get_provider_graph_assignment_info=lambda: [ALL_ON_GPU],
         )
 
-    available = list(session.PROVIDERS.values())
-    monkeypatch.setattr(session.ort, "get_available_providers", lambda: available)
-    monkeypatch.setattr(session.ort, "InferenceSession", opened)
-    session.open_session(Path("any.onnx"), "cuda", cuda=options)
+    session.open_session(Path("any.onnx"), "cuda", cuda=options, runtime=with_gpu(opened))
     (name, given), cpu = asked
     assert (name, cpu) == ("CUDAExecutionProvider", "CPUExecutionProvider")
     assert given == {"arena_extend_strategy": "kSameAsRequested", "sdpa_kernel": "3", **told}
 
 
-def test_a_session_that_fell_back_to_the_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    fell_back = SimpleNamespace(get_providers=lambda: ["CPUExecutionProvider"])
-    available = list(session.PROVIDERS.values())
-    monkeypatch.setattr(session.ort, "get_available_providers", lambda: available)
-    monkeypatch.setattr(session.ort, "InferenceSession", lambda *_, providers: fell_back)
+def test_a_session_that_fell_back_to_the_cpu_is_refused() -> None:
+    fell_back: Any = SimpleNamespace(get_providers=lambda: ["CPUExecutionProvider"])
+    runtime = with_gpu(lambda *_, providers: fell_back)
     with pytest.raises(StartupError, match="fell back to the CPU"):
-        session.open_session(Path("any.onnx"), "cuda")
+        session.open_session(Path("any.onnx"), "cuda", runtime=runtime)
 
 
 @pytest.mark.parametrize(("memory_bytes", "refused"), [(0, False), (99, True), (100, False)])
 def test_a_limit_below_the_weights_is_refused(
-    memory_bytes: int, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memory_bytes: int, refused: bool, tmp_path: Path
 ) -> None:
     graph = tmp_path / "model.onnx"
     graph.write_bytes(bytes(60))
     graph.with_name("model.onnx.data").write_bytes(bytes(40))
-    opened = SimpleNamespace(
+    opened: Any = SimpleNamespace(
         get_providers=lambda: [session.PROVIDERS["cuda"]],
         get_provider_graph_assignment_info=lambda: [ALL_ON_GPU],
     )
-    available = list(session.PROVIDERS.values())
-    monkeypatch.setattr(session.ort, "get_available_providers", lambda: available)
-    monkeypatch.setattr(session.ort, "InferenceSession", lambda *_, providers: opened)
+    runtime = with_gpu(lambda *_, providers: opened)
     expected = (
         pytest.raises(StartupError, match=r"_BYTES is 99, but .* take 100: set more")
         if refused
         else nullcontext()
     )
     with expected:
-        session.open_session(graph, "cuda", cuda=CudaOptions(memory_bytes=memory_bytes))
+        options = CudaOptions(memory_bytes=memory_bytes)
+        session.open_session(graph, "cuda", cuda=options, runtime=runtime)
 
 
-def test_the_gpu_and_tf32_are_part_of_what_decides_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cuda.gpu_name.cache_clear()
-    monkeypatch.setattr(cuda, "GPUS", tmp_path)
-    assert CudaOptions().kind == "unknown GPU, no TF32"
+def test_the_gpu_and_tf32_are_part_of_what_decides_bits(tmp_path: Path) -> None:
+    assert CudaOptions().kind(tmp_path / "none") == "unknown GPU, no TF32"
     information = tmp_path / "0000:01:00.0" / "information"
     information.parent.mkdir()
     information.write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 42\n")
-    cuda.gpu_name.cache_clear()
-    assert CudaOptions(tf32=True).kind == "NVIDIA H100 80GB HBM3, TF32"
-    cuda.gpu_name.cache_clear()
+    assert CudaOptions(tf32=True).kind(tmp_path) == "NVIDIA H100 80GB HBM3, TF32"
 
 
 @pytest.mark.parametrize(
@@ -111,13 +102,11 @@ def test_a_gpu_has_two_worker_threads(provider: str, worker_threads: int, num: i
     assert num_workers(models, Settings(worker_threads=worker_threads)) == num
 
 
-def test_what_waits_for_a_gpu_is_not_shared_out(
-    notebook: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_waits_for_a_gpu_is_not_shared_out(notebook: Path) -> None:
     bundle = bundles.read(notebook)
     assert Model(bundle, "cpu").target("fp32").is_shared_out
-    monkeypatch.setattr(registry, "Engine", lambda *_: SimpleNamespace(**ON_GPU))
-    assert not Model(bundle, "cuda").target("fp32").is_shared_out
+    on_gpu: Any = SimpleNamespace(**ON_GPU)
+    assert not Model(bundle, "cuda", open_engine=lambda *_: on_gpu).target("fp32").is_shared_out
 
 
 def test_warm_up_ends_where_the_memory_of_a_gpu_does(caplog: pytest.LogCaptureFixture) -> None:
@@ -130,7 +119,8 @@ def test_warm_up_ends_where_the_memory_of_a_gpu_does(caplog: pytest.LogCaptureFi
                 raise RuntimeError("bfc_arena.cc: Failed to allocate memory")
             return SimpleNamespace(not_finite=lambda: None)
 
-        return _rates(cast(Engine, SimpleNamespace(provider="cuda", compute=compute)), limits, 60.0)
+        engine: Any = SimpleNamespace(provider="cuda", compute=compute)
+        return measured_rates(engine, limits, 60.0)
 
     assert [*rates(5000)] == [1024, 2048, 4096]
     assert "8190 tokens at once do not run here: bfc_arena.cc: Failed" in caplog.text

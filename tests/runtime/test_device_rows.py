@@ -1,6 +1,7 @@
 """Rows that stay on a device. The device here is the CPU: the same code, the same graph."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -15,11 +16,12 @@ from addnorm.export.model_file import load
 from addnorm.export.pooling_graphs import export_pooling
 from addnorm.service.errors import NotFinite
 from addnorm.service.inference.heads import pooled
-from addnorm.service.models.registry import load_all
+from addnorm.service.models.loading import load_all
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Batch, Floats, Ints, Rows
-from addnorm.service.runtime.device.device_rows import DeviceRows, _Grid, pooling_graph
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.device.device_rows import Device, DeviceRows, _Grid, pooling_graph
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Pooling
 from addnorm.service.server.wiring import build
@@ -31,13 +33,18 @@ POOLINGS = get_args(Pooling)
 
 
 @pytest.fixture(scope="module")
-def engine(export_preset: ExportPreset) -> Engine:
-    return Engine(bundles.read(export_preset("gpt") / "1"), "fp32", "cpu")
+def bundle(export_preset: ExportPreset) -> Bundle:
+    return bundles.read(export_preset("gpt") / "1")
 
 
 @pytest.fixture(scope="module")
-def on_device(export_preset: ExportPreset) -> Engine:
-    engine = Engine(bundles.read(export_preset("gpt") / "1"), "fp32", "cpu")
+def engine(bundle: Bundle) -> Engine:
+    return Engine(bundle, "fp32", "cpu")
+
+
+@pytest.fixture(scope="module")
+def on_device(bundle: Bundle) -> Engine:
+    engine = Engine(bundle, "fp32", "cpu")
     engine.keep_rows_on("cpu")
     return engine
 
@@ -82,36 +89,39 @@ def test_rows_come_to_the_host_whole(engine: Engine, on_device: Engine) -> None:
     ("lengths", "width"), [((3, 1), 8), ((8,), 8), ((9, 2), 16), ((61,), 64), ((64,), 64)]
 )
 def test_the_grid_is_as_wide_as_attention_wants(
-    lengths: tuple[int, ...], width: int, on_device: Engine, monkeypatch: pytest.MonkeyPatch
+    lengths: tuple[int, ...], width: int, bundle: Bundle
 ) -> None:
     """And no wider than the model has positions."""
-    device, grids = on_device._device, list[Any]()
-    assert device
-    run = device.run
+    grids = list[Any]()
 
-    def seen(batch: Batch, inputs: Any) -> Any:
-        grids.append(inputs["input_ids"])
-        return run(batch, inputs)
+    class Noting(Device):
+        def run(self, batch: Batch, inputs: Mapping[str, Ints]) -> DeviceRows:
+            grids.append(inputs["input_ids"])
+            return super().run(batch, inputs)
 
-    monkeypatch.setattr(device, "run", seen)
-    on_device.compute(drawn(lengths))
-    monkeypatch.setattr(on_device, "_max_positions", max(lengths))
-    on_device.compute(drawn(lengths))
+    for max_positions in (bundle.manifest.limits.max_positions, max(lengths)):
+        noting = Engine(with_positions(bundle, max_positions), "fp32", "cpu")
+        noting.keep_rows_on("cpu", kind=Noting)
+        noting.compute(drawn(lengths))
     assert [grid.shape[1] for grid in grids] == [width, max(lengths)]
 
 
-def test_each_pooling_runs_once(on_device: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    device, asked = on_device._device, list[Pooling]()
-    assert device
-    pool = device.pooled
+def with_positions(bundle: Bundle, max_positions: int) -> Bundle:
+    limits = bundle.manifest.limits.model_copy(update={"max_positions": max_positions})
+    return replace(bundle, manifest=bundle.manifest.model_copy(update={"limits": limits}))
 
-    def counted(rows: Any, lengths: Ints, pooling: Pooling) -> Any:
-        asked.append(pooling)
-        return pool(rows, lengths, pooling)
 
-    monkeypatch.setattr(device, "pooled", counted)
-    batch = drawn()
-    rows = on_device.compute(batch)
+def test_each_pooling_runs_once(bundle: Bundle) -> None:
+    asked = list[Pooling]()
+
+    class Noting(Device):
+        def pooled(self, rows: Any, lengths: Ints, pooling: Pooling) -> Any:
+            asked.append(pooling)
+            return super().pooled(rows, lengths, pooling)
+
+    batch, noting = drawn(), Engine(bundle, "fp32", "cpu")
+    noting.keep_rows_on("cpu", kind=Noting)
+    rows = noting.compute(batch)
     assert isinstance(rows, DeviceRows)
     assert rows.not_finite() is None
     for start, end in pairwise(batch.offsets):

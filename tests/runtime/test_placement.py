@@ -13,7 +13,7 @@ from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.device import placement
 from addnorm.service.runtime.device.placement import CPU, counted, nodes, refuse_rows_on_cpu
 from addnorm.service.runtime.engine import Engine
-from addnorm.service.runtime.session import open_session
+from addnorm.service.runtime.session import Runtime, open_session
 
 CUDA = "CUDAExecutionProvider"
 GRAPH = Path("model.onnx")
@@ -69,12 +69,11 @@ def test_an_operator_that_computes_rows_is_refused_by_name(operator: str) -> Non
     assert "ADDNORM_PROVIDER=cpu" in str(found.value)
 
 
-def test_silence_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_is_refused() -> None:
     with pytest.raises(StartupError, match="does not say where the nodes"):
         refuse_rows_on_cpu(GRAPH, told())
-    monkeypatch.setattr(ort, "__version__", "1.26.4")
     with pytest.raises(StartupError, match=r"1\.26\.4 does not say .* onnxruntime-gpu 1\.27 or"):
-        refuse_rows_on_cpu(GRAPH, told(**{CUDA: "Attention"}))
+        refuse_rows_on_cpu(GRAPH, told(**{CUDA: "Attention"}), version="1.26.4")
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
@@ -95,14 +94,13 @@ def test_a_body_that_fell_back_whole_is_refused(bundle: Bundle) -> None:
 
 @pytest.mark.parametrize("provider", ["cuda", "auto"])
 def test_loading_refuses_a_session_that_computes_rows_on_the_cpu(
-    provider: str, monkeypatch: pytest.MonkeyPatch
+    provider: str,
 ) -> None:
     session = told(**{CUDA: "Gemm", CPU: "Attention"})
     session.get_providers = lambda: [CUDA, CPU]
-    monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, CPU])
-    monkeypatch.setattr(ort, "InferenceSession", lambda *_, providers: session)
+    runtime = Runtime(lambda *_, providers: session, lambda: [CUDA, CPU])
     with pytest.raises(StartupError, match="1 x Attention"):
-        open_session(GRAPH, provider)
+        open_session(GRAPH, provider, runtime=runtime)
 
 
 def test_the_list_is_recorded_in_fp16_too(notebook_in_fp16: Bundle) -> None:

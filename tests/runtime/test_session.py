@@ -1,13 +1,10 @@
 """One graph on one thread and on all cores: the same bits, one copy of the weights."""
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -20,7 +17,7 @@ from addnorm.service.runtime import selfcheck, session
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine
-from addnorm.service.runtime.session import open_sessions
+from addnorm.service.runtime.session import Packing, open_sessions
 from tests.conftest import ExportPreset
 
 LENGTHS = (1, 2, 3, 8, 17, 40, 64)
@@ -38,28 +35,25 @@ def test_all_cores_give_the_bits_of_one_thread(bundle: Bundle) -> None:
         assert selfcheck.same_bits(engine.run(batch), engine.run_on_all_cores(batch))
 
 
-def test_other_bits_on_all_cores_refuse_the_bundle(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = Engine(bundle, "fp32", "cpu", num_threads=2)
+class OtherBits(Engine):
+    """On all cores."""
 
-    def others(batch: Batch) -> Rows:
-        rows = engine.run(batch)
+    def run_on_all_cores(self, batch: Batch) -> Rows:
+        rows = self.run(batch)
         rows.activations[-1, -1] = np.nextafter(rows.activations[-1, -1], np.float32(9))
         return rows
 
-    assert not list(selfcheck.unequal(engine, bundle.manifest.limits, [], (3, 5)))
-    monkeypatch.setattr(engine, "run_on_all_cores", others)
-    (found,) = selfcheck.unequal(engine, bundle.manifest.limits, [], (3, 5))
+
+def test_other_bits_on_all_cores_refuse_the_bundle(bundle: Bundle) -> None:
+    right, wrong = (kind(bundle, "fp32", "cpu", num_threads=2) for kind in (Engine, OtherBits))
+    assert not list(selfcheck.unequal(right, bundle.manifest.limits, [], (3, 5)))
+    (found,) = selfcheck.unequal(wrong, bundle.manifest.limits, [], (3, 5))
     assert found == "2 sequences on one thread differ from the same on all cores"
 
 
-def test_both_map_one_file_that_is_deleted(
-    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(session, "MIN_BYTES", 1024)  # the model is small
-    sessions = open_sessions(bundle.graph("fp32"), "cpu", 2)
+def test_both_map_one_file_that_is_deleted(bundle: Bundle, tmp_path: Path) -> None:
+    packing = Packing(tmp_path, min_bytes=1024)  # the model is small
+    sessions = open_sessions(bundle.graph("fp32"), "cpu", 2, packing=packing)
     assert sessions.one_thread is not sessions.all_cores
     assert not os.listdir(tmp_path)
     mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
@@ -67,31 +61,22 @@ def test_both_map_one_file_that_is_deleted(
     assert len(files) == 1  # by inode
 
 
-def test_one_thread_needs_no_file(
-    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    sessions = open_sessions(bundle.graph("fp32"), "cpu", 1)
+def test_one_thread_needs_no_file(bundle: Bundle, tmp_path: Path) -> None:
+    nowhere = Packing(tmp_path / "none")
+    sessions = open_sessions(bundle.graph("fp32"), "cpu", 1, packing=nowhere)
     assert sessions.one_thread is sessions.all_cores
     with pytest.raises(StartupError, match="set TMPDIR to another folder"):
-        open_sessions(bundle.graph("fp32"), "cpu", 2)
+        open_sessions(bundle.graph("fp32"), "cpu", 2, packing=nowhere)
 
 
-def test_a_full_folder_is_named(
-    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_folder_is_named(tmp_path: Path) -> None:
     """onnxruntime's own words differ by what it could not write."""
-
-    def fail(*_: object) -> None:
-        raise StartupError("onnxruntime cannot do it")
-
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(session, "_pack", fail)
-    with pytest.raises(StartupError, match="onnxruntime cannot do it"):
-        open_sessions(bundle.graph("fp32"), "cpu", 2)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=3 << 10))
+    (graph := tmp_path / "broken.onnx").write_bytes(b"no graph" * 1000)
+    with pytest.raises(StartupError, match=r"onnxruntime cannot load .*broken\.onnx"):
+        open_sessions(graph, "cpu", 2, packing=Packing(tmp_path))
+    full = Packing(tmp_path, free_bytes=lambda _: 3 << 10)
     with pytest.raises(StartupError, match=rf"{tmp_path}.* has 0 MiB free, up to \d+ MiB are"):
-        open_sessions(bundle.graph("fp32"), "cpu", 2)
+        open_sessions(graph, "cpu", 2, packing=full)
 
 
 def test_what_is_mapped_is_aligned(tmp_path: Path) -> None:
@@ -115,7 +100,7 @@ def test_what_is_mapped_is_aligned(tmp_path: Path) -> None:
     graph = helper.make_graph(nodes, "odd", [x], [y], tensors)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
     onnx.save(model, tmp_path / "odd.onnx")
-    session._pack(tmp_path / "odd.onnx", tmp_path / "packed.onnx", False)
+    session._pack(tmp_path / "odd.onnx", tmp_path / "packed.onnx", False, session.PACKING.min_bytes)
     packed = onnx.load(tmp_path / "packed.onnx", load_external_data=False)
     offsets = list[int]()
     for tensor in packed.graph.initializer:

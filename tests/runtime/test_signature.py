@@ -18,7 +18,7 @@ from model_signing import hashing, signing, verifying
 from addnorm.export import writer
 from addnorm.service.command import sign
 from addnorm.service.errors import BundleRefused, StartupError
-from addnorm.service.models.registry import load_all
+from addnorm.service.models.loading import load_all
 from addnorm.service.models.repository import Repository
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import signature

@@ -14,11 +14,15 @@ import pytest
 
 from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError
 from addnorm.service.inference import heads
+from addnorm.service.models.registry import Model, Models
 from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.runtime.manifest import Task
 from addnorm.service.scheduling.job import MicroBatch, Target
 from addnorm.service.scheduling.scheduler import Observer, Scheduler
+from addnorm.service.server.wiring import build
+from addnorm.service.settings import Settings
 from addnorm.service.telemetry.metrics import Metrics
-from tests.conftest import inference_of, serving
+from tests.conftest import OWN, inference_of, serving
 from tests.support.metrics import value
 from tests.support.scheduling import batch, echo, of_lengths, values
 from tests.support.waiting import PATIENCE_S, eventually
@@ -339,17 +343,19 @@ def test_a_wall_clock_that_jumps_moves_no_deadline(
 
 
 def test_the_traceback_of_an_error_of_ours_names_its_request(
-    small: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    few: Models, caplog: pytest.LogCaptureFixture
 ) -> None:
-    inference = inference_of(small)
+    class Broken(Models):
+        def find(self, ref: str | None, task: Task | None = None) -> Model:
+            raise TypeError("a mistake of ours")
+
     with (
-        serving(inference) as url,
+        serving(build(Broken(few.all()), Settings(**OWN))) as url,
         httpx.Client(base_url=url, headers={"x-request-id": "the-one"}) as client,
     ):
-        monkeypatch.setattr(inference.models, "find", None)
         answer = client.post("/v1/infer", json={"input_ids": [[1]]})
     assert answer.status_code == 500
     assert "internal server error (request id the-one)" in answer.text
     assert "TypeError" not in answer.text
-    assert "TypeError: 'NoneType' object is not callable" in caplog.text
+    assert "TypeError: a mistake of ours" in caplog.text
     assert "POST /v1/infer, request the-one" in caplog.text

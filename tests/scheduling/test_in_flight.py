@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from addnorm.service.errors import ServiceError
 from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.runtime.device.device_rows import AnyRows
 from addnorm.service.scheduling.job import AllRows, Job, MicroBatch, Target
 from tests.support.scheduling import Queue, echo, values
 
@@ -32,9 +33,15 @@ def end(queue: Queue, micro: MicroBatch, now: float = 0) -> int:
     """As a worker does. -> how many sequences shared the rows."""
     rows = micro.target.run(micro.batch())
     micro.deliver(rows)
-    num_shared = queue.share(micro, rows, now)
+    return settle_shared(queue, micro, rows, now)
+
+
+def settle_shared(queue: Queue, micro: MicroBatch, rows: AnyRows, now: float = 0) -> int:
+    joined = queue.end(micro)
     queue.settle(micro, None, now)
-    return num_shared
+    for one in joined:
+        one.settle(one.receive(rows), now)
+    return len(joined)
 
 
 def expected(job: Job) -> list[list[float]]:
@@ -63,11 +70,11 @@ def test_a_sequence_joins_an_equal_one_that_runs_even_at_its_end() -> None:
     first = submit(queue, target, [2])
     micro = queue.take(0)
     assert micro
-    micro.deliver(target.run(micro.batch()))
+    rows = target.run(micro.batch())
+    micro.deliver(rows)
     late = submit(queue, target, [2, 5])
     assert queue.num_tokens == 2, "the sequence that runs already is not priced"
-    assert queue.share(micro, target.run(micro.batch()), 0) == 1
-    queue.settle(micro, None, 0)
+    assert settle_shared(queue, micro, rows) == 1
     assert values(first) == expected(first)
     assert not late.future.done()
     rest = queue.take(0)

@@ -10,7 +10,7 @@ import pytest
 from addnorm.service.errors import ServiceError
 from addnorm.service.scheduling.job import SortedJobs, Target
 from addnorm.service.scheduling.start_time_fairness import Flow, StartTimeFairQueue
-from tests.support.scheduling import Queue, batch, echo, lengths, of_lengths, run, submit
+from tests.support.scheduling import Queue, add_first, batch, echo, lengths, of_lengths, run, submit
 
 
 def busy(turns: StartTimeFairQueue[Flow]) -> Flow:
@@ -99,7 +99,7 @@ def test_a_canary_goes_before_all_and_costs_nobody_a_turn() -> None:
     queue, target, other = Queue(1000), Target(echo, 4), Target(echo, 4)
     for _ in range(3):
         submit(queue, target, of_lengths(4), key="a")
-    known_answer = queue.add_first(other, batch([7, 7]), 0)
+    known_answer = add_first(queue, other, batch([7, 7]))
     micro = queue.take(0)
     assert micro is not None
     assert micro.sequences[0].job is known_answer

@@ -377,11 +377,13 @@ def test_a_flood_on_one_connection_leaves_memory_and_others_alone(serve: Serve, 
 
 
 @contextmanager
-def held_up(small: Path) -> Iterator[tuple[str, Service, threading.Event]]:
+def held_up(
+    small: Path, connection: type[Connection] = Connection
+) -> Iterator[tuple[str, Service, threading.Event]]:
     """A server whose runs of notebook wait: its URL, itself, and what lets them go."""
     patient = {"timeout_s": 4 * PATIENCE_S, "run_timeout_s": 4 * PATIENCE_S}
     inference = inference_of(small, worker_threads=1, **patient)
-    with serving(inference) as url, runs_held_up(inference.models) as go:
+    with serving(inference, connection) as url, runs_held_up(inference.models) as go:
         yield url, inference, go
 
 
@@ -432,11 +434,19 @@ def test_who_has_left_is_noticed_though_it_looks_as_if_it_sent_no_more(
         assert samples(httpx.get(f"{url}/metrics").text)[computed] == 5
 
 
-def test_a_reset_is_noticed_by_itself(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Idle(Connection):
+    """Neither swept, nor asked whether its caller has left."""
+
+    def sweep(self, now: float) -> None:
+        pass
+
+    def _ask_whether_left(self) -> None:
+        pass
+
+
+def test_a_reset_is_noticed_by_itself(small: Path) -> None:
     """Not only once the server asks the caller, or sweeps."""
-    monkeypatch.setattr(Connection, "sweep", lambda *_: None)
-    monkeypatch.setattr(Connection, "_ask_whether_left", lambda _: None)
-    with held_up(small) as (url, inference, go), closing(call(url)) as first:
+    with held_up(small, Idle) as (url, inference, go), closing(call(url)) as first:
         first.sendall(head(len(GOOD)) + GOOD)
         assert eventually(lambda: inference.scheduler.num_busy == 1)
         for _ in range(5):
@@ -448,18 +458,15 @@ def test_a_reset_is_noticed_by_itself(small: Path, monkeypatch: pytest.MonkeyPat
         go.set()
 
 
-def test_a_caller_that_leaves_after_a_large_body_is_noticed(
-    small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Reading pauses at 64 KiB that the application has not taken: so may be the body's end."""
-    begin = Connection.on_message_begin
-
-    def begin_late(connection: Connection) -> None:
+class Late(Connection):
+    def on_message_begin(self) -> None:
         time.sleep(0.02)  # the rest arrives: it is read in one round of the event loop
-        begin(connection)
+        super().on_message_begin()
 
-    monkeypatch.setattr(Connection, "on_message_begin", begin_late)
-    with held_up(small) as (url, inference, go), closing(call(url)) as first:
+
+def test_a_caller_that_leaves_after_a_large_body_is_noticed(small: Path) -> None:
+    """Reading pauses at 64 KiB that the application has not taken: so may be the body's end."""
+    with held_up(small, Late) as (url, inference, go), closing(call(url)) as first:
         first.sendall(head(len(GOOD)) + GOOD)
         assert eventually(lambda: inference.scheduler.num_busy == 1)
         callers = [call(url) for _ in range(8)]
@@ -490,36 +497,34 @@ def test_a_body_that_its_caller_cannot_end_any_more_is_not_waited_for(serve: Ser
 
 
 def test_others_have_their_turn_between_pieces_that_take_long_to_parse(
-    url: str, monkeypatch: pytest.MonkeyPatch
+    serve: Serve,
 ) -> None:
     seen: list[str] = []
-    parse = Connection.data_received
 
-    def slow(self: Connection, data: bytes) -> None:
-        seen.append("piece")
-        self.loop.call_soon(seen.append, "others")
-        time.sleep(2 * LONG_PIECE_S)
-        parse(self, data)
+    class Slow(Connection):
+        def data_received(self, data: bytes) -> None:
+            seen.append("piece")
+            self.loop.call_soon(seen.append, "others")
+            time.sleep(2 * LONG_PIECE_S)
+            super().data_received(data)
 
-    monkeypatch.setattr(Connection, "data_received", slow)
-    assert httpx.post(f"{url}/v1/infer", content=b" " * 2**20).status_code == 400
+    with serve(Slow) as url:
+        assert httpx.post(f"{url}/v1/infer", content=b" " * 2**20).status_code == 400
     assert seen.count("piece") >= 2**20 / READ_BYTES
     assert ("piece", "piece") not in pairwise(seen)
 
 
-def test_what_comes_at_once_is_parsed_in_small_pieces(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_comes_at_once_is_parsed_in_small_pieces(serve: Serve) -> None:
     """No event loop may pass them by: each has its own way to tell who reads into a buffer."""
-    sizes, received = list[int](), Connection.data_received
+    sizes = list[int]()
 
-    def note(connection: Connection, data: bytes) -> None:
-        sizes.append(len(data))
-        received(connection, data)
+    class Noted(Connection):
+        def data_received(self, data: bytes) -> None:
+            sizes.append(len(data))
+            super().data_received(data)
 
-    monkeypatch.setattr(Connection, "data_received", note)
     body = GOOD + b" " * 1_000_000
-    with serve() as url, closing(call(url)) as caller:
+    with serve(Noted) as url, closing(call(url)) as caller:
         caller.sendall(head(len(body)) + body)
         assert status_of(caller) == 200
     assert sum(sizes) > 1_000_000
@@ -685,13 +690,16 @@ def not_reading(url: str) -> Iterator[socket.socket]:
         yield caller
 
 
-def test_an_answer_that_nobody_takes_counts_until_it_is_dropped(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    swept, sweep = threading.Event(), Connection.sweep
-    monkeypatch.setattr(Connection, "sweep", lambda *of: swept.is_set() and sweep(*of))
+def test_an_answer_that_nobody_takes_counts_until_it_is_dropped(serve: Serve) -> None:
+    swept = threading.Event()
+
+    class Swept(Connection):
+        def sweep(self, now: float) -> None:
+            if swept.is_set():
+                super().sweep(now)
+
     with (
-        serve(send_timeout_s=1.5, max_pending_response_bytes=100_000_000) as url,
+        serve(Swept, send_timeout_s=1.5, max_pending_response_bytes=100_000_000) as url,
         httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
     ):
         with not_reading(url) as caller:
@@ -755,13 +763,10 @@ def test_many_callers_at_once_are_all_answered(patient: str) -> None:
         assert all(callers.map(good, [patient] * 64))
 
 
-def test_new_connections_need_no_round_of_the_event_loop_each(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_connections_need_no_round_of_the_event_loop_each(serve: Serve) -> None:
     """In one round all busy connections are served, so rounds may be long."""
     num_rounds, accepted_in = 0, list[int]()
     begun, go, end = threading.Event(), threading.Event(), threading.Event()
-    real = Connection.connection_made
 
     def next_round(loop: asyncio.AbstractEventLoop) -> None:
         nonlocal num_rounds
@@ -769,17 +774,17 @@ def test_new_connections_need_no_round_of_the_event_loop_each(
         if not end.is_set():
             loop.call_soon(next_round, loop)
 
-    def connection_made(self: Connection, transport: Any) -> None:
-        real(self, transport)
-        if begun.is_set():
-            accepted_in.append(num_rounds)
-            return
-        begun.set()
-        go.wait(PATIENCE_S)  # until many callers wait
-        next_round(self.loop)
+    class Held(Connection):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if begun.is_set():
+                accepted_in.append(num_rounds)
+                return
+            begun.set()
+            go.wait(PATIENCE_S)  # until many callers wait
+            next_round(self.loop)
 
-    monkeypatch.setattr(Connection, "connection_made", connection_made)
-    with serve() as url, closing(call(url)), ExitStack() as callers:
+    with serve(Held) as url, closing(call(url)), ExitStack() as callers:
         assert begun.wait(PATIENCE_S)
         for _ in range(64):
             callers.enter_context(closing(call(url)))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -40,17 +41,21 @@ REQUESTS = {
 }
 
 
+class Noted(Connection):
+    """Noted when it is made."""
+
+    made: ClassVar[list[Connection]] = []
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.made.append(self)
+
+
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Connection]:
-    """The server's connections."""
-    made, begin = list[Connection](), Connection.connection_made
-
-    def connection_made(self: Connection, transport: object) -> None:
-        begin(self, transport)
-        made.append(self)
-
-    monkeypatch.setattr(Connection, "connection_made", connection_made)
-    return made
+def made() -> list[Connection]:
+    """The connections that this test makes to a server of `Noted` ones."""
+    Noted.made.clear()
+    return Noted.made
 
 
 def grow_old(made: list[Connection]) -> None:
@@ -63,7 +68,7 @@ def grow_old(made: list[Connection]) -> None:
 
 @pytest.fixture(scope="module")
 def aging(serve: Serve) -> Iterator[str]:
-    with serve(connection_max_age_s=AGE_S) as url:
+    with serve(Noted, connection_max_age_s=AGE_S) as url:
         yield url
 
 
@@ -92,7 +97,7 @@ def rest(caller: socket.socket) -> bytes:
 def test_without_the_setting_no_connection_ends_by_its_age(
     serve: Serve, made: list[Connection]
 ) -> None:
-    with serve() as url, closing(call(url)) as caller:
+    with serve(Noted) as url, closing(call(url)) as caller:
         assert ask(caller, request()) == (200, None)
         assert [connection.aged_at for connection in made] == [None]
 
@@ -122,7 +127,7 @@ def test_over_https_too(
 ) -> None:
     cert, key = certificate
     with (
-        serve(connection_max_age_s=AGE_S, tls_cert=cert, tls_key=key) as url,
+        serve(Noted, connection_max_age_s=AGE_S, tls_cert=cert, tls_key=key) as url,
         httpx.Client(base_url=url, verify=False) as client,
     ):
         assert "connection" not in client.get("/livez").headers
@@ -135,7 +140,7 @@ def test_over_https_too(
 def held_up(small: Path) -> Iterator[tuple[str, threading.Event]]:
     """A server whose runs of notebook wait, and what lets them go."""
     inference = inference_of(small, connection_max_age_s=AGE_S)
-    with serving(inference) as url, runs_held_up(inference.models) as go:
+    with serving(inference, Noted) as url, runs_held_up(inference.models) as go:
         yield url, go
 
 
@@ -190,17 +195,12 @@ def test_what_is_sent_after_the_last_answer_began_does_not_destroy_it(
     assert head.startswith(b"HTTP/1.1 200 OK")
 
 
-@pytest.fixture
-def impatient(made: list[Connection], monkeypatch: pytest.MonkeyPatch) -> list[Connection]:
-    """The connections, which are closed after 0.2 idle seconds."""
-    begin = Connection.connection_made
+class Impatient(Noted):
+    """Closed after 0.2 idle seconds."""
 
-    def connection_made(self: Connection, transport: object) -> None:
-        begin(self, transport)
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
         self.timeout_keep_alive = 0.2  # type: ignore[assignment]  # uvicorn's are whole seconds
-
-    monkeypatch.setattr(Connection, "connection_made", connection_made)
-    return made
 
 
 def test_a_caller_that_does_not_close_is_left_in_the_end(
@@ -221,10 +221,10 @@ def test_a_caller_that_does_not_close_is_left_in_the_end(
         assert eventually(lambda: own not in own.connections)
 
 
-def test_a_caller_that_only_sends_is_left_too(aging: str, impatient: list[Connection]) -> None:
-    with closing(call(aging)) as caller:
+def test_a_caller_that_only_sends_is_left_too(serve: Serve, made: list[Connection]) -> None:
+    with serve(Impatient, connection_max_age_s=AGE_S) as url, closing(call(url)) as caller:
         assert ask(caller, request()) == (200, None)
-        grow_old(impatient)
+        grow_old(made)
         assert ask(caller, request()) == (200, "close")
         ends = time.monotonic() + PATIENCE_S
         with suppress(ConnectionError):
@@ -234,20 +234,20 @@ def test_a_caller_that_only_sends_is_left_too(aging: str, impatient: list[Connec
 
 
 def test_a_request_that_has_arrived_keeps_an_idle_connection(
-    serve: Serve, made: list[Connection], monkeypatch: pytest.MonkeyPatch
+    serve: Serve, made: list[Connection]
 ) -> None:
-    receive, is_busy, has_arrived = Connection.data_received, threading.Event(), threading.Event()
+    is_busy, has_arrived = threading.Event(), threading.Event()
 
-    def data_received(self: Connection, data: bytes) -> None:
-        if b"/busy" in data:  # meanwhile a request arrives, and its connection's idle time ends
-            is_busy.set()
-            has_arrived.wait(PATIENCE_S)
-            made[0].timeout_keep_alive_handler()
-            made[0].timeout_keep_alive = 0.2  # type: ignore[assignment]  # uvicorn's are seconds
-        receive(self, data)
+    class Busy(Noted):
+        def data_received(self, data: bytes) -> None:
+            if b"/busy" in data:  # meanwhile a request arrives, and its connection's idle time ends
+                is_busy.set()
+                has_arrived.wait(PATIENCE_S)
+                made[0].timeout_keep_alive_handler()
+                made[0].timeout_keep_alive = 0.2  # type: ignore[assignment]  # uvicorn's: seconds
+            super().data_received(data)
 
-    monkeypatch.setattr(Connection, "data_received", data_received)
-    with serve() as url, closing(call(url)) as caller, closing(call(url)) as busy:
+    with serve(Busy) as url, closing(call(url)) as caller, closing(call(url)) as busy:
         assert ask(caller, request())[0] == 200
         assert eventually(lambda: len(made) == 2)
         for connection in made:

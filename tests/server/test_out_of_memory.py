@@ -1,6 +1,7 @@
 """Work for which there is no memory fails alone: 503, one line in the log, and nothing is held."""
 
 import asyncio
+import gc
 import logging
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -14,6 +15,8 @@ from addnorm.service.errors import OutOfMemory
 from addnorm.service.inference.outputs import Activations
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Models
+from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
+from addnorm.service.protocols.protocol import Envelopes
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.engine import run_session
 from addnorm.service.runtime.unpadding import from_lists
@@ -44,7 +47,7 @@ def test_the_caller_is_told_to_come_back_and_the_log_has_one_line(
 
     async def with_context(scope: Any, receive: Any, send: Any) -> None:
         attach_context(scope.setdefault("state", {})).request_id = "the-one"
-        await ErrorMiddleware(app)(scope, receive, send)
+        await ErrorMiddleware(app, Envelopes((), OPENAI_ERRORS.envelope))(scope, receive, send)
 
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(with_context)
@@ -106,3 +109,23 @@ def test_onnxruntimes_words_for_it_are_known() -> None:
         run_session(fails("Failed to allocate memory"), None, {})
     with pytest.raises(RuntimeError, match="broken"):
         run_session(fails("broken"), None, {})
+
+
+def test_a_refused_body_is_freed_at_once(few: Models) -> None:
+    """Not when the collector next looks for cycles: bodies of many megabytes would stay."""
+    service = build(few, Settings(worker_threads=1))
+
+    async def ask() -> int:
+        transport = httpx.ASGITransport(service.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            body = {"model": "notebook", "input_ids": [[1, 2.5] * 100_000]}  # read on a thread
+            return (await client.post("/v1/infer", json=body)).status_code
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert asyncio.run(ask()) == 400
+        assert not [held for held in gc.get_objects() if type(held) is Deadline]
+    finally:
+        gc.enable()
+        service.close()

@@ -19,7 +19,12 @@ from addnorm.export.model_file import Graph
 Export = Callable[..., Graph]
 HEADS = "heads"  # their names begin so
 _known: dict[str, Graph] = {}
-folder: Path | None = None  # what the processes of one run share; None: nothing
+_shared: list[Path] = []  # the folder that the processes of one run share, if they do
+
+
+def share(folder: Path) -> None:
+    """With the other processes of this run."""
+    _shared[:] = [folder]
 
 
 @contextmanager
@@ -52,9 +57,9 @@ def _remembering(name: str, prefix: str) -> Export:
 
 
 def _made_once(key: str, make: Callable[[], Graph]) -> Graph:
-    if folder is None:
+    if not _shared:
         return _own(make())
-    file = folder / f"{key}.pickle"
+    file = _shared[0] / f"{key}.pickle"
     with FileLock(f"{file}.lock"):
         if not file.exists():
             made = _own(make())

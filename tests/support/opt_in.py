@@ -3,10 +3,12 @@
 The marks, and what they need of the machine, are those of benchmarks/registry.py.
 """
 
+from collections.abc import Mapping
+
 import pytest
 
 from benchmarks import needs
-from benchmarks.registry import PROOFS
+from benchmarks.registry import PROOFS, Proof
 
 
 def register(config: pytest.Config) -> None:
@@ -23,9 +25,9 @@ def deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.hook.pytest_deselected(items=unasked)
 
 
-def skip_if_absent(item: pytest.Item) -> None:
+def skip_if_absent(item: pytest.Item, proofs: Mapping[str, Proof] = PROOFS) -> None:
     for name in _proofs(item):
-        if absent := needs.in_words(PROOFS[name].needs):
+        if absent := needs.in_words(proofs[name].needs):
             pytest.skip(absent)
 
 

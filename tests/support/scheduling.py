@@ -7,7 +7,7 @@ import numpy as np
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.scheduling.admission import AdmissionControl
 from addnorm.service.scheduling.fair_queue import JobQueue
-from addnorm.service.scheduling.job import Job, MicroBatch, Target
+from addnorm.service.scheduling.job import AllRows, Job, MicroBatch, Target
 from tests.support.waiting import PATIENCE_S
 
 
@@ -40,6 +40,10 @@ def values(job: Job) -> list[list[float]]:
     assert (rows.activations == rows.norm_rstd).all()
     spans = pairwise(job.batch.offsets)
     return [rows.activations[start:end, 0].tolist() for start, end in spans]
+
+
+def add_first(queue: Queue, target: Target, batch: Batch) -> Job:
+    return queue.add_first(target, batch, 0, AllRows(batch))
 
 
 def lengths(micro: MicroBatch | None) -> list[int]:

@@ -8,7 +8,11 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from addnorm.service.inference.request import BINARY_BYTES, JSON_BYTES_PER_FLOAT, JSON_BYTES_PER_PAD
+from addnorm.service.inference.outputs.output import (
+    BINARY_BYTES,
+    JSON_BYTES_PER_FLOAT,
+    JSON_BYTES_PER_PAD,
+)
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.runtime.manifest import Manifest
 from addnorm.service.runtime.tokenizing.tokenizer import CHARACTERS_PER_TOKEN

@@ -1,8 +1,8 @@
 """What another API key's small requests meet while one key asks for all that it can.
 
 Each case of requests/greedy.py has a server of its own. A process of its own sends the other key's
-requests: first alone, then beside the case. None of them may be refused, and the p99 of each may be
-at most 50 ms longer than alone.
+requests: first alone, then beside the case. None of them may be refused. The p99 of each may be at
+most 50 ms longer than alone, and a run of the engine, which is not interrupted.
 """
 
 import os
@@ -74,14 +74,18 @@ class Row:
     answers: Counter[int]  # of the greedy key
     grown_mib: float  # the server's memory at most, beside what it had before
     counted_mib: float  # what it counted itself at most
+    run_ms: float  # the mean session run of the size of micro-batch whose runs took longest
 
     def missed(self) -> Iterator[str]:
         for kind, alone, beside in zip(self.kinds, self.alone, self.beside, strict=True):
             if beside.num_refused:
                 yield f"{self.greed.name}: {kind}: {dict(beside.statuses)}"
             over = beside.p99_ms - alone.p99_ms
-            if not self.greed.slow_answer and not over <= MAX_OVER_MS:
-                yield f"{self.greed.name}: {kind}: p99 {over:,.0f} ms over alone"
+            if not self.greed.slow_answer and not over <= MAX_OVER_MS + self.run_ms:
+                yield (
+                    f"{self.greed.name}: {kind}: p99 {over:,.0f} ms over alone, a run takes"
+                    f" {self.run_ms:,.0f}"
+                )
         if self.grown_mib > max(MIN_MEMORY_MIB, MAX_MEMORY_RATIO * self.counted_mib):
             yield (
                 f"{self.greed.name}: memory grew by {self.grown_mib:,.0f} MiB, the server counted"
@@ -99,7 +103,8 @@ class Row:
         answers = ", ".join(f"{num} x {status}" for status, num in sorted(self.answers.items()))
         waits += [""] * (len(SMALL) - len(waits))
         memory = f"{self.grown_mib:,.0f} / {self.counted_mib:,.0f}"
-        return [self.greed.name, answers, f"{refused} of {asked}", *waits, memory]
+        run = f"{self.run_ms:,.0f}"
+        return [self.greed.name, answers, f"{refused} of {asked}", *waits, run, memory]
 
 
 class Memory:
@@ -139,10 +144,35 @@ def beside(server: Server, greed: Greed, manifest: Manifest, seconds: float) -> 
     every_s = 0.3 if greed.slow_answer else EVERY_S
     with asker(server.host, server.port, every_s, small) as asking:
         alone = _asked(asking, len(small), ALONE_S)
+        before = _runs(server)
         with Memory(server) as memory, _greedy(server, greed, manifest, seconds) as answers:
             others = _asked(asking, len(small), seconds)
+    run_ms = _longest_ms(before, _runs(server))
     kinds = ["large answer in 3 s"] if greed.slow_answer else SMALL
-    return Row(greed, kinds, alone, others, answers, memory.grown_mib, memory.counted_mib)
+    return Row(greed, kinds, alone, others, answers, memory.grown_mib, memory.counted_mib, run_ms)
+
+
+Runs = dict[tuple[str, int], tuple[int, int]]  # model, sequences at once -> runs, ns
+
+
+def _runs(server: Server) -> Runs:
+    """All session runs so far."""
+    models = orjson.loads(server.get("/v2/models/stats"))["model_stats"]
+    return {
+        (model["name"], sizes["batch_size"]): (run["count"], run["ns"])
+        for model in models
+        for sizes in model["batch_stats"]
+        for run in [sizes["compute_infer"]]
+    }
+
+
+def _longest_ms(before: Runs, after: Runs) -> float:
+    means = [0.0]
+    for size, (count, ns) in after.items():
+        count_before, ns_before = before.get(size, (0, 0))
+        if count > count_before:
+            means.append((ns - ns_before) / (count - count_before) / 1e6)
+    return max(means)
 
 
 def _asked(asking: Asker, num_kinds: int, seconds: float) -> list[Waits]:
@@ -228,7 +258,8 @@ def _http(request: Request) -> bytes:
 @contextmanager
 def _server(root: Path, greed: Greed, worktree: Path | None) -> Iterator[Server]:
     keys = ";".join(f"{name} infer,metrics {key}" for name, key in KEYS.items())
-    settings = {"ADDNORM_API_KEYS": keys}
+    # equal sequences are merged, as by default, and none is kept: what is asked would be held
+    settings = {"ADDNORM_API_KEYS": keys, "ADDNORM_CACHE_BYTES": "1"}
     with ExitStack() as opened:
         log: IO[bytes] | None = None
         if not greed.log_is_read:
@@ -258,7 +289,8 @@ def run(options: Options) -> Findings:
         for greed in tqdm(wanted, unit="case"):
             with _server(Path(root), greed, options.worktree) as server:
                 rows.append(beside(server, greed, embedder.manifest, seconds))
-    columns = ["one key sends", "its answers", "refused to another", *SMALL, "MiB: grown / counted"]
+    columns = ["one key sends", "its answers", "refused to another", *SMALL]
+    columns += ["a run, ms", "MiB: grown / counted"]
     shown = table(columns, [row.cells() for row in rows])
     note = "The other key's waits in ms: p50 / p99 alone -> beside."
     seen = orjson.loads(orjson.dumps([list(map(str, row.cells())) for row in rows]))

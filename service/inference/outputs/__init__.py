@@ -1,112 +1,100 @@
-"""What a request may ask for: a class for each output, by name."""
+"""What a request may ask for: a class for each output, listed in `OUTPUTS`."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
-
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.outputs.lens import Attentions, ByLayer, HiddenStates
-from addnorm.service.inference.outputs.output import NO_TOKEN, Computed, Output, TopK
-from addnorm.service.inference.outputs.per_token import (
-    Activations,
-    Logits,
-    NormStats,
-    Positions,
-    TokenVectors,
-)
+from addnorm.service.inference.outputs.lens import Attentions, HiddenStates
+from addnorm.service.inference.outputs.logits import Logits, LogitsAt, TopLogits
+from addnorm.service.inference.outputs.output import Computed, Output
+from addnorm.service.inference.outputs.per_token import Activations, NormStatistics, TokenVectors
 from addnorm.service.inference.outputs.pooled import Pooled
-from addnorm.service.inference.outputs.prompt_logprobs import PromptLogprobs
-from addnorm.service.inference.outputs.sparse import Sparse, SparseVectors
-from addnorm.service.runtime.batch import Floats
-from addnorm.service.runtime.bundle import OF_LENS, Bundle
+from addnorm.service.inference.outputs.prompt_logprobs import PromptLogprobs, ScoredPrompts
+from addnorm.service.inference.outputs.sparse import Sparse
+from addnorm.service.inference.outputs.values import SparseVectors, TopK, Value
+from addnorm.service.runtime.bundle import Bundle
 
 __all__ = [
-    "NO_TOKEN",
+    "OUTPUTS",
     "Activations",
     "Attentions",
-    "ByLayer",
     "Computed",
+    "DType",
     "HiddenStates",
     "Logits",
-    "NormStats",
+    "LogitsAt",
+    "NormStatistics",
     "Output",
+    "OutputKind",
+    "OutputKinds",
     "Pooled",
-    "Positions",
     "PromptLogprobs",
+    "ScoredPrompts",
     "Sparse",
     "SparseVectors",
     "TokenVectors",
     "TopK",
-    "check_names",
-    "default_names",
-    "halved",
+    "TopLogits",
+    "Value",
 ]
 DType = Literal["float32", "float16"]
-BY_NAME: dict[str, Callable[[], Output]] = {
-    kind.name: kind
-    for kind in (
+OutputKind = type[Output[Value]]
+
+
+@dataclass(frozen=True)
+class OutputKinds:
+    """The outputs that a server knows, in the order in which they are documented."""
+
+    known: tuple[OutputKind, ...]
+
+    def names(self, bundle: Bundle) -> tuple[str, ...]:
+        """Of those that the model has."""
+        return tuple(kind.name for kind in self._listed if kind.is_of(bundle))
+
+    def default_names(self, bundle: Bundle) -> tuple[str, ...]:
+        """Activations, and what heads make of them."""
+        return tuple(kind.name for kind in self._listed if kind.is_default and kind.is_of(bundle))
+
+    @cached_property
+    def by_name(self) -> dict[str, OutputKind]:
+        return {kind.name: kind for kind in self.known}
+
+    @cached_property
+    def fields(self) -> tuple[tuple[str, str], ...]:
+        """Of a request, those that are for one output alone, with its name."""
+        return tuple((field, kind.name) for kind in self.known for field in kind.fields())
+
+    def check_names(self, names: Sequence[str], bundle: Bundle) -> None:
+        """InvalidInput unless the model has all of them and each is named once."""
+        if not names:
+            known = ", ".join(self.names(bundle))
+            raise InvalidInput(f"outputs is empty: ask for some of {known}", param="outputs")
+        for name in names:
+            if name not in self.by_name or not self.by_name[name].is_of(bundle):
+                known = ", ".join(self.names(bundle))
+                raise InvalidInput(
+                    f"outputs has {name!r}: {bundle.ref} has {known}", param="outputs"
+                )
+            if names.count(name) > 1:
+                raise InvalidInput(f"outputs has {name!r} twice", param="outputs")
+
+    @cached_property
+    def _listed(self) -> list[OutputKind]:
+        return sorted(self.known, key=lambda kind: kind.is_derived)
+
+
+OUTPUTS = OutputKinds(
+    (
         Activations,
         Logits,
         TokenVectors,
-        Pooled,
-        NormStats,
-        PromptLogprobs,
         Sparse,
+        Pooled,
+        NormStatistics,
+        PromptLogprobs,
         HiddenStates,
         Attentions,
     )
-}
-
-
-# outputs that are made only where they are named
-ON_REQUEST = ("sparse", "pooled", "norm_stats", "prompt_logprobs", *OF_LENS)
-
-
-def default_names(bundle: Bundle) -> tuple[str, ...]:
-    """Activations, and what heads make of them."""
-    return tuple(name for name in bundle.outputs if name not in ON_REQUEST)
-
-
-def check_names(names: Sequence[str], bundle: Bundle) -> None:
-    """InvalidInput unless the model has all of them and each is named once."""
-    if not names:
-        raise InvalidInput(f"outputs is empty: ask for some of {_known(bundle)}", param="outputs")
-    for name in names:
-        if name not in bundle.outputs:
-            raise InvalidInput(
-                f"outputs has {name!r}: {bundle.ref} has {_known(bundle)}",
-                param="outputs",
-            )
-        if names.count(name) > 1:
-            raise InvalidInput(f"outputs has {name!r} twice", param="outputs")
-
-
-def _known(bundle: Bundle) -> str:
-    return ", ".join(bundle.outputs)
-
-
-def halved(name: str, output: Any) -> Any:
-    """An output as float16. InvalidInput if it has a finite value that float16 does not hold.
-
-    norm_stats, whose values range widely, log-probabilities, the likeliest tokens and sparse
-    vectors stay as they are.
-    """
-    if name in ("norm_stats", "prompt_logprobs") or isinstance(output, TopK | SparseVectors):
-        return output
-    if isinstance(output, ByLayer):
-        return output._replace(values=[halved(name, values) for values in output.values])
-    return [_half(name, row) for row in output] if isinstance(output, list) else _half(name, output)
-
-
-def _half(name: str, values: Floats) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        half = values.astype(np.float16)
-    beyond = np.isinf(half) & np.isfinite(values)
-    if beyond.any():
-        raise InvalidInput(
-            f"{name} has the value {values[beyond][0]}, float16 holds at most"
-            f' {np.finfo(np.float16).max:.0f}: ask for "dtype": "float32"',
-            param="dtype",
-        )
-    return half
+)

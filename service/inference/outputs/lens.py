@@ -6,32 +6,59 @@ waits in the queue and passes admission control like any other.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.heads import check_finite
-from addnorm.service.inference.outputs.output import Computed, Output
+from addnorm.service.inference.outputs.output import Asked, Computed, Output, Strict
+from addnorm.service.inference.outputs.values import ByLayer, ByRow, Dense, Ragged, by_token
 from addnorm.service.runtime.batch import Batch, Floats, Padding
 from addnorm.service.runtime.bundle import LENS, Bundle
 from addnorm.service.runtime.manifest import Pick
 from addnorm.service.scheduling.cooperative import Steps
 
+Numbers = Annotated[list[int], Field(fail_fast=True)]
 
-class ByLayer(NamedTuple):
-    """values: of each of the layers, in the caller's layout."""
 
-    layers: Sequence[int]
-    values: list[Any]
+class HiddenStatesOptions(Strict):
+    layers: Numbers | None = Field(
+        None,
+        description="Which: 0 is what enters the first layer, n_layers what leaves the last. By"
+        " default all.",
+    )
+
+
+class AttentionsOptions(Strict):
+    layers: Numbers | None = Field(None, description="Which, from 0 on. By default all.")
+    heads: Numbers | None = Field(
+        None, description="Which of each layer, from 0 on. By default all."
+    )
 
 
 @dataclass(frozen=True, eq=False)
-class LensOutput(Output):
+class LensOutput(Output[ByLayer]):
     """layers: their numbers; None: all."""
 
+    is_default = False
+    is_derived = True
+    is_of_lens = True
     smallest: ClassVar[str]  # options that ask for the least
     layers: tuple[int, ...] | None = None
+
+    @classmethod
+    def is_of(cls, bundle: Bundle) -> bool:
+        return bundle.has_lens
+
+    @classmethod
+    def grid_tensors(cls) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def remedy(self) -> str:
+        return f'ask for less, as with "{self.name}": {self.smallest}, or send less at once'
 
     def head(self, bundle: Bundle) -> str | None:
         return LENS  # its time is predicted as a head's, by tokens
@@ -81,6 +108,16 @@ class HiddenStates(LensOutput):
     """Layer i is what enters block i; the last one is `activations`."""
 
     name, smallest = "hidden_states", '{"layers": [0]}'
+    json_type = list[list[list[list[float]]]]
+    description = (
+        "[layers][B][S][d_model], of bundles exported with a lens, in the order asked for. The last"
+        " layer's are `activations`, after a final norm if the model has one."
+    )
+    options = HiddenStatesOptions
+
+    @classmethod
+    def asked_for(cls, asked: Asked) -> "HiddenStates":
+        return cls(_numbers(asked.own.layers)) if asked.own else cls()
 
     def num_layers(self, bundle: Bundle) -> int:
         return bundle.n_layers + 1
@@ -88,7 +125,7 @@ class HiddenStates(LensOutput):
     def width(self, bundle: Bundle) -> int:
         return len(self.shown_layers(bundle)) * bundle.manifest.d_model
 
-    def make(self, of: Computed) -> Steps[Any]:
+    def make(self, of: Computed) -> Steps[ByLayer]:
         layers, rows = self.shown_layers(of.bundle), list[list[Floats]]()
         for index in range(len(of.batch)):
             seen = of.engine.see(of.batch.sequence(index), hidden_layers=layers)
@@ -97,7 +134,7 @@ class HiddenStates(LensOutput):
         values = [np.concatenate(of_layer) for of_layer in zip(*rows, strict=True)]
         if not rows:
             values = [np.zeros((0, of.bundle.manifest.d_model), np.float32)] * len(layers)
-        return ByLayer(layers, [of.padding.scatter(of_layer) for of_layer in values])
+        return ByLayer(layers, [by_token(of.padding, of_layer) for of_layer in values])
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +142,18 @@ class Attentions(LensOutput):
     """What each token's attention takes of each token: queries before keys. heads: None: all."""
 
     name, smallest = "attentions", '{"layers": [0], "heads": [0]}'
+    json_type = list[list[list[list[list[float]]]]]
+    description = (
+        "[layers][B][heads][S][S], queries before keys, of bundles exported with a lens: what each"
+        " token's attention takes of each token. A real token's add up to 1."
+    )
+    options = AttentionsOptions
     heads: tuple[int, ...] | None = None
+
+    @classmethod
+    def asked_for(cls, asked: Asked) -> "Attentions":
+        own = asked.own or AttentionsOptions()
+        return cls(_numbers(own.layers), _numbers(own.heads))
 
     def check(self, bundle: Bundle) -> None:
         super().check(bundle)
@@ -131,19 +179,23 @@ class Attentions(LensOutput):
         rows, seq = padding.mask.shape
         return int(rows * seq * seq - np.square(padding.lengths).sum())
 
-    def make(self, of: Computed) -> Steps[Any]:
+    def make(self, of: Computed) -> Steps[ByLayer]:
         layers, heads = self.shown_layers(of.bundle), self.shown_heads(of.bundle)
         maps = list[list[Floats]]()
         for index in range(len(of.batch)):
             seen = of.engine.see(of.batch.sequence(index), attention_layers=layers, heads=heads)
             maps.append(_finite(self.name, seen.attentions, index))
             yield
-        values = list[Any]()
+        values = list[ByRow]()
         for number in range(len(layers)):
             of_layer = [of_sequence[number] for of_sequence in maps]
             values.append(_scattered(of_layer, len(heads), of.padding))
             yield
         return ByLayer(layers, values)
+
+
+def _numbers(asked: list[int] | None) -> tuple[int, ...] | None:
+    return None if asked is None else tuple(asked)
 
 
 def _finite(output: str, values: list[Floats], sequence: int) -> list[Floats]:
@@ -153,17 +205,17 @@ def _finite(output: str, values: list[Floats], sequence: int) -> list[Floats]:
     return values
 
 
-def _scattered(maps: list[Floats], num_heads: int, padding: Padding) -> Floats | list[Floats]:
+def _scattered(maps: list[Floats], num_heads: int, padding: Padding) -> ByRow:
     """Maps of each sequence `[h, n, n]` -> `[rows, h, seq, seq]`, zeros at pads; ragged: a
     `[h, n, n]` for each row."""
     left = iter(maps)
     if padding.mask is None:
         empty = np.zeros((num_heads, 0, 0), np.float32)
-        return [next(left) if length else empty for length in padding.lengths]
+        return Ragged([next(left) if length else empty for length in padding.lengths])
     rows, seq = padding.mask.shape
     grid = np.zeros((rows, num_heads, seq, seq), np.float32)
     for own, mask in zip(grid, padding.mask, strict=True):
         if mask.any():
             places = np.flatnonzero(mask)
             own[:, places[:, None], places] = next(left)
-    return grid
+    return Dense(grid)

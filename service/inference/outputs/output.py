@@ -1,24 +1,52 @@
-"""What all outputs share: which rows one is made of, how many numbers it has, and how it is made,
-in the caller's layout.
+"""What all outputs share: which models have one, what it says of itself in documentation, which
+rows it is made of, how many numbers it has, and how it is made.
 
 Outputs are made in steps (`scheduling/cooperative.py`).
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict
 
-from addnorm.service.inference.heads import HeadRows, headed
+from addnorm.service.inference.heads import HeadRows, Spans, headed
 from addnorm.service.inference.kept_rows import KeptRows
+from addnorm.service.inference.outputs.small_vectors import VectorDType
+from addnorm.service.inference.outputs.values import Array, ByRow, Value, by_sequence, by_token
 from addnorm.service.runtime.batch import Batch, Padding, Rows
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine
-from addnorm.service.runtime.manifest import Pick
+from addnorm.service.runtime.manifest import Pick, Pooling
 from addnorm.service.scheduling.cooperative import Steps
 
-NO_TOKEN = -1
+JSON_BYTES_PER_FLOAT = 13  # of a float32 written with all its digits, sign and comma
+JSON_BYTES_PER_BYTE = 5  # "-128,"
+JSON_BYTES_PER_PAD = 4  # "0.0,"
+BINARY_BYTES = 4  # of any float32
+Made_co = TypeVar("Made_co", bound=Value, covariant=True)
+
+
+class Strict(BaseModel):
+    """A part of a body: no conversions, no unknown keys."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Asked(NamedTuple):
+    """What a request says of its outputs.
+
+    own: what stands under the output's name, as its `options`. skipped_ids: tokens that have no
+    vector of their own; None: all have one.
+    """
+
+    own: Any = None
+    pooling: Pooling | None = None
+    normalize: bool = False
+    dtype: VectorDType = "float32"
+    spans: Spans | None = None
+    skipped_ids: tuple[int, ...] | None = None
 
 
 class Computed(NamedTuple):
@@ -43,29 +71,68 @@ class Computed(NamedTuple):
         return HeadRows(self.kept.of(pick), np.arange(len(self.batch)))
 
 
-class TopK(NamedTuple):
-    """The k likeliest tokens or labels, likeliest first; NO_TOKEN and 0.0 at pads. In the caller's
-    layout, or `[rows, k]` for one row of logits a sequence."""
-
-    token_ids: Any
-    logprobs: Any
-
-
 @dataclass(frozen=True, eq=False)
-class Output:
+class Output(Generic[Made_co]):
     """One that is asked for, with its options. By default: a head's answer for every row that it
-    runs on."""
+    runs on.
+
+    A class that is listed in `OUTPUTS` has a place in every protocol that sends outputs.
+    """
 
     name: ClassVar[str]
+    json_type: ClassVar[Any]  # of its JSON, as pydantic knows types
+    description: ClassVar[str | None] = None
+    options: ClassVar[type[Strict] | None] = None  # what a request may say under its name
+    is_default: ClassVar[bool] = True  # whether it is made where a request names no output
+    is_derived: ClassVar[bool] = False  # only of some models: listed after the others
+    is_of_lens: ClassVar[bool] = False  # a lens makes it, by running the whole model again
     is_estimated: ClassVar[bool] = False  # whether it may have less numbers than num_values
 
-    @property
-    def has_own_lengths(self) -> bool:
-        """Whether each of the caller's rows has a number of vectors, or entries, of its own."""
-        return False
+    @classmethod
+    def is_of(cls, bundle: Bundle) -> bool:
+        """Whether the model has it."""
+        return cls.name in bundle.manifest.heads
+
+    @classmethod
+    def fields(cls) -> tuple[str, ...]:
+        """Of a request, those that are for this output alone."""
+        return (cls.name,) if cls.options else ()
+
+    @classmethod
+    def asked_for(cls, asked: Asked) -> "Output[Value]":
+        return cls()
+
+    @classmethod
+    def of_options(cls, own: Mapping[str, Any]) -> "Output[Value]":
+        """With what a request has under its name."""
+        return cls.asked_for(Asked(cls.options(**own) if cls.options else None))
+
+    @classmethod
+    def compared_options(cls, bundle: Bundle, num_tokens: int) -> Mapping[str, Any]:
+        """What a request has under its name where a certificate compares answers: so many tokens
+        give few values."""
+        return {}
+
+    @classmethod
+    def grid_tensors(cls) -> tuple[str, ...]:
+        """Names of its tensors of float32 where the request is a grid. Empty: their shape is not
+        known beforehand."""
+        return (cls.name,)
+
+    @classmethod
+    def grid_shape(cls, bundle: Bundle) -> list[int]:
+        """Of each of them, -1 where the request decides."""
+        output = cls()
+        num_axes = 2 if output.is_by_token(bundle) else 1
+        return [*[-1] * num_axes, output.width(bundle)]
 
     def check(self, bundle: Bundle) -> None:
         """InvalidInput if an option does not fit the model."""
+
+    @property
+    def remedy(self) -> str | None:
+        """What to ask for if the answer is too large; None: another output."""
+        return None
 
     def head(self, bundle: Bundle) -> str | None:
         """The head that makes it, if one does."""
@@ -79,6 +146,10 @@ class Output:
     def needs(self, bundle: Bundle) -> Pick:
         """The rows that must be kept for it."""
         return self.pick(bundle)
+
+    def is_by_token(self, bundle: Bundle) -> bool:
+        """Whether it has values for each token, not for each sequence."""
+        return self.pick(bundle) == "every"
 
     def width(self, bundle: Bundle) -> int:
         """Numbers for each row."""
@@ -103,19 +174,31 @@ class Output:
         """Whether its numbers are sent as int8 or uint8."""
         return False
 
+    def num_bytes(self, bundle: Bundle, batch: Batch, padding: Padding, is_binary: bool) -> int:
+        """Of the output as it is sent, estimated before any work."""
+        num_values = self.num_values(bundle, batch)
+        num_pads = self.width(bundle) * self.num_pads(bundle, padding)
+        if is_binary:
+            return (num_values + num_pads) * (1 if self.is_small else BINARY_BYTES)
+        of_number = JSON_BYTES_PER_BYTE if self.is_small else JSON_BYTES_PER_FLOAT
+        return num_values * of_number + num_pads * JSON_BYTES_PER_PAD
+
     @property
     def cost(self) -> Hashable:
         """Requests with equal ones take the same time for each row."""
         return self.name
 
-    def make(self, of: Computed) -> Steps[Any]:
-        """In the caller's layout: `[rows, seq, w]` or `[rows, w]`; a list of `[n, w]` if ragged."""
+    def make(self, of: Computed) -> Steps[Made_co]:
+        raise NotImplementedError
+
+    def laid_out(self, values: Array, of: Computed, fill: float = 0.0) -> ByRow:
+        """Values of its rows in the caller's layout, with `fill` at pads."""
+        if self.pick(of.bundle) == "every":
+            return by_token(of.padding, values, fill)
+        return by_sequence(of.padding, values, fill)
+
+    def _headed(self, of: Computed) -> Steps[ByRow]:
+        """What its head makes of its rows."""
         rows = of.head_rows(self.pick(of.bundle))
         made = yield from headed(of.engine, self.name, rows, self.width(of.bundle))
         return self.laid_out(made, of)
-
-    def laid_out(self, values: Any, of: Computed, fill: float = 0.0) -> Any:
-        """Values of its rows in the caller's layout, with `fill` at pads."""
-        if self.pick(of.bundle) == "every":
-            return of.padding.scatter(values, fill)
-        return of.padding.scatter_rows(values, fill)

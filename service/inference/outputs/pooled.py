@@ -2,35 +2,46 @@
 numbers."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.heads import HeadRows, Spans, headed, unit
-from addnorm.service.inference.outputs.output import Computed, Output
+from addnorm.service.inference.outputs.output import Asked, Computed, Made_co, Output
 from addnorm.service.inference.outputs.small_vectors import RANGED, VectorDType, converted, width_of
+from addnorm.service.inference.outputs.values import Array, Dense, Parts, Ragged, Value, by_sequence
 from addnorm.service.runtime.batch import Batch, Floats, Padding
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Pick, Pooling
 from addnorm.service.scheduling.cooperative import Steps
 
+NO_SPANS = Spans(np.empty((0, 2), np.int64), np.empty(0, np.int64))
+
 
 @dataclass(frozen=True, eq=False)
-class Pooled(Output):
+class VectorsOutput(Output[Made_co]):
     """pooling: None: as the bundle says. dimensions: only the first so many, which are scaled after
-    they are cut. spans: a vector for each; then it is a list of `[n, w]`."""
+    they are cut."""
 
     name = "pooled"
+    json_type = list[list[float]] | list[list[int]] | list[list[list[float]]]
+    description = (
+        "[B][d_model], or as wide as the model's own vectors; with `spans` a list of such for each"
+        " sequence."
+    )
+    is_default = False
     pooling: Pooling | None = None
     normalize: bool = False
     dimensions: int | None = None
     dtype: VectorDType = "float32"
-    spans: Spans | None = None
 
-    @property
-    def has_own_lengths(self) -> bool:
-        return self.spans is not None
+    @classmethod
+    def is_of(cls, bundle: Bundle) -> bool:
+        return True
+
+    @classmethod
+    def fields(cls) -> tuple[str, ...]:
+        return ("pooling", "spans")
 
     def check(self, bundle: Bundle) -> None:
         check_dimensions("dimensions", self.dimensions, bundle)
@@ -67,34 +78,15 @@ class Pooled(Output):
     def pick(self, bundle: Bundle) -> Pooling:
         return self.pooling or bundle.manifest.pooling
 
-    def needs(self, bundle: Bundle) -> Pick:
-        return "every" if self.spans else self.pick(bundle)
-
     def width(self, bundle: Bundle) -> int:
         return width_of(self.dtype, self.dimensions or bundle.width(self.name))
-
-    def num_rows(self, bundle: Bundle, batch: Batch) -> int:
-        return len(batch) if self.spans is None else len(self.spans.ranges)
-
-    def num_pads(self, bundle: Bundle, padding: Padding) -> int:
-        return super().num_pads(bundle, padding) if self.spans is None else 0
 
     @property
     def is_small(self) -> bool:
         return self.dtype != "float32"
 
-    def make(self, of: Computed) -> Steps[Any]:
-        vectors = yield from self._vectors(of)
-        return self._as_dtype(vectors, self.dtype, of)
-
-    def _vectors(self, of: Computed) -> Steps[Floats]:
-        """Of each sequence or span, `[n, w]`."""
-        pooling = self.pick(of.bundle)
-        if self.spans is None:
-            rows = of.head_rows(pooling)
-        else:
-            activations = of.rows.activations
-            rows = yield from HeadRows.pooled_in(self.spans, pooling, activations, of.batch)
+    def _vectors(self, rows: HeadRows, of: Computed) -> Steps[Floats]:
+        """Of each of the pooled rows, `[n, w]`."""
         vectors = rows.activations
         if self.head(of.bundle):
             vectors = yield from headed(of.engine, self.name, rows, of.bundle.width(self.name))
@@ -102,19 +94,55 @@ class Pooled(Output):
         vectors = np.ascontiguousarray(vectors[:, : self.dimensions])
         return unit(vectors) if self.normalize else vectors
 
-    def _as_dtype(self, vectors: Floats, dtype: VectorDType, of: Computed) -> Any:
-        """In the caller's layout, 0 for rows of pads only in any dtype."""
-        return self.laid_out(converted(vectors, dtype, of.bundle.manifest.vector_ranges), of)
+    def _of_sequences(self, of: Computed) -> Steps[Floats]:
+        return self._vectors(of.head_rows(self.pick(of.bundle)), of)
 
-    def laid_out(self, values: Any, of: Computed, fill: float = 0.0) -> Any:
-        if self.spans is None:
-            return super().laid_out(values, of, fill)
-        return np.split(values, self.spans.lengths.cumsum()[:-1])
+    def _as_dtype(self, vectors: Floats, dtype: VectorDType, of: Computed) -> Array:
+        return converted(vectors, dtype, of.bundle.manifest.vector_ranges)
 
 
 @dataclass(frozen=True, eq=False)
-class PooledByDType(Pooled):
-    """The same vectors in several dtypes, an array for each. field: the caller's name for them."""
+class Pooled(VectorsOutput[Dense]):
+    """A vector for each sequence; 0 for rows of pads only in any dtype."""
+
+    @classmethod
+    def asked_for(cls, asked: Asked) -> Output[Value]:
+        if asked.spans is None:
+            return Pooled(asked.pooling, asked.normalize, dtype=asked.dtype)
+        return PooledSpans(asked.pooling, asked.normalize, dtype=asked.dtype, spans=asked.spans)
+
+    def make(self, of: Computed) -> Steps[Dense]:
+        vectors = yield from self._of_sequences(of)
+        return by_sequence(of.padding, self._as_dtype(vectors, self.dtype, of))
+
+
+@dataclass(frozen=True, eq=False)
+class PooledSpans(VectorsOutput[Ragged]):
+    """A vector for each span."""
+
+    spans: Spans = NO_SPANS
+
+    def needs(self, bundle: Bundle) -> Pick:
+        return "every"
+
+    def num_rows(self, bundle: Bundle, batch: Batch) -> int:
+        return len(self.spans.ranges)
+
+    def num_pads(self, bundle: Bundle, padding: Padding) -> int:
+        return 0
+
+    def make(self, of: Computed) -> Steps[Ragged]:
+        pooling, activations = self.pick(of.bundle), of.rows.activations
+        rows = yield from HeadRows.pooled_in(self.spans, pooling, activations, of.batch)
+        vectors = self._as_dtype((yield from self._vectors(rows, of)), self.dtype, of)
+        ends = self.spans.lengths.cumsum()[:-1]
+        return Ragged(np.split(vectors, ends), has_own_lengths=True)
+
+
+@dataclass(frozen=True, eq=False)
+class PooledByDType(VectorsOutput[Parts]):
+    """The same vectors in several dtypes, which name the parts. field: the caller's name for
+    dtypes."""
 
     dtypes: tuple[VectorDType, ...] = ()
     field: str = "dtypes"
@@ -132,9 +160,10 @@ class PooledByDType(Pooled):
     def is_small(self) -> bool:
         return "float32" not in self.dtypes
 
-    def make(self, of: Computed) -> Steps[Any]:
-        vectors = yield from self._vectors(of)
-        return {dtype: self._as_dtype(vectors, dtype, of) for dtype in self.dtypes}
+    def make(self, of: Computed) -> Steps[Parts]:
+        vectors = yield from self._of_sequences(of)
+        made = {dtype: self._as_dtype(vectors, dtype, of) for dtype in self.dtypes}
+        return Parts({dtype: by_sequence(of.padding, own) for dtype, own in made.items()})
 
 
 def check_dimensions(field: str, dimensions: int | None, bundle: Bundle) -> None:

@@ -2,57 +2,111 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from addnorm.service.inference.heads import check_finite, token_logprobs
-from addnorm.service.inference.outputs.output import NO_TOKEN, Computed, Output, TopK
+from addnorm.service.inference.outputs.output import Computed, Made_co, Output
+from addnorm.service.inference.outputs.values import NO_TOKEN, Array, ByRow, TopK, Value
+from addnorm.service.runtime.batch import Floats, Ints
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.scheduling.cooperative import Steps
 
 
-class Scored(NamedTuple):
-    """logprobs: see `PromptLogprobs`. next: the likeliest tokens after each token."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Logprobs(Value):
+    """own: `[rows, seq]`, or `[n]` for each row if ragged."""
 
-    logprobs: Any
+    own: ByRow
+
+    def for_json(self) -> Any:
+        return self.own.for_json()
+
+    def tensors(self, name: str) -> dict[str, Array]:
+        return self.own.tensors(name)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Scored(Value):
+    """own: see `Logprobs`. next: the likeliest tokens after each token."""
+
+    own: ByRow
     next: TopK
+
+    def for_json(self) -> dict[str, Any]:
+        return {"logprobs": self.own.for_json(), "next": self.next.for_json()}
+
+    def tensors(self, name: str) -> dict[str, Array]:
+        return {**self.own.tensors(f"{name}.logprobs"), **self.next.tensors(f"{name}.next")}
 
 
 @dataclass(frozen=True, eq=False)
-class PromptLogprobs(Output):
+class PromptOutput(Output[Made_co]):
     """The log-probability of each token given those before it in its sequence: NaN for the first,
-    and at pads. top_k: also the likeliest next tokens of every row; then the answer is `Scored`."""
+    and at pads."""
 
     name = "prompt_logprobs"
-    top_k: int | None = None
+    json_type = list[list[float | None]]
+    description = (
+        "[B][S], of language models: the log-probability of each token given those before it; null"
+        " for a sequence's first token and at pads."
+    )
+    is_default = False
+    is_derived = True
+
+    @classmethod
+    def is_of(cls, bundle: Bundle) -> bool:
+        return "complete" in bundle.tasks
+
+    @classmethod
+    def grid_tensors(cls) -> tuple[str, ...]:
+        return ()
 
     def head(self, bundle: Bundle) -> str | None:
         return "logits"
 
     def width(self, bundle: Bundle) -> int:
-        return super().width(bundle) + 2 * (self.top_k or 0)
+        return 1
 
-    @property
-    def cost(self) -> Hashable:
-        return self.name, (self.top_k or 0).bit_length()
-
-    def make(self, of: Computed) -> Steps[Any]:
-        """`[rows, seq]`, or a list of `[n]` if ragged."""
+    def _logprobs(self, of: Computed, top_k: int) -> Steps[tuple[ByRow, Ints, Floats]]:
+        """Of the tokens; and the likeliest after each, their ids and log-probabilities `[n, k]`."""
         rows = of.head_rows("every")
         # each row is asked for the token after it; a sequence's last for one that is not its own
         asked = np.roll(of.batch.tokens, -1)
-        made = yield from token_logprobs(of.engine, rows, asked, self.top_k or 0)
-        logprobs, firsts = np.roll(made[0], 1), of.batch.offsets[:-1]
+        following, token_ids, best = yield from token_logprobs(of.engine, rows, asked, top_k)
+        logprobs, firsts = np.roll(following, 1), of.batch.offsets[:-1]
         logprobs[firsts] = 0.0
         check_finite(self.name, logprobs[:, None], rows.sequences)
         logprobs[firsts] = np.nan
-        own = _without_width(self.laid_out(logprobs[:, None], of, np.nan))
-        if self.top_k is None:
-            return own
-        return Scored(own, TopK(self.laid_out(made[1], of, NO_TOKEN), self.laid_out(made[2], of)))
+        own = self.laid_out(logprobs[:, None], of, np.nan).without_width()
+        return own, token_ids, best
 
 
-def _without_width(values: Any) -> Any:
-    """`[rows, seq, 1]`, or a list of `[n, 1]`, without the last axis."""
-    return [row[:, 0] for row in values] if isinstance(values, list) else values[..., 0]
+@dataclass(frozen=True, eq=False)
+class PromptLogprobs(PromptOutput[Logprobs]):
+    @property
+    def cost(self) -> Hashable:
+        return self.name, 0
+
+    def make(self, of: Computed) -> Steps[Logprobs]:
+        own, *_ = yield from self._logprobs(of, 0)
+        return Logprobs(own)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredPrompts(PromptOutput[Scored]):
+    """top_k: also the likeliest next tokens of every row."""
+
+    top_k: int = 1
+
+    def width(self, bundle: Bundle) -> int:
+        return 1 + 2 * self.top_k
+
+    @property
+    def cost(self) -> Hashable:
+        return self.name, self.top_k.bit_length()
+
+    def make(self, of: Computed) -> Steps[Scored]:
+        own, token_ids, best = yield from self._logprobs(of, self.top_k)
+        return Scored(own, TopK(self.laid_out(token_ids, of, NO_TOKEN), self.laid_out(best, of)))

@@ -1,15 +1,17 @@
 """Sparse vectors as SPLADE makes them (arXiv 2109.10086, equation 6): for each sequence the largest
 of its tokens' log1p(relu(logits)), special tokens too."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, Field
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.heads import HeadRows, chunks
-from addnorm.service.inference.outputs.output import Computed, Output
+from addnorm.service.inference.outputs.output import Asked, Computed, Output, Strict
+from addnorm.service.inference.outputs.values import SparseVectors
 from addnorm.service.runtime.batch import Batch, Floats, Ints, Padding
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine
@@ -20,21 +22,56 @@ from addnorm.service.scheduling.cooperative import Steps
 ENTRIES_PER_TOKEN = 32
 
 
-class SparseVectors(NamedTuple):
-    """For each of the caller's rows the entries that are not zero; none for a row of pads only."""
+MAX_COMPARED = 256  # entries of each vector; random weights have some for half of the vocabulary
 
-    indices: list[Ints]  # ascending
-    values: list[Floats]
+
+class SparseOptions(Strict):
+    top_k: int | None = Field(
+        None, description="Only the k largest entries; by default all that are not zero."
+    )
+
+
+class SparseVector(BaseModel):
+    """The entries that are not zero."""
+
+    indices: list[int] = Field(description="Token ids, ascending.")
+    values: list[float]
 
 
 @dataclass(frozen=True, eq=False)
-class Sparse(Output):
+class Sparse(Output[SparseVectors]):
     """A sparse vector for each sequence. top_k: only its k largest entries."""
 
     name = "sparse"
+    json_type = list[SparseVector]
+    description = (
+        "[B], of models that predict masked tokens: the largest of each sequence's"
+        " log(1 + max(0, logits)), as SPLADE's vectors are."
+    )
+    options = SparseOptions
+    is_default = False
+    is_derived = True
     is_estimated = True
-    has_own_lengths = True
     top_k: int | None = None
+
+    @classmethod
+    def is_of(cls, bundle: Bundle) -> bool:
+        return "sparse" in bundle.tasks
+
+    @classmethod
+    def asked_for(cls, asked: Asked) -> "Sparse":
+        return cls(asked.own.top_k if asked.own else None)
+
+    @classmethod
+    def compared_options(cls, bundle: Bundle, num_tokens: int) -> Mapping[str, Any]:
+        return {"top_k": min(MAX_COMPARED, bundle.width("logits"))}
+
+    @classmethod
+    def grid_tensors(cls) -> tuple[str, ...]:
+        return ()
+
+    def is_by_token(self, bundle: Bundle) -> bool:
+        return False
 
     def check(self, bundle: Bundle) -> None:
         width = self.width(bundle)

@@ -1,12 +1,11 @@
 """Media types and content codings of bodies, negotiated. Knows bytes and headers only."""
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
 import orjson
-from starlette.datastructures import Headers
 
 from addnorm.service.errors import BodyTooLarge, InvalidInput, NotAcceptable, UnsupportedMediaType
 from addnorm.service.scheduling.cooperative import Steps
@@ -20,6 +19,7 @@ WINDOWS = {
 STEP_VALUES = 32_768  # numbers written in one go: 2 to 4 ms, in which no other thread runs
 VALUE_BYTES = 12  # of one, about
 STEP_BYTES = STEP_VALUES * VALUE_BYTES
+Headers = Mapping[str, str]  # names in lower case
 LEVEL = 1  # of compression: answers are floats, which higher levels hardly make smaller
 
 

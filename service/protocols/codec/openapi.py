@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from addnorm.service.errors import (
     BodyTooLarge,
@@ -19,6 +19,7 @@ from addnorm.service.errors import (
     ServiceError,
     UnsupportedMediaType,
 )
+from addnorm.service.inference.outputs.output import Strict as Strict  # the base of bodies
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.telemetry.request_context import Envelope
 
@@ -26,12 +27,6 @@ COMPONENTS = "#/components/schemas/"
 ABOUT = ("title", "description", "default")  # what a schema says of a field beside its values
 NULL = {"type": "null"}
 Responses = dict[int | str, dict[str, Any]]
-
-
-class Strict(BaseModel):
-    """A part of a body: no conversions, no unknown keys."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class Error(BaseModel):
@@ -43,18 +38,6 @@ class Error(BaseModel):
 
 class ErrorBody(BaseModel):
     error: Error
-
-
-def openai_error_body(error: ServiceError) -> dict[str, dict[str, str | None]]:
-    """OpenAI's envelope, which all routes use that are no other protocol's."""
-    return {
-        "error": {
-            "message": error.message,
-            "type": error.type,
-            "param": error.param,
-            "code": error.code,
-        }
-    }
 
 
 SENT: dict[int, tuple[str, ServiceError]] = {  # status -> what it means, and one that is sent
@@ -108,10 +91,6 @@ def errors(body: Any, envelope: Envelope) -> Responses:
         }
         for status, (meaning, error) in SENT.items()
     }
-
-
-ERRORS: Responses = errors(ErrorBody, openai_error_body)
-NO_MODEL, NOT_READY = ERRORS[404], ERRORS[503]
 
 
 DEADLINE: dict[str, Any] = {

@@ -11,21 +11,17 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, Field
 
 from addnorm.service.errors import InvalidInput
+from addnorm.service.inference.outputs.output import JSON_BYTES_PER_BYTE, JSON_BYTES_PER_FLOAT
 from addnorm.service.inference.outputs.pooled import PooledByDType, check_dimensions
 from addnorm.service.inference.outputs.small_vectors import VectorDType, width_of
-from addnorm.service.inference.request import (
-    JSON_BYTES_PER_BYTE,
-    JSON_BYTES_PER_FLOAT,
-    InferenceRequest,
-    InferenceResponse,
-)
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.inference.request_path import Call
 from addnorm.service.models.registry import Model
-from addnorm.service.protocols.codec.decoding import RawRequest, Tools
-from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
-from addnorm.service.protocols.codec.openapi import DEADLINE, Strict, by_name, errors, json_body
-from addnorm.service.protocols.codec.payload import Encode, Payload, base64_of
-from addnorm.service.protocols.cohere.cohere_rerank import CohereError, error_body
-from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.negotiation import written
+from addnorm.service.protocols.codec.openapi import Strict
+from addnorm.service.protocols.codec.payload import Payload, base64_of
+from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.texts.task_options import Strings
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.manifest import Precision
@@ -33,7 +29,6 @@ from addnorm.service.scheduling.cooperative import Steps
 
 InputType = Literal["search_query", "search_document", "classification", "clustering"]
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
-V1, V2 = EMBED_PATHS = ("/v1/embed", "/v2/embed")
 # the first of these prompts that the model has, in any case
 PROMPTS: dict[InputType, tuple[str, ...]] = {
     "search_query": ("query", "search_query"),
@@ -108,17 +103,14 @@ EXAMPLES: dict[str, Any] = {
 }
 
 
-async def decode(is_v1: bool, raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
-    """JSON -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
-    require_json(raw.headers)
-    negotiated(raw.headers, (JSON,))
-    asked = await tools.bodies.read_json(EmbedRequest, raw.body, raw.deadline)
+async def embed(is_v1: bool, asked: EmbedRequest, call: Call, tools: Tools) -> Decoded:
+    """InvalidInput names the field."""
     sent = _checked_texts(asked)
-    model, alias = raw.model_and_prompt(tools.models, asked.model, None, "embed")
+    model, alias = call.model_and_prompt(tools.models, asked.model, None, "embed")
     _check_limits(asked, model)
     types = list(dict.fromkeys(asked.embedding_types or KINDS[:1]))
     texts = _prompted(asked, sent, model, alias)
-    batch, padding = await tools.texts.batch(texts, raw.deadline)
+    batch, padding = await tools.texts.batch(texts, call.deadline)
     dtypes = dict.fromkeys(_dtype(kind) for kind in types)
     output = PooledByDType(
         normalize=model.bundle.manifest.normalize,
@@ -135,10 +127,10 @@ async def decode(is_v1: bool, raw: RawRequest, tools: Tools) -> tuple[InferenceR
         (output,),
         asked.precision,
         field="texts",
-        answer_bytes=len(raw.body) + len(sent) * vector_bytes,
+        answer_bytes=call.num_bytes + len(sent) * vector_bytes,
     )
     is_plain = is_v1 and asked.embedding_types is None
-    return request, partial(_encode, types, is_plain, sent, raw.context.request_id)
+    return request, partial(_encode, types, is_plain, sent, call.context.request_id)
 
 
 def _checked_texts(asked: EmbedRequest) -> list[str]:
@@ -207,11 +199,10 @@ def _encode(
     response: InferenceResponse,
 ) -> Steps[Payload]:
     """is_plain: a list of vectors, as /v1/embed answers where no type is asked for."""
-    vectors = response.outputs["pooled"]
-    by_type = {
-        kind: map(base64_of, vectors["float32"]) if kind == "base64" else vectors[_dtype(kind)]
-        for kind in types
-    }
+    by_dtype = response.value(PooledByDType).parts
+    by_type: dict[str, Any] = {kind: by_dtype[_dtype(kind)].joined for kind in types}
+    if "base64" in by_type:
+        by_type["base64"] = map(base64_of, by_type["base64"])
     num_tokens = response.request.batch.num_tokens
     body = {
         "response_type": "embeddings_floats" if is_plain else "embeddings_by_type",
@@ -228,17 +219,17 @@ def _encode(
 
 
 ENDPOINTS = tuple(
-    Endpoint(
-        path,
-        partial(decode, path == V1),
-        {
-            "name": name,
-            "summary": "Embeddings of texts in several types, as Cohere's clients ask for them",
-            "response_model": EmbedResponse,
-            "responses": errors(CohereError, error_body),
-            "openapi_extra": json_body(EmbedRequest, EXAMPLES) | DEADLINE,
-            "generate_unique_id_function": by_name,
-        },
+    JsonEndpoint(
+        path=path,
+        name=name,
+        summary="Embeddings of texts in several types, as Cohere's clients ask for them",
+        body=EmbedRequest,
+        make=partial(embed, is_v1),
+        response=EmbedResponse,
+        examples=EXAMPLES,
     )
-    for path, name in zip(EMBED_PATHS, ("cohere_embed", "cohere_embed_v2"), strict=True)
+    for path, name, is_v1 in (
+        ("/v1/embed", "cohere_embed", True),
+        ("/v2/embed", "cohere_embed_v2", False),
+    )
 )

@@ -10,25 +10,18 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from addnorm.service.errors import InvalidInput, ServiceError
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.protocols.codec.decoding import RawRequest, Tools
-from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
-from addnorm.service.protocols.codec.openapi import (
-    DEADLINE,
-    Strict,
-    by_name,
-    errors,
-    json_body,
-)
-from addnorm.service.protocols.codec.payload import Encode, Payload
-from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.inference.request import InferenceResponse
+from addnorm.service.inference.request_path import Call
+from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.negotiation import written
+from addnorm.service.protocols.codec.openapi import Strict, errors
+from addnorm.service.protocols.codec.payload import Payload
+from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, JsonEndpoint
 from addnorm.service.protocols.texts.text_tasks import TextTask, score_pairs
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.manifest import Precision
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks.classification import Function, best
-
-RERANK_PATHS = ("/v1/rerank", "/v2/rerank")
 
 
 class Document(Strict):
@@ -102,19 +95,9 @@ EXAMPLES: dict[str, Any] = {
 }
 
 
-async def decode_rerank(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
-    """JSON -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
-    require_json(raw.headers)
-    negotiated(raw.headers, (JSON,))
-    asked = await tools.bodies.read_json(RerankRequest, raw.body, raw.deadline)
-    return await rerank(asked, raw, tools)
-
-
-async def rerank(
-    asked: RerankRequest, raw: RawRequest, tools: Tools
-) -> tuple[InferenceRequest, Encode]:
-    """Of a body that is known to be in this dialect."""
-    model = raw.model(tools.models, asked.model, "rerank")
+async def rerank(asked: RerankRequest, call: Call, tools: Tools) -> Decoded:
+    """InvalidInput names the field."""
+    model = call.model(tools.models, asked.model, "rerank")
     limit = model.bundle.manifest.limits.max_text_tokens
     if asked.max_tokens_per_doc is not None and asked.max_tokens_per_doc < limit:
         raise InvalidInput(
@@ -126,9 +109,9 @@ async def rerank(
     pairs = [(asked.query, document) for document in documents]
     texts = TextsToTokenize("documents", pairs, truncate=True, model=model)
     function: Function = "none" if asked.raw_scores else "sigmoid"
-    sent_back = len(raw.body) if asked.return_documents else 0
-    task = await score_pairs(raw, tools, texts, function, asked.precision, sent_back)
-    encode = partial(_encode_rerank, asked, documents, raw.context.request_id, task)
+    sent_back = call.num_bytes if asked.return_documents else 0
+    task = await score_pairs(call, tools, texts, function, asked.precision, sent_back)
+    encode = partial(_encode_rerank, asked, documents, call.context.request_id, task)
     return task.request, encode
 
 
@@ -165,19 +148,17 @@ def error_body(error: ServiceError) -> dict[str, Any]:
     return {"message": error.message}
 
 
+COHERE_ERRORS = ErrorFormat(error_body, errors(CohereError, error_body))
 ENDPOINTS = tuple(
-    Endpoint(
-        path,
-        decode_rerank,
-        {
-            "name": name,
-            "summary": "Documents by how well they answer a query, as Cohere's, Jina's, vLLM's and"
-            " Infinity's clients ask for it",
-            "response_model": RerankResponse,
-            "responses": errors(CohereError, error_body),
-            "openapi_extra": json_body(RerankRequest, EXAMPLES) | DEADLINE,
-            "generate_unique_id_function": by_name,
-        },
+    JsonEndpoint(
+        path=path,
+        name=name,
+        summary="Documents by how well they answer a query, as Cohere's, Jina's, vLLM's and"
+        " Infinity's clients ask for it",
+        body=RerankRequest,
+        make=rerank,
+        response=RerankResponse,
+        examples=EXAMPLES,
     )
-    for path, name in zip(RERANK_PATHS, ("rerank", "rerank_v2"), strict=True)
+    for path, name in (("/v1/rerank", "rerank"), ("/v2/rerank", "rerank_v2"))
 )

@@ -1,0 +1,14 @@
+"""What `huggingface_hub.InferenceClient` asks for."""
+
+from addnorm.service.protocols.huggingface import inference_client
+from addnorm.service.protocols.protocol import OtherRoutes, Protocol
+from addnorm.service.protocols.routes.inference_route import Inferring
+
+PROTOCOL = Protocol(
+    tag="Hugging Face",
+    routes=(
+        Inferring(*inference_client.ENDPOINTS),
+        OtherRoutes(lambda parts: inference_client.HealthRoutes(parts.tools.models).router()),
+    ),
+    errors=inference_client.HUGGING_FACE_ERRORS,
+)

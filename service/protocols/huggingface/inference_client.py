@@ -17,18 +17,13 @@ from pydantic_core import PydanticCustomError
 from addnorm.service.errors import InvalidInput, ModelNotFound, ServiceError
 from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.inference.request_path import Call
 from addnorm.service.models.registry import Model, Models
-from addnorm.service.protocols.codec.decoding import RawRequest, Tools
-from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
-from addnorm.service.protocols.codec.openapi import (
-    DEADLINE,
-    Strict,
-    by_name,
-    errors,
-    json_body,
-)
-from addnorm.service.protocols.codec.payload import Encode, Payload, base64_of
-from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.negotiation import written
+from addnorm.service.protocols.codec.openapi import Strict, by_name, errors
+from addnorm.service.protocols.codec.payload import Payload, base64_of
+from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, JsonEndpoint
 from addnorm.service.protocols.texts import text_tasks
 from addnorm.service.protocols.texts.task_options import (
     ClassifyOptions,
@@ -109,19 +104,15 @@ BY_TASK: dict[str, tuple[type[Strict], Any]] = {
 }
 
 
-async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
-    """JSON -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
-    require_json(raw.headers)
-    negotiated(raw.headers, (JSON,))
-    asked = await tools.bodies.read_json(HuggingFaceRequest, raw.body, raw.deadline)
-    path = raw.path_params
-    ref = path["model"]
-    if "version" in path:
+async def infer(asked: HuggingFaceRequest, call: Call, tools: Tools) -> Decoded:
+    """InvalidInput names the field."""
+    ref = call.names["model"]
+    if "version" in call.names:
         name, colon, prompt = ref.partition(":")
-        ref = f"{name}/{path['version']}{colon}{prompt}"
-    model, prompt_name = raw.model_and_prompt(tools.models, ref, asked.prompt_name)
+        ref = f"{name}/{call.names['version']}{colon}{prompt}"
+    model, prompt_name = call.model_and_prompt(tools.models, ref, asked.prompt_name)
     if isinstance(asked.inputs, Sentences):
-        return await _similarity(raw, tools, model, asked, prompt_name)
+        return await _similarity(call, tools, model, asked, prompt_name)
     texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
     to_tokenize = TextsToTokenize.prompted(
         "inputs", texts, bool(asked.truncate), model, prompt_name
@@ -130,8 +121,8 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
     parameters = asked.parameters or TaskParameters()
     _check_known(parameters, known, f"what is asked of {model.bundle.ref}")
     if run is None:
-        return await _features(raw, tools, to_tokenize, asked)
-    task = await run(raw, tools, to_tokenize, parameters)
+        return await _features(call, tools, to_tokenize, asked)
+    task = await run(call, tools, to_tokenize, parameters)
     return task.request, partial(_encode, task, isinstance(asked.inputs, str), run)
 
 
@@ -159,31 +150,31 @@ def _task(asked: HuggingFaceRequest, model: Model) -> tuple[type[Strict], Any]:
 
 
 async def _features(
-    raw: RawRequest, tools: Tools, texts: TextsToTokenize, asked: HuggingFaceRequest
-) -> tuple[InferenceRequest, Encode]:
+    call: Call, tools: Tools, texts: TextsToTokenize, asked: HuggingFaceRequest
+) -> Decoded:
     """A vector for each text, as the model's authors pool and scale it."""
     normalize = texts.model.bundle.manifest.normalize
     if asked.normalize is not None:
         normalize = asked.normalize
-    batch, padding = await tools.texts.batch(texts, raw.deadline)
+    batch, padding = await tools.texts.batch(texts, call.deadline)
     output = Pooled(normalize=normalize, dimensions=asked.dimensions)
     request = InferenceRequest(texts.model, batch, padding, (output,), field="inputs")
     return request, partial(_encode_features, asked.encoding_format == "base64")
 
 
 def _encode_features(as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
-    vectors = response.outputs["pooled"]
+    vectors = response.value(Pooled).joined
     body = list(map(base64_of, vectors)) if as_base64 else vectors
     return Payload((yield from written(body, response.num_bytes)))
 
 
 async def _similarity(
-    raw: RawRequest,
+    call: Call,
     tools: Tools,
     model: Model,
     asked: HuggingFaceRequest,
     prompt_name: str | None,
-) -> tuple[InferenceRequest, Encode]:
+) -> Decoded:
     assert isinstance(asked.inputs, Sentences)
     _check_known(asked.parameters or TaskParameters(), Strict, "similarity")
     for name in OF_FEATURES:
@@ -193,13 +184,13 @@ async def _similarity(
         raise InvalidInput("inputs.sentences is empty: send at least one text", param="inputs")
     sentences = [asked.inputs.source_sentence, *asked.inputs.sentences]
     texts = TextsToTokenize.prompted("inputs", sentences, bool(asked.truncate), model, prompt_name)
-    batch, padding = await tools.texts.batch(texts, raw.deadline)
+    batch, padding = await tools.texts.batch(texts, call.deadline)
     request = InferenceRequest(model, batch, padding, (Pooled(normalize=True),), field="inputs")
     return request, _encode_similarity
 
 
 def _encode_similarity(response: InferenceResponse) -> Steps[Payload]:
-    vectors = response.outputs["pooled"]
+    vectors = response.value(Pooled).joined
     return Payload((yield from written(cosines(vectors[0], vectors[1:]), response.num_bytes)))
 
 
@@ -225,29 +216,21 @@ def error_body(error: ServiceError) -> dict[str, Any]:
     return {"error": error.message}
 
 
-def _endpoint(path: str, name: str, *params: str) -> Endpoint:
-    parameters = [
-        {"name": param, "in": "path", "required": True, "schema": {"type": "string"}}
-        for param in params
-    ]
-    body = json_body(HuggingFaceRequest, EXAMPLES)
-    return Endpoint(
-        path,
-        decode,
-        {
-            "name": name,
-            "summary": "Classification, tagging, masks, zero-shot labels, similarity or vectors, as"
-            " huggingface_hub's client asks for them",
-            "responses": errors(HuggingFaceError, error_body),
-            "openapi_extra": {"parameters": [*parameters, *DEADLINE["parameters"]], **body},
-            "generate_unique_id_function": by_name,
-        },
+HUGGING_FACE_ERRORS = ErrorFormat(error_body, errors(HuggingFaceError, error_body))
+ENDPOINTS = tuple(
+    JsonEndpoint(
+        path=path,
+        name=name,
+        summary="Classification, tagging, masks, zero-shot labels, similarity or vectors, as"
+        " huggingface_hub's client asks for them",
+        body=HuggingFaceRequest,
+        make=infer,
+        examples=EXAMPLES,
     )
-
-
-ENDPOINTS = (
-    _endpoint("/hf/{model}", "hugging_face", "model"),
-    _endpoint("/hf/{model}/{version:int}", "hugging_face_version", "model", "version"),
+    for path, name in (
+        ("/hf/{model}", "hugging_face"),
+        ("/hf/{model}/{version:int}", "hugging_face_version"),
+    )
 )
 
 

@@ -1,5 +1,6 @@
 """POST /v2/models/{model}/infer: tensors as JSON or as bytes, which each tensor chooses."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -7,28 +8,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.service.errors import InvalidInput, UnknownField
-from addnorm.service.inference.outputs import BY_NAME, Output, Pooled
+from addnorm.service.inference.outputs import Output, Pooled, Value
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.inference.request_path import Call
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, OCTETS, written
-from addnorm.service.protocols.codec.openapi import body_schema
-from addnorm.service.protocols.codec.payload import Encode, Payload
+from addnorm.service.protocols.codec.openapi import Responses, body_schema
+from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.safetensors_body import raw_bytes
-from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.protocols.endpoint import Decoded, Endpoint
 from addnorm.service.protocols.kserve import tensors
 from addnorm.service.protocols.kserve.metadata import ref
 from addnorm.service.protocols.kserve.schema import (
     EXAMPLES,
-    V2_ERRORS,
     OutputTensor,
     Parameters,
     V2InferRequest,
     V2InferResponse,
 )
-from addnorm.service.protocols.kserve.tensors import LENGTH_HEADER, STATS
+from addnorm.service.protocols.kserve.tensors import LENGTH_HEADER, NativeTensor
 from addnorm.service.runtime.batch import Batch, Padding
-from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.unpadding import from_grid
 from addnorm.service.scheduling.cooperative import Steps, one_step
 
@@ -44,6 +44,7 @@ class Wanted(NamedTuple):
     """An output asked for, and whether it goes out as bytes."""
 
     name: str
+    native: NativeTensor
     binary: bool
 
 
@@ -63,18 +64,15 @@ LENGTH = {
     "schema": {"type": "integer", "minimum": 1},
     "description": "Bytes of JSON in the decompressed body. Without it the whole body is JSON.",
 }
-BODY = {JSON: {"schema": body_schema(V2InferRequest), "examples": EXAMPLES}, OCTETS: BINARY}
 
 
-async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
-    """Body -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
-    body, tail = tensors.split(raw)
-    asked = await tools.bodies.read_json(V2InferRequest, body, raw.deadline)
-    model = raw.model(tools.models, ref(**raw.path_params))
+async def infer(asked: V2InferRequest, tail: memoryview, call: Call, tools: Tools) -> Decoded:
+    """tail: the bytes after the JSON. InvalidInput names the field."""
+    model = call.model(tools.models, ref(**call.names))
     _check_name(asked, model)
     _check_parameters(asked)
     work = one_step(partial(_from_tensors, asked, tail))
-    batch, padding = await tools.bodies.read(len(raw.body), work, raw.deadline)
+    batch, padding = await tools.bodies.read(call.num_bytes, work, call.deadline)
     wanted, own = _wanted(asked, model), asked.parameters
     request = InferenceRequest(
         model,
@@ -117,23 +115,25 @@ def _wanted(asked: V2InferRequest, model: Model) -> list[Wanted]:
     """In the order asked for; all where nothing is asked."""
     known, binary = tensors.outputs(model.bundle), asked.parameters.binary_data_output
     if asked.outputs is None:
-        return [Wanted(name, binary) for name in known]
+        return [Wanted(name, native, binary) for name, native in known.items()]
     if not asked.outputs:
         raise InvalidInput(f"outputs is empty: ask for some of {', '.join(known)}", param="outputs")
     names = [output.name for output in asked.outputs]
     for output in asked.outputs:
-        _check_output(output, model.bundle, names)
+        _check_output(output, known, model.bundle.ref, names)
+    as_bytes = (output.parameters.binary_data for output in asked.outputs)
     return [
-        Wanted(output.name, binary if (own := output.parameters.binary_data) is None else own)
-        for output in asked.outputs
+        Wanted(name, known[name], binary if own is None else own)
+        for name, own in zip(names, as_bytes, strict=True)
     ]
 
 
-def _check_output(output: OutputTensor, bundle: Bundle, names: list[str]) -> None:
-    known = tensors.outputs(bundle)
+def _check_output(
+    output: OutputTensor, known: Mapping[str, NativeTensor], ref: str, names: list[str]
+) -> None:
     if output.name not in known:
         raise InvalidInput(
-            f"outputs has {output.name[:200]!r}: {bundle.ref} has {', '.join(known)}",
+            f"outputs has {output.name[:200]!r}: {ref} has {', '.join(known)}",
             param="outputs",
         )
     if names.count(output.name) > 1:
@@ -146,11 +146,11 @@ def _check_output(output: OutputTensor, bundle: Bundle, names: list[str]) -> Non
             )
 
 
-def _native(wanted: list[Wanted], own: Parameters) -> tuple[Output, ...]:
+def _native(wanted: list[Wanted], own: Parameters) -> tuple[Output[Value], ...]:
     """The native outputs that V2's are read from."""
-    names = dict.fromkeys("norm_stats" if name in STATS else name for name, _ in wanted)
+    kinds = dict.fromkeys(each.native.output for each in wanted)
     pooled = Pooled(own.pooling, own.normalize)
-    return tuple(pooled if name == "pooled" else BY_NAME[name]() for name in names)
+    return tuple(pooled if kind is Pooled else kind() for kind in kinds)
 
 
 def encode(
@@ -158,10 +158,13 @@ def encode(
 ) -> Steps[Payload]:
     """InferenceResponse -> JSON, and the bytes of the outputs that go out so, not copied."""
     manifest = response.request.model.bundle.manifest
+    made: dict[str, NDArray[Any]] = {}
+    for output, value in response.values.items():
+        made |= value.tensors(output.name)
     described: list[dict[str, Any]] = []
     raw: list[bytes | memoryview] = []
-    for name, binary in wanted:
-        tensor = _tensor(response, name)
+    for name, native, binary in wanted:
+        tensor = made[native.name]
         about = {"name": name, "datatype": "FP32", "shape": tensor.shape}
         if binary:
             raw.append(raw_bytes(tensor))
@@ -182,41 +185,39 @@ def encode(
     )
 
 
-def _tensor(response: InferenceResponse, name: str) -> NDArray[Any]:
-    return np.asarray(
-        response.outputs["norm_stats"][STATS[name]] if name in STATS else response.outputs[name]
-    )
+class V2Endpoint(Endpoint[Decoded]):
+    """JSON, and after it the bytes of tensors."""
 
+    async def decode(self, raw: RawRequest, tools: Tools) -> Decoded:
+        body, tail = tensors.split(raw)
+        asked = await tools.bodies.read_json(V2InferRequest, body, raw.call.deadline)
+        return await infer(asked, tail, raw.call, tools)
 
-def _documentation(name: str, summary: str, *path_params: str) -> dict[str, Any]:
-    parameters = [
-        {
-            "name": param,
-            "in": "path",
-            "required": True,
-            "schema": {"type": "string", "title": param.capitalize()},
+    def documentation(self, errors: Responses) -> dict[str, Any]:
+        as_json = {"schema": body_schema(self.body), "examples": EXAMPLES}
+        parameters = self.path_parameters()
+        for parameter in parameters:
+            parameter["schema"]["title"] = parameter["name"].capitalize()
+        return {
+            "name": self.name,
+            "summary": self.summary,
+            "response_model": self.response,
+            "responses": {200: {"content": {OCTETS: BINARY}}, **errors},
+            "openapi_extra": {
+                "parameters": [*parameters, LENGTH],
+                "requestBody": {"required": True, "content": {JSON: as_json, OCTETS: BINARY}},
+            },
         }
-        for param in path_params
-    ]
-    body = {"required": True, "content": BODY}
-    return {
-        "name": name,
-        "summary": summary,
-        "response_model": V2InferResponse,
-        "responses": {200: {"content": {OCTETS: BINARY}}, **V2_ERRORS},
-        "openapi_extra": {"parameters": [*parameters, LENGTH], "requestBody": body},
-    }
 
 
-ENDPOINTS = (
-    Endpoint(
-        "/v2/models/{model}/infer",
-        decode,
-        _documentation("infer", "Inference by the latest version", "model"),
-    ),
-    Endpoint(
-        "/v2/models/{model}/versions/{version}/infer",
-        decode,
-        _documentation("infer_version", "Inference by one version", "model", "version"),
-    ),
+ENDPOINTS = tuple(
+    V2Endpoint(path=path, name=name, summary=summary, body=V2InferRequest, response=V2InferResponse)
+    for path, name, summary in (
+        ("/v2/models/{model}/infer", "infer", "Inference by the latest version"),
+        (
+            "/v2/models/{model}/versions/{version}/infer",
+            "infer_version",
+            "Inference by one version",
+        ),
+    )
 )

@@ -109,7 +109,7 @@ class MetadataRoutes:
             ],
             outputs=[
                 TensorMetadata(name=name, datatype="FP32", shape=shape)
-                for name, shape in tensors.outputs(bundle).items()
+                for name, shape in tensors.shapes(bundle).items()
             ],
         )
 
@@ -134,7 +134,7 @@ class MetadataRoutes:
             ],
             output=[
                 TensorConfig(name=name, data_type="TYPE_FP32", dims=shape[1:])
-                for name, shape in tensors.outputs(bundle).items()
+                for name, shape in tensors.shapes(bundle).items()
             ],
         )
 

@@ -19,6 +19,7 @@ from addnorm.service.protocols.codec.openapi import body_schema
 from addnorm.service.protocols.codec.validation import Body
 from addnorm.service.protocols.kserve.metadata import ref
 from addnorm.service.protocols.kserve.schema import V2_ERRORS, V2Error
+from addnorm.service.protocols.routes.receiving import BodyReceiver
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.settings import Settings
 
@@ -61,6 +62,7 @@ def _documented(body: type[BaseModel]) -> dict[str, Any]:
 class RepositoryRoutes:
     models: Models
     repository: Repository
+    receiver: BodyReceiver
     bodies: BodyReader
     settings: Settings
 
@@ -115,6 +117,6 @@ class RepositoryRoutes:
                 "the model repository is closed: start the server with ADDNORM_ADMIN=true to open"
                 " it"
             )
-        body = await self.bodies.receive(request)
+        body = await self.receiver.receive(request)
         deadline = Deadline(self.settings.timeout_s)
         return await self.bodies.read_json(model, body or b"{}", deadline)

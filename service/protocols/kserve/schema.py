@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from addnorm.service.errors import ServiceError
-from addnorm.service.protocols.codec.openapi import ERRORS, Strict
+from addnorm.service.protocols.codec.openapi import Responses, Strict, errors
 from addnorm.service.runtime.manifest import Pooling
 
 EXAMPLE: dict[str, Any] = {
@@ -185,11 +185,8 @@ def error_body(error: ServiceError) -> dict[str, str]:
     return {"error": error.message}
 
 
-V2_ERRORS: dict[int | str, dict[str, Any]] = {
-    **{
-        status: {"model": V2Error, "description": response["description"]}
-        for status, response in ERRORS.items()
-    },
+V2_ERRORS: Responses = {
+    **errors(V2Error, error_body),
     415: {"model": V2Error, "description": "The body's coding is none that is known."},
     "default": {"model": V2Error, "description": "Whatever else went wrong."},
 }

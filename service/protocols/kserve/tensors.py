@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.service.errors import InvalidInput
+from addnorm.service.inference.outputs import OUTPUTS, OutputKind, OutputKinds
 from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.codec.validation import shown
 from addnorm.service.protocols.kserve.schema import InputTensor
@@ -39,7 +40,7 @@ INPUTS = {
     "token_type_ids": ("INT64", "INT32"),
 }
 OPTIONAL = ("attention_mask", "token_type_ids")
-STATS = {"norm_mean": "mean", "norm_rstd": "rstd"}  # V2's name -> the native part
+NAMES = {"norm_stats.mean": "norm_mean", "norm_stats.rstd": "norm_rstd"}  # native -> V2's
 
 
 def inputs(bundle: Bundle) -> list[str]:
@@ -48,16 +49,33 @@ def inputs(bundle: Bundle) -> list[str]:
     return [name for name in INPUTS if has_types or name != "token_type_ids"]
 
 
-def outputs(bundle: Bundle) -> dict[str, list[int]]:
-    """Name -> shape of every output, -1 where the caller's batch decides. All are FP32."""
-    manifest = bundle.manifest
-    heads = {
-        name: [-1, -1, head.width] if head.pick == "every" else [-1, head.width]
-        for name, head in manifest.heads.items()
+class NativeTensor(NamedTuple):
+    """One of the tensors of a native output, by the native name."""
+
+    output: OutputKind
+    name: str
+
+
+def named(known: OutputKinds) -> dict[str, NativeTensor]:
+    """By V2's names."""
+    return {
+        NAMES.get(name, name): NativeTensor(kind, name)
+        for kind in known.known
+        for name in kind.grid_tensors()
     }
-    stats = {name: [-1, -1, manifest.n_norms] for name in STATS}
-    pooled = {"pooled": [-1, bundle.width("pooled")]}
-    return {"activations": [-1, -1, manifest.d_model], **(heads | pooled), **stats}
+
+
+TENSORS = named(OUTPUTS)
+
+
+def outputs(bundle: Bundle) -> dict[str, NativeTensor]:
+    """Those of the model, by V2's names. All are FP32."""
+    return {name: native for name, native in TENSORS.items() if native.output.is_of(bundle)}
+
+
+def shapes(bundle: Bundle) -> dict[str, list[int]]:
+    """-1 where the caller's batch decides."""
+    return {name: native.output.grid_shape(bundle) for name, native in outputs(bundle).items()}
 
 
 def split(raw: RawRequest) -> tuple[bytes, memoryview]:

@@ -8,11 +8,13 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from addnorm.service.errors import ModelNotFound
+from addnorm.service.inference.outputs import OUTPUTS
 from addnorm.service.models.registry import Model, Models
-from addnorm.service.protocols.codec.openapi import NO_MODEL, NOT_READY, Responses, by_name
+from addnorm.service.protocols.codec.openapi import by_name
+from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
 from addnorm.service.runtime.manifest import Limits, Pooling, Task
 
-NAMED: Responses = {404: NO_MODEL, 503: NOT_READY}
+NAMED = OPENAI_ERRORS.only(404, 503)
 
 
 class ModelEntry(BaseModel):
@@ -78,7 +80,9 @@ class ModelListRoutes:
     def router(self) -> APIRouter:
         router = APIRouter(prefix="/v1/models", generate_unique_id_function=by_name)
         router.get(
-            "", summary="The models served here, in OpenAI's list shape", responses={503: NOT_READY}
+            "",
+            summary="The models served here, in OpenAI's list shape",
+            responses=OPENAI_ERRORS.only(503),
         )(self.list_models)
         router.get("/{name}", summary="One model, by its latest version", responses=NAMED)(
             self.show_model
@@ -135,7 +139,7 @@ def _entry(ref: str, versions: Mapping[int, Model], model: Model | None = None) 
         versions=[str(version) for version in sorted(versions)],
         config=manifest.config,
         inputs=_inputs(model),
-        outputs=list(model.bundle.outputs),
+        outputs=list(OUTPUTS.names(model.bundle)),
         tasks=list(model.bundle.tasks),
         aliases=[f"{ref}:{prompt}" for prompt in manifest.prompts],
         labels=None if manifest.labels is None else list(manifest.labels),

@@ -1,0 +1,19 @@
+"""The native routes under /v1: every output of a model, and tasks over texts."""
+
+from addnorm.service.protocols.native import native_infer, text_routes
+from addnorm.service.protocols.native.native_schema import INFER, Bodies
+from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
+from addnorm.service.protocols.protocol import Protocol
+from addnorm.service.protocols.routes.inference_route import Inferring
+
+
+def protocol(bodies: Bodies) -> Protocol:
+    """bodies: of /v1/infer."""
+    return Protocol(
+        tag="inference",
+        routes=(Inferring(native_infer.endpoint(bodies), *text_routes.ENDPOINTS),),
+        errors=OPENAI_ERRORS,
+    )
+
+
+PROTOCOL = protocol(INFER)

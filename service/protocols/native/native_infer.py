@@ -1,6 +1,7 @@
 """The native protocol under /v1: JSON or safetensors, in and out."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -8,92 +9,79 @@ import numpy as np
 
 from addnorm.service.errors import InvalidInput, UnsupportedMediaType
 from addnorm.service.inference.heads import Spans
-from addnorm.service.inference.outputs import (
-    BY_NAME,
-    Attentions,
-    HiddenStates,
-    Logits,
-    Output,
-    Pooled,
-    Sparse,
-    TokenVectors,
-    check_names,
-    default_names,
-)
+from addnorm.service.inference.outputs import Output, Value
+from addnorm.service.inference.outputs.output import Asked
 from addnorm.service.inference.outputs.small_vectors import VectorDType
 from addnorm.service.inference.request import InferenceRequest
+from addnorm.service.inference.request_path import Call
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec import safetensors_body as tensors
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, negotiated, sent_type
-from addnorm.service.protocols.codec.openapi import (
-    DEADLINE,
-    ERRORS,
-    by_name,
-    examples,
-    json_body,
-)
-from addnorm.service.protocols.codec.payload import Encode
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS, Arrays
-from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.protocols.endpoint import Decoded, Endpoint
 from addnorm.service.protocols.native.native_answer import encode, encode_tensors
 from addnorm.service.protocols.native.native_schema import (
     ANSWER,
     BINARY,
     EXAMPLES,
+    Bodies,
     InferRequest,
-    InferResponse,
     Options,
 )
 from addnorm.service.protocols.texts import spans
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Batch, Padding
-from addnorm.service.runtime.bundle import OF_LENS, Bundle
+from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.tokenizing.tokenizer import Text
 from addnorm.service.runtime.unpadding import from_grid, from_lists, from_rows
 from addnorm.service.scheduling.cooperative import one_step
 
 
-async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
-    """Body -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
-    answer_type = negotiated(raw.headers, (JSON, SAFETENSORS))
-    options, model, batch, padding, spans = await _read(raw, tools)
-    request = InferenceRequest(
-        model,
-        batch,
-        padding,
-        _outputs(options, model.bundle, spans),
-        options.precision,
-        dtype="float16" if options.dtype == "float16" else "float32",
-        binary=answer_type == SAFETENSORS,
-        field=options.field,
-    )
-    return request, encode if answer_type == JSON else encode_tensors
+async def infer(asked: InferRequest, call: Call, tools: Tools) -> InferenceRequest:
+    """Of token ids, or of texts. InvalidInput names the field."""
+    return _request(asked, await _read(asked, call, tools))
+
+
+async def infer_tensors(
+    options: Options, arrays: Arrays, call: Call, tools: Tools
+) -> InferenceRequest:
+    """Of token ids as arrays. InvalidInput names the field."""
+    model = call.model(tools.models, options.model)
+    work = one_step(partial(_from_arrays, arrays))
+    batch, padding = await tools.bodies.read(call.num_bytes, work, call.deadline)
+    found = await _token_spans(options, padding, call, tools)
+    return _request(options, Read(model, batch, padding, found))
 
 
 class Read(NamedTuple):
-    """What a body asks for, and of what."""
+    """What a body asks for is of this."""
 
-    options: Options
     model: Model
     batch: Batch
     padding: Padding
     spans: Spans | None
 
 
-async def _read(raw: RawRequest, tools: Tools) -> Read:
-    media_type = sent_type(raw.headers)
-    if media_type == SAFETENSORS:
-        return await _read_tensors(raw, tools)
-    if media_type != JSON:
-        raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON} or {SAFETENSORS}")
-    asked = await tools.bodies.read_json(InferRequest, raw.body, raw.deadline)
-    model, prompt_name = raw.model_and_prompt(tools.models, asked.model, asked.prompt_name)
+def _request(options: Options, read: Read) -> InferenceRequest:
+    return InferenceRequest(
+        read.model,
+        read.batch,
+        read.padding,
+        _outputs(options, read.model.bundle, read.spans),
+        options.precision,
+        dtype="float16" if options.dtype == "float16" else "float32",
+        field=options.field,
+    )
+
+
+async def _read(asked: InferRequest, call: Call, tools: Tools) -> Read:
+    model, prompt_name = call.model_and_prompt(tools.models, asked.model, asked.prompt_name)
     if asked.texts is not None:
-        return await _read_texts(asked, asked.texts, model, prompt_name, raw, tools)
+        return await _read_texts(asked, asked.texts, model, prompt_name, call, tools)
     work = one_step(partial(_from_lists, asked, prompt_name))
-    batch, padding = await tools.bodies.read(len(raw.body), work, raw.deadline)
-    return Read(asked, model, batch, padding, await _token_spans(asked, padding, raw, tools))
+    batch, padding = await tools.bodies.read(call.num_bytes, work, call.deadline)
+    return Read(model, batch, padding, await _token_spans(asked, padding, call, tools))
 
 
 async def _read_texts(
@@ -101,7 +89,7 @@ async def _read_texts(
     given: list[Text],
     model: Model,
     prompt_name: str | None,
-    raw: RawRequest,
+    call: Call,
     tools: Tools,
 ) -> Read:
     if not (asked.input_ids is asked.attention_mask is asked.token_type_ids is None):
@@ -122,50 +110,63 @@ async def _read_texts(
         )
     _outputs(asked, model.bundle, None)  # what cannot be had is refused before texts are tokenized
     if asked.spans is None:
-        return Read(asked, model, *await tools.texts.batch(texts, raw.deadline), None)
-    batch, padding, encodings = await tools.texts.encoded(texts, raw.deadline)
+        return Read(model, *await tools.texts.batch(texts, call.deadline), None)
+    batch, padding, encodings = await tools.texts.encoded(texts, call.deadline)
     work = spans.read(asked.spans, spans.in_texts(given, texts, encodings), asked.field)
-    found = await tools.bodies.read(len(raw.body), work, raw.deadline)
-    return Read(asked, model, batch, padding, found)
+    found = await tools.bodies.read(call.num_bytes, work, call.deadline)
+    return Read(model, batch, padding, found)
 
 
-async def _read_tensors(raw: RawRequest, tools: Tools) -> Read:
-    bodies, num_bytes = tools.bodies, len(raw.body)
-    work = one_step(partial(tensors.read, raw.body))
-    found = await bodies.read(num_bytes, work, raw.deadline)
-    options = await bodies.read_json(Options, found.request, raw.deadline)
-    model = raw.model(tools.models, options.model)
-    arrays = one_step(partial(_from_arrays, found.arrays))
-    batch, padding = await bodies.read(num_bytes, arrays, raw.deadline)
-    return Read(options, model, batch, padding, await _token_spans(options, padding, raw, tools))
-
-
-async def _token_spans(
-    asked: Options, padding: Padding, raw: RawRequest, tools: Tools
-) -> Spans | None:
+async def _token_spans(asked: Options, padding: Padding, call: Call, tools: Tools) -> Spans | None:
     """Of ranges of input_ids."""
     if asked.spans is None:
         return None
     work = spans.read(asked.spans, spans.in_layout(padding), asked.field)
-    return await tools.bodies.read(len(raw.body), work, raw.deadline)
+    return await tools.bodies.read(call.num_bytes, work, call.deadline)
 
 
-ENDPOINT = Endpoint(
-    "/v1/infer",
-    decode,
-    {
-        "name": "infer",
-        "summary": "Normalized activations, logits, pooled vectors and LayerNorm statistics of"
+@dataclass(frozen=True, kw_only=True)
+class InferEndpoint(Endpoint[Decoded]):
+    """JSON or safetensors, in and out. options: what stands beside tensors."""
+
+    body: type[InferRequest]
+    options: type[Options]
+
+    async def decode(self, raw: RawRequest, tools: Tools) -> Decoded:
+        answer_type = negotiated(raw.headers, (JSON, SAFETENSORS))
+        request = await self._decoded(raw, tools)
+        if answer_type == JSON:
+            return request, encode
+        return request._replace(binary=True), encode_tensors
+
+    async def _decoded(self, raw: RawRequest, tools: Tools) -> InferenceRequest:
+        media_type, (body, _, call) = sent_type(raw.headers), raw
+        if media_type == JSON:
+            asked = await tools.bodies.read_json(self.body, body, call.deadline)
+            return await infer(asked, call, tools)
+        if media_type != SAFETENSORS:
+            raise UnsupportedMediaType(
+                f"Content-Type is {media_type!r}: send {JSON} or {SAFETENSORS}"
+            )
+        work = one_step(partial(tensors.read, body))
+        found = await tools.bodies.read(len(body), work, call.deadline)
+        options = await tools.bodies.read_json(self.options, found.request, call.deadline)
+        return await infer_tensors(options, found.arrays, call, tools)
+
+
+def endpoint(bodies: Bodies) -> InferEndpoint:
+    return InferEndpoint(
+        path="/v1/infer",
+        name="infer",
+        summary="Normalized activations, logits, pooled vectors and LayerNorm statistics of"
         " token batches",
-        "response_model": InferResponse,
-        "responses": {
-            200: {"content": {JSON: {"examples": examples({"a padded grid": ANSWER})}, **BINARY}},
-            **ERRORS,
-        },
-        "openapi_extra": json_body(InferRequest, EXAMPLES, **BINARY) | DEADLINE,
-        "generate_unique_id_function": by_name,
-    },
-)
+        body=bodies.request,
+        options=bodies.options,
+        response=bodies.response,
+        examples=EXAMPLES,
+        answers={"a padded grid": ANSWER},
+        media_types=BINARY,
+    )
 
 
 def _from_lists(asked: InferRequest, prompt_name: str | None) -> tuple[Batch, Padding]:
@@ -207,27 +208,13 @@ def _has_axes(arrays: Arrays, **num_axes: int) -> None:
             )
 
 
-def _outputs(asked: Options, bundle: Bundle, of_spans: Spans | None) -> tuple[Output, ...]:
+def _outputs(asked: Options, bundle: Bundle, of_spans: Spans | None) -> tuple[Output[Value], ...]:
     """Those asked for, with their options."""
     names = asked.wanted(bundle)
     if names is None:
-        names = default_names(bundle)
-    check_names(names, bundle)
-    # an option of an output that is not asked for is a mistake, not something to ignore
-    for field, output in (
-        ("logits", "logits"),
-        ("sparse", "sparse"),
-        ("pooling", "pooled"),
-        ("spans", "pooled"),
-        ("hidden_states", "hidden_states"),
-        ("attentions", "attentions"),
-    ):
-        if getattr(asked, field) and output not in names:
-            raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
-    if asked.normalize and not {"pooled", "token_vectors"} & set(names):
-        raise InvalidInput(
-            "normalize is set, but outputs lacks 'pooled' and 'token_vectors'", param="normalize"
-        )
+        names = asked.known.default_names(bundle)
+    asked.known.check_names(names, bundle)
+    _check_fields(asked, names)
     dtype: VectorDType = "float32" if asked.dtype == "float16" else asked.dtype
     if dtype != "float32" and names != ("pooled",):
         raise InvalidInput(
@@ -236,14 +223,26 @@ def _outputs(asked: Options, bundle: Bundle, of_spans: Spans | None) -> tuple[Ou
             param="dtype",
         )
     _check_lens(names, asked, bundle)
-    pooled = Pooled(asked.pooling, asked.normalize, dtype=dtype, spans=of_spans)
-    return tuple(pooled if name == "pooled" else _output(name, asked, bundle) for name in names)
+    shared = Asked(None, asked.pooling, asked.normalize, dtype, of_spans, asked.skipped_ids(bundle))
+    return tuple(_output(name, asked, shared) for name in names)
+
+
+def _check_fields(asked: Options, names: Sequence[str]) -> None:
+    """InvalidInput for an option of an output that is not asked for: it is a mistake, not something
+    to ignore."""
+    for field, output in asked.known.fields:
+        if getattr(asked, field) and output not in names:
+            raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
+    if asked.normalize and not {"pooled", "token_vectors"} & set(names):
+        raise InvalidInput(
+            "normalize is set, but outputs lacks 'pooled' and 'token_vectors'", param="normalize"
+        )
 
 
 def _check_lens(names: Sequence[str], asked: Options, bundle: Bundle) -> None:
     """InvalidInput if the request is for a precision that no lens shows."""
     precision = asked.precision or bundle.manifest.default_precision
-    shown = [name for name in names if name in OF_LENS]
+    shown = [name for name in names if asked.known.by_name[name].is_of_lens]
     if shown and precision != "fp32":
         raise InvalidInput(
             f"{shown[0]} is of fp32, and this request is computed in {precision}: ask for"
@@ -252,20 +251,6 @@ def _check_lens(names: Sequence[str], asked: Options, bundle: Bundle) -> None:
         )
 
 
-def _output(name: str, asked: Options, bundle: Bundle) -> Output:
-    """One that is not `pooled`, with its options."""
-    if name == "logits" and asked.logits:
-        return Logits(asked.logits.positions, asked.logits.top_k)
-    if name == "sparse" and asked.sparse:
-        return Sparse(asked.sparse.top_k)
-    if name == "hidden_states" and asked.hidden_states:
-        return HiddenStates(_numbers(asked.hidden_states.layers))
-    if name == "attentions" and asked.attentions:
-        return Attentions(_numbers(asked.attentions.layers), _numbers(asked.attentions.heads))
-    if name == "token_vectors":
-        return TokenVectors(asked.normalize, asked.skipped_ids(bundle))
-    return BY_NAME[name]()
-
-
-def _numbers(asked: list[int] | None) -> tuple[int, ...] | None:
-    return None if asked is None else tuple(asked)
+def _output(name: str, asked: Options, shared: Asked) -> Output[Value]:
+    kind = asked.known.by_name[name]
+    return kind.asked_for(shared._replace(own=getattr(asked, name)) if kind.options else shared)

@@ -1,10 +1,10 @@
 """/v1/infer's bodies as types: what requests are checked against, and what is documented."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, create_model
 
-from addnorm.service.inference.outputs import Positions
+from addnorm.service.inference.outputs import OUTPUTS, OutputKinds
 from addnorm.service.protocols.codec import safetensors_body
 from addnorm.service.protocols.codec.openapi import Strict
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
@@ -14,69 +14,23 @@ from addnorm.service.protocols.texts.texts import PROMPT_NAME, Texts
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import InputType, Pooling, Precision
 
-Output = Literal[
-    "activations",
-    "logits",
-    "token_vectors",
-    "sparse",
-    "pooled",
-    "norm_stats",
-    "prompt_logprobs",
-    "hidden_states",
-    "attentions",
-]
+Fields = TypeVar("Fields", bound="Options")
 
 
-class LogitsOptions(Strict):
-    positions: Positions | None = Field(
-        None,
-        description="Logits of every token, which is the default, or of each sequence's last. Only"
-        " for models with logits of every token.",
-    )
-    top_k: int | None = Field(
-        None, description="Only the k likeliest tokens or labels, with their log-probabilities."
-    )
+class Named(Strict):
+    """What a request names."""
 
-
-class SparseOptions(Strict):
-    top_k: int | None = Field(
-        None, description="Only the k largest entries; by default all that are not zero."
-    )
-
-
-Numbers = Annotated[list[int], Field(fail_fast=True)]
-
-
-class HiddenStatesOptions(Strict):
-    layers: Numbers | None = Field(
-        None,
-        description="Which: 0 is what enters the first layer, n_layers what leaves the last. By"
-        " default all.",
-    )
-
-
-class AttentionsOptions(Strict):
-    layers: Numbers | None = Field(None, description="Which, from 0 on. By default all.")
-    heads: Numbers | None = Field(
-        None, description="Which of each layer, from 0 on. By default all."
-    )
-
-
-class Options(Strict):
-    """What is asked of the sequences, whatever they come in."""
+    known: ClassVar[OutputKinds]
 
     model: str | None = Field(
         None, description="`name` or `name/version`; the latest version by default."
     )
-    outputs: Annotated[list[Output], Field(fail_fast=True)] | None = Field(
-        None,
-        description="By default activations, and what the model's head makes of them. Of texts"
-        " `logits` alone if the model has one row of them a sequence, else `pooled` alone.",
-    )
-    logits: LogitsOptions | None = None
-    sparse: SparseOptions | None = None
-    hidden_states: HiddenStatesOptions | None = None
-    attentions: AttentionsOptions | None = None
+    outputs: list[str] | None = None
+
+
+class Options(Named):
+    """What is asked of the sequences, whatever they come in."""
+
     pooling: Pooling | None = Field(
         None, description="How `pooled` is made; by default as the bundle says."
     )
@@ -164,75 +118,65 @@ class InferRequest(Options):
         return ("logits",) if logits and logits.pick != "every" else ("pooled",)
 
 
-class TopTokens(BaseModel):
-    token_ids: list[Any] = Field(
-        description="[B][S][k], or [B][k] for positions `last`; null at pads."
-    )
-    logprobs: list[Any]
-
-
-class SparseVector(BaseModel):
-    """The entries that are not zero."""
-
-    indices: list[int] = Field(description="Token ids, ascending.")
-    values: list[float]
-
-
-class NormStats(BaseModel):
-    mean: list[list[list[float]]] = Field(description="[B][S][n_norms]")
-    rstd: list[list[list[float]]] = Field(description="[B][S][n_norms], 1 / sqrt(variance + eps)")
-
-
 class Usage(BaseModel):
     real_tokens: int
     pad_tokens: int = Field(description="Pads, none of which was computed.")
 
 
-class InferResponse(BaseModel):
-    """The outputs asked for, in the caller's own layout, zeros at pads."""
+class Bodies(NamedTuple):
+    """With fields for the outputs that a server knows. options: of a body whose token ids come as
+    tensors."""
 
-    model: str
-    version: str
-    activations: list[list[list[float]]] | None = Field(None, description="[B][S][d_model]")
-    logits: list[list[list[float]]] | list[list[float]] | TopTokens | None = Field(
-        None,
-        description="[B][S][V], or [B][V] for `last`; V is the number of labels if there are such,"
-        " and a model that classifies whole sequences has [B][V].",
-    )
-    token_vectors: list[list[list[float]]] | None = Field(
-        None,
-        description="[B][S][width], of models that compare texts token by token; with `input_type`"
-        " of the tokens that count.",
-    )
-    sparse: list[SparseVector] | None = Field(
-        None,
-        description="[B], of models that predict masked tokens: the largest of each sequence's"
-        " log(1 + max(0, logits)), as SPLADE's vectors are.",
-    )
-    pooled: list[list[float]] | list[list[int]] | list[list[list[float]]] | None = Field(
-        None,
-        description="[B][d_model], or as wide as the model's own vectors; with `spans` a list of"
-        " such for each sequence.",
-    )
-    norm_stats: NormStats | None = None
-    prompt_logprobs: list[list[float | None]] | None = Field(
-        None,
-        description="[B][S], of language models: the log-probability of each token given those"
-        " before it; null for a sequence's first token and at pads.",
-    )
-    hidden_states: list[list[list[list[float]]]] | None = Field(
-        None,
-        description="[layers][B][S][d_model], of bundles exported with a lens, in the order asked"
-        " for. The last layer's are `activations`, after a final norm if the model has one.",
-    )
-    attentions: list[list[list[list[list[float]]]]] | None = Field(
-        None,
-        description="[layers][B][heads][S][S], queries before keys, of bundles exported with a"
-        " lens: what each token's attention takes of each token. A real token's add up to 1.",
-    )
-    usage: Usage
+    request: type[InferRequest]
+    options: type[Options]
+    response: type[BaseModel]
+
+    @classmethod
+    def of(cls, known: OutputKinds) -> "Bodies":
+        fields: dict[str, Any] = {
+            kind.name: (kind.options | None, None) for kind in known.known if kind.options
+        }
+        own_options = create_model("OwnOptions", __base__=Named, **fields)
+        own_options.known = known
+        return cls(
+            _named(InferRequest, own_options), _named(Options, own_options), _response(known)
+        )
 
 
+def _named(fields: type[Fields], own_options: type[Named]) -> type[Fields]:
+    """With the names of the outputs, and the options that stand under them."""
+    names: Any = Literal[tuple(own_options.known.by_name)]
+    bases: Any = (fields, own_options)
+    outputs = Field(
+        None,
+        description="By default activations, and what the model's head makes of them. Of texts"
+        " `logits` alone if the model has one row of them a sequence, else `pooled` alone.",
+    )
+    made = create_model(
+        fields.__name__,
+        __base__=bases,
+        __doc__=fields.__doc__,
+        outputs=(Annotated[list[names], Field(fail_fast=True)] | None, outputs),
+    )
+    return cast(type[Fields], made)
+
+
+def _response(known: OutputKinds) -> type[BaseModel]:
+    outputs: dict[str, Any] = {
+        kind.name: (kind.json_type | None, Field(None, description=kind.description))
+        for kind in known.known
+    }
+    return create_model(
+        "InferResponse",
+        __doc__="The outputs asked for, in the caller's own layout, zeros at pads.",
+        model=(str, ...),
+        version=(str, ...),
+        **outputs,
+        usage=(Usage, ...),
+    )
+
+
+INFER = Bodies.of(OUTPUTS)
 GRID = {
     "model": "notebook",
     "input_ids": [[0, 1, 0, 3, 4]],

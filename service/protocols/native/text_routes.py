@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.protocols.codec.decoding import RawRequest, Tools
-from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
-from addnorm.service.protocols.codec.openapi import DEADLINE, ERRORS, Strict, by_name, json_body
-from addnorm.service.protocols.codec.payload import Encode, Payload
-from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.inference.request import InferenceResponse
+from addnorm.service.inference.request_path import Call
+from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.negotiation import written
+from addnorm.service.protocols.codec.openapi import Strict
+from addnorm.service.protocols.codec.payload import Payload
+from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.native.native_schema import Usage
 from addnorm.service.protocols.texts import text_tasks
 from addnorm.service.protocols.texts.task_options import (
@@ -158,14 +159,11 @@ ROUTES = (
 )
 
 
-async def decode(route: Route, raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
-    """JSON -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
-    require_json(raw.headers)
-    negotiated(raw.headers, (JSON,))
-    asked = await tools.bodies.read_json(route.request, raw.body, raw.deadline)
-    model, prompt = raw.model_and_prompt(tools.models, asked.model, asked.prompt_name, route.task)
+async def infer(route: Route, asked: TextsRequest, call: Call, tools: Tools) -> Decoded:
+    """InvalidInput names the field."""
+    model, prompt = call.model_and_prompt(tools.models, asked.model, asked.prompt_name, route.task)
     texts = TextsToTokenize.prompted("texts", asked.texts, asked.truncate, model, prompt)
-    task = await route.run(raw, tools, texts, asked, asked.precision)
+    task = await route.run(call, tools, texts, asked, asked.precision)
     return task.request, partial(encode, task)
 
 
@@ -182,17 +180,14 @@ def encode(task: TextTask, response: InferenceResponse) -> Steps[Payload]:
 
 
 ENDPOINTS = tuple(
-    Endpoint(
-        route.path,
-        partial(decode, route),
-        {
-            "name": route.path.removeprefix("/v1/").replace("-", "_"),
-            "summary": route.summary,
-            "response_model": route.response,
-            "responses": ERRORS,
-            "openapi_extra": json_body(route.request, {"a text": route.example}) | DEADLINE,
-            "generate_unique_id_function": by_name,
-        },
+    JsonEndpoint(
+        path=route.path,
+        name=route.path.removeprefix("/v1/").replace("-", "_"),
+        summary=route.summary,
+        body=route.request,
+        make=partial(infer, route),
+        response=route.response,
+        examples={"a text": route.example},
     )
     for route in ROUTES
 )

@@ -11,20 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.outputs import Logits, Output, PromptLogprobs, TopK
+from addnorm.service.inference.outputs import Output, ScoredPrompts, TopLogits, Value
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.protocols.codec.decoding import RawRequest, Tools
-from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
-from addnorm.service.protocols.codec.openapi import (
-    DEADLINE,
-    ERRORS,
-    by_name,
-    examples,
-    json_body,
-)
-from addnorm.service.protocols.codec.payload import Encode, Payload
+from addnorm.service.inference.request_path import Call
+from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.negotiation import written
+from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.validation import shown
-from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.openai.completions_schema import (
     ANSWERS,
     EXAMPLES,
@@ -36,23 +30,20 @@ from addnorm.service.protocols.texts.sequences import (
     OTHER_VOCABULARY,
     SequencesToRead,
 )
-from addnorm.service.runtime.batch import Floats
+from addnorm.service.runtime.batch import Floats, Ints
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks import scoring
 
 CHOICE_BYTES, TOKEN_BYTES, CANDIDATE_BYTES = 150, 45, 27  # of JSON, about
 
 
-async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
-    """JSON -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
-    require_json(raw.headers)
-    negotiated(raw.headers, (JSON,))
-    asked = await tools.bodies.read_json(CompletionRequest, raw.body, raw.deadline)
-    model, prompt_name = raw.model_and_prompt(tools.models, asked.model, None, "complete")
+async def score(asked: CompletionRequest, call: Call, tools: Tools) -> Decoded:
+    """InvalidInput names the field."""
+    model, prompt_name = call.model_and_prompt(tools.models, asked.model, None, "complete")
     _check(asked)
     # callers score with a tokenizer that they chose for this model, which may add nothing
     sent = SequencesToRead("prompt", asked.prompt, None, model, prompt_name, only_own=False)
-    batch, padding = await sent.batch(raw, tools)
+    batch, padding = await sent.batch(call, tools)
     num_shown = len(batch) + (batch.num_tokens if asked.echo else 0)
     token_bytes = TOKEN_BYTES + CANDIDATE_BYTES * (1 + (asked.logprobs or 0))
     request = InferenceRequest(
@@ -65,7 +56,7 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
         field="prompt",
         hint=OTHER_VOCABULARY,
     )
-    return request, partial(_encode, asked, raw.context.request_id)
+    return request, partial(_encode, asked, call.context.request_id)
 
 
 def _check(asked: CompletionRequest) -> None:
@@ -116,10 +107,17 @@ def _scores_prompt(asked: CompletionRequest) -> bool:
     return bool(asked.echo) and asked.logprobs is not None
 
 
-def _output(asked: CompletionRequest, vocab_size: int) -> Output:
+def _output(asked: CompletionRequest, vocab_size: int) -> Output[Value]:
     """vocab_size: there are no more candidates."""
     top_k = min(max(1, asked.logprobs or 0), vocab_size)
-    return PromptLogprobs(top_k) if _scores_prompt(asked) else Logits("last", top_k)
+    return ScoredPrompts(top_k) if _scores_prompt(asked) else TopLogits("last", top_k)
+
+
+class Candidates(NamedTuple):
+    """The likeliest tokens at some places, each `[n, k]`."""
+
+    token_ids: Ints
+    logprobs: Floats
 
 
 class Choice(NamedTuple):
@@ -128,24 +126,26 @@ class Choice(NamedTuple):
     ids: list[int]  # of the prompt and the new token, if it is asked for
     num_shown: int  # of them, from the last
     logprobs: Floats  # of those shown, where they are asked for; NaN for a prompt's first
-    candidates: TopK  # for the last tokens shown, each `[n, k]`
+    candidates: Candidates  # for the last tokens shown
 
 
 def _choice(asked: CompletionRequest, index: int, response: InferenceResponse) -> Choice:
     prompt = response.request.batch.sequence(index).tokens.tolist()
     if not _scores_prompt(asked):
-        token_ids, logprobs = (part[index : index + 1] for part in response.outputs["logits"])
+        top, this = response.value(TopLogits), slice(index, index + 1)
+        token_ids, logprobs = top.token_ids.joined[this], top.logprobs.joined[this]
         ids = [*prompt, int(token_ids[0, 0])]
         num_shown = len(ids) if asked.echo else 1
-        return Choice(ids, num_shown, logprobs[:, 0], TopK(token_ids, logprobs))
-    scored = response.outputs["prompt_logprobs"]
-    token_ids, logprobs = (part[index] for part in scored.next)
+        return Choice(ids, num_shown, logprobs[:, 0], Candidates(token_ids, logprobs))
+    scored = response.value(ScoredPrompts)
+    own_logprobs = scored.own.rows[index]
+    token_ids, logprobs = scored.next.token_ids.rows[index], scored.next.logprobs.rows[index]
     if not asked.max_tokens:
-        candidates = TopK(token_ids[:-1], logprobs[:-1])
-        return Choice(prompt, len(prompt), scored.logprobs[index], candidates)
+        candidates = Candidates(token_ids[:-1], logprobs[:-1])
+        return Choice(prompt, len(prompt), own_logprobs, candidates)
     ids = [*prompt, int(token_ids[-1, 0])]
-    own = np.append(scored.logprobs[index], logprobs[-1, 0])
-    return Choice(ids, len(ids), own, TopK(token_ids, logprobs))
+    own = np.append(own_logprobs, logprobs[-1, 0])
+    return Choice(ids, len(ids), own, Candidates(token_ids, logprobs))
 
 
 def _encode(
@@ -209,15 +209,13 @@ def _top_logprobs(choice: Choice, num: int, texts: dict[int, str]) -> list[Any]:
     ]
 
 
-ENDPOINT = Endpoint(
-    "/v1/completions",
-    decode,
-    {
-        "name": "completions",
-        "summary": "Log-probabilities of prompts, as OpenAI's clients ask for them",
-        "response_model": CompletionResponse,
-        "responses": {200: {"content": {JSON: {"examples": examples(ANSWERS)}}}, **ERRORS},
-        "openapi_extra": json_body(CompletionRequest, EXAMPLES) | DEADLINE,
-        "generate_unique_id_function": by_name,
-    },
+ENDPOINT = JsonEndpoint(
+    path="/v1/completions",
+    name="completions",
+    summary="Log-probabilities of prompts, as OpenAI's clients ask for them",
+    body=CompletionRequest,
+    make=score,
+    response=CompletionResponse,
+    examples=EXAMPLES,
+    answers=ANSWERS,
 )

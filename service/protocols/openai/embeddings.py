@@ -11,18 +11,12 @@ from pydantic import BaseModel, Field
 from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.outputs.small_vectors import VectorDType
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.protocols.codec.decoding import RawRequest, Tools
-from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json, written
-from addnorm.service.protocols.codec.openapi import (
-    DEADLINE,
-    ERRORS,
-    Strict,
-    by_name,
-    examples,
-    json_body,
-)
-from addnorm.service.protocols.codec.payload import Encode, Payload, base64_of
-from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.inference.request_path import Call
+from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.negotiation import written
+from addnorm.service.protocols.codec.openapi import Strict
+from addnorm.service.protocols.codec.payload import Payload, base64_of
+from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.texts.sequences import (
     OTHER_VOCABULARY,
     Sequences,
@@ -103,7 +97,7 @@ EXAMPLES: dict[str, Any] = {
     "the same as base64": {**TOKENS, "encoding_format": "base64"},
     "texts": {
         "model": "all-minilm-l6-v2",
-        "input": ["Pads are dropped.", "Pads come back as zeros."],
+        "input": ["Pads are dropped.", "Pads are never computed."],
     },
 }
 VECTORS: list[list[Any]] = [
@@ -124,18 +118,17 @@ ANSWERS = {
 }
 
 
-async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encode]:
-    """JSON -> InferenceRequest, and how to encode its answer. InvalidInput names the field."""
-    require_json(raw.headers)
-    negotiated(raw.headers, (JSON,))
-    asked = await tools.bodies.read_json(EmbeddingsRequest, raw.body, raw.deadline)
-    model, prompt_name = raw.model_and_prompt(tools.models, asked.model, asked.prompt_name, "embed")
+async def embed(asked: EmbeddingsRequest, call: Call, tools: Tools) -> Decoded:
+    """InvalidInput names the field."""
+    model, prompt_name = call.model_and_prompt(
+        tools.models, asked.model, asked.prompt_name, "embed"
+    )
     as_base64 = asked.encoding_format == "base64"
     truncate = bool(asked.truncate)
     sent = SequencesToRead("input", asked.input, truncate, model, prompt_name, hint=HINT)
     request = InferenceRequest(
         model,
-        *await sent.batch(raw, tools),
+        *await sent.batch(call, tools),
         (
             Pooled(
                 normalize=model.bundle.manifest.normalize,
@@ -154,7 +147,7 @@ async def decode(raw: RawRequest, tools: Tools) -> tuple[InferenceRequest, Encod
 def encode(as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
     """InferenceResponse -> JSON. Numbers have the fewest digits that give the same float back."""
     request = response.request
-    vectors = response.outputs["pooled"]
+    vectors = response.value(Pooled).joined
     values = [base64_of(vector) for vector in vectors] if as_base64 else vectors
     num_tokens = request.batch.num_tokens
     body = {
@@ -169,15 +162,13 @@ def encode(as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
     return Payload((yield from written(body, response.num_bytes)))
 
 
-ENDPOINT = Endpoint(
-    "/v1/embeddings",
-    decode,
-    {
-        "name": "embeddings",
-        "summary": "Embeddings, as OpenAI's clients ask for them",
-        "response_model": EmbeddingsResponse,
-        "responses": {200: {"content": {JSON: {"examples": examples(ANSWERS)}}}, **ERRORS},
-        "openapi_extra": json_body(EmbeddingsRequest, EXAMPLES) | DEADLINE,
-        "generate_unique_id_function": by_name,
-    },
+ENDPOINT = JsonEndpoint(
+    path="/v1/embeddings",
+    name="embeddings",
+    summary="Embeddings, as OpenAI's clients ask for them",
+    body=EmbeddingsRequest,
+    make=embed,
+    response=EmbeddingsResponse,
+    examples=EXAMPLES,
+    answers=ANSWERS,
 )

@@ -14,7 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.protocols.codec.negotiation import JSON
-from addnorm.service.protocols.codec.openapi import NOT_READY, Responses
+from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
 from addnorm.service.scheduling.cooperative import CooperativePool
 from addnorm.service.telemetry.exposition import Exposition
 
@@ -29,7 +29,7 @@ class OperationsRoutes:
 
     def router(self) -> APIRouter:
         router = APIRouter()
-        failing: Responses = {503: NOT_READY}
+        failing = OPENAI_ERRORS.only(503)
         router.get("/livez", summary="The process answers, and can go on", responses=failing)(
             self.livez
         )

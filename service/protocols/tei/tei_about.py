@@ -9,8 +9,8 @@ from fastapi import APIRouter, Response
 from addnorm.service import VERSION
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.models.registry import Model, Models
-from addnorm.service.protocols.codec.openapi import by_name, errors
-from addnorm.service.protocols.tei.tei_schema import TeiError, TeiInfo, error_body
+from addnorm.service.protocols.codec.openapi import by_name
+from addnorm.service.protocols.tei.tei_schema import TEI_ERRORS, TeiInfo
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Task
 from addnorm.service.settings import Settings
@@ -40,7 +40,7 @@ class TeiAboutRoutes:
 
     def router(self) -> APIRouter:
         router = APIRouter(generate_unique_id_function=by_name)
-        documented = errors(TeiError, error_body)
+        documented = TEI_ERRORS.documented
         router.get(
             "/info",
             name="tei_info",

@@ -6,7 +6,8 @@ from pydantic import BaseModel, Field, PlainValidator, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 from addnorm.service.errors import EmptyInput, ServiceError
-from addnorm.service.protocols.codec.openapi import Strict
+from addnorm.service.protocols.codec.openapi import Strict, errors
+from addnorm.service.protocols.endpoint import ErrorFormat
 from addnorm.service.protocols.texts.sequences import Integers, Row, Sequences, Strings
 from addnorm.service.protocols.texts.texts import PROMPT_NAME
 from addnorm.service.runtime.tokenizing.tokenizer import Text
@@ -191,3 +192,6 @@ def error_body(error: ServiceError) -> dict[str, Any]:
     if isinstance(error, EmptyInput):
         kind = "Empty"
     return {"error": error.message, "error_type": KINDS.get(error.status, kind)}
+
+
+TEI_ERRORS = ErrorFormat(error_body, errors(TeiError, error_body))

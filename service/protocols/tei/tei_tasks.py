@@ -10,31 +10,22 @@ from typing import Any
 from pydantic import BaseModel
 
 from addnorm.service.errors import EmptyInput
-from addnorm.service.inference.outputs import Activations, Output, Pooled, Sparse
+from addnorm.service.inference.outputs import Activations, Output, OutputKind, Pooled, Sparse, Value
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.protocols.codec.decoding import Decode, RawRequest, Tools
-from addnorm.service.protocols.codec.negotiation import (
-    JSON,
-    Several,
-    negotiated,
-    require_json,
-    written,
-)
-from addnorm.service.protocols.codec.openapi import DEADLINE, by_name, errors, json_body
-from addnorm.service.protocols.codec.payload import Encode, Payload
-from addnorm.service.protocols.codec.validation import Body
-from addnorm.service.protocols.inference_route import Endpoint
+from addnorm.service.inference.request_path import Call
+from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.negotiation import Several, written
+from addnorm.service.protocols.codec.payload import Payload
+from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint, Make
 from addnorm.service.protocols.tei.tei_schema import (
     TeiEmbedAllRequest,
     TeiEmbedRequest,
-    TeiError,
     TeiPrediction,
     TeiPredictRequest,
     TeiRerankRequest,
     TeiSimilarityParameters,
     TeiSimilarityRequest,
     TeiSparseValue,
-    error_body,
 )
 from addnorm.service.protocols.texts.sequences import OTHER_VOCABULARY, SequencesToRead
 from addnorm.service.protocols.texts.task_options import ClassifyOptions
@@ -46,33 +37,30 @@ from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks.classification import Function, best
 from addnorm.service.tasks.similarity import cosines
 
-Decoded = tuple[InferenceRequest, Encode]
 Shape = Callable[[InferenceResponse], Any]  # outputs -> the answer as JSON has it
 FIELD = "inputs"
 ENTRIES_AT_ONCE = 1024  # of a sparse vector
 ENTRY_BYTES = 48  # of one as JSON, and as numbers until it is written
 
 
-async def decode_embed(raw: RawRequest, tools: Tools) -> Decoded:
-    asked = await _read(TeiEmbedRequest, raw, tools)
+async def embed(asked: TeiEmbedRequest, call: Call, tools: Tools) -> Decoded:
     output = Pooled(normalize=asked.normalize, dimensions=asked.dimensions)
-    return await _of_sequences(asked, "embed", output, raw, tools)
+    return await _of_sequences(asked, "embed", output, call, tools)
 
 
-async def decode_embed_all(raw: RawRequest, tools: Tools) -> Decoded:
-    asked = await _read(TeiEmbedAllRequest, raw, tools)
-    return await _of_sequences(asked, "embed", Activations(), raw, tools)
+async def embed_all(asked: TeiEmbedAllRequest, call: Call, tools: Tools) -> Decoded:
+    return await _of_sequences(asked, "embed", Activations(), call, tools)
 
 
-async def decode_embed_sparse(raw: RawRequest, tools: Tools) -> Decoded:
-    asked = await _read(TeiEmbedAllRequest, raw, tools)
-    request, encode = await _of_sequences(asked, "sparse", Sparse(), raw, tools, _vectors)
+async def embed_sparse(asked: TeiEmbedAllRequest, call: Call, tools: Tools) -> Decoded:
+    request, encode = await _of_sequences(asked, "sparse", Sparse(), call, tools, _vectors)
     num_entries = Sparse().max_entries(request.model.bundle, request.batch)
     return request._replace(answer_bytes=ENTRY_BYTES * num_entries), encode
 
 
 def _vectors(response: InferenceResponse) -> Iterator[Any]:
-    return (_entries(*vector) for vector in zip(*response.outputs["sparse"], strict=True))
+    vectors = response.value(Sparse)
+    return map(_entries, vectors.indices, vectors.values)
 
 
 def _entries(indices: Ints, values: Floats) -> Iterator[Any]:
@@ -83,13 +71,12 @@ def _entries(indices: Ints, values: Floats) -> Iterator[Any]:
         yield Several({"index": index, "value": value} for index, value in pairs)
 
 
-async def decode_similarity(raw: RawRequest, tools: Tools) -> Decoded:
-    asked = await _read(TeiSimilarityRequest, raw, tools)
+async def similarity(asked: TeiSimilarityRequest, call: Call, tools: Tools) -> Decoded:
     options = asked.parameters or TeiSimilarityParameters()
     sentences = asked.inputs.sentences
     if not sentences:
         raise EmptyInput("inputs.sentences is empty: send at least one text", param=FIELD)
-    model = raw.model(tools.models, None, "embed")
+    model = call.model(tools.models, None, "embed")
     # the source last, so that an error's index is the sentence's
     texts = TextsToTokenize.prompted(
         "inputs.sentences",
@@ -98,22 +85,21 @@ async def decode_similarity(raw: RawRequest, tools: Tools) -> Decoded:
         model,
         options.prompt_name,
     )._replace(left=options.left)
-    batch, padding = await tools.texts.batch(texts, raw.deadline)
+    batch, padding = await tools.texts.batch(texts, call.deadline)
     request = InferenceRequest(model, batch, padding, (Pooled(normalize=True),), field=FIELD)
 
     def shape(response: InferenceResponse) -> Any:
-        *others, source = response.outputs["pooled"]
-        return cosines(source, others)
+        vectors = response.value(Pooled).joined
+        return cosines(vectors[-1], vectors[:-1])
 
     return request, partial(_encode, shape, _num_characters(texts))
 
 
-async def decode_predict(raw: RawRequest, tools: Tools) -> Decoded:
-    asked = await _read(TeiPredictRequest, raw, tools)
-    model = raw.model(tools.models, None, "classify")
+async def predict(asked: TeiPredictRequest, call: Call, tools: Tools) -> Decoded:
+    model = call.model(tools.models, None, "classify")
     texts = TextsToTokenize(FIELD, asked.inputs.texts, asked.cuts, model, left=asked.left)
     options = ClassifyOptions(function_to_apply="none" if asked.raw_scores else None)
-    task = await classify(raw, tools, texts, options)
+    task = await classify(call, tools, texts, options)
 
     def shape(response: InferenceResponse) -> Any:
         results = task.finish(response)
@@ -122,14 +108,13 @@ async def decode_predict(raw: RawRequest, tools: Tools) -> Decoded:
     return task.request, partial(_encode, shape, _num_characters(texts))
 
 
-async def rerank(asked: TeiRerankRequest, raw: RawRequest, tools: Tools) -> Decoded:
-    """Of a body that is known to be in this dialect."""
-    model = raw.model(tools.models, None, "rerank")
+async def rerank(asked: TeiRerankRequest, call: Call, tools: Tools) -> Decoded:
+    model = call.model(tools.models, None, "rerank")
     pairs = [(asked.query, text) for text in asked.texts]
     texts = TextsToTokenize("texts", pairs, asked.cuts, model, left=asked.left)
     function: Function = "none" if asked.raw_scores else "sigmoid"
-    sent_back = len(raw.body) if asked.return_text else 0
-    task = await score_pairs(raw, tools, texts, function, answer_bytes=sent_back)
+    sent_back = call.num_bytes if asked.return_text else 0
+    task = await score_pairs(call, tools, texts, function, answer_bytes=sent_back)
     return task.request, partial(_encode, partial(_ranks, asked, task), _num_characters(texts))
 
 
@@ -145,33 +130,27 @@ def _ranks(asked: TeiRerankRequest, task: TextTask, response: InferenceResponse)
     ]
 
 
-async def _read(model: type[Body], raw: RawRequest, tools: Tools) -> Body:
-    require_json(raw.headers)
-    negotiated(raw.headers, (JSON,))
-    return await tools.bodies.read_json(model, raw.body, raw.deadline)
-
-
 async def _of_sequences(
     asked: TeiEmbedAllRequest,
     task: Task,
-    output: Output,
-    raw: RawRequest,
+    output: Output[Value],
+    call: Call,
     tools: Tools,
     shape: Shape | None = None,
 ) -> Decoded:
     """One output of texts or ids. shape: by default it is the answer as it is."""
-    model = raw.model(tools.models, None, task)
+    model = call.model(tools.models, None, task)
     are_texts = isinstance(next(iter(asked.inputs), None), str)
     cuts = asked.cuts if are_texts else bool(asked.truncate)
     sent = SequencesToRead(FIELD, asked.inputs, cuts, model, asked.prompt_name, asked.left)
-    batch, padding = await sent.batch(raw, tools)
+    batch, padding = await sent.batch(call, tools)
     request = InferenceRequest(model, batch, padding, (output,), field=FIELD, hint=OTHER_VOCABULARY)
-    shape = shape or partial(_as_it_is, output.name)
+    shape = shape or partial(_as_it_is, type(output))
     return request, partial(_encode, shape, sum(map(len, asked.inputs)))
 
 
-def _as_it_is(name: str, response: InferenceResponse) -> Any:
-    return response.outputs[name]
+def _as_it_is(output: OutputKind, response: InferenceResponse) -> Any:
+    return response.value(output).for_json()
 
 
 def _num_characters(texts: TextsToTokenize) -> int:
@@ -198,7 +177,7 @@ def _times(
         "x-inference-time": stages_s["infer"],
     }
     return {
-        "x-compute-type": request.model.engine(request.precision).provider,
+        "x-compute-type": request.runner.engine.provider,
         "x-compute-characters": str(num_characters),
         "x-compute-tokens": str(request.batch.num_tokens),
         **{name: str(round(seconds * 1000)) for name, seconds in times_s.items()},
@@ -210,29 +189,24 @@ SENTENCES = {"source_sentence": "Pads are dropped.", "sentences": ["Pads come ba
 
 
 def _endpoint(
-    path: str, decode: Decode, summary: str, body: type[BaseModel], answer: Any, example: Any
-) -> Endpoint:
-    return Endpoint(
-        path,
-        decode,
-        {
-            "name": f"tei_{path.removeprefix('/')}",
-            "summary": f"{summary}, as text-embeddings-inference answers",
-            "response_model": answer,
-            "responses": errors(TeiError, error_body),
-            "openapi_extra": json_body(body, {"texts": example}) | DEADLINE,
-            "generate_unique_id_function": by_name,
-        },
+    path: str, make: Make[Decoded], summary: str, body: type[BaseModel], answer: Any, example: Any
+) -> JsonEndpoint[Any, Decoded]:
+    return JsonEndpoint(
+        path=path,
+        name=f"tei_{path.removeprefix('/')}",
+        summary=f"{summary}, as text-embeddings-inference answers",
+        body=body,
+        make=make,
+        response=answer,
+        examples={"texts": example},
     )
 
 
 ENDPOINTS = (
-    _endpoint(
-        "/embed", decode_embed, "Vectors of texts", TeiEmbedRequest, list[list[float]], TEXTS
-    ),
+    _endpoint("/embed", embed, "Vectors of texts", TeiEmbedRequest, list[list[float]], TEXTS),
     _endpoint(
         "/embed_all",
-        decode_embed_all,
+        embed_all,
         "A vector for each token of texts",
         TeiEmbedAllRequest,
         list[list[list[float]]],
@@ -240,7 +214,7 @@ ENDPOINTS = (
     ),
     _endpoint(
         "/embed_sparse",
-        decode_embed_sparse,
+        embed_sparse,
         "Sparse vectors of texts",
         TeiEmbedAllRequest,
         list[list[TeiSparseValue]],
@@ -248,7 +222,7 @@ ENDPOINTS = (
     ),
     _endpoint(
         "/similarity",
-        decode_similarity,
+        similarity,
         "How alike texts are",
         TeiSimilarityRequest,
         list[float],
@@ -256,7 +230,7 @@ ENDPOINTS = (
     ),
     _endpoint(
         "/predict",
-        decode_predict,
+        predict,
         "Labels of texts, and of pairs of texts",
         TeiPredictRequest,
         list[TeiPrediction] | list[list[TeiPrediction]],

@@ -4,41 +4,38 @@ model."""
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any
 
 import orjson
 from tokenizers import Encoding
 
 from addnorm.service.errors import EmptyInput
+from addnorm.service.inference.request_path import Call
 from addnorm.service.models.registry import Model
-from addnorm.service.protocols.body_route import BodyEndpoint
-from addnorm.service.protocols.codec.decoding import RawRequest, Tools
-from addnorm.service.protocols.codec.negotiation import JSON, fragment, negotiated, require_json
-from addnorm.service.protocols.codec.openapi import DEADLINE, by_name, errors, json_body
+from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.negotiation import fragment
+from addnorm.service.protocols.endpoint import JsonEndpoint
 from addnorm.service.protocols.tei.tei_about import described
 from addnorm.service.protocols.tei.tei_schema import (
     TeiDecodeRequest,
-    TeiError,
     TeiTokenizeRequest,
-    error_body,
 )
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.protocols.tokenization.tokenization import Shown
 from addnorm.service.runtime.tokenizing.tokenizer import Text, Tokenizer
 
 
-async def tokenize(asked: TeiTokenizeRequest, raw: RawRequest, tools: Tools) -> bytes:
-    """Of a body that is known to be in this dialect. Texts may have any number of tokens."""
-    model = _model(raw, tools)
+async def tokenize(asked: TeiTokenizeRequest, call: Call, tools: Tools) -> bytes:
+    """Texts may have any number of tokens."""
+    model = _model(call, tools)
     texts = TextsToTokenize.prompted("inputs", asked.inputs, False, model, asked.prompt_name)
     texts = texts._replace(can_cut=False)
     work = partial(_shown, tools.texts.tokenizer(texts), asked.add_special_tokens)
-    shown = await tools.texts.tokenized(texts, work, raw.deadline)
+    shown = await tools.texts.tokenized(texts, work, call.deadline)
     return orjson.dumps([text.fields["tokens"] for text in shown])
 
 
-def _model(raw: RawRequest, tools: Tools) -> Model:
-    return raw.model(tools.models, described(tools.models).bundle.ref)
+def _model(call: Call, tools: Tools) -> Model:
+    return call.model(tools.models, described(tools.models).bundle.ref)
 
 
 def _shown(tokenizer: Tokenizer, add_special_tokens: bool, piece: Sequence[Text]) -> list[Shown]:
@@ -75,29 +72,22 @@ def _byte_places(text: str) -> Sequence[int]:
     return list(accumulate((len(character.encode()) for character in text), initial=0))
 
 
-async def decode(raw: RawRequest, tools: Tools) -> bytes:
-    """JSON -> JSON. InvalidInput names the field."""
-    require_json(raw.headers)
-    negotiated(raw.headers, (JSON,))
-    asked = await tools.bodies.read_json(TeiDecodeRequest, raw.body, raw.deadline)
+async def decode(asked: TeiDecodeRequest, call: Call, tools: Tools) -> bytes:
+    """InvalidInput names the field."""
     if not asked.ids:
         raise EmptyInput("ids is empty: send at least one token id", param="ids")
     texts = await tools.texts.decoded(
-        "ids", asked.ids, asked.skip_special_tokens, _model(raw, tools), raw.deadline
+        "ids", asked.ids, asked.skip_special_tokens, _model(call, tools), call.deadline
     )
     return orjson.dumps(texts)
 
 
-EXAMPLE: dict[str, Any] = {"ids": [[2, 4, 5, 3]]}
-ENDPOINT = BodyEndpoint(
-    "/decode",
-    decode,
-    {
-        "name": "tei_decode",
-        "summary": "The texts of token ids, as text-embeddings-inference answers",
-        "response_model": list[str],
-        "responses": errors(TeiError, error_body),
-        "openapi_extra": json_body(TeiDecodeRequest, {"ids": EXAMPLE}) | DEADLINE,
-        "generate_unique_id_function": by_name,
-    },
+ENDPOINT = JsonEndpoint(
+    path="/decode",
+    name="tei_decode",
+    summary="The texts of token ids, as text-embeddings-inference answers",
+    body=TeiDecodeRequest,
+    make=decode,
+    response=list[str],
+    examples={"ids": {"ids": [[2, 4, 5, 3]]}},
 )

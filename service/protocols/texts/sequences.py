@@ -7,8 +7,9 @@ from pydantic import Field, PlainValidator, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 from addnorm.service.errors import EmptyInput, InvalidInput
+from addnorm.service.inference.request_path import Call
 from addnorm.service.models.registry import Model
-from addnorm.service.protocols.codec.decoding import RawRequest, Tools
+from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.tokenizing.own_ids import Ends, has_ends
@@ -59,7 +60,7 @@ class SequencesToRead(NamedTuple):
     hint: str = OTHER_VOCABULARY  # why ids may be none of the model's own
     only_own: bool = True  # whether ids are refused that nothing tells to be the model's own
 
-    async def batch(self, raw: RawRequest, tools: Tools) -> tuple[Batch, Padding]:
+    async def batch(self, call: Call, tools: Tools) -> tuple[Batch, Padding]:
         """Ragged. InvalidInput for what does not fit ids."""
         field, sequences, truncate, model, prompt_name, left, *_ = self
         if not sequences:
@@ -67,7 +68,7 @@ class SequencesToRead(NamedTuple):
         if isinstance(sequences[0], str):
             texts = TextsToTokenize.prompted(field, sequences, bool(truncate), model, prompt_name)
             texts = texts._replace(can_cut=truncate is not None, left=left)
-            return await tools.texts.batch(texts, raw.deadline)
+            return await tools.texts.batch(texts, call.deadline)
         for index, sequence in enumerate(sequences):
             if not sequence:
                 raise InvalidInput(f"{field}[{index}] is empty: leave it out", param=field)
@@ -84,7 +85,7 @@ class SequencesToRead(NamedTuple):
         rows = [ids for ids in sequences if isinstance(ids, list)]  # all of them
         is_checked = self.only_own and not tools.texts.trusts_token_ids
         work = one_step(partial(self._ragged, rows, is_checked))
-        return await tools.bodies.read(len(raw.body), work, raw.deadline)
+        return await tools.bodies.read(call.num_bytes, work, call.deadline)
 
     def _ragged(self, rows: list[list[int]], is_checked: bool) -> tuple[Batch, Padding]:
         made = from_lists(rows, field=self.field)

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.outputs import Logits
+from addnorm.service.inference.outputs import Logits, LogitsAt
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.protocols.codec.decoding import RawRequest, Tools
+from addnorm.service.inference.request_path import Call
+from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.texts.sizes import check_size, json_bytes
 from addnorm.service.protocols.texts.task_options import (
     DEFAULT_CANDIDATES,
@@ -41,7 +42,7 @@ class TextTask(NamedTuple):
 
 
 async def score_pairs(
-    raw: RawRequest,
+    call: Call,
     tools: Tools,
     texts: TextsToTokenize,
     function: Function | None,
@@ -50,10 +51,10 @@ async def score_pairs(
 ) -> TextTask:
     """The score of each pair `np.float32`, for a model that can rerank. answer_bytes: of what the
     protocol adds to the scores."""
-    batch, padding = await tools.texts.batch(texts, raw.deadline)
+    batch, padding = await tools.texts.batch(texts, call.deadline)
 
     def finish(response: InferenceResponse) -> Iterator[Any]:
-        scores = classification.probabilities(response.outputs["logits"], function)
+        scores = classification.probabilities(response.value(Logits).joined, function)
         return iter(scores[:, 0])
 
     request = InferenceRequest(
@@ -69,7 +70,7 @@ async def score_pairs(
 
 
 async def classify(
-    raw: RawRequest,
+    call: Call,
     tools: Tools,
     texts: TextsToTokenize,
     options: ClassifyOptions,
@@ -80,10 +81,10 @@ async def classify(
     function = options.function_to_apply
     if function is None and texts.model.bundle.manifest.multi_label:
         function = "sigmoid"
-    batch, padding = await tools.texts.batch(texts, raw.deadline)
+    batch, padding = await tools.texts.batch(texts, call.deadline)
 
     def finish(response: InferenceResponse) -> Iterator[Any]:
-        logits = response.outputs["logits"]
+        logits = response.value(Logits).joined
         for scores in classification.probabilities(logits, function):
             yield classification.ranked(scores, labels, options.top_k)
 
@@ -100,7 +101,7 @@ async def classify(
 
 
 async def zero_shot(
-    raw: RawRequest,
+    call: Call,
     tools: Tools,
     texts: TextsToTokenize,
     options: ZeroShotOptions,
@@ -116,10 +117,10 @@ async def zero_shot(
     hypotheses = list(classification.hypotheses(candidates, options.hypothesis_template))
     whole = map(str, texts.whole(texts.texts))
     pairs = [(text, hypothesis) for text in whole for hypothesis in hypotheses]
-    batch, padding = await tools.texts.batch(texts._replace(texts=pairs), raw.deadline)
+    batch, padding = await tools.texts.batch(texts._replace(texts=pairs), call.deadline)
 
     def finish(response: InferenceResponse) -> Iterator[Any]:
-        logits = response.outputs["logits"]
+        logits = response.value(Logits).joined
         for start in range(0, len(logits), len(candidates)):
             own = logits[start : start + len(candidates)]
             yield classification.zero_shot(own, candidates, entailment, options.multi_label)
@@ -137,7 +138,7 @@ async def zero_shot(
 
 
 async def tag(
-    raw: RawRequest,
+    call: Call,
     tools: Tools,
     texts: TextsToTokenize,
     options: TagOptions,
@@ -146,11 +147,11 @@ async def tag(
     """The tags or entities of each text, in the order of the text."""
     _check_single(texts)
     labels, ignored = _labels(texts), frozenset(options.ignore_labels)
-    batch, padding, encodings = await tools.texts.encoded(texts, raw.deadline)
+    batch, padding, encodings = await tools.texts.encoded(texts, call.deadline)
     pieces = Pieces.of(tools.texts.tokenizer(texts).library)
 
     def finish(response: InferenceResponse) -> Iterator[Any]:
-        logits = response.outputs["logits"]
+        logits = response.value(Logits).rows
         for text, encoding, own in zip(texts.texts, encodings, logits, strict=True):
             yield tagging.tagged(
                 f"{texts.prompt}{text}",
@@ -175,7 +176,7 @@ async def tag(
 
 
 async def fill_masks(
-    raw: RawRequest,
+    call: Call,
     tools: Tools,
     texts: TextsToTokenize,
     options: FillMaskOptions,
@@ -185,14 +186,14 @@ async def fill_masks(
     top_k = options.top_k or DEFAULT_CANDIDATES
     check_size("top_k", top_k, "candidates of each mask", MAX_CANDIDATES, "ask for less")
     pieces = Pieces.of(tools.texts.tokenizer(texts).library)
-    batch, padding = await tools.texts.batch(texts, raw.deadline)
+    batch, padding = await tools.texts.batch(texts, call.deadline)
     sent = options.targets or []
     work = _masks(texts.field, batch, sent, pieces)
     num_characters = batch.num_tokens + sum(map(len, sent))
-    masks = await tools.texts.run(work, len(batch) + len(sent), num_characters, raw.deadline)
+    masks = await tools.texts.run(work, len(batch) + len(sent), num_characters, call.deadline)
 
     def finish(response: InferenceResponse) -> Iterator[Any]:
-        rows = iter(response.outputs["logits"])
+        rows = iter(response.value(LogitsAt).joined)
         for own_ids, positions in zip(masks.ids, masks.positions, strict=True):
             text = fill_mask.MaskedText(own_ids, positions, pieces)
             yield (
@@ -206,7 +207,7 @@ async def fill_masks(
         texts.model,
         batch,
         padding,
-        (Logits(masks.places),),
+        (LogitsAt(tokens=masks.places),),
         precision,
         field=texts.field,
         # beside the answer: the logits, all of which are held

@@ -8,18 +8,12 @@ import orjson
 from pydantic import BaseModel, Field
 from tokenizers import Encoding
 
+from addnorm.service.inference.request_path import Call
 from addnorm.service.models.registry import Model
-from addnorm.service.protocols.body_route import BodyEndpoint
-from addnorm.service.protocols.codec.decoding import RawRequest, Tools
-from addnorm.service.protocols.codec.negotiation import JSON, fragment, negotiated, require_json
-from addnorm.service.protocols.codec.openapi import (
-    DEADLINE,
-    ERRORS,
-    Strict,
-    by_name,
-    examples,
-    json_body,
-)
+from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.negotiation import fragment
+from addnorm.service.protocols.codec.openapi import Strict
+from addnorm.service.protocols.endpoint import JsonEndpoint
 from addnorm.service.protocols.texts.texts import PROMPT_NAME, Texts, TextsToTokenize
 from addnorm.service.runtime.tokenizing.tokenizer import Text, Tokenizer
 
@@ -131,32 +125,24 @@ def _answer(model: Model, tokenizer: Tokenizer, shown: list[Shown]) -> bytes:
     )
 
 
-async def tokenize(raw: RawRequest, tools: Tools) -> bytes:
-    """JSON -> JSON. InvalidInput names the field."""
-    require_json(raw.headers)
-    negotiated(raw.headers, (JSON,))
-    asked = await tools.bodies.read_json(TokenizeRequest, raw.body, raw.deadline)
-    model, prompt_name = raw.model_and_prompt(tools.models, asked.model, asked.prompt_name)
+async def tokenize(asked: TokenizeRequest, call: Call, tools: Tools) -> bytes:
+    """InvalidInput names the field."""
+    model, prompt_name = call.model_and_prompt(tools.models, asked.model, asked.prompt_name)
     texts = TextsToTokenize.prompted("texts", asked.texts, asked.truncate, model, prompt_name)
     tokenizer = tools.texts.tokenizer(texts)
     # texts that are too long are shown too, so that callers see by how much
     work = partial(_shown, tokenizer, asked.truncate)
-    shown = await tools.texts.tokenized(texts, work, raw.deadline)
+    shown = await tools.texts.tokenized(texts, work, call.deadline)
     return _answer(model, tokenizer, shown)
 
 
-ENDPOINT = BodyEndpoint(
-    "/v1/tokenize",
-    tokenize,
-    {
-        "name": "tokenize",
-        "summary": "The token ids of texts, as the other routes would compute them",
-        "response_model": TokenizeResponse,
-        "responses": {
-            200: {"content": {JSON: {"examples": examples({"a text and a pair": ANSWER})}}},
-            **ERRORS,
-        },
-        "openapi_extra": json_body(TokenizeRequest, EXAMPLES) | DEADLINE,
-        "generate_unique_id_function": by_name,
-    },
+ENDPOINT = JsonEndpoint(
+    path="/v1/tokenize",
+    name="tokenize",
+    summary="The token ids of texts, as the other routes would compute them",
+    body=TokenizeRequest,
+    make=tokenize,
+    response=TokenizeResponse,
+    examples=EXAMPLES,
+    answers={"a text and a pair": ANSWER},
 )

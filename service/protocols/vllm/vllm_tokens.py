@@ -14,11 +14,13 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from addnorm.service.errors import EmptyInput
+from addnorm.service.inference.request_path import Call
 from addnorm.service.models.registry import Models
-from addnorm.service.protocols.body_route import BodyEndpoint
-from addnorm.service.protocols.codec.decoding import RawRequest, Tools
-from addnorm.service.protocols.codec.negotiation import JSON, fragment, negotiated, require_json
-from addnorm.service.protocols.codec.openapi import DEADLINE, ERRORS, Strict, by_name, json_body
+from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.negotiation import fragment
+from addnorm.service.protocols.codec.openapi import Strict, by_name
+from addnorm.service.protocols.endpoint import JsonEndpoint
+from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
 from addnorm.service.protocols.texts.sequences import Row
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.protocols.tokenization.tokenization import Shown
@@ -57,13 +59,13 @@ class TokenizerInfo(BaseModel):
     chat_template: str | None = Field(description="Always null: there is no chat here.")
 
 
-async def tokenize(asked: PromptTokenizeRequest, raw: RawRequest, tools: Tools) -> bytes:
-    """Of a body that is known to be in this dialect. The text may have any number of tokens."""
-    model = raw.model(tools.models, asked.model, "complete")
+async def tokenize(asked: PromptTokenizeRequest, call: Call, tools: Tools) -> bytes:
+    """The text may have any number of tokens."""
+    model = call.model(tools.models, asked.model, "complete")
     texts = TextsToTokenize("prompt", [asked.prompt], False, model, can_cut=False)
     tokenizer = tools.texts.tokenizer(texts)
     work = partial(_shown, tokenizer, asked.add_special_tokens)
-    (shown,) = await tools.texts.tokenized(texts, work, raw.deadline)
+    (shown,) = await tools.texts.tokenized(texts, work, call.deadline)
     positions = model.bundle.manifest.limits.max_positions
     return orjson.dumps({**shown.fields, "count": len(shown), "max_model_len": positions})
 
@@ -73,29 +75,23 @@ def _shown(tokenizer: Tokenizer, add_special_tokens: bool, piece: Sequence[Text]
     return [Shown(len(one), {"tokens": fragment(one.ids)}) for one in encodings]
 
 
-async def detokenize(raw: RawRequest, tools: Tools) -> bytes:
-    """JSON -> JSON. InvalidInput names the field."""
-    require_json(raw.headers)
-    negotiated(raw.headers, (JSON,))
-    asked = await tools.bodies.read_json(DetokenizeRequest, raw.body, raw.deadline)
+async def detokenize(asked: DetokenizeRequest, call: Call, tools: Tools) -> bytes:
+    """InvalidInput names the field."""
     if not asked.tokens:
         raise EmptyInput("tokens is empty: send at least one token id", param="tokens")
-    model = raw.model(tools.models, asked.model, "complete")
-    (text,) = await tools.texts.decoded("tokens", [asked.tokens], False, model, raw.deadline)
+    model = call.model(tools.models, asked.model, "complete")
+    (text,) = await tools.texts.decoded("tokens", [asked.tokens], False, model, call.deadline)
     return orjson.dumps({"prompt": text})
 
 
-ENDPOINT = BodyEndpoint(
-    "/detokenize",
-    detokenize,
-    {
-        "name": "detokenize",
-        "summary": "The text of token ids, as vLLM answers",
-        "response_model": DetokenizeResponse,
-        "responses": ERRORS,
-        "openapi_extra": json_body(DetokenizeRequest, {"tokens": {"tokens": [4, 5]}}) | DEADLINE,
-        "generate_unique_id_function": by_name,
-    },
+ENDPOINT = JsonEndpoint(
+    path="/detokenize",
+    name="detokenize",
+    summary="The text of token ids, as vLLM answers",
+    body=DetokenizeRequest,
+    make=detokenize,
+    response=DetokenizeResponse,
+    examples={"tokens": {"tokens": [4, 5]}},
 )
 
 
@@ -108,7 +104,7 @@ class TokenizerInfoRoutes:
         router.get(
             "/tokenizer_info",
             summary="The special tokens of the model that scores completions, as vLLM answers",
-            responses={status: ERRORS[status] for status in (400, 404, 503)},
+            responses=OPENAI_ERRORS.only(400, 404, 503),
         )(self.tokenizer_info)
         return router
 

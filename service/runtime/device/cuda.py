@@ -28,19 +28,18 @@ class CudaOptions(NamedTuple):
             options["gpu_mem_limit"] = str(self.memory_bytes)
         return options
 
-    @property
-    def kind(self) -> str:
-        """What decides the bits beside the graph."""
-        return f"{gpu_name()}, {'TF32' if self.tf32 else 'no TF32'}"
+    def kind(self, gpus: Path = GPUS) -> str:
+        """What decides the bits beside the graph. gpus: the driver's folder."""
+        return f"{gpu_name(gpus)}, {'TF32' if self.tf32 else 'no TF32'}"
 
 
 CUDA_DEFAULTS = CudaOptions()
 
 
 @cache
-def gpu_name() -> str:
+def gpu_name(gpus: Path = GPUS) -> str:
     """Of the first GPU, as its driver calls it."""
-    for file in sorted(GPUS.glob("*/information")):
+    for file in sorted(gpus.glob("*/information")):
         for line in file.read_text().splitlines():
             field, _, value = line.partition(":")
             if field.strip() == "Model":

@@ -58,12 +58,14 @@ def counted(nodes: Iterable[Node]) -> Placement:
     return {provider: dict(sorted(count.items())) for provider, count in sorted(found.items())}
 
 
-def refuse_rows_on_cpu(graph: Path, session: ort.InferenceSession) -> None:
+def refuse_rows_on_cpu(
+    graph: Path, session: ort.InferenceSession, version: str = ort.__version__
+) -> None:
     """StartupError names the operators of a session on CUDA that compute rows and run on the CPU,
-    and for an onnxruntime that does not say it."""
-    if tuple(map(int, ort.__version__.split(".")[:2])) < LISTS_ALL:
+    and for a version of onnxruntime that does not say it."""
+    if tuple(map(int, version.split(".")[:2])) < LISTS_ALL:
         raise StartupError(
-            f"onnxruntime {ort.__version__} does not say of all nodes whether they run on the GPU:"
+            f"onnxruntime {version} does not say of all nodes whether they run on the GPU:"
             f" install onnxruntime-gpu {'.'.join(map(str, LISTS_ALL))} or newer, or set"
             " ADDNORM_PROVIDER=cpu"
         )

@@ -20,6 +20,7 @@ from addnorm.service.errors import (
     ServiceError,
     TooManyConnections,
 )
+from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
 from addnorm.service.server.error_response import error_response
 from addnorm.service.server.http.flow_control import Flow
 from addnorm.service.server.http.head import too_large, wrong_head
@@ -232,7 +233,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
             return
         if not self.transport.is_closing() and not self.pipeline and not is_answered:
-            answer = error_response("", error, None)
+            answer = error_response(OPENAI_ERRORS.envelope, error)
             headers = (b"%b: %b\r\n" % header for header in answer.raw_headers)
             head = STATUS_LINE[answer.status_code] + b"".join(headers)
             self.transport.write(head + b"\r\n" + bytes(answer.body))
@@ -298,8 +299,10 @@ class PieceReader(BufferedProtocol):
         self._connection.resume_writing()
 
 
-def protocol_factory(settings: Settings) -> Callable[..., PieceReader]:
+def protocol_factory(
+    settings: Settings, connection: type[Connection] = Connection
+) -> Callable[..., PieceReader]:
     """What uvicorn makes the connections of one server with."""
-    kind = type("Connection", (Connection,), {"settings": settings, "strangers": {}, "surplus": {}})
+    kind = type("Connection", (connection,), {"settings": settings, "strangers": {}, "surplus": {}})
     buffer = bytearray(READ_BYTES)
     return lambda **named: PieceReader(kind(**named), buffer)

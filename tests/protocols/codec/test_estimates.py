@@ -9,20 +9,17 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from starlette.datastructures import Headers
 
-from addnorm.service.inference.outputs import SparseVectors, TopK
+from addnorm.service.inference.outputs import SparseVectors, TopK, Value
 from addnorm.service.inference.outputs.prompt_logprobs import Scored
+from addnorm.service.inference.outputs.values import Dense, Parts, Ragged
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse, check
+from addnorm.service.inference.request_path import Call
+from addnorm.service.protocols.all_protocols import PROTOCOLS
 from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.codec.negotiation import STEP_BYTES
-from addnorm.service.protocols.codec.payload import Encode
-from addnorm.service.protocols.cohere import cohere_embed
-from addnorm.service.protocols.cohere import cohere_rerank as cohere
-from addnorm.service.protocols.huggingface import inference_client as huggingface
-from addnorm.service.protocols.native import text_routes
-from addnorm.service.protocols.openai import completions
-from addnorm.service.protocols.tei import tei_tasks as tei
+from addnorm.service.protocols.endpoint import Decoded
+from addnorm.service.protocols.routes.inference_route import Inferring
 from addnorm.service.scheduling.cooperative import run_now
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service
@@ -37,15 +34,10 @@ HELD = 1.3  # times what was estimated
 SENT = 3.0  # times what is sent, at most estimated
 ENDPOINTS = {
     endpoint.path: endpoint
-    for endpoints in (
-        text_routes.ENDPOINTS,
-        tei.ENDPOINTS,
-        cohere.ENDPOINTS,
-        cohere_embed.ENDPOINTS,
-        huggingface.ENDPOINTS,
-        (completions.ENDPOINT,),
-    )
-    for endpoint in endpoints
+    for protocol in PROTOCOLS
+    for routes in protocol.routes
+    if isinstance(routes, Inferring)
+    for endpoint in routes.endpoints
 }
 drawn = np.random.default_rng(0)
 
@@ -54,51 +46,50 @@ def logits(*shape: int) -> np.ndarray:
     return drawn.standard_normal(shape).astype(np.float32)
 
 
-def of_tokens(request: InferenceRequest) -> dict[str, Any]:
-    return {"logits": [logits(length, 5) for length in request.batch.lengths.tolist()]}
+def of_tokens(request: InferenceRequest) -> Value:
+    return Ragged([logits(length, 5) for length in request.batch.lengths.tolist()])
 
 
-def of_pairs(request: InferenceRequest) -> dict[str, Any]:
-    return {"logits": logits(len(request.batch), 3)}
+def of_pairs(request: InferenceRequest) -> Value:
+    return Dense(logits(len(request.batch), 3))
 
 
-def of_rerank(request: InferenceRequest) -> dict[str, Any]:
-    return {"logits": logits(len(request.batch), 1)}
+def of_rerank(request: InferenceRequest) -> Value:
+    return Dense(logits(len(request.batch), 1))
 
 
-def of_masks(request: InferenceRequest) -> dict[str, Any]:
+def of_masks(request: InferenceRequest) -> Value:
     num = sum((request.batch.tokens == 22).tolist())
-    return {"logits": logits(num, 23)}
+    return Dense(logits(num, 23))
 
 
-def of_sparse(request: InferenceRequest) -> dict[str, Any]:
+def of_sparse(request: InferenceRequest) -> Value:
     """As many entries as there may be."""
     lengths = np.minimum(32 * request.batch.lengths, 23).tolist()
-    return {
-        "sparse": SparseVectors(
-            [np.arange(length) for length in lengths],
-            [np.abs(logits(length)) for length in lengths],
-        )
-    }
+    return SparseVectors(
+        [np.arange(length) for length in lengths],
+        [np.abs(logits(length)) for length in lengths],
+    )
 
 
-def of_prompts(request: InferenceRequest) -> dict[str, Any]:
+def of_prompts(request: InferenceRequest) -> Value:
     lengths = request.batch.lengths.tolist()
-    own = [logits(length) for length in lengths]
-    ids = [drawn.integers(0, 300, (length, 5)) for length in lengths]
-    return {"prompt_logprobs": Scored(own, TopK(ids, [logits(length, 5) for length in lengths]))}
+    own = Ragged([logits(length) for length in lengths])
+    ids = Ragged([drawn.integers(0, 300, (length, 5)) for length in lengths])
+    return Scored(own, TopK(ids, Ragged([logits(length, 5) for length in lengths])))
 
 
-def of_types(request: InferenceRequest) -> dict[str, Any]:
+def of_types(request: InferenceRequest) -> Value:
     num = len(request.batch)
     small = drawn.integers(0, 100, (num, 36))
     whole = {"float32": logits(num, 36), "int8": small.astype(np.int8)}
-    return {"pooled": {**whole, "ubinary": small[:, :5].astype(np.uint8)}}
+    by_dtype = {**whole, "ubinary": small[:, :5].astype(np.uint8)}
+    return Parts({dtype: Dense(vectors) for dtype, vectors in by_dtype.items()})
 
 
 WIDE, MASKS = "\N{CJK UNIFIED IDEOGRAPH-4E2D}", " ".join(["[MASK]"] * 30)
 LABELS = [f"{WIDE * 900}{index}" for index in range(4)]
-Case = tuple[str, dict[str, Any], Callable[[InferenceRequest], dict[str, Any]]]
+Case = tuple[str, dict[str, Any], Callable[[InferenceRequest], Value]]
 CASES: dict[str, Case] = {
     "labels for each text": (
         "/v1/zero-shot",
@@ -156,34 +147,32 @@ def service(task_bundles: Path) -> Iterator[Service]:
     made.close()
 
 
-def decoded(service: Service, path: str, body: Any) -> tuple[InferenceRequest, Encode]:
-    headers = Headers({"content-type": "application/json"})
-    path_params = {"model": "classifier"} if "{" in path else {}
-    raw = RawRequest(
-        orjson.dumps(body), headers, Deadline(PATIENCE_S), RequestContext(), path_params
-    )
+def decoded(service: Service, path: str, body: Any) -> Decoded:
+    content = orjson.dumps(body)
+    names = {"model": "classifier"} if "{" in path else {}
+    call = Call(Deadline(PATIENCE_S), RequestContext(), names=names, num_bytes=len(content))
+    raw = RawRequest(content, {"content-type": "application/json"}, call)
 
-    async def decode() -> tuple[InferenceRequest, Encode]:
-        return await ENDPOINTS[path].decode(raw, service.tools)
+    async def decode() -> Decoded:
+        made: Decoded = await ENDPOINTS[path].decode(raw, service.tools)
+        return made
 
     return asyncio.run(decode())
 
 
-def num_bytes(value: Any) -> int:
+def num_bytes(value: Value) -> int:
     """Of all arrays in it."""
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    inside = value.values() if isinstance(value, dict) else value
-    return sum(map(num_bytes, inside))
+    return sum(tensor.nbytes for tensor in value.tensors("").values())
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_no_answer_holds_more_than_was_estimated(service: Service, case: str) -> None:
     """Its outputs, what is made of them, and its bytes; the piece that is being written aside."""
-    path, body, outputs_of = CASES[case]
+    path, body, value_of = CASES[case]
     request, encode = decoded(service, path, body)
     estimated = check(request, service.settings)
-    response = InferenceResponse(request, outputs_of(request), estimated)
+    (output,) = request.outputs
+    response = InferenceResponse(request, {type(output): value_of(request)}, estimated)
     run_now(encode(response))  # what is imported or cached at first is of no request
     tracemalloc.start()
     try:
@@ -192,6 +181,6 @@ def test_no_answer_holds_more_than_was_estimated(service: Service, case: str) ->
     finally:
         tracemalloc.stop()
     sent = sum(map(len, payload.parts))
-    held = num_bytes(response.outputs) + peak - PIECE_BYTES
+    held = sum(map(num_bytes, response.values.values())) + peak - PIECE_BYTES
     assert held <= HELD * estimated
     assert estimated <= SENT * sent

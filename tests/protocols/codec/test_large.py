@@ -33,7 +33,7 @@ from addnorm.service.protocols.codec.negotiation import (
     written,
 )
 from addnorm.service.protocols.codec.validation import BLOCK_BYTES, shown, validated
-from addnorm.service.protocols.native.native_infer import InferRequest
+from addnorm.service.protocols.native.native_schema import INFER
 from addnorm.service.scheduling.cooperative import Steps, run_now
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
@@ -157,7 +157,7 @@ def test_json_has_a_limit_of_its_own() -> None:
     with pytest.raises(
         BodyTooLarge, match=f"{len(body)} bytes of JSON, the limit is {SETTINGS.max_json_bytes}"
     ):
-        run_now(validated(InferRequest, body, SETTINGS))
+        run_now(validated(INFER.request, body, SETTINGS))
 
 
 OK_TEXT = 'a\\\\\\"' + "\\" * 5  # backslashes and quotes, escaped
@@ -174,7 +174,7 @@ TEXTS = [
 @pytest.mark.parametrize("shift", range(4))
 def test_what_stands_in_strings_is_not_counted_wherever_a_block_ends(text: str, shift: int) -> None:
     body = orjson.dumps({"model": "m" * shift, "texts": [text, ":,[{" * 100_000, text, text]})
-    assert run_now(validated(InferRequest, body, SETTINGS)).texts == [
+    assert run_now(validated(INFER.request, body, SETTINGS)).texts == [
         text,
         ":,[{" * 100_000,
         text,
@@ -182,7 +182,7 @@ def test_what_stands_in_strings_is_not_counted_wherever_a_block_ends(text: str, 
     ]
     bad = body[:-1] + b"".join(b',"k%d":0' % n for n in range(2025)) + b"}"
     with pytest.raises(InvalidInput, match="more than 2024 keys"):
-        run_now(validated(InferRequest, bad, SETTINGS))
+        run_now(validated(INFER.request, bad, SETTINGS))
 
 
 @pytest.mark.parametrize(

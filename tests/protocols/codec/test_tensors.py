@@ -13,7 +13,7 @@ from safetensors.numpy import load, save
 from starlette.datastructures import Headers
 
 from addnorm.service.errors import InvalidInput, NotAcceptable
-from addnorm.service.inference.outputs import halved
+from addnorm.service.inference.outputs.values import Dense
 from addnorm.service.protocols.codec.negotiation import JSON, negotiated, wanted_coding
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.runtime.batch import Batch, Rows
@@ -160,9 +160,10 @@ def test_what_float16_cannot_hold_is_refused_by_name(
 
 
 def test_float16_keeps_what_rounds_to_its_largest_value() -> None:
-    assert halved("pooled", np.array([[65504, -65519.9]], np.float32)).tolist() == [[65504, -65504]]
+    vectors = Dense(np.array([[65504, -65519.9]], np.float32)).halved("pooled")
+    assert vectors.joined.tolist() == [[65504, -65504]]
     with pytest.raises(InvalidInput, match=r"the value -65520\.0"):
-        halved("pooled", np.array([[1, -65520]], np.float32))
+        Dense(np.array([[1, -65520]], np.float32)).halved("pooled")
 
 
 def test_metadata_says_what_a_json_answer_says_beside_the_numbers(client: httpx.Client) -> None:

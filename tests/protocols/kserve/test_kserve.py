@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ import pytest
 
 from addnorm.model.presets import PRESETS
 from addnorm.service.errors import InvalidInput
+from addnorm.service.models.registry import Model, Models
 from addnorm.service.runtime.batch import Batch, Rows
-from tests.conftest import Ask, inference_of, serving
+from addnorm.service.server.wiring import build
+from addnorm.service.settings import Settings
+from tests.conftest import OWN, Ask, inference_of, serving
 
 
 def tensor(name: str, data: Any, datatype: str = "INT64", **more: Any) -> dict[str, Any]:
@@ -324,10 +328,22 @@ def test_what_goes_wrong_after_decoding_says_error_and_counts_as_failed(
     ) == (1, 0)
 
 
+class Broken(Models):
+    """From some moment on."""
+
+    is_broken = False
+
+    def versions(self, name: str) -> Mapping[int, Model]:
+        if self.is_broken:
+            raise TypeError("a mistake of ours")
+        return super().versions(name)
+
+
 def test_draining_and_faults_of_ours_say_error(
-    notebook: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    few: Models, caplog: pytest.LogCaptureFixture
 ) -> None:
-    inference = inference_of(notebook.parent.parent)
+    models = Broken(few.all())
+    inference = build(models, Settings(**OWN))
 
     async def answers() -> list[httpx.Response]:
         transport = httpx.ASGITransport(inference.app)
@@ -338,7 +354,7 @@ def test_draining_and_faults_of_ours_say_error(
                 await client.get("/v2/models/notebook"),
             ]
             inference.readiness.draining = False
-            monkeypatch.setattr(inference.models, "versions", None)
+            models.is_broken = True
             named = {"x-request-id": "the-one"}
             return [*draining, await client.get("/v2/models/notebook", headers=named)]
 
@@ -350,4 +366,4 @@ def test_draining_and_faults_of_ours_say_error(
         (500, "internal server error (request id the-one)"),
     ]
     assert "GET /v2/models/notebook, request the-one" in caplog.text
-    assert "TypeError: 'NoneType' object is not callable" in caplog.text
+    assert "TypeError: a mistake of ours" in caplog.text

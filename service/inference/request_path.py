@@ -1,0 +1,102 @@
+"""The way from a decoded request to its encoded answer, for every caller: HTTP routes, `addnorm
+embed`, the certificate. Knows no bytes of bodies, no headers and no server.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Generic, NamedTuple, TypeVar
+
+from addnorm.service.errors import InvalidInput
+from addnorm.service.inference.pipeline import Pipeline
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.models.registry import Model, Models
+from addnorm.service.runtime.manifest import Task
+from addnorm.service.scheduling.byte_budget import ByteBudget
+from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.telemetry.request_context import RequestContext
+
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
+Encoded = TypeVar("Encoded")
+# a request, and how its response becomes what the caller gets
+Prepared = tuple[InferenceRequest, Callable[[InferenceResponse], Steps[Encoded]]]
+
+
+class Call(NamedTuple):
+    """What is known of one request beside what its body says."""
+
+    deadline: Deadline
+    context: RequestContext
+    route: str = ""  # how long an answer takes is predicted from others of its route
+    names: Mapping[str, str] = NO_NAMES  # that the route's path has: a model, a version
+    num_bytes: int = 0  # of the body, decompressed
+    held_bytes: int = 0  # what the body and its values count as while they are held
+    sets_timeout: bool = False  # whether the deadline is the caller's own: it wins over the body's
+    anew: bool = False  # whether all is computed, whatever the cache holds
+
+    def model(self, models: Models, ref: str | None, task: Task | None = None) -> Model:
+        """The model that is meant. The log names it from now on, even if the request fails."""
+        model = models.find(ref, task)
+        self.context.model = model.name
+        return model
+
+    def model_and_prompt(
+        self,
+        models: Models,
+        ref: str | None,
+        prompt_name: str | None,
+        task: Task | None = None,
+    ) -> tuple[Model, str | None]:
+        """As `model`, of `NAME:PROMPT` too, for clients that can only name a model."""
+        if ref is None:
+            return self.model(models, None, task), prompt_name
+        ref, colon, prompt = ref.partition(":")
+        if colon and prompt_name is not None:
+            raise InvalidInput(
+                f"prompt_name is {prompt_name[:60]!r}, but model already names the prompt"
+                f" {prompt[:60]!r}: send one of them",
+                param="prompt_name",
+            )
+        return self.model(models, ref, task), prompt if colon else prompt_name
+
+
+class Answered(NamedTuple, Generic[Encoded]):
+    encoded: Encoded
+    request: InferenceRequest
+
+
+@dataclass(frozen=True)
+class RequestPath:
+    """bodies: of the bytes that bodies and what is read of them hold together."""
+
+    pipeline: Pipeline
+    bodies: ByteBudget
+
+    async def answer(
+        self, call: Call, prepare: Callable[[], Awaitable[Prepared[Encoded]]]
+    ) -> Answered[Encoded]:
+        """Prepares the request, runs it and encodes its response. The call's context has the time
+        of each stage. ServiceError: what the caller is told instead."""
+        started, context = time.monotonic(), call.context
+        with self.bodies.reserve(call.held_bytes, call.deadline.key):
+            request, encode = await prepare()
+        del prepare  # it may hold the body
+        request = request._replace(key=context.key, route=call.route, anew=call.anew)
+        if request.timeout_s is not None and not call.sets_timeout:
+            call.deadline.timeout_s = request.timeout_s
+        context.decoded_from = started
+        context.stages_s = {"decode": time.monotonic() - started}
+        _note(context, request)
+        encoded, stages_s = await self.pipeline.run(request, encode, call.deadline)
+        context.stages_s |= stages_s
+        context.is_inferred = True
+        return Answered(encoded, request)
+
+
+def _note(context: RequestContext, request: InferenceRequest) -> None:
+    """What the report says of a decoded request."""
+    context.statistics = request.model.statistics
+    context.num_sequences = len(request.padding.lengths)
+    context.real_tokens, context.pad_tokens = request.batch.num_tokens, request.padding.num_pads

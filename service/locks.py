@@ -1,0 +1,46 @@
+"""The server's locks, and the order in which a thread may take them. Knows nothing that they guard.
+
+docs/design/threads.md says which threads take which.
+"""
+
+import threading
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+
+class LockOrder(IntEnum):
+    """A thread that holds a lock may only take those below it in this list."""
+
+    REPOSITORY = 1  # one change of the served models at a time
+    SCHEDULER = 2  # queue, admission control, workers, what is counted of jobs and targets
+    CACHE = 3  # what is held of computed sequences
+    ROWS = 4  # the rows of one job, until they have their memory
+    STATISTICS = 5  # the session runs of one model
+    LOG = 6  # lines that wait for the log's thread
+
+
+Factory = Callable[[LockOrder, bool], Any]  # order, whether its holder may take it again -> a lock
+
+
+def _plain(_: LockOrder, reentrant: bool) -> Any:
+    return threading.RLock() if reentrant else threading.Lock()
+
+
+_factory: Factory = _plain
+
+
+def use(factory: Factory) -> None:
+    """Every lock made from now on is of this factory. For tests, which check the order."""
+    global _factory
+    _factory = factory
+
+
+def new_lock(order: LockOrder) -> threading.Lock:
+    made: threading.Lock = _factory(order, False)
+    return made
+
+
+def new_condition(order: LockOrder) -> threading.Condition:
+    """Its holder may take it again."""
+    return threading.Condition(_factory(order, True))

@@ -1,0 +1,101 @@
+"""Loads bundles: each is checked and warm before it is served."""
+
+import logging
+import time
+from pathlib import Path
+
+from addnorm.service.errors import StartupError
+from addnorm.service.models import folders
+from addnorm.service.models.registry import WORDS, Model, Models
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime import selfcheck
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.device.cuda import CudaOptions
+from addnorm.service.runtime.manifest import Task
+from addnorm.service.runtime.session import runs_in_words
+from addnorm.service.settings import Settings
+
+log = logging.getLogger("addnorm")
+# The paddings for which the graph of a layout is batch-invariant. The server itself always pads on
+# the right.
+PADDINGS = {"packed": ("right", "left", "holes"), "padded": ("right",)}
+CHECK_LENGTHS = (1, 3, 17, 40)
+LONGEST_CHECKED = 1024  # tokens of a sequence that must run; longer ones would take seconds
+
+
+def load(bundle: Bundle, settings: Settings, before: Model | None = None) -> Model:
+    """Checks and warms one bundle. StartupError if it is refused. before: the version that runs
+    now."""
+    started = time.monotonic()
+    _check_folder(bundle)
+    if settings.require_reference and not bundle.is_compared:
+        raise StartupError(
+            f"{bundle.ref} was compared with itself alone, and ADDNORM_REQUIRE_REFERENCE is set:"
+            " export it again with `reference=`, the module that its weights come from"
+        )
+    cuda = CudaOptions(settings.cuda_tf32, settings.cuda_memory_bytes)
+    model = Model(bundle, settings.provider, settings.token_budget, settings.num_cores, cuda)
+    with runs_in_words(f"{bundle.ref} cannot run here"):
+        model.warm_up(before)
+        check(model)
+    log.info("serving %s, ready in %.1f s", model.bundle.ref, time.monotonic() - started)
+    return model
+
+
+def check(model: Model) -> None:
+    """StartupError if an engine does not give the known answer, or on CPU is not
+    batch-invariant."""
+    manifest, certificate = model.bundle.manifest, model.bundle.certificate
+    for precision, engine in model.engines.items():
+        known_answer = certificate["known_answer"][precision] if certificate else None
+        if known_answer and not selfcheck.gives_known_answer(
+            known_answer, engine.run(selfcheck.known_answer_batch(known_answer)), precision
+        ):
+            raise StartupError(
+                f"bundle {model.bundle.path}: {precision} does not give the known answer"
+            )
+        if engine.has_lens and not selfcheck.lens_shows_what_runs(engine, manifest.limits):
+            raise StartupError(
+                f"bundle {model.bundle.path}: the lens does not show what {precision} computes"
+            )
+        # it fails where the graph has fewer positions than the manifest says
+        engine.run(selfcheck.sequences(manifest.limits, [LONGEST_CHECKED]))
+        if engine.provider == "cpu":
+            paddings = PADDINGS[manifest.layout]
+            for failure in selfcheck.unequal(engine, manifest.limits, paddings, CHECK_LENGTHS):
+                raise StartupError(
+                    f"bundle {model.bundle.path}: {precision}: {failure} on this processor"
+                )
+
+
+def load_all(root: Path, settings: Settings) -> Models:
+    """Every bundle below `root`. StartupError if one is refused. A folder that cannot be read is
+    logged."""
+    found = folders.find(root)
+    for problem in found.unreadable.values():
+        log.error("%s", problem)
+    defaults = _default_models(settings)
+    trusted = settings.trusted_key_files
+    models = [load(bundles.read(path, trusted), settings) for path in found.paths]
+    return Models(models, root, defaults)
+
+
+def _default_models(settings: Settings) -> dict[Task, str]:
+    """StartupError for a task that there is not."""
+    named = settings.default_models
+    for task in named:
+        if task not in WORDS:
+            raise StartupError(
+                f"ADDNORM_DEFAULT_MODELS has {task!r}: tasks are {', '.join(WORDS)}; write"
+                " rerank=NAME,embed=NAME"
+            )
+    return {task: named[task] for task in WORDS if task in named}
+
+
+def _check_folder(bundle: Bundle) -> None:
+    """StartupError unless the folder has the name and version of the manifest."""
+    where = f"{bundle.path.parent.name}/{bundle.path.name}"
+    if where != bundle.ref:
+        raise StartupError(
+            f"bundle {bundle.path} says it is {bundle.ref}: move it to a folder of that name"
+        )

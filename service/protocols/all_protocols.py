@@ -1,0 +1,28 @@
+"""The protocols that are served, in the documentation's order."""
+
+from addnorm.service.protocols import (
+    cohere,
+    huggingface,
+    kserve,
+    models,
+    native,
+    openai,
+    operations,
+    tei,
+    tokenization,
+    vllm,
+)
+from addnorm.service.protocols.protocol import Protocol
+
+PROTOCOLS: tuple[Protocol, ...] = (
+    native.PROTOCOL,
+    openai.PROTOCOL,
+    tokenization.PROTOCOL,
+    cohere.PROTOCOL,
+    tei.PROTOCOL,
+    vllm.PROTOCOL,
+    huggingface.PROTOCOL,
+    models.PROTOCOL,
+    kserve.PROTOCOL,
+    operations.PROTOCOL,
+)

@@ -1,0 +1,120 @@
+"""A protocol: all that the server has of one dialect."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+
+from addnorm.service.inference.request_path import RequestPath
+from addnorm.service.models.readiness import Readiness
+from addnorm.service.models.repository import Repository
+from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.endpoint import Endpoint, ErrorFormat
+from addnorm.service.protocols.routes.receiving import BodyReceiver
+from addnorm.service.scheduling.cooperative import CooperativePool
+from addnorm.service.settings import Settings
+from addnorm.service.telemetry.exposition import Exposition
+from addnorm.service.telemetry.request_context import Envelope
+
+Scope = Literal["infer", "admin", "metrics"]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What routes are made of."""
+
+    settings: Settings
+    tools: Tools
+    receiver: BodyReceiver
+    request_path: RequestPath
+    readiness: Readiness
+    repository: Repository
+    exposition: Exposition
+    readers: CooperativePool  # where large answers are made
+
+
+class Routes(ABC):
+    """Some of a protocol's routes, in the documentation's order."""
+
+    endpoints: tuple[Endpoint[Any], ...] = ()
+
+    @abstractmethod
+    def router(self, parts: Parts, errors: ErrorFormat) -> APIRouter: ...
+
+
+@dataclass(frozen=True)
+class OtherRoutes(Routes):
+    """Those that read no body, or not as endpoints do."""
+
+    make: Callable[[Parts], APIRouter]
+
+    def router(self, parts: Parts, errors: ErrorFormat) -> APIRouter:
+        return self.make(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """One dialect: `all_protocols.py` lists those that are served."""
+
+    tag: str  # of the documentation
+    routes: tuple[Routes, ...]
+    errors: ErrorFormat
+    # of API keys: what a path needs that is not `infer`; `/a/*` is all below /a/. None: no key
+    scopes: Mapping[str, Scope | None] = field(default_factory=dict)
+    # beginnings of paths that orchestrators ask: answered while draining and over the connection
+    # limit, not traced; health checks that succeed are not logged either
+    health: tuple[str, ...] = ()
+    other_probes: tuple[str, ...] = ()
+
+
+class Mounted(NamedTuple):
+    """A protocol with its routes."""
+
+    protocol: Protocol
+    routers: tuple[APIRouter, ...]
+
+    @classmethod
+    def of(cls, protocol: Protocol, parts: Parts) -> "Mounted":
+        routers = (routes.router(parts, protocol.errors) for routes in protocol.routes)
+        return cls(protocol, tuple(routers))
+
+    def envelopes(self) -> Iterator[tuple[str, Envelope]]:
+        """Of errors, by the beginning of a path: what stands before its first parameter."""
+        for router in self.routers:
+            for route in router.routes:
+                assert isinstance(route, APIRoute)
+                yield route.path.partition("{")[0], self.protocol.errors.envelope
+        for routes in self.protocol.routes:
+            for endpoint in routes.endpoints:
+                if endpoint.errors:
+                    yield endpoint.path, endpoint.errors.envelope
+
+
+class Envelopes:
+    """Which envelope the error of a path has: that of the protocol whose path it begins with, the
+    longest one if there are several."""
+
+    def __init__(self, mounted: Iterable[Mounted], default: Envelope) -> None:
+        found = {"": default} | dict(pair for each in mounted for pair in each.envelopes())
+        self._longest_first = sorted(found.items(), key=lambda pair: -len(pair[0]))
+
+    def of(self, path: str) -> Envelope:
+        return next(known for start, known in self._longest_first if path.startswith(start))
+
+
+class Scopes:
+    """Which scope of an API key a path needs: `infer` unless a protocol says otherwise."""
+
+    def __init__(self, protocols: Iterable[Protocol]) -> None:
+        named = {path: scope for each in protocols for path, scope in each.scopes.items()}
+        self._exact = {path: scope for path, scope in named.items() if not path.endswith("/*")}
+        self._below = [(path[:-1], named[path]) for path in named if path.endswith("/*")]
+
+    def needed(self, path: str) -> Scope | None:
+        """None: open to all."""
+        if path in self._exact:
+            return self._exact[path]
+        return next((scope for start, scope in self._below if path.startswith(start)), "infer")

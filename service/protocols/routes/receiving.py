@@ -1,0 +1,72 @@
+"""Receives request bodies within bounds: of size, of time, and of the bytes that all hold
+together."""
+
+from functools import partial
+
+from starlette.requests import Request
+
+from addnorm.service.errors import BodyTooLarge, ClientGone, UnsupportedMediaType
+from addnorm.service.inference.pipeline import QUICK_BYTES
+from addnorm.service.protocols.codec.negotiation import WINDOWS, decompressed
+from addnorm.service.scheduling.byte_budget import ByteBudget
+from addnorm.service.scheduling.cooperative import CooperativePool, one_step
+from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.settings import Settings
+from addnorm.service.telemetry.request_context import context_of
+
+
+class BodyReceiver:
+    def __init__(self, settings: Settings, budget: ByteBudget, threads: CooperativePool) -> None:
+        """budget: of the bytes of bodies under way; threads: where large ones are decompressed."""
+        self._settings, self._budget, self._threads = settings, budget, threads
+
+    async def receive(self, request: Request) -> bytes:
+        """The body, decompressed. It is rejected as soon as it is known to be over the limit."""
+        max_bytes = self._settings.max_body_bytes
+        coding = request.headers.get("content-encoding", "identity").strip().lower()
+        if coding not in ("identity", *WINDOWS):
+            raise UnsupportedMediaType(
+                f"Content-Encoding is {coding[:60]!r}: send {', '.join(WINDOWS)} or identity"
+            )
+        declared = request.headers.get("content-length", "0")
+        if int(declared) > max_bytes:  # the HTTP parser has rejected all but digits
+            raise BodyTooLarge(f"the body has {declared} bytes, the limit is {max_bytes}")
+        if int(declared) > QUICK_BYTES:  # refuse it before it is sent, if it has no space now
+            self._budget.reserve(int(declared), context_of(request.scope).key).release()
+        body = await self._whole(request, max_bytes)
+        if coding == "identity":
+            return body
+        plain = decompressed(body, coding, max_bytes, most=QUICK_BYTES)
+        return await self._decompressed(request, body, coding) if plain is None else plain
+
+    async def _whole(self, request: Request, max_bytes: int) -> bytes:
+        body, more = await _piece(request, 0)
+        if not more and len(body) <= max_bytes:
+            return body  # as most come
+        pieces, num_bytes = [body], len(body)
+        with self._budget.reserve(num_bytes, context_of(request.scope).key) as reservation:
+            while more and num_bytes <= max_bytes:
+                body, more = await _piece(request, num_bytes)
+                reservation.grow(len(body))
+                pieces.append(body)
+                num_bytes += len(body)
+        if num_bytes > max_bytes:
+            raise BodyTooLarge(f"the body has more than {max_bytes} bytes, the limit")
+        return b"".join(pieces)
+
+    async def _decompressed(self, request: Request, body: bytes, coding: str) -> bytes:
+        """A few bytes may stand for many. How many is known only while they are decompressed."""
+        context, max_bytes = context_of(request.scope), self._settings.max_body_bytes
+        deadline = context.deadline or Deadline(self._settings.timeout_s, key=context.key)
+        work = one_step(partial(decompressed, body, coding, max_bytes))
+        return await self._threads.finish(work, deadline)
+
+
+async def _piece(request: Request, num_before: int) -> tuple[bytes, bool]:
+    """What has come of the body since, and whether there is more."""
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone(f"the caller left after {num_before} bytes of the body")
+    if late := context_of(request.scope).late:
+        raise late
+    return message.get("body", b""), message.get("more_body", False)

@@ -1,0 +1,60 @@
+"""What tests change of the code that they test: nothing, but for what stands here with its reason.
+
+A part that a test needs another one of is an argument: a class, a function, a clock, a table.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.support.patches import patches
+
+TESTS = Path(__file__).parent
+ERRS = "a step of the export errs, which no caller may choose"
+REMAINING = {  # file -> how many, why
+    "benchmarks/test_cache.py": (1, "the system's Popen: no process is started"),
+    "benchmarks/test_gpu.py": (3, "the tables of shapes and tolerances, which nobody hands over"),
+    "cluster/test_ray_serve.py": (1, "logging's own state, put back afterwards"),
+    "corpus/test_embed_command.py": (1, "the system's rename, and a kill within any step"),
+    "export/test_certificate.py": (5, ERRS),
+    "export/test_download.py": (1, "a constant of huggingface_hub, read from the environment"),
+    "export/test_export.py": (3, ERRS),
+    "export/test_large_models.py": (1, "protobuf's limit of 2 GiB"),
+    "export/test_on_cuda.py": (9, "a GPU that is not there, and " + ERRS),
+    "model/test_model.py": (1, "the block of queries, fixed in what is exported"),
+    "models/test_repository.py": (1, "the system's listing of a folder, which root may read"),
+    "protocols/codec/test_large.py": (2, "how large the steps within one body are"),
+    "protocols/test_own_ids.py": (1, "tiktoken's table of encodings, which it downloads"),
+    "runtime/test_signature.py": (3, "a package that is absent, a link that moves between checks"),
+    "scheduling/test_faults.py": (1, "the system's wall clock"),
+    "support/exports.py": (1, "PyTorch's exporter runs once for all tests"),
+    "telemetry/test_logs.py": (1, "a switch of logging"),
+    "test_docs.py": (1, "the programs of a page call the real export"),
+}
+
+
+def test_tests_change_nothing_else() -> None:
+    found = {
+        path.relative_to(TESTS).as_posix(): len(lines)
+        for path in sorted(TESTS.rglob("*.py"))
+        if (lines := list(patches(path)))
+    }
+    assert found == {file: num for file, (num, _) in REMAINING.items()}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'monkeypatch.setattr(bundle, "read", other)',
+        'patched.setitem(bundle.KINDS, "a", 1)',
+        'mock.patch.object(bundle, "read")',
+        "bundle.read = other",
+        'bundle["a"] = other',
+    ],
+)
+def test_each_way_to_patch_is_found(line: str, tmp_path: Path) -> None:
+    (file := tmp_path / "test_one.py").write_text(f"from some import bundle\n{line}\n")
+    assert [ast.unparse(found) for found in patches(file)]
+    file.write_text("from some import bundle\nown = bundle.read()\nown.name = 1\n")
+    assert not list(patches(file))
