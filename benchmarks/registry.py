@@ -146,19 +146,6 @@ EXPERIMENTS = {
         only="parts of what the key sends",
         beside="again",
     ),
-    "fairness": Experiment(
-        "one caller beside twelve that send long requests: what it waits",
-        f"{STRESS}.fairness:run",
-        3,
-        (PRESET, TINY),
-        beside="again",
-    ),
-    "memory": Experiment(
-        "20,000 requests of changing shapes: memory stays flat once it is warm",
-        f"{STRESS}.memory:run",
-        10,
-        (PRESET,),
-    ),
     "soak": Experiment(
         "20 minutes of mixed traffic: every answer right, memory and latency stay",
         f"{STRESS}.soak:run",

@@ -81,7 +81,7 @@ class Endpoint(ABC, Generic[Made]):
         own = self.path_parameters()
         described: dict[str, Any] = {"parameters": own} if own else {}
         described |= json_body(self.body, self.examples, **self.media_types)
-        described["parameters"] = [*own, *DEADLINE["parameters"]]
+        described["parameters"] = [*own, DEADLINE]
         return described
 
     def path_parameters(self) -> list[dict[str, Any]]:

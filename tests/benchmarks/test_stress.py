@@ -13,14 +13,13 @@ import pytest
 from addnorm.service.runtime import bundle as bundle_format
 from addnorm.service.runtime.manifest import Manifest
 from addnorm.service.settings import Settings
-from benchmarks import plots
 from benchmarks.stress import livez
 from benchmarks.stress.caller import Request, Seen
 from benchmarks.stress.requests.greedy import Greed
 from benchmarks.stress.requests.mixed import Sent, mixed
 from benchmarks.stress.requests.mutants import mutants
 from benchmarks.stress.requests.worst import CASES, Case
-from benchmarks.stress.scenarios import fairness, other_keys, stall
+from benchmarks.stress.scenarios import other_keys, stall
 from benchmarks.stress.scenarios.deadlines import Deadlines, deadlines, joined, late
 from benchmarks.stress.scenarios.overload import overload
 from benchmarks.stress.scenarios.stall import stalls
@@ -192,16 +191,3 @@ def test_every_request_under_a_deadline_is_answered_and_logged(bundles: Path) ->
     }  # says nothing of this machine
     assert all(answer.server_late_ms is not None for answer in found.answers)
     assert "| all | " in found.table()
-
-
-def test_fairness_in_the_simulation_is_a_table_and_a_plot(tmp_path: Path) -> None:
-    seen = {case.name: fairness.simulated(case, 3) for case in fairness.CASES}
-    assert all(f"| {case.name} |" in fairness.cases_table(seen) for case in fairness.CASES)
-    beside, another = seen["3 tokens, other model, 1 s"], seen["8 x 512, another key"].figures()
-    assert beside.figures()["refused"] == 0
-    assert max(beside.waits_s) < 3 * 512 / fairness.SIMULATED_TOKENS_PER_S
-    assert another["p50_ms"] < another["the_twelve_p50_ms"] / 2
-    plots.waits(
-        tmp_path / "waits.png", {"simulated": {name: some.waits_s for name, some in seen.items()}}
-    )
-    assert (tmp_path / "waits.png").stat().st_size > 10_000

@@ -94,6 +94,12 @@ def test_a_key_with_one_job_does_not_wait_for_the_hundred_of_another() -> None:
     assert seen["many"].good_tokens + seen["one"].good_tokens > 0.95 * 10 * 2 * RATE
 
 
+def test_a_key_with_one_long_job_waits_half_as_long_as_twelve_of_another() -> None:
+    its = target()
+    seen = simulated(Group("many", LONG, its, 12, key="a"), Group("one", LONG, its, key="b"))
+    assert np.median(seen["one"].waits_s) < float(np.median(seen["many"].waits_s)) / 2
+
+
 def test_keys_that_always_have_work_get_equal_shares_whatever_they_send() -> None:
     its, slow = target(), target()
     slow.tokens_per_s = RATE / 4

@@ -94,14 +94,10 @@ def errors(body: Any, envelope: Envelope) -> Responses:
 
 
 DEADLINE: dict[str, Any] = {
-    "parameters": [
-        {
-            "name": "x-request-timeout-ms",
-            "in": "header",
-            "description": "The deadline, instead of the server's own.",
-            "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
-        }
-    ]
+    "name": "x-request-timeout-ms",
+    "in": "header",
+    "description": "The deadline, instead of the server's own.",
+    "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
 }
 
 

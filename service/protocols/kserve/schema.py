@@ -5,7 +5,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from addnorm.service.errors import ServiceError
-from addnorm.service.protocols.codec.openapi import Responses, Strict, errors
+from addnorm.service.protocols.codec.openapi import Responses, errors
+from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.runtime.manifest import Pooling
 
 EXAMPLE: dict[str, Any] = {

@@ -15,12 +15,13 @@ from pydantic import BaseModel, Field
 
 from addnorm.service.errors import EmptyInput
 from addnorm.service.inference.request_path import Call
-from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import fragment
-from addnorm.service.protocols.codec.openapi import Strict, by_name
+from addnorm.service.protocols.codec.openapi import by_name
+from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import JsonEndpoint
 from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
+from addnorm.service.protocols.protocol import Parts
 from addnorm.service.protocols.texts.sequences import Row
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.protocols.tokenization.tokenization import Shown
@@ -97,7 +98,7 @@ ENDPOINT = JsonEndpoint(
 
 @dataclass(frozen=True)
 class TokenizerInfoRoutes:
-    models: Models
+    parts: Parts
 
     def router(self) -> APIRouter:
         router = APIRouter(generate_unique_id_function=by_name)
@@ -109,7 +110,7 @@ class TokenizerInfoRoutes:
         return router
 
     async def tokenizer_info(self) -> TokenizerInfo:
-        tokens = self.models.find(None, "complete").bundle.manifest.special_tokens
+        tokens = self.parts.models.find(None, "complete").bundle.manifest.special_tokens
         return TokenizerInfo(
             eos_token=tokens.get("eos_token"),
             bos_token=tokens.get("bos_token"),
