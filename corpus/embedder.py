@@ -21,8 +21,8 @@ from addnorm.service.inference.request_path import Call, Prepared
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Batch, Ints, Padding
 from addnorm.service.runtime.tokenizing.tokenizer import Text
+from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.sharing.cooperative import Steps
 from addnorm.service.server.wiring import Service
 from addnorm.service.telemetry.request_context import RequestContext
 

@@ -1,5 +1,5 @@
 """Pooling, and heads: they run on the rows asked for and on no others, in steps
-(`scheduling/sharing/cooperative.py`)."""
+(`scheduling/cooperative.py`)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from addnorm.service.runtime.batch import Batch, Floats, Ints, all_finite
 from addnorm.service.runtime.device.device_rows import AnyRows, DeviceRows
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Pooling
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 
 POOLED_STEP = 256  # spans that are pooled in one step
 SHRINK = np.float32(2.0**-80)  # exact; the length of any shrunk vector fits in float32

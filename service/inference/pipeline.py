@@ -28,17 +28,17 @@ from addnorm.service.inference.reuse import Reuse
 from addnorm.service.inference.sequence_cache import SequenceCache, sequence_digests
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.manifest import Pick
-from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.job import Job
-from addnorm.service.scheduling.scheduler import Scheduler
-from addnorm.service.scheduling.sharing.byte_budget import ByteBudget
-from addnorm.service.scheduling.sharing.cooperative import (
+from addnorm.service.scheduling.byte_budget import ByteBudget
+from addnorm.service.scheduling.cooperative import (
     SLICE_S,
     CooperativePool,
     Steps,
     run_now,
     timed,
 )
+from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.job import Job
+from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.settings import Settings
 
 Encoded = TypeVar("Encoded")

@@ -13,9 +13,9 @@ from addnorm.service.inference.pipeline import Pipeline
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.runtime.manifest import Task
+from addnorm.service.scheduling.byte_budget import ByteBudget
+from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.sharing.byte_budget import ByteBudget
-from addnorm.service.scheduling.sharing.cooperative import Steps
 from addnorm.service.telemetry.request_context import RequestContext
 
 NO_NAMES: Mapping[str, str] = MappingProxyType({})

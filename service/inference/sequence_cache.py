@@ -17,8 +17,8 @@ from addnorm.service.inference.kept_rows import Kept
 from addnorm.service.locks import LockOrder, new_lock
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.manifest import Pick
+from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.job import Target
-from addnorm.service.scheduling.sharing.cooperative import Steps
 
 ENTRY_BYTES, ARRAY_BYTES = 400, 200  # beside the numbers: of an entry, and of each of its arrays
 DIGEST_BYTES = 32  # so long that nobody can find two sequences with one digest

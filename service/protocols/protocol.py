@@ -16,7 +16,7 @@ from addnorm.service.models.repository import Repository
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.endpoint import Endpoint, ErrorFormat, Made
 from addnorm.service.protocols.routes.receiving import BodyReceiver
-from addnorm.service.scheduling.sharing.cooperative import CooperativePool
+from addnorm.service.scheduling.cooperative import CooperativePool
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.exposition import Exposition
 from addnorm.service.telemetry.request_context import Envelope

@@ -32,7 +32,7 @@ from addnorm.service.scheduling.job import (
     Target,
     Waiting,
 )
-from addnorm.service.scheduling.sharing.start_time_fairness import StartTimeFairQueue
+from addnorm.service.scheduling.start_time_fairness import StartTimeFairQueue
 
 # CANDIDATE_BATCHES: a micro-batch is chosen from this many micro-batches' worth of waiting tokens.
 #   Larger: lengths match better, but odd lengths wait longer. Smaller: more padding in the session

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from addnorm.service.errors import Draining, OutOfMemory, OutOfScope, TooManyConnections
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.protocols.protocol import Envelopes, Scopes
-from addnorm.service.scheduling.sharing.arrivals import Arrivals
+from addnorm.service.scheduling.arrivals import Arrivals
 from addnorm.service.server.auth import Keys
 from addnorm.service.server.error_response import error_response, service_error
 from addnorm.service.telemetry.report import Reporter

@@ -18,9 +18,9 @@ from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.protocol import Mounted, Parts, Protocol
 from addnorm.service.protocols.routes.receiving import BodyReceiver
 from addnorm.service.protocols.texts.texts import TextReader
+from addnorm.service.scheduling.byte_budget import ByteBudget
+from addnorm.service.scheduling.cooperative import CooperativePool
 from addnorm.service.scheduling.scheduler import Scheduler
-from addnorm.service.scheduling.sharing.byte_budget import ByteBudget
-from addnorm.service.scheduling.sharing.cooperative import CooperativePool
 from addnorm.service.server.app import create_app
 from addnorm.service.server.auth import Keys
 from addnorm.service.server.middleware import RequestMiddleware

@@ -8,8 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from addnorm.service.models.registry import Model, Models
+from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.scheduler import Scheduler
-from addnorm.service.scheduling.sharing.byte_budget import ByteBudget
 from addnorm.service.telemetry import logs
 from addnorm.service.telemetry.metrics import Metrics
 

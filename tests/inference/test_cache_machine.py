@@ -43,8 +43,8 @@ from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.unpadding import from_lists
+from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.sharing.cooperative import Steps
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN

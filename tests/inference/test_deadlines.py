@@ -20,8 +20,8 @@ from addnorm.service.inference.outputs import Activations, Logits, Output, TopLo
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.unpadding import from_lists
+from addnorm.service.scheduling.cooperative import CooperativePool, Steps, run_now, timed
 from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.sharing.cooperative import CooperativePool, Steps, run_now, timed
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import Serve

@@ -12,8 +12,8 @@ import pytest
 from addnorm.service.inference.sequence_cache import SequenceCache, sequence_digests
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.scheduling.cooperative import run_now
 from addnorm.service.scheduling.job import Target
-from addnorm.service.scheduling.sharing.cooperative import run_now
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.conftest import serving

@@ -12,7 +12,7 @@ from addnorm.service.errors import InvalidInput, NotFinite
 from addnorm.service.inference.kept_rows import KeptRows
 from addnorm.service.inference.outputs import Computed, Sparse, SparseVectors
 from addnorm.service.runtime.batch import Batch, Floats, Padding, Rows, offsets_of
-from addnorm.service.scheduling.sharing.cooperative import run_now
+from addnorm.service.scheduling.cooperative import run_now
 
 LENGTHS = (1, 300, 5, 200, 512, 2)  # heads run on 256 rows at a time
 MODEL = "masked-lm"

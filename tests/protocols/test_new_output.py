@@ -22,7 +22,7 @@ from addnorm.service.protocols.kserve import tensors
 from addnorm.service.protocols.native.native_schema import Bodies
 from addnorm.service.protocols.operations import PROTOCOL as OPERATIONS
 from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN, serving

@@ -23,7 +23,7 @@ from addnorm.service.protocols.protocol import Protocol
 from addnorm.service.protocols.routes.body_route import Answering
 from addnorm.service.protocols.routes.inference_route import Inferring
 from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN, serving

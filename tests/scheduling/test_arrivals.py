@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from addnorm.service.scheduling.sharing.arrivals import Arrivals
+from addnorm.service.scheduling.arrivals import Arrivals
 
 
 def begun(arrivals: Arrivals, keys: Sequence[str], num_rounds: int) -> list[list[str]]:

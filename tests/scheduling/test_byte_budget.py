@@ -3,7 +3,7 @@
 import pytest
 
 from addnorm.service.errors import Overloaded
-from addnorm.service.scheduling.sharing.byte_budget import ByteBudget, Reservation
+from addnorm.service.scheduling.byte_budget import ByteBudget, Reservation
 
 LIMIT = 9_000_000
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 import pytest
 
 from addnorm.service.errors import ClientGone, Expired
+from addnorm.service.scheduling.cooperative import SLICE_S, CooperativePool, Steps, one_step
 from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.sharing.cooperative import SLICE_S, CooperativePool, Steps, one_step
 from tests.support.waiting import PATIENCE_S
 
 Ask = Callable[[str, float], Awaitable[object]]

@@ -20,10 +20,10 @@ from addnorm.service.protocols.protocol import Envelopes
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.engine import run_session
 from addnorm.service.runtime.unpadding import from_lists
+from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.scheduling.job import Target
 from addnorm.service.scheduling.scheduler import Scheduler
-from addnorm.service.scheduling.sharing.cooperative import Steps
 from addnorm.service.server.middleware import ErrorMiddleware
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings

@@ -19,7 +19,7 @@ from addnorm.service.runtime.batch import Batch, Floats, Padding
 from addnorm.service.runtime.bundle import LENS, Bundle
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Pick
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 
 Numbers = Annotated[list[int], Field(fail_fast=True)]
 

@@ -15,7 +15,7 @@ from addnorm.service.inference.outputs.values import NO_TOKEN, ByRow, Dense, Top
 from addnorm.service.runtime.batch import Batch, Ints, Padding
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Pick
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 
 Positions = Literal["all", "last"]
 MAX_COMPARED = 4_000_000  # logits whose bits are compared at once; beyond it only each last token's

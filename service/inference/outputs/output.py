@@ -1,7 +1,7 @@
 """What all outputs share: which models have one, what requests may say of it, how it is documented,
 which rows it is made of, how many numbers it has, and how it is made.
 
-Outputs are made in steps (`scheduling/sharing/cooperative.py`).
+Outputs are made in steps (`scheduling/cooperative.py`).
 """
 
 from collections.abc import Hashable, Mapping
@@ -19,7 +19,7 @@ from addnorm.service.runtime.batch import Batch, Padding, Rows
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Pick, Pooling
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 
 JSON_BYTES_PER_FLOAT = 13  # of a float32 written with all its digits, sign and comma
 JSON_BYTES_PER_BYTE = 5  # "-128,"

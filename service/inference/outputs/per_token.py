@@ -10,7 +10,7 @@ from addnorm.service.inference.outputs.output import Asked, Computed, Output
 from addnorm.service.inference.outputs.values import ByRow, Parts, Ragged, by_token
 from addnorm.service.runtime.batch import Batch, Floats, Ints, Padding
 from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 
 
 class Activations(Output[ByRow]):

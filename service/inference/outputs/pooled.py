@@ -13,7 +13,7 @@ from addnorm.service.inference.outputs.values import Array, Dense, Parts, Ragged
 from addnorm.service.runtime.batch import Batch, Floats, Padding
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Pick, Pooling
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 
 NO_SPANS = Spans(np.empty((0, 2), np.int64), np.empty(0, np.int64))
 

@@ -11,7 +11,7 @@ from addnorm.service.inference.outputs.output import Computed, Made_co, Output
 from addnorm.service.inference.outputs.values import NO_TOKEN, Array, ByRow, TopK, Value
 from addnorm.service.runtime.batch import Floats, Ints
 from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -15,7 +15,7 @@ from addnorm.service.inference.outputs.values import SparseVectors
 from addnorm.service.runtime.batch import Batch, Floats, Ints, Padding
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 
 # Entries of sparse vectors for each token. SPLADE models have 1 to 10; models that were not trained
 # so have them for half of the vocabulary.

@@ -8,14 +8,8 @@ import numpy as np
 from addnorm.service.inference.pipeline import QUICK_BYTES
 from addnorm.service.protocols.codec.negotiation import JSON, Headers, sent_type
 from addnorm.service.protocols.codec.validation import Body, fitted, parsed, validated
+from addnorm.service.scheduling.cooperative import CooperativePool, Done, Steps, one_step, run_now
 from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.sharing.cooperative import (
-    CooperativePool,
-    Done,
-    Steps,
-    one_step,
-    run_now,
-)
 from addnorm.service.settings import Settings
 
 S_PER_BYTE = 1e-8  # about, of reading JSON

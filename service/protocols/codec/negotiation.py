@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 
 from addnorm.service.errors import BodyTooLarge, InvalidInput, NotAcceptable, UnsupportedMediaType
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 
 JSON = "application/json"
 OCTETS = "application/octet-stream"

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.protocols.codec.negotiation import JSON, compressed
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 Times = Callable[[Mapping[str, float]], Mapping[str, str]]  # seconds of the stages -> headers

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from addnorm.service.errors import BodyTooLarge, InvalidInput, UnknownField
 from addnorm.service.inference.outputs.output import Strict as Strict  # the base of bodies
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.settings import Settings
 
 NO_MEMORY = "Not enough memory"  # in orjson's words

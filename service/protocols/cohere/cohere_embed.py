@@ -25,7 +25,7 @@ from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.texts.task_options import Strings
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.manifest import Precision
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 
 InputType = Literal["search_query", "search_document", "classification", "clustering"]
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]

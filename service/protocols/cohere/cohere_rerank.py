@@ -21,7 +21,7 @@ from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, JsonEndpoin
 from addnorm.service.protocols.texts.text_tasks import TextTask, score_pairs
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.manifest import Precision
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks.classification import Function, best
 
 

@@ -36,7 +36,7 @@ from addnorm.service.protocols.texts.task_options import (
 )
 from addnorm.service.protocols.texts.text_tasks import TextTask
 from addnorm.service.protocols.texts.texts import PROMPT_NAME, TextsToTokenize
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks.similarity import cosines
 
 Strings = Annotated[list[str], Field(fail_fast=True)]

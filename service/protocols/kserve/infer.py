@@ -30,7 +30,7 @@ from addnorm.service.protocols.kserve.schema import (
 from addnorm.service.protocols.kserve.tensors import LENGTH_HEADER, NativeTensor
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.unpadding import from_grid
-from addnorm.service.scheduling.sharing.cooperative import Steps, one_step
+from addnorm.service.scheduling.cooperative import Steps, one_step
 
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 REFUSED = {

@@ -5,7 +5,7 @@ from addnorm.service.protocols.codec import safetensors_body as tensors
 from addnorm.service.protocols.codec.negotiation import written
 from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS, Arrays
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 
 
 def encode(response: InferenceResponse) -> Steps[Payload]:

@@ -35,7 +35,7 @@ from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.tokenizing.tokenizer import Text
 from addnorm.service.runtime.unpadding import from_grid, from_lists, from_rows
-from addnorm.service.scheduling.sharing.cooperative import one_step
+from addnorm.service.scheduling.cooperative import one_step
 
 
 async def infer(asked: InferRequest, call: Call, tools: Tools) -> InferenceRequest:

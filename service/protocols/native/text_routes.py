@@ -24,7 +24,7 @@ from addnorm.service.protocols.texts.task_options import (
 from addnorm.service.protocols.texts.text_tasks import TextTask
 from addnorm.service.protocols.texts.texts import PROMPT_NAME, Texts, TextsToTokenize
 from addnorm.service.runtime.manifest import Precision, Task
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 
 
 class TextsRequest(Strict):

@@ -31,7 +31,7 @@ from addnorm.service.protocols.texts.sequences import (
     SequencesToRead,
 )
 from addnorm.service.runtime.batch import Floats, Ints
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks import scoring
 
 CHOICE_BYTES, TOKEN_BYTES, CANDIDATE_BYTES = 150, 45, 27  # of JSON, about

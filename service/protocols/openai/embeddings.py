@@ -24,7 +24,7 @@ from addnorm.service.protocols.texts.sequences import (
 )
 from addnorm.service.protocols.texts.texts import PROMPT_NAME
 from addnorm.service.runtime.manifest import Precision
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 
 # LangChain sends texts as ids of OpenAI's own vocabulary unless told not to
 HINT = (

@@ -10,7 +10,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from addnorm.service.protocols.codec.negotiation import sliced
 from addnorm.service.protocols.codec.payload import NO_HEADERS, Payload
-from addnorm.service.scheduling.sharing.byte_budget import ByteBudget
+from addnorm.service.scheduling.byte_budget import ByteBudget
 
 FINGERPRINT_HEADER = "x-addnorm-fingerprint"
 SENT_BYTES = 256 * 1024  # of an answer, handed to the socket at once

@@ -8,9 +8,9 @@ from starlette.requests import Request
 from addnorm.service.errors import BodyTooLarge, ClientGone, UnsupportedMediaType
 from addnorm.service.inference.pipeline import QUICK_BYTES
 from addnorm.service.protocols.codec.negotiation import WINDOWS, decompressed
+from addnorm.service.scheduling.byte_budget import ByteBudget
+from addnorm.service.scheduling.cooperative import CooperativePool, one_step
 from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.sharing.byte_budget import ByteBudget
-from addnorm.service.scheduling.sharing.cooperative import CooperativePool, one_step
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import context_of
 

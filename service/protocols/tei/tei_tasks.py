@@ -33,7 +33,7 @@ from addnorm.service.protocols.texts.text_tasks import TextTask, classify, score
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Floats, Ints
 from addnorm.service.runtime.manifest import Task
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks.classification import Function, best
 from addnorm.service.tasks.similarity import cosines
 

@@ -14,7 +14,7 @@ from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.tokenizing.own_ids import Ends, has_ends
 from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.sharing.cooperative import one_step
+from addnorm.service.scheduling.cooperative import one_step
 
 Row = Annotated[list[int], Field(fail_fast=True)]  # a bad body must not cost a million errors
 Integers = Annotated[list[Row], Field(fail_fast=True)]

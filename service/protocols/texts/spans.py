@@ -13,7 +13,7 @@ from addnorm.service.inference.heads import Spans
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Ints, Padding
 from addnorm.service.runtime.tokenizing.tokenizer import Text
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 
 Range = Annotated[list[int], Field(min_length=2, max_length=2)]
 Ranges = Annotated[list[Annotated[list[Range], Field(fail_fast=True)]], Field(fail_fast=True)]

@@ -12,7 +12,7 @@ from addnorm.service.protocols.codec.negotiation import fragment
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.tokenizing.tokenizer import Tokenizer, Tokens
 from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.sharing.cooperative import Steps, one_step
+from addnorm.service.scheduling.cooperative import Steps, one_step
 
 STEP_TEXTS = 256  # tokenized in one step, however short: takes 2 ms where all tokens are shown
 STEP_IDS = 4096  # turned into texts in one step: takes about 5 ms; a longer row alone

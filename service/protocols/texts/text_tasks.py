@@ -23,7 +23,7 @@ from addnorm.service.protocols.texts.task_options import (
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Batch, Ints
 from addnorm.service.runtime.tokenizing.tokenizer import CHARACTERS_PER_TOKEN
-from addnorm.service.scheduling.sharing.cooperative import Steps
+from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks import classification, fill_mask, tagging
 from addnorm.service.tasks.classification import Function
 from addnorm.service.tasks.pieces import Pieces

@@ -21,9 +21,9 @@ from addnorm.service.protocols.texts.text_steps import batched, decoded_ids, por
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.manifest import InputType
 from addnorm.service.runtime.tokenizing.tokenizer import CannotCut, Text, Tokenizer, num_characters
+from addnorm.service.scheduling.byte_budget import ByteBudget
+from addnorm.service.scheduling.cooperative import CooperativePool, Done, Steps, run_now
 from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.sharing.byte_budget import ByteBudget
-from addnorm.service.scheduling.sharing.cooperative import CooperativePool, Done, Steps, run_now
 from addnorm.service.settings import Settings
 
 QUICK_CHARACTERS = 256  # take about 0.1 ms, as long as a change of threads, and 2 ms at worst

@@ -15,7 +15,7 @@ from addnorm.service.protocols.codec.validation import validated
 from addnorm.service.protocols.native.native_schema import INFER
 from addnorm.service.protocols.texts.texts import num_bytes
 from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.sharing.cooperative import run_now
+from addnorm.service.scheduling.cooperative import run_now
 from addnorm.service.settings import Settings
 
 DRAWS = random.Random(0)

@@ -20,8 +20,8 @@ from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.codec.negotiation import STEP_BYTES
 from addnorm.service.protocols.endpoint import Decoded
 from addnorm.service.protocols.routes.inference_route import Inferring
+from addnorm.service.scheduling.cooperative import run_now
 from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.sharing.cooperative import run_now
 from addnorm.service.server.wiring import Service
 from addnorm.service.telemetry.request_context import RequestContext
 from tests.conftest import inference_of

@@ -34,7 +34,7 @@ from addnorm.service.protocols.codec.negotiation import (
 )
 from addnorm.service.protocols.codec.validation import BLOCK_BYTES, shown, validated
 from addnorm.service.protocols.native.native_schema import INFER
-from addnorm.service.scheduling.sharing.cooperative import Steps, run_now
+from addnorm.service.scheduling.cooperative import Steps, run_now
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import Serve, serving

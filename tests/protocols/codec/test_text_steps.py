@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 
 from addnorm.service.protocols.texts.text_steps import STEP_TEXTS, decoded_ids, portions
 from addnorm.service.protocols.texts.texts import QUICK_CHARACTERS, QUICK_TEXTS, TextReader
+from addnorm.service.scheduling.byte_budget import ByteBudget
+from addnorm.service.scheduling.cooperative import one_step, run_now
 from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.sharing.byte_budget import ByteBudget
-from addnorm.service.scheduling.sharing.cooperative import one_step, run_now
 from addnorm.service.settings import Settings
 from tests.support.language_model import tokenizer as of_bytes
 from tests.support.pipelines import FAMILIES, LINES
