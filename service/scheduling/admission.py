@@ -10,9 +10,9 @@ from weakref import WeakKeyDictionary
 
 from addnorm.service.errors import DeadlineNotMet, Expired, Overloaded, QueueFull
 from addnorm.service.runtime.batch import Batch
-from addnorm.service.scheduling.backlog import SMALL_RATIO, Backlog, KeyBacklogs
-from addnorm.service.scheduling.fair_queue import JobQueue
 from addnorm.service.scheduling.job import AllRows, Job, Results, Target
+from addnorm.service.scheduling.queue.backlog import SMALL_RATIO, Backlog, KeyBacklogs
+from addnorm.service.scheduling.queue.fair_queue import JobQueue
 
 # The figures are of a simulated flood (`flood` in tests/scheduling/test_fairness.py): five times
 # the capacity, one second for each job. What the values must achieve is tested there.
