@@ -29,7 +29,7 @@ from benchmarks.registry import EXPERIMENTS, GROUPS, PROOFS
 ROOT = Path(__file__).parent.parent
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 README = (ROOT / "README.md").read_text()
-PAGES_OF_TEXT = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES_OF_TEXT = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 CURLS = re.findall(r"```sh\n(curl .+)\n```\n```json\n(.+)\n```", README)
 
 
