@@ -183,3 +183,27 @@ def test_no_familys_name_stands_outside_the_checkpoint_reader() -> None:
         if named.search(line)
     }
     assert not found
+
+
+def test_the_way_to_the_pipeline_needs_no_web_framework() -> None:
+    """What other protocols than HTTP would need: texts and tasks, the request path, encoded
+    answers."""
+    program = """
+import sys
+for blocked in ("starlette", "fastapi", "uvicorn", "httptools"):
+    sys.modules[blocked] = None
+import addnorm.service.inference.request_path
+import addnorm.service.protocols.codec.decoding
+import addnorm.service.protocols.codec.payload
+import addnorm.service.protocols.codec.safetensors_body
+import addnorm.service.protocols.texts.sequences
+import addnorm.service.protocols.texts.text_tasks
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+
+
+def test_no_folder_of_service_holds_more_than_ten_files() -> None:
+    folders = {path.parent for path in sources("service")}
+    sizes = {folder: len(set(folder.glob("*.py")) - {folder / "__init__.py"}) for folder in folders}
+    assert sizes
+    assert not {folder: size for folder, size in sizes.items() if size > 10}

@@ -39,6 +39,10 @@ class ErrorFormat(NamedTuple):
     envelope: Envelope
     documented: Responses
 
+    def only(self, *statuses: int) -> Responses:
+        """As a route documents them that has no others."""
+        return {status: self.documented[status] for status in statuses}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint(ABC, Generic[Made]):
@@ -77,7 +81,7 @@ class Endpoint(ABC, Generic[Made]):
         own = self.path_parameters()
         described: dict[str, Any] = {"parameters": own} if own else {}
         described |= json_body(self.body, self.examples, **self.media_types)
-        described["parameters"] = [*own, *DEADLINE["parameters"]]
+        described["parameters"] = [*own, DEADLINE]
         return described
 
     def path_parameters(self) -> list[dict[str, Any]]:

@@ -1,18 +1,20 @@
 """A protocol: all that the server has of one dialect."""
 
+import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
 from addnorm.service.inference.request_path import RequestPath
 from addnorm.service.models.readiness import Readiness
+from addnorm.service.models.registry import Models
 from addnorm.service.models.repository import Repository
 from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.endpoint import Endpoint, ErrorFormat
+from addnorm.service.protocols.endpoint import Endpoint, ErrorFormat, Made
 from addnorm.service.protocols.routes.receiving import BodyReceiver
 from addnorm.service.scheduling.cooperative import CooperativePool
 from addnorm.service.settings import Settings
@@ -20,6 +22,7 @@ from addnorm.service.telemetry.exposition import Exposition
 from addnorm.service.telemetry.request_context import Envelope
 
 Scope = Literal["infer", "admin", "metrics"]
+Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,10 @@ class Parts:
     exposition: Exposition
     readers: CooperativePool  # where large answers are made
 
+    @property
+    def models(self) -> Models:
+        return self.tools.models
+
 
 class Routes(ABC):
     """Some of a protocol's routes, in the documentation's order."""
@@ -45,14 +52,36 @@ class Routes(ABC):
     def router(self, parts: Parts, errors: ErrorFormat) -> APIRouter: ...
 
 
+class EndpointRoutes(Routes, Generic[Made]):
+    route_class: type[APIRoute] = APIRoute
+
+    def __init__(self, *endpoints: Endpoint[Made]) -> None:
+        self.endpoints = endpoints
+
+    def router(self, parts: Parts, errors: ErrorFormat) -> APIRouter:
+        router = APIRouter(route_class=self.route_class)
+        for endpoint in self.endpoints:
+            documented = endpoint.documentation((endpoint.errors or errors).documented)
+            handle = self.handler(parts, endpoint)
+            router.add_api_route(endpoint.path, handle, methods=["POST"], **documented)
+        return router
+
+    @abstractmethod
+    def handler(self, parts: Parts, endpoint: Endpoint[Made]) -> Handler: ...
+
+
+class HasRouter(typing.Protocol):
+    def router(self) -> APIRouter: ...
+
+
 @dataclass(frozen=True)
 class OtherRoutes(Routes):
     """Those that read no body, or not as endpoints do."""
 
-    make: Callable[[Parts], APIRouter]
+    make: Callable[[Parts], HasRouter]
 
     def router(self, parts: Parts, errors: ErrorFormat) -> APIRouter:
-        return self.make(parts)
+        return self.make(parts).router()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +139,9 @@ class Scopes:
 
     def __init__(self, protocols: Iterable[Protocol]) -> None:
         named = {path: scope for each in protocols for path, scope in each.scopes.items()}
-        self._exact = {path: scope for path, scope in named.items() if not path.endswith("/*")}
-        self._below = [(path[:-1], named[path]) for path in named if path.endswith("/*")]
+        below = sorted((path for path in named if path.endswith("/*")), key=len, reverse=True)
+        self._below = [(path.removesuffix("*"), named.pop(path)) for path in below]
+        self._exact = named
 
     def needed(self, path: str) -> Scope | None:
         """None: open to all."""

@@ -50,10 +50,6 @@ class Service(Parts):
     to_close: tuple[Closable, ...]
 
     @property
-    def models(self) -> Models:
-        return self.tools.models
-
-    @property
     def pipeline(self) -> Pipeline:
         return self.request_path.pipeline
 

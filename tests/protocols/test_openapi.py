@@ -200,8 +200,7 @@ def test_the_document_is_made_and_written_once() -> None:
             written.append(work())
             return written[-1]
 
-    none: Any = None
-    routes = OperationsRoutes(none, none, cast(Any, Readers()))
+    routes = OperationsRoutes(cast(Any, SimpleNamespace(readers=Readers())))
     request = cast(Any, SimpleNamespace(app=app))
     answers = [asyncio.run(routes.document(request)).body for _ in range(3)]
     assert answers == [b'{"a":1}'] * 3

@@ -121,8 +121,8 @@ class Sparse(Output[SparseVectors]):
 def _too_many_entries(of: Computed, limit: int) -> InvalidInput:
     return InvalidInput(
         f"sparse vectors have more than {limit} entries that are not zero, the limit for"
-        f" {len(of.batch)} sequences of {of.batch.num_tokens} tokens: ask for"
-        ' "sparse": {"top_k": 256}, or send fewer sequences at once',
+        f" {len(of.batch)} sequences of {of.batch.num_tokens} tokens: send fewer at once, or ask"
+        ' /v1/infer for "sparse": {"top_k": 256}',
         param="sparse",
     )
 

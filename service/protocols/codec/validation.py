@@ -9,6 +9,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from addnorm.service.errors import BodyTooLarge, InvalidInput, UnknownField
+from addnorm.service.inference.outputs.output import Strict as Strict  # the base of bodies
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.settings import Settings
 

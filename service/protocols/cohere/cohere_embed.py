@@ -19,8 +19,8 @@ from addnorm.service.inference.request_path import Call
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import written
-from addnorm.service.protocols.codec.openapi import Strict
 from addnorm.service.protocols.codec.payload import Payload, base64_of
+from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.texts.task_options import Strings
 from addnorm.service.protocols.texts.texts import TextsToTokenize

@@ -14,8 +14,9 @@ from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import written
-from addnorm.service.protocols.codec.openapi import Strict, errors
+from addnorm.service.protocols.codec.openapi import errors
 from addnorm.service.protocols.codec.payload import Payload
+from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, JsonEndpoint
 from addnorm.service.protocols.texts.text_tasks import TextTask, score_pairs
 from addnorm.service.protocols.texts.texts import TextsToTokenize

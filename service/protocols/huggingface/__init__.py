@@ -8,7 +8,7 @@ PROTOCOL = Protocol(
     tag="Hugging Face",
     routes=(
         Inferring(*inference_client.ENDPOINTS),
-        OtherRoutes(lambda parts: inference_client.HealthRoutes(parts.tools.models).router()),
+        OtherRoutes(inference_client.HealthRoutes),
     ),
     errors=inference_client.HUGGING_FACE_ERRORS,
 )

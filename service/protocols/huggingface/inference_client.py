@@ -18,12 +18,14 @@ from addnorm.service.errors import InvalidInput, ModelNotFound, ServiceError
 from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
-from addnorm.service.models.registry import Model, Models
+from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import written
-from addnorm.service.protocols.codec.openapi import Strict, by_name, errors
+from addnorm.service.protocols.codec.openapi import by_name, errors
 from addnorm.service.protocols.codec.payload import Payload, base64_of
+from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, JsonEndpoint
+from addnorm.service.protocols.protocol import Parts
 from addnorm.service.protocols.texts import text_tasks
 from addnorm.service.protocols.texts.task_options import (
     ClassifyOptions,
@@ -238,7 +240,7 @@ ENDPOINTS = tuple(
 class HealthRoutes:
     """What `InferenceClient.health_check` asks of a model."""
 
-    models: Models
+    parts: Parts
 
     def router(self) -> APIRouter:
         router = APIRouter(generate_unique_id_function=by_name)
@@ -251,7 +253,7 @@ class HealthRoutes:
 
     async def hugging_face_health(self, model: str) -> dict[str, str]:
         name, _, prompt = model.partition(":")
-        prompts = self.models.find(name).bundle.manifest.prompts
+        prompts = self.parts.models.find(name).bundle.manifest.prompts
         if prompt and prompt not in prompts:
             raise ModelNotFound(f"model {name!r} has no prompt {prompt[:60]!r}", param="model")
         return {"status": "ok"}

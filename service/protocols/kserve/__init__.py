@@ -3,40 +3,22 @@
 Source: the KServe Open Inference Protocol and Triton's HTTP server. gRPC is not offered.
 """
 
-from fastapi import APIRouter
-
 from addnorm.service.protocols.endpoint import ErrorFormat
 from addnorm.service.protocols.kserve import infer
 from addnorm.service.protocols.kserve.metadata import MetadataRoutes
 from addnorm.service.protocols.kserve.repository_extension import RepositoryRoutes
 from addnorm.service.protocols.kserve.schema import V2_ERRORS, error_body
 from addnorm.service.protocols.kserve.statistics_extension import StatisticsRoutes
-from addnorm.service.protocols.protocol import OtherRoutes, Parts, Protocol
+from addnorm.service.protocols.protocol import OtherRoutes, Protocol
 from addnorm.service.protocols.routes.inference_route import Inferring
-
-
-def _statistics(parts: Parts) -> APIRouter:
-    return StatisticsRoutes(parts.tools.models, parts.readers).router()
-
-
-def _metadata(parts: Parts) -> APIRouter:
-    return MetadataRoutes(parts.tools.models, parts.readiness, parts.settings).router()
-
-
-def _repository(parts: Parts) -> APIRouter:
-    tools = parts.tools
-    return RepositoryRoutes(
-        tools.models, parts.repository, parts.receiver, tools.bodies, parts.settings
-    ).router()
-
 
 PROTOCOL = Protocol(
     tag="KServe V2",
     routes=(
-        OtherRoutes(_statistics),  # before the metadata: in /models/stats, `stats` is no model
-        OtherRoutes(_metadata),
+        OtherRoutes(StatisticsRoutes),  # before the metadata: in /models/stats, `stats` is no model
+        OtherRoutes(MetadataRoutes),
         Inferring(*infer.ENDPOINTS),
-        OtherRoutes(_repository),
+        OtherRoutes(RepositoryRoutes),
     ),
     errors=ErrorFormat(error_body, V2_ERRORS),
     scopes={

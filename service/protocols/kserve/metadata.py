@@ -6,7 +6,6 @@ from fastapi import APIRouter
 
 from addnorm.service import VERSION
 from addnorm.service.errors import NotFound
-from addnorm.service.models.readiness import Readiness
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.protocols.codec.openapi import Responses
 from addnorm.service.protocols.kserve import tensors
@@ -22,7 +21,7 @@ from addnorm.service.protocols.kserve.schema import (
     TensorConfig,
     TensorMetadata,
 )
-from addnorm.service.settings import Settings
+from addnorm.service.protocols.protocol import Parts
 
 PLATFORM, BACKEND = "onnxruntime_onnx", "onnxruntime"
 # Not schedule_policy: `timeout` is honoured, `priority` is not.
@@ -33,9 +32,7 @@ ADMIN_EXTENSIONS = ("model_repository",)
 
 @dataclass(frozen=True)
 class MetadataRoutes:
-    models: Models
-    readiness: Readiness
-    settings: Settings
+    parts: Parts
 
     def router(self) -> APIRouter:
         router = APIRouter(prefix="/v2")
@@ -80,15 +77,15 @@ class MetadataRoutes:
         )(self.ready)
 
     async def server_metadata(self) -> ServerMetadata:
-        extensions = EXTENSIONS + (ADMIN_EXTENSIONS if self.settings.admin else ())
+        extensions = EXTENSIONS + (ADMIN_EXTENSIONS if self.parts.settings.admin else ())
         return ServerMetadata(name="addnorm", version=VERSION, extensions=list(extensions))
 
     async def live(self) -> Live:
-        self.readiness.check_alive()
+        self.parts.readiness.check_alive()
         return Live(live=True)
 
     async def ready(self) -> Ready:
-        await self.readiness.check()
+        await self.parts.readiness.check()
         return Ready(ready=True)
 
     async def model_metadata(self, model: str) -> ModelMetadata:
@@ -98,10 +95,10 @@ class MetadataRoutes:
         return self._metadata(model, version)
 
     def _metadata(self, model: str, version: str | None = None) -> ModelMetadata:
-        bundle = find(self.models, model, version).bundle
+        bundle = find(self.parts.models, model, version).bundle
         return ModelMetadata(
             name=model,
-            versions=[str(number) for number in sorted(self.models.versions(model))],
+            versions=[str(number) for number in sorted(self.parts.models.versions(model))],
             platform=PLATFORM,
             inputs=[
                 TensorMetadata(name=name, datatype="INT64", shape=[-1, -1])
@@ -120,12 +117,12 @@ class MetadataRoutes:
         return self._config(model, version)
 
     def _config(self, model: str, version: str | None = None) -> ModelConfig:
-        bundle = find(self.models, model, version).bundle
+        bundle = find(self.parts.models, model, version).bundle
         return ModelConfig(
             name=model,
             platform=PLATFORM,
             backend=BACKEND,
-            max_batch_size=self.settings.max_sequences,
+            max_batch_size=self.parts.settings.max_sequences,
             input=[
                 InputConfig(
                     name=name, data_type="TYPE_INT64", dims=[-1], optional=name in tensors.OPTIONAL
@@ -145,8 +142,8 @@ class MetadataRoutes:
         return await self._ready(model, version)
 
     async def _ready(self, model: str, version: str | None = None) -> ModelReady:
-        find(self.models, model, version)
-        await self.readiness.check(model)
+        find(self.parts.models, model, version)
+        await self.parts.readiness.check(model)
         return ModelReady(name=model, ready=True)
 
 

@@ -11,17 +11,13 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from addnorm.service.errors import Forbidden, UnknownField
-from addnorm.service.models.registry import Models
-from addnorm.service.models.repository import Repository
-from addnorm.service.protocols.codec.bodies import BodyReader
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.codec.openapi import body_schema
 from addnorm.service.protocols.codec.validation import Body
 from addnorm.service.protocols.kserve.metadata import ref
 from addnorm.service.protocols.kserve.schema import V2_ERRORS, V2Error
-from addnorm.service.protocols.routes.receiving import BodyReceiver
+from addnorm.service.protocols.protocol import Parts
 from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.settings import Settings
 
 ERRORS = {**V2_ERRORS, 403: {"model": V2Error, "description": "ADDNORM_ADMIN is not set."}}
 
@@ -60,11 +56,7 @@ def _documented(body: type[BaseModel]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RepositoryRoutes:
-    models: Models
-    repository: Repository
-    receiver: BodyReceiver
-    bodies: BodyReader
-    settings: Settings
+    parts: Parts
 
     def router(self) -> APIRouter:
         router = APIRouter(prefix="/v2")
@@ -91,7 +83,7 @@ class RepositoryRoutes:
         asked = await self._read(request, IndexRequest)
         return [
             ModelState(name=name, version=str(version), state=state, reason=reason)
-            for name, version, state, reason in self.models.index()
+            for name, version, state, reason in self.parts.models.index()
             if state == "READY" or not asked.ready
         ]
 
@@ -102,21 +94,21 @@ class RepositoryRoutes:
                 " folder of bundles, as it is",
                 param=name[:60],
             )
-        await asyncio.to_thread(self.repository.load, ref(model))
+        await asyncio.to_thread(self.parts.repository.load, ref(model))
         return Response()
 
     async def unload(self, request: Request, model: str) -> Response:
         await self._read(request, UnloadRequest)
-        await asyncio.to_thread(self.repository.unload, ref(model))
+        await asyncio.to_thread(self.parts.repository.unload, ref(model))
         return Response()
 
     async def _read(self, request: Request, model: type[Body]) -> Body:
         """The body, which may be empty. Forbidden unless ADDNORM_ADMIN is set."""
-        if not self.settings.admin:
+        if not self.parts.settings.admin:
             raise Forbidden(
                 "the model repository is closed: start the server with ADDNORM_ADMIN=true to open"
                 " it"
             )
-        body = await self.receiver.receive(request)
-        deadline = Deadline(self.settings.timeout_s)
-        return await self.bodies.read_json(model, body or b"{}", deadline)
+        body = await self.parts.receiver.receive(request)
+        deadline = Deadline(self.parts.settings.timeout_s)
+        return await self.parts.tools.bodies.read_json(model, body or b"{}", deadline)

@@ -7,12 +7,12 @@ from typing import Any
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
-from addnorm.service.models.registry import Model, Models
+from addnorm.service.models.registry import Model
 from addnorm.service.models.usage import Sum
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.kserve.metadata import find
 from addnorm.service.protocols.kserve.schema import V2_ERRORS
-from addnorm.service.scheduling.cooperative import CooperativePool
+from addnorm.service.protocols.protocol import Parts
 
 
 class Duration(BaseModel):
@@ -66,8 +66,7 @@ class AllStatistics(BaseModel):
 class StatisticsRoutes:
     """Must come before MetadataRoutes: in /models/stats, `stats` is no model."""
 
-    models: Models
-    readers: CooperativePool  # where large answers are made
+    parts: Parts
 
     def router(self) -> APIRouter:
         router = APIRouter(prefix="/v2")
@@ -86,19 +85,19 @@ class StatisticsRoutes:
         return router
 
     async def all_statistics(self) -> Response:
-        served = [sorted(versions.items()) for _, versions in self.models]
+        served = [sorted(versions.items()) for _, versions in self.parts.models]
         return await self._answer([model for versions in served for _, model in versions])
 
     async def model_statistics(self, model: str) -> Response:
-        served = self.models.versions(model)
+        served = self.parts.models.versions(model)
         return await self._answer([served[number] for number in sorted(served)])
 
     async def version_statistics(self, model: str, version: str) -> Response:
-        return await self._answer([find(self.models, model, version)])
+        return await self._answer([find(self.parts.models, model, version)])
 
     async def _answer(self, models: list[Model]) -> Response:
         """Made off the event loop: there may be many models, and many sizes of micro-batches."""
-        return Response(await self.readers.call(partial(_encoded, models)), media_type=JSON)
+        return Response(await self.parts.readers.call(partial(_encoded, models)), media_type=JSON)
 
 
 def _encoded(models: list[Model]) -> bytes:

@@ -6,6 +6,6 @@ from addnorm.service.protocols.protocol import OtherRoutes, Protocol
 
 PROTOCOL = Protocol(
     tag="models",
-    routes=(OtherRoutes(lambda parts: ModelListRoutes(parts.tools.models).router()),),
+    routes=(OtherRoutes(ModelListRoutes),),
     errors=OPENAI_ERRORS,
 )

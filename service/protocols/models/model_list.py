@@ -9,11 +9,13 @@ from pydantic import BaseModel, Field
 
 from addnorm.service.errors import ModelNotFound
 from addnorm.service.inference.outputs import OUTPUTS
-from addnorm.service.models.registry import Model, Models
-from addnorm.service.protocols.codec.openapi import NO_MODEL, NOT_READY, Responses, by_name
+from addnorm.service.models.registry import Model
+from addnorm.service.protocols.codec.openapi import by_name
+from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
+from addnorm.service.protocols.protocol import Parts
 from addnorm.service.runtime.manifest import Limits, Pooling, Task
 
-NAMED: Responses = {404: NO_MODEL, 503: NOT_READY}
+NAMED = OPENAI_ERRORS.only(404, 503)
 
 
 class ModelEntry(BaseModel):
@@ -74,12 +76,14 @@ class ModelList(BaseModel):
 
 @dataclass(frozen=True)
 class ModelListRoutes:
-    models: Models
+    parts: Parts
 
     def router(self) -> APIRouter:
         router = APIRouter(prefix="/v1/models", generate_unique_id_function=by_name)
         router.get(
-            "", summary="The models served here, in OpenAI's list shape", responses={503: NOT_READY}
+            "",
+            summary="The models served here, in OpenAI's list shape",
+            responses=OPENAI_ERRORS.only(503),
         )(self.list_models)
         router.get("/{name}", summary="One model, by its latest version", responses=NAMED)(
             self.show_model
@@ -102,12 +106,13 @@ class ModelListRoutes:
 
     async def list_models(self) -> ModelList:
         short = {"vector_ranges": None}  # they are long
-        return ModelList(data=[_entry(*each).model_copy(update=short) for each in self.models])
+        entries = (_entry(*each) for each in self.parts.models)
+        return ModelList(data=[entry.model_copy(update=short) for entry in entries])
 
     async def show_model(self, name: str) -> ModelEntry:
         """By an alias too."""
-        ref = name.partition(":")[0]
-        versions, model = self.models.versions(ref.partition("/")[0]), self.models.find(ref)
+        ref, models = name.partition(":")[0], self.parts.models
+        versions, model = models.versions(ref.partition("/")[0]), models.find(ref)
         entry = _entry(ref, versions, model)
         if name not in (entry.id, *entry.aliases):
             known = ", ".join(entry.prompts) or "none"
@@ -118,7 +123,7 @@ class ModelListRoutes:
         return await self.show_model(f"{name}/{version}")
 
     async def show_certificate(self, name: str) -> dict[str, Any]:
-        certificate = self.models.find(name).bundle.certificate
+        certificate = self.parts.models.find(name).bundle.certificate
         assert certificate
         return certificate
 

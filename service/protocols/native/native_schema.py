@@ -6,8 +6,8 @@ from pydantic import BaseModel, Field, create_model
 
 from addnorm.service.inference.outputs import OUTPUTS, OutputKinds
 from addnorm.service.protocols.codec import safetensors_body
-from addnorm.service.protocols.codec.openapi import Strict
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
+from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.texts.sequences import Integers
 from addnorm.service.protocols.texts.spans import Ranges
 from addnorm.service.protocols.texts.texts import PROMPT_NAME, Texts

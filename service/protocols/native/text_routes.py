@@ -10,8 +10,8 @@ from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import written
-from addnorm.service.protocols.codec.openapi import Strict
 from addnorm.service.protocols.codec.payload import Payload
+from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.native.native_schema import Usage
 from addnorm.service.protocols.texts import text_tasks

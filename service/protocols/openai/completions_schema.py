@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from addnorm.service.protocols.codec.openapi import Strict
+from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.texts.sequences import Sequences, Strings
 from addnorm.service.runtime.manifest import Precision
 

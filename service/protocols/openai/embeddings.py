@@ -14,8 +14,8 @@ from addnorm.service.inference.request import InferenceRequest, InferenceRespons
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import written
-from addnorm.service.protocols.codec.openapi import Strict
 from addnorm.service.protocols.codec.payload import Payload, base64_of
+from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.texts.sequences import (
     OTHER_VOCABULARY,

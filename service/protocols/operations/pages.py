@@ -11,7 +11,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request, Response
 
 from addnorm.service.errors import NotFound
-from addnorm.service.models.registry import Models
+from addnorm.service.protocols.protocol import Parts
 
 FILES = Path(__file__).parents[2] / "page"
 TYPES = {
@@ -55,11 +55,12 @@ class Page:
 class PageRoutes:
     """Reads the files once, when it is built."""
 
-    def __init__(self, models: Models, needs_key: bool) -> None:
-        """needs_key: the pages are open, but whoever has no key must not learn which models are
-        served."""
+    def __init__(self, parts: Parts) -> None:
+        settings = parts.settings
+        needs_key = bool(settings.api_keys or settings.api_keys_file)
         self._pages = _read(FILES)
-        self._models = None if needs_key else models
+        # the pages are open, but whoever has no key must not learn which models are served
+        self._models = None if needs_key else parts.models
 
     def router(self) -> APIRouter:
         router = APIRouter(include_in_schema=False)

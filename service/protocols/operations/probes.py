@@ -12,24 +12,20 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from addnorm.service.models.readiness import Readiness
 from addnorm.service.protocols.codec.negotiation import JSON
-from addnorm.service.protocols.codec.openapi import NOT_READY, Responses
-from addnorm.service.scheduling.cooperative import CooperativePool
-from addnorm.service.telemetry.exposition import Exposition
+from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
+from addnorm.service.protocols.protocol import Parts
 
 swagger = StaticFiles(packages=[("fastapi_swagger", "resources")])
 
 
 @dataclass(frozen=True)
 class OperationsRoutes:
-    readiness: Readiness
-    exposition: Exposition
-    readers: CooperativePool  # where large answers are made
+    parts: Parts
 
     def router(self) -> APIRouter:
         router = APIRouter()
-        failing: Responses = {503: NOT_READY}
+        failing = OPENAI_ERRORS.only(503)
         router.get("/livez", summary="The process answers, and can go on", responses=failing)(
             self.livez
         )
@@ -46,22 +42,22 @@ class OperationsRoutes:
         return router
 
     async def livez(self) -> dict[str, str]:
-        self.readiness.check_alive()
+        self.parts.readiness.check_alive()
         return {"status": "alive"}
 
     async def readyz(self) -> dict[str, str]:
-        await self.readiness.check()
+        await self.parts.readiness.check()
         return {"status": "ready"}
 
     async def metrics(self) -> Response:
-        text = await self.readers.call(self.exposition.render)
+        text = await self.parts.readers.call(self.parts.exposition.render)
         return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def document(self, request: Request) -> Response:
         """Made and written when first asked for, off the event loop: both take a while."""
         app = request.app
         if not hasattr(app.state, "document"):
-            app.state.document = await self.readers.call(lambda: orjson.dumps(app.openapi()))
+            app.state.document = await self.parts.readers.call(lambda: orjson.dumps(app.openapi()))
         return Response(app.state.document, media_type=JSON)
 
     async def docs(self) -> HTMLResponse:

@@ -2,32 +2,23 @@
 
 from dataclasses import dataclass
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.bodies import held_bytes
 from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.codec.negotiation import JSON
-from addnorm.service.protocols.endpoint import Endpoint, ErrorFormat
-from addnorm.service.protocols.protocol import Parts, Routes
+from addnorm.service.protocols.endpoint import Endpoint
+from addnorm.service.protocols.protocol import EndpointRoutes, Handler, Parts
 from addnorm.service.protocols.routes.request_deadline import begin_deadline
 from addnorm.service.telemetry.request_context import context_of
 
 
-class Answering(Routes):
+class Answering(EndpointRoutes[bytes]):
     """Endpoints that make their answer themselves: JSON."""
 
-    def __init__(self, *endpoints: Endpoint[bytes]) -> None:
-        self.own = self.endpoints = endpoints
-
-    def router(self, parts: Parts, errors: ErrorFormat) -> APIRouter:
-        router = APIRouter()
-        for endpoint in self.own:
-            documented = (endpoint.errors or errors).documented
-            documentation = endpoint.documentation(documented)
-            handle = BodyHandler(parts, endpoint).handle
-            router.add_api_route(endpoint.path, handle, methods=["POST"], **documentation)
-        return router
+    def handler(self, parts: Parts, endpoint: Endpoint[bytes]) -> Handler:
+        return BodyHandler(parts, endpoint).handle
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -17,8 +17,8 @@ from addnorm.service.protocols.codec.bodies import held_bytes
 from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.codec.negotiation import wanted_coding
 from addnorm.service.protocols.codec.payload import compressing
-from addnorm.service.protocols.endpoint import Decoded, Endpoint, ErrorFormat
-from addnorm.service.protocols.protocol import Parts, Routes
+from addnorm.service.protocols.endpoint import Decoded, Endpoint
+from addnorm.service.protocols.protocol import EndpointRoutes, Handler, Parts
 from addnorm.service.protocols.routes.payload_response import PayloadResponse
 from addnorm.service.protocols.routes.request_deadline import TIMEOUT_HEADER, begin_deadline
 from addnorm.service.scheduling.deadline import Deadline
@@ -69,20 +69,13 @@ class InferenceRoute(APIRoute):
         await response(scope, receive, send)
 
 
-class Inferring(Routes):
+class Inferring(EndpointRoutes[Decoded]):
     """Endpoints that ask for an inference."""
 
-    def __init__(self, *endpoints: Endpoint[Decoded]) -> None:
-        self.own = self.endpoints = endpoints
+    route_class = InferenceRoute
 
-    def router(self, parts: Parts, errors: ErrorFormat) -> APIRouter:
-        router = APIRouter(route_class=InferenceRoute)
-        for endpoint in self.own:
-            documented = (endpoint.errors or errors).documented
-            documentation = endpoint.documentation(documented)
-            answer = InferenceHandler(parts, endpoint).answer
-            router.add_api_route(endpoint.path, answer, methods=["POST"], **documentation)
-        return router
+    def handler(self, parts: Parts, endpoint: Endpoint[Decoded]) -> Handler:
+        return InferenceHandler(parts, endpoint).answer
 
 
 @dataclass(frozen=True)

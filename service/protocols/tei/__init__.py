@@ -1,23 +1,18 @@
 """text-embeddings-inference's routes, and the paths that other dialects share with it."""
 
-from addnorm.service.protocols.protocol import OtherRoutes, Parts, Protocol
+from addnorm.service.protocols.protocol import OtherRoutes, Protocol
 from addnorm.service.protocols.routes.body_route import Answering
 from addnorm.service.protocols.routes.inference_route import Inferring
 from addnorm.service.protocols.tei import shared_paths, tei_tasks, tei_tokens
 from addnorm.service.protocols.tei.tei_about import TeiAboutRoutes
 from addnorm.service.protocols.tei.tei_schema import TEI_ERRORS
 
-
-def _about(parts: Parts) -> TeiAboutRoutes:
-    return TeiAboutRoutes(parts.tools.models, parts.readiness, parts.settings)
-
-
 PROTOCOL = Protocol(
     tag="text-embeddings-inference",
     routes=(
         Inferring(*tei_tasks.ENDPOINTS, shared_paths.RERANK_ENDPOINT),
         Answering(shared_paths.TOKENIZE_ENDPOINT, tei_tokens.ENDPOINT),
-        OtherRoutes(lambda parts: _about(parts).router()),
+        OtherRoutes(TeiAboutRoutes),
     ),
     errors=TEI_ERRORS,
     scopes={"/health": None},

@@ -7,13 +7,12 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from addnorm.service import VERSION
-from addnorm.service.models.readiness import Readiness
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.protocols.codec.openapi import by_name
+from addnorm.service.protocols.protocol import Parts
 from addnorm.service.protocols.tei.tei_schema import TEI_ERRORS, TeiInfo
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Task
-from addnorm.service.settings import Settings
 from addnorm.service.tasks.classification import label_names
 
 # the first that a model is served for says which model is described
@@ -34,9 +33,7 @@ def described(models: Models) -> Model:
 
 @dataclass(frozen=True)
 class TeiAboutRoutes:
-    models: Models
-    readiness: Readiness
-    settings: Settings
+    parts: Parts
 
     def router(self) -> APIRouter:
         router = APIRouter(generate_unique_id_function=by_name)
@@ -58,7 +55,7 @@ class TeiAboutRoutes:
         return router
 
     async def info(self) -> TeiInfo:
-        model, settings = described(self.models), self.settings
+        model, settings = described(self.parts.models), self.parts.settings
         bundle, manifest = model.bundle, model.bundle.manifest
         precision = manifest.default_precision
         return TeiInfo(
@@ -80,7 +77,7 @@ class TeiAboutRoutes:
         )
 
     async def health(self) -> Response:
-        await self.readiness.check()
+        await self.parts.readiness.check()
         return Response()
 
 

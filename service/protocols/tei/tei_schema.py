@@ -6,7 +6,8 @@ from pydantic import BaseModel, Field, PlainValidator, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 from addnorm.service.errors import EmptyInput, ServiceError
-from addnorm.service.protocols.codec.openapi import Strict, errors
+from addnorm.service.protocols.codec.openapi import errors
+from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import ErrorFormat
 from addnorm.service.protocols.texts.sequences import Integers, Row, Sequences, Strings
 from addnorm.service.protocols.texts.texts import PROMPT_NAME

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from addnorm.service.protocols.codec.openapi import Strict
+from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.texts.sizes import (
     MAX_LABEL_CHARACTERS,
     MAX_TARGET_CHARACTERS,

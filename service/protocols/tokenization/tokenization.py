@@ -12,7 +12,7 @@ from addnorm.service.inference.request_path import Call
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import fragment
-from addnorm.service.protocols.codec.openapi import Strict
+from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import JsonEndpoint
 from addnorm.service.protocols.texts.texts import PROMPT_NAME, Texts, TextsToTokenize
 from addnorm.service.runtime.tokenizing.tokenizer import Text, Tokenizer

@@ -9,7 +9,7 @@ PROTOCOL = Protocol(
     tag="vLLM",
     routes=(
         Answering(vllm_tokens.ENDPOINT),
-        OtherRoutes(lambda parts: vllm_tokens.TokenizerInfoRoutes(parts.tools.models).router()),
+        OtherRoutes(vllm_tokens.TokenizerInfoRoutes),
     ),
     errors=OPENAI_ERRORS,
 )

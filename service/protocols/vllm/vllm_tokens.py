@@ -15,11 +15,13 @@ from pydantic import BaseModel, Field
 
 from addnorm.service.errors import EmptyInput
 from addnorm.service.inference.request_path import Call
-from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import fragment
-from addnorm.service.protocols.codec.openapi import ERRORS, Strict, by_name
+from addnorm.service.protocols.codec.openapi import by_name
+from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import JsonEndpoint
+from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
+from addnorm.service.protocols.protocol import Parts
 from addnorm.service.protocols.texts.sequences import Row
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.protocols.tokenization.tokenization import Shown
@@ -96,19 +98,19 @@ ENDPOINT = JsonEndpoint(
 
 @dataclass(frozen=True)
 class TokenizerInfoRoutes:
-    models: Models
+    parts: Parts
 
     def router(self) -> APIRouter:
         router = APIRouter(generate_unique_id_function=by_name)
         router.get(
             "/tokenizer_info",
             summary="The special tokens of the model that scores completions, as vLLM answers",
-            responses={status: ERRORS[status] for status in (400, 404, 503)},
+            responses=OPENAI_ERRORS.only(400, 404, 503),
         )(self.tokenizer_info)
         return router
 
     async def tokenizer_info(self) -> TokenizerInfo:
-        tokens = self.models.find(None, "complete").bundle.manifest.special_tokens
+        tokens = self.parts.models.find(None, "complete").bundle.manifest.special_tokens
         return TokenizerInfo(
             eos_token=tokens.get("eos_token"),
             bos_token=tokens.get("bos_token"),
