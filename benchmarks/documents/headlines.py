@@ -32,10 +32,10 @@ def headlines_table(kept: Kept) -> str:
     ]
     bits = (figure(kept, f"bench / {who} / {BITS}") for who in (FP32, INT8))
     changed, *ours = (
-        figure(kept, f"texts / {who} / {OTHER_BITS}") for who in ("encode", "fp32", "int8")
+        figure(kept, f"texts / {who} / {OTHER_BITS}") for who in ("FastAPI", "fp32", "int8")
     )
     rows += [
         ("answers with the bits of each sequence alone", "", *bits),
-        ("texts whose bits differ between two requests", f"`encode`: {changed}", *ours),
+        ("texts whose bits differ between two requests", f"{FASTAPI}: {changed}", *ours),
     ]
     return table(["load", "beside", "fp32", "int8"], rows)
