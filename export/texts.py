@@ -105,7 +105,7 @@ def _refuse_what_is_not_done(
 def _input_types(
     authors: SentenceTransformers, tokenizer: "PreTrainedTokenizerBase", max_positions: int
 ) -> dict[InputType, InputRules]:
-    """As MultiVectorEncoder's encode_query and encode_document treat texts; {} for other models.
+    """How MultiVectorEncoder's encode_query and encode_document treat texts; {} for other models.
     NoTexts if a limit leaves no room for a text."""
     if authors.mask is None:
         return {}
@@ -124,7 +124,7 @@ def _input_types(
 
 
 def _token_ids(words: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
-    """Of those words that are tokens, ascending."""
+    """Ids of those words that are tokens, ascending."""
     vocabulary = tokenizer.get_vocab()
     return tuple(sorted({vocabulary[word] for word in words if word in vocabulary}))
 

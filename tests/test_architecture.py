@@ -93,7 +93,7 @@ def test_imports_within_service_run_downward_only() -> None:
 
 
 def test_no_file_shares_its_name() -> None:
-    """With a file of another folder of service, or with a module of the standard library."""
+    """A file's name differs from those in other folders of service and in the standard library."""
     names = [path.stem for path in sources("service") if path.stem != "__init__"]
     assert len(set(names)) == len(names), sorted(name for name in names if names.count(name) > 1)
     assert not set(names) & set(sys.stdlib_module_names)

@@ -106,7 +106,7 @@ def _at_once(
 
 
 def latency(setup: Setup) -> None:
-    """Of one caller: milliseconds of one sequence, in turn with PyTorch."""
+    """Measures a single caller: milliseconds for one sequence, in turn with PyTorch."""
     for shape in setup.shapes:
         model = _loaded(setup, shape)
         peer = torch_encoder.encoder(shapes.SHAPES[shape], setup.provider)

@@ -78,7 +78,7 @@ def test_texts_and_ids_are_the_same_sequences(streams: dict[str, Stream], bundle
 
 
 def embeddings(request: Any, *, reverse: bool = False, change: float = 0.0) -> bytes:
-    """As OpenAI's protocol has it."""
+    """The body of a response of OpenAI's protocol."""
     vectors = [
         compute("embedding", sequence) + np.float32(change) for sequence in request.sequences
     ]

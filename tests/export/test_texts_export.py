@@ -176,7 +176,7 @@ def test_a_bundle_whose_tokenizer_is_not_the_folders_is_not_certified(
 def test_settings_of_transformers_beside_the_tokenizer_are_obeyed(
     folder: Path, tmp_path: Path
 ) -> None:
-    """As AutoTokenizer, which the certificate compares with."""
+    """AutoTokenizer obeys them too, and the certificate compares with it."""
     change(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer", do_lower_case=False)
     command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out")])
     tokenizer = Tokenizer(bundles.read(tmp_path / "out" / "mine" / "1"))

@@ -29,7 +29,7 @@ Encode = Callable[[tokenizers.Tokenizer, list[Text]], list[Encoding]]
 
 
 def num_characters(text: Text) -> int:
-    """Of both texts of a pair."""
+    """Characters of a text, or of both texts of a pair."""
     return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
 
 
@@ -39,7 +39,7 @@ def _is_pair(text: Text) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Those of a text, special tokens included."""
+    """The tokens of a text, special tokens included."""
 
     ids: list[int]
     types: list[int] | None  # None: all 0, or the model takes none
@@ -101,7 +101,7 @@ class Tokenizer:
         return self._whole
 
     def tokens(self, texts: Sequence[Text], truncate: bool, left: bool = False) -> list[Tokens]:
-        """Those of each text or pair.
+        """The tokens of each text or pair.
 
         truncate: cuts them to max_tokens, or raises CannotCut; left: cuts off their beginnings.
         """
@@ -110,7 +110,7 @@ class Tokenizer:
         return list(map(self.tokens_of, self._encoded(encode, texts, truncate, left)))
 
     def encode(self, texts: Sequence[Text], truncate: bool) -> list[Encoding]:
-        """As `tokens`, with words and offsets."""
+        """Encodes as `tokens` does, with words and offsets."""
         return self._encoded(tokenizers.Tokenizer.encode_batch, texts, truncate)
 
     @cached_property
@@ -146,7 +146,7 @@ class Tokenizer:
 
     @cached_property
     def _left(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
-        """Those that cut texts, and pairs, on the left: few callers need them."""
+        """Tokenizers that cut texts, and pairs, on the left. Few callers need them."""
         plain = self._whole.to_str()
         texts, pairs = (tokenizers.Tokenizer.from_str(plain) for _ in range(2))
         texts.enable_truncation(self.max_tokens, direction="left")
