@@ -160,7 +160,7 @@ def test_a_flood_of_one_model_or_key_refuses_nobody_of_another(by: str) -> None:
 
 
 @pytest.mark.parametrize("by", ["model", "key"])
-def test_two_floods_share_the_lanes_and_each_keeps_its_promises(by: str) -> None:
+def test_two_floods_share_the_worker_threads_and_each_keeps_its_promises(by: str) -> None:
     one, other = (target(), target()) if by == "model" else [target()] * 2
     key = "b" if by == "key" else ""
     # when the second comes, what the first was promised with all workers takes twice as long
