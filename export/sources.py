@@ -207,4 +207,4 @@ def _texts(
             f"{option} {max_length}: {found.num_special + 1} to {max_positions} for"
             f" this model, whose texts have {found.num_special} special tokens"
         )
-    return replace(found, max_tokens=max_length, limited_by=option)
+    return replace(found, max_text_tokens=max_length, limited_by=option)

@@ -37,7 +37,7 @@ def limit_of(folder: Path) -> tuple[int, str]:
     from addnorm.export import texts
 
     found = texts.read(folder, MAX_POSITIONS)
-    return found.max_tokens, found.limited_by
+    return found.max_text_tokens, found.limited_by
 
 
 def test_the_authors_limit_is_found_where_sentence_transformers_looks(folder: Path) -> None:
@@ -192,7 +192,9 @@ def test_a_manifest_without_a_limit_of_texts_has_that_of_positions(
     without = {name: limits[name] for name in limits if name != "max_text_tokens"}
     change(path / "manifest.json", limits=without)
     bundle = bundles.read_uncertified(path)
-    assert bundle.manifest.limits.max_text_tokens == Tokenizer(bundle).max_tokens == MAX_POSITIONS
+    assert (
+        bundle.manifest.limits.max_text_tokens == Tokenizer(bundle).max_text_tokens == MAX_POSITIONS
+    )
     change(path / "manifest.json", limits={**limits, "max_text_tokens": 17})
     with pytest.raises(StartupError, match="it must be 3 to 16"):
         Tokenizer(bundles.read_uncertified(path))

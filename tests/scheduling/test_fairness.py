@@ -35,8 +35,8 @@ def mixed(draws: np.random.Generator) -> list[int]:
 LONG, TINY = of(*[512] * 8), of(3)
 
 
-def admission(max_tokens: int = 65_536, num_workers: int = 2) -> AdmissionControl:
-    return AdmissionControl(JobQueue(num_workers), max_tokens)
+def admission(max_queue_tokens: int = 65_536, num_workers: int = 2) -> AdmissionControl:
+    return AdmissionControl(JobQueue(num_workers), max_queue_tokens)
 
 
 def simulated(*groups: Group, seconds: float = 10) -> dict[str, Outcome]:

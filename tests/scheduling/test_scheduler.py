@@ -263,7 +263,7 @@ def test_a_full_queue_has_room_for_the_small_and_for_other_models_and_keys() -> 
         submit(queue, target, of_lengths(5), key="a")
     submit(queue, target, of_lengths(20), key="b")
     submit(queue, other, of_lengths(20), key="a")
-    assert queue.num_tokens <= queue.admission.max_tokens
+    assert queue.num_tokens <= queue.admission.max_queue_tokens
 
 
 def test_a_rejection_for_a_jobs_own_size_sheds_nobody_else() -> None:

@@ -147,7 +147,7 @@ class TextReader:
         self, asked: TextsToTokenize, work: Callable[[Sequence[Text]], list[Made]]
     ) -> Steps[list[Made]]:
         """InvalidInput for a text that is too long, or has no tokens."""
-        limit = self.tokenizer(asked).max_tokens
+        limit = self.tokenizer(asked).max_text_tokens
 
         def check(index: int, made: Made) -> None:
             if len(made) > limit:
