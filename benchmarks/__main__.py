@@ -78,7 +78,7 @@ def _findings(experiment: Experiment, options: Options) -> Findings:
 
 
 def _elsewhere(name: str, experiment: Experiment, arguments: argparse.Namespace) -> bool:
-    """By the interpreter of the experiment's own environment."""
+    """Runs the experiment with the interpreter of its own environment. True if it succeeded."""
     own = {"--minutes": arguments.minutes, "--out": arguments.out, "--beside": arguments.beside}
     words = [str(word) for pair in own.items() if pair[1] for word in pair]
     words += ["--only", *arguments.only] if arguments.only else []

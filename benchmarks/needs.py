@@ -18,7 +18,7 @@ def on_path(program: str) -> bool:
 
 
 def absent_files(needs: Sequence[str], root: Path = ROOT) -> list[str]:
-    """Those that `make FILE` makes."""
+    """The needed files that do not exist. `make FILE` makes each of them."""
     return [need for need in needs if need not in PROGRAMS and not (root / need).exists()]
 
 

@@ -52,7 +52,7 @@ def _section(name: str, entry: dict[str, Any]) -> str:
 
 
 def commit(checkout: Path) -> str:
-    """As git names it."""
+    """The commit of the checkout, as `git describe` names it."""
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "no commit known"

@@ -75,7 +75,8 @@ class Replica:
         return ForOtherServers(self._service.app, self._service.settings)
 
     async def check_health(self) -> None:
-        """As `/livez` and `/readyz`. Serve replaces a replica whose check raises three times."""
+        """Checks what `/livez` and `/readyz` check. Serve replaces a replica whose check raises
+        three times."""
         self._service.readiness.check_alive()
         await self._service.readiness.check()
 

@@ -30,7 +30,8 @@ SLICE = 256  # rows compared at once
 
 @dataclass(frozen=True)
 class Figures:
-    """Of the rows of a sample, by their places in it."""
+    """How the stored and the new vectors of a sample differ. Rows are named by their places in
+    it."""
 
     num_rows: int
     width: int
@@ -92,7 +93,7 @@ def compared(stored: NDArray[Any], new: NDArray[Any]) -> Figures:
 
 
 def verdict(figures: Figures) -> Verdict:
-    """By the number of rows that differ, and by how much they do."""
+    """Judges by the number of rows that differ, and by how much they do."""
     if not figures.different:
         return "bit-equal"
     if figures.of_other_rows >= SOME:
@@ -114,14 +115,15 @@ def verdict(figures: Figures) -> Verdict:
 
 
 def _bits(vectors: NDArray[Any]) -> NDArray[Any]:
-    """Of each number, so that 0 and -0 differ."""
+    """The bits of each number as an unsigned integer, so that 0 and -0 differ."""
     return np.ascontiguousarray(vectors).view(f"u{vectors.dtype.itemsize}")
 
 
 def _by_row(
     stored: NDArray[Any], new: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Of each row the largest difference, the cosine, and the new length by the stored one [n]."""
+    """For each row the largest difference, the cosine, and the ratio of the new length to the
+    stored one, `[n]` each."""
     parts = []
     for start in range(0, len(stored), SLICE):
         a, b = (side[start : start + SLICE].astype(np.float64) for side in (stored, new))
@@ -168,7 +170,7 @@ def _neighbours_shared(stored: NDArray[Any], new: NDArray[Any], number: int) -> 
 
 
 def _directions(vectors: NDArray[Any]) -> NDArray[np.float32]:
-    """Of length 1, but for zero vectors."""
+    """The vectors scaled to length 1. Zero vectors stay zero."""
     floats = vectors.astype(np.float32)
     lengths = np.linalg.norm(floats, axis=1, keepdims=True)
     return (floats / np.where(lengths, lengths, 1)).astype(np.float32)

@@ -52,7 +52,7 @@ class Computing(NamedTuple):
     made: list[asyncio.Task[pa.Array]]  # of each request
 
     async def column(self) -> pa.Array:
-        """Of all texts, in their order."""
+        """The Arrow column of the outputs of all texts, in the order of the texts."""
         parts = await asyncio.gather(*self.made)
         places = np.argsort(np.concatenate(self.order), kind="stable")
         return pa.concat_arrays(parts).take(pa.array(places))
@@ -101,12 +101,12 @@ class Embedder:
         return self.model.bundle.manifest.labels if self.options.output == "scores" else None
 
     def num_bytes(self, batch: Batch) -> int:
-        """Of the tokens and the column, about."""
+        """Bytes of the tokens and of the column, estimated."""
         values = self._output.num_values(self.model.bundle, batch)
         return batch.tokens.nbytes + 4 * values
 
     async def column(self, texts: Sequence[Text]) -> pa.Array:
-        """Of all texts, in their order."""
+        """Computes the Arrow column of all texts, in their order."""
         batches = [
             await self.tokenized(texts[start : start + TEXTS_AT_ONCE], start)
             for start in range(0, len(texts), TEXTS_AT_ONCE)
@@ -114,7 +114,8 @@ class Embedder:
         return await (await self.start(joined(batches), 0)).column()
 
     async def tokenized(self, texts: Sequence[Text], first_row: int) -> Batch:
-        """By threads that are not the engine's. CorpusError names a text that is refused.
+        """Tokenizes in threads that are not the engine's. CorpusError names a text that is
+        rejected.
 
         first_row: the number of the first text, for messages.
         """
@@ -195,7 +196,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
 
 
 def as_dict(options: EmbedOptions) -> dict[str, Any]:
-    """Those that are set."""
+    """The options that are set."""
     return {name: value for name, value in asdict(options).items() if value not in (None, False)}
 
 

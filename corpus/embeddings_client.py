@@ -34,7 +34,7 @@ DTYPES = {"float32": "<f4", "int8": "i1", "uint8": "u1"}
 
 @dataclass(frozen=True)
 class Options:
-    """Of `/v1/embeddings`. None: as the server and the model say."""
+    """Options of `/v1/embeddings`. None: the default of the server and the model."""
 
     model: str | None = None
     precision: str | None = None

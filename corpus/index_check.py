@@ -27,7 +27,7 @@ MEANINGS: dict[Verdict, str] = {
 
 @dataclass(frozen=True)
 class Difference:
-    """Of one part of a fingerprint. None: that side has no such part."""
+    """A part of a fingerprint that differs. None: that side has no such part."""
 
     part: str
     stored: str | None
@@ -44,7 +44,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """Those of the stored vectors and of the server."""
+    """The fingerprints of the stored vectors and of the server."""
 
     stored: Recorded | None
     served: Recorded | None
@@ -59,7 +59,7 @@ class Fingerprints:
 
     @property
     def differences(self) -> list[Difference]:
-        """Of the parts, where both sides have them."""
+        """The parts that differ, if both sides have parts."""
         if not (self.stored and self.served and self.stored.parts and self.served.parts):
             return []
         stored, served = self.stored.parts, self.served.parts
@@ -103,7 +103,7 @@ class Report:
 
     @property
     def meaning(self) -> str:
-        """Of verdict and fingerprint together."""
+        """What verdict and fingerprint together mean, in words."""
         if self.figures.num_zero == self.figures.num_rows and self.verdict != "bit-equal":
             return "the stored vectors are zero, so nothing was stored"
         if self.verdict == "bit-equal" and self.fingerprints.are_equal is False:

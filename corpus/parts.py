@@ -24,7 +24,7 @@ Plan = Mapping[str, Mapping[str, Any]]  # JSON
 
 
 class Parts:
-    """Of one job, which one process at a time works on."""
+    """The finished parts of one job, on disk. One process at a time works on them."""
 
     def __init__(self, out: Path, plan: Plan, metadata: Mapping[str, str]) -> None:
         """plan: what decides the result. metadata: of OUT, besides."""

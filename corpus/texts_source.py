@@ -63,7 +63,7 @@ class Source:
             check_texts(self.schema.field(name).type, path, name)
 
     def digests(self) -> dict[str, str]:
-        """Of the files' bytes, by their names."""
+        """Digests of the files' bytes, by file name."""
         found = {}
         for path in self.files:
             with _one_line(path), path.open("rb") as file:

@@ -107,7 +107,7 @@ def _weights(names: list[str]) -> list[str]:
 
 
 def _reason(error: Exception, revision: str) -> str:
-    """In one line."""
+    """Why the download failed, in one line."""
     from huggingface_hub import errors
 
     log_in = "run `hf auth login` or set HF_TOKEN"

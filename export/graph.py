@@ -214,10 +214,10 @@ def _scan(node: NodeProto) -> NodeProto:
 
 
 def _chosen(attention: NodeProto, heads: str, made: str) -> list[NodeProto]:
-    """Of the softmax of all heads that of `heads`, `[B, h, w, S]`.
+    """Nodes that take the softmax of `heads`, `[B, h, w, S]`, from the softmax of all heads.
 
-    The reshaping changes nothing: where S is not known, onnxruntime takes it for 0 in the shape
-    of the operator's last output (1.31.1), and then refuses it.
+    The reshaping changes nothing: where S is not known, onnxruntime takes it for 0 in the shape of
+    the operator's last output (1.31.1), and then rejects it.
     """
     query, key, shown = attention.input[0], attention.input[1], attention.output[3]
     n_heads = next(item.i for item in attention.attribute if item.name == "q_num_heads")

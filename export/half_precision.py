@@ -163,7 +163,7 @@ class _Halving:
                 self._types[name] = FLOAT
 
     def graph(self) -> Graph:
-        """With all nodes that were added."""
+        """The graph with all nodes that were added."""
         made = self._source.copy().proto
         new = [constant(name, array) for name, array in self._tensors.items()]
         used = {name for node in self._nodes for name in _read(node)}

@@ -43,7 +43,7 @@ class Graph:
         return numpy_helper.to_array(item)
 
     def constants(self) -> dict[str, Array]:
-        """By name."""
+        """The graph's constants by name."""
         return {item.name: self.value(item) for item in self.proto.graph.initializer}
 
     def copy(self) -> "Graph":
@@ -67,7 +67,7 @@ class Graph:
 
 
 def constant(name: str, array: Array) -> TensorProto:
-    """As it stands in a Graph's message: with its values only if they are few."""
+    """A constant as a Graph's message stores it: with its values only if they are few."""
     if array.nbytes < MIN_BYTES:
         return numpy_helper.from_array(array, name)
     kind = helper.np_dtype_to_tensor_dtype(array.dtype)

@@ -26,7 +26,7 @@ def problems(model: Transformer, labels: Sequence[str] | None, pooling: str) -> 
 
 
 def _of_tensors(model: Transformer) -> Iterator[str]:
-    """Of the first that does not fit: the others are mostly the same."""
+    """What is wrong with the first tensor that does not fit: the others are mostly the same."""
     for name, tensor in model.state_dict().items():
         if tensor.is_meta:
             yield f"{name} has no values: it is on the device meta"

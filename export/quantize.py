@@ -85,7 +85,7 @@ def quantize(graph: Graph, ranges: Mapping[str, Floats]) -> Graph:
 
 
 def needs(precisions: Collection[str]) -> Int8:
-    """As the manifest of a bundle with these precisions says it."""
+    """What the manifest of a bundle with these precisions says that int8 needs."""
     return NEEDS if "int8" in precisions else Int8()
 
 
@@ -277,7 +277,8 @@ def _nodes(name: str, x: str, y: str) -> list[NodeProto]:
 
 
 def _replaced(graph: Graph, nodes: list[NodeProto], tensors: Mapping[str, Array]) -> Graph:
-    """With the new nodes and constants, and without the constants that nothing reads any more."""
+    """The graph with the new nodes and constants, and without constants that nothing reads any
+    more."""
     used = {name for node in nodes for name in node.input}
     new = [constant(name, value) for name, value in tensors.items()]
     kept = [item for item in (*graph.proto.graph.initializer, *new) if item.name in used]

@@ -65,7 +65,8 @@ def preset(name: str, seed: int = SEED) -> Source:
 
 
 def named(name: str, choices: Choices | None = None, max_length: int | None = None) -> Source:
-    """Of a folder, or of `ORG/NAME[@REVISION]` of the Hugging Face hub, which is downloaded.
+    """The source with this name: a folder, or `ORG/NAME[@REVISION]` of the Hugging Face hub, which
+    is downloaded.
 
     DownloadError if it cannot be, and the errors of `checkpoint`.
     """
@@ -206,4 +207,4 @@ def _texts(
             f"{option} {max_length}: {found.num_special + 1} to {max_positions} for"
             f" this model, whose texts have {found.num_special} special tokens"
         )
-    return replace(found, max_tokens=max_length, limited_by=option)
+    return replace(found, max_text_tokens=max_length, limited_by=option)

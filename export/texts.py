@@ -30,7 +30,7 @@ class Texts:
     """How a folder's authors make token ids of texts."""
 
     tokenizer: bytes  # tokenizer.json
-    max_tokens: int
+    max_text_tokens: int
     limited_by: str  # what says so
     num_special: int  # tokens around each text
     num_ids: int  # ids are below it
@@ -39,7 +39,7 @@ class Texts:
     input_types: Mapping[InputType, InputRules]  # of a MultiVectorEncoder
 
     def __str__(self) -> str:
-        limits = [f"yes, up to {self.max_tokens} tokens ({self.limited_by})"]
+        limits = [f"yes, up to {self.max_text_tokens} tokens ({self.limited_by})"]
         for input_type, rules in self.input_types.items():
             if rules.max_tokens:
                 limits.append(f"{rules.max_tokens} as {input_type}")
@@ -105,7 +105,7 @@ def _refuse_what_is_not_done(
 def _input_types(
     authors: SentenceTransformers, tokenizer: "PreTrainedTokenizerBase", max_positions: int
 ) -> dict[InputType, InputRules]:
-    """As MultiVectorEncoder's encode_query and encode_document treat texts; {} for other models.
+    """How MultiVectorEncoder's encode_query and encode_document treat texts; {} for other models.
     NoTexts if a limit leaves no room for a text."""
     if authors.mask is None:
         return {}
@@ -124,7 +124,7 @@ def _input_types(
 
 
 def _token_ids(words: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
-    """Of those words that are tokens, ascending."""
+    """Ids of those words that are tokens, ascending."""
     vocabulary = tokenizer.get_vocab()
     return tuple(sorted({vocabulary[word] for word in words if word in vocabulary}))
 

@@ -46,7 +46,7 @@ def with_prompts(
 def measured(source: Source, texts: Texts) -> list[list[float]]:
     """Lowest and highest value of each dimension `[2, w]`, in the fewest digits."""
     tokenizer = _tokenizer(texts.tokenizer)
-    tokenizer.enable_truncation(texts.max_tokens)
+    tokenizer.enable_truncation(texts.max_text_tokens)
     facts = source.facts
     prompts, default = facts.get("prompts", {}), facts.get("default_prompt_name")
     sent = [

@@ -156,7 +156,7 @@ def _limits(source: Source, config: Config, folder: Path) -> Limits:
     if isinstance(found, NoTexts):
         return Limits(**limits)
     (folder / bundles.TOKENIZER).write_bytes(found.tokenizer)
-    return Limits(**limits, max_text_tokens=found.max_tokens)
+    return Limits(**limits, max_text_tokens=found.max_text_tokens)
 
 
 def _vector_ranges(source: Source) -> list[list[float]] | None:
@@ -270,7 +270,7 @@ def _check_text_limit(bundle: Bundle, source: Source) -> None:
     """UsageError if the bundle cuts texts to another number of tokens than its source."""
     if bundles.TOKENIZER not in bundle.manifest.files or isinstance(source.texts, NoTexts):
         return
-    limit = source.texts.max_tokens
+    limit = source.texts.max_text_tokens
     if bundle.manifest.limits.max_text_tokens != limit:
         raise UsageError(
             f"{bundle.ref} takes texts of {bundle.manifest.limits.max_text_tokens} tokens, its"

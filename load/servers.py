@@ -29,7 +29,7 @@ class CacheCounts:
 
     @classmethod
     def of_metrics(cls, text: str) -> "CacheCounts | None":
-        """Of Prometheus' text. None if no series in it is Addnorm's."""
+        """Reads the counts from Prometheus' text. None if no series in it is Addnorm's."""
         values: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:

@@ -125,6 +125,6 @@ def attend_with_probabilities(
 
 
 def _masks(mask: Mask, num_blocks: int) -> list[Mask]:
-    """Of each block of queries."""
+    """The mask of each block of queries."""
     biases = [None] * num_blocks if mask.bias is None else mask.bias
     return [Mask(bias, mask.num_keys) for bias in biases]

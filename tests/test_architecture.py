@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_imports_within_service_run_downward_only() -> None:
 
 
 def test_no_file_shares_its_name() -> None:
-    """With a file of another folder of service, or with a module of the standard library."""
+    """A file's name differs from those in other folders of service and in the standard library."""
     names = [path.stem for path in sources("service") if path.stem != "__init__"]
     assert len(set(names)) == len(names), sorted(name for name in names if names.count(name) > 1)
     assert not set(names) & set(sys.stdlib_module_names)
@@ -207,3 +208,36 @@ def test_no_folder_of_service_holds_more_than_ten_files() -> None:
     sizes = {folder: len(set(folder.glob("*.py")) - {folder / "__init__.py"}) for folder in folders}
     assert sizes
     assert not {folder: size for folder, size in sizes.items() if size > 10}
+
+
+def test_no_docstring_begins_in_the_middle_of_a_sentence() -> None:
+    """A docstring says first what a thing is or does: the name above it is no part of it."""
+    found = {
+        f"{path}: {text[:60]}"
+        for path in sources(*PACKAGES, *AROUND, "examples")
+        if path != ROOT / "export" / "original.py"  # still has one
+        for text in docstrings(ast.parse(path.read_text()))
+        if re.match(r"(Of|By|With|In|As|Those)\s", text)
+    }
+    assert not found
+
+
+def docstrings(tree: ast.Module) -> Iterator[str]:
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(tree):
+        if isinstance(node, kinds):
+            yield ast.get_docstring(node) or ""
+
+
+def test_tests_are_named_in_the_fields_words() -> None:
+    """Worker threads, load shedding and known-answer tests had words of our own. Lines are lines of
+    text: the word beside says of which."""
+    jargon = {"lane", "lanes", "door", "doors", "canary", "canaries"}
+    texts = {"log", "empty", "curl", "certificate"}
+    for path in sources("tests"):
+        for name in re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE):
+            words = name.split("_")
+            assert not jargon & set(words), f"{path}: {name}"
+            for place in (place for place, word in enumerate(words) if word == "lines"):
+                beside = {*words[place - 1 : place + 2]}
+                assert beside & texts, f"{path}: {name}: lines of what?"

@@ -123,7 +123,7 @@ def run(program: str, url: str) -> None:
 
 
 def test_the_programs_of_the_page_on_own_models_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, in one namespace, up to what an export does with a source."""
+    """They run in order, in one namespace, up to what an export does with a source."""
     page, known = (ROOT / "docs" / "own-models.md").read_text(), dict[str, Any]()
     sources = list[Source]()
     monkeypatch.setattr(writer, "export", lambda source, *_: sources.append(source))
@@ -138,8 +138,8 @@ def test_the_programs_of_the_page_on_own_models_run(monkeypatch: pytest.MonkeyPa
 def test_the_programs_of_the_page_on_vector_indexes_run(
     text_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In order, in one namespace; those for databases where their packages are installed. Then the
-    file that they wrote is checked."""
+    """They run in order, in one namespace; those for databases where their packages are installed.
+    Then the file that they wrote is checked."""
     monkeypatch.chdir(tmp_path)
     page, known = (ROOT / "docs" / "vector-indexes.md").read_text(), dict[str, Any]()
     for program in re.findall(r"```python\n(.+?)```", page, re.DOTALL):

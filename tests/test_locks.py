@@ -106,7 +106,7 @@ def _is_of_numpy(called: Any) -> bool:
 
 @contextmanager
 def noting(calls: ArrayCalls) -> Iterator[None]:
-    """In this thread, and in those that start meanwhile."""
+    """Records calls in this thread, and in those that start meanwhile."""
     before = sys.getprofile()
     threading.setprofile(calls)
     sys.setprofile(calls)
@@ -157,7 +157,7 @@ def test_the_page_has_every_lock_in_order_and_every_thread() -> None:
 
 
 def _thread_names(tree: ast.Module) -> Iterator[str]:
-    """Of threads and pools that the module makes."""
+    """Names of the threads and pools that the module makes."""
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call):
             continue

@@ -63,7 +63,7 @@ class Servers:
         return {READY: Contender(READY, ready, ours[FP32].reference, bundle), **ours}
 
     def real(self, bundle: Bundle) -> Contenders:
-        """Of a bundle with a tokenizer; Infinity too if it is installed."""
+        """Contenders for a bundle with a tokenizer; Infinity is one of them if it is installed."""
         ours = {
             name: replace(contender, make_stream=_streams_of(bundle))
             for name, contender in self._addnorm(bundle).items()
@@ -76,7 +76,7 @@ class Servers:
         return {INFINITY: peer, **ours}
 
     def _addnorm(self, bundle: Bundle) -> Contenders:
-        """In each precision of the bundle; after them the other checkout's."""
+        """This checkout's server in each precision of the bundle, then the other checkout's."""
         server = self._lazy(processes.addnorm(bundle))
         found = [in_precision(server, bundle, each) for each in bundle.manifest.precisions]
         if self.beside:

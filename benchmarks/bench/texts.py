@@ -40,7 +40,8 @@ def streams(bundle: Bundle, fields: dict[str, Any], seed: int = 0) -> dict[str, 
 
 
 def _texts(bundle: Bundle, seed: int) -> list[list[str]]:
-    """Of each request: words of one token each, so that a text is as long as it was drawn."""
+    """The texts of each request. Each word is one token, so that a text is as long as it was
+    drawn."""
     draws, words = np.random.default_rng(seed), words_of(bundle.path)
     small = PROFILES["small"]
     longest = min(small.max_length, bundle.manifest.limits.max_text_tokens - 2)  # [CLS] and [SEP]

@@ -10,7 +10,7 @@ from addnorm.service.runtime.session import PROVIDERS
 
 
 def missing() -> list[str]:
-    """In words; empty where everything is there."""
+    """What is missing, in words; empty if everything is there."""
     return [*_missing()]
 
 
@@ -24,7 +24,7 @@ def _missing() -> Iterator[str]:
 
 
 def num_gpus() -> int:
-    """As the driver counts them, whatever PyTorch was built for."""
+    """The number of GPUs that the driver counts, whatever PyTorch was built for."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

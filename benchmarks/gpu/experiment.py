@@ -76,7 +76,7 @@ def _libraries(setup: Setup) -> dict[str, str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """With all that it started, also where it hangs within a run on the GPU."""
+    """Ends the process and all that it started, also if it hangs within a run on the GPU."""
     process.terminate()
     try:
         process.wait(GRACE_S)

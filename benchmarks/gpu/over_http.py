@@ -69,7 +69,7 @@ def _in_turn(
 
 
 def _figures(server: Server, stream: Stream, num_callers: int, seconds: float) -> Figures:
-    """Of answers with status 200; `failed` counts the others."""
+    """Figures of the responses with status 200; `failed` counts the others."""
     bodies = [request.body for request in stream.requests]
     client = Client(server.host, server.port, bodies, TIMEOUT_S)
     with runner() as loop:

@@ -25,8 +25,8 @@ def export(setup: Setup) -> None:
 
 
 def tests(setup: Setup) -> None:
-    """Those marked `cuda`, which are skipped in a rehearsal. The other files are not read: they
-    need packages that a GPU machine may lack."""
+    """Runs the tests marked `cuda`, which are skipped in a rehearsal. The other files are not read:
+    they need packages that a GPU machine may lack."""
     files = [str(file) for file in sorted(TESTS.rglob("test_*.py")) if MARK in file.read_text()]
     if not files:
         raise RuntimeError("no test is marked cuda")
@@ -59,7 +59,7 @@ def environment(part: str) -> dict[str, str]:
 
 
 def run(part: str, setup: Setup) -> None:
-    """In this process, which ends all that it started when it is told to end."""
+    """Runs a part in this process, which ends all that it started when it is told to end."""
     processes.end_on_sigterm()
     try:
         PARTS[part](setup)

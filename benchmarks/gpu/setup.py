@@ -75,6 +75,6 @@ def words(setup: Setup) -> list[str]:
 
 
 def read(out: str, provider: Literal["cpu", "cuda"], *rest: str) -> Setup:
-    """Of the words."""
+    """The setup that `words` has written into a command line."""
     seconds, num_compositions, *shapes = rest
     return Setup(Path(out), provider, shapes, float(seconds), int(num_compositions))

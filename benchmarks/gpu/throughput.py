@@ -88,25 +88,25 @@ def lanes(setup: Setup) -> None:
 
 
 def _at_once(
-    batches: Sequence[tuple[int, Run]], num_lanes: int, threads: ThreadPoolExecutor
+    batches: Sequence[tuple[int, Run]], num_threads: int, threads: ThreadPoolExecutor
 ) -> list[tuple[int, Run]]:
-    """All batches as one run: each lane takes the next one that none has taken."""
+    """All batches as one run: each thread takes the next one that none has taken."""
 
     def run() -> None:
         left = iter([run for _, run in batches])
 
-        def lane() -> None:
+        def run_rest() -> None:
             for own in left:  # a list's iterator gives each run to one thread
                 own()
 
-        for done in [threads.submit(lane) for _ in range(num_lanes)]:
+        for done in [threads.submit(run_rest) for _ in range(num_threads)]:
             done.result()
 
     return [(sum(num for num, _ in batches), run)]
 
 
 def latency(setup: Setup) -> None:
-    """Of one caller: milliseconds of one sequence, in turn with PyTorch."""
+    """Measures a single caller: milliseconds for one sequence, in turn with PyTorch."""
     for shape in setup.shapes:
         model = _loaded(setup, shape)
         peer = torch_encoder.encoder(shapes.SHAPES[shape], setup.provider)

@@ -54,7 +54,7 @@ class Encoder(nn.Module):
 
 
 def encoder(config: Config, device: str) -> Encoder:
-    """With drawn weights, in float16 on a GPU and float32 on the CPU."""
+    """An encoder with random weights, in float16 on a GPU and float32 on the CPU."""
     dtype = torch.float16 if device == "cuda" else torch.float32
     made: Any = Encoder(config).eval().to(device, dtype)
     return made  # type: ignore[no-any-return]

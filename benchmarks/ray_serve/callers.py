@@ -45,7 +45,7 @@ class Outcomes:
     given_up: int = 0  # requests that no retry brought an answer
 
     def first(self) -> Counter[str]:
-        """Of what was sent first."""
+        """The number of first attempts for each outcome."""
         return Counter(attempt.outcome for attempt in self.attempts if not attempt.number)
 
     @property

@@ -51,7 +51,8 @@ class Nodes:
             subprocess.run(command, check=True, env=environment, capture_output=True)
 
     def replicas(self) -> list[dict[str, Any]]:
-        """Of the application, as Serve's REST API tells: `state`, `pid`, `replica_id`."""
+        """The application's replicas, as Serve's REST API describes them: `state`, `pid`,
+        `replica_id`."""
         with urllib.request.urlopen(f"{DASHBOARD}/api/serve/applications/", timeout=30) as answer:
             applications = json.load(answer)["applications"]
         deployments = applications.get("addnorm", {"deployments": {}})["deployments"]

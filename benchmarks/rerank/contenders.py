@@ -43,7 +43,8 @@ class Contender:
     known: dict[Request, Scores] = field(default_factory=dict)
 
     def scores(self, request: Request) -> Scores:
-        """Of the documents, in their order. WrongScores if they differ from those given before."""
+        """Scores of the documents, in their order. WrongScores if they differ from those given
+        before."""
         body = {"query": request.query, "documents": request.documents, **self.fields}
         results = json.loads(self.server.ask(json.dumps(body).encode(), PATH))["results"]
         by_index = {result["index"]: result["relevance_score"] for result in results}

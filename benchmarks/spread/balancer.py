@@ -37,7 +37,8 @@ class Balancer(Server):
     control: Path = Path()
 
     def sums(self, *columns: str) -> list[int]:
-        """Of the backend's statistics: wretr (repeated), wredis (repeated on another server)."""
+        """The backend's totals in these columns: wretr (retried), wredis (retried on another
+        server)."""
         rows = self._statistics()
         (backend,) = (
             row for row in rows if row["svname"] == "BACKEND" and row["# pxname"] == "replicas"

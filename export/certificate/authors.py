@@ -36,7 +36,7 @@ SENTENCES = (
 
 
 class Ids(NamedTuple):
-    """Those of a text or a pair, with the types of its tokens."""
+    """Token ids of a text or a pair, with the types of its tokens."""
 
     tokens: list[int]
     types: list[int]

@@ -21,7 +21,8 @@ MOST_TOGETHER = 32
 
 
 class Bits(NamedTuple):
-    """Of some pairs. Differences and values are those of activations."""
+    """Result of comparing some pairs bit by bit. Differences and values are those of
+    activations."""
 
     compared: int
     unequal: int

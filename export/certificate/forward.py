@@ -80,8 +80,8 @@ def _answerable(case: Case, original: Original) -> Case:
 def _compared(
     path: Served, case: Case, reference: Transformer, original: Original, precision: str
 ) -> Iterator[tolerances.Result]:
-    """In fp16 and int8 heads are compared in PyTorch: `served.py` has what they make of served
-    rows."""
+    """Compares the output of a case with the original's. In fp16 and int8, PyTorch computes heads:
+    `served.py` compares what they make of served rows."""
     output, of_every_token = original.compared
     positions = path.few_values(output, case).get("positions")
     if positions == "last":

@@ -96,9 +96,9 @@ def _real_rows(answer: list[Any], real: Array, case: Case) -> Array:
 
 
 def _real_maps(answer: Any, real: Array, case: Case | None = None) -> Array:
-    """Of each sequence its maps' numbers between real tokens, end to end.
+    """The numbers between real tokens of each sequence's maps, end to end.
 
-    case: of an answer, whose rows are ragged where it has no mask.
+    case: what was asked for; without a mask its rows are ragged.
     """
     parts = []
     for own, mask in zip(answer, real, strict=True):

@@ -161,7 +161,7 @@ def bits(path: Served, reference: Transformer, precision: str) -> list[NamedPair
 
 
 def _equal(case: NamedPairs) -> NamedCompare:
-    """As a check that allows no difference."""
+    """A comparison that allows no difference."""
     name, pairs = case
 
     def compare(precision: str) -> Iterator[Result]:

@@ -95,7 +95,8 @@ async def inferred(
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """As asyncio.run, also where the thread has a loop already, as those of notebooks do."""
+    """Runs a coroutine as asyncio.run does, also if the thread has a loop already, as in
+    notebooks."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, coroutine).result()
 
@@ -277,5 +278,5 @@ def _rows(path: Served, case: Case, precision: str) -> list[Arrays]:
 
 
 def _numbers(vector: list[Any] | dict[str, list[Any]]) -> list[Any]:
-    """Those of a sparse vector end to end."""
+    """The numbers of a vector; those of a sparse one are put end to end."""
     return [*chain.from_iterable(vector.values())] if isinstance(vector, dict) else vector

@@ -142,7 +142,7 @@ def _key(output: str, sequence: Ints) -> Key:
 
 
 def _output(body: bytes, name: str) -> Floats:
-    """Of an answer in JSON, or else in safetensors."""
+    """The named output of a response in JSON, or else in safetensors."""
     if not body.startswith(b"{"):
         return load(body)[name]
     answer = orjson.loads(body)

@@ -99,8 +99,8 @@ def interleave(
     most: int | None = None,
     timing: Timing = TIMING,
 ) -> Rounds:
-    """As many rounds as fit, at least one, at most `most`. Whoever was last in one round is first
-    in the next."""
+    """Measures as many rounds as fit, at least one, at most `most`. The side that is last in one
+    round is first in the next."""
     least_s, most_s = timing.run_s
     run_s = min(most_s, max(least_s, budget_s / MIN_ROUNDS / len(sides)))
     figures: Rounds = {side.key: [] for side in sides}

@@ -108,7 +108,7 @@ class Sweep:
         return {contender.name: contender for contender in found}
 
     def lines(self) -> dict[str, Line]:
-        """Those that the model is long enough for."""
+        """The lines of the report that the model is long enough for."""
         longest = self.bundle.manifest.limits.max_positions
         fitting = (name for name in PADDED if PROFILES[name].max_length <= longest)
         return {**CLOSED, **{name: PADDED[name] for name in fitting}}
@@ -204,7 +204,7 @@ def _compared(sweep: Sweep, findings: Findings) -> Iterator[str]:
 
 
 def _server(url: str, entry: dict[str, Any]) -> str:
-    """By what it says of itself."""
+    """The server's version, runtime and processor, as it reports them."""
     parts: dict[str, str] = next(iter(entry.get("fingerprint_parts", {}).values()), {})
     if not parts:
         return f"{url}, which does not say what it is"
@@ -213,7 +213,7 @@ def _server(url: str, entry: dict[str, Any]) -> str:
 
 
 def _entry(server: Server, model: str) -> dict[str, Any]:
-    """Of /v1/models. Empty if the server has none that we may read."""
+    """The model's entry in /v1/models. Empty if the server has none that we may read."""
     try:
         entry = json.loads(server.get(f"/v1/models/{model}"))
     except (OSError, ValueError, HTTPException):

@@ -52,7 +52,7 @@ class Row:
         return [*cells, f"`{self.line}`"]
 
     def ratios(self, of: Mapping[str, list[Figures]], who: str, base: str) -> list[float]:
-        """Of each round, by who was measured in it. More is better."""
+        """Ratios of `who` to `base`, one for each round. More is better. of: figures by side."""
         if not {who, base} <= set(of):
             return []
         over, under = (who, base) if is_rate(self.metric) else (base, who)
@@ -81,8 +81,8 @@ def pairs(columns: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def ratios(over: list[Figures], under: list[Figures], metric: str) -> list[float]:
-    """Of each round in which both were measured. A side that was measured once is paired with
-    itself in every round."""
+    """Ratios for each round in which both were measured. A side that was measured once is paired
+    with itself in every round."""
     num = max(len(over), len(under))
     over, under = (side * (num if len(side) == 1 else 1) for side in (over, under))
     rounds = zip(over, under, strict=True)
@@ -105,7 +105,7 @@ def short(value: float) -> str:
 
 
 def padding_share(longest: int) -> float:
-    """Of the sweep's requests: 32 sequences of 30 tokens on average."""
+    """The share of pads in the sweep's requests: 32 sequences of 30 tokens on average."""
     return 1 - 30 / longest
 
 

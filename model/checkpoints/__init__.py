@@ -128,7 +128,7 @@ def _problem(folder: Path) -> str | None:
 def _heads(
     table: HeadTable | None, reader: Reader, config: Config, authors: SentenceTransformers
 ) -> dict[str, HeadConfig]:
-    """By output: the head that came with the transformer, and those made of Dense modules."""
+    """Heads by output: the head that came with the transformer, and those made of Dense modules."""
     heads = {table.output: head_config(table, reader, config)} if table else {}
     for output, layers in authors.dense.items():
         if output in heads:
@@ -173,7 +173,8 @@ def read_config(family: Family, raw: Raw) -> Config:
 
 
 def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> HeadTable | None:
-    """By the name of the class in config.json; if it names no head, by the keys of the weights."""
+    """The head that the class in config.json has; if it names no head, the one whose keys the
+    weights have."""
     kept = [
         head for head in family.heads if not (ignore and f"{head.linear}.weight".startswith(ignore))
     ]
@@ -199,7 +200,8 @@ def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> 
 
 
 def _is_stored(head: HeadTable, reader: Reader) -> bool:
-    """By its dense layer, if it needs one, and by its linear layer, unless that may be tied."""
+    """Whether the weights have its dense layer, if it needs one, and its linear layer, unless that
+    may be tied."""
     dense = [head.dense] if head.dense and not head.dense_is_optional else []
     linear = [] if head.may_be_absent else [head.linear]
     return all(f"{key}.weight" in reader for key in dense + linear)

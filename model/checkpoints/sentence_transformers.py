@@ -187,7 +187,7 @@ def refused(module: str, why: str) -> CheckpointError:
 
 
 def _pooling(file: Path) -> Pick:
-    """In the present spelling, or in the former one."""
+    """Reads the pooling in the present spelling or in the former one."""
     config = json_files.settings(file)
     modes = config.get("pooling_mode")
     if modes is None:

@@ -35,7 +35,7 @@ class Weights:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """Of the floating-point tensors, such as "bfloat16"."""
+        """Dtypes of the floating-point tensors, such as "bfloat16"."""
         floats = (tensor for tensor in self.tensors.values() if tensor.is_floating_point())
         return tuple(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in floats}))
 

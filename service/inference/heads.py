@@ -132,7 +132,7 @@ class HeadRows(NamedTuple):
 
     @classmethod
     def every(cls, activations: Floats, batch: Batch) -> "HeadRows":
-        """Of every token."""
+        """The rows of every token."""
         return cls(activations, np.repeat(np.arange(len(batch)), batch.lengths))
 
     @classmethod
@@ -152,7 +152,7 @@ class HeadRows(NamedTuple):
 
     @classmethod
     def at(cls, tokens: Ints, activations: Floats, batch: Batch) -> "HeadRows":
-        """Of the tokens with these indices in the batch."""
+        """The rows of the tokens with these indices in the batch."""
         sequences = np.searchsorted(batch.offsets, tokens, side="right") - 1
         return cls(activations[tokens], sequences)
 

@@ -18,7 +18,7 @@ Hold = Callable[[Sequence[int], Pick, Sequence[Kept]], None]
 
 
 class KeptRows(NamedTuple):
-    """Of a batch."""
+    """A batch and the rows that its outputs need."""
 
     batch: Batch
     rows: Rows | None  # of every token

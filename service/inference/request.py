@@ -45,7 +45,7 @@ class InferenceRequest(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """Of what computes the answer: see `runtime/fingerprint.py`."""
+        """Fingerprint of what computes the response: see `runtime/fingerprint.py`."""
         return self.runner.engine.fingerprint.digest
 
 

@@ -49,7 +49,8 @@ class Call(NamedTuple):
         prompt_name: str | None,
         task: Task | None = None,
     ) -> tuple[Model, str | None]:
-        """As `model`, of `NAME:PROMPT` too, for clients that can only name a model."""
+        """The model as `model` finds it, and its prompt. `NAME:PROMPT` names both, for clients that
+        can only name a model."""
         if ref is None:
             return self.model(models, None, task), prompt_name
         ref, colon, prompt = ref.partition(":")

@@ -13,7 +13,8 @@ from addnorm.service.runtime.manifest import Pick, Pooling
 
 
 class Reuse(NamedTuple):
-    """Of a batch. Sequences are named by their index in it."""
+    """What of a batch is held and what must be computed. Sequences are named by their index in
+    it."""
 
     batch: Batch
     picks: Sequence[Pick]

@@ -63,7 +63,7 @@ class LRU:
 
 
 class Entries(NamedTuple):
-    """Of one engine."""
+    """The cache entries of one engine."""
 
     vectors: LRU  # picked rows
     tokens: LRU  # rows of all tokens
@@ -95,8 +95,9 @@ class SequenceCache:
     def find(
         self, target: Target, key: str, digests: Iterable[bytes] | None, picks: Sequence[Pick]
     ) -> dict[bytes, Mapping[Pick, Kept]]:
-        """Of those sequences for which it is there: what is held for all of the picks, or the rows
-        of all tokens. key: the name of the caller's API key, which finds its own only."""
+        """What is held of these sequences: for all of the picks, or the rows of all tokens.
+        Sequences without either are left out. key: the name of the caller's API key, which finds
+        its own only."""
         with self._lock:
             entries = self._entries.get(target)
             if not entries or not digests:
@@ -168,7 +169,7 @@ def _copied(kept: Kept) -> Kept:
 
 
 def sequence_digests(batch: Batch) -> Steps[list[bytes]]:
-    """Of each sequence: of its tokens, and of its token types unless they are all 0."""
+    """A digest of each sequence: of its tokens, and of its token types unless they are all 0."""
     made = list[bytes]()
     tokens, types = np.ascontiguousarray(batch.tokens).data, batch.types
     for start, end in pairwise(batch.offsets.tolist()):

@@ -54,7 +54,7 @@ def measured_rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, 
 
 
 def _run(engine: Engine, batch: Batch) -> None:
-    """As a worker does: a GPU also pools, and looks for what is not finite."""
+    """Runs the batch as a worker does: a GPU also pools, and looks for what is not finite."""
     engine.compute(batch).not_finite()
 
 

@@ -64,7 +64,7 @@ class Endpoint(ABC, Generic[Made]):
         """InvalidInput names the field."""
 
     def documentation(self, errors: Responses) -> dict[str, Any]:
-        """As FastAPI's `add_api_route` takes it."""
+        """Arguments for FastAPI's `add_api_route`."""
         if self.answers:
             content = {JSON: {"examples": examples(self.answers)}, **self.media_types}
             errors = {200: {"content": content}, **errors}
@@ -121,8 +121,8 @@ class SharedEndpoint(Endpoint[Made], Generic[Made]):
     variants: Mapping[str, Variant[Made]]
 
     async def decode(self, raw: RawRequest, tools: Tools) -> Made:
-        """By the first variant whose field the body has. Errors have its envelope from there on.
-        InvalidInput names the fields if the body has none of them."""
+        """Decodes by the first variant whose field the body has. Errors have its envelope from
+        there on. InvalidInput names the fields if the body has none of them."""
         require_json(raw.headers)
         negotiated(raw.headers, (JSON,))
         deadline = raw.call.deadline

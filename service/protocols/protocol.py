@@ -76,7 +76,7 @@ class HasRouter(typing.Protocol):
 
 @dataclass(frozen=True)
 class OtherRoutes(Routes):
-    """Those that read no body, or not as endpoints do."""
+    """Routes that read no body, or not as endpoints do."""
 
     make: Callable[[Parts], HasRouter]
 
@@ -111,7 +111,7 @@ class Mounted(NamedTuple):
         return cls(protocol, tuple(routers))
 
     def envelopes(self) -> Iterator[tuple[str, Envelope]]:
-        """Of errors, by the beginning of a path: what stands before its first parameter."""
+        """Error envelopes by the beginning of a path: what stands before its first parameter."""
         for router in self.routers:
             for route in router.routes:
                 assert isinstance(route, APIRoute)

@@ -154,7 +154,7 @@ def _read(path: Path, trusted: Sequence[Path]) -> Bundle:
 
 
 def _certificate(bundle: Bundle) -> tuple[dict[str, Any], str]:
-    """With its sha256. It holds what the server needs of it."""
+    """Reads the certificate and its sha256, and checks that it has what the server needs."""
     path = bundle.path
     try:
         written = files.read(path / CERTIFICATE, MOST_JSON_BYTES)

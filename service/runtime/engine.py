@@ -104,7 +104,7 @@ class Engine:
         return self._run(self._body_on_all_cores, batch)
 
     def _width(self, batch: Batch) -> int:
-        """Of the grid on a GPU, where Attention with a mask takes its quick kernel only at a
+        """The width of the grid. On a GPU, Attention with a mask takes its fast kernel only at a
         multiple of WIDTH_STEP."""
         longest = int(batch.lengths.max())
         return max(longest, min(self._max_positions, -(-longest // WIDTH_STEP) * WIDTH_STEP))

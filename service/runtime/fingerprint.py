@@ -36,7 +36,7 @@ class Fingerprint:
 
     @classmethod
     def here(cls, manifest_sha256: str, precision: str, provider: str) -> "Fingerprint":
-        """Of an engine on this machine."""
+        """The fingerprint of an engine on this machine."""
         return cls(
             manifest_sha256,
             precision,
@@ -53,7 +53,7 @@ class Fingerprint:
         return digest_of(self.parts())
 
     def parts(self) -> dict[str, str]:
-        """By name, as `/v1/models` and the certificate show them."""
+        """The parts by name, as `/v1/models` and the certificate show them."""
         return asdict(self)
 
 

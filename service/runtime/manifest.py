@@ -165,7 +165,7 @@ class KnownAnswer(_Part):
 
 
 class KnownAnswers(_Part):
-    """Of a certificate, by precision."""
+    """Known answers of a certificate, by precision."""
 
     known_answer: dict[str, KnownAnswer]
 

@@ -137,7 +137,7 @@ def _same_shape(field: str, rows: list[list[int]], sizes: list[int]) -> None:
 
 
 def _from_values(values: Iterator[int], num: int) -> Ints:
-    """In blocks: a single call would hold the interpreter's lock for all values."""
+    """Copies in blocks: a single call would hold the interpreter's lock for all values."""
     flat = np.empty(num, np.int64)
     for start in range(0, num, BLOCK):
         end = min(num, start + BLOCK)

@@ -54,9 +54,9 @@ class LoadShedding(NamedTuple):
     until_num_tokens: int  # while more than this many of the backlog's tokens wait
     kind: type[Overloaded]  # of the first rejection
 
-    def covers(self, time_s: float, max_tokens: float) -> bool:
-        """max_tokens: that the request may have."""
-        return time_s <= self.time_s and max_tokens >= self.num_tokens
+    def covers(self, time_s: float, token_bound: float) -> bool:
+        """token_bound: the request has no more tokens than this."""
+        return time_s <= self.time_s and token_bound >= self.num_tokens
 
 
 class Arrival(NamedTuple):
@@ -76,9 +76,9 @@ class Arrival(NamedTuple):
 class AdmissionControl:
     """Stands before a queue. Time is an argument: any number that grows."""
 
-    def __init__(self, queue: JobQueue, max_tokens: int) -> None:
-        """max_tokens: that may wait in the queue."""
-        self.queue, self.max_tokens = queue, max_tokens
+    def __init__(self, queue: JobQueue, max_queue_tokens: int) -> None:
+        """max_queue_tokens: that may wait in the queue."""
+        self.queue, self.max_queue_tokens = queue, max_queue_tokens
         self._shedding: WeakKeyDictionary[Backlog, LoadShedding] = WeakKeyDictionary()
 
     @property
@@ -139,13 +139,13 @@ class AdmissionControl:
     def _is_full(self, arrival: Arrival) -> bool:
         """A backlog leaves space in the queue to other backlogs, and its large jobs leave some to
         its small jobs."""
-        left = self.max_tokens - self.queue.num_tokens - arrival.num_tokens
+        left = self.max_queue_tokens - self.queue.num_tokens - arrival.num_tokens
         wanted = arrival.backlog.num_tokens + arrival.num_tokens
         return bool(self.queue.num_tokens) and wanted > MAX_BACKLOG_RATIO * left
 
     def _rejected_as_full(self, arrival: Arrival) -> Overloaded:
         self._start_shedding(arrival, math.inf, QueueFull)
-        why = f" of at most {self.max_tokens:,}, too many to add {arrival.num_tokens:,}"
+        why = f" of at most {self.max_queue_tokens:,}, too many to add {arrival.num_tokens:,}"
         return self._overloaded(QueueFull, why)
 
     def _rejected_as_late(self, arrival: Arrival, finish_s: float) -> Overloaded:
@@ -169,13 +169,13 @@ class AdmissionControl:
         until = backlog.num_tokens - arrival.target.token_budget
         self._shedding[backlog] = LoadShedding(time_s, mean, until, kind)
 
-    def _shed(self, backlog: Backlog, time_s: float, max_tokens: float) -> LoadShedding | None:
+    def _shed(self, backlog: Backlog, time_s: float, token_bound: float) -> LoadShedding | None:
         """What rejects such a request for this backlog, if anything does."""
         shedding = self._shedding.get(backlog)
         if shedding and backlog.num_tokens <= shedding.until_num_tokens:
             del self._shedding[backlog]
             return None
-        return shedding if shedding and shedding.covers(time_s, max_tokens) else None
+        return shedding if shedding and shedding.covers(time_s, token_bound) else None
 
     def _finish_s(self, arrival: Arrival) -> float:
         """Predicted time until the job is computed: after all that waits, or earlier if its turns

@@ -99,7 +99,7 @@ class KeyTurns(Flow):
 
 @dataclass(eq=False)
 class Turn:
-    """Of one request."""
+    """One request's turn."""
 
     flow: KeyTurns
     length_s: float  # expected, which the key is charged at first

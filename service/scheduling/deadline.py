@@ -11,7 +11,8 @@ Result = TypeVar("Result")
 
 
 class Deadline:
-    """Of one request. The event loop notes that the caller has left; worker threads only read."""
+    """The deadline of one request. The event loop notes that the caller has left; worker threads
+    only read."""
 
     def __init__(self, timeout_s: float, arrived: float | None = None, key: str = "") -> None:
         """timeout_s: from `arrived`, a time of time.monotonic(); from now if None. key: the name of

@@ -54,7 +54,7 @@ class Target:
 
     @property
     def s_per_token(self) -> float:
-        """Of one worker thread. 0 until measured."""
+        """Seconds per token of one worker thread. 0 until measured."""
         return 1 / self.tokens_per_s if self.tokens_per_s else 0.0
 
     def measured(self, num_tokens: int, seconds: float) -> None:

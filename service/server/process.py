@@ -77,7 +77,7 @@ def serve(bundles: Path, settings: Settings) -> None:
 
 
 def ending_signals() -> list[signal.Signals]:
-    """Those that end the server. `nohup` has SIGHUP ignored, and so it stays."""
+    """The signals that end the server. `nohup` has SIGHUP ignored, and so it stays."""
     is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signal.SIGTERM] if is_ignored else [signal.SIGTERM, signal.SIGHUP]
 
@@ -95,7 +95,8 @@ def _end_in_time(seconds: "SimpleQueue[float]") -> None:
 
 
 def within_files(settings: Settings) -> Settings:
-    """With fewer connections, if the system allows too few files: twice as many may be open."""
+    """The settings, with fewer connections if the system allows too few open files: a connection
+    may need two."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     num_free = limit - len(os.listdir("/dev/fd")) - SPARE_FILES
     num = max(1, num_free // 2)

@@ -24,7 +24,7 @@ class Pieces(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: tokenizers.Tokenizer) -> "Pieces":
-        """Of a tokenizer that neither pads nor cuts."""
+        """The pieces of a tokenizer that neither pads nor cuts."""
         decoder, model = tokenizer.decoder, tokenizer.model
         added, mask = tokenizer.get_added_tokens_decoder(), _mask(tokenizer)
         return cls(

@@ -48,8 +48,8 @@ def joined(
 
 
 def _joined_bytes(ids: Sequence[int], bytes_of: TokenBytes) -> tuple[str, list[int]]:
-    """As `joined`, where tokens may have parts of characters: the library's stream would decode all
-    of a run of such parts anew at each."""
+    """Joins as `joined` does where tokens may have parts of characters: the library's stream would
+    decode all of a run of such parts anew at each."""
     decoder = getincrementaldecoder("utf-8")("replace")
     begins, begin, num, is_whole, last = list[int](), 0, 0, True, ""
     parts = bytes_of.inner(ids)

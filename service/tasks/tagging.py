@@ -105,7 +105,7 @@ def _words(tokens: Sequence[_Token]) -> Iterator[list[_Token]]:
 
 
 def _joined(word: Sequence[_Token], pieces: Pieces) -> _Token:
-    """As its first token, but with the characters of all."""
+    """A word as one token: its first token, with the characters of all."""
     rendered = pieces.join([token.word for token in word])
     return replace(word[0], word=rendered, end=word[-1].end)
 

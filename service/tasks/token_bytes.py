@@ -16,7 +16,8 @@ LOCAL = (decoders.ByteLevel, decoders.Metaspace, decoders.WordPiece)
 
 
 class TokenBytes(NamedTuple):
-    """Of a tokenizer with a decoder that is local. Special tokens are tokens as any others."""
+    """The bytes of tokens, for a tokenizer whose decoder is local. Special tokens are treated as
+    any others."""
 
     tokenizer: tokenizers.Tokenizer
     anchor: int | None  # a token that has a text; None: tokens have the same bytes everywhere
@@ -31,15 +32,16 @@ class TokenBytes(NamedTuple):
         return cls(tokenizer, anchor) if is_local and anchor is not None else None
 
     def inner(self, ids: Sequence[int]) -> list[bytes]:
-        """Of each token where it is not the first. Joined after those of a first token they are the
-        text as UTF-8, but for characters that tokens have only parts of: see `text`."""
+        """The bytes of each token where it is not the first. Joined after those of a first token
+        they are the text as UTF-8, but for characters that tokens have only parts of: see
+        `text`."""
         if self.anchor is None:
             return self._of_bytes(ids)
         alone, *behind = self._decoded([[self.anchor], *([self.anchor, token] for token in ids)])
         return [text.encode()[len(alone.encode()) :] for text in behind]
 
     def first(self, token: int) -> bytes:
-        """Of a token where it is the first."""
+        """The bytes of a token where it is the first."""
         if self.anchor is None:
             return self._of_bytes([token])[0]
         return self._decoded([[token]])[0].encode()
@@ -58,7 +60,8 @@ def text(joined: bytes) -> str:
 
 
 def _bytes_of(token: str) -> bytes:
-    """Of a token of a byte-level vocabulary. One with other characters stands for itself."""
+    """The bytes of a token of a byte-level vocabulary. A token with other characters stands for
+    itself."""
     byte_of = _byte_of()
     try:
         return bytes(byte_of[character] for character in token)

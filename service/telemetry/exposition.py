@@ -112,7 +112,7 @@ class ModelInfo(Collector):
 
 
 class LostLogLines(Collector):
-    """Of the process: the log is one for all servers in it."""
+    """Counts the lost log lines of the process: the log is one for all servers in it."""
 
     def collect(self) -> Iterator[Metric]:
         yield CounterMetricFamily(

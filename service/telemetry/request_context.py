@@ -51,7 +51,7 @@ class RequestContext:
         self.rejection = error.reason if error.is_rejection else ""
 
     def times_ms(self) -> dict[str, float]:
-        """Of the stages, and the deadline and the first byte, where they are known."""
+        """Milliseconds of the stages, and the deadline and the first byte, where they are known."""
         seconds = dict(self.stages_s)
         if self.first_byte_s is not None:
             seconds["first_byte"] = self.first_byte_s

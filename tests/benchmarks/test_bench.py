@@ -78,7 +78,7 @@ def test_texts_and_ids_are_the_same_sequences(streams: dict[str, Stream], bundle
 
 
 def embeddings(request: Any, *, reverse: bool = False, change: float = 0.0) -> bytes:
-    """As OpenAI's protocol has it."""
+    """The body of a response of OpenAI's protocol."""
     vectors = [
         compute("embedding", sequence) + np.float32(change) for sequence in request.sequences
     ]
@@ -157,7 +157,7 @@ def test_memory_is_the_most_that_a_process_held() -> None:
     }
 
 
-def test_every_row_names_a_line_and_a_baseline_of_it() -> None:
+def test_every_row_names_a_load_and_a_baseline_of_it() -> None:
     lines = {name: line for own in LINES.values() for name, line in own.items()}
     for row in ROWS:
         assert row.bases <= set(lines[row.line].who) or row.line == "ids"  # which has no peer

@@ -146,7 +146,8 @@ def test_stalls_are_measured_beside_the_requests_of_a_case(bundles: Path) -> Non
 
 
 def test_answers_later_than_their_deadline_are_found_in_the_log() -> None:
-    """By the first byte if the log has it, else by the last. Counts 200s beyond the margin."""
+    """The first byte counts if the log has it, else the last. 200s beyond the margin are
+    counted."""
     sent = [Sent(number, "small", 100, Request("")) for number in range(5)]
     seen = [
         Seen(200, 0.09, 1),

@@ -249,7 +249,7 @@ def test_scores_are_the_servers(
 
 
 class Killed(BaseException):
-    """In place of SIGKILL: nothing catches it."""
+    """Stands for SIGKILL: nothing catches it."""
 
 
 def kill(monkeypatch: pytest.MonkeyPatch, at: str, calls: int) -> None:

@@ -33,14 +33,14 @@ def texts() -> list[str]:
 
 @pytest.fixture(scope="module")
 def parts(text_client: httpx.Client) -> dict[str, str]:
-    """Of the fingerprint of the model that embeds."""
+    """The parts of the fingerprint of the model that embeds."""
     entry = text_client.get(f"/v1/models/{TEXT_MODEL}").json()
     return entry["fingerprint_parts"]["fp32"]  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="module")
 def vectors(text_client: httpx.Client, texts: list[str]) -> Array:
-    """As the server gives them, in JSON."""
+    """Vectors as the server returns them, in JSON."""
     body = {"model": TEXT_MODEL, "input": texts}
     data = text_client.post("/v1/embeddings", json=body).json()["data"]
     return np.array([entry["embedding"] for entry in data], np.float32)

@@ -86,7 +86,7 @@ def eps_times_thirty(model: ModelProto) -> None:
 
 
 def last_bit(model: ModelProto) -> None:
-    """Of one weight in fp16."""
+    """Flips the last bit of one weight in fp16."""
 
     def change(table: Floats) -> Floats:
         table.view(np.uint16)[2, 3] ^= 1
@@ -110,7 +110,7 @@ def broken(subject: Subject, precision: str, change: Callable[[ModelProto], obje
 
 
 def certified(mutant: Mutant, folder: Path) -> None:
-    """As `verify` does it from the files, but for the fresh export, which is made once."""
+    """Certifies as `verify` does from the files, but for the fresh export, which is made once."""
     bundle = write(mutant, folder / "broken")
     parity.compare(bundle, Files.read(bundle), mutant.subject.expected)
 

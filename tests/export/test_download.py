@@ -132,7 +132,8 @@ print(json.dumps([source.name, source.origin, *again]))
 def test_the_manifest_records_where_a_model_came_from(
     served: Hub, repository: Path, tmp_path: Path
 ) -> None:
-    """In a process of its own: huggingface_hub reads the environment when it is imported."""
+    """The export runs in a process of its own: huggingface_hub reads the environment when it is
+    imported."""
     local = shutil.copytree(repository, tmp_path / "tiny")
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, local],

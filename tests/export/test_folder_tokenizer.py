@@ -20,7 +20,7 @@ Ids = list[list[int]]
 
 
 def served(folder: Path, texts: list[str] = TEXTS) -> Ids:
-    """By the tokenizer.json that is written."""
+    """Token ids by the tokenizer.json that is written."""
     content = folder_tokenizer.load(folder, {}).backend_tokenizer.to_str()
     return [encoding.ids for encoding in Tokenizer.from_str(content).encode_batch(texts)]
 

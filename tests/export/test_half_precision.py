@@ -48,7 +48,7 @@ def halved(preset: str, layout: str = "packed") -> ModelProto:
 
 
 def types(model: ModelProto) -> dict[str, int]:
-    """Of every value, as ONNX infers them."""
+    """The type of every value, as ONNX infers it."""
     graph = shape_inference.infer_shapes(model, strict_mode=True, check_type=True).graph
     infos = (*graph.input, *graph.value_info, *graph.output)
     found = {info.name: info.type.tensor_type.elem_type for info in infos}
@@ -92,7 +92,7 @@ def test_every_weight_has_half_the_bytes() -> None:
 
 
 def test_operators_are_standard() -> None:
-    """As in fp32: no domain but ONNX's."""
+    """The graph has no domain but ONNX's, as in fp32."""
     assert [entry.domain for entry in halved("notebook").opset_import] == [""]
 
 
@@ -112,7 +112,7 @@ def test_certificate_covers_fp16(notebook_in_fp16: Bundle) -> None:
 
 
 def test_a_weight_that_is_too_large_is_refused() -> None:
-    """By its name, its place and its value."""
+    """The error names the weight, the place in it and its value."""
     body = exported("notebook")
     scale(body.proto, "blocks.0.ffn.up.bias", 1e9)
     words = r"fp16 does not fit: blocks.0.ffn.up.bias\[\d+\] is -?\d.*, fp16 ends at 65504; leave"

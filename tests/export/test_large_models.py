@@ -90,7 +90,7 @@ def place(copy: Path, **changed: str) -> None:
 
 
 def with_new_hashes(copy: Path) -> None:
-    """As someone would make them who changed a certified bundle."""
+    """Writes new hashes, as someone would who changed a certified bundle."""
     before = Manifest.model_validate_json((copy / bundles.MANIFEST).read_bytes())
     certificate = json.loads((copy / bundles.CERTIFICATE).read_bytes())
     bundle = bundles.write_manifest(copy, before.model_dump(exclude={"format", "files"}))

@@ -39,7 +39,7 @@ class Dropping(Transformer):
 
 
 def classifier(seed: int = 0, **heads: HeadConfig) -> Transformer:
-    """In training mode, with gradients."""
+    """A classifier in training mode, with gradients."""
     config = Config(**SHAPE, heads=heads or {"logits": HeadConfig("last", len(LABELS))})
     model = randomize(Dropping(config, "padded"), seed)
     model(torch.tensor([[1]]), torch.tensor([[1]]))[0].sum().backward()
@@ -48,7 +48,7 @@ def classifier(seed: int = 0, **heads: HeadConfig) -> Transformer:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a tokenizer alone."""
+    """A folder with a tokenizer alone."""
     found = tmp_path_factory.mktemp("tokenizer")
     tokenizer().save(str(found / "tokenizer.json"))
     return found

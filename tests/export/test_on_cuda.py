@@ -48,7 +48,7 @@ def copy(notebook: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if there were a GPU: what is asked of it is computed on the CPU."""
+    """Measures on the CPU what is to be measured on a GPU, as if there were one."""
     monkeypatch.setattr(writer, "uses_cuda", lambda _: True)
     monkeypatch.setattr(
         writer, "measured", lambda *given: measured(*given, provider="cpu", num_compositions=2)
@@ -140,7 +140,7 @@ def test_what_loading_allows_on_the_cpu_makes_shapes_and_indices(
 
 
 def test_a_body_may_take_rows_from_outside() -> None:
-    """As an If does, which has no other inputs than its condition."""
+    """The branches of an If do so: its only input is its condition."""
     row = helper.make_tensor_value_info("row", TensorProto.FLOAT, [2])
     made = helper.make_tensor_value_info("made", TensorProto.FLOAT, [2])
     nodes = [

@@ -65,7 +65,8 @@ def expected(bundle: Bundle) -> Expected:
 
 
 def refused(bundle: Bundle, expected: Expected, exactly: str, in_numbers: str = "") -> None:
-    """By the exact comparisons, and by what the graph answers had they been left out."""
+    """Checks that the exact comparisons reject the bundle, and what the graph answers without
+    them."""
     with pytest.raises(CertificationError, match=exactly):
         parity.compare(bundle, Files.read(bundle), expected)
     if in_numbers:

@@ -55,7 +55,7 @@ def root(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expected(folder: Path, layer: nn.Linear, texts: list[str]) -> np.ndarray:
-    """By transformers' model and plain PyTorch."""
+    """Vectors by transformers' model and plain PyTorch."""
     model, vectors = BertModel.from_pretrained(folder).eval(), []
     with torch.no_grad():
         for ids in ids_of(texts, MAX_TEXT_TOKENS):

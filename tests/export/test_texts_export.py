@@ -37,7 +37,7 @@ def limit_of(folder: Path) -> tuple[int, str]:
     from addnorm.export import texts
 
     found = texts.read(folder, MAX_POSITIONS)
-    return found.max_tokens, found.limited_by
+    return found.max_text_tokens, found.limited_by
 
 
 def test_the_authors_limit_is_found_where_sentence_transformers_looks(folder: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_bundle_whose_tokenizer_is_not_the_folders_is_not_certified(
 def test_settings_of_transformers_beside_the_tokenizer_are_obeyed(
     folder: Path, tmp_path: Path
 ) -> None:
-    """As AutoTokenizer, which the certificate compares with."""
+    """AutoTokenizer obeys them too, and the certificate compares with it."""
     change(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer", do_lower_case=False)
     command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out")])
     tokenizer = Tokenizer(bundles.read(tmp_path / "out" / "mine" / "1"))
@@ -192,7 +192,9 @@ def test_a_manifest_without_a_limit_of_texts_has_that_of_positions(
     without = {name: limits[name] for name in limits if name != "max_text_tokens"}
     change(path / "manifest.json", limits=without)
     bundle = bundles.read_uncertified(path)
-    assert bundle.manifest.limits.max_text_tokens == Tokenizer(bundle).max_tokens == MAX_POSITIONS
+    assert (
+        bundle.manifest.limits.max_text_tokens == Tokenizer(bundle).max_text_tokens == MAX_POSITIONS
+    )
     change(path / "manifest.json", limits={**limits, "max_text_tokens": 17})
     with pytest.raises(StartupError, match="it must be 3 to 16"):
         Tokenizer(bundles.read_uncertified(path))

@@ -64,7 +64,7 @@ def test_calibration_texts_are_the_same_each_time_and_have_tokens(bundle: bundle
 
 
 def test_a_manifest_without_ranges_is_read(bundle: bundles.Bundle) -> None:
-    """As those of earlier exports."""
+    """Manifests of earlier exports have none."""
     written = json.loads((bundle.path / bundles.MANIFEST).read_text())
     del written["vector_ranges"]
     assert Manifest.model_validate(written).vector_ranges is None

@@ -151,7 +151,7 @@ class World:
         asyncio.run_coroutine_threadsafe(now(), self.loop).result(PATIENCE_S)
 
     def alone(self, variant: int, sequence: Sequence, output: str) -> bytes:
-        """Of an engine of its own, without a cache."""
+        """The row by an engine of its own, without a cache."""
         known = (variant, sequence, output)
         if known not in self._alone:
             request = request_of(self._models[variant], [sequence], output, "")
@@ -322,7 +322,7 @@ def _changed(bundle: Bundle, place: Path) -> Bundle:
 
 @pytest.fixture(scope="module", params=[64 * 2**20, 3000, 1])
 def world(variants: list[Bundle], request: pytest.FixtureRequest) -> Iterator[World]:
-    """With a cache that holds all, a few, or none."""
+    """A world with a cache that holds all, a few, or none."""
     cached, plain = (
         build(Models([]), Settings(**{**OWN, "cache_bytes": size})) for size in (request.param, 0)
     )

@@ -115,7 +115,7 @@ def test_others_are_answered_if_the_first_caller_leaves(held: Held, num_busy: in
 
 @contextmanager
 def asked(held: Held, sequence: list[int]) -> Iterator[None]:
-    """By a caller that leaves at the end."""
+    """Sends a request for a caller that leaves at the end."""
     body = json.dumps({"input_ids": [sequence], "outputs": ["pooled"]}).encode()
     head = f"POST /v1/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     place = held.client.base_url

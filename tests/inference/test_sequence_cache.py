@@ -71,7 +71,7 @@ def test_vectors_and_token_rows_are_each_sure_of_half() -> None:
 
 
 def bytes_by_kind(held: Held) -> list[int]:
-    """Of vectors, and of rows of all tokens."""
+    """Bytes of vectors, and of rows of all tokens."""
     (entries,) = held.cache._entries.values()
     return [lru.num_bytes for lru in entries]
 

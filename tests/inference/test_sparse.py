@@ -32,7 +32,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def made(logits: Floats, lengths: tuple[int, ...], top_k: int | None = None) -> SparseVectors:
-    """Of an engine whose rows are the logits. A length of 0 is a row of pads only."""
+    """Sparse vectors of an engine whose rows are the logits. A length of 0 is a row of pads
+    only."""
     engine: Any = SimpleNamespace(head=lambda output, rows: rows, head_rows=lambda output: 256)
     heads = {"logits": SimpleNamespace(pick="every")}
     manifest = SimpleNamespace(heads=heads)

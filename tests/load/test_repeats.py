@@ -166,7 +166,8 @@ addnorm_cache_bytes{model="a"} 4096.0
 
 
 def test_cache_counts_are_read_from_the_metrics() -> None:
-    """Of all models. Zeros where nothing was looked up, none where the server is another."""
+    """The counts are those of all models: zeros if nothing was looked up, None for another
+    server."""
     counts = CacheCounts.of_metrics(METRICS)
     assert counts == CacheCounts(33, 5, 0)
     assert counts.since(CacheCounts(30, 1, 0)) == CacheCounts(3, 4, 0)

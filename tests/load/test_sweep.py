@@ -146,7 +146,7 @@ def test_a_server_is_measured_beside_another(
     serve: Callable[..., AbstractContextManager[str]],
     tmp_path: Path,
 ) -> None:
-    """In short. The model is too short for the sweep of padding, which is left out."""
+    """A short run. The model is too short for the sweep of padding, which is left out."""
     files = {name: tmp_path / f"report.{name}" for name in ("html", "json")}
     words = [word for name, file in files.items() for word in (f"--{name}", str(file))]
     with serve() as url, fake_server(naive(notebook)) as other:
@@ -262,7 +262,7 @@ def test_the_example_in_the_help_names_the_readmes_bundle(
 
 
 def test_figures_do_not_break_and_cut_tables_show_it(page: str) -> None:
-    """In the page's style: how it looks is seen in a browser."""
+    """The page's style is read: how it looks is seen in a browser."""
     assert re.search(r"\.highlights dt {[^}]*white-space: nowrap", page)
     assert re.search(r"max-width: 30rem\) { \.highlights { grid-template-columns: 1fr;", page)
     assert re.search(r"\.scroll {[^}]*no-repeat local", page)

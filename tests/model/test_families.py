@@ -121,7 +121,8 @@ def test_the_name_of_the_class_says_which_head_it_is(tmp_path: Path) -> None:
 
 
 def test_a_language_model_without_its_head_is_a_body(tmp_path: Path) -> None:
-    """As all-mpnet-base-v2 is: config.json still names the class that it was trained from."""
+    """all-mpnet-base-v2 is such a one: config.json still names the class that it was trained
+    from."""
     folder = save(made("MPNetModel"), tmp_path)
     config = folder / "config.json"
     config.write_text(config.read_text().replace("MPNetModel", "MPNetForMaskedLM"))

@@ -64,7 +64,7 @@ def save_shards(
 
 
 def save_legacy(weights: dict[str, Tensor], file: Path) -> None:
-    """As PyTorch before 1.6."""
+    """Saves weights in the format of PyTorch before 1.6."""
     torch.save(weights, file, _use_new_zipfile_serialization=False)
 
 

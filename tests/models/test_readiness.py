@@ -40,7 +40,7 @@ def notebooks(notebook: Path) -> Path:
     return notebook.parent.parent
 
 
-def line_of(inference: Service) -> Target:
+def target_of(inference: Service) -> Target:
     return inference.models.find("notebook").target("fp32")
 
 
@@ -73,7 +73,7 @@ def test_a_model_that_answers_otherwise_or_fails_or_hangs_is_named_until_it_is_w
         return right(batch)
 
     with inferring(notebooks) as inference:
-        target, readiness = line_of(inference), readiness_of(inference)
+        target, readiness = target_of(inference), readiness_of(inference)
         right = target.run
         assert wrong(patient(inference)) == ""
         target.run = target.run_on_all_cores = another
@@ -96,7 +96,7 @@ def test_a_model_that_answers_otherwise_or_fails_or_hangs_is_named_until_it_is_w
         assert wrong(patient(inference)) == ""
 
 
-def test_no_lane_at_work_is_not_ready_and_a_new_lane_is(notebooks: Path) -> None:
+def test_no_free_worker_thread_is_not_ready_and_a_new_one_is(notebooks: Path) -> None:
     go, hung = threading.Event(), threading.Event()
 
     def hangs(batch: Batch) -> Rows:
@@ -133,7 +133,7 @@ def test_a_full_queue_is_ready(notebooks: Path) -> None:
         assert taken.acquire(timeout=PATIENCE_S)
         jobs += [inference.scheduler.submit(target, of_lengths(10), 600) for _ in range(94)]
         with pytest.raises(Overloaded):
-            inference.scheduler.submit(line_of(inference), of_lengths(60), 600)
+            inference.scheduler.submit(target_of(inference), of_lengths(60), 600)
         for num_waiting in (94, 93, 92):
             with ThreadPoolExecutor(1) as callers:
                 answer = callers.submit(wrong, patient(inference))
@@ -147,9 +147,9 @@ def test_a_full_queue_is_ready(notebooks: Path) -> None:
         turns.release()
 
 
-def test_many_callers_share_one_canary_a_second(notebooks: Path) -> None:
+def test_many_callers_share_one_known_answer_test_a_second(notebooks: Path) -> None:
     with inferring(notebooks) as inference:
-        target, asked = line_of(inference), list[int]()
+        target, asked = target_of(inference), list[int]()
         right = target.run
 
         def record(batch: Batch) -> Rows:

@@ -411,7 +411,7 @@ def test_a_version_copied_file_by_file_is_loaded_once_it_is_whole(
 
 
 def resident_mib(server: processes.Server) -> float:
-    """Of a process that no other test has used."""
+    """Resident memory of a server whose process no other test has used."""
     pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 

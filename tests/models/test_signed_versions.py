@@ -1,4 +1,4 @@
-"""With trusted keys, versions that come while the server runs must be signed too."""
+"""Versions that come while the server runs must be signed too, if keys are trusted."""
 
 import logging
 import shutil

@@ -30,7 +30,7 @@ return [all.length, all.reduce((sum, one) => sum + one.decodedBodySize, 0)]"""
 
 
 def test_pictures_are_taken() -> None:
-    """Of the newest bundle of MODEL, on the port that the picture shows. To be looked at."""
+    """Takes pictures of the newest bundle of MODEL, on the port that they show. Look at them."""
     OUT.mkdir(parents=True, exist_ok=True)
     settings = Settings(port=free(8000))
     service = build(load_all(Path("bundles"), settings), settings)
@@ -66,7 +66,7 @@ def take(
 
 
 def first_paint(driver: Any, url: str) -> None:
-    """Of five loads with nothing held by the browser, the middle one."""
+    """Prints the median first paint of five loads with nothing held by the browser."""
     driver.execute_cdp_cmd("Network.enable", {})
     driver.execute_cdp_cmd("Network.setCacheDisabled", {"cacheDisabled": True})
     paints = sorted(Playground(driver, url).run(PAINT) for _ in range(5))

@@ -100,7 +100,7 @@ def cut(folder: Path) -> None:
 
 
 def former(folder: Path) -> None:
-    """As the first releases laid it out, before there was a tokenizer.json."""
+    """Lays a folder out as the first releases did, before there was a tokenizer.json."""
     (folder / "tokenizer.json").unlink()
     place = folder / "0_Transformer"
     place.mkdir()
@@ -130,7 +130,7 @@ VARIANTS = {
 
 
 def vectors(url: str, model: str, texts: list[str], prompt_name: str | None) -> np.ndarray:
-    """As /v1/embeddings gives them: pooled and normalized as the folder says."""
+    """Vectors as /v1/embeddings returns them: pooled and normalized as the folder says."""
     body: dict[str, Any] = {"model": model, "input": texts, "truncate": True}
     if prompt_name:
         body["prompt_name"] = prompt_name

@@ -134,7 +134,7 @@ def test_every_dialect_has_the_bits_of_each_document_alone(work: Path, precision
 
 
 def documents_of_many_lengths() -> tuple[str, list[str]]:
-    """Of 1 to 6 sentences."""
+    """A question, and documents of 1 to 6 sentences."""
     questions = Maker(seed=6).questions(5)
     made = list(islice(questions, NUM_DOCUMENTS))
     documents = [

@@ -34,7 +34,7 @@ def v2(task_url: str) -> Iterator[cohere.ClientV2]:
 
 @pytest.fixture(scope="module")
 def logits(task_client: httpx.Client) -> Any:
-    """Of each document with the query, by the native route `[n, 1]`."""
+    """Logits of each document with the query, by the native route `[n, 1]`."""
     pairs = [[QUERY, document] for document in DOCUMENTS]
     body = {"model": "reranker", "texts": pairs, "outputs": ["logits"], "truncate": True}
     return np.array(task_client.post("/v1/infer", json=body).json()["logits"], np.float32)
@@ -106,7 +106,7 @@ def test_raw_scores_are_logits_and_no_model_need_be_named(
 
 
 def embeddings(client: httpx.Client, texts: list[str], **options: Any) -> list[Any]:
-    """By OpenAI's route."""
+    """Embeddings by OpenAI's route."""
     body = {"model": "embedder", "input": texts, "truncate": True, **options}
     return [entry["embedding"] for entry in client.post("/v1/embeddings", json=body).json()["data"]]
 

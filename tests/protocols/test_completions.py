@@ -58,7 +58,7 @@ def ids(tokenizer: Tokenizer) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def names(tokenizer: Tokenizer) -> list[str]:
-    """Of each id of the vocabulary."""
+    """The text of each id of the vocabulary."""
     each = [[token] for token in range(VOCAB_SIZE)]
     return tokenizer.decode_batch(each, skip_special_tokens=False)
 

@@ -85,7 +85,7 @@ def test_pads_are_zeros_and_change_no_bit(client: httpx.Client) -> None:
 
 
 def test_the_last_layer_has_the_bits_of_the_activations(client: httpx.Client) -> None:
-    """Those are computed by another graph, in company."""
+    """The activations are computed by another graph, for all sequences together."""
     ids = [[7, 8, 9], [5], [11, 12, 13, 14, 15, 16, 17]]
     options = {"hidden_states": {"layers": [3]}, "input_ids": ids}
     answer = ask(client, outputs=["activations", "hidden_states"], **options)

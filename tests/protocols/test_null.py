@@ -38,7 +38,7 @@ class Example(NamedTuple):
 def client(
     text_bundles: Path, task_bundles: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:
-    """Of a server of all models that the examples name, with an open repository."""
+    """A client of a server of all models that the examples name, with an open repository."""
     folders = (*text_bundles.iterdir(), *task_bundles.iterdir())
     root = linked(tmp_path_factory.mktemp("null"), folders)
     defaults = {**DEFAULTS, "embed": TEXT_MODEL, "complete": "gpt"}

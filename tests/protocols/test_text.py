@@ -103,7 +103,8 @@ def test_truncate_cuts_like_the_library_and_keeps_the_special_tokens(
 
 
 def authors(folder: Path, texts: Sequence[str], max_length: int = MAX_TEXT_TOKENS) -> Any:
-    """As sentence-transformers makes them of this folder: transformers' model, mean, length 1."""
+    """Vectors as sentence-transformers makes them of this folder: transformers' model, mean, length
+    1."""
     tokenize, model = (
         AutoTokenizer.from_pretrained(folder),
         BertModel.from_pretrained(folder).eval(),

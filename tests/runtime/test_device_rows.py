@@ -165,7 +165,7 @@ def test_a_vector_that_is_not_finite_names_its_sequence(on_device: Engine) -> No
 
 @pytest.fixture(scope="module")
 def clients(small: Path) -> Iterator[tuple[httpx.Client, httpx.Client]]:
-    """Of a server whose rows lie on the host, and of one whose rows lie on a device."""
+    """Clients of a server whose rows lie on the host, and of one whose rows lie on a device."""
     settings = Settings(**OWN)
     services = [build(load_all(small, settings), settings) for _ in range(2)]
     for model in services[1].models.all():

@@ -79,7 +79,7 @@ class Folder:
 
 @pytest.fixture
 def folder(notebook: Path, tmp_path: Path) -> Folder:
-    """Of the smallest bundle."""
+    """A copy of the smallest bundle."""
     shutil.copytree(notebook, tmp_path / "notebook" / "1")
     return Folder(tmp_path / "notebook" / "1")
 

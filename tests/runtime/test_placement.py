@@ -104,7 +104,7 @@ def test_loading_refuses_a_session_that_computes_rows_on_the_cpu(
 
 
 def test_the_list_is_recorded_in_fp16_too(notebook_in_fp16: Bundle) -> None:
-    """Of nodes that no provider has a float16 kernel for, older versions say nothing."""
+    """Older versions say nothing of nodes that no provider has a float16 kernel for."""
     session = open_session(notebook_in_fp16.graph("fp16"), "cpu")
     made = counted(nodes(session))[CPU]
     if tuple(map(int, ort.__version__.split(".")[:2])) >= placement.LISTS_ALL:

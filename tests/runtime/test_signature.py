@@ -1,4 +1,4 @@
-"""With trusted keys, a bundle is read only as one of them has signed it."""
+"""A bundle is read only as one of the trusted keys has signed it, if keys are trusted."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def test_every_file_but_the_signature_is_signed(
 
 
 def elsewhere_signed(path: Path, signer: Signer, *excepted: str) -> None:
-    """As the library's own command does it."""
+    """Signs a bundle as the library's own command does."""
     files = hashing.Config().set_ignored_paths(paths=["model.sig", *excepted])
     config = signing.Config().use_elliptic_key_signer(private_key=signer.key)
     config.set_hashing_config(files).sign(path, path / "model.sig")
@@ -193,7 +193,8 @@ def test_a_signature_cannot_except_files(copy: Path, alice: Signer) -> None:
 def test_a_bundle_that_is_switched_while_it_is_read_is_refused(
     copy: Path, alice: Signer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a link may be, after the signature of one was checked and before the other is read."""
+    """A link may be switched, after the signature of one was checked and before the other is
+    read."""
     signed(copy, alice)
     place = tmp_path / "link"
     place.symlink_to(copy)

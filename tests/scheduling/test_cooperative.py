@@ -18,7 +18,7 @@ Ask = Callable[[str, float], Awaitable[object]]
 
 
 def order_of(play: Callable[[Ask], Awaitable[object]]) -> list[str]:
-    """In which order the works of one thread have their turns, each of one piece."""
+    """The order in which works of one piece each have their turns in one thread."""
     order: list[str] = []
 
     async def run() -> None:

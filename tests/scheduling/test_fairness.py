@@ -35,8 +35,8 @@ def mixed(draws: np.random.Generator) -> list[int]:
 LONG, TINY = of(*[512] * 8), of(3)
 
 
-def admission(max_tokens: int = 65_536, num_workers: int = 2) -> AdmissionControl:
-    return AdmissionControl(JobQueue(num_workers), max_tokens)
+def admission(max_queue_tokens: int = 65_536, num_workers: int = 2) -> AdmissionControl:
+    return AdmissionControl(JobQueue(num_workers), max_queue_tokens)
 
 
 def simulated(*groups: Group, seconds: float = 10) -> dict[str, Outcome]:
@@ -160,7 +160,7 @@ def test_a_flood_of_one_model_or_key_refuses_nobody_of_another(by: str) -> None:
 
 
 @pytest.mark.parametrize("by", ["model", "key"])
-def test_two_floods_share_the_lanes_and_each_keeps_its_promises(by: str) -> None:
+def test_two_floods_share_the_worker_threads_and_each_keeps_its_promises(by: str) -> None:
     one, other = (target(), target()) if by == "model" else [target()] * 2
     key = "b" if by == "key" else ""
     # when the second comes, what the first was promised with all workers takes twice as long

@@ -196,7 +196,7 @@ def test_finite_rows_whose_output_overflows_fail_their_job_alone(
                 )
 
 
-def test_rows_that_do_not_fit_their_sequences_fail_the_job_and_not_the_lane() -> None:
+def test_rows_that_do_not_fit_their_sequences_fail_the_job_and_not_the_worker_thread() -> None:
     engines: list[Callable[[Batch], Rows]] = [
         lambda batch: echo(batch).span(0, batch.num_tokens - 1),
         lambda batch: echo(batch)._replace(norm_rstd=np.zeros((0, 1), np.float32)),
@@ -224,7 +224,7 @@ def test_an_observer_that_raises_costs_nobody_an_answer(caplog: pytest.LogCaptur
     assert value(metrics, "addnorm_micro_batch_tokens_count", model="model") == 2
 
 
-def test_a_lane_that_hangs_is_replaced_and_what_it_brings_later_is_ignored() -> None:
+def test_a_worker_thread_that_hangs_is_replaced_and_its_late_result_is_ignored() -> None:
     metrics, engine = Metrics(), Hanging()
     with scheduling(1, metrics, run_timeout_s=0.1) as scheduler:
         target = Target(engine, 3)
@@ -265,7 +265,7 @@ def test_mates_answered_before_a_retry_hangs_keep_their_answers() -> None:
         engine.go.set()
 
 
-def test_closing_does_not_wait_for_lanes_that_hang() -> None:
+def test_closing_does_not_wait_for_worker_threads_that_hang() -> None:
     engine = Hanging()
     scheduler = Scheduler(1, 1000, run_timeout_s=0.2)
     scheduler.start()

@@ -30,7 +30,7 @@ def submit(
 
 
 def end(queue: Queue, micro: MicroBatch, now: float = 0) -> int:
-    """As a worker does. -> how many sequences shared the rows."""
+    """Ends a micro-batch as a worker does. Returns how many sequences shared the rows."""
     rows = micro.target.run(micro.batch())
     micro.deliver(rows)
     return settle_shared(queue, micro, rows, now)

@@ -67,7 +67,7 @@ def test_rows_of_a_job_that_ran_in_one_piece_are_not_copied_and_others_hold_no_m
     assert shared == [True] * 3 + [False] * 3
 
 
-def test_what_waits_is_shared_out_among_idle_lanes() -> None:
+def test_waiting_sequences_are_shared_out_among_idle_worker_threads() -> None:
     queue, target = Queue(1000), Target(echo, 256)
     submit(queue, target, of_lengths(*[30] * 4))
     assert lengths(queue.take(0, num_idle=2)) == [30, 30]
@@ -124,7 +124,7 @@ def test_under_any_backlog_of_long_jobs_a_short_one_waits_for_one_micro_batch() 
     assert served_before(queue, job, lambda: submit(queue, target, of_lengths(500, 500))) <= 500
 
 
-def test_lines_never_share_a_micro_batch() -> None:
+def test_targets_never_share_a_micro_batch() -> None:
     queue, left, right = Queue(1000), Target(echo, 100), Target(echo, 100)
     submit(queue, left, of_lengths(3))
     submit(queue, right, of_lengths(4))
@@ -133,7 +133,7 @@ def test_lines_never_share_a_micro_batch() -> None:
     assert queue.take(0) is None
 
 
-def test_the_queue_is_counted_in_tokens_and_refuses_at_the_door() -> None:
+def test_the_queue_is_counted_in_tokens_and_rejects_what_does_not_fit() -> None:
     queue, target = Queue(20), Target(echo, 8)
     submit(queue, target, of_lengths(8, 8))
     assert queue.num_tokens == 16
@@ -196,7 +196,7 @@ def test_a_deadline_that_has_passed_is_not_refused_but_expired() -> None:
         submit(Queue(1000), Target(echo, 10), of_lengths(1), now=2, deadline=2)
 
 
-def test_a_refusal_shuts_the_door_for_all_with_no_more_time_until_a_micro_batch_is_taken() -> None:
+def test_a_rejection_sheds_all_with_no_more_time_until_a_micro_batch_is_taken() -> None:
     queue, target = Queue(1000), Target(echo, 10)
     target.tokens_per_s = 10
     for _ in range(5):
@@ -218,7 +218,7 @@ def test_a_refusal_shuts_the_door_for_all_with_no_more_time_until_a_micro_batch_
     queue.admission.admit(10)
 
 
-def test_a_refusal_shuts_the_door_for_its_own_key_and_model_only() -> None:
+def test_a_rejection_sheds_its_own_key_and_model_only() -> None:
     queue, left, right = Queue(1000), Target(echo, 10, "left"), Target(echo, 10, "right")
     left.tokens_per_s = right.tokens_per_s = 10
     for key in ("a", "b"):
@@ -237,7 +237,7 @@ def test_a_refusal_shuts_the_door_for_its_own_key_and_model_only() -> None:
     submit(queue, left, of_lengths(10), deadline=10, key="b")
 
 
-def test_the_door_opens_when_callers_leave() -> None:
+def test_load_shedding_ends_when_callers_leave() -> None:
     queue, target = Queue(50), Target(echo, 10)
     jobs = [submit(queue, target, of_lengths(10)) for _ in range(4)]
     with pytest.raises(Overloaded, match="40 tokens are queued of at most 50"):
@@ -263,10 +263,10 @@ def test_a_full_queue_has_room_for_the_small_and_for_other_models_and_keys() -> 
         submit(queue, target, of_lengths(5), key="a")
     submit(queue, target, of_lengths(20), key="b")
     submit(queue, other, of_lengths(20), key="a")
-    assert queue.num_tokens <= queue.admission.max_tokens
+    assert queue.num_tokens <= queue.admission.max_queue_tokens
 
 
-def test_who_is_refused_for_its_own_size_shuts_the_door_for_nobody() -> None:
+def test_a_rejection_for_a_jobs_own_size_sheds_nobody_else() -> None:
     queue, target = Queue(1000), Target(echo, 10)
     target.tokens_per_s = 10
     submit(queue, target, of_lengths(10, 10), deadline=100)
@@ -317,7 +317,7 @@ def test_a_failed_micro_batch_fails_its_jobs_only_and_frees_their_other_sequence
     assert not queue.jobs
 
 
-def test_lanes_run_side_by_side_and_close_answers_what_was_accepted() -> None:
+def test_worker_threads_run_side_by_side_and_close_answers_what_was_accepted() -> None:
     both = threading.Barrier(2, timeout=PATIENCE_S)
 
     def together(batch: Batch) -> Rows:
@@ -332,7 +332,7 @@ def test_lanes_run_side_by_side_and_close_answers_what_was_accepted() -> None:
     assert all(values(job) == [[4] * 4, [4] * 4] for job in jobs)
 
 
-def test_a_lane_survives_whatever_the_engine_throws() -> None:
+def test_a_worker_thread_survives_whatever_the_engine_throws() -> None:
     def fail_on_seven(batch: Batch) -> Rows:
         if 7 in batch.tokens:
             raise ValueError("seven")

@@ -95,7 +95,7 @@ def test_a_job_that_is_cancelled_or_fails_leaves_its_flow() -> None:
     assert not kept.future.done()
 
 
-def test_a_canary_goes_before_all_and_costs_nobody_a_turn() -> None:
+def test_a_known_answer_test_goes_before_all_and_costs_nobody_a_turn() -> None:
     queue, target, other = Queue(1000), Target(echo, 4), Target(echo, 4)
     for _ in range(3):
         submit(queue, target, of_lengths(4), key="a")
@@ -106,7 +106,7 @@ def test_a_canary_goes_before_all_and_costs_nobody_a_turn() -> None:
     assert lengths(queue.take(0)) == [4]
 
 
-def test_nothing_of_a_line_or_a_job_outlives_them() -> None:
+def test_nothing_of_a_target_or_a_job_outlives_them() -> None:
     """Models are swapped under load: what is kept of them would stay in memory."""
     queue, target = Queue(1000), Target(echo, 4)
     gc.disable()

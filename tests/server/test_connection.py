@@ -764,7 +764,7 @@ def test_many_callers_at_once_are_all_answered(patient: str) -> None:
 
 
 def test_new_connections_need_no_round_of_the_event_loop_each(serve: Serve) -> None:
-    """In one round all busy connections are served, so rounds may be long."""
+    """All busy connections are served in one round, so rounds may be long."""
     num_rounds, accepted_in = 0, list[int]()
     begun, go, end = threading.Event(), threading.Event(), threading.Event()
 

@@ -185,7 +185,7 @@ REFUSED: list[tuple[str, Any, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-def test_lines_of_refused_requests_say_why_and_never_show_content(small: Path) -> None:
+def test_log_lines_of_rejected_requests_say_why_and_never_show_content(small: Path) -> None:
     process = Process(small, ADDNORM_ADMIN="true", ADDNORM_LOG_LEVEL="debug")
     try:
         tensors = b'{"s31415926": {"dtype": "I64", "shape": [1, 1], "data_offsets": [0, 8]}}'

@@ -98,7 +98,7 @@ class _Ask(NamedTuple):
 
 
 def _real(name: str, values: NDArray[np.float32], chosen: Any) -> NDArray[np.float32]:
-    """Those of real tokens. A classifier has one row of logits for all."""
+    """The values of real tokens. A classifier has one row of logits for all."""
     return values if name == "logits" and values.ndim == 1 else values[chosen]
 
 
@@ -109,7 +109,7 @@ def _same(one: Answer, other: Answer) -> bool:
 def _differences(
     answer: Answer, model: PreTrainedModel, ids: list[int], types: list[int], precision: str
 ) -> tuple[float, float, float]:
-    """Of the hidden states, the logits and the log-probabilities."""
+    """Differences of the hidden states, the logits and the log-probabilities."""
     hidden, logits = answers(model, ids, types)
     gaps = []
     for name, expected in (("activations", hidden), ("logits", logits)):

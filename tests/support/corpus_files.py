@@ -27,7 +27,7 @@ def table(num_rows: int, seed: int = 0) -> pa.Table:
 
 
 def write(rows: pa.Table, path: Path) -> Path:
-    """In the format that the name says."""
+    """Writes rows in the format that the file's name says."""
     if path.suffix == ".parquet":
         pq.write_table(rows, path, row_group_size=300)
     elif path.suffix == ".csv":

@@ -24,7 +24,8 @@ class Dashboard:
     variables: dict[str, str]  # name -> what Grafana puts in where all are chosen
 
     def query(self, expression: str, rate_interval: str) -> str:
-        """As Grafana sends it. ValueError if a variable is left that it would not know."""
+        """The query as Grafana sends it. ValueError if a variable is left that it would not
+        know."""
         known = {**self.variables, "__rate_interval": rate_interval}
         found = re.sub(r"\$\{?(\w+)\}?", lambda match: known.get(match[1], match[0]), expression)
         if "$" in found:

@@ -23,7 +23,7 @@ _shared: list[Path] = []  # the folder that the processes of one run share, if t
 
 
 def share(folder: Path) -> None:
-    """With the other processes of this run."""
+    """Shares exports with the other processes of this run."""
     _shared[:] = [folder]
 
 
@@ -75,9 +75,8 @@ def _own(made: Graph) -> Graph:
 
 
 def _digest(model: nn.Module, *arguments: int) -> str:
-    """Of all that the exporter sees: classes, attributes, weights and buffers. It sees heads alone,
-    so that models with different heads share a body.
-    """
+    """A digest of all that the exporter sees: classes, attributes, weights and buffers. It sees
+    heads alone, so that models with different heads share a body."""
     made = sha256(repr(arguments).encode())
     for name, module in model.named_modules():
         if name.startswith(HEADS):

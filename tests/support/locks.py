@@ -10,7 +10,7 @@ _wrong: list[str] = []  # of all threads: many a thread would swallow the error
 
 
 def held() -> "list[CheckedLock]":
-    """By this thread, in the order in which it took them."""
+    """The locks that this thread holds, in the order in which it took them."""
     if not hasattr(_of_thread, "held"):
         _of_thread.held = []
     return _of_thread.held  # type: ignore[no-any-return]
@@ -24,7 +24,7 @@ def taken_wrongly() -> list[str]:
 
 
 class CheckedLock:
-    """As `threading.Lock` or `RLock`, with a place in the order of locks."""
+    """A `threading.Lock` or `RLock` with a place in the order of locks."""
 
     def __init__(self, order: LockOrder, reentrant: bool) -> None:
         self.order, self._reentrant = order, reentrant

@@ -18,6 +18,6 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 
 def total(metrics: Metrics, name: str) -> float:
-    """Of all its labels."""
+    """The sum of a metric over all its labels."""
     families = metrics.registry.collect()
     return sum(one.value for family in families for one in family.samples if one.name == name)

@@ -84,7 +84,7 @@ class Draws:
         return [[token % limits.vocab_size for token in one[: limits.max_positions]] for one in few]
 
     def types(self, model: str, sequences: list[list[int]]) -> list[list[int]] | None:
-        """Of a few kinds, so that they repeat too."""
+        """Token types of a few kinds, so that they repeat too."""
         if self.bundles[model].manifest.limits.type_vocab_size == 1:
             return None
         kinds: list[Callable[[int], list[int]]] = [
@@ -357,7 +357,8 @@ MAKERS: tuple[Callable[[Draws], Sent], ...] = (
 
 
 def requests(seed: int, bundles: Mapping[str, Bundle], number: int) -> Iterator[Sent]:
-    """Of each route about equally many. Each has an id, so that answers with ids can be equal."""
+    """Requests of each route, about equally many. Each has an id, so that responses with ids can be
+    equal."""
     draws = Draws(seed, bundles)
     for index in range(number):
         sent = MAKERS[index % len(MAKERS)](draws)

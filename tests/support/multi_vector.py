@@ -16,7 +16,7 @@ IDENTITY = "torch.nn.modules.linear.Identity"
 
 
 def layers() -> dict[str, nn.Linear]:
-    """Of the vectors of tokens, and of pooled ones."""
+    """Linear layers for the vectors of tokens, and for pooled ones."""
     torch.manual_seed(0)
     return {name: nn.Linear(D_MODEL, WIDTH, bias=False) for name in ("tokens", "pooled")}
 

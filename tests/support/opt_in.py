@@ -18,7 +18,7 @@ def register(config: pytest.Config) -> None:
 
 
 def deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Those whose mark was not asked for."""
+    """Deselects tests whose mark was not asked for."""
     asked = config.getoption("-m")
     unasked = [item for item in items if (own := _proofs(item)) and not any(map(asked.count, own))]
     items[:] = [item for item in items if item not in unasked]

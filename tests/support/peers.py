@@ -15,7 +15,7 @@ def run(*command: str | Path) -> None:
 
 
 def texts_to_encode() -> list[str]:
-    """Of documentation, a few over every limit."""
+    """Texts of documentation, a few over every limit."""
     texts = prose(NUM_TEXTS)
     return [
         *texts,

@@ -14,9 +14,9 @@ from tests.support.waiting import PATIENCE_S
 class Queue(JobQueue):
     """A queue with its admission control."""
 
-    def __init__(self, max_tokens: int, num_workers: int = 1) -> None:
+    def __init__(self, max_queue_tokens: int, num_workers: int = 1) -> None:
         super().__init__(num_workers)
-        self.admission = AdmissionControl(self, max_tokens)
+        self.admission = AdmissionControl(self, max_queue_tokens)
 
 
 def batch(*sequences: list[int]) -> Batch:

@@ -42,7 +42,8 @@ def _reranker(folder: Path) -> Path:
 
 
 def _classifier(folder: Path) -> Path:
-    """Of the three labels of natural language inference, so that it does zero-shot too."""
+    """A classifier of the three labels of natural language inference, so that it does zero-shot
+    too."""
     return _save("BertForSequenceClassification", folder, id2label=_numbered(NLI))
 
 

@@ -105,7 +105,7 @@ def test_of_a_decoder_that_looks_at_neighbours_whole_texts_are_decoded() -> None
 
 
 def test_a_candidate_costs_no_decoding_of_its_text(family: str) -> None:
-    """With hundreds of masks, of a hundred candidates each, that would be minutes."""
+    """Hundreds of masks, of a hundred candidates each, would take minutes."""
     library, decoded = tokenizer(family).backend_tokenizer, list[int]()
     pieces = Pieces.of(library)
 

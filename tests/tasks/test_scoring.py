@@ -23,7 +23,8 @@ TOKENIZERS = {
 
 
 def streamed(ids: list[int], library: Tokenizer) -> tuple[str, list[int]]:
-    """By the library: at each token it decodes all tokens since the last whole character."""
+    """The text and where each token begins, by the library: at each token it decodes all tokens
+    since the last whole character."""
     stream = DecodeStream(skip_special_tokens=False)
     sizes = [len(stream.step(library, token) or "") for token in ids]
     return library.decode(ids, skip_special_tokens=False), [0, *accumulate(sizes)][:-1]

@@ -70,7 +70,7 @@ def test_the_texts_hold_what_tells_the_rules_apart(theirs: Any) -> None:
 
 
 def test_a_token_that_begins_with_a_space_begins_a_word() -> None:
-    """As tokenizers have them that do not trim offsets."""
+    """Tokenizers that do not trim offsets have such tokens."""
     own = Tokenizer(BPE({"a": 0, "b": 1, "Ġ": 2, "Ġa": 3}, [("Ġ", "a")]))
     own.pre_tokenizer, own.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     scores = np.float32([[1, 0], [1, 0], [0, 1]])

@@ -71,7 +71,7 @@ def test_warnings_and_threads_that_end_break_no_line_of_the_log() -> None:
     assert "ZeroDivisionError" in lines[2]["exception"]
 
 
-def test_lines_are_written_together_once_flushed(pipe: Pipe) -> None:
+def test_log_lines_are_written_together_once_flushed(pipe: Pipe) -> None:
     pipe.logger.info("one", extra={"ms": 1.5})
     pipe.logger.info("two")
     assert len(pipe.handler.buffer) == 2
@@ -87,7 +87,7 @@ def test_lines_are_written_together_once_flushed(pipe: Pipe) -> None:
     assert pipe.line()["level"] == "warning"
 
 
-def test_a_reader_that_stops_costs_lines_which_are_counted_and_told(pipe: Pipe) -> None:
+def test_a_reader_that_stops_costs_log_lines_which_are_counted_and_told(pipe: Pipe) -> None:
     pipe.logger.warning("x" * 2 * logs.MAX_WAITING_BYTES)
     for _ in range(3):
         pipe.logger.warning("lost")  # nothing waits, though nobody reads
@@ -99,7 +99,7 @@ def test_a_reader_that_stops_costs_lines_which_are_counted_and_told(pipe: Pipe) 
     assert pipe.handler.writer.num_lost == 3
 
 
-def test_a_reader_that_is_slow_at_the_end_gets_all_lines(pipe: Pipe) -> None:
+def test_a_reader_that_is_slow_at_the_end_gets_all_log_lines(pipe: Pipe) -> None:
     for _ in range(40):
         pipe.logger.info("x" * 10_000)  # more than a pipe holds
     ending = threading.Thread(target=pipe.handler.close)
@@ -125,13 +125,13 @@ def test_a_record_that_cannot_be_shown_costs_its_line_only(
     assert pipe.line()["message"] == "two"
 
 
-def test_lines_for_a_closed_pipe_are_counted(pipe: Pipe) -> None:
+def test_log_lines_for_a_closed_pipe_are_counted(pipe: Pipe) -> None:
     pipe.reader.close()
     pipe.logger.warning("one")
     assert eventually(lambda: pipe.handler.writer.num_lost == 1)
 
 
-def test_the_metric_counts_the_lines_of_the_process(pipe: Pipe) -> None:
+def test_the_metric_counts_the_log_lines_of_the_process(pipe: Pipe) -> None:
     logging.getLogger().addHandler(pipe.handler)
     try:
         pipe.reader.close()

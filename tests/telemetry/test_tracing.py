@@ -30,7 +30,7 @@ class Traced(NamedTuple):
     exporter: InMemorySpanExporter
 
     def spans(self, num: int) -> dict[str, ReadableSpan]:
-        """By name, once there are so many: a request's come after its answer."""
+        """Spans by name, once there are so many: a request's come after its response."""
         assert eventually(lambda: len(self.exporter.get_finished_spans()) >= num)
         return {span.name: span for span in self.exporter.get_finished_spans()}
 

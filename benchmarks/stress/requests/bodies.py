@@ -48,12 +48,12 @@ def rows(manifest: Manifest, num_tokens: int, longest: int) -> list[list[int]]:
 
 
 def real_tokens(width: int) -> int:
-    """As many as an answer of JSON may have, `width` floats for each."""
+    """The most tokens that a JSON response may have, with `width` floats for each."""
     return LIMITS.max_response_bytes // (width * JSON_BYTES_PER_FLOAT) - 1
 
 
 def pads(width: int, bytes_each: int = JSON_BYTES_PER_PAD) -> int:
-    """As many as an answer may have beside one token."""
+    """The most pads that a response may have beside one token."""
     return min(
         LIMITS.max_padded_tokens,
         LIMITS.max_response_bytes // (width * bytes_each) - JSON_BYTES_PER_FLOAT,
@@ -65,7 +65,8 @@ def zeros(num: int) -> bytes:
 
 
 def integers(digits: int, most: int = LIMITS.max_padded_tokens) -> tuple[bytes, int]:
-    """As many integers of so many digits as a body holds, commas between."""
+    """The most integers of this many digits that a body holds, separated by commas; their
+    number."""
     num = min(most, JSON_BYTES // (digits + 3))  # a mask has room beside them
     return b",".join([b"9" * digits] * num), num
 
@@ -122,13 +123,13 @@ def ragged(
 
 
 def quick(manifest: Manifest, output: str, num_tokens: int, longest: int) -> Request:
-    """In the quicker precision: what is to be seen is the answer's making."""
+    """A request in the faster precision, so that making the response takes most of the time."""
     precision = "int8" if "int8" in manifest.precisions else "fp32"
     return ragged(manifest, [output], num_tokens, longest, precision=precision)
 
 
 def logits(manifest: Manifest, **more: Any) -> Request:
-    """Of as many tokens as an answer may have."""
+    """A request for the logits of as many tokens as a response may have."""
     return ragged(manifest, ["logits"], real_tokens(manifest.limits.vocab_size), 64, **more)
 
 
@@ -169,7 +170,7 @@ def nested(path: str, field: str, manifest: Manifest) -> Request:
 
 
 def names(path: str, field: str, value: str, manifest: Manifest, rest: bytes = b"") -> Request:
-    """As many strings as there may be commas."""
+    """A request with as many strings as a body may have commas."""
     values = b",".join([b'"%s"' % value.encode()] * (3 * LIMITS.max_padded_tokens))
     return packed(raw(path, b'{%s"%s":[%s]}' % (rest, field.encode(), values)))
 
@@ -197,7 +198,7 @@ def many_tensors(manifest: Manifest) -> Request:
 
 
 def wrong_mask(manifest: Manifest) -> Request:
-    """As many cells as a body holds, each of them with a mask that is neither 0 nor 1."""
+    """A request with as many cells as a body holds, each with a mask that is neither 0 nor 1."""
     num = BODY_BYTES // 5
     ids = {"dtype": "I32", "shape": [1, num], "data_offsets": [0, 4 * num]}
     mask = {"dtype": "U8", "shape": [1, num], "data_offsets": [4 * num, 5 * num]}
@@ -289,12 +290,12 @@ def embeddings(manifest: Manifest, **more: Any) -> Request:
 
 
 def hopeless(num_texts: int) -> list[str]:
-    """As many tokens as a request may have, each of a word that is tried in all ways."""
+    """Texts with as many tokens as a request may have, each a word that costs a search."""
     return [texts.hopeless_words(LIMITS.max_tokens // num_texts - 3)] * num_texts
 
 
 def longest(manifest: Manifest, make: Callable[[int], str]) -> list[str]:
-    """As many texts as a body holds, each as long as it may be."""
+    """The most texts that a body holds, each as long as it may be."""
     text = make(CHARACTERS_PER_TOKEN * manifest.limits.max_positions)
     return [text] * min(LIMITS.max_sequences, JSON_BYTES // (len(text.encode()) + 3))
 

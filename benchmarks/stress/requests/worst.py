@@ -69,7 +69,7 @@ class Case:
 
 
 def case(name: str, route: str, make: Callable[[Manifest], Request], **how: Any) -> Case:
-    """Of one request, sent again and again."""
+    """A case that sends one request again and again."""
     return Case(name, route, lambda manifest: [make(manifest)], **how)
 
 

@@ -48,7 +48,7 @@ HELD = "addnorm_pending_bytes"
 
 @dataclass(frozen=True)
 class Waits:
-    """Of one kind of the other key's requests."""
+    """Statuses and latencies of one kind of the other key's requests."""
 
     statuses: Counter[int]
     p50_ms: float

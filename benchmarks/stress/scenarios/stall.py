@@ -41,7 +41,7 @@ MIN_VOCABULARY = 500  # where texts make sense
 
 @dataclass(frozen=True)
 class Delays:
-    """Of `GET /livez`, ms."""
+    """Latencies of `GET /livez` in milliseconds."""
 
     p50: float
     p99: float

@@ -233,7 +233,7 @@ def _held(server: Server) -> dict[str, float]:
 
 
 def _statuses_seen(server: Server) -> dict[str, int]:
-    """Of /v1/infer, by the server's own count."""
+    """The number of requests to /v1/infer for each status, by the server's own count."""
     counted = (
         (series, value)
         for series, value in _metrics(server)

@@ -50,7 +50,7 @@ class OutputKinds:
     known: tuple[OutputKind, ...]
 
     def names(self, bundle: Bundle) -> tuple[str, ...]:
-        """Of those that the model has."""
+        """Names of the listed outputs that the model has."""
         return tuple(kind.name for kind in self._listed if kind.is_of(bundle))
 
     def default_names(self, bundle: Bundle) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ class OutputKinds:
 
     @cached_property
     def fields(self) -> tuple[tuple[str, str], ...]:
-        """Of a request, those that are for one output alone, with its name."""
+        """Request fields that are for one output alone, each with the output's name."""
         return tuple((field, kind.name) for kind in self.known for field in kind.fields())
 
     def check_names(self, names: Sequence[str], bundle: Bundle) -> None:

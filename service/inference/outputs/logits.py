@@ -41,7 +41,7 @@ class TopTokens(BaseModel):
 
 @dataclass(frozen=True, eq=False)
 class LogitsOutput(Output[Made_co]):
-    """Of the rows that the head is for. positions: see `/v1/infer`."""
+    """Logits of the rows that the head is for. positions: see `/v1/infer`."""
 
     name = "logits"
     json_type = list[list[list[float]]] | list[list[float]] | TopTokens
@@ -93,7 +93,8 @@ class Logits(LogitsOutput[ByRow]):
 
 @dataclass(frozen=True, eq=False)
 class LogitsAt(LogitsOutput[Dense]):
-    """Of some tokens, whatever their sequence, `[n, w]`. tokens: their indices in the batch."""
+    """Logits of some tokens, whatever their sequence, `[n, w]`. tokens: their indices in the
+    batch."""
 
     tokens: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 

@@ -60,12 +60,12 @@ class Computed(NamedTuple):
 
     @property
     def rows(self) -> Rows:
-        """Of every token. Only if an output needs "every"."""
+        """Rows of every token. They are there only if an output needs "every"."""
         assert self.kept.rows
         return self.kept.rows
 
     def head_rows(self, pick: Pick) -> HeadRows:
-        """Of every token, or one for each sequence."""
+        """Rows of every token, or one row for each sequence."""
         if pick == "every":
             return HeadRows.every(self.rows.activations, self.batch)
         return HeadRows(self.kept.of(pick), np.arange(len(self.batch)))
@@ -96,7 +96,7 @@ class Output(Generic[Made_co]):
 
     @classmethod
     def fields(cls) -> tuple[str, ...]:
-        """Of a request, those that are for this output alone."""
+        """Request fields that are for this output alone."""
         return (cls.name,) if cls.options else ()
 
     @classmethod
@@ -106,7 +106,7 @@ class Output(Generic[Made_co]):
 
     @classmethod
     def of_options(cls, own: Mapping[str, Any]) -> "Output[Value]":
-        """With what a request has under its name, and nothing else."""
+        """The output with the options that a request has under its name, and nothing else."""
         return cls.asked_for(Asked(cls.options(**own) if cls.options else None))
 
     @classmethod
@@ -123,7 +123,7 @@ class Output(Generic[Made_co]):
 
     @classmethod
     def grid_shape(cls, bundle: Bundle) -> list[int]:
-        """Of each of them, -1 where the request decides."""
+        """Shape of each of these tensors, -1 where the request decides."""
         output = cls()
         num_axes = 2 if output.is_by_token(bundle) else 1
         return [*[-1] * num_axes, output.width(bundle)]
@@ -183,7 +183,7 @@ class Output(Generic[Made_co]):
         return False
 
     def num_bytes(self, bundle: Bundle, batch: Batch, padding: Padding, is_binary: bool) -> int:
-        """Of the output as it is sent, estimated before any work."""
+        """Bytes of the output as it is sent, estimated before any work."""
         num_values = self.num_values(bundle, batch)
         num_pads = self.width(bundle) * self.num_pads(bundle, padding)
         if is_binary:

@@ -56,7 +56,8 @@ class VectorsOutput(Output[Made_co]):
             )
 
     def _misfit(self, bundle: Bundle) -> str | None:
-        """In what the vectors differ from those that the ranges are of, and what to do."""
+        """How the vectors differ from those that the ranges are of, and what to do. None if they
+        fit."""
         manifest = bundle.manifest
         if manifest.vector_ranges is None:
             return (
@@ -86,7 +87,7 @@ class VectorsOutput(Output[Made_co]):
         return self.dtype != "float32"
 
     def _vectors(self, rows: HeadRows, of: Computed) -> Steps[Floats]:
-        """Of each of the pooled rows, `[n, w]`."""
+        """Vectors of the pooled rows, `[n, w]`."""
         vectors = rows.activations
         if self.head(of.bundle):
             vectors = yield from headed(of.engine, self.name, rows, of.bundle.width(self.name))

@@ -70,7 +70,8 @@ class PromptOutput(Output[Made_co]):
         return 1
 
     def _logprobs(self, of: Computed, top_k: int) -> Steps[tuple[ByRow, Ints, Floats]]:
-        """Of the tokens; and the likeliest after each, their ids and log-probabilities `[n, k]`."""
+        """Log-probabilities of the tokens; and the most likely tokens after each, their ids and
+        log-probabilities `[n, k]`."""
         rows = of.head_rows("every")
         # each row is asked for the token after it; a sequence's last for one that is not its own
         asked = np.roll(of.batch.tokens, -1)

@@ -112,7 +112,7 @@ class Sparse(Output[SparseVectors]):
         return SparseVectors(list(indices), list(values))
 
     def max_entries(self, bundle: Bundle, batch: Batch) -> int:
-        """Of all sequences together, estimated; one sequence alone may have more."""
+        """Entries of all sequences together, estimated; one sequence alone may have more."""
         if self.top_k is not None:
             return self.top_k * len(batch)
         return int(np.minimum(ENTRIES_PER_TOKEN * batch.lengths, self.width(bundle)).sum())

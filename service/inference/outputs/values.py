@@ -26,10 +26,10 @@ class Value(ABC):
 
     @abstractmethod
     def tensors(self, name: str) -> dict[str, Array]:
-        """By name: of the output, or of it and a part. Ragged rows are end to end."""
+        """Tensors by name: the output's name, or that and a part's. Ragged rows are end to end."""
 
     def halved(self, name: str) -> Self:
-        """In float16. InvalidInput if it has a finite value that float16 does not hold.
+        """The value in float16. InvalidInput if it has a finite value that float16 does not hold.
 
         Values whose numbers range widely, and those of a few numbers, stay as they are.
         """

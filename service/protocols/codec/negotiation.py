@@ -119,7 +119,7 @@ def compressed(parts: Sequence[bytes | memoryview], coding: str) -> Steps[list[b
 
 
 def sliced(part: bytes | memoryview, num_bytes: int) -> Iterator[bytes | memoryview]:
-    """In slices of at most so many bytes, none of them copied."""
+    """Slices of at most `num_bytes` bytes, none of them copied."""
     if len(part) <= num_bytes:
         yield part
         return

@@ -121,7 +121,8 @@ def json_body(
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Of a body that `codec/validation.py` reads: where a field may be absent, null is taken."""
+    """Schema of a body that `codec/validation.py` reads: where a field may be absent, null is
+    taken."""
     schema: dict[str, Any] = _with_nulls(model.model_json_schema())
     return schema
 
@@ -142,7 +143,8 @@ def _with_nulls(node: Any) -> Any:
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """As pydantic writes `| None`: beside what describes the field."""
+    """The schema with null added where pydantic writes `| None`: beside what describes the
+    field."""
     about = {key: part for key, part in schema.items() if key in ABOUT}
     value = {key: part for key, part in schema.items() if key not in ABOUT}
     choices = value.get("anyOf", [value])

@@ -114,7 +114,8 @@ def _drop_nulls(value: dict[str, Any] | list[Any]) -> None:
 
 
 def _num_keys(value: Any, depth: int = 1) -> int:
-    """Of all objects, except in lists of numbers. InvalidInput if nested too deep."""
+    """The number of keys of all objects, except in lists of numbers. InvalidInput if nested too
+    deep."""
     if depth > MAX_DEPTH:
         raise InvalidInput(f"the body is nested more than {MAX_DEPTH} deep, the limit")
     if type(value) is dict:

@@ -62,7 +62,7 @@ def _inputs(value: Any) -> Inputs:
 
 
 class TaskParameters(ClassifyOptions, TagOptions, FillMaskOptions, ZeroShotOptions):
-    """Of all tasks; which of them a task knows is checked once the task is known."""
+    """Parameters of all tasks; which of them a task knows is checked once the task is known."""
 
     top_k: int | None = Field(None, ge=1)
     candidate_labels: Labels = Field([], description="Makes it a zero-shot classification.")

@@ -112,7 +112,7 @@ def _check_parameters(asked: V2InferRequest) -> None:
 
 
 def _wanted(asked: V2InferRequest, model: Model) -> list[Wanted]:
-    """In the order asked for; all where nothing is asked."""
+    """The outputs in the order asked for; all of them if the request names none."""
     known, binary = tensors.outputs(model.bundle), asked.parameters.binary_data_output
     if asked.outputs is None:
         return [Wanted(name, native, binary) for name, native in known.items()]

@@ -34,7 +34,8 @@ class InferenceStatistics(BaseModel):
 
 
 class BatchStatistics(BaseModel):
-    """Of the micro-batches of one size. Only the run is timed: requests are decoded and encoded."""
+    """Statistics of the micro-batches of one size. Only the run is timed: decoding and encoding are
+    done for requests."""
 
     batch_size: int = Field(description="Sequences, of however many requests.")
     compute_input: Duration

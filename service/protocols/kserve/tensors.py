@@ -57,7 +57,7 @@ class NativeTensor(NamedTuple):
 
 
 def named(known: OutputKinds) -> dict[str, NativeTensor]:
-    """By V2's names."""
+    """Tensors by V2's names."""
     return {
         NAMES.get(name, name): NativeTensor(kind, name)
         for kind in known.known
@@ -69,7 +69,7 @@ TENSORS = named(OUTPUTS)
 
 
 def outputs(bundle: Bundle) -> dict[str, NativeTensor]:
-    """Those of the model, by V2's names. All are FP32."""
+    """Output tensors of the model, by V2's names. All are FP32."""
     return {name: native for name, native in TENSORS.items() if native.output.is_of(bundle)}
 
 

@@ -110,7 +110,7 @@ class ModelListRoutes:
         return ModelList(data=[entry.model_copy(update=short) for entry in entries])
 
     async def show_model(self, name: str) -> ModelEntry:
-        """By an alias too."""
+        """Shows a model, which may be named by an alias."""
         ref, models = name.partition(":")[0], self.parts.models
         versions, model = models.versions(ref.partition("/")[0]), models.find(ref)
         entry = _entry(ref, versions, model)
@@ -132,7 +132,7 @@ class ModelListRoutes:
 
 
 def _entry(ref: str, versions: Mapping[int, Model], model: Model | None = None) -> ModelEntry:
-    """Of one version, the latest by default, and the numbers of all."""
+    """The entry of one version, the latest by default. It has the numbers of all versions."""
     model = model or versions[max(versions)]
     manifest = model.bundle.manifest
     return ModelEntry(

@@ -39,14 +39,14 @@ from addnorm.service.scheduling.cooperative import one_step
 
 
 async def infer(asked: InferRequest, call: Call, tools: Tools) -> InferenceRequest:
-    """Of token ids, or of texts. InvalidInput names the field."""
+    """The request for token ids or for texts. InvalidInput names the field."""
     return _request(asked, await _read(asked, call, tools))
 
 
 async def infer_tensors(
     options: Options, arrays: Arrays, call: Call, tools: Tools
 ) -> InferenceRequest:
-    """Of token ids as arrays. InvalidInput names the field."""
+    """The request for token ids as arrays. InvalidInput names the field."""
     model = call.model(tools.models, options.model)
     work = one_step(partial(_from_arrays, arrays))
     batch, padding = await tools.bodies.read(call.num_bytes, work, call.deadline)
@@ -118,7 +118,7 @@ async def _read_texts(
 
 
 async def _token_spans(asked: Options, padding: Padding, call: Call, tools: Tools) -> Spans | None:
-    """Of ranges of input_ids."""
+    """Spans from ranges of input_ids."""
     if asked.spans is None:
         return None
     work = spans.read(asked.spans, spans.in_layout(padding), asked.field)
@@ -209,7 +209,7 @@ def _has_axes(arrays: Arrays, **num_axes: int) -> None:
 
 
 def _outputs(asked: Options, bundle: Bundle, of_spans: Spans | None) -> tuple[Output[Value], ...]:
-    """Those asked for, with their options."""
+    """The outputs asked for, with their options."""
     names = asked.wanted(bundle)
     if names is None:
         names = asked.known.default_names(bundle)

@@ -124,8 +124,8 @@ class Usage(BaseModel):
 
 
 class Bodies(NamedTuple):
-    """With fields for the outputs that a server knows. options: of a body whose token ids come as
-    tensors."""
+    """Bodies with fields for the outputs that a server knows. options: for a body whose token ids
+    come as tensors."""
 
     request: type[InferRequest]
     options: type[Options]
@@ -144,7 +144,7 @@ class Bodies(NamedTuple):
 
 
 def _named(fields: type[Fields], own_options: type[Named]) -> type[Fields]:
-    """With the names of the outputs, and the options that stand under them."""
+    """Adds the names of the outputs, and the options that stand under them."""
     names: Any = Literal[tuple(own_options.known.by_name)]
     bases: Any = (fields, own_options)
     outputs = Field(

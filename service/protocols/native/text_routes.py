@@ -100,7 +100,7 @@ class FillMaskResponse(_Results):
 
 
 class ZeroShotResponse(ClassifyResponse):
-    """As `ClassifyResponse`, with the candidate labels."""
+    """A `ClassifyResponse` with the candidate labels."""
 
 
 class Route(NamedTuple):

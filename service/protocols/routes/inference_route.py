@@ -134,6 +134,6 @@ class InferenceHandler:
 
 
 def _num_bytes(headers: Headers) -> float:
-    """Of the body as it will be parsed; infinite where the head does not say."""
+    """Bytes of the body as it will be parsed; infinite if the head does not say."""
     declared = headers.get("content-length")
     return math.inf if declared is None or "content-encoding" in headers else int(declared)

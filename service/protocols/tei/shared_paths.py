@@ -51,11 +51,11 @@ class TokenizeError(RootModel[SharedError | TeiError | ErrorBody]):
 
 
 class RerankBody(RootModel[TeiRerankRequest | cohere.RerankRequest]):
-    """With `texts` it is text-embeddings-inference's, with `documents` Cohere's."""
+    """A body of text-embeddings-inference (it has `texts`) or of Cohere (it has `documents`)."""
 
 
 class TokenizeBody(RootModel[TeiTokenizeRequest | vllm_tokens.PromptTokenizeRequest]):
-    """With `inputs` it is text-embeddings-inference's, with `prompt` vLLM's."""
+    """A body of text-embeddings-inference (it has `inputs`) or of vLLM (it has `prompt`)."""
 
 
 def _errors(body: type[BaseModel]) -> ErrorFormat:

@@ -49,7 +49,7 @@ Sequences = Annotated[
 
 
 class SequencesToRead(NamedTuple):
-    """Those of one request, with their prompt."""
+    """The sequences of one request, with their prompt."""
 
     field: str  # the request's field that has them
     sequences: list[str] | list[list[int]]

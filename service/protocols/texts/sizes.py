@@ -35,5 +35,5 @@ def check_pairs(field: str, num: int, other: str, num_other: int, limit: int) ->
 
 
 def json_bytes(texts: Iterable[str]) -> int:
-    """Of the texts as JSON strings, quotes included."""
+    """Bytes of the texts as JSON strings, quotes included."""
     return sum(len(orjson.dumps(text)) for text in texts)

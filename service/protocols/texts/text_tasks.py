@@ -246,12 +246,12 @@ def _masks(field: str, batch: Batch, targets: Sequence[str], pieces: Pieces) -> 
 
 
 def _label_bytes(labels: Sequence[str]) -> int:
-    """Of the labels of one text as JSON, with their scores."""
+    """Bytes of the labels of one text as JSON, with their scores."""
     return LABEL_BYTES * len(labels) + json_bytes(labels)
 
 
 def _kept_bytes(texts: TextsToTokenize, batch: Batch) -> int:
-    """Of the texts as JSON, without what is cut off."""
+    """Bytes of the texts as JSON, without what is cut off."""
     whole = zip(texts.whole(texts.texts), batch.lengths.tolist(), strict=True)
     return json_bytes(str(text[: CHARACTERS_PER_TOKEN * length]) for text, length in whole)
 

@@ -89,8 +89,8 @@ class TextsToTokenize(NamedTuple):
         model: Model,
         prompt_name: str | None,
     ) -> "TextsToTokenize":
-        """With the prompt of this name, as sentence-transformers has it; None: the bundle's
-        default, if any, which pairs do without."""
+        """Texts with the prompt of this name, as sentence-transformers has it. None: the bundle's
+        default, if any; pairs have none."""
         prompt = _prompt(model, field, texts, prompt_name)
         return cls(field, texts, truncate, model, prompt=prompt)
 
@@ -103,8 +103,8 @@ class TextsToTokenize(NamedTuple):
         model: Model,
         input_type: InputType,
     ) -> "TextsToTokenize":
-        """With the prompt and the limit of queries or of documents. InvalidInput for pairs, and if
-        the model does not tell the two apart."""
+        """Texts with the prompt and the limit of queries or of documents. InvalidInput for pairs,
+        and if the model does not tell the two apart."""
         manifest = model.bundle.manifest
         if (rules := manifest.input_types.get(input_type)) is None:
             raise InvalidInput(
@@ -138,7 +138,7 @@ class TextReader:
     async def encoded(
         self, asked: TextsToTokenize, deadline: Deadline
     ) -> tuple[Batch, Padding, list[Encoding]]:
-        """As `batch`, with words and offsets, which take longer."""
+        """Tokenizes as `batch` does, with words and offsets, which take longer."""
         tokenizer = self.tokenizer(asked)
         found = self._checked(asked, partial(tokenizer.encode, truncate=asked.truncate))
         return await self._finished(asked, with_batch(found, tokenizer), deadline)
@@ -147,7 +147,7 @@ class TextReader:
         self, asked: TextsToTokenize, work: Callable[[Sequence[Text]], list[Made]]
     ) -> Steps[list[Made]]:
         """InvalidInput for a text that is too long, or has no tokens."""
-        limit = self.tokenizer(asked).max_tokens
+        limit = self.tokenizer(asked).max_text_tokens
 
         def check(index: int, made: Made) -> None:
             if len(made) > limit:
@@ -230,7 +230,7 @@ class TextReader:
 
 
 def num_bytes(texts: Sequence[Text]) -> int:
-    """Of the strings. One that several pairs share, such as a query, is held once."""
+    """Bytes of the strings. A string that several pairs share, such as a query, is counted once."""
     strings = {
         id(part): part for text in texts for part in ((text,) if isinstance(text, str) else text)
     }

@@ -120,7 +120,7 @@ def _answer(model: Model, tokenizer: Tokenizer, shown: list[Shown]) -> bytes:
             "version": str(model.bundle.manifest.version),
             **{name: [text.fields[name] for text in shown] for name in shown[0].fields},
             "num_tokens": [text.num_tokens for text in shown],
-            "limit": tokenizer.max_tokens,
+            "limit": tokenizer.max_text_tokens,
         }
     )
 

@@ -14,8 +14,8 @@ class CudaOptions(NamedTuple):
     memory_bytes: int = 0  # of the arena of each graph; 0: no limit
 
     def for_provider(self) -> dict[str, str]:
-        """By onnxruntime's names. Each worker thread has CUDA streams of its own in each session,
-        so runs of several threads may overlap (docs/cuda.md says what was seen)."""
+        """Options by onnxruntime's names. Each worker thread has CUDA streams of its own in each
+        session, so runs of several threads may overlap (docs/cuda.md says what was seen)."""
         options = {
             "use_tf32": str(int(self.tf32)),
             # the default doubles the arena up to steps of 1 GiB
@@ -38,7 +38,7 @@ CUDA_DEFAULTS = CudaOptions()
 
 @cache
 def gpu_name(gpus: Path = GPUS) -> str:
-    """Of the first GPU, as its driver calls it."""
+    """The name of the first GPU, as its driver reports it."""
     for file in sorted(gpus.glob("*/information")):
         for line in file.read_text().splitlines():
             field, _, value = line.partition(":")

@@ -36,7 +36,8 @@ class Node(NamedTuple):
 
 
 def nodes(session: ort.InferenceSession) -> Iterator[Node]:
-    """Of the graph and of the bodies of its Scans. The session must have been opened with RECORD.
+    """Nodes of the graph and of the bodies of its Scans. The session must have been opened with
+    RECORD.
 
     Copies between the CPU and the GPU are not among them.
     """

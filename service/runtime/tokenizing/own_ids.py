@@ -16,10 +16,10 @@ class Ends(NamedTuple):
 
 
 def ends_of(tokenizer: Tokenizer) -> tuple[Ends, ...]:
-    """Those of a text, and those of a pair if they are others.
+    """First and last special tokens of a text, and those of a pair if they are others.
 
-    None where one end has no special token: one low id tells too little, as in OpenAI's vocabulary
-    every text that begins with "#" begins with id 2.
+    Texts without a special token at one end are left out: one low id tells too little, as in
+    OpenAI's vocabulary every text that begins with "#" begins with id 2.
     """
     encodings = tokenizer.encode(PROBE), tokenizer.encode(PROBE, PROBE)
     found = dict.fromkeys(map(_ends, encodings))

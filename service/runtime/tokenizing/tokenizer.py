@@ -29,7 +29,7 @@ Encode = Callable[[tokenizers.Tokenizer, list[Text]], list[Encoding]]
 
 
 def num_characters(text: Text) -> int:
-    """Of both texts of a pair."""
+    """Characters of a text, or of both texts of a pair."""
     return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
 
 
@@ -39,7 +39,7 @@ def _is_pair(text: Text) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Those of a text, special tokens included."""
+    """The tokens of a text, special tokens included."""
 
     ids: list[int]
     types: list[int] | None  # None: all 0, or the model takes none
@@ -59,11 +59,11 @@ class CannotCut(Exception):
 class Tokenizer:
     """Safe to call from several threads at once: its tokenizers never change once made."""
 
-    def __init__(self, bundle: Bundle, max_tokens: int | None = None) -> None:
-        """max_tokens: of a text; None: as the manifest says. StartupError if the file is broken, or
+    def __init__(self, bundle: Bundle, max_text_tokens: int | None = None) -> None:
+        """max_text_tokens: by default the manifest's. StartupError if the file is broken, or
         has ids that the model lacks."""
         limits = bundle.manifest.limits
-        self.max_tokens = max_tokens or limits.max_text_tokens
+        self.max_text_tokens = max_text_tokens or limits.max_text_tokens
         self.max_characters = CHARACTERS_PER_TOKEN * limits.max_positions
         self.has_types = limits.type_vocab_size > 1 and bundle.manifest.texts_have_types
         self._whole, self._cut, self._cut_pairs = (_read(bundle) for _ in range(3))
@@ -75,8 +75,8 @@ class Tokenizer:
         self.ends = ends_of(self._whole)  # of the ids of each text; empty if it marks none
         self._check(bundle)
         # they keep the special tokens around the texts
-        self._cut.enable_truncation(self.max_tokens)
-        self._cut_pairs.enable_truncation(self.max_tokens, strategy=self._pair_strategy)
+        self._cut.enable_truncation(self.max_text_tokens)
+        self._cut_pairs.enable_truncation(self.max_text_tokens, strategy=self._pair_strategy)
         added = (token.content for token in self._whole.get_added_tokens_decoder().values())
         self._edge = EDGE_CHARACTERS + max(map(len, added), default=0)
 
@@ -88,10 +88,10 @@ class Tokenizer:
                 f" {limits.vocab_size}: export it again with the tokenizer it was trained with"
             )
         special, positions = self.num_special, limits.max_positions
-        if not special < self.max_tokens <= positions:
+        if not special < self.max_text_tokens <= positions:
             raise StartupError(
-                f"bundle {bundle.path}: texts may have {self.max_tokens} tokens; with {special}"
-                f" special tokens and {positions} positions it must be {special + 1} to"
+                f"bundle {bundle.path}: texts may have {self.max_text_tokens} tokens; with"
+                f" {special} special tokens and {positions} positions it must be {special + 1} to"
                 f" {positions}: export it again"
             )
 
@@ -101,16 +101,17 @@ class Tokenizer:
         return self._whole
 
     def tokens(self, texts: Sequence[Text], truncate: bool, left: bool = False) -> list[Tokens]:
-        """Those of each text or pair.
+        """The tokens of each text or pair.
 
-        truncate: cuts them to max_tokens, or raises CannotCut; left: cuts off their beginnings.
+        truncate: cuts them to `max_text_tokens`, or raises CannotCut. left: cuts off their
+        beginnings.
         """
         # of the library's methods this one holds Python's global lock for the shortest time
         encode = tokenizers.Tokenizer.encode_batch_fast
         return list(map(self.tokens_of, self._encoded(encode, texts, truncate, left)))
 
     def encode(self, texts: Sequence[Text], truncate: bool) -> list[Encoding]:
-        """As `tokens`, with words and offsets."""
+        """Encodes as `tokens` does, with words and offsets."""
         return self._encoded(tokenizers.Tokenizer.encode_batch, texts, truncate)
 
     @cached_property
@@ -146,11 +147,13 @@ class Tokenizer:
 
     @cached_property
     def _left(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
-        """Those that cut texts, and pairs, on the left: few callers need them."""
+        """Tokenizers that cut texts, and pairs, on the left. Few callers need them."""
         plain = self._whole.to_str()
         texts, pairs = (tokenizers.Tokenizer.from_str(plain) for _ in range(2))
-        texts.enable_truncation(self.max_tokens, direction="left")
-        pairs.enable_truncation(self.max_tokens, strategy=self._pair_strategy, direction="left")
+        texts.enable_truncation(self.max_text_tokens, direction="left")
+        pairs.enable_truncation(
+            self.max_text_tokens, strategy=self._pair_strategy, direction="left"
+        )
         return texts, pairs
 
     def _whole_ends(self, index: int, text: Text) -> Text:
@@ -159,7 +162,7 @@ class Tokenizer:
         if (num := num_characters(text)) > self.max_characters:
             reason = f"has {num} characters: only {self.max_characters} are read to cut on the left"
             raise CannotCut(index, f" {reason}")
-        if not isinstance(text, str) and self.num_special_of_pair > self.max_tokens:
+        if not isinstance(text, str) and self.num_special_of_pair > self.max_text_tokens:
             raise self._no_room_for_pairs(index)
         return text
 
@@ -191,8 +194,8 @@ class Tokenizer:
         """Enough of a text, or of a pair, to cut it to the same tokens as the whole. Bounds the
         work."""
         if isinstance(text, str):
-            return self._beginning(index, text, self.max_tokens - self.num_special, "")
-        if self.num_special_of_pair > self.max_tokens:
+            return self._beginning(index, text, self.max_text_tokens - self.num_special, "")
+        if self.num_special_of_pair > self.max_text_tokens:
             raise self._no_room_for_pairs(index)
         first, second = map(len, text)
         if max(first, second) <= self.max_characters:
@@ -205,13 +208,13 @@ class Tokenizer:
 
     def _no_room_for_pairs(self, index: int) -> CannotCut:
         reason = f"has {self.num_special_of_pair} special tokens, the limit is"
-        return CannotCut(index, f" {reason} {self.max_tokens}")
+        return CannotCut(index, f" {reason} {self.max_text_tokens}")
 
     def _readable_pair(self, index: int, pair: Pair, longer: int) -> Pair:
         """longer: which of its texts has more than max_characters, 0 or 1."""
         other = self._whole.encode_batch([pair[1 - longer]], add_special_tokens=False)[0]
         # as many as are ever kept, and more than the other has: where both are cut depends on that
-        num_needed = max(self.max_tokens, len(other) + 1)
+        num_needed = max(self.max_text_tokens, len(other) + 1)
         beginning = self._beginning(index, pair[longer], num_needed, f"[{longer}]")
         return (pair[0], beginning) if longer else (beginning, pair[1])
 
@@ -220,7 +223,7 @@ class Tokenizer:
 
         place: of the text in its pair.
         """
-        for size in (LIKELY_CHARACTERS * self.max_tokens, self.max_characters):
+        for size in (LIKELY_CHARACTERS * self.max_text_tokens, self.max_characters):
             if len(text) <= size:
                 return text
             if self._num_settled(text[:size]) >= num_needed:
@@ -228,7 +231,7 @@ class Tokenizer:
         raise CannotCut(
             index,
             f"{place} has {len(text)} characters, and its first {self.max_characters} do not hold"
-            f" the tokens needed to cut it to {self.max_tokens}",
+            f" the tokens needed to cut it to {self.max_text_tokens}",
         )
 
     def _num_settled(self, beginning: str) -> int:

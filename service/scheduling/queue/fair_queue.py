@@ -70,7 +70,7 @@ class JobQueue:
         return self.worker_s() / self.num_workers
 
     def backlogs(self, key: str) -> Mapping[Target, Backlog]:
-        """Those of one API key: for every target it has asked for."""
+        """The backlogs of one API key: one for every target it has asked for."""
         return self._keys[key].by_target if key in self._keys else {}
 
     def backlog(self, key: str, target: Target) -> Backlog:
@@ -198,7 +198,7 @@ class JobQueue:
         self._fairness.charge(cost_s)
 
     def _take_out(self, sequence: Waiting, now: float) -> None:
-        """With all that wait for its rows."""
+        """Takes a sequence out of the queue, with all that wait for its rows."""
         backlog = self._backlog_of.get(sequence.job)
         equal = backlog.in_flight.take(sequence) if backlog else [sequence]
         self._count(equal[0].job, -sequence.length)
@@ -271,7 +271,7 @@ class JobQueue:
                     self._wait_for(joined.job, [joined])
 
     def _joined_to(self, sequence: Waiting) -> list[Waiting]:
-        """Those that joined it. None joins it from now on."""
+        """The sequences that joined this one. No other joins it from now on."""
         backlog = self._backlog_of.get(sequence.job)
         return backlog.in_flight.end(sequence) if backlog else []
 

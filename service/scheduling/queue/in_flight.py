@@ -19,7 +19,7 @@ class InFlight:
         self._running: dict[Identity, list[Waiting]] = {}  # those that joined one that runs
 
     def num_new_tokens(self, results: Results) -> int:
-        """Those of sequences that neither wait nor run yet."""
+        """Tokens of sequences that neither wait nor run yet."""
         if results.identities is None:
             return sum(results.lengths)
         return sum(
@@ -42,7 +42,7 @@ class InFlight:
             self._waiting.setdefault(sequence.identity, {})[sequence] = None
 
     def is_counted(self, sequence: Waiting) -> bool:
-        """Of one that waits."""
+        """Whether the tokens of a waiting sequence are counted: only the first of equal ones is."""
         equal = self._waiting.get(sequence.identity) if sequence.identity is not None else None
         return equal is None or next(iter(equal)) is sequence
 

@@ -52,7 +52,7 @@ def test_promtool_accepts_the_rendered_rules(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="needs promtool: Debian's prometheus")
 def test_promtool_accepts_the_queries_of_the_autoscalers(tmp_path: Path) -> None:
-    """As recording rules, since promtool reads no queries alone."""
+    """The queries are checked as recording rules, since promtool reads no queries alone."""
     queries = [
         trigger["metadata"]["query"] for trigger in render(KEDA)["ScaledObject"]["spec"]["triggers"]
     ]

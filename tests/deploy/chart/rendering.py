@@ -89,7 +89,8 @@ def _problems(text: str) -> list[str]:
 
 
 def _of_kserve(value: Any, kind: str, where: str) -> Iterator[str]:
-    """By the types of KServe's own client. Those of Kubernetes are left to `pod_of`."""
+    """What does not fit the types of KServe's own client. Types of Kubernetes are left to
+    `pod_of`."""
     if kind.startswith("list["):
         for number, entry in enumerate(value):
             yield from _of_kserve(entry, kind[5:-1], f"{where}[{number}]")

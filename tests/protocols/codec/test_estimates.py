@@ -64,7 +64,7 @@ def of_masks(request: InferenceRequest) -> Value:
 
 
 def of_sparse(request: InferenceRequest) -> Value:
-    """As many entries as there may be."""
+    """A value with as many entries as there may be."""
     lengths = np.minimum(32 * request.batch.lengths, 23).tolist()
     return SparseVectors(
         [np.arange(length) for length in lengths],
@@ -161,7 +161,7 @@ def decoded(service: Service, path: str, body: Any) -> Decoded:
 
 
 def num_bytes(value: Value) -> int:
-    """Of all arrays in it."""
+    """Bytes of all arrays in a value."""
     return sum(tensor.nbytes for tensor in value.tensors("").values())
 
 

@@ -219,8 +219,9 @@ def test_a_bomb_is_not_decompressed_on_the_event_loop() -> None:
 
 
 def longest_wait_s(url: str, work: Callable[[], object]) -> float:
-    """Of those who ask whether the server lives, one after the other, until the work is done. In
-    CPU time of this process, which serves: while it waits for a core it holds nobody up."""
+    """The longest wait of a caller who asks again and again, until the work is done, whether the
+    server lives. It is CPU time of this process, which serves: while it waits for a core it holds
+    nobody up."""
     split = urlsplit(url)
     connection = http.client.HTTPConnection(split.hostname or "", split.port)
     thread = threading.Thread(target=work)
@@ -264,7 +265,8 @@ LARGE: dict[str, tuple[str, bytes, str]] = {
 
 @pytest.mark.parametrize("name", LARGE)
 def test_what_is_large_does_not_hold_up_the_event_loop(serve: Serve, name: str) -> None:
-    """In one of some attempts, for a busy machine. `python -m benchmarks stall` has figures."""
+    """One of ten attempts must succeed, for the machine may be busy. `python -m benchmarks stall`
+    has figures."""
     path, body, headers = LARGE[name]
     with serve() as url:
         assert any(
@@ -301,7 +303,7 @@ def test_bodies_that_wait_to_be_read_count_among_those_held(
         )
 
     def held(*arguments: Any) -> Steps[Any]:
-        """As if the others' reading came first."""
+        """Waits before it reads, as if the others' reading came first."""
         while not go.is_set():
             time.sleep(0.002)
             yield

@@ -76,7 +76,7 @@ def tensors(answer: httpx.Response) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def expected(client: httpx.Client) -> dict[str, np.ndarray]:
-    """By JSON alone."""
+    """The tensors that a request in JSON alone gets."""
     inputs = [
         {"name": name, "shape": [2, 5], "datatype": "INT64", "data": data.tolist()}
         for name, data in (("input_ids", IDS), ("attention_mask", MASK))
