@@ -101,7 +101,7 @@ class Output(Generic[Made_co]):
 
     @classmethod
     def asked_for(cls, asked: Asked) -> "Output[Value]":
-        """With the options of a request."""
+        """The output with the options of a request."""
         return cls()
 
     @classmethod
@@ -197,7 +197,7 @@ class Output(Generic[Made_co]):
         return self.name
 
     def make(self, of: Computed) -> Steps[Made_co]:
-        """In the caller's layout. NotFinite if a number is not."""
+        """Makes the value in the caller's layout. NotFinite if a number is not."""
         raise NotImplementedError
 
     def laid_out(self, values: Array, of: Computed, fill: float = 0.0) -> ByRow:
