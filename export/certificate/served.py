@@ -28,7 +28,7 @@ from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.inference.request_path import Call
 from addnorm.service.models.loading import PADDINGS
 from addnorm.service.models.registry import Model, Models
-from addnorm.service.protocols.codec.validation import fitted
+from addnorm.service.protocols.codec.validation import fit
 from addnorm.service.protocols.endpoint import Decoded
 from addnorm.service.protocols.native.native_answer import encode
 from addnorm.service.protocols.native.native_infer import infer
@@ -65,12 +65,12 @@ class Served:
         rows = {name: part for name, part in vars(case).items() if name != "name" and part}
         body = {**rows, "precision": precision, **options}
         # an answer may be large, and takes many times its bytes once parsed
-        return orjson.loads(run(inferred(self.service, body))[0])  # type: ignore[no-any-return]
+        return orjson.loads(run(infer_body(self.service, body))[0])  # type: ignore[no-any-return]
 
 
-async def inferred(service: Service, body: dict[str, Any]) -> tuple[bytes, InferenceRequest]:
+async def infer_body(service: Service, body: dict[str, Any]) -> tuple[bytes, InferenceRequest]:
     """The answer to a body of /v1/infer, and the request that it became."""
-    asked, call = fitted(INFER.request, body), Call(Deadline(PATIENCE_S), RequestContext())
+    asked, call = fit(INFER.request, body), Call(Deadline(PATIENCE_S), RequestContext())
 
     async def prepare() -> Decoded:
         return await infer(asked, call, service.tools), encode
