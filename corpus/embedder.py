@@ -1,4 +1,4 @@
-"""Texts -> a column of vectors, by a bundle in this process, through the server's own pipeline.
+"""Texts -> a column of vectors, by a bundle in this process, through the server's own request path.
 
 Sequences are sorted by length, so that nothing is padded. Knows no files.
 """

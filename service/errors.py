@@ -1,38 +1,7 @@
 """Everything that can go wrong and that a caller, or the operator at start, is told of.
 
-ServiceError                     500  told to the caller, by server/error_response.py
-  InvalidInput                   400  the body, or a header, can be corrected
-    UnknownField                      a field, or a parameter, that has no meaning here
-    EmptyInput                        a list that has nothing to compute
-    InvalidHead                       a request head that is ambiguous, or sent wrong
-    InvalidHttp                       bytes that are no HTTP request
-  BundleRefused                  400  asked to load a bundle that cannot be trusted
-  Unauthenticated                401  no API key, or an unknown one
-  OutOfScope                     403  the API key has not the scope that the path needs
-  Forbidden                      403  the operator has not switched this on
-  NotFound                       404  no such path or resource
-    ModelNotFound                     no such model or version
-  MethodNotAllowed               405  the path has other methods
-  NotAcceptable                  406  Accept names no media type that is offered
-  RequestTimeout                 408  the request took too long to arrive
-  BodyTooLarge                   413  the body is over its limit
-  UnsupportedMediaType           415  the body's media type or coding is unknown
-  Overloaded                     429  rejected by admission control or a byte budget
-  TooManyAtOnce                  429  the API key has too many requests under way
-  HeadTooLarge                   431  the head, or what frames the body, is over its limit
-  ClientGone                     499  the caller left; for the log only
-  InternalError                  500  a bug of the server
-  RunTimedOut                    500  the session run did not end in time
-  NotFinite                      500  the model's numbers overflowed for these tokens
-  NotReady                       503  a model does not give its known answer, or session runs hang
-    Draining                          the server is shutting down
-  OutOfMemory                    503  there was no memory for the request's work
-  TooManyConnections             503  the server has too many open connections
-  Expired                        504  the deadline passed, or cannot be met
-
-StartupError                          the process, or a bundle, must not start
-
-Errors are raised where they are known. Protocols choose only the envelope.
+Errors are raised where they are known. Protocols choose only the envelope. The table in
+docs/reference.md is written from here: first paragraph and `remedy` of each class with a code.
 """
 
 from collections.abc import Mapping
@@ -44,6 +13,7 @@ class ServiceError(Exception):
     status = 500
     type = "server_error"
     code = "internal_error"
+    remedy = ""  # what to do, in the documentation
     ends_connection = False  # the connection is closed after the answer
     is_rejection = False  # counted in addnorm_rejections
     names_own_field = True  # param is a name of the API, so it may be logged
@@ -53,7 +23,6 @@ class ServiceError(Exception):
         message: str,
         *,
         param: str | None = None,
-        code: str | None = None,
         retry_after_s: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
@@ -61,7 +30,6 @@ class ServiceError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
-        self.code = code or self.code
         self.retry_after_s = retry_after_s
         self.headers = headers or {}
 
@@ -72,9 +40,10 @@ class ServiceError(Exception):
 
 
 class InvalidInput(ServiceError):
-    """The caller can correct the request. The message names field, limit and value."""
+    """The body, a header or a parameter is wrong."""
 
     status, type, code = 400, "invalid_request_error", "invalid_input"
+    remedy = "Correct it: the message states field, limit and value."
 
 
 class UnknownField(InvalidInput):
@@ -94,100 +63,155 @@ class InvalidHead(InvalidInput):
 
 
 class InvalidHttp(InvalidInput):
-    """The parser does not accept the bytes."""
+    """This is not an HTTP/1.1 request."""
 
-    code = "invalid_http"
-    ends_connection = True
+    code, ends_connection = "invalid_http", True
+    remedy = "Correct the client. The server closes the connection."
 
 
 class BundleRefused(ServiceError):
-    """Asked to load a bundle that cannot be trusted. What is served stays as it is."""
+    """`/v2/repository` was asked to load a bundle that cannot be read or fails a check. What is
+    served does not change."""
 
     status, type, code = 400, "invalid_request_error", "bundle_refused"
+    remedy = "Repair or export the bundle as the message says."
 
 
 class Unauthenticated(ServiceError):
-    """No API key was sent, or an unknown one."""
+    """There is no API key in the request, or the key is unknown."""
 
     status, type, code = 401, "authentication_error", "invalid_api_key"
+    remedy = "Send `Authorization: Bearer KEY` with a valid key."
     is_rejection = True
 
 
 class OutOfScope(ServiceError):
-    """The API key has not the scope that the path needs."""
+    """The API key lacks the scope for this path."""
 
     status, type, code = 403, "permission_error", "insufficient_permissions"
+    remedy = "Use a key with the scope that the message names."
     is_rejection = True
 
 
 class Forbidden(ServiceError):
-    """The operator has not switched this on."""
+    """The operator has not opened the model repository."""
 
     status, type, code = 403, "invalid_request_error", "forbidden"
+    remedy = "Start the server with `ADDNORM_ADMIN=true`."
 
 
 class NotFound(ServiceError):
+    """There is no such path, or no such bundle in the folder."""
+
     status, type, code = 404, "invalid_request_error", "not_found"
+    remedy = "Check the path and the name."
 
 
 class ModelNotFound(NotFound):
-    """OpenAI's clients look for this code."""
+    """There is no such model or version."""
 
-    code = "model_not_found"
+    code = "model_not_found"  # OpenAI's clients look for it
+    remedy = "Use one that the message lists."
 
 
 class MethodNotAllowed(ServiceError):
+    """The path exists, but not for this method."""
+
     status, type, code = 405, "invalid_request_error", "method_not_allowed"
+    remedy = "Use the method in the header `allow`."
 
 
 class NotAcceptable(ServiceError):
+    """The server cannot write any media type that `accept` names."""
+
     status, type, code = 406, "invalid_request_error", "not_acceptable"
+    remedy = "Ask for one that the message lists."
 
 
 class RequestTimeout(ServiceError):
-    """The request did not arrive in time."""
+    """The head and body did not arrive within `ADDNORM_BODY_TIMEOUT_S`."""
 
     status, type, code = 408, "invalid_request_error", "request_timeout"
+    remedy = "Send faster, or raise the setting. The server closes the connection."
     ends_connection = True
 
 
 class BodyTooLarge(ServiceError):
+    """The body, or the JSON in it, is over its limit."""
+
     status, type, code = 413, "invalid_request_error", "body_too_large"
+    remedy = "Send less in one request, or send tensors as bytes."
 
 
 class UnsupportedMediaType(ServiceError):
+    """The server cannot read this `content-type` or `content-encoding`."""
+
     status, type, code = 415, "invalid_request_error", "unsupported_media_type"
+    remedy = "Send one that the message lists."
 
 
 class Overloaded(ServiceError):
-    """Rejected by admission control or a byte budget: it would be late, or there is no room."""
+    """Rejected by admission control or a byte budget: it would be late, or there is no space."""
 
-    status, type, code = 429, "rate_limit_error", "overloaded"
+    status, type = 429, "rate_limit_error"
     is_rejection = True
 
 
+class QueueFull(Overloaded):
+    """The queue has no space for these tokens."""
+
+    code, remedy = "queue_full", "Retry after `Retry-After`."
+
+
+class DeadlineNotMet(Overloaded):
+    """The server predicts that the answer would come after the deadline, because of other
+    requests."""
+
+    code, remedy = "deadline_not_met", "Retry after `Retry-After`, or allow more time."
+
+
+class BodiesFull(Overloaded):
+    """The bodies in progress leave this API key no space in `ADDNORM_MAX_PENDING_BODY_BYTES`."""
+
+    code, remedy = "bodies_full", "Retry after `Retry-After`."
+
+
+class ResponsesFull(Overloaded):
+    """The answers in progress leave this API key no space in
+    `ADDNORM_MAX_PENDING_RESPONSE_BYTES`."""
+
+    code, remedy = "responses_full", "Retry after `Retry-After`."
+
+
 class TooManyAtOnce(ServiceError):
-    """One API key has as many requests under way as it may have."""
+    """The API key has as many requests in progress as it may have."""
 
     status, type, code = 429, "rate_limit_error", "too_many_concurrent_requests"
+    remedy = "Send fewer at the same time; retry after `Retry-After`."
     is_rejection = True
 
 
 class HeadTooLarge(ServiceError):
+    """The head is over `ADDNORM_MAX_HEADER_BYTES`, or the chunk sizes, chunk extensions and
+    trailers of the body are."""
+
     status, type, code = 431, "invalid_request_error", "head_too_large"
-    ends_connection = True
-    is_rejection = True
+    remedy = "Send fewer or shorter headers, or larger chunks. The server closes the connection."
+    ends_connection = is_rejection = True
 
 
 class ClientGone(ServiceError):
-    """The caller left. Nobody reads the answer; the status is for the log (nginx's number)."""
+    """The caller closed the connection."""
 
-    status, type, code = 499, "invalid_request_error", "client_gone"
+    status, type, code = 499, "invalid_request_error", "client_gone"  # nginx's number
+    remedy = "Nothing: only the log and the metrics show this status."
 
 
 class InternalError(ServiceError):
-    """A bug of the server. The log has the traceback beside the request's id."""
+    """The server has a fault."""
 
+    code = "internal_error"
+    remedy = "Look for the request id in the log: the log has a stack trace."
     ends_connection = True
 
     def __init__(self, request_id: str) -> None:
@@ -195,15 +219,16 @@ class InternalError(ServiceError):
 
 
 class RunTimedOut(ServiceError):
-    """The session run did not end in time and was given up."""
+    """The session run did not end within `ADDNORM_RUN_TIMEOUT_S`."""
 
-    code = "run_timed_out"
+    code, remedy = "run_timed_out", "Retry. If the machine is only slow, raise the setting."
 
 
 class NotFinite(ServiceError):
-    """The model's numbers overflowed for these tokens. No other rows are affected."""
+    """The model's numbers overflow for a sequence, which the message names. Other sequences are not
+    affected."""
 
-    code = "not_finite"
+    code, remedy = "not_finite", "Send the request without this sequence."
 
     def __init__(self, output: str, sequence: int) -> None:
         super().__init__(
@@ -214,7 +239,9 @@ class NotFinite(ServiceError):
 
 
 class NotReady(ServiceError):
-    status, type, code = 503, "server_error", "not_ready"
+    """A model fails its known-answer test (`/readyz`), or the server is shutting down."""
+
+    status, code, remedy = 503, "not_ready", "Send the request to another server."
 
 
 class Draining(NotReady):
@@ -227,10 +254,20 @@ class Draining(NotReady):
         return "draining"
 
 
-class OutOfMemory(ServiceError):
-    """There was no memory for the request's work. The server goes on."""
+class WorkersHung(NotReady):
+    """Too many session runs hang (`/livez`)."""
 
-    status, type, code = 503, "server_error", "out_of_memory"
+    code, remedy = "workers_hung", "Restart the process."
+
+
+class OutOfMemory(ServiceError):
+    """The server found no memory for this request. It goes on."""
+
+    status, code = 503, "out_of_memory"
+    remedy = (
+        "Send less at once; retry after `Retry-After`. Give the server more memory, or lower its"
+        " `ADDNORM_MAX_PENDING_` settings."
+    )
 
     def __init__(self) -> None:
         super().__init__(
@@ -241,16 +278,18 @@ class OutOfMemory(ServiceError):
 
 
 class TooManyConnections(ServiceError):
-    status, type, code = 503, "server_error", "too_many_connections"
-    ends_connection = True
-    is_rejection = True
+    """More than `ADDNORM_MAX_CONNECTIONS` connections are open."""
+
+    status, code = 503, "too_many_connections"
+    remedy = "Retry after `Retry-After`, or raise the setting. The server closes the connection."
+    ends_connection = is_rejection = True
 
 
 class Expired(ServiceError):
-    """The deadline passed before the answer was made, or cannot be met."""
+    """The deadline passed, or this request alone needs more time than it has."""
 
-    status, type, code = 504, "server_error", "deadline_exceeded"
-    is_rejection = True
+    status, code, is_rejection = 504, "deadline_exceeded", True
+    remedy = "Allow more time, or ask for less in one request."
 
 
 class StartupError(Exception):

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from prometheus_client.metrics import MetricWrapperBase
 
 from addnorm.corpus import command as corpus
 from addnorm.corpus.index_check import MEANINGS
@@ -22,15 +21,15 @@ from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.sources import Source
 from addnorm.service.runtime.fingerprint import Fingerprint
 from addnorm.service.runtime.manifest import Limits
-from addnorm.service.settings import Settings
-from addnorm.service.telemetry.metrics import Metrics
+from benchmarks.documents.__main__ import pages
 from benchmarks.registry import EXPERIMENTS, GROUPS, PROOFS
 
 ROOT = Path(__file__).parent.parent
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 README = (ROOT / "README.md").read_text()
-PAGES_OF_TEXT = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-CURLS = re.findall(r"```sh\n(curl .+)\n```\n```json\n(.+)\n```", README)
+PAGES_OF_TEXT = pages(ROOT)
+PADDING = (ROOT / "docs" / "padding.md").read_text()
+CURLS = re.findall(r"```sh\n(curl .+)\n```\n```json\n(.+)\n```", PADDING)
 
 
 def asked(command: str) -> tuple[str, str]:
@@ -47,7 +46,7 @@ def numbers(text: str) -> list[float]:
 
 
 @pytest.mark.parametrize(("command", "shown"), CURLS)
-def test_the_readmes_curl_lines_answer_what_it_shows(
+def test_the_curl_lines_of_the_page_on_padding_answer_what_it_shows(
     client: httpx.Client, command: str, shown: str
 ) -> None:
     request, _, cut = command.partition(" | cut -c1-")
@@ -73,27 +72,13 @@ def test_a_make_target_installs_what_it_needs_and_no_more(target: str, extras: s
     assert set(re.findall(r"-e '\.\[(\w+)\]'", planned)) == extras
 
 
-def test_what_padding_costs_is_said_as_the_table_shows_it() -> None:
-    """At 94 % padding it is slower: longer sequences cost more attention, though pads are free."""
-    for text in (
-        README,
-        (ROOT / "pyproject.toml").read_text(),
-        (ROOT / "docs/performance.md").read_text(),
-    ):
-        assert "padding costs nothing" not in text.lower()
-    assert "Pads are never computed" in README
-
-
-def test_named_make_targets_and_files_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    for name in ("README.md", "ARCHITECTURE.md"):
-        text = (ROOT / name).read_text()
-        for target in re.findall(r"(?:`|^)make ([a-z][a-z-]*)(?:`| +[#A-Z])", text, re.MULTILINE):
-            assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{name}: make {target}"
-        for path in re.findall(r"`((?:model|export|service|tests|load|benchmarks)/[\w/.]+)`", text):
-            assert (ROOT / path).exists(), f"{name}: {path}"
-        for setting in re.findall(r"ADDNORM_([A-Z0-9_]+)", text):
-            assert setting.lower() in Settings.model_fields, f"{name}: ADDNORM_{setting}"
+def test_pads_are_said_to_be_dropped_and_not_to_be_free() -> None:
+    """At 94 % padding it is slower: longer sequences cost more attention, which alone has pads."""
+    said = (*PAGES_OF_TEXT, ROOT / "pyproject.toml", ROOT / "service/page/playground.html")
+    for path in said:
+        text = path.read_text().lower()
+        assert "padding costs nothing" not in text, path
+        assert "never computed" not in text, path
 
 
 @pytest.mark.parametrize("page", PAGES_OF_TEXT, ids=lambda page: page.name)
@@ -104,10 +89,10 @@ def test_named_experiments_marks_and_targets_exist(page: Path) -> None:
     assert experiments <= {*EXPERIMENTS, *GROUPS}
     marks = set(re.findall(r"pytest -m ([a-z_]+)", text))
     assert marks <= {*PROOFS, "cuda"}
-    targets = set(re.findall(r"`make ([a-z][a-z-]*)`", text))
+    unreleased = re.split(r"^## \d", text, flags=re.M)[0] if page.name == "CHANGELOG.md" else text
+    targets = set(re.findall(r"`make\s([a-z][a-z-]*)[` ]", unreleased))
     makefile = (ROOT / "Makefile").read_text()
-    if page.name != "CHANGELOG.md":  # history
-        assert all(f"\n{target}:" in makefile for target in targets), targets
+    assert all(f"\n{target}:" in makefile for target in targets), targets
     modules = set(re.findall(r"python -m ((?:addnorm|benchmarks)\.[\w.]+)", text))
     assert all(map(find_spec, modules)), modules
 
@@ -199,38 +184,6 @@ def _is_answered(client: httpx.Client, command: str) -> None:
 
 
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
-
-
-def test_the_reference_has_every_setting_with_default_and_meaning() -> None:
-    rows = re.findall(r"^\| `ADDNORM_([A-Z0-9_]+)` \| (.+?) \| (.+) \|$", REFERENCE, re.MULTILINE)
-    code = [
-        (name.upper(), str(field.default), field.description)
-        for name, field in Settings.model_fields.items()
-    ]
-    assert rows == code
-
-
-PAGES = ("/models/{name}/certificate", "/models/{name}/{version}/certificate")
-
-
-def test_the_reference_has_every_route(client: httpx.Client) -> None:
-    rows = set(re.findall(r"^\| `([A-Z]+ /[^`]*)` \|", REFERENCE, re.MULTILINE))
-    paths = client.get("/openapi.json").json()["paths"]
-    assert rows == {
-        f"{method.upper()} {path}" for path, methods in paths.items() for method in methods
-    } | {"GET /docs", "GET /", *(f"GET {path}" for path in PAGES)}
-
-
-def test_the_reference_has_every_metric_with_its_labels(client: httpx.Client) -> None:
-    rows = dict(re.findall(r"^\| `(addnorm_\w+)` \| (.+?) \|", REFERENCE, re.MULTILINE))
-    metrics = Metrics()
-    served = set(re.findall(r"^# TYPE (addnorm_\w+) ", client.get("/metrics").text, re.MULTILINE))
-    assert set(rows) == served
-    for metric in vars(metrics).values():
-        if isinstance(metric, MetricWrapperBase):
-            name = metric.describe()[0].name
-            labels = ", ".join(metric._labelnames) or "-"
-            assert rows.get(name, rows.get(f"{name}_total")) == labels, name
 
 
 def test_deployment_files_name_metrics_that_exist() -> None:

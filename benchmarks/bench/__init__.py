@@ -1,0 +1,1 @@
+"""`make bench`: Addnorm beside other servers, and beside what limits it."""

@@ -10,7 +10,7 @@ from addnorm.load.measure.machine import machine
 from addnorm.load.measure.rounds import TIMING, Clock, Rounds, compared, open_loops
 from addnorm.load.measure.run import Figures, Load
 from addnorm.load.sweep import curves, overview
-from addnorm.load.sweep.tables import open_loop_table
+from addnorm.load.sweep.tables import open_loop_table, table
 from benchmarks import comparison, needs, peers
 from benchmarks.bench.contenders import Servers
 from benchmarks.bench.lines import sides
@@ -78,7 +78,7 @@ def _findings(
         ratios_table(figures),
         open_loop_table(points, TITLES) if points else "",
         memory_table(figures),
-        *(_words(who, bits) for who, bits in counted.items()),
+        _bits_table(counted),
     ]
     seen = {"rounds": figures, "open_loop": points, "bits": counted}
     shown = overview.Findings(options.bundle, machine(), figures, points, counted, [], TITLES)
@@ -109,9 +109,10 @@ def _notes(options: Options) -> list[str]:
     return notes
 
 
-def _words(who: str, counted: Figures) -> str:
-    num_right = counted["num_answers"] - counted["num_errors"]
-    return (
-        f"{TITLES[who]}: {num_right:,.0f} of {counted['num_answers']:,.0f} answers under load have "
-        "the bits of each sequence alone."
-    )
+def _bits_table(counted: dict[str, Figures]) -> str:
+    rows = [
+        (TITLES[who], f"{run['num_answers'] - run['num_errors']:,.0f} of {run['num_answers']:,.0f}")
+        for who, run in counted.items()
+    ]
+    title = "answers under load with the bits of each sequence alone"
+    return table(["server", title], rows) if rows else ""

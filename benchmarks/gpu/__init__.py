@@ -1,0 +1,1 @@
+"""All that is to be known of a machine's GPU, in one run."""

@@ -1,0 +1,1 @@
+"""Rerank beside Infinity and CrossEncoder."""

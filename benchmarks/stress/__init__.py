@@ -1,0 +1,1 @@
+"""What must hold whatever callers send: storms, overload, deadlines, stalls, fairness, memory."""

@@ -18,7 +18,6 @@ from addnorm.export.certificate.served import (
     Served,
     by_head,
     by_torch,
-    few_values,
     picked_rows,
     real_rows,
 )
@@ -84,7 +83,7 @@ def _compared(
     """Compares the output of a case with the original's. In fp16 and int8, PyTorch computes heads:
     `served.py` compares what they make of served rows."""
     output, of_every_token = original.compared
-    positions = few_values(output, case, path.model.bundle).get("positions")
+    positions = path.few_values(output, case).get("positions")
     if positions == "last":
         of_every_token = False
     expected = _expected(original, case, of_every_token)

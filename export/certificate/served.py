@@ -1,6 +1,6 @@
 """Cases of the certificate: what is served against PyTorch, and its bits against themselves.
 
-Cases go through the server's own decode, scheduler, engine and encode; a few through the bare
+Cases go through the server's own request path and encode; a few through the bare
 graph. The reference is always the plain `Padded` model in PyTorch, so packing is proved too.
 """
 
@@ -23,7 +23,7 @@ from addnorm.export.certificate.cases import PLACES, Case, cases
 from addnorm.model.config import Pick
 from addnorm.model.pooling import picked
 from addnorm.model.transformer import Transformer
-from addnorm.service.inference.outputs import OUTPUTS
+from addnorm.service.inference.outputs import OutputKind
 from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.inference.request_path import Call
 from addnorm.service.models.loading import PADDINGS
@@ -32,10 +32,9 @@ from addnorm.service.protocols.codec.validation import fit
 from addnorm.service.protocols.endpoint import Decoded
 from addnorm.service.protocols.native.native_answer import encode
 from addnorm.service.protocols.native.native_infer import infer
-from addnorm.service.protocols.native.native_schema import INFER
+from addnorm.service.protocols.native.native_schema import INFER, Bodies
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Grid
-from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
@@ -57,20 +56,36 @@ class CertificationError(Exception):
 class Served:
     """The server's path without HTTP: a decoded body in, the parsed answer out."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, model: Model, bodies: Bodies = INFER) -> None:
+        """bodies: for the outputs that are compared."""
+        self.model, self.bodies = model, bodies
         self.service = build(Models([model]), SETTINGS)
 
     def ask(self, case: Case, precision: str, **options: Any) -> dict[str, Any]:
         rows = {name: part for name, part in vars(case).items() if name != "name" and part}
         body = {**rows, "precision": precision, **options}
         # an answer may be large, and takes many times its bytes once parsed
-        return orjson.loads(run(infer_body(self.service, body))[0])  # type: ignore[no-any-return]
+        answer, _ = run(infer_body(self.service, body, self.bodies))
+        return orjson.loads(answer)  # type: ignore[no-any-return]
+
+    @property
+    def outputs(self) -> Mapping[str, OutputKind]:
+        """The model's outputs that every precision has."""
+        known = self.bodies.request.known
+        names = known.names(self.model.bundle)
+        return {name: kind for name in names if not (kind := known.by_name[name]).is_of_lens}
+
+    def few_values(self, output: str, case: Case) -> Mapping[str, Any]:
+        """The options of an output with which the case's answer has few enough values."""
+        num_tokens = int(case.grid().attention_mask.sum())
+        return self.outputs[output].compared_options(self.model.bundle, num_tokens)
 
 
-async def infer_body(service: Service, body: dict[str, Any]) -> tuple[bytes, InferenceRequest]:
+async def infer_body(
+    service: Service, body: dict[str, Any], bodies: Bodies = INFER
+) -> tuple[bytes, InferenceRequest]:
     """The answer to a body of /v1/infer, and the request that it became."""
-    asked, call = fit(INFER.request, body), Call(Deadline(PATIENCE_S), RequestContext())
+    asked, call = fit(bodies.request, body), Call(Deadline(PATIENCE_S), RequestContext())
 
     async def prepare() -> Decoded:
         return await infer(asked, call, service.tools), encode
@@ -87,9 +102,9 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 @contextmanager
-def path_of(model: Model) -> Iterator[Served]:
+def path_of(model: Model, bodies: Bodies = INFER) -> Iterator[Served]:
     """Closed at the end."""
-    path = Served(model)
+    path = Served(model, bodies)
     yield path
     path.service.close()
 
@@ -163,9 +178,9 @@ def _headed(
 
     Where logits of every token are too many values, over the last token of each row.
     """
-    own, bundle = few_values(output, case, path.model.bundle), path.model.bundle
+    own = path.few_values(output, case)
     got = path.ask(case, precision, outputs=[output], **({output: own} if own else {}))[output]
-    pick = OUTPUTS.by_name[output].of_options(own).pick(bundle)
+    pick = path.outputs[output].of_options(own).pick(path.model.bundle)
     if pick == "every":
         return real_rows(got, real, case), by_head(reference, output, activations[real])
     rows = picked_rows(pick, activations, real)
@@ -182,12 +197,6 @@ def by_head(reference: Transformer, output: str, rows: Array) -> Array:
     """rows `[n, d_model]` -> what the reference's head makes of them `[n, width]`."""
     with torch.no_grad():
         return reference.heads[output](torch.from_numpy(rows)).numpy()  # type: ignore[no-any-return]
-
-
-def few_values(output: str, case: Case, bundle: Bundle) -> Mapping[str, Any]:
-    """The options of an output with which the case's answer has few enough values."""
-    num_tokens = int(case.grid().attention_mask.sum())
-    return OUTPUTS.by_name[output].compared_options(bundle, num_tokens)
 
 
 def real_rows(answer: list[Any], real: Array, case: Case) -> Array:
@@ -249,15 +258,14 @@ def _rows(path: Served, case: Case, precision: str) -> list[Arrays]:
 
     Equal numbers are equal bits: floats print exactly.
     """
-    bundle, known, grids, vectors = path.model.bundle, OUTPUTS.by_name, list[Any](), list[Any]()
-    names = [name for name in OUTPUTS.names(bundle) if not known[name].is_of_lens]
-    options = {name: few_values(name, case, bundle) for name in names}
+    grids, vectors = list[Any](), list[Any]()
+    options = {name: path.few_values(name, case) for name in path.outputs}
     asked = {name: own for name, own in options.items() if own}
-    got = path.ask(case, precision, outputs=names, **asked)
-    for name in names:
-        output = known[name].of_options(options[name])
+    got = path.ask(case, precision, outputs=[*options], **asked)
+    for name, kind in path.outputs.items():
+        output = kind.of_options(options[name])
         parts = got[name].values() if isinstance(got[name], dict) else [got[name]]
-        (grids if output.is_by_token(bundle) else vectors).extend(parts)
+        (grids if output.is_by_token(path.model.bundle) else vectors).extend(parts)
     masks = case.attention_mask or [[1] * len(row) for row in case.input_ids]
     return [
         [

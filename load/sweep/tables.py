@@ -15,6 +15,8 @@ MEASURES = {
     "p99_ms": "p99, ms",
     "tokens_per_s": "useful tokens/s",
     "requests_per_s": "requests/s",
+    "texts_per_s": "texts/s",
+    "documents_per_s": "documents/s",
     CPU: "CPU s for 1,000 tokens",
 }
 TITLES = {NAIVE: "naive", FP32: "Addnorm fp32", INT8: "Addnorm int8"}

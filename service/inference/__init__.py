@@ -1,0 +1,1 @@
+"""One request from its check to its outputs."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
-from addnorm.service.errors import Expired, NotFinite, Overloaded
+from addnorm.service.errors import DeadlineNotMet, Expired, NotFinite
 from addnorm.service.inference.cost import Cost, Promised, num_head_rows, num_head_values
 from addnorm.service.inference.kept_rows import KeptRows, RowKeeper
 from addnorm.service.inference.outputs import Computed, Output, Value
@@ -105,8 +105,8 @@ class Pipeline:
     ) -> Iterator[float]:
         """Predicts the time to make and write the answer, yields it, and counts it meanwhile.
 
-        Expired if the request has less time than that; Overloaded if it has less than that and what
-        the answers before it take.
+        Expired if the request has less time than that; DeadlineNotMet if it has less than that and
+        what the answers before it take.
         """
         encode_s = self.cost.predicted_s(request, num_bytes)
         left_s = deadline.left_s()
@@ -118,11 +118,10 @@ class Pipeline:
                 f" {left_s:.3g} s: ask for less at once, or allow more time"
             )
         if encode_s and encode_s + others_s > left_s:
-            raise Overloaded(
+            raise DeadlineNotMet(
                 f"overloaded: answers being made take {others_s:.3g} s, this one about"
                 f" {encode_s:.3g} s more, the deadline is in {left_s:.3g} s;"
                 f" retry in {max(1, math.ceil(others_s))} s",
-                code="deadline_not_met",
                 retry_after_s=others_s,
             )
         with self._under_way.counted(request.key, encode_s):
@@ -238,11 +237,11 @@ def _stages_s(job: Job) -> dict[str, float]:
 def _values(request: InferenceRequest, gather: Gather) -> Steps[dict[type[Output[Any]], Value]]:
     bundle, engine = request.model.bundle, request.runner.engine
     made: dict[type[Output[Any]], Value] = {}
+    is_half = request.dtype == "float16"
     try:
         of = Computed(bundle, engine, request.batch, request.padding, gather())
         for output in request.outputs:
             value = yield from output.make(of)
-            is_half = request.dtype == "float16"
             made[type(output)] = value.halved(output.name) if is_half else value
             yield
     except NotFinite as error:

@@ -89,12 +89,8 @@ def kept_bytes(request: InferenceRequest) -> int:
         request.batch.num_tokens if pick == "every" else len(request.batch)
         for pick in picks(request)
     )
-    head_values = (
-        bundle.width(head) * min(engine.head_rows(head), output.num_rows(bundle, request.batch))
-        for output in request.outputs
-        if (head := output.head(bundle))
-    )
-    return BINARY_BYTES * (engine.d_model * num_rows + max(head_values, default=0))
+    of_heads = (output.head_run_values(bundle, engine, request.batch) for output in request.outputs)
+    return BINARY_BYTES * (engine.d_model * num_rows + max(of_heads, default=0))
 
 
 def has_lens(request: InferenceRequest) -> bool:

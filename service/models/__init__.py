@@ -1,0 +1,1 @@
+"""What is served: loading and unloading, readiness, usage."""

@@ -6,7 +6,7 @@ Knows no HTTP.
 import asyncio
 import time
 
-from addnorm.service.errors import NotReady, ServiceError
+from addnorm.service.errors import NotReady, ServiceError, WorkersHung
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.runtime import selfcheck
 from addnorm.service.scheduling.job import Job, Target
@@ -36,10 +36,7 @@ class Readiness:
     def check_alive(self) -> None:
         """NotReady once so many session runs hang that only a new process helps."""
         if (num_hung := self._scheduler.num_hung) >= MAX_HUNG * self._scheduler.num_workers:
-            raise NotReady(
-                f"{num_hung} session runs hang: end this process and start another",
-                code="workers_hung",
-            )
+            raise WorkersHung(f"{num_hung} session runs hang: end this process and start another")
 
     async def check(self, name: str | None = None) -> None:
         """NotReady names the models that fail, of all or of this name, and says why."""

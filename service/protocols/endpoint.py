@@ -39,6 +39,10 @@ class ErrorFormat(NamedTuple):
     envelope: Envelope
     documented: Responses
 
+    def only(self, *statuses: int) -> Responses:
+        """The errors that a route documents if it has no others."""
+        return {status: self.documented[status] for status in statuses}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint(ABC, Generic[Made]):

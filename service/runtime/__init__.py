@@ -1,0 +1,1 @@
+"""Bundles on disk and their signatures, onnxruntime sessions, batches, and tokenizers."""

@@ -1,0 +1,1 @@
+"""Who is computed next, who is rejected, deadlines, and byte budgets."""

@@ -8,11 +8,11 @@ import math
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from addnorm.service.errors import Expired, Overloaded
+from addnorm.service.errors import DeadlineNotMet, Expired, Overloaded, QueueFull
 from addnorm.service.runtime.batch import Batch
-from addnorm.service.scheduling.backlog import SMALL_RATIO, Backlog, KeyBacklogs
-from addnorm.service.scheduling.fair_queue import JobQueue
 from addnorm.service.scheduling.job import AllRows, Job, Results, Target
+from addnorm.service.scheduling.queue.backlog import SMALL_RATIO, Backlog, KeyBacklogs
+from addnorm.service.scheduling.queue.fair_queue import JobQueue
 
 # The figures are of a simulated flood (`flood` in tests/scheduling/test_fairness.py): five times
 # the capacity, one second for each job. What the values must achieve is tested there.
@@ -52,7 +52,7 @@ class LoadShedding(NamedTuple):
     time_s: float  # those with no more time than this
     num_tokens: int  # that may have as many tokens as this, or more
     until_num_tokens: int  # while more than this many of the backlog's tokens wait
-    code: str  # of the first rejection
+    kind: type[Overloaded]  # of the first rejection
 
     def covers(self, time_s: float, token_bound: float) -> bool:
         """token_bound: the request has no more tokens than this."""
@@ -100,7 +100,7 @@ class AdmissionControl:
         backlogs = [backlog for target, backlog in asked if model in (None, target.name)]
         shed = [self._shed(backlog, time_s, num_bytes) for backlog in backlogs]
         if shed and shed[0] and all(shed):
-            raise self._overloaded(shed[0].code)
+            raise self._overloaded(shed[0].kind)
 
     def submit(
         self,
@@ -129,7 +129,7 @@ class AdmissionControl:
         if self._is_full(arrival):
             raise self._rejected_as_full(arrival)
         if shed := self._shed(arrival.backlog, arrival.time_s, TINY_RATIO * arrival.num_tokens):
-            raise self._overloaded(shed.code)
+            raise self._overloaded(shed.kind)
         finish_s = self._finish_s(arrival)
         if not self.queue.num_tokens:
             _check_trial(arrival, finish_s)
@@ -144,23 +144,21 @@ class AdmissionControl:
         return bool(self.queue.num_tokens) and wanted > MAX_BACKLOG_RATIO * left
 
     def _rejected_as_full(self, arrival: Arrival) -> Overloaded:
-        self._start_shedding(arrival, math.inf, "queue_full")
+        self._start_shedding(arrival, math.inf, QueueFull)
         why = f" of at most {self.max_queue_tokens:,}, too many to add {arrival.num_tokens:,}"
-        return self._overloaded("queue_full", why)
+        return self._overloaded(QueueFull, why)
 
     def _rejected_as_late(self, arrival: Arrival, finish_s: float) -> Overloaded:
-        self._start_shedding(arrival, SIMILAR_TIME * arrival.time_s, "deadline_not_met")
+        self._start_shedding(arrival, SIMILAR_TIME * arrival.time_s, DeadlineNotMet)
         why = f"; the answer would take {finish_s:.3g} s, the deadline is in {arrival.time_s:.3g} s"
-        return self._overloaded("deadline_not_met", why)
+        return self._overloaded(DeadlineNotMet, why)
 
-    def _overloaded(self, code: str, why: str = "") -> Overloaded:
+    def _overloaded(self, kind: type[Overloaded], why: str = "") -> Overloaded:
         wait_s = self.queue.wait_s()
         queued = f"overloaded: {self.queue.num_tokens:,} tokens are queued{why}"
-        return Overloaded(
-            f"{queued}; retry in {max(1, math.ceil(wait_s))} s", code=code, retry_after_s=wait_s
-        )
+        return kind(f"{queued}; retry in {max(1, math.ceil(wait_s))} s", retry_after_s=wait_s)
 
-    def _start_shedding(self, arrival: Arrival, time_s: float, code: str) -> None:
+    def _start_shedding(self, arrival: Arrival, time_s: float, kind: type[Overloaded]) -> None:
         """Until a micro-batch of the backlog is taken. Then the next request is admitted, whatever
         its size: if load shedding ended with each small gap, only the smallest requests would be
         admitted."""
@@ -169,7 +167,7 @@ class AdmissionControl:
             return  # it was rejected for its own size, which says nothing about others
         mean = backlog.num_tokens // backlog.num_jobs
         until = backlog.num_tokens - arrival.target.token_budget
-        self._shedding[backlog] = LoadShedding(time_s, mean, until, code)
+        self._shedding[backlog] = LoadShedding(time_s, mean, until, kind)
 
     def _shed(self, backlog: Backlog, time_s: float, token_bound: float) -> LoadShedding | None:
         """What rejects such a request for this backlog, if anything does."""

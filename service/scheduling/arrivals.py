@@ -4,7 +4,7 @@ no HTTP."""
 import asyncio
 from collections import deque
 
-from addnorm.service.scheduling.start_time_fairness import Flow, StartTimeFairQueue
+from addnorm.service.scheduling.queue.start_time_fairness import Flow, StartTimeFairQueue
 
 # Requests that begin in one round of the event loop. Larger: a request waits for more of another
 # key's at each of its own steps there, of which it has about five. Smaller: the loop looks for

@@ -4,7 +4,7 @@ requests."""
 from collections import Counter
 from typing import Any
 
-from addnorm.service.errors import Overloaded
+from addnorm.service.errors import BodiesFull, Overloaded, ResponsesFull
 
 # MAX_HELD_RATIO: a key may hold this many times the bytes that it leaves free. Larger: one key
 #   leaves less space to others. Smaller: it cannot use an otherwise empty budget.
@@ -13,13 +13,14 @@ from addnorm.service.errors import Overloaded
 #   Smaller: one key's small requests leave less space to others.
 MAX_HELD_RATIO = 8
 SMALL_RATIO = 64
+FULL: dict[str, type[Overloaded]] = {"bodies": BodiesFull, "responses": ResponsesFull}
 
 
 class ByteBudget:
     """The limit on one kind of bytes."""
 
     def __init__(self, what: str, max_bytes: int) -> None:
-        """what: the kind, a plural."""
+        """what: the kind, one of FULL."""
         self.what, self.max_bytes = what, max_bytes
         self.num_bytes = 0  # held now
         self._by_key: Counter[str] = Counter()  # of keys that hold any
@@ -59,11 +60,10 @@ class Reservation:
     def grow(self, num_bytes: int) -> None:
         budget = self._budget
         if num_bytes and not budget.has_space(self._num_bytes, num_bytes, self._key):
-            raise Overloaded(
+            raise FULL[budget.what](
                 f"overloaded: {budget.what} in progress hold {budget.num_bytes:,} bytes,"
                 f" this request needs {num_bytes:,} more, the limit is {budget.max_bytes:,}, of"
                 f" which a caller leaves 1/{MAX_HELD_RATIO + 1} to others; retry in 1 s",
-                code=f"{budget.what}_full",
                 retry_after_s=1,
             )
         self.keep(num_bytes)

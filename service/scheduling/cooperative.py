@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from addnorm.service.errors import ServiceError
 from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.start_time_fairness import Flow, StartTimeFairQueue
+from addnorm.service.scheduling.queue.start_time_fairness import Flow, StartTimeFairQueue
 
 Done = TypeVar("Done")
 Steps = Generator[None, None, Done]  # yields after each step, of some ms; returns the result

@@ -15,7 +15,6 @@ from addnorm.service.locks import LockOrder, new_condition
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.device.device_rows import AnyRows
 from addnorm.service.scheduling.admission import AdmissionControl
-from addnorm.service.scheduling.fair_queue import MIN_TOKENS_PER_WORKER, JobQueue
 from addnorm.service.scheduling.job import (
     AllRows,
     Job,
@@ -25,6 +24,7 @@ from addnorm.service.scheduling.job import (
     Target,
     service_error,
 )
+from addnorm.service.scheduling.queue.fair_queue import MIN_TOKENS_PER_WORKER, JobQueue
 
 log = logging.getLogger("addnorm")
 TICKS = 10  # of the watchdog, within the run timeout

@@ -1,0 +1,1 @@
+"""The process, HTTP connections, middleware, API keys, and the wiring of all objects."""

@@ -1,0 +1,1 @@
+"""Request context, log, metrics, traces, and the invariance check."""

@@ -51,7 +51,9 @@ class Metrics(Observer):
             "addnorm_requests", "Requests answered.", ("route", "model", "status")
         )
         self.request_seconds = histogram(
-            "addnorm_request_seconds", "From the request's head to its answer's end.", ("route",)
+            "addnorm_request_seconds",
+            "Time from the head of the request to the end of its answer.",
+            ("route",),
         )
         self.stage_seconds = histogram(
             "addnorm_stage_seconds",
@@ -68,18 +70,20 @@ class Metrics(Observer):
         self.queue_tokens_limit = gauge("addnorm_queue_tokens_limit", "Real tokens that may wait.")
         self.pending_bytes = gauge(
             "addnorm_pending_bytes",
-            "Bytes of answers being made or sent, of bodies half received, and of texts being"
-            " tokenized.",
+            "Bytes in progress. `responses`: answers being made or sent. `bodies`: bodies being"
+            " received or read, and texts being tokenized.",
             ("what",),
         )
         self.rejections = counter(
             "addnorm_rejections",
-            "Requests rejected by their head, their API key, admission control or a byte budget,"
-            " or expired, by reason.",
+            "Requests rejected by admission control, a byte budget, the checks of connection and"
+            " API key, or during shutdown, and requests whose deadline passed. `reason` is the"
+            " error's code, or `draining` for a shutdown. Bodies with errors do not count.",
             ("reason",),
         )
         self.connections_aged = counter(
-            "addnorm_connections_aged", "Connections ended because of their age."
+            "addnorm_connections_aged",
+            "Connections ended because of their age: `ADDNORM_CONNECTION_MAX_AGE_S`.",
         )
 
     def _make_micro_batch_metrics(self) -> None:
@@ -92,13 +96,15 @@ class Metrics(Observer):
         )
         self.micro_batch_fill = histogram(
             "addnorm_micro_batch_fill_ratio",
-            "Real tokens of a micro-batch over all tokens of its grid.",
+            "Real tokens of a micro-batch divided by all tokens of its grid (sequences x longest"
+            " sequence).",
             MODEL,
             buckets=RATIO,
         )
         self.computed_tokens = Counter(
             "addnorm_computed_tokens",
-            "Tokens of micro-batches' grids: real tokens, and pads up to the longest sequence.",
+            "Tokens of the micro-batches' grids: real tokens, and pads up to the longest sequence."
+            " The packed graph computes these pads only in attention.",
             MODEL,
             registry=self.registry,
         )
@@ -107,34 +113,40 @@ class Metrics(Observer):
         counter = partial(Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
         self.worker_threads = gauge(
-            "addnorm_worker_threads", "Session runs that may go on at once."
+            "addnorm_worker_threads", "Worker threads: session runs that may run at the same time."
         )
-        self.worker_threads_busy = gauge("addnorm_worker_threads_busy", "Session runs going on.")
+        self.worker_threads_busy = gauge("addnorm_worker_threads_busy", "Session runs in progress.")
         self.worker_thread_busy_seconds = counter(
             "addnorm_worker_thread_busy_seconds",
-            "Time of worker threads from taking a micro-batch to its rows.",
+            "Time in which worker threads were busy, from taking a micro-batch to its rows. Its"
+            " rate divided by `addnorm_worker_threads` is their utilization.",
         )
         self.worker_threads_replaced = counter(
-            "addnorm_worker_threads_replaced", "Worker threads given up because they hung."
+            "addnorm_worker_threads_replaced",
+            "Worker threads given up and replaced because their session run hung.",
         )
         self.worker_threads_hung = gauge(
             "addnorm_worker_threads_hung",
-            "Worker threads given up whose session runs have not come back.",
+            "Worker threads given up whose session runs have not ended yet.",
         )
         self.engine_failures = counter(
-            "addnorm_engine_failures", "Session runs that raised an error.", MODEL
+            "addnorm_engine_failures",
+            "Session runs that raised an error. If the micro-batch held several requests, each"
+            " runs again alone.",
+            MODEL,
         )
 
     def _make_invariance_metrics(self) -> None:
         self.invariance_checks = Counter(
             "addnorm_invariance_checks",
-            "Served sequences computed again, alone.",
+            "Served sequences that were computed again, alone, while the server was idle.",
             MODEL,
             registry=self.registry,
         )
         self.invariance_violations = Counter(
             "addnorm_invariance_violations",
-            "Those whose rows alone were different.",
+            "Checked sequences whose rows were different alone. Must be 0 on CPU, where bits are"
+            " compared. On a GPU it counts relative differences over 1e-3.",
             MODEL,
             registry=self.registry,
         )
@@ -153,12 +165,15 @@ class Metrics(Observer):
         )
         self.merged_sequences = counter(
             "addnorm_merged_sequences",
-            "Those that were not computed: an equal one was being computed, or was in the request.",
+            "Sequences among the misses that were not computed: an equal one was being computed,"
+            " or was in the same request.",
             MODEL,
         )
         gauge = partial(Gauge, registry=self.registry)
         self.cache_bytes = gauge("addnorm_cache_bytes", "Bytes of results held.")
-        self.cache_bytes_limit = gauge("addnorm_cache_bytes_limit", "Bytes that may be held.")
+        self.cache_bytes_limit = gauge(
+            "addnorm_cache_bytes_limit", "Bytes that may be held: `ADDNORM_CACHE_BYTES`."
+        )
 
     def on_computed(self, micro: MicroBatch, rows: AnyRows) -> None:
         model, lengths = micro.target.name, [sequence.length for sequence in micro.sequences]

@@ -255,7 +255,10 @@ def test_the_example_in_the_help_names_the_readmes_bundle(
     shown = " ".join(capsys.readouterr().out.split())
     example = shown.partition("Example: ")[2]
     assert example.startswith("addnorm load --bundle bundles/all-minilm-l6-v2/1 --model all-")
-    assert "bundles/all-minilm-l6-v2/1 --model all-minilm-l6-v2" in Path("README.md").read_text()
+    assert (
+        "bundles/all-minilm-l6-v2/1 --model all-minilm-l6-v2"
+        in Path("docs/performance.md").read_text()
+    )
 
 
 def test_figures_do_not_break_and_cut_tables_show_it(page: str) -> None:

@@ -1,5 +1,5 @@
 """An output that only this file knows has its place in JSON, in tensors, in half the width, in the
-documentation and in the estimate of an answer's bytes."""
+documentation, in the estimate of an answer's bytes and in the certificate."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,9 +11,10 @@ import pytest
 from pydantic import Field
 from safetensors.numpy import load
 
+from addnorm.export.certificate.served import bits, path_of
 from addnorm.service.inference.outputs import OUTPUTS, OutputKinds
 from addnorm.service.inference.outputs.output import Asked, Computed, Output, Strict
-from addnorm.service.inference.outputs.values import ByRow
+from addnorm.service.inference.outputs.values import ByRow, Ragged
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols import native
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
@@ -57,6 +58,14 @@ class RowLengths(Output[ByRow]):
         yield
         lengths = np.linalg.norm(of.rows.activations, axis=1, keepdims=True)
         return self.laid_out(lengths * np.float32(self.scale), of)
+
+
+class DependsOnBatch(RowLengths):
+    """On what else is in it: no certificate may pass it."""
+
+    def make(self, of: Computed) -> Steps[ByRow]:
+        made = yield from super().make(of)
+        return Ragged([row / np.float32(of.batch.num_tokens) for row in made.rows])
 
 
 KNOWN = OutputKinds((*OUTPUTS.known, RowLengths))
@@ -158,3 +167,18 @@ def test_it_is_made_only_where_it_is_named(client: httpx.Client) -> None:
 def test_v2_has_a_tensor_of_its_name_and_shape(few: Models) -> None:
     native_tensor = tensors.named(KNOWN)["row_lengths"]
     assert native_tensor.output.grid_shape(few.find("notebook").bundle) == [-1, -1, 1]
+
+
+@pytest.mark.parametrize(("kind", "is_equal"), [(RowLengths, True), (DependsOnBatch, False)])
+def test_a_certificate_compares_its_bits(
+    few: Models, kind: type[RowLengths], is_equal: bool
+) -> None:
+    bodies = Bodies.of(OutputKinds((*OUTPUTS.known, kind)))
+    with path_of(few.find("notebook"), bodies) as path:
+        ((_, pairs),) = dict(bits(path))["co-batched like alone"]("fp32").items()
+        found = [
+            all(row.tobytes() == same.tobytes() for row, same in zip(*pair, strict=True))
+            for pair in pairs
+        ]
+    assert found
+    assert all(found) == is_equal

@@ -47,7 +47,7 @@ async def add(asked: ToyBody, call: Call, tools: Tools) -> Decoded:
 
 
 def encode(response: InferenceResponse) -> Steps[Payload]:
-    return Payload((yield from written(response.outputs["pooled"], response.num_bytes)))
+    return Payload((yield from written(response.value(Pooled).joined, response.num_bytes)))
 
 
 async def count(asked: ToyBody, call: Call, tools: Tools) -> bytes:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from addnorm.service.scheduling.admission import AdmissionControl
-from addnorm.service.scheduling.fair_queue import JobQueue
 from addnorm.service.scheduling.job import Target
+from addnorm.service.scheduling.queue.fair_queue import JobQueue
 from benchmarks.stress.simulation import Group, Outcome, Simulation, no_rows
 
 RATE = 6000

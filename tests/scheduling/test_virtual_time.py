@@ -9,7 +9,7 @@ import pytest
 
 from addnorm.service.errors import ServiceError
 from addnorm.service.scheduling.job import SortedJobs, Target
-from addnorm.service.scheduling.start_time_fairness import Flow, StartTimeFairQueue
+from addnorm.service.scheduling.queue.start_time_fairness import Flow, StartTimeFairQueue
 from tests.support.scheduling import Queue, add_first, batch, echo, lengths, of_lengths, run, submit
 
 

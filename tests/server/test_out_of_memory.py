@@ -125,7 +125,7 @@ def test_a_refused_body_is_freed_at_once(few: Models) -> None:
     gc.disable()
     try:
         assert asyncio.run(ask()) == 400
+        service.close()  # its threads, too, have ended what they did
         assert not [held for held in gc.get_objects() if type(held) is Deadline]
     finally:
         gc.enable()
-        service.close()

@@ -6,8 +6,8 @@ import numpy as np
 
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.scheduling.admission import AdmissionControl
-from addnorm.service.scheduling.fair_queue import JobQueue
 from addnorm.service.scheduling.job import AllRows, Job, MicroBatch, Target
+from addnorm.service.scheduling.queue.fair_queue import JobQueue
 from tests.support.waiting import PATIENCE_S
 
 

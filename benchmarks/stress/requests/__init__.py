@@ -1,0 +1,1 @@
+"""Seeded requests: everyday, greedy, mixed, broken, and the worst within the limits."""

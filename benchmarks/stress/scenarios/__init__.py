@@ -1,0 +1,1 @@
+"""A file for each kind of trouble, with its goals."""

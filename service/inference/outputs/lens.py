@@ -17,6 +17,7 @@ from addnorm.service.inference.outputs.output import Asked, Computed, Output, St
 from addnorm.service.inference.outputs.values import ByLayer, ByRow, Dense, Ragged, by_token
 from addnorm.service.runtime.batch import Batch, Floats, Padding
 from addnorm.service.runtime.bundle import LENS, Bundle
+from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Pick
 from addnorm.service.scheduling.cooperative import Steps
 
@@ -62,6 +63,9 @@ class LensOutput(Output[ByLayer]):
 
     def head(self, bundle: Bundle) -> str | None:
         return LENS  # its time is predicted as a head's, by tokens
+
+    def head_run_values(self, bundle: Bundle, engine: Engine, batch: Batch) -> int:
+        return 0  # what a run of the lens makes is the answer, which is estimated
 
     def pick(self, bundle: Bundle) -> Pick:
         return "every"

@@ -63,23 +63,21 @@ class LogitsOutput(Output[Made_co]):
     def pick(self, bundle: Bundle) -> Pick:
         return "last" if self.positions == "last" else super().pick(bundle)
 
-    @property
-    def cost(self) -> Hashable:
-        return self.name, 0
-
 
 @dataclass(frozen=True, eq=False)
 class Logits(LogitsOutput[ByRow]):
     @classmethod
     def asked_for(cls, asked: Asked) -> Output[Value]:
-        own = asked.own or LogitsOptions()
+        own: LogitsOptions | None = asked.own
+        if own is None:
+            return Logits()
         if own.top_k is None:
             return Logits(own.positions)
         return TopLogits(own.positions, own.top_k)
 
     @classmethod
     def compared_options(cls, bundle: Bundle, num_tokens: int) -> Mapping[str, Any]:
-        """None where there is one row of logits a sequence."""
+        """Empty where there is one row of logits a sequence."""
         head = bundle.manifest.heads[cls.name]
         if head.pick != "every":
             return {}

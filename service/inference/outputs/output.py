@@ -1,5 +1,5 @@
-"""What all outputs share: which models have one, what it says of itself in documentation, which
-rows it is made of, how many numbers it has, and how it is made.
+"""What all outputs share: which models have one, what requests may say of it, how it is documented,
+which rows it is made of, how many numbers it has, and how it is made.
 
 Outputs are made in steps (`scheduling/cooperative.py`).
 """
@@ -73,10 +73,11 @@ class Computed(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Output(Generic[Made_co]):
-    """One that is asked for, with its options. By default: a head's answer for every row that it
-    runs on.
+    """One that is asked for, with its options.
 
-    A class that is listed in `OUTPUTS` has a place in every protocol that sends outputs.
+    A class that is listed in `OUTPUTS` has a place in every protocol that sends outputs by name. It
+    may leave the work to other classes of its name, for values of other kinds (`asked_for`).
+    Defaults are those of an output that a head of its name makes.
     """
 
     name: ClassVar[str]
@@ -100,11 +101,12 @@ class Output(Generic[Made_co]):
 
     @classmethod
     def asked_for(cls, asked: Asked) -> "Output[Value]":
+        """The output with the options of a request."""
         return cls()
 
     @classmethod
     def of_options(cls, own: Mapping[str, Any]) -> "Output[Value]":
-        """The output with the options that a request has under its name."""
+        """The output with the options that a request has under its name, and nothing else."""
         return cls.asked_for(Asked(cls.options(**own) if cls.options else None))
 
     @classmethod
@@ -169,6 +171,12 @@ class Output(Generic[Made_co]):
             return padding.num_pads
         return padding.num_empty_rows
 
+    def head_run_values(self, bundle: Bundle, engine: Engine, batch: Batch) -> int:
+        """How many numbers one run of its head makes; 0 if none makes it."""
+        if (head := self.head(bundle)) is None:
+            return 0
+        return bundle.width(head) * min(engine.head_rows(head), self.num_rows(bundle, batch))
+
     @property
     def is_small(self) -> bool:
         """Whether its numbers are sent as int8 or uint8."""
@@ -189,6 +197,7 @@ class Output(Generic[Made_co]):
         return self.name
 
     def make(self, of: Computed) -> Steps[Made_co]:
+        """Makes the value in the caller's layout. NotFinite if a number is not finite."""
         raise NotImplementedError
 
     def laid_out(self, values: Array, of: Computed, fill: float = 0.0) -> ByRow:

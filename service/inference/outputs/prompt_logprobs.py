@@ -86,10 +86,6 @@ class PromptOutput(Output[Made_co]):
 
 @dataclass(frozen=True, eq=False)
 class PromptLogprobs(PromptOutput[Logprobs]):
-    @property
-    def cost(self) -> Hashable:
-        return self.name, 0
-
     def make(self, of: Computed) -> Steps[Logprobs]:
         own, *_ = yield from self._logprobs(of, 0)
         return Logprobs(own)

@@ -48,6 +48,7 @@ class Dense(Value):
 
     @property
     def is_by_token(self) -> bool:
+        """Whether each token has w numbers, not each row."""
         return self.joined.ndim > 2
 
     def for_json(self) -> Array:

@@ -1,0 +1,1 @@
+"""What all protocols share between bytes and requests."""

@@ -8,8 +8,17 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.outputs.output import Strict as Strict  # the base of bodies
+from addnorm.service.errors import (
+    BodyTooLarge,
+    Draining,
+    Expired,
+    InvalidInput,
+    ModelNotFound,
+    NotAcceptable,
+    QueueFull,
+    ServiceError,
+    UnsupportedMediaType,
+)
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.telemetry.request_context import Envelope
 
@@ -30,82 +39,56 @@ class ErrorBody(BaseModel):
     error: Error
 
 
-def error(
-    description: str, message: str, kind: str, code: str, param: str | None = None
-) -> dict[str, Any]:
-    """An error as a route documents it."""
-    body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-    return {"model": ErrorBody, "description": description, "content": {JSON: {"example": body}}}
-
-
-INVALID = "invalid_request_error"
-NO_MODEL = error(
-    "No such model or version.",
-    "model 'other' is not served here: notebook",
-    INVALID,
-    "model_not_found",
-    "model",
-)
-NOT_READY = error(
-    "Not ready, or shutting down. See Retry-After.",
-    "the server is shutting down: send the request to another",
-    "server_error",
-    "not_ready",
-)
-ERRORS: Responses = {
-    400: error(
+SENT: dict[int, tuple[str, ServiceError]] = {  # status -> what it means, and one that is sent
+    400: (
         "The request can be corrected: the message names field, limit and value.",
-        "input_ids[0][1] is 9: ids of notebook/1 are 0 to 5",
-        INVALID,
-        "invalid_input",
-        "input_ids",
+        InvalidInput(
+            "the body is not a JSON object: unexpected end of data: line 1 column 2 (char 1)"
+        ),
     ),
-    404: NO_MODEL,
-    406: error(
+    404: (
+        "No such model or version.",
+        ModelNotFound("model 'other' is not served here; served are: notebook", param="model"),
+    ),
+    406: (
         "Accept names no media type that is offered.",
-        "Accept is 'text/html': offered are application/json",
-        INVALID,
-        "not_acceptable",
-        "accept",
+        NotAcceptable("Accept is 'text/html': offered are application/json", param="accept"),
     ),
-    413: error(
+    413: (
         "The body is over its limit.",
-        "the body has 16777217 bytes, the limit is 16777216",
-        INVALID,
-        "body_too_large",
+        BodyTooLarge("the body has 16777217 bytes, the limit is 16777216"),
     ),
-    415: error(
+    415: (
         "The body's media type or coding is unknown.",
-        "Content-Type is 'text/plain': send application/json",
-        INVALID,
-        "unsupported_media_type",
+        UnsupportedMediaType("Content-Type is 'text/plain': send application/json"),
     ),
-    429: error(
+    429: (
         "The queue is full, or the deadline cannot be met. See Retry-After.",
-        "overloaded: 65536 tokens queued; retry in 2 s",
-        "rate_limit_error",
-        "overloaded",
+        QueueFull(
+            "overloaded: 65,000 tokens are queued of at most 65,536, too many to add 900; retry in"
+            " 2 s"
+        ),
     ),
-    503: NOT_READY,
-    504: error(
+    503: (
+        "Not ready, or shutting down. See Retry-After.",
+        Draining("the server is shutting down: send the request to another"),
+    ),
+    504: (
         "The deadline passed after the request was admitted.",
-        "no answer within 30 s",
-        "server_error",
-        "deadline_exceeded",
+        Expired("deadline: no answer within 30 s: allow more time, or ask for less"),
     ),
 }
 
 
 def errors(body: Any, envelope: Envelope) -> Responses:
-    """ERRORS as a protocol with an envelope of its own documents them. body: its type."""
-    example = envelope(InvalidInput("top_n is -1: 0 or more", param="top_n"))
+    """The errors of SENT as a protocol documents them. body: the type that its envelope makes."""
     return {
         status: {
             "model": body,
-            "description": response["description"],
-            **({"content": {JSON: {"example": example}}} if status == 400 else {}),
+            "description": meaning,
+            "content": {JSON: {"example": envelope(error)}},
         }
-        for status, response in ERRORS.items()
+        for status, (meaning, error) in SENT.items()
     }
 
 

@@ -6,9 +6,10 @@ from itertools import islice
 from typing import Any, TypeVar, get_args
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from addnorm.service.errors import BodyTooLarge, InvalidInput, UnknownField
+from addnorm.service.inference.outputs.output import Strict as Strict  # the base of bodies
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.settings import Settings
 
@@ -31,12 +32,6 @@ WORDS = {
 BLOCK_BYTES = 1024 * 1024
 
 Body = TypeVar("Body", bound=BaseModel)
-
-
-class Strict(BaseModel):
-    """A part of a body: no conversions, no unknown keys."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 def validated(model: type[Body], body: bytes, settings: Settings) -> Steps[Body]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from addnorm.service.errors import ServiceError
-from addnorm.service.protocols.codec.openapi import ERRORS, Responses
+from addnorm.service.protocols.codec.openapi import Responses, errors
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.runtime.manifest import Pooling
 
@@ -187,10 +187,7 @@ def error_body(error: ServiceError) -> dict[str, str]:
 
 
 V2_ERRORS: Responses = {
-    **{
-        status: {"model": V2Error, "description": response["description"]}
-        for status, response in ERRORS.items()
-    },
+    **errors(V2Error, error_body),
     415: {"model": V2Error, "description": "The body's coding is none that is known."},
     "default": {"model": V2Error, "description": "Whatever else went wrong."},
 }

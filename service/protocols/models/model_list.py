@@ -10,11 +10,12 @@ from pydantic import BaseModel, Field
 from addnorm.service.errors import ModelNotFound
 from addnorm.service.inference.outputs import OUTPUTS
 from addnorm.service.models.registry import Model
-from addnorm.service.protocols.codec.openapi import NO_MODEL, NOT_READY, Responses, by_name
+from addnorm.service.protocols.codec.openapi import by_name
+from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
 from addnorm.service.protocols.protocol import Parts
 from addnorm.service.runtime.manifest import Limits, Pooling, Task
 
-NAMED: Responses = {404: NO_MODEL, 503: NOT_READY}
+NAMED = OPENAI_ERRORS.only(404, 503)
 
 
 class ModelEntry(BaseModel):
@@ -80,7 +81,9 @@ class ModelListRoutes:
     def router(self) -> APIRouter:
         router = APIRouter(prefix="/v1/models", generate_unique_id_function=by_name)
         router.get(
-            "", summary="The models served here, in OpenAI's list shape", responses={503: NOT_READY}
+            "",
+            summary="The models served here, in OpenAI's list shape",
+            responses=OPENAI_ERRORS.only(503),
         )(self.list_models)
         router.get("/{name}", summary="One model, by its latest version", responses=NAMED)(
             self.show_model

@@ -253,4 +253,5 @@ def _check_lens(names: Sequence[str], asked: Options, bundle: Bundle) -> None:
 
 def _output(name: str, asked: Options, shared: Asked) -> Output[Value]:
     kind = asked.known.by_name[name]
-    return kind.asked_for(shared._replace(own=getattr(asked, name)) if kind.options else shared)
+    own = getattr(asked, name) if kind.options else None
+    return kind.asked_for(shared._replace(own=own) if own else shared)

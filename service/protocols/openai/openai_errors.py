@@ -1,7 +1,7 @@
 """OpenAI's envelope of errors, which also the server's own routes use."""
 
 from addnorm.service.errors import ServiceError
-from addnorm.service.protocols.codec.openapi import ERRORS
+from addnorm.service.protocols.codec.openapi import ErrorBody, errors
 from addnorm.service.protocols.endpoint import ErrorFormat
 
 
@@ -16,4 +16,4 @@ def error_body(error: ServiceError) -> dict[str, dict[str, str | None]]:
     }
 
 
-OPENAI_ERRORS = ErrorFormat(error_body, ERRORS)
+OPENAI_ERRORS = ErrorFormat(error_body, errors(ErrorBody, error_body))

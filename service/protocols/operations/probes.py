@@ -13,7 +13,7 @@ from fastapi.staticfiles import StaticFiles
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from addnorm.service.protocols.codec.negotiation import JSON
-from addnorm.service.protocols.codec.openapi import NOT_READY, Responses
+from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
 from addnorm.service.protocols.protocol import Parts
 
 swagger = StaticFiles(packages=[("fastapi_swagger", "resources")])
@@ -25,7 +25,7 @@ class OperationsRoutes:
 
     def router(self) -> APIRouter:
         router = APIRouter()
-        failing: Responses = {503: NOT_READY}
+        failing = OPENAI_ERRORS.only(503)
         router.get("/livez", summary="The process answers, and can go on", responses=failing)(
             self.livez
         )

@@ -1,0 +1,1 @@
+"""What routes are made of: receiving, deadlines, answering."""

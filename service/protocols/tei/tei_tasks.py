@@ -184,8 +184,8 @@ def _times(
     }
 
 
-TEXTS = {"inputs": ["Pads are dropped.", "Pads are never computed."]}
-SENTENCES = {"source_sentence": "Pads are dropped.", "sentences": ["Pads are never computed."]}
+TEXTS = {"inputs": ["Pads are dropped.", "Pads come back as zeros."]}
+SENTENCES = {"source_sentence": "Pads are dropped.", "sentences": ["Pads come back as zeros."]}
 
 
 def _endpoint(

@@ -1,0 +1,1 @@
+"""What all protocols share: texts and ids to sequences, and tasks over texts."""

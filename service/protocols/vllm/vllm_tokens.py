@@ -17,9 +17,10 @@ from addnorm.service.errors import EmptyInput
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import fragment
-from addnorm.service.protocols.codec.openapi import ERRORS, by_name
+from addnorm.service.protocols.codec.openapi import by_name
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import JsonEndpoint
+from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
 from addnorm.service.protocols.protocol import Parts
 from addnorm.service.protocols.texts.sequences import Row
 from addnorm.service.protocols.texts.texts import TextsToTokenize
@@ -104,7 +105,7 @@ class TokenizerInfoRoutes:
         router.get(
             "/tokenizer_info",
             summary="The special tokens of the model that scores completions, as vLLM answers",
-            responses={status: ERRORS[status] for status in (400, 404, 503)},
+            responses=OPENAI_ERRORS.only(400, 404, 503),
         )(self.tokenizer_info)
         return router
 

@@ -1,0 +1,1 @@
+"""A bundle's tokenizer, and whose ids a caller sends."""

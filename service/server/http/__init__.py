@@ -1,0 +1,1 @@
+"""Connections: uvicorn's, with bounds on heads and on the time that callers take."""

@@ -21,7 +21,6 @@ from weakref import WeakKeyDictionary
 
 from addnorm.service.errors import Expired
 from addnorm.service.runtime.batch import Batch
-from addnorm.service.scheduling.backlog import Backlog, KeyBacklogs
 from addnorm.service.scheduling.job import (
     Identity,
     Job,
@@ -32,7 +31,8 @@ from addnorm.service.scheduling.job import (
     Target,
     Waiting,
 )
-from addnorm.service.scheduling.start_time_fairness import StartTimeFairQueue
+from addnorm.service.scheduling.queue.backlog import Backlog, KeyBacklogs
+from addnorm.service.scheduling.queue.start_time_fairness import StartTimeFairQueue
 
 # CANDIDATE_BATCHES: a micro-batch is chosen from this many micro-batches' worth of waiting tokens.
 #   Larger: lengths match better, but odd lengths wait longer. Smaller: more padding in the session

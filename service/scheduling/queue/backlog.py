@@ -3,9 +3,9 @@ and no threads."""
 
 from weakref import WeakKeyDictionary
 
-from addnorm.service.scheduling.in_flight import InFlight
 from addnorm.service.scheduling.job import Job, SortedJobs, Target
-from addnorm.service.scheduling.start_time_fairness import Flow, StartTimeFairQueue
+from addnorm.service.scheduling.queue.in_flight import InFlight
+from addnorm.service.scheduling.queue.start_time_fairness import Flow, StartTimeFairQueue
 
 # A job counts as small beside another that has this many times its tokens. Larger: fewer jobs pass
 # long ones early. Smaller: jobs of about one size overtake each other, so past capacity all of them

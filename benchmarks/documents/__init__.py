@@ -1,0 +1,1 @@
+"""Writes what documents take from the code and from measurements: `make docs`."""

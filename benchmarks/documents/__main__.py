@@ -1,0 +1,79 @@
+"""Writes the marked blocks of all documents: what they take from the code and from kept figures.
+
+--check writes nothing, and exits with 1 if a page would change. --keep takes over the last runs of
+experiments first, from build/benchmarks.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from benchmarks.documents import blocks, figures, file_map, headlines, reference, registered
+from benchmarks.report import Report
+
+ROOT = Path(__file__).parents[2]
+TABLES: Mapping[str, Callable[[], str]] = {
+    "settings": reference.settings_table,
+    "routes": reference.routes_table,
+    "errors": reference.errors_table,
+    "metrics": reference.metrics_table,
+    "experiments": registered.experiments_table,
+    "marks": registered.marks_table,
+}
+OF_FOLDERS = {"folders": file_map.folders_table, "files": file_map.files_table}
+
+
+def pages(root: Path = ROOT) -> list[Path]:
+    return sorted([*root.glob("*.md"), *(root / "docs").rglob("*.md")])
+
+
+def text_of(name: str, kept: figures.Kept, root: Path = ROOT) -> str:
+    """The text of a block by its name. ValueError if nothing is so called."""
+    kind, _, rest = name.partition(" ")
+    if name in TABLES:
+        return TABLES[name]()
+    if name == "headlines":
+        return headlines.headlines_table(kept)
+    if kind in OF_FOLDERS:
+        return OF_FOLDERS[kind](root, rest)
+    return figures.report_of(kept, rest) if kind == "report" else figures.figure(kept, name)
+
+
+def main(words: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    arguments = _parser().parse_args(words)
+    if arguments.keep:
+        figures.keep(arguments.keep, Report(arguments.runs), root / figures.KEPT)
+    stale = list(map(str, _written(root, figures.read(root / figures.KEPT), arguments.check)))
+    if stale and arguments.check:
+        print(f"`make docs` would change {', '.join(stale)}", file=sys.stderr)
+    return int(bool(stale) and arguments.check)
+
+
+def _written(root: Path, kept: figures.Kept, check: bool) -> list[Path]:
+    """The pages that were, or would be, changed. SystemExit names a block that cannot be made."""
+    changed = []
+    for page in pages(root):
+        before = page.read_text()
+        try:
+            after = blocks.filled(before, partial(text_of, kept=kept, root=root))
+        except ValueError as error:
+            raise SystemExit(f"{page.relative_to(root)}: {error}") from None
+        if after != before:
+            changed.append(page.relative_to(root))
+            if not check:
+                page.write_text(after)
+    return changed
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.documents", description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--keep", nargs="+", metavar="NAME", help="experiments, or groups of them")
+    parser.add_argument("--runs", type=Path, default=Path("build/benchmarks"), metavar="DIR")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Tables of what the service has: settings, routes, errors, metrics. Read from the code."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from functools import cache
+from typing import Any
+
+import httpx
+from prometheus_client import Metric
+from prometheus_client.metrics import MetricWrapperBase
+
+from addnorm.load.sweep.tables import table
+from addnorm.service.environment import PREFIX
+from addnorm.service.errors import ServiceError
+from addnorm.service.models.registry import Models
+from addnorm.service.server import wiring
+from addnorm.service.server.wiring import Service
+from addnorm.service.settings import Settings
+from addnorm.service.telemetry.exposition import INFO_LABELS
+
+
+def settings_table() -> str:
+    rows = [
+        (f"`{PREFIX}{name.upper()}`", field.default, field.description)
+        for name, field in Settings.model_fields.items()
+    ]
+    return table(["variable", "default", "what it is, and when to change it"], rows)
+
+
+def routes_table() -> str:
+    """The routes in the order of the document, with what it says of each."""
+    rows = [
+        (f"`{method.upper()} {path}`", _said(operation))
+        for path, methods in _document()["paths"].items()
+        for method, operation in methods.items()
+    ]
+    return table(["route", "what it gives"], rows)
+
+
+def errors_table() -> str:
+    """Every code by its status. A class that has none answers with that of a class above it."""
+    rows = [
+        (f"`{kind.code}`", kind.status, _paragraph(kind), kind.remedy)
+        for kind in sorted(kinds(ServiceError), key=lambda kind: kind.status)
+        if vars(kind).get("remedy")
+    ]
+    return table(["code", "status", "meaning", "what to do"], rows)
+
+
+def metrics_table() -> str:
+    with _service() as service:
+        metrics = service.metrics
+        labels = {
+            next(iter(metric.describe())).name: metric._labelnames
+            for metric in vars(metrics).values()
+            if isinstance(metric, MetricWrapperBase)
+        }
+        labels["addnorm_model_info"] = INFO_LABELS
+        rows = [
+            _metric_row(family, labels)
+            for family in metrics.registry.collect()
+            if family.name.startswith("addnorm_")
+        ]
+    return table(["metric", "labels", "meaning"], rows)
+
+
+def _metric_row(family: Metric, labels: Mapping[str, Any]) -> tuple[str, str, str]:
+    name = f"{family.name}_total" if family.type == "counter" else family.name
+    shown = ", ".join(labels.get(family.name, ())) or "-"
+    return f"`{name}`", shown, f"{family.documentation} ({family.type})"
+
+
+def kinds(kind: type[ServiceError]) -> Iterator[type[ServiceError]]:
+    """A class, and all below it."""
+    yield kind
+    for below in kind.__subclasses__():
+        yield from kinds(below)
+
+
+def _paragraph(kind: type) -> str:
+    """The first of its docstring."""
+    return " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
+
+
+def _said(operation: Mapping[str, Any]) -> str:
+    """A full stop only where more than one sentence is said."""
+    return ". ".join(filter(None, (operation["summary"], operation.get("description"))))
+
+
+def _service() -> closing[Service]:
+    """Without models: it has all routes and metrics."""
+    return closing(wiring.build(Models([]), Settings()))
+
+
+@cache
+def _document() -> dict[str, Any]:
+    """What /openapi.json answers."""
+
+    async def asked(service: Service) -> dict[str, Any]:
+        transport = httpx.ASGITransport(app=service.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://addnorm") as client:
+            return (await client.get("/openapi.json")).json()  # type: ignore[no-any-return]
+
+    with _service() as service:
+        return asyncio.run(asked(service))

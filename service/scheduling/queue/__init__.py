@@ -1,0 +1,1 @@
+"""Which waiting sequences are computed next, and which of them are equal."""
