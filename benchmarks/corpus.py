@@ -71,7 +71,7 @@ async def _batches(source: Source, embedder: Embedder) -> list[Batch]:
     """Micro-batches of all texts."""
     sequences = []
     for piece in source.pieces():
-        batch = await embedder.tokenized(source.texts(piece), 0)
+        batch = await embedder.tokenize(source.texts(piece), 0)
         sequences += [batch.sequence(index).tokens for index in range(len(batch))]
     return sorted_batches(sequences, embedder.token_budget)
 

@@ -67,12 +67,12 @@ async def _check(options: argparse.Namespace) -> Report:
     key = client.api_key(options.api_key_env) if options.api_key_env else None
     file = VectorsFile(options.vectors, options.text_column, options.vector_column)
     stored = _recorded(file, options.fingerprint)
-    sample = file.sample(options.sample, options.seed)
+    sample = file.draw_sample(options.sample, options.seed)
     print(
         f"{file.path}: {len(sample.rows):,} of {file.num_rows:,} rows,"
         f" {sample.vectors.shape[1]:,} numbers of {sample.vectors.dtype} each"
     )
-    return report(sample, await _embedded(options, sample, key), stored)
+    return report(sample, await _embed(options, sample, key), stored)
 
 
 class Job(BaseModel):
@@ -106,7 +106,7 @@ def _complete(options: argparse.Namespace) -> None:
             setattr(options, name, getattr(job, name))
 
 
-async def _embedded(options: argparse.Namespace, sample: Sample, key: str | None) -> Embedded:
+async def _embed(options: argparse.Namespace, sample: Sample, key: str | None) -> Embedded:
     dtype = sample.vectors.dtype.name
     asked = Options(
         options.model,

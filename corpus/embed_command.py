@@ -17,7 +17,7 @@ from addnorm.corpus.command import positive
 from addnorm.corpus.embedder import Embedder, as_dict
 from addnorm.corpus.embedding_job import WINDOW_ROWS, Progress
 from addnorm.corpus.errors import CorpusError
-from addnorm.corpus.in_process import opened
+from addnorm.corpus.in_process import open_service
 from addnorm.corpus.parts import Parts, Plan
 from addnorm.corpus.texts_source import Source
 from addnorm.service.models.registry import Model
@@ -41,7 +41,7 @@ exit codes: 0 OUT is written, 1 it is not, 2 the command line is wrong, 130 inte
 class Means:
     """That a job is done with."""
 
-    open_bundle: Callable[..., Service] = opened
+    open_bundle: Callable[..., Service] = open_service
     parts: type[Parts] = Parts
     window_rows: int = WINDOW_ROWS
 

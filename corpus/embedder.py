@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from addnorm.corpus.columns import KINDS, EmbedOptions, output
 from addnorm.corpus.errors import CorpusError
-from addnorm.corpus.in_process import opened
+from addnorm.corpus.in_process import open_service
 from addnorm.service.errors import NotFinite, ServiceError
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call, Prepared
@@ -51,7 +51,7 @@ class Computing(NamedTuple):
     order: list[Ints]  # of each request, the indices of its texts
     made: list[asyncio.Task[pa.Array]]  # of each request
 
-    async def column(self) -> pa.Array:
+    async def compute_column(self) -> pa.Array:
         """The Arrow column of the outputs of all texts, in the order of the texts."""
         parts = await asyncio.gather(*self.made)
         places = np.argsort(np.concatenate(self.order), kind="stable")
@@ -65,7 +65,7 @@ class Embedder:
         self,
         bundle: Path,
         options: EmbedOptions,
-        open_bundle: Callable[..., Service] = opened,
+        open_bundle: Callable[..., Service] = open_service,
         **settings: Any,
     ) -> None:
         """settings: of the server, that are not the default ones. CorpusError if the bundle is
@@ -105,15 +105,15 @@ class Embedder:
         values = self._output.num_values(self.model.bundle, batch)
         return batch.tokens.nbytes + 4 * values
 
-    async def column(self, texts: Sequence[Text]) -> pa.Array:
+    async def compute_column(self, texts: Sequence[Text]) -> pa.Array:
         """Computes the Arrow column of all texts, in their order."""
         batches = [
-            await self.tokenized(texts[start : start + TEXTS_AT_ONCE], start)
+            await self.tokenize(texts[start : start + TEXTS_AT_ONCE], start)
             for start in range(0, len(texts), TEXTS_AT_ONCE)
         ]
-        return await (await self.start(joined(batches), 0)).column()
+        return await (await self.start(joined(batches), 0)).compute_column()
 
-    async def tokenized(self, texts: Sequence[Text], first_row: int) -> Batch:
+    async def tokenize(self, texts: Sequence[Text], first_row: int) -> Batch:
         """Tokenizes in threads that are not the engine's. CorpusError names a text that is
         rejected.
 
@@ -121,11 +121,11 @@ class Embedder:
         """
         try:
             asked = self._prompted(texts)
-            batch, _ = await self._service.tools.texts.batch(asked, Deadline(FOREVER_S))
+            batch, _ = await self._service.tools.texts.tokenize(asked, Deadline(FOREVER_S))
         except ServiceError as error:
             if len(texts) > 1:
                 for row, text in enumerate(texts, first_row):
-                    await self.tokenized([text], row)
+                    await self.tokenize([text], row)
             raise _refused(error, first_row) from None
         return batch
 
@@ -148,10 +148,12 @@ class Embedder:
         for indices in order:
             await self._under_way.acquire()
             part = Batch.joined([(batch, index) for index in indices])
-            made.append(asyncio.create_task(self._made(part, first_row + indices, done)))
+            made.append(asyncio.create_task(self._compute_part(part, first_row + indices, done)))
         return Computing(order, made)
 
-    async def _made(self, batch: Batch, rows: Ints, done: Callable[[Batch], object]) -> pa.Array:
+    async def _compute_part(
+        self, batch: Batch, rows: Ints, done: Callable[[Batch], object]
+    ) -> pa.Array:
         request = InferenceRequest(
             self.model,
             batch,

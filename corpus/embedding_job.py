@@ -43,7 +43,7 @@ class Progress:
     def tokens_per_s(self) -> float:
         return self.num_tokens / max(time.monotonic() - self.started, 1e-9)
 
-    def computed(self, batch: Batch) -> None:
+    def count(self, batch: Batch) -> None:
         self.num_tokens += batch.num_tokens
         self.bar.set_postfix_str(f"{self.tokens_per_s:,.0f} tokens/s", refresh=False)
         self.bar.update(len(batch))
@@ -63,7 +63,7 @@ async def run(
     coming = asyncio.ensure_future(anext(windows, None))
     while window := await coming:
         coming = asyncio.ensure_future(anext(windows, None))
-        computing = await embedder.start(window.batch, window.first_row, progress.computed)
+        computing = await embedder.start(window.batch, window.first_row, progress.count)
         if writing:
             await writing
         writing = asyncio.create_task(_write(window.rows, computing, parts, vector_column))
@@ -72,7 +72,7 @@ async def run(
 
 
 async def _write(rows: pa.Table, computing: Computing, parts: Parts, name: str) -> None:
-    column = await computing.column()
+    column = await computing.compute_column()
     await asyncio.to_thread(parts.add, rows.append_column(name, column))
 
 
@@ -83,7 +83,7 @@ async def _windows(
     pieces = source.pieces(start)
     pending, row = _Pending(start, max_rows), start
     while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-        batch = await embedder.tokenized(source.texts(piece), row)
+        batch = await embedder.tokenize(source.texts(piece), row)
         pending.add(piece, batch, embedder.num_bytes(batch))
         row += piece.num_rows
         if pending.is_full:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from addnorm.corpus.errors import CorpusError
-from addnorm.corpus.in_process import opened
+from addnorm.corpus.in_process import open_service
 from addnorm.service.protocols.routes.payload_response import FINGERPRINT_HEADER
 from addnorm.service.runtime.fingerprint import Recorded
 
@@ -74,7 +74,7 @@ def server(url: str, key: str | None) -> httpx.AsyncClient:
 @asynccontextmanager
 async def in_process(bundle: Path) -> AsyncIterator[httpx.AsyncClient]:
     """Serves the bundle with default settings. Nothing is held: each text is computed."""
-    service = opened(bundle, cache_bytes=0, timeout_s=PATIENCE_S)
+    service = open_service(bundle, cache_bytes=0, timeout_s=PATIENCE_S)
     transport = httpx.ASGITransport(service.app)
     try:
         async with httpx.AsyncClient(
@@ -99,7 +99,7 @@ async def embed(
     async def worker(bar: Any) -> None:
         for start in starts:
             batch = slice(start, min(start + TEXTS_AT_ONCE, len(texts)))
-            async for found in _halving(client, texts, rows, batch, options):
+            async for found in _ask_in_parts(client, texts, rows, batch, options):
                 answers[found[0]] = found[1]
                 bar.update(len(found[1].vectors))
 
@@ -111,10 +111,10 @@ async def embed(
         except ExceptionGroup as group:  # one worker's reason is enough
             raise group.exceptions[0] from None
         in_order = [answers[start] for start in sorted(answers)]
-        return await _joined(client, in_order, options.model)
+        return await _join(client, in_order, options.model)
 
 
-async def _halving(
+async def _ask_in_parts(
     client: httpx.AsyncClient,
     texts: Sequence[str],
     rows: Sequence[int],
@@ -123,7 +123,7 @@ async def _halving(
 ) -> AsyncIterator[tuple[int, _Answer]]:
     """(start, answer) of the batch, or of parts of it where the server refuses its size."""
     num_texts = batch.stop - batch.start
-    response = await _patiently(client, _body(texts[batch], options))
+    response = await _send_patiently(client, _body(texts[batch], options))
     if response.is_success:
         yield batch.start, _read(response, num_texts, options)
         return
@@ -134,7 +134,7 @@ async def _halving(
         raise CorpusError(f"row {rows[batch.start]}: {message}")
     middle = batch.start + num_texts // 2
     for half in (slice(batch.start, middle), slice(middle, batch.stop)):
-        async for found in _halving(client, texts, rows, half, options):
+        async for found in _ask_in_parts(client, texts, rows, half, options):
             yield found
 
 
@@ -144,7 +144,7 @@ def _body(texts: Sequence[str], options: Options) -> dict[str, Any]:
     return {**asked, "input": list(texts), "encoding_format": "base64", "truncate": True}
 
 
-async def _patiently(client: httpx.AsyncClient, body: dict[str, Any]) -> httpx.Response:
+async def _send_patiently(client: httpx.AsyncClient, body: dict[str, Any]) -> httpx.Response:
     """Sends it again while the server is busy, when the server says."""
     ends = time.monotonic() + PATIENCE_S
     while True:
@@ -197,7 +197,7 @@ def _read(response: httpx.Response, num_texts: int, options: Options) -> _Answer
     return _Answer(vectors, model, response.headers.get(FINGERPRINT_HEADER))
 
 
-async def _joined(
+async def _join(
     client: httpx.AsyncClient, answers: Sequence[_Answer], asked: str | None
 ) -> Embedded:
     """CorpusError if they are not all of one model. asked: its name, which may have a version."""
@@ -205,13 +205,13 @@ async def _joined(
     if len(digests) > 1:
         raise CorpusError("the server replaced the model during the check: check again")
     model, digest = asked or answers[0].model, answers[0].digest
-    known = await _fingerprints(client, model) if digest else {}
+    known = await _fetch_fingerprints(client, model) if digest else {}
     recorded = Recorded(digest, known.get(digest)) if digest else None
     vectors = np.concatenate([answer.vectors for answer in answers])
     return Embedded(vectors, model, recorded, known)
 
 
-async def _fingerprints(client: httpx.AsyncClient, model: str) -> dict[str, Parts]:
+async def _fetch_fingerprints(client: httpx.AsyncClient, model: str) -> dict[str, Parts]:
     """Digest -> parts, of each precision of the model."""
     try:
         response = await client.get(f"v1/models/{model}")

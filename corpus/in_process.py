@@ -12,7 +12,7 @@ from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 
 
-def opened(bundle: Path, **changed: Any) -> Service:
+def open_service(bundle: Path, **changed: Any) -> Service:
     """To be closed. CorpusError if the bundle is refused.
 
     changed: settings that are not the default ones. The environment is not read.

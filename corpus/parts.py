@@ -43,7 +43,7 @@ class Parts:
             with (self.folder / "lock").open("w") as lock:
                 self._lock(lock)
                 self._check_bytes()
-                self.num_rows = sum(self._sizes())
+                self.num_rows = sum(self._read_sizes())
                 yield self
         except (pa.ArrowException, OSError) as error:
             reason = getattr(error, "strerror", None) or error
@@ -67,7 +67,7 @@ class Parts:
             except (pa.ArrowException, OSError) as error:
                 raise CorpusError(f"{path} is damaged: {error}; {AGAIN}") from None
 
-    def _sizes(self) -> list[int]:
+    def _read_sizes(self) -> list[int]:
         """Rows of each part, in order. CorpusError if one is missing, or of another job."""
         sizes = list[int]()
         for path in self._paths():
@@ -101,7 +101,7 @@ class Parts:
     def join(self, num_rows: int) -> None:
         """Makes OUT of the parts, which must have so many rows, and removes them. A row group is a
         part."""
-        if (num_found := sum(self._sizes())) != num_rows:
+        if (num_found := sum(self._read_sizes())) != num_rows:
             raise CorpusError(
                 f"{self.folder} has {num_found} rows, IN {num_rows}: remove it to start again"
             )

@@ -53,5 +53,5 @@ class Addnorm:
         whose text is refused."""
         texts = rows.column(self._text_column)
         check_rows(texts.combine_chunks(), self._text_column, 0)
-        column = self._runner.run(self._embedder.column(texts.to_pylist()))
+        column = self._runner.run(self._embedder.compute_column(texts.to_pylist()))
         return rows.append_column(self._vector_column, column)

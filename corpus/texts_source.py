@@ -192,7 +192,7 @@ def _read_csv(path: Path, schema: pa.Schema) -> Pieces:
 
 def _jsonl_schema(path: Path) -> pa.Schema:
     found = pa.schema([])
-    for rows in _json_rows(path):
+    for rows in _read_json_rows(path):
         names = dict.fromkeys(name for row in rows for name in row)
         arrays = {name: pa.array([row.get(name) for row in rows]) for name in names}
         of_rows = pa.schema([(name, array.type) for name, array in arrays.items()])
@@ -201,14 +201,14 @@ def _jsonl_schema(path: Path) -> pa.Schema:
 
 
 def _read_jsonl(path: Path, schema: pa.Schema) -> Pieces:
-    for rows in _json_rows(path):
+    for rows in _read_json_rows(path):
         yield pa.RecordBatch.from_arrays(
             [pa.array([row.get(field.name) for row in rows], field.type) for field in schema],
             schema=schema,
         )
 
 
-def _json_rows(path: Path) -> Iterator[list[dict[str, Any]]]:
+def _read_json_rows(path: Path) -> Iterator[list[dict[str, Any]]]:
     """PIECE_ROWS at a time. Empty lines are no rows."""
     rows = list[dict[str, Any]]()
     with path.open("rb") as file:

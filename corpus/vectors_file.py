@@ -54,7 +54,7 @@ class VectorsFile:
         stored = (self._file.metadata.metadata or {}).get(METADATA_KEY.encode())
         return None if stored is None else stored.decode(errors="replace")
 
-    def sample(self, num_rows: int, seed: int) -> Sample:
+    def draw_sample(self, num_rows: int, seed: int) -> Sample:
         """So many rows, drawn without repeats; all if the file has no more. CorpusError names a row
         that has no text or no vector."""
         drawn = np.random.default_rng(seed).choice(

@@ -33,7 +33,7 @@ def load(folder: Path, settings: Mapping[str, Any]) -> "PreTrainedTokenizerBase"
         raise NoTexts(f"there is no {TOKENIZER} in {folder}, and no vocabulary to make it of")
     json_files.settings(folder / CONFIG)
     if (folder / TOKENIZER).exists():
-        parsed(folder / TOKENIZER)
+        parse(folder / TOKENIZER)
     # takes seconds to import, and only folders with a tokenizer need it
     from transformers import AutoTokenizer
 
@@ -59,7 +59,7 @@ def _missing(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> str:
     return "" if (folder / TOKENIZER).exists() else " and no ".join(absent)
 
 
-def parsed(file: Path) -> Tokenizer:
+def parse(file: Path) -> Tokenizer:
     """CheckpointError if it is broken."""
     try:
         return Tokenizer.from_file(str(file))

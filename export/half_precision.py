@@ -56,7 +56,7 @@ def to_half(graph: Graph) -> Graph:
     return made
 
 
-def rounded(array: Array) -> Array:
+def round_to_half(array: Array) -> Array:
     """To float16, the nearest. HalfPrecisionError for what is beyond."""
     with np.errstate(over="ignore"):
         half: Array = array.astype(np.float16)
@@ -142,7 +142,7 @@ class _Halving:
 
     def _rounded(self, name: str) -> Array:
         try:
-            return rounded(self._source.value(self._constants[name]))
+            return round_to_half(self._source.value(self._constants[name]))
         except HalfPrecisionError as error:
             raise HalfPrecisionError(
                 f"fp16 does not fit: {name}{error}; leave it out of --precision"

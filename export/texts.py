@@ -145,6 +145,6 @@ def _authors_limit(folder: Path, authors: SentenceTransformers) -> tuple[int, st
         if limit is not None:
             return int(limit), where
     if not (folder / MODULES).exists() and (place / TOKENIZER).exists():
-        own = folder_tokenizer.parsed(place / TOKENIZER).truncation
+        own = folder_tokenizer.parse(place / TOKENIZER).truncation
         return (int(own["max_length"]), TOKENIZER) if own else None
     return None

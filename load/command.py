@@ -40,7 +40,7 @@ def load(words: Sequence[str], timing: Timing = TIMING) -> None:
     if arguments.html:
         _sweep(arguments, bundle, ["addnorm", "load", *words], timing)
     else:
-        _one_load(parser, arguments, bundle)
+        _run_load(parser, arguments, bundle)
 
 
 def _bundle(arguments: argparse.Namespace) -> Bundle:
@@ -68,7 +68,7 @@ def _must_be_writable(option: str, path: Path | None) -> None:
         path.unlink()
 
 
-def _one_load(
+def _run_load(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, bundle: Bundle
 ) -> None:
     precision = arguments.precision or bundle.manifest.default_precision

@@ -36,7 +36,7 @@ class Servers:
 
     def preset(self, bundle: Bundle, padded: Bundle) -> Contenders:
         """padded: the same model in the layout that the naive server needs."""
-        _must_be_one_model(bundle, padded)
+        _check_one_model(bundle, padded)
         ours = self._addnorm(bundle)
         near = ours[FP32].reference.near(NAIVE_TOLERANCE)
         naive = [
@@ -105,7 +105,7 @@ def _streams_of(bundle: Bundle) -> Callable[[str, Mapping[str, str]], Stream]:
     return make_stream
 
 
-def _must_be_one_model(packed: Bundle, padded: Bundle) -> None:
+def _check_one_model(packed: Bundle, padded: Bundle) -> None:
     """Both bundles, one model in two layouts: else the ratios would say nothing."""
     if packed.manifest.source != padded.manifest.source:
         raise SystemExit(f"{packed.path} and {padded.path} are of different models")

@@ -93,9 +93,9 @@ def _open(points: Rounds) -> Rounds:
 def _plots(findings: overview.Findings) -> dict[str, partial[None]]:
     plots = {}
     if points := findings.points:
-        plots["latency.png"] = partial(curves.latency, points=findings.titled(points))
+        plots["latency.png"] = partial(curves.draw_latency, points=findings.titled(points))
     if shares := findings.by_padding():
-        plots["padding.png"] = partial(curves.padding, shares=findings.titled(shares))
+        plots["padding.png"] = partial(curves.draw_padding, shares=findings.titled(shares))
     return plots
 
 

@@ -42,7 +42,7 @@ def tei_ranker(url: str) -> str:
 
     ranker = HuggingFaceTEIRanker(url=url, top_k=2, token=None)
     ranked = ranker.run(QUERY, _documents(), truncation_direction=TruncationDirection.LEFT)
-    _is_ranked(url, ranked["documents"])
+    _check_ranking(url, ranked["documents"])
     long, refused = "the text " * 1000, ""
     try:
         ranker.run(long, _documents(), truncation_direction=TruncationDirection.LEFT)
@@ -70,7 +70,7 @@ def vllm_ranker(url: str) -> str:
 
     ranker = VLLMRanker(model="reranker", api_base_url=f"{url}/v1", api_key=None, top_k=2)
     ranked = ranker.run(QUERY, _documents())["documents"]
-    _is_ranked(url, ranked)
+    _check_ranking(url, ranked)
     return _shown(ranked)
 
 
@@ -80,7 +80,7 @@ def _documents() -> list[Any]:
     return [Document(content=text) for text in TEXTS]
 
 
-def _is_ranked(url: str, documents: list[Any]) -> None:
+def _check_ranking(url: str, documents: list[Any]) -> None:
     plain = httpx.post(f"{url}/rerank", json={"query": QUERY, "texts": TEXTS}).json()
     assert [(document.content, document.score) for document in documents] == [
         (TEXTS[rank["index"]], rank["score"]) for rank in plain[:2]

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from addnorm.export import texts, vector_ranges
 from addnorm.export.certificate import tolerances
-from addnorm.export.certificate.served import inferred, run
+from addnorm.export.certificate.served import infer_body, run
 from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import ServiceError
@@ -139,7 +139,7 @@ def _against_authors(
         "precision": precision,
     }
     try:
-        ids, vectors = run(_served(service, body))
+        ids, vectors = run(_ask(service, body))
     except ServiceError as error:
         yield f"refused: {error.message}", 1, 0
         return
@@ -167,7 +167,7 @@ def _ranges(service: Service, bundle: Bundle, precision: str) -> Iterator[tolera
             "prompt_name": name,
         }
         if own:
-            vectors.append(run(_served(service, body))[1])
+            vectors.append(run(_ask(service, body))[1])
     served = vector_ranges.widened(np.concatenate(vectors).astype(np.float32))
     recorded = np.array(manifest.vector_ranges, np.float32)
     if recorded.shape != served.shape:
@@ -176,8 +176,8 @@ def _ranges(service: Service, bundle: Bundle, precision: str) -> Iterator[tolera
     yield from tolerances.ranges(served, recorded, precision)
 
 
-async def _served(service: Service, body: dict[str, Any]) -> tuple[list[Ids], Array]:
-    answer, request = await inferred(service, body)
+async def _ask(service: Service, body: dict[str, Any]) -> tuple[list[Ids], Array]:
+    answer, request = await infer_body(service, body)
     batch = request.batch
     types = np.zeros_like(batch.tokens) if batch.types is None else batch.types
     rows = (np.split(values, batch.offsets[1:-1]) for values in (batch.tokens, types))

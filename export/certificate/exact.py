@@ -229,7 +229,7 @@ def _weights_of(graph: Graph, state: Mapping[str, Array]) -> Iterator[str]:
             if not _same(constants[name], tensor):
                 yield f"{name} differs from the reference{_where(constants[name], tensor)}"
         elif name in halves:
-            if not _same(halves[name], expected := half_precision.rounded(tensor)):
+            if not _same(halves[name], expected := half_precision.round_to_half(tensor)):
                 yield f"{name} differs from the reference{_where(halves[name], expected)}"
         elif not _is_left_out(name, tensor, state, constants.keys() | halves.keys(), parts):
             yield f"{name} is missing"

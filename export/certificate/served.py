@@ -28,7 +28,7 @@ from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.inference.request_path import Call
 from addnorm.service.models.loading import PADDINGS
 from addnorm.service.models.registry import Model, Models
-from addnorm.service.protocols.codec.validation import fitted
+from addnorm.service.protocols.codec.validation import fit
 from addnorm.service.protocols.endpoint import Decoded
 from addnorm.service.protocols.native.native_answer import encode
 from addnorm.service.protocols.native.native_infer import infer
@@ -65,7 +65,7 @@ class Served:
         rows = {name: part for name, part in vars(case).items() if name != "name" and part}
         body = {**rows, "precision": precision, **options}
         # an answer may be large, and takes many times its bytes once parsed
-        answer, _ = run(inferred(self.service, body, self.bodies))
+        answer, _ = run(infer_body(self.service, body, self.bodies))
         return orjson.loads(answer)  # type: ignore[no-any-return]
 
     @property
@@ -81,11 +81,11 @@ class Served:
         return self.outputs[output].compared_options(self.model.bundle, num_tokens)
 
 
-async def inferred(
+async def infer_body(
     service: Service, body: dict[str, Any], bodies: Bodies = INFER
 ) -> tuple[bytes, InferenceRequest]:
     """The answer to a body of /v1/infer, and the request that it became."""
-    asked, call = fitted(bodies.request, body), Call(Deadline(PATIENCE_S), RequestContext())
+    asked, call = fit(bodies.request, body), Call(Deadline(PATIENCE_S), RequestContext())
 
     async def prepare() -> Decoded:
         return await infer(asked, call, service.tools), encode

@@ -62,7 +62,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def latency(path: Path, points: Points) -> None:
+def draw_latency(path: Path, points: Points) -> None:
     """Left the median, right the 99th percentile, against the load that was offered.
 
     Rate 0 is a lone caller, who sends a request when the last one is answered.
@@ -71,7 +71,7 @@ def latency(path: Path, points: Points) -> None:
         figure = Figure(figsize=(9, 4))
         panels = figure.subplots(1, 2, sharey=True)
         for axes, metric in zip(panels, PERCENTILES, strict=True):
-            _latency(axes, points, metric)
+            _plot_latency(axes, points, metric)
             axes.set_title(PERCENTILES[metric], pad=24)
         panels[1].set_ylabel("")
         panels[1].get_legend().remove()
@@ -81,11 +81,11 @@ def latency(path: Path, points: Points) -> None:
 def latency_svg(points: Points, metric: str) -> str:
     with style():
         figure = Figure(figsize=(5, 3.6))
-        _latency(figure.subplots(), points, metric)
+        _plot_latency(figure.subplots(), points, metric)
         return _svg(figure, metric)
 
 
-def _latency(axes: Axes, points: Points, metric: str) -> None:
+def _plot_latency(axes: Axes, points: Points, metric: str) -> None:
     for (who, loads), marker in zip(points.items(), MARKERS, strict=False):
         rates, shown = [load["rate"] for load in loads], [load[metric] for load in loads]
         axes.plot(rates, shown, color=_colour(who), marker=marker, label=who, clip_on=False)
@@ -111,22 +111,22 @@ def _range(points: Points) -> tuple[float, float]:
     return min(lows, default=1.0), max(highs, default=1.0)
 
 
-def padding(path: Path, shares: Shares) -> None:
+def draw_padding(path: Path, shares: Shares) -> None:
     """Useful tokens per second against the share of pads, one line a server."""
     with style():
         figure = Figure(figsize=(7, 4.2))
-        _padding(figure.subplots(), shares)
+        _plot_padding(figure.subplots(), shares)
         _write(figure, path)
 
 
 def padding_svg(shares: Shares) -> str:
     with style():
         figure = Figure(figsize=(5, 3.6))
-        _padding(figure.subplots(), shares)
+        _plot_padding(figure.subplots(), shares)
         return _svg(figure, "padding")
 
 
-def _padding(axes: Axes, shares: Shares) -> None:
+def _plot_padding(axes: Axes, shares: Shares) -> None:
     """A point is the median of the rounds, the bar through it their range."""
     for (who, measured), marker in zip(shares.items(), MARKERS, strict=False):
         percent = [100 * share for share, _ in measured]

@@ -122,7 +122,7 @@ def run(sweep: Sweep, minutes: float, timing: Timing = TIMING) -> Findings:
     """SystemExit if a server does not answer rightly from the beginning."""
     where, contenders = machine(), sweep.contenders()
     for contender in contenders.values():
-        _must_answer(contender)
+        _check_answers(contender)
     clock = Clock(60 * minutes)
     sides = served(contenders, sweep.lines())
     prepare(sides, clock)
@@ -135,7 +135,7 @@ def run(sweep: Sweep, minutes: float, timing: Timing = TIMING) -> Findings:
     return Findings(sweep.bundle, where, figures, points, counted, [], sweep.titles, is_near)
 
 
-def _must_answer(contender: Contender) -> None:
+def _check_answers(contender: Contender) -> None:
     load = Load(1, METRICS_S, warm_up_s=0.0, num_answers=1, headers=contender.headers)
     server, stream = contender.serve(), contender.stream("small")
     result = measure(server, stream, contender.reference, load, progress=False)

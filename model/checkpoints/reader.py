@@ -101,7 +101,7 @@ def fill(model: Transformer, reader: Reader, raw: Raw) -> None:
                 names = [key.format(index) for key in keys]
                 _copy(module, names, reader, family.transposed)
         elif ours == "positions":
-            _positions(model.positions, keys[0], offset, reader)
+            _copy_positions(model.positions, keys[0], offset, reader)
         elif ours == "types" and model.config.type_vocab_size == 1:
             _fold_types(model, keys[0], reader)
         elif ours in family.projections and f"{family.projections[ours]}.weight" in reader:
@@ -123,7 +123,7 @@ def _copy(module: nn.Module, keys: list[str], reader: Reader, transposed: bool) 
             ours.copy_(reader.read(f"{key}.{name}", ours.shape))
 
 
-def _positions(positions: nn.Embedding, key: str, offset: int, reader: Reader) -> None:
+def _copy_positions(positions: nn.Embedding, key: str, offset: int, reader: Reader) -> None:
     rows, width = positions.weight.shape
     table = reader.read(f"{key}.weight", torch.Size([rows + offset, width]))
     positions.weight.copy_(table[offset:])

@@ -87,7 +87,7 @@ class Pipeline:
         promised = NO_SECONDS if is_quick else self._promised(request, num_bytes, deadline)
         held = self.responses.reserve(num_bytes + kept_bytes(request), request.key)
         with held, promised as encode_s:
-            gather, stages_s = await self._kept(request, deadline, encode_s)
+            gather, stages_s = await self._compute_missing(request, deadline, encode_s)
             started = time.monotonic()
             if is_quick:
                 made = run_now(_values(request, gather))
@@ -142,7 +142,7 @@ class Pipeline:
         response = InferenceResponse(request, (yield from made), num_bytes)
         return (yield from timed(encode(response), partial(writing.add, num_bytes)))
 
-    async def _kept(
+    async def _compute_missing(
         self, request: InferenceRequest, deadline: Deadline, encode_s: float
     ) -> tuple[Gather, dict[str, float]]:
         """How to gather what is kept of the batch, and the seconds that it waited and ran.
@@ -155,14 +155,14 @@ class Pipeline:
             return partial(KeptRows, batch, request.runner[0].empty(), {}), NO_STAGES
         digests = await self._digests(request, deadline)
         left_s = deadline.left_s() - encode_s
-        reuse, job = self._submitted(request, needs, digests, left_s)
+        reuse, job = self._submit(request, needs, digests, left_s)
         if digests:
             num_held = reuse.num_held
             num_missed = len(batch) - num_held
             self._report(model.name, num_held, num_missed, num_missed - len(reuse.missing))
         if job is None:
             return partial(reuse.gathered, None), NO_STAGES
-        computed = await _done(job, request, deadline, reuse.missing)
+        computed = await _wait_for(job, request, deadline, reuse.missing)
         return partial(reuse.gathered, computed), _stages_s(job)
 
     async def _digests(self, request: InferenceRequest, deadline: Deadline) -> list[bytes] | None:
@@ -175,7 +175,7 @@ class Pipeline:
             return run_now(made)
         return await self._encoders.finish(made, deadline)
 
-    def _submitted(
+    def _submit(
         self,
         request: InferenceRequest,
         picks: Sequence[Pick],
@@ -213,7 +213,7 @@ class Pipeline:
         return batch, RowKeeper(batch, reuse.picks, engine.d_model, missing, hold)
 
 
-async def _done(
+async def _wait_for(
     job: Job, request: InferenceRequest, deadline: Deadline, sequences: Sequence[int]
 ) -> KeptRows:
     """What the job keeps. Cancels it when the time is up or the caller leaves.

@@ -42,10 +42,10 @@ class Readiness:
         """NotReady names the models that fail, of all or of this name, and says why."""
         if self.draining:
             raise NotReady("the server is shutting down", retry_after_s=1)
-        if wrong := [what for model, what in await self.failures() if name in (None, model)]:
+        if wrong := [what for model, what in await self.find_failures() if name in (None, model)]:
             raise NotReady("; ".join(wrong), retry_after_s=1)
 
-    async def failures(self) -> Failures:
+    async def find_failures(self) -> Failures:
         """Empty if every engine gave its known answer at most fresh_s ago."""
         if self._flight is None or (
             self._flight.done() and time.monotonic() > self._landed + self._fresh_s
@@ -77,7 +77,7 @@ class Readiness:
             target, selfcheck.known_answer_batch(known_answer)
         )
         self._asked[target] = job
-        if not await _settled(job, self._timeout_s):
+        if not await _wait_for(job, self._timeout_s):
             return f"does not answer its known-answer test within {self._timeout_s:g} s"
         del self._asked[target]
         try:
@@ -88,7 +88,7 @@ class Readiness:
         return None if known else "does not give its known answer"
 
 
-async def _settled(job: Job, timeout_s: float) -> bool:
+async def _wait_for(job: Job, timeout_s: float) -> bool:
     """Whether the job has its answer within this time. It stays where it is if not."""
     loop, settled = asyncio.get_running_loop(), asyncio.Event()
     job.future.add_done_callback(lambda _: loop.call_soon_threadsafe(settled.set))

@@ -45,7 +45,7 @@ class Statistics:
         # number of sequences -> runs; guarded by _lock
         self._micro_batches: defaultdict[int, Sum] = defaultdict(Sum)
 
-    def answered(self, num_sequences: int, stages_s: Mapping[str, float]) -> None:
+    def count_request(self, num_sequences: int, stages_s: Mapping[str, float]) -> None:
         """A request was answered. stages_s: seconds of decode, queue, infer and encode."""
         for name, stage in STAGES.items():
             self.requests[name].add(stages_s[stage])

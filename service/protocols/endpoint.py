@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.request_path import Call, Prepared
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
-from addnorm.service.protocols.codec.negotiation import JSON, negotiated, require_json
+from addnorm.service.protocols.codec.negotiation import JSON, negotiate, require_json
 from addnorm.service.protocols.codec.openapi import (
     DEADLINE,
     Responses,
@@ -100,7 +100,7 @@ class JsonEndpoint(Endpoint[Made], Generic[Body, Made]):
 
     async def decode(self, raw: RawRequest, tools: Tools) -> Made:
         require_json(raw.headers)
-        negotiated(raw.headers, (JSON,))
+        negotiate(raw.headers, (JSON,))
         asked = await tools.bodies.read_json(self.body, raw.body, raw.call.deadline)
         return await self.make(asked, raw.call, tools)
 
@@ -124,7 +124,7 @@ class SharedEndpoint(Endpoint[Made], Generic[Made]):
         """Decodes by the first variant whose field the body has. Errors have its envelope from
         there on. InvalidInput names the fields if the body has none of them."""
         require_json(raw.headers)
-        negotiated(raw.headers, (JSON,))
+        negotiate(raw.headers, (JSON,))
         deadline = raw.call.deadline
         value = await tools.bodies.read_object(raw.body, deadline)
         field = next((field for field in self.variants if field in value), None)

@@ -145,7 +145,7 @@ def read(path: Path, trusted: Sequence[Path] = ()) -> Bundle:
 def _read(path: Path, trusted: Sequence[Path]) -> Bundle:
     signed = signature.check(path, trusted) if trusted else None  # before anything is parsed
     bundle = read_uncertified(path)
-    certificate, certificate_sha256 = _certificate(bundle)
+    certificate, certificate_sha256 = _read_certificate(bundle)
     # the manifest has the sha256 of the other files, as they were read
     read = {MANIFEST: bundle.manifest_sha256, CERTIFICATE: certificate_sha256}
     if signed is not None and not read.items() <= signed.items():
@@ -153,7 +153,7 @@ def _read(path: Path, trusted: Sequence[Path]) -> Bundle:
     return replace(bundle, certificate=certificate)
 
 
-def _certificate(bundle: Bundle) -> tuple[dict[str, Any], str]:
+def _read_certificate(bundle: Bundle) -> tuple[dict[str, Any], str]:
     """Reads the certificate and its sha256, and checks that it has what the server needs."""
     path = bundle.path
     try:

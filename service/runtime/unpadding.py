@@ -33,10 +33,10 @@ def from_lists(
     if not all(sizes):
         raise _invalid(field, sizes.index(0), "is empty: a sequence has at least one token")
     if attention_mask is not None:
-        _same_length(sizes)
-        _same_shape("attention_mask", attention_mask, sizes)
+        _check_same_length(sizes)
+        _check_same_shape("attention_mask", attention_mask, sizes)
     if token_type_ids is not None:
-        _same_shape("token_type_ids", token_type_ids, sizes)
+        _check_same_shape("token_type_ids", token_type_ids, sizes)
     num = sum(sizes)
     mask = None if attention_mask is None else _flat("attention_mask", attention_mask, num)
     tokens = _flat(field, input_ids, num, mask)
@@ -71,7 +71,7 @@ def from_rows(
         )
     types = None
     if token_type_ids is not None:
-        _same_axes("token_type_ids", token_type_ids, tokens)
+        _check_same_axes("token_type_ids", token_type_ids, tokens)
         types = token_type_ids.astype(np.int64, copy=False)
     return Batch(tokens, offsets_of(lengths), types), Padding(lengths, None)
 
@@ -86,7 +86,7 @@ def from_grid(
             f"input_ids has shape {list(input_ids.shape)}: send at least one sequence of one token",
             param="input_ids",
         )
-    _same_axes("attention_mask", attention_mask, input_ids)
+    _check_same_axes("attention_mask", attention_mask, input_ids)
     mask = attention_mask != 0
     if np.count_nonzero(odd := attention_mask != mask):
         row, column = np.argwhere(odd)[0]
@@ -97,7 +97,7 @@ def from_grid(
         )
     types = None
     if token_type_ids is not None:
-        _same_axes("token_type_ids", token_type_ids, input_ids)
+        _check_same_axes("token_type_ids", token_type_ids, input_ids)
         types = token_type_ids[mask].astype(np.int64, copy=False)
     lengths = mask.sum(1)
     return Batch(input_ids[mask], offsets_of(lengths[lengths > 0]), types), Padding(lengths, mask)
@@ -108,7 +108,7 @@ def _invalid(field: str, row: int, message: str) -> InvalidInput:
     return InvalidInput(f"{field}[{row}]{joint}{message}", param=field)
 
 
-def _same_axes(field: str, array: NDArray[Any], input_ids: Ints) -> None:
+def _check_same_axes(field: str, array: NDArray[Any], input_ids: Ints) -> None:
     if array.shape != input_ids.shape:
         raise InvalidInput(
             f"{field} has shape {list(array.shape)}, input_ids has {list(input_ids.shape)}",
@@ -116,7 +116,7 @@ def _same_axes(field: str, array: NDArray[Any], input_ids: Ints) -> None:
         )
 
 
-def _same_length(sizes: list[int]) -> None:
+def _check_same_length(sizes: list[int]) -> None:
     first = sizes[0]
     if sizes.count(first) < len(sizes):
         row = next(row for row, size in enumerate(sizes) if size != first)
@@ -127,7 +127,7 @@ def _same_length(sizes: list[int]) -> None:
         )
 
 
-def _same_shape(field: str, rows: list[list[int]], sizes: list[int]) -> None:
+def _check_same_shape(field: str, rows: list[list[int]], sizes: list[int]) -> None:
     """sizes: of the rows of input_ids."""
     if len(rows) != len(sizes):
         raise InvalidInput(f"{field} has {len(rows)} rows, input_ids has {len(sizes)}", param=field)

@@ -143,7 +143,7 @@ class CooperativePool:
         """
         flow, length_s = self._flow(deadline.key), min(expected_s, SLICE_S)
         while True:
-            turn = await self._next_turn(flow, length_s, deadline)
+            turn = await self._wait_for_turn(flow, length_s, deadline)
             running = self.executor.submit(self._run, turn, work, deadline)
             try:
                 outcome = await deadline.wait(asyncio.wrap_future(running))
@@ -162,7 +162,7 @@ class CooperativePool:
             self._keys[key] = KeyTurns()
         return self._keys[key]
 
-    async def _next_turn(self, flow: KeyTurns, length_s: float, deadline: Deadline) -> Turn:
+    async def _wait_for_turn(self, flow: KeyTurns, length_s: float, deadline: Deadline) -> Turn:
         """Returns when it has started."""
         turn = Turn(flow, length_s, asyncio.get_running_loop().create_future())
         flow.add(turn)

@@ -34,16 +34,16 @@ class Observer:
     """Told of the workers' work, on their threads. If an observer raises, the error is logged and
     no job fails."""
 
-    def computed(self, micro: MicroBatch, rows: AnyRows) -> None:
+    def on_computed(self, micro: MicroBatch, rows: AnyRows) -> None:
         """A micro-batch was computed. rows: of its tokens, in its order."""
 
     def failed(self, target: Target) -> None:
         """A session run raised an error."""
 
-    def replaced(self) -> None:
+    def on_replaced(self) -> None:
         """A worker hung and was replaced."""
 
-    def merged(self, target: Target, num_sequences: int) -> None:
+    def on_merged(self, target: Target, num_sequences: int) -> None:
         """So many sequences were given the rows of equal ones that were computed for another
         job."""
 
@@ -190,7 +190,7 @@ class Scheduler:
         if isinstance(outcome, Exception):
             self._tell(lambda observer: observer.failed(micro.target))
         else:
-            self._tell(lambda observer: observer.computed(micro, outcome))
+            self._tell(lambda observer: observer.on_computed(micro, outcome))
         self._settle(worker, micro, outcome)
         return True
 
@@ -254,7 +254,7 @@ class Scheduler:
         with self._changed:
             for one, error in zip(joined, errors, strict=True):
                 one.settle(error, now)
-        self._tell(lambda observer: observer.merged(target, len(joined)))
+        self._tell(lambda observer: observer.on_merged(target, len(joined)))
 
     def _watch(self) -> None:
         """Counts its own ticks instead of seconds, so that no worker is replaced because the whole
@@ -277,7 +277,7 @@ class Scheduler:
             log.error("replaced a worker that hung in %s with %d sequences", name, num_sequences)
             self._queue.settle(micro, error, time.monotonic())
         self._start_worker()
-        self._tell(lambda observer: observer.replaced())
+        self._tell(lambda observer: observer.on_replaced())
 
     def _tell(self, tell: Callable[[Observer], None]) -> None:
         for observer in self._observers:

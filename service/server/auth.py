@@ -98,7 +98,7 @@ def _read(settings: Settings) -> dict[bytes, Key]:
             lines += [(f"{path}:{number}", line) for number, line in _numbered(path.read_text())]
         except (OSError, UnicodeDecodeError) as error:
             raise StartupError(f"ADDNORM_API_KEYS_FILE={path} cannot be read: {error}") from None
-    keys = [_key(where, line) for where, line in lines]
+    keys = [_parse_key(where, line) for where, line in lines]
     if not keys and (settings.api_keys is not None or settings.api_keys_file):
         raise StartupError(
             "there is no API key where the settings say: unset them to open the server to all"
@@ -116,7 +116,7 @@ def _numbered(text: str) -> Iterator[tuple[int, str]]:
             yield number, entry
 
 
-def _key(where: str, line: str) -> Key:
+def _parse_key(where: str, line: str) -> Key:
     """An entry is `name scopes key [limit]`: scopes with commas, the key plain or as sha256:HEX."""
     name, scopes, secret, limit = (line.split() + [""] * 4)[:4]
     wanted = frozenset(scopes.split(","))
@@ -133,10 +133,10 @@ def _key(where: str, line: str) -> Key:
             f"{where}: the limit is 0 requests at once: write 1 or more, or nothing for no limit;"
             " remove the line to withdraw the key"
         )
-    return Key(name, _digest(where, secret), wanted, int(limit or 0))
+    return Key(name, _parse_digest(where, secret), wanted, int(limit or 0))
 
 
-def _digest(where: str, secret: str) -> bytes:
+def _parse_digest(where: str, secret: str) -> bytes:
     if not secret.startswith("sha256:"):
         if len(secret) < LEAST_CHARACTERS:
             raise StartupError(

@@ -62,10 +62,10 @@ class Caller:
             limit_s = self._body_timeout_s
             raise RequestTimeout(f"the body did not arrive within {limit_s:g} s") from None
         if message["type"] == "http.request" and not message.get("more_body", False):
-            self._leaving = asyncio.create_task(self._left())
+            self._leaving = asyncio.create_task(self._wait_until_left())
         return message
 
-    async def _left(self) -> Message:
+    async def _wait_until_left(self) -> Message:
         try:
             while (await self._receive())["type"] != "http.disconnect":
                 pass

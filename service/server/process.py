@@ -61,7 +61,7 @@ def serve(bundles: Path, settings: Settings) -> None:
     logs.configure(settings.log_level)
     sys.setswitchinterval(SWITCH_S)
     memory.share_arenas()
-    models, settings = load_all(bundles, settings), within_files(settings)
+    models, settings = load_all(bundles, settings), limit_connections(settings)
     service = build(models, settings, tracer_of_environment())
     if not service.keys and settings.host not in LOOPBACK:
         log.warning(
@@ -94,7 +94,7 @@ def _end_in_time(seconds: "SimpleQueue[float]") -> None:
     _end()
 
 
-def within_files(settings: Settings) -> Settings:
+def limit_connections(settings: Settings) -> Settings:
     """The settings, with fewer connections if the system allows too few open files: a connection
     may need two."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -142,7 +142,7 @@ def _check_bind(family: int, address: Any) -> None:
         sock.bind(address)
 
 
-def configured(
+def configure(
     app: RequestMiddleware, settings: Settings, connection: type[Connection] = Connection
 ) -> uvicorn.Config:
     """uvicorn's options. StartupError if the certificate and its key do not fit."""
@@ -175,7 +175,7 @@ class Server(uvicorn.Server):
     """uvicorn, but a signal drains first, the exit code is 0, and slow callers are cut off."""
 
     def __init__(self, service: Service, connection: type[Connection] = Connection) -> None:
-        super().__init__(configured(service.app, service.settings, connection))
+        super().__init__(configure(service.app, service.settings, connection))
         self._service = service
         self._drain_until = float("inf")
         # told from a signal handler, which must take no lock

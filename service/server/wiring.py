@@ -96,10 +96,10 @@ def build(
     pools = Pools(settings.num_cores)
     metrics, cache = Metrics(), SequenceCache(settings.cache_bytes)
     pipeline = Pipeline(
-        settings, scheduler, responses, pools.encoders, pools.lens, cache, metrics.looked_up
+        settings, scheduler, responses, pools.encoders, pools.lens, cache, metrics.count_lookups
     )
     invariance_check = InvarianceCheck(
-        settings.invariance_check_share, scheduler.is_idle, metrics.invariance_checked
+        settings.invariance_check_share, scheduler.is_idle, metrics.count_invariance_check
     )
     parts = Parts(
         settings=settings,

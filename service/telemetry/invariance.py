@@ -54,7 +54,7 @@ class InvarianceCheck(Observer):
         if share:
             threading.Thread(target=self._work, name="invariance", daemon=True).start()
 
-    def computed(self, micro: MicroBatch, rows: AnyRows) -> None:
+    def on_computed(self, micro: MicroBatch, rows: AnyRows) -> None:
         if len(micro.sequences) > 1 and random.random() < self._share and not self._kept.full():
             expires = time.monotonic() + KEPT_S
             self._keep(Sample(micro.target, micro.batch(), rows.on_host(), expires))

@@ -114,9 +114,9 @@ class Writer:
             while left:
                 num_written = self._write_piece(left[:PIECE_BYTES])
                 left = left[num_written:]
-                self._written(num_written)
+                self._count_written(num_written)
         except OSError:
-            self._written(len(left))
+            self._count_written(len(left))
             return False
         return True
 
@@ -127,7 +127,7 @@ class Writer:
             except BlockingIOError:  # who started the process has made the descriptor so
                 select.select([], [self._descriptor], [])
 
-    def _written(self, num_bytes: int) -> None:
+    def _count_written(self, num_bytes: int) -> None:
         with self._changed:
             self._num_bytes -= num_bytes
             if not self._num_bytes:

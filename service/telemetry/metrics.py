@@ -175,7 +175,7 @@ class Metrics(Observer):
             "addnorm_cache_bytes_limit", "Bytes that may be held: `ADDNORM_CACHE_BYTES`."
         )
 
-    def computed(self, micro: MicroBatch, rows: AnyRows) -> None:
+    def on_computed(self, micro: MicroBatch, rows: AnyRows) -> None:
         model, lengths = micro.target.name, [sequence.length for sequence in micro.sequences]
         self.of(self.micro_batch_tokens, model).observe(sum(lengths))
         self.of(self.micro_batch_sequences, model).observe(len(lengths))
@@ -187,32 +187,34 @@ class Metrics(Observer):
     def failed(self, target: Target) -> None:
         self.of(self.engine_failures, target.name).inc()
 
-    def replaced(self) -> None:
+    def on_replaced(self) -> None:
         self.worker_threads_replaced.inc()
 
-    def invariance_checked(self, model: str, violated: bool, difference: float) -> None:
+    def count_invariance_check(self, model: str, violated: bool, difference: float) -> None:
         """A served sequence was computed again, alone."""
         self.of(self.invariance_violations, model).inc(violated)
         largest = self.differences[model] = max(difference, self.differences.get(model, 0.0))
         self.of(self.invariance_max_difference, model).set(largest)
         self.of(self.invariance_checks, model).inc()  # last: what is counted is told
 
-    def inferred(self, model: str, real_tokens: int, pads: int, stages_s: dict[str, float]) -> None:
+    def count_inference(
+        self, model: str, real_tokens: int, pads: int, stages_s: dict[str, float]
+    ) -> None:
         """An inference was answered with success."""
         self.of(self.real_tokens, model).inc(real_tokens)
         self.of(self.pad_tokens_skipped, model).inc(pads)
         for stage, seconds in stages_s.items():
             self.of(self.stage_seconds, model, stage).observe(seconds)
 
-    def answered(self, route: str, model: str, status: int, seconds: float) -> None:
+    def count_request(self, route: str, model: str, status: int, seconds: float) -> None:
         """A request was answered, with whatever status."""
         self.of(self.requests, route, model, status).inc()
         self.of(self.request_seconds, route).observe(seconds)
 
-    def rejected(self, reason: str) -> None:
+    def count_rejection(self, reason: str) -> None:
         self.of(self.rejections, reason).inc()
 
-    def looked_up(self, model: str, num_held: int, num_missed: int, num_merged: int) -> None:
+    def count_lookups(self, model: str, num_held: int, num_missed: int, num_merged: int) -> None:
         """The sequences of a request. num_merged: of the missed ones, those that have an equal one
         in the request."""
         if num_held:
@@ -222,7 +224,7 @@ class Metrics(Observer):
         if num_merged:
             self.of(self.merged_sequences, model).inc(num_merged)
 
-    def merged(self, target: Target, num_sequences: int) -> None:
+    def on_merged(self, target: Target, num_sequences: int) -> None:
         self.of(self.merged_sequences, target.name).inc(num_sequences)
 
     def of(self, metric: Labelled, *labels: str | int) -> Labelled:

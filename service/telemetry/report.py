@@ -33,9 +33,9 @@ class Reporter:
         route = getattr(scope.get("route"), "path", "unknown")
         now, status = time.monotonic(), context.status or 500
         seconds = now - context.started
-        self._metrics.answered(route, context.model, status, seconds)
+        self._metrics.count_request(route, context.model, status, seconds)
         if context.rejection:
-            self._metrics.rejected(context.rejection)
+            self._metrics.count_rejection(context.rejection)
         self._count_inference(context, now)
         trace = self._trace(scope, route, status, context)
         is_healthy_probe = status == 200 and scope["path"].startswith(self._health)
@@ -54,8 +54,8 @@ class Reporter:
         if not context.is_inferred:
             context.statistics.failed(now - context.decoded_from)
             return
-        context.statistics.answered(context.num_sequences, context.stages_s)
-        self._metrics.inferred(
+        context.statistics.count_request(context.num_sequences, context.stages_s)
+        self._metrics.count_inference(
             context.model, context.real_tokens, context.pad_tokens, context.stages_s
         )
 

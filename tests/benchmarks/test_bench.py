@@ -194,7 +194,7 @@ def test_the_open_loop_begins_with_a_lone_caller_and_ends_at_capacity(tmp_path: 
         assert preset[who].rates == [share * preset[who].capacity for share in FRACTIONS]
         assert FRACTIONS[-1] == 1
     assert preset[NAIVE].rates == []
-    curves.latency(tmp_path / "latency.png", {TITLES[who]: of for who, of in points.items()})
+    curves.draw_latency(tmp_path / "latency.png", {TITLES[who]: of for who, of in points.items()})
     assert (tmp_path / "latency.png").stat().st_size > 10_000
 
 

@@ -46,7 +46,7 @@ def means(services: dict[Path, Service]) -> Means:
 
     def opened(bundle: Path, **settings: Any) -> Service:
         if bundle not in services:
-            services[bundle] = in_process.opened(bundle, **settings)
+            services[bundle] = in_process.open_service(bundle, **settings)
         return replace(services[bundle], to_close=())
 
     return Means(opened, window_rows=WINDOW_ROWS)
@@ -565,7 +565,7 @@ def test_equal_texts_are_computed_once(
     bundle = text_bundles / TEXT_MODEL / "1"
     texts = ["the same text", "pads costs nothing"] * 200
     source = corpus_files.write(pa.table({"text": texts}), tmp_path / "texts.parquet")
-    service = in_process.opened(bundle)
+    service = in_process.open_service(bundle)
     computed = list[int]()
     target = service.models.find(None).target(None)
     run = target.run

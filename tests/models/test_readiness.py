@@ -54,7 +54,7 @@ def patient(inference: Service) -> Readiness:
 
 
 def wrong(readiness: Readiness) -> str:
-    return "; ".join(what for _, what in asyncio.run(readiness.failures()))
+    return "; ".join(what for _, what in asyncio.run(readiness.find_failures()))
 
 
 def test_a_model_that_answers_otherwise_or_fails_or_hangs_is_named_until_it_is_well(

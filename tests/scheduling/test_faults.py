@@ -212,7 +212,7 @@ def test_rows_that_do_not_fit_their_sequences_fail_the_job_and_not_the_worker_th
 
 def test_an_observer_that_raises_costs_nobody_an_answer(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Observer):
-        def computed(self, micro: MicroBatch, rows: Rows) -> None:
+        def on_computed(self, micro: MicroBatch, rows: Rows) -> None:
             raise RuntimeError("cannot count")
 
     metrics = Metrics()

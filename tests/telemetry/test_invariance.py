@@ -31,7 +31,7 @@ def probing(
     metrics: Metrics, share: float = 1.0, is_idle: Callable[[], bool] | None = None
 ) -> Iterator[Scheduler]:
     scheduler = Scheduler(1, 10_000)
-    probe = InvarianceCheck(share, is_idle or scheduler.is_idle, metrics.invariance_checked)
+    probe = InvarianceCheck(share, is_idle or scheduler.is_idle, metrics.count_invariance_check)
     scheduler.start((metrics, probe))
     yield scheduler
     scheduler.close()

@@ -7,7 +7,7 @@ import numpy as np
 
 from addnorm.service.inference.pipeline import QUICK_BYTES
 from addnorm.service.protocols.codec.negotiation import JSON, Headers, sent_type
-from addnorm.service.protocols.codec.validation import Body, fitted, parsed, validated
+from addnorm.service.protocols.codec.validation import Body, fit, parse, validated
 from addnorm.service.scheduling.cooperative import CooperativePool, Done, Steps, one_step, run_now
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.settings import Settings
@@ -46,13 +46,13 @@ class BodyReader:
 
     async def read_object(self, body: bytes, deadline: Deadline) -> dict[str, Any]:
         """The body's fields, for `fit`."""
-        return await self.read(len(body), parsed(body, self._settings), deadline)
+        return await self.read(len(body), parse(body, self._settings), deadline)
 
     async def fit(
         self, model: type[Body], value: dict[str, Any], num_bytes: int, deadline: Deadline
     ) -> Body:
         """The body of so many bytes as the model, as `read_json` would."""
-        return await self.read(num_bytes, one_step(partial(fitted, model, value)), deadline)
+        return await self.read(num_bytes, one_step(partial(fit, model, value)), deadline)
 
 
 def held_bytes(body: bytes, headers: Headers) -> int:

@@ -1,4 +1,4 @@
-"""Media types and content codings of bodies, negotiated. Knows bytes and headers only."""
+"""Media types and content codings of bodies, negotiate. Knows bytes and headers only."""
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ def require_json(headers: Headers) -> None:
         raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON}")
 
 
-def negotiated(headers: Headers, offered: Sequence[str]) -> str:
+def negotiate(headers: Headers, offered: Sequence[str]) -> str:
     """The offered media type that Accept prefers (RFC 9110, 12.5.1); the first without Accept.
 
     Among types of equal quality one that is named goes before one that a range covers, and then
@@ -75,10 +75,10 @@ def _weighted(header: str) -> list[tuple[str, float]]:
 
 
 @overload
-def decompressed(body: bytes, coding: str, max_bytes: int) -> bytes: ...
+def decompress(body: bytes, coding: str, max_bytes: int) -> bytes: ...
 @overload
-def decompressed(body: bytes, coding: str, max_bytes: int, most: int) -> bytes | None: ...
-def decompressed(body: bytes, coding: str, max_bytes: int, most: int | None = None) -> bytes | None:
+def decompress(body: bytes, coding: str, max_bytes: int, most: int) -> bytes | None: ...
+def decompress(body: bytes, coding: str, max_bytes: int, most: int | None = None) -> bytes | None:
     """Never makes more than max_bytes. None if there are more than `most`."""
     stream = zlib.decompressobj(WINDOWS[coding])
     try:
@@ -107,7 +107,7 @@ def wanted_coding(headers: Headers) -> str | None:
     return coding if coding in WINDOWS and quality else None
 
 
-def compressed(parts: Sequence[bytes | memoryview], coding: str) -> Steps[list[bytes | memoryview]]:
+def compress(parts: Sequence[bytes | memoryview], coding: str) -> Steps[list[bytes | memoryview]]:
     stream = zlib.compressobj(LEVEL, wbits=WINDOWS[coding])
     done: list[bytes | memoryview] = []
     for part in parts:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from addnorm.service.inference.request import InferenceResponse
-from addnorm.service.protocols.codec.negotiation import JSON, compressed
+from addnorm.service.protocols.codec.negotiation import JSON, compress
 from addnorm.service.scheduling.cooperative import Steps
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -37,5 +37,5 @@ def base64_of(vector: NDArray[Any]) -> str:
 def compressing(encode: Encode, coding: str, response: InferenceResponse) -> Steps[Payload]:
     """`encode`, and the payload compressed."""
     plain = yield from encode(response)
-    parts = yield from compressed(plain.parts, coding)
+    parts = yield from compress(plain.parts, coding)
     return plain._replace(parts=parts, headers={**plain.headers, "content-encoding": coding})

@@ -36,11 +36,11 @@ Body = TypeVar("Body", bound=BaseModel)
 
 def validated(model: type[Body], body: bytes, settings: Settings) -> Steps[Body]:
     """JSON -> the model. InvalidInput says in our words what does not fit."""
-    value = yield from parsed(body, settings)
-    return fitted(model, value)
+    value = yield from parse(body, settings)
+    return fit(model, value)
 
 
-def parsed(body: bytes, settings: Settings) -> Steps[dict[str, Any]]:
+def parse(body: bytes, settings: Settings) -> Steps[dict[str, Any]]:
     """JSON -> its object, which may hold any fields. Those that are null are left out.
 
     Each step holds the interpreter's lock to its end, so the size of each is checked before it.
@@ -70,7 +70,7 @@ def parsed(body: bytes, settings: Settings) -> Steps[dict[str, Any]]:
     return value
 
 
-def fitted(model: type[Body], value: dict[str, Any]) -> Body:
+def fit(model: type[Body], value: dict[str, Any]) -> Body:
     """InvalidInput names the field that does not fit."""
     try:
         return model.model_validate(value)

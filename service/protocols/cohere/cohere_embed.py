@@ -110,7 +110,7 @@ async def embed(is_v1: bool, asked: EmbedRequest, call: Call, tools: Tools) -> D
     _check_limits(asked, model)
     types = list(dict.fromkeys(asked.embedding_types or KINDS[:1]))
     texts = _prompted(asked, sent, model, alias)
-    batch, padding = await tools.texts.batch(texts, call.deadline)
+    batch, padding = await tools.texts.tokenize(texts, call.deadline)
     dtypes = dict.fromkeys(_dtype(kind) for kind in types)
     output = PooledByDType(
         normalize=model.bundle.manifest.normalize,

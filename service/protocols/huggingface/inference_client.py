@@ -158,7 +158,7 @@ async def _features(
     normalize = texts.model.bundle.manifest.normalize
     if asked.normalize is not None:
         normalize = asked.normalize
-    batch, padding = await tools.texts.batch(texts, call.deadline)
+    batch, padding = await tools.texts.tokenize(texts, call.deadline)
     output = Pooled(normalize=normalize, dimensions=asked.dimensions)
     request = InferenceRequest(texts.model, batch, padding, (output,), field="inputs")
     return request, partial(_encode_features, asked.encoding_format == "base64")
@@ -186,7 +186,7 @@ async def _similarity(
         raise InvalidInput("inputs.sentences is empty: send at least one text", param="inputs")
     sentences = [asked.inputs.source_sentence, *asked.inputs.sentences]
     texts = TextsToTokenize.prompted("inputs", sentences, bool(asked.truncate), model, prompt_name)
-    batch, padding = await tools.texts.batch(texts, call.deadline)
+    batch, padding = await tools.texts.tokenize(texts, call.deadline)
     request = InferenceRequest(model, batch, padding, (Pooled(normalize=True),), field="inputs")
     return request, _encode_similarity
 

@@ -17,7 +17,7 @@ from addnorm.service.inference.request_path import Call
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec import safetensors_body as tensors
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
-from addnorm.service.protocols.codec.negotiation import JSON, negotiated, sent_type
+from addnorm.service.protocols.codec.negotiation import JSON, negotiate, sent_type
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS, Arrays
 from addnorm.service.protocols.endpoint import Decoded, Endpoint
 from addnorm.service.protocols.native.native_answer import encode, encode_tensors
@@ -110,8 +110,8 @@ async def _read_texts(
         )
     _outputs(asked, model.bundle, None)  # what cannot be had is refused before texts are tokenized
     if asked.spans is None:
-        return Read(model, *await tools.texts.batch(texts, call.deadline), None)
-    batch, padding, encodings = await tools.texts.encoded(texts, call.deadline)
+        return Read(model, *await tools.texts.tokenize(texts, call.deadline), None)
+    batch, padding, encodings = await tools.texts.tokenize_with_offsets(texts, call.deadline)
     work = spans.read(asked.spans, spans.in_texts(given, texts, encodings), asked.field)
     found = await tools.bodies.read(call.num_bytes, work, call.deadline)
     return Read(model, batch, padding, found)
@@ -133,13 +133,13 @@ class InferEndpoint(Endpoint[Decoded]):
     options: type[Options]
 
     async def decode(self, raw: RawRequest, tools: Tools) -> Decoded:
-        answer_type = negotiated(raw.headers, (JSON, SAFETENSORS))
-        request = await self._decoded(raw, tools)
+        answer_type = negotiate(raw.headers, (JSON, SAFETENSORS))
+        request = await self._decode(raw, tools)
         if answer_type == JSON:
             return request, encode
         return request._replace(binary=True), encode_tensors
 
-    async def _decoded(self, raw: RawRequest, tools: Tools) -> InferenceRequest:
+    async def _decode(self, raw: RawRequest, tools: Tools) -> InferenceRequest:
         media_type, (body, _, call) = sent_type(raw.headers), raw
         if media_type == JSON:
             asked = await tools.bodies.read_json(self.body, body, call.deadline)
@@ -189,16 +189,16 @@ def _from_lists(asked: InferRequest, prompt_name: str | None) -> tuple[Batch, Pa
 def _from_arrays(arrays: Arrays) -> tuple[Batch, Padding]:
     input_ids, types = arrays["input_ids"], arrays.get("token_type_ids")
     if "lengths" in arrays and "attention_mask" not in arrays:
-        _has_axes(arrays, input_ids=1, lengths=1)
+        _check_axes(arrays, input_ids=1, lengths=1)
         return from_rows(input_ids, arrays["lengths"], types)
     if "lengths" in arrays:
         raise InvalidInput("attention_mask and lengths exclude each other", param="lengths")
     mask = arrays.setdefault("attention_mask", np.ones_like(input_ids))
-    _has_axes(arrays, input_ids=2, attention_mask=2)
+    _check_axes(arrays, input_ids=2, attention_mask=2)
     return from_grid(input_ids, mask, types)
 
 
-def _has_axes(arrays: Arrays, **num_axes: int) -> None:
+def _check_axes(arrays: Arrays, **num_axes: int) -> None:
     for name, num in num_axes.items():
         if arrays[name].ndim != num:
             raise InvalidInput(

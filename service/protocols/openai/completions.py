@@ -43,7 +43,7 @@ async def score(asked: CompletionRequest, call: Call, tools: Tools) -> Decoded:
     _check(asked)
     # callers score with a tokenizer that they chose for this model, which may add nothing
     sent = SequencesToRead("prompt", asked.prompt, None, model, prompt_name, only_own=False)
-    batch, padding = await sent.batch(call, tools)
+    batch, padding = await sent.read(call, tools)
     num_shown = len(batch) + (batch.num_tokens if asked.echo else 0)
     token_bytes = TOKEN_BYTES + CANDIDATE_BYTES * (1 + (asked.logprobs or 0))
     request = InferenceRequest(

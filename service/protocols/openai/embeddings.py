@@ -128,7 +128,7 @@ async def embed(asked: EmbeddingsRequest, call: Call, tools: Tools) -> Decoded:
     sent = SequencesToRead("input", asked.input, truncate, model, prompt_name, hint=HINT)
     request = InferenceRequest(
         model,
-        *await sent.batch(call, tools),
+        *await sent.read(call, tools),
         (
             Pooled(
                 normalize=model.bundle.manifest.normalize,

@@ -123,9 +123,9 @@ class InferenceHandler:
             sets_timeout=TIMEOUT_HEADER in headers,
             anew="no-cache" in headers.get("cache-control", "").lower(),  # RFC 9111, 5.2.1.4
         )
-        return call, partial(self._decoded, RawRequest(body, headers, call))
+        return call, partial(self._decode, RawRequest(body, headers, call))
 
-    async def _decoded(self, raw: RawRequest) -> Decoded:
+    async def _decode(self, raw: RawRequest) -> Decoded:
         request, encode = await self.endpoint.decode(raw, self.parts.tools)
         if coding := wanted_coding(raw.headers):
             request = request._replace(coding=coding)

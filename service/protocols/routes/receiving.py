@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 from addnorm.service.errors import BodyTooLarge, ClientGone, UnsupportedMediaType
 from addnorm.service.inference.pipeline import QUICK_BYTES
-from addnorm.service.protocols.codec.negotiation import WINDOWS, decompressed
+from addnorm.service.protocols.codec.negotiation import WINDOWS, decompress
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import CooperativePool, one_step
 from addnorm.service.scheduling.deadline import Deadline
@@ -33,20 +33,20 @@ class BodyReceiver:
             raise BodyTooLarge(f"the body has {declared} bytes, the limit is {max_bytes}")
         if int(declared) > QUICK_BYTES:  # refuse it before it is sent, if it has no space now
             self._budget.reserve(int(declared), context_of(request.scope).key).release()
-        body = await self._whole(request, max_bytes)
+        body = await self._receive_whole(request, max_bytes)
         if coding == "identity":
             return body
-        plain = decompressed(body, coding, max_bytes, most=QUICK_BYTES)
-        return await self._decompressed(request, body, coding) if plain is None else plain
+        plain = decompress(body, coding, max_bytes, most=QUICK_BYTES)
+        return await self._decompress(request, body, coding) if plain is None else plain
 
-    async def _whole(self, request: Request, max_bytes: int) -> bytes:
-        body, more = await _piece(request, 0)
+    async def _receive_whole(self, request: Request, max_bytes: int) -> bytes:
+        body, more = await _receive_piece(request, 0)
         if not more and len(body) <= max_bytes:
             return body  # as most come
         pieces, num_bytes = [body], len(body)
         with self._budget.reserve(num_bytes, context_of(request.scope).key) as reservation:
             while more and num_bytes <= max_bytes:
-                body, more = await _piece(request, num_bytes)
+                body, more = await _receive_piece(request, num_bytes)
                 reservation.grow(len(body))
                 pieces.append(body)
                 num_bytes += len(body)
@@ -54,15 +54,15 @@ class BodyReceiver:
             raise BodyTooLarge(f"the body has more than {max_bytes} bytes, the limit")
         return b"".join(pieces)
 
-    async def _decompressed(self, request: Request, body: bytes, coding: str) -> bytes:
+    async def _decompress(self, request: Request, body: bytes, coding: str) -> bytes:
         """A few bytes may stand for many. How many is known only while they are decompressed."""
         context, max_bytes = context_of(request.scope), self._settings.max_body_bytes
         deadline = context.deadline or Deadline(self._settings.timeout_s, key=context.key)
-        work = one_step(partial(decompressed, body, coding, max_bytes))
+        work = one_step(partial(decompress, body, coding, max_bytes))
         return await self._threads.finish(work, deadline)
 
 
-async def _piece(request: Request, num_before: int) -> tuple[bytes, bool]:
+async def _receive_piece(request: Request, num_before: int) -> tuple[bytes, bool]:
     """What has come of the body since, and whether there is more."""
     message = await request.receive()
     if message["type"] == "http.disconnect":

@@ -85,7 +85,7 @@ async def similarity(asked: TeiSimilarityRequest, call: Call, tools: Tools) -> D
         model,
         options.prompt_name,
     )._replace(left=options.left)
-    batch, padding = await tools.texts.batch(texts, call.deadline)
+    batch, padding = await tools.texts.tokenize(texts, call.deadline)
     request = InferenceRequest(model, batch, padding, (Pooled(normalize=True),), field=FIELD)
 
     def shape(response: InferenceResponse) -> Any:
@@ -143,7 +143,7 @@ async def _of_sequences(
     are_texts = isinstance(next(iter(asked.inputs), None), str)
     cuts = asked.cuts if are_texts else bool(asked.truncate)
     sent = SequencesToRead(FIELD, asked.inputs, cuts, model, asked.prompt_name, asked.left)
-    batch, padding = await sent.batch(call, tools)
+    batch, padding = await sent.read(call, tools)
     request = InferenceRequest(model, batch, padding, (output,), field=FIELD, hint=OTHER_VOCABULARY)
     shape = shape or partial(_as_it_is, type(output))
     return request, partial(_encode, shape, sum(map(len, asked.inputs)))

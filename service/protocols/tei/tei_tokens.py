@@ -30,7 +30,7 @@ async def tokenize(asked: TeiTokenizeRequest, call: Call, tools: Tools) -> bytes
     texts = TextsToTokenize.prompted("inputs", asked.inputs, False, model, asked.prompt_name)
     texts = texts._replace(can_cut=False)
     work = partial(_shown, tools.texts.tokenizer(texts), asked.add_special_tokens)
-    shown = await tools.texts.tokenized(texts, work, call.deadline)
+    shown = await tools.texts.tokenize_with(texts, work, call.deadline)
     return orjson.dumps([text.fields["tokens"] for text in shown])
 
 
@@ -40,10 +40,10 @@ def _model(call: Call, tools: Tools) -> Model:
 
 def _shown(tokenizer: Tokenizer, add_special_tokens: bool, piece: Sequence[Text]) -> list[Shown]:
     encodings = tokenizer.library.encode_batch(list(piece), add_special_tokens=add_special_tokens)
-    return [_written(str(text), one) for text, one in zip(piece, encodings, strict=True)]
+    return [_show(str(text), one) for text, one in zip(piece, encodings, strict=True)]
 
 
-def _written(text: str, encoding: Encoding) -> Shown:
+def _show(text: str, encoding: Encoding) -> Shown:
     places = _byte_places(text)
     tokens = []
     for index, token, (start, stop), is_special in zip(
@@ -76,7 +76,7 @@ async def decode(asked: TeiDecodeRequest, call: Call, tools: Tools) -> bytes:
     """InvalidInput names the field."""
     if not asked.ids:
         raise EmptyInput("ids is empty: send at least one token id", param="ids")
-    texts = await tools.texts.decoded(
+    texts = await tools.texts.decode(
         "ids", asked.ids, asked.skip_special_tokens, _model(call, tools), call.deadline
     )
     return orjson.dumps(texts)

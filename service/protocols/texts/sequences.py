@@ -60,7 +60,7 @@ class SequencesToRead(NamedTuple):
     hint: str = OTHER_VOCABULARY  # why ids may be none of the model's own
     only_own: bool = True  # whether ids are refused that nothing tells to be the model's own
 
-    async def batch(self, call: Call, tools: Tools) -> tuple[Batch, Padding]:
+    async def read(self, call: Call, tools: Tools) -> tuple[Batch, Padding]:
         """Ragged. InvalidInput for what does not fit ids."""
         field, sequences, truncate, model, prompt_name, left, *_ = self
         if not sequences:
@@ -68,7 +68,7 @@ class SequencesToRead(NamedTuple):
         if isinstance(sequences[0], str):
             texts = TextsToTokenize.prompted(field, sequences, bool(truncate), model, prompt_name)
             texts = texts._replace(can_cut=truncate is not None, left=left)
-            return await tools.texts.batch(texts, call.deadline)
+            return await tools.texts.tokenize(texts, call.deadline)
         for index, sequence in enumerate(sequences):
             if not sequence:
                 raise InvalidInput(f"{field}[{index}] is empty: leave it out", param=field)

@@ -51,7 +51,7 @@ async def score_pairs(
 ) -> TextTask:
     """The score of each pair `np.float32`, for a model that can rerank. answer_bytes: of what the
     protocol adds to the scores."""
-    batch, padding = await tools.texts.batch(texts, call.deadline)
+    batch, padding = await tools.texts.tokenize(texts, call.deadline)
 
     def finish(response: InferenceResponse) -> Iterator[Any]:
         scores = classification.probabilities(response.value(Logits).joined, function)
@@ -81,7 +81,7 @@ async def classify(
     function = options.function_to_apply
     if function is None and texts.model.bundle.manifest.multi_label:
         function = "sigmoid"
-    batch, padding = await tools.texts.batch(texts, call.deadline)
+    batch, padding = await tools.texts.tokenize(texts, call.deadline)
 
     def finish(response: InferenceResponse) -> Iterator[Any]:
         logits = response.value(Logits).joined
@@ -117,7 +117,7 @@ async def zero_shot(
     hypotheses = list(classification.hypotheses(candidates, options.hypothesis_template))
     whole = map(str, texts.whole(texts.texts))
     pairs = [(text, hypothesis) for text in whole for hypothesis in hypotheses]
-    batch, padding = await tools.texts.batch(texts._replace(texts=pairs), call.deadline)
+    batch, padding = await tools.texts.tokenize(texts._replace(texts=pairs), call.deadline)
 
     def finish(response: InferenceResponse) -> Iterator[Any]:
         logits = response.value(Logits).joined
@@ -147,7 +147,7 @@ async def tag(
     """The tags or entities of each text, in the order of the text."""
     _check_single(texts)
     labels, ignored = _labels(texts), frozenset(options.ignore_labels)
-    batch, padding, encodings = await tools.texts.encoded(texts, call.deadline)
+    batch, padding, encodings = await tools.texts.tokenize_with_offsets(texts, call.deadline)
     pieces = Pieces.of(tools.texts.tokenizer(texts).library)
 
     def finish(response: InferenceResponse) -> Iterator[Any]:
@@ -186,7 +186,7 @@ async def fill_masks(
     top_k = options.top_k or DEFAULT_CANDIDATES
     check_size("top_k", top_k, "candidates of each mask", MAX_CANDIDATES, "ask for less")
     pieces = Pieces.of(tools.texts.tokenizer(texts).library)
-    batch, padding = await tools.texts.batch(texts, call.deadline)
+    batch, padding = await tools.texts.tokenize(texts, call.deadline)
     sent = options.targets or []
     work = _masks(texts.field, batch, sent, pieces)
     num_characters = batch.num_tokens + sum(map(len, sent))

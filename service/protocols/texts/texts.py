@@ -130,18 +130,18 @@ class TextReader:
         """Whether ids in place of texts are taken as they are."""
         return self._settings.trust_token_ids
 
-    async def batch(self, asked: TextsToTokenize, deadline: Deadline) -> tuple[Batch, Padding]:
+    async def tokenize(self, asked: TextsToTokenize, deadline: Deadline) -> tuple[Batch, Padding]:
         """Ragged sequences with special tokens. InvalidInput for a text that is too long."""
         work = partial(self.tokenizer(asked).tokens, truncate=asked.truncate, left=asked.left)
-        return await self._finished(asked, batched(self._checked(asked, work)), deadline)
+        return await self._finish(asked, batched(self._checked(asked, work)), deadline)
 
-    async def encoded(
+    async def tokenize_with_offsets(
         self, asked: TextsToTokenize, deadline: Deadline
     ) -> tuple[Batch, Padding, list[Encoding]]:
-        """Tokenizes as `batch` does, with words and offsets, which take longer."""
+        """Tokenizes as `tokenize` does, with words and offsets, which take longer."""
         tokenizer = self.tokenizer(asked)
         found = self._checked(asked, partial(tokenizer.encode, truncate=asked.truncate))
-        return await self._finished(asked, with_batch(found, tokenizer), deadline)
+        return await self._finish(asked, with_batch(found, tokenizer), deadline)
 
     def _checked(
         self, asked: TextsToTokenize, work: Callable[[Sequence[Text]], list[Made]]
@@ -160,7 +160,7 @@ class TextReader:
 
         return _in_steps(asked, work, check, self._settings.max_tokens)
 
-    async def tokenized(
+    async def tokenize_with(
         self,
         asked: TextsToTokenize,
         work: Callable[[Sequence[Text]], list[Made]],
@@ -168,11 +168,9 @@ class TextReader:
     ) -> list[Made]:
         """What `work` makes of each text, by its deadline and while its caller is there."""
         steps = _in_steps(asked, work, lambda index, made: None, self._settings.max_tokens)
-        return await self._finished(asked, steps, deadline)
+        return await self._finish(asked, steps, deadline)
 
-    async def _finished(
-        self, asked: TextsToTokenize, steps: Steps[Done], deadline: Deadline
-    ) -> Done:
+    async def _finish(self, asked: TextsToTokenize, steps: Steps[Done], deadline: Deadline) -> Done:
         with self._budget.reserve(num_bytes(asked.texts), deadline.key):
             return await self.run(steps, len(asked.texts), sum(asked.sizes()), deadline)
 
@@ -186,7 +184,7 @@ class TextReader:
         expected_s = num_characters * S_PER_CHARACTER + num_texts * S_PER_TEXT
         return await self._threads.finish(steps, deadline, expected_s)
 
-    async def decoded(
+    async def decode(
         self,
         field: str,
         rows: Sequence[Sequence[int]],

@@ -98,10 +98,10 @@ class Shown:
 
 def _shown(tokenizer: Tokenizer, truncate: bool, piece: Sequence[Text]) -> list[Shown]:
     encodings = tokenizer.encode(piece, truncate)
-    return [_written(encoding, tokenizer.has_types) for encoding in encodings]
+    return [_show(encoding, tokenizer.has_types) for encoding in encodings]
 
 
-def _written(encoding: Encoding, has_types: bool) -> Shown:
+def _show(encoding: Encoding, has_types: bool) -> Shown:
     parts = {
         "input_ids": encoding.ids,
         **({"token_type_ids": encoding.type_ids} if has_types else {}),
@@ -132,7 +132,7 @@ async def tokenize(asked: TokenizeRequest, call: Call, tools: Tools) -> bytes:
     tokenizer = tools.texts.tokenizer(texts)
     # texts that are too long are shown too, so that callers see by how much
     work = partial(_shown, tokenizer, asked.truncate)
-    shown = await tools.texts.tokenized(texts, work, call.deadline)
+    shown = await tools.texts.tokenize_with(texts, work, call.deadline)
     return _answer(model, tokenizer, shown)
 
 

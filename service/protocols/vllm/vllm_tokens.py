@@ -66,7 +66,7 @@ async def tokenize(asked: PromptTokenizeRequest, call: Call, tools: Tools) -> by
     texts = TextsToTokenize("prompt", [asked.prompt], False, model, can_cut=False)
     tokenizer = tools.texts.tokenizer(texts)
     work = partial(_shown, tokenizer, asked.add_special_tokens)
-    (shown,) = await tools.texts.tokenized(texts, work, call.deadline)
+    (shown,) = await tools.texts.tokenize_with(texts, work, call.deadline)
     positions = model.bundle.manifest.limits.max_positions
     return orjson.dumps({**shown.fields, "count": len(shown), "max_model_len": positions})
 
@@ -81,7 +81,7 @@ async def detokenize(asked: DetokenizeRequest, call: Call, tools: Tools) -> byte
     if not asked.tokens:
         raise EmptyInput("tokens is empty: send at least one token id", param="tokens")
     model = call.model(tools.models, asked.model, "complete")
-    (text,) = await tools.texts.decoded("tokens", [asked.tokens], False, model, call.deadline)
+    (text,) = await tools.texts.decode("tokens", [asked.tokens], False, model, call.deadline)
     return orjson.dumps({"prompt": text})
 
 

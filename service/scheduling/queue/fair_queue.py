@@ -86,7 +86,7 @@ class JobQueue:
         results: Results,
     ) -> Job:
         """Queues the batch as a job of this backlog."""
-        job = self._job(target, batch, now, deadline, results)
+        job = self._make_job(target, batch, now, deadline, results)
         self._backlog_of[job] = backlog
         sequences, job.waiting = job.waiting, []
         alone = [own for own in sequences if not backlog.in_flight.join(own)]
@@ -113,14 +113,14 @@ class JobQueue:
     def add_first(self, target: Target, batch: Batch, now: float, results: Results) -> Job:
         """Queues the batch before all others. For the server's own known-answer tests, which are
         small and few."""
-        job = self._job(target, batch, now, math.inf, results)
+        job = self._make_job(target, batch, now, math.inf, results)
         self._urgent[job.number] = job
         self.active.setdefault(target, {})
         self._insert(job)
         self._count(job, job.size)
         return job
 
-    def _job(
+    def _make_job(
         self, target: Target, batch: Batch, now: float, deadline: float, results: Results
     ) -> Job:
         job = Job(next(self._numbers), target, batch, now, deadline, results)
@@ -250,7 +250,7 @@ class JobQueue:
                 continue
             job.fail(error)
             for sequence in sequences:
-                for joined in self._joined_to(sequence):
+                for joined in self._end_joining(sequence):
                     joined.job.fail(error)
 
     def end(self, micro: MicroBatch) -> list[Joined]:
@@ -258,7 +258,7 @@ class JobQueue:
         joined, start = list[Joined](), 0
         for sequence in micro.sequences:
             end = start + sequence.length
-            joined += [Joined(other, start, end) for other in self._joined_to(sequence)]
+            joined += [Joined(other, start, end) for other in self._end_joining(sequence)]
             start = end
         return joined
 
@@ -266,11 +266,11 @@ class JobQueue:
         """Its run has failed. Those that wait for its sequences too wait for runs of their own:
         another sequence may be at fault."""
         for sequence in micro.sequences:
-            for joined in self._joined_to(sequence):
+            for joined in self._end_joining(sequence):
                 if not joined.job.future.done():
                     self._wait_for(joined.job, [joined])
 
-    def _joined_to(self, sequence: Waiting) -> list[Waiting]:
+    def _end_joining(self, sequence: Waiting) -> list[Waiting]:
         """The sequences that joined this one. No other joins it from now on."""
         backlog = self._backlog_of.get(sequence.job)
         return backlog.in_flight.end(sequence) if backlog else []

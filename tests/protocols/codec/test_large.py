@@ -26,8 +26,8 @@ from addnorm.service.protocols.codec.negotiation import (
     STEP_BYTES,
     STEP_VALUES,
     Several,
-    compressed,
-    decompressed,
+    compress,
+    decompress,
     sliced,
     written,
 )
@@ -137,7 +137,7 @@ def test_what_is_compressed_in_pieces_is_whole(coding: str) -> None:
         memoryview(floats(500_000)).cast("B"),
         b"end",
     ]
-    body = b"".join(run_now(compressed(parts, coding)))
+    body = b"".join(run_now(compress(parts, coding)))
     plain = gzip.decompress(body) if coding == "gzip" else zlib.decompress(body)
     assert plain == b"".join(parts)
 
@@ -206,13 +206,13 @@ def test_a_value_is_shown_in_short(value: Any, words: str) -> None:
 
 def test_a_bomb_is_not_decompressed_on_the_event_loop() -> None:
     bomb = gzip.compress(bytes(10_000_000))
-    assert decompressed(bomb, "gzip", 16_000_000, most=65_536) is None
-    assert len(decompressed(bomb, "gzip", 16_000_000)) == 10_000_000
-    assert decompressed(gzip.compress(b"little"), "gzip", 16_000_000, most=65_536) == b"little"
+    assert decompress(bomb, "gzip", 16_000_000, most=65_536) is None
+    assert len(decompress(bomb, "gzip", 16_000_000)) == 10_000_000
+    assert decompress(gzip.compress(b"little"), "gzip", 16_000_000, most=65_536) == b"little"
     with pytest.raises(BodyTooLarge):
-        decompressed(bomb, "gzip", 1000, most=65_536)
+        decompress(bomb, "gzip", 1000, most=65_536)
     with pytest.raises(InvalidInput, match="cut short"):
-        decompressed(bomb[:-1], "gzip", 16_000_000)
+        decompress(bomb[:-1], "gzip", 16_000_000)
 
 
 # the event loop

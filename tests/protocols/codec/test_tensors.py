@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 
 from addnorm.service.errors import InvalidInput, NotAcceptable
 from addnorm.service.inference.outputs.values import Dense
-from addnorm.service.protocols.codec.negotiation import JSON, negotiated, wanted_coding
+from addnorm.service.protocols.codec.negotiation import JSON, negotiate, wanted_coding
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.runtime.batch import Batch, Rows
 from tests.conftest import Ask, inference_of, serving
@@ -371,12 +371,12 @@ def test_an_axis_beside_one_of_none_may_not_be_endless(
     ],
 )
 def test_accept_is_weighed(accept: str, chosen: str) -> None:
-    assert negotiated(Headers({"accept": accept} if accept else {}), (JSON, SAFETENSORS)) == chosen
+    assert negotiate(Headers({"accept": accept} if accept else {}), (JSON, SAFETENSORS)) == chosen
 
 
 def test_what_nobody_offers_is_not_acceptable() -> None:
     with pytest.raises(NotAcceptable, match="offered are application/json"):
-        negotiated(
+        negotiate(
             Headers({"accept": f"text/html, {JSON};q=0, {SAFETENSORS};q=0"}), (JSON, SAFETENSORS)
         )
 
