@@ -91,7 +91,7 @@ def test_a_server_that_says_it_is_dead_is_no_delay() -> None:
 
 
 def test_what_one_key_costs_another_is_named() -> None:
-    """A refusal, a wait of 51 ms more than a run takes, memory that the server did not count; and none of them."""
+    """A refusal, a wait of 51 ms more than a run takes, memory that was not counted; and none."""
     alone = other_keys.Waits(Counter({200: 9}), 1.0, 2.0)
     greed = Greed("many pairs", lambda _: [])
     late, refused = replace(alone, p99_ms=83.0), replace(alone, statuses=Counter({200: 8, 429: 1}))
