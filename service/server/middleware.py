@@ -124,9 +124,9 @@ class HeadMiddleware:
                 raise Draining(
                     "the server is shutting down: send the request to another", retry_after_s=1
                 )
-            refusal = context_of(scope).refusal
-            if refusal and not (is_probe and isinstance(refusal, TooManyConnections)):
-                raise refusal
+            error = context_of(scope).head_error
+            if error and not (is_probe and isinstance(error, TooManyConnections)):
+                raise error
         await self._app(scope, receive, send)
 
 

@@ -23,7 +23,7 @@ class RequestContext:
     key: str = ""  # the name of the API key
     envelope: Envelope | None = None  # of errors, where the path does not say which
     # what the connection found
-    refusal: ServiceError | None = None  # what is wrong with the head
+    head_error: ServiceError | None = None  # what is wrong with the head
     late: RequestTimeout | None = None  # the body takes too long to arrive
     # asked when the answer begins: whether it is the connection's last one
     ends_connection: Callable[[], bool] | None = None

@@ -58,7 +58,7 @@ class Connection(HttpToolsProtocol):
         self._in_head = self._in_body = False
         # bytes that are not body: since the last head or body began or ended, or body came
         self._num_loose = 0
-        self._is_refused = False  # nothing that arrives is parsed any more
+        self._is_rejected = False  # nothing that arrives is parsed any more
         self.aged_at: float | None = None  # from then on an answer may be the last one
         self._has_ended = False  # the caller sends no more
 
@@ -89,14 +89,14 @@ class Connection(HttpToolsProtocol):
         return True
 
     def data_received(self, data: bytes) -> None:
-        if self._is_refused:
+        if self._is_rejected:
             return  # not parsed: the parser would keep a header until it is whole
         if self._since is None:
             self._since = self.loop.time()
         self._num_loose += len(data)
         super().data_received(data)
-        if self._num_loose > self.settings.max_header_bytes and not self._is_refused:
-            self._refuse(too_large(self._num_loose, self.settings))
+        if self._num_loose > self.settings.max_header_bytes and not self._is_rejected:
+            self._reject(too_large(self._num_loose, self.settings))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -130,8 +130,8 @@ class Connection(HttpToolsProtocol):
             return  # the head is parsed again, see Parser
         self._in_head, self._in_body, self._num_loose = False, True, 0
         self.strangers.pop(self, None)
-        if refusal := self._wrong():
-            attach_context(self.scope["state"]).refusal = refusal
+        if error := self._wrong():
+            attach_context(self.scope["state"]).head_error = error
         if self.aged_at is not None:
             attach_context(self.scope["state"]).ends_connection = self._ends_by_age
         super().on_headers_complete()
@@ -174,12 +174,12 @@ class Connection(HttpToolsProtocol):
     def _drop_the_rest(self) -> None:
         """The caller was told that nothing more is answered. `timeout_keep_alive` bounds the wait
         for its end."""
-        self._is_refused, self._since = True, None
+        self._is_rejected, self._since = True, None
         self.pipeline.clear()
 
     def timeout_keep_alive_handler(self) -> None:
         """Closes an idle connection, unless a request has arrived that waits to be read."""
-        is_closing = self._is_refused or self.transport.is_closing()
+        is_closing = self._is_rejected or self.transport.is_closing()
         if is_closing or not has_unread(self.transport):
             super().timeout_keep_alive_handler()
             return
@@ -218,14 +218,14 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls it when the parser does not accept the bytes."""
-        self._refuse(InvalidHttp(INVALID_HTTP))
+        self._reject(InvalidHttp(INVALID_HTTP))
 
-    def _refuse(self, error: ServiceError) -> None:
+    def _reject(self, error: ServiceError) -> None:
         """Answers what never became a whole request, and closes.
 
         If an earlier request is being answered, the connection is closed after that answer instead.
         """
-        self._is_refused = True
+        self._is_rejected = True
         is_answering = self._is_answering()
         is_its_own = is_answering and self.cycle.more_body and not self.cycle.response_started
         is_answered = self._in_body and not is_answering
@@ -257,7 +257,7 @@ class Connection(HttpToolsProtocol):
         elif seconds > limit_s + BODY_GRACE_S:
             self.transport.abort()
         elif seconds > limit_s and self._in_head:
-            self._refuse(RequestTimeout(f"the head did not arrive within {limit_s:g} s"))
+            self._reject(RequestTimeout(f"the head did not arrive within {limit_s:g} s"))
         elif seconds > limit_s and self.cycle is not None:
             late = RequestTimeout(f"the body did not arrive within {limit_s:g} s")
             attach_context(self.scope["state"]).late = late
