@@ -55,7 +55,7 @@ class RequestMiddleware:
     def _marked(self, send: Send, context: RequestContext) -> Send:
         """`send` that adds headers, and notes the status and when the first byte was sent."""
 
-        async def marked(message: Message) -> None:
+        async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 context.status = message["status"]
                 added = [(b"x-request-id", context.request_id.encode())]
@@ -69,7 +69,7 @@ class RequestMiddleware:
             if context.first_byte_s is None and message["type"] == "http.response.body":
                 context.first_byte_s = time.monotonic() - context.started
 
-        return marked
+        return send_marked
 
 
 def _request_id(sent: bytes) -> str:

@@ -52,7 +52,7 @@ class Reporter:
         if context.statistics is None or context.decoded_from is None:
             return  # none was decoded
         if not context.is_inferred:
-            context.statistics.failed(now - context.decoded_from)
+            context.statistics.count_failure(now - context.decoded_from)
             return
         context.statistics.count_request(context.num_sequences, context.stages_s)
         self._metrics.count_inference(

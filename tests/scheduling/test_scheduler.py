@@ -278,13 +278,13 @@ def test_a_rejection_for_a_jobs_own_size_sheds_nobody_else() -> None:
 def test_a_quiet_time_of_small_runs_does_not_hide_how_quick_full_ones_are() -> None:
     """Else the first callers of a burst would be told to come back much later than they need to."""
     target = Target(echo, 100)
-    target.measured(100, 1)
+    target.update_rate(100, 1)
     for _ in range(50):
-        target.measured(1, 0.1)
+        target.update_rate(1, 0.1)
     assert target.tokens_per_s == 100
-    target.measured(10, 0.05)
+    target.update_rate(10, 0.05)
     assert target.tokens_per_s == pytest.approx(120)
-    target.measured(50, 2.5)
+    target.update_rate(50, 2.5)
     assert target.tokens_per_s == pytest.approx(100)
 
 

@@ -77,8 +77,8 @@ class EmbedRequest(Strict):
     precision: Precision | None = Field(
         None, description="One the model has; by default as it says."
     )
-    images: Any = Field(None, description="Refused: this server embeds texts.")
-    inputs: Any = Field(None, description="Refused: send `texts`.")
+    images: Any = Field(None, description="Rejected: this server embeds texts.")
+    inputs: Any = Field(None, description="Rejected: send `texts`.")
 
 
 class EmbedResponse(BaseModel):
