@@ -86,9 +86,9 @@ class ErrorMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._app(scope, receive, send)
-        except Exception as error:  # whatever it is, the caller gets an answer
+        except Exception as error:  # whatever it is, the caller gets a response
             if scope["type"] != "http" or (context := context_of(scope)).status is not None:
-                raise  # the answer has begun: only the connection can be closed
+                raise  # the response has begun: only the connection can be closed
             method, path = scope["method"], scope["path"]
             known = service_error(error, method, path, context.request_id)
             context.note(known)
@@ -131,7 +131,7 @@ class HeadMiddleware:
 
 
 async def _discard_body(receive: Receive) -> None:
-    """Reads it: if a connection is closed while its caller still sends, the answer is lost."""
+    """Reads it: if a connection is closed while its caller still sends, the response is lost."""
     with suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_S):
             while (await receive()).get("more_body"):

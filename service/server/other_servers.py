@@ -82,7 +82,7 @@ class Caller:
 
 
 def _sending_bytes(send: Send) -> Send:
-    """Our own server takes parts of an answer as memoryviews. ASGI knows bytes only."""
+    """Our own server takes parts of a response as memoryviews. ASGI knows bytes only."""
 
     async def sending(message: Message) -> None:
         body = message.get("body", b"")

@@ -45,7 +45,7 @@ class Reporter:
             log.log(level, "request", extra={**line, **trace})
 
     def connection_aged(self) -> None:
-        """The answer that begins ends its connection, which has reached its age."""
+        """The response that begins ends its connection, which has reached its age."""
         self._metrics.connections_aged.inc()
 
     def _count_inference(self, context: RequestContext, now: float) -> None:

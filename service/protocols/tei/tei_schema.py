@@ -24,7 +24,7 @@ INPUTS = Field(
 
 class PredictInputs(NamedTuple):
     texts: Annotated[list[Text], Field(fail_fast=True)]
-    is_batch: bool  # then the answer is a list for each
+    is_batch: bool  # then the response is a list for each
 
 
 def _predict_inputs(value: Any) -> PredictInputs:

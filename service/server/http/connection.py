@@ -59,7 +59,7 @@ class Connection(HttpToolsProtocol):
         # bytes that are not body: since the last head or body began or ended, or body came
         self._num_loose = 0
         self._is_rejected = False  # nothing that arrives is parsed any more
-        self.aged_at: float | None = None  # from then on an answer may be the last one
+        self.aged_at: float | None = None  # from then on a response may be the last one
         self._has_ended = False  # the caller sends no more
 
     def connection_made(self, transport: Any) -> None:
@@ -148,7 +148,7 @@ class Connection(HttpToolsProtocol):
         self._since, self._in_body, self._num_loose = None, False, 0
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own returns bool | None
-        """Whether to keep the connection: a caller that sends no more may still read its answer.
+        """Whether to keep the connection: a caller that sends no more may still read its response.
 
         A caller that has left looks the same, so it is asked. In TLS asyncio closes in any case.
         """
@@ -159,7 +159,7 @@ class Connection(HttpToolsProtocol):
         return self._has_ended
 
     def _ends_by_age(self) -> bool:
-        """Whether the answer that begins now is the connection's last one.
+        """Whether the response that begins now is the connection's last one.
 
         Not while its request still arrives, nor if others were sent ahead: their answers come
         first. An idle connection is not ended by its age, because a request may be on its way.
@@ -191,7 +191,7 @@ class Connection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _ask_whether_left(self) -> None:
-        """Sends a 100, which every caller must accept before its answer (RFC 9110, 15.2).
+        """Sends a 100, which every caller must accept before its response (RFC 9110, 15.2).
 
         If the caller has left, its side resets the connection.
         """
@@ -223,7 +223,7 @@ class Connection(HttpToolsProtocol):
     def _reject(self, error: ServiceError) -> None:
         """Answers what never became a whole request, and closes.
 
-        If an earlier request is being answered, the connection is closed after that answer instead.
+        If an earlier request is being answered, the connection is closed after that instead.
         """
         self._is_rejected = True
         is_answering = self._is_answering()
