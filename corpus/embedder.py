@@ -126,7 +126,7 @@ class Embedder:
             if len(texts) > 1:
                 for row, text in enumerate(texts, first_row):
                     await self.tokenize([text], row)
-            raise _refused(error, first_row) from None
+            raise _rejected(error, first_row) from None
         return batch
 
     def _prompted(self, texts: Sequence[Text]) -> TextsToTokenize:
@@ -202,7 +202,7 @@ def as_dict(options: EmbedOptions) -> dict[str, Any]:
     return {name: value for name, value in asdict(options).items() if value not in (None, False)}
 
 
-def _refused(error: ServiceError, row: int) -> CorpusError:
+def _rejected(error: ServiceError, row: int) -> CorpusError:
     """The server's words, about one row of a file."""
     message = error.message.replace('send "truncate": true', "set truncate (--truncate)")
     if message.startswith(place := f"{FIELD}[0]"):

@@ -91,7 +91,7 @@ async def embed(
     """The vectors of all texts, and what they were computed by.
 
     rows: numbers of the texts in their file, for messages. CorpusError if the server cannot be
-    reached, or refuses.
+    reached, or rejects the request.
     """
     starts = iter(range(0, len(texts), TEXTS_AT_ONCE))
     answers: dict[int, _Answer] = {}
@@ -121,13 +121,13 @@ async def _ask_in_parts(
     batch: slice,
     options: Options,
 ) -> AsyncIterator[tuple[int, _Answer]]:
-    """(start, answer) of the batch, or of parts of it where the server refuses its size."""
+    """(start, answer) of the batch, or of parts of it where the server rejects its size."""
     num_texts = batch.stop - batch.start
     response = await _send_patiently(client, _body(texts[batch], options))
     if response.is_success:
         yield batch.start, _read(response, num_texts, options)
         return
-    message, param = _refusal(response)
+    message, param = _rejection(response)
     if param != "input" and response.status_code not in TOO_LARGE:
         raise CorpusError(message)
     if num_texts == 1:
@@ -169,7 +169,7 @@ def _silent(client: httpx.AsyncClient, error: httpx.HTTPError) -> CorpusError:
     return CorpusError(f"{client.base_url} does not answer: {str(error) or type(error).__name__}")
 
 
-def _refusal(response: httpx.Response) -> tuple[str, str | None]:
+def _rejection(response: httpx.Response) -> tuple[str, str | None]:
     """What the server says, in one line, and the field that it names."""
     try:
         error = response.json()["error"]
@@ -218,7 +218,7 @@ async def _fetch_fingerprints(client: httpx.AsyncClient, model: str) -> dict[str
     except httpx.HTTPError as error:
         raise _silent(client, error) from None
     if not response.is_success:
-        raise CorpusError(_refusal(response)[0])
+        raise CorpusError(_rejection(response)[0])
     entry = response.json()
     parts = entry["fingerprint_parts"]
     return {digest: parts[precision] for precision, digest in entry["fingerprint"].items()}

@@ -167,7 +167,7 @@ def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def _check_same(old: Plan, new: Plan, where: Path, to_remove: Path) -> None:
-    """CorpusError names what another job was made of. A text that was refused may be cut: of the
+    """CorpusError names what another job was made of. A text that was rejected may be cut: of the
     texts before it this changes nothing."""
     if new["options"].get("truncate"):
         old = {**old, "options": {**old.get("options", {}), "truncate": True}}

@@ -50,7 +50,7 @@ class Addnorm:
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         """The rows with their vectors. CorpusError names a row of the batch that has no text, or
-        whose text is refused."""
+        whose text is rejected."""
         texts = rows.column(self._text_column)
         check_rows(texts.combine_chunks(), self._text_column, 0)
         column = self._runner.run(self._embedder.compute_column(texts.to_pylist()))

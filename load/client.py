@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 import uvloop
 
-REFUSED = 0  # "status" of a request that got no whole answer
+NO_RESPONSE = 0  # "status" of a request without a whole response
 
 
 class Connection(asyncio.Protocol):
@@ -101,20 +101,20 @@ class Client:
         self._timeout_s = timeout_s
         self._requests = [_request(host, path, body, headers) for body in bodies]
         self._idle: list[Connection] = []
-        self.num_without_when = 0  # refusals (429, 503) that lacked Retry-After
+        self.num_without_when = 0  # rejections (429, 503) that lacked Retry-After
 
     async def ask(self, index: int) -> tuple[int, bytes]:
-        """Status and body of the answer to one of the bodies; (REFUSED, why) if none comes."""
+        """Status and body of the answer to one of the bodies; (NO_RESPONSE, why) if none comes."""
         try:
             connection = await self._connection()
         except OSError as error:
-            return REFUSED, str(error).encode()
+            return NO_RESPONSE, str(error).encode()
         try:
             async with asyncio.timeout(self._timeout_s):
                 answer = await connection.send(self._requests[index])
         except OSError as error:  # also TimeoutError
             connection.close()
-            return REFUSED, f"{type(error).__name__} {error}".encode()
+            return NO_RESPONSE, f"{type(error).__name__} {error}".encode()
         self._idle.append(connection)
         self.num_without_when += answer[0] in (429, 503) and not connection.says_when
         return answer

@@ -1,4 +1,4 @@
-"""Why a server gives no right answer: in its own words if it refuses, else by what was compared."""
+"""Why a server gives no right answer: its own words if it rejects requests, else what differs."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ MODEL = "--model names the model to ask, where a server has several"
 def reason(
     server: Server, stream: Stream, result: Result, bundle: Bundle, headers: Sequence[str] = ()
 ) -> str:
-    """result: of this stream, with errors. A refusal's words need one more request."""
+    """result: of this stream, with errors. A rejection's words need one more request."""
     kinds = ", ".join(result.errors)
     if WRONG in result.errors:
         return f"{kinds}: the answers are not those of {bundle.ref}, which --bundle gives; {MODEL}"
@@ -27,7 +27,7 @@ def reason(
 
 
 def _said(server: Server, stream: Stream, headers: Sequence[str]) -> str:
-    """The server's message if it refuses the first request, else nothing."""
+    """The server's message if it rejects the first request, else nothing."""
     try:
         server.ask(stream.requests[0].body, stream.path, headers)
     except HTTPError as error:

@@ -14,7 +14,7 @@ class ServiceError(Exception):
     type = "server_error"
     code = "internal_error"
     remedy = ""  # what to do, in the documentation
-    ends_connection = False  # the connection is closed after the answer
+    ends_connection = False  # the connection is closed after the response
     is_rejection = False  # counted in addnorm_rejections
     names_own_field = True  # param is a name of the API, so it may be logged
 
@@ -26,7 +26,7 @@ class ServiceError(Exception):
         retry_after_s: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """headers: of the answer, beside those that follow from the rest."""
+        """headers: of the response, beside those that follow from the rest."""
         super().__init__(message)
         self.message = message
         self.param = param

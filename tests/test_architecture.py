@@ -241,3 +241,25 @@ def test_tests_are_named_in_the_fields_words() -> None:
             for place in (place for place, word in enumerate(words) if word == "lines"):
                 beside = {*words[place - 1 : place + 2]}
                 assert beside & texts, f"{path}: {name}: lines of what?"
+
+
+def test_what_returns_nothing_is_named_by_a_verb() -> None:
+    """`count_request(...)` acts. `answered(...)`, a participle, is for what returns a value."""
+    found = {
+        f"{path}:{node.lineno} {node.name}"
+        for path in sources(*PACKAGES)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if node.returns and ast.unparse(node.returns) == "None"
+        if re.match(r"_*(?!feed_|embed)[a-z]+ed(_|$)", node.name)
+        if node.name != "_weighted_mean"  # into `out`, as its neighbours
+    }
+    assert not found
+
+
+def test_a_request_that_is_turned_down_is_rejected() -> None:
+    """Bundles, weights and files are refused, requests are rejected."""
+    folders = ("server", "protocols", "scheduling", "inference", "telemetry")
+    for path in sources(*(f"service/{folder}" for folder in folders)):
+        names = re.findall(r"\w*[Rr]efus\w*", path.read_text())
+        assert not names, f"{path}: {names}"

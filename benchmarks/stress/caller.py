@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 
 import orjson
 
-from addnorm.load.client import REFUSED
+from addnorm.load.client import NO_RESPONSE
 
 READ_BYTES = 1 << 20
 JSON = {"content-type": "application/json"}
@@ -45,7 +45,7 @@ class Request:
 class Seen(NamedTuple):
     """What a caller sees of an answer. Seconds count from before the request is sent."""
 
-    status: int  # REFUSED if no whole answer came
+    status: int  # NO_RESPONSE if no whole answer came
     first_byte_s: float
     num_bytes: int
     why: str = ""  # there is none
@@ -70,10 +70,12 @@ class Caller:
             missing = answer.length
         except (OSError, http.client.HTTPException) as error:  # also TimeoutError
             self.close()
-            return Seen(REFUSED, time.monotonic() - started, 0, f"{type(error).__name__} {error}")
+            return Seen(
+                NO_RESPONSE, time.monotonic() - started, 0, f"{type(error).__name__} {error}"
+            )
         if missing:
             self.close()
-            return Seen(REFUSED, first_byte_s, num_bytes, f"{missing} bytes are missing")
+            return Seen(NO_RESPONSE, first_byte_s, num_bytes, f"{missing} bytes are missing")
         return Seen(answer.status, first_byte_s, num_bytes)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 from tqdm import tqdm
 
-from addnorm.load.client import REFUSED, Answers
+from addnorm.load.client import NO_RESPONSE, Answers
 from addnorm.load.measure.stream import Request, Stream
 from addnorm.service.inference import heads
 from addnorm.service.runtime.batch import Batch, Floats, Ints
@@ -97,7 +97,7 @@ class Reference:
 
     def _verdict(self, request: Request, status: int, body: bytes) -> str | None:
         """None if right, else what is wrong."""
-        if status == REFUSED:
+        if status == NO_RESPONSE:
             return "no answer"
         if status != 200:
             return str(status)

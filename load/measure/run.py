@@ -48,7 +48,7 @@ class Result:
     client_cpu_ms_per_request: float
     num_sequences: int  # distinct ones in the requests that were answered
     num_alone: int  # of these: compared with the same sequence computed alone
-    num_without_when: int = 0  # refusals that lacked Retry-After
+    num_without_when: int = 0  # rejections that lacked Retry-After
 
     @property
     def num_errors(self) -> int:

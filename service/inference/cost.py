@@ -80,14 +80,14 @@ class Cost:
 
 
 class Promised:
-    """Predicted seconds of the answers that are being made."""
+    """Predicted seconds of the responses that are being made."""
 
     def __init__(self) -> None:
         self._by_key: defaultdict[str, float] = defaultdict(float)
 
     def before_s(self, key: str, own_s: float) -> float:
-        """What is made before an answer of this API key that takes own_s: all of the key's own, and
-        of each other key no more than the key is given itself."""
+        """What is made before a response of this API key that takes own_s: all of the key's own,
+        and of each other key no more than the key is given itself."""
         flow_s = self._by_key[key]
         others = (other_s for other, other_s in self._by_key.items() if other != key)
         return flow_s + sum(min(flow_s + own_s, other_s) for other_s in others)

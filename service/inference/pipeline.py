@@ -64,7 +64,7 @@ class Pipeline:
         cache: SequenceCache,
         report: Report,
     ) -> None:
-        """responses: of the bytes of answers under way; encoders: where large answers are made;
+        """responses: of the bytes of answers under way; encoders: where large responses are made;
         lens_threads: where those of a lens are, whose steps are runs of the whole model; report:
         called with the model, and how many sequences of a request the cache held, how many it did
         not, and how many of those have an equal one in the request."""
@@ -103,7 +103,7 @@ class Pipeline:
     def _promised(
         self, request: InferenceRequest, num_bytes: int, deadline: Deadline
     ) -> Iterator[float]:
-        """Predicts the time to make and write the answer, yields it, and counts it meanwhile.
+        """Predicts the time to make and write the response, yields it, and counts it meanwhile.
 
         Expired if the request has less time than that; DeadlineNotMet if it has less than that and
         what the answers before it take.

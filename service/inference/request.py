@@ -30,7 +30,7 @@ class InferenceRequest(NamedTuple):
     timeout_s: float | None = None  # from the body; the header wins over it
     coding: str | None = None  # of the response, if it is compressed
     key: str = ""  # the name of the caller's API key, for fairness among keys
-    route: str = ""  # how long an answer takes is predicted from others of its route
+    route: str = ""  # how long a response takes is predicted from others of its route
     dtype: DType = "float32"  # of activations, logits and pooled vectors as they are sent
     binary: bool = False  # whether numbers are sent as bytes, not as text
     anew: bool = False  # whether all is computed, whatever the cache holds
@@ -82,8 +82,8 @@ def picks(request: InferenceRequest) -> tuple[Pick, ...]:
 
 
 def kept_bytes(request: InferenceRequest) -> int:
-    """What is kept until the answer is made: its rows, and what a head makes of some of them. A
-    small answer may be made of both."""
+    """What is kept until the response is made: its rows, and what a head makes of some of them. A
+    small response may be made of both."""
     bundle, engine = request.model.bundle, request.runner.engine
     num_rows = sum(
         request.batch.num_tokens if pick == "every" else len(request.batch)

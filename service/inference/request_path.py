@@ -29,7 +29,7 @@ class Call(NamedTuple):
 
     deadline: Deadline
     context: RequestContext
-    route: str = ""  # how long an answer takes is predicted from others of its route
+    route: str = ""  # how long a response takes is predicted from others of its route
     names: Mapping[str, str] = NO_NAMES  # that the route's path has: a model, a version
     num_bytes: int = 0  # of the body, decompressed
     held_bytes: int = 0  # what the body and its values count as while they are held

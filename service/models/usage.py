@@ -53,7 +53,7 @@ class Statistics:
         self.num_sequences += num_sequences
         self.last_inference_s = time.time()
 
-    def failed(self, seconds: float) -> None:
+    def count_failure(self, seconds: float) -> None:
         """A request for this model was rejected or failed after it was decoded."""
         self.requests["fail"].add(seconds)
 

@@ -1,7 +1,7 @@
 """An endpoint: one POST route of a dialect, with its body's type, its documentation and its errors.
 
-What it makes is either a request for an inference, with how its response is encoded, or the answer
-itself.
+What it makes is either a request for an inference, with how its response is encoded, or the
+response itself.
 """
 
 import re

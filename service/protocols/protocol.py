@@ -36,7 +36,7 @@ class Parts:
     readiness: Readiness
     repository: Repository
     exposition: Exposition
-    readers: CooperativePool  # where large answers are made
+    readers: CooperativePool  # where large responses are made
 
     @property
     def models(self) -> Models:

@@ -9,7 +9,7 @@ from addnorm.service.errors import BodiesFull, Overloaded, ResponsesFull
 # MAX_HELD_RATIO: a key may hold this many times the bytes that it leaves free. Larger: one key
 #   leaves less space to others. Smaller: it cannot use an otherwise empty budget.
 # SMALL_RATIO: a request is small, and granted whatever its key holds, if it leaves this many times
-#   its own bytes free. Larger: more requests are refused beside large ones of their own key.
+#   its own bytes free. Larger: more requests are rejected beside large ones of their own key.
 #   Smaller: one key's small requests leave less space to others.
 MAX_HELD_RATIO = 8
 SMALL_RATIO = 64

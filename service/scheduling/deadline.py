@@ -26,7 +26,7 @@ class Deadline:
         return self.arrived + self.timeout_s - time.monotonic()
 
     def check(self) -> None:
-        """ClientGone or Expired if nobody waits for the answer any more."""
+        """ClientGone or Expired if nobody waits for the response any more."""
         if self.has_left:
             raise ClientGone("the caller left before the answer")
         if self.left_s() <= 0:

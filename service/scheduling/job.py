@@ -57,7 +57,7 @@ class Target:
         """Seconds per token of one worker thread. 0 until measured."""
         return 1 / self.tokens_per_s if self.tokens_per_s else 0.0
 
-    def measured(self, num_tokens: int, seconds: float) -> None:
+    def update_rate(self, num_tokens: int, seconds: float) -> None:
         """A run took so long. A run of less than half the token budget may raise the rate, but
         never lowers it: small runs are slower per token, and the rate is meant for times when much
         waits."""

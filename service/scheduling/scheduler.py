@@ -37,7 +37,7 @@ class Observer:
     def on_computed(self, micro: MicroBatch, rows: AnyRows) -> None:
         """A micro-batch was computed. rows: of its tokens, in its order."""
 
-    def failed(self, target: Target) -> None:
+    def on_failed(self, target: Target) -> None:
         """A session run raised an error."""
 
     def on_replaced(self) -> None:
@@ -188,7 +188,7 @@ class Scheduler:
             return False
         outcome = _run(micro)
         if isinstance(outcome, Exception):
-            self._tell(lambda observer: observer.failed(micro.target))
+            self._tell(lambda observer: observer.on_failed(micro.target))
         else:
             self._tell(lambda observer: observer.on_computed(micro, outcome))
         self._settle(worker, micro, outcome)

@@ -104,7 +104,7 @@ def _fastapi(mounted: Sequence[Mounted]) -> FastAPI:
 
 
 async def _pass_on(request: Request, error: Exception) -> Response:
-    """To ErrorMiddleware, instead of an answer of FastAPI's own."""
+    """To ErrorMiddleware, instead of a response of FastAPI's own."""
     raise error
 
 

@@ -1,4 +1,4 @@
-"""The one place that turns an exception into an answer."""
+"""The one place that turns an exception into a response."""
 
 import math
 

@@ -55,7 +55,7 @@ class RequestMiddleware:
     def _marked(self, send: Send, context: RequestContext) -> Send:
         """`send` that adds headers, and notes the status and when the first byte was sent."""
 
-        async def marked(message: Message) -> None:
+        async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 context.status = message["status"]
                 added = [(b"x-request-id", context.request_id.encode())]
@@ -69,7 +69,7 @@ class RequestMiddleware:
             if context.first_byte_s is None and message["type"] == "http.response.body":
                 context.first_byte_s = time.monotonic() - context.started
 
-        return marked
+        return send_marked
 
 
 def _request_id(sent: bytes) -> str:
@@ -86,9 +86,9 @@ class ErrorMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._app(scope, receive, send)
-        except Exception as error:  # whatever it is, the caller gets an answer
+        except Exception as error:  # whatever it is, the caller gets a response
             if scope["type"] != "http" or (context := context_of(scope)).status is not None:
-                raise  # the answer has begun: only the connection can be closed
+                raise  # the response has begun: only the connection can be closed
             method, path = scope["method"], scope["path"]
             known = service_error(error, method, path, context.request_id)
             context.note(known)
@@ -124,14 +124,14 @@ class HeadMiddleware:
                 raise Draining(
                     "the server is shutting down: send the request to another", retry_after_s=1
                 )
-            refusal = context_of(scope).refusal
-            if refusal and not (is_probe and isinstance(refusal, TooManyConnections)):
-                raise refusal
+            error = context_of(scope).head_error
+            if error and not (is_probe and isinstance(error, TooManyConnections)):
+                raise error
         await self._app(scope, receive, send)
 
 
 async def _discard_body(receive: Receive) -> None:
-    """Reads it: if a connection is closed while its caller still sends, the answer is lost."""
+    """Reads it: if a connection is closed while its caller still sends, the response is lost."""
     with suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_S):
             while (await receive()).get("more_body"):

@@ -29,7 +29,7 @@ class ForOtherServers:
             return
         context = attach_context(scope.setdefault("state", {}))
         target = scope.get("raw_path") or scope["path"].encode()
-        context.refusal = wrong_head(
+        context.head_error = wrong_head(
             target + scope.get("query_string", b""),
             scope["headers"],
             scope.get("http_version", "1.1"),
@@ -82,7 +82,7 @@ class Caller:
 
 
 def _sending_bytes(send: Send) -> Send:
-    """Our own server takes parts of an answer as memoryviews. ASGI knows bytes only."""
+    """Our own server takes parts of a response as memoryviews. ASGI knows bytes only."""
 
     async def sending(message: Message) -> None:
         body = message.get("body", b"")

@@ -1,6 +1,6 @@
 """Scored tokens as texts: what each token is called, where it begins, which others were likely.
 
-Knows no requests. Source: the answers of OpenAI's completions.
+Knows no requests. Source: the responses of OpenAI's completions.
 """
 
 from codecs import getincrementaldecoder

@@ -184,7 +184,7 @@ class Metrics(Observer):
         self.of(self.computed_tokens, model).inc(num_padded_tokens)
         self.worker_thread_busy_seconds.inc(time.monotonic() - micro.taken)
 
-    def failed(self, target: Target) -> None:
+    def on_failed(self, target: Target) -> None:
         self.of(self.engine_failures, target.name).inc()
 
     def on_replaced(self) -> None:

@@ -45,14 +45,14 @@ class Reporter:
             log.log(level, "request", extra={**line, **trace})
 
     def connection_aged(self) -> None:
-        """The answer that begins ends its connection, which has reached its age."""
+        """The response that begins ends its connection, which has reached its age."""
         self._metrics.connections_aged.inc()
 
     def _count_inference(self, context: RequestContext, now: float) -> None:
         if context.statistics is None or context.decoded_from is None:
             return  # none was decoded
         if not context.is_inferred:
-            context.statistics.failed(now - context.decoded_from)
+            context.statistics.count_failure(now - context.decoded_from)
             return
         context.statistics.count_request(context.num_sequences, context.stages_s)
         self._metrics.count_inference(

@@ -23,9 +23,9 @@ class RequestContext:
     key: str = ""  # the name of the API key
     envelope: Envelope | None = None  # of errors, where the path does not say which
     # what the connection found
-    refusal: ServiceError | None = None  # what is wrong with the head
+    head_error: ServiceError | None = None  # what is wrong with the head
     late: RequestTimeout | None = None  # the body takes too long to arrive
-    # asked when the answer begins: whether it is the connection's last one
+    # asked when the response begins: whether it is the connection's last one
     ends_connection: Callable[[], bool] | None = None
     # what decoding found
     model: str = ""
@@ -41,11 +41,11 @@ class RequestContext:
     code: str = ""  # of an error
     param: str = ""  # the field that the error is about
     rejection: str = ""  # why it was rejected, if it was: a reason of addnorm_rejections
-    status: int | None = None  # of the answer, once its head was sent
+    status: int | None = None  # of the response, once its head was sent
     first_byte_s: float | None = None  # after `started`; when the body's first bytes were sent
 
     def note(self, error: ServiceError) -> None:
-        """What the caller is told instead of an answer. The error itself would keep its frames."""
+        """What the caller is told instead of a response. The error itself would keep its frames."""
         self.code = error.code
         self.param = (error.param or "") if error.names_own_field else ""
         self.rejection = error.reason if error.is_rejection else ""

@@ -36,7 +36,7 @@ def test_a_storm_hurts_nothing(bundles: Path, storm: Storm, size: int) -> None:
     assert storm(notebook_of(bundles), size)
 
 
-def test_an_overloaded_server_answers_right_or_refuses_and_says_when(bundles: Path) -> None:
+def test_an_overloaded_server_answers_right_or_rejects_and_says_when(bundles: Path) -> None:
     minilm = bundle_format.read(bundles / "minilm" / "1")
     figures, missed = overload(minilm, seconds=1, times=8, deadline_ms=3000)
     assert figures["refusals without Retry-After"] == 0
@@ -91,7 +91,7 @@ def test_a_server_that_says_it_is_dead_is_no_delay() -> None:
 
 
 def test_what_one_key_costs_another_is_named() -> None:
-    """A refusal, a wait of 51 ms more than a run takes, memory that was not counted; and none."""
+    """A rejection, a wait of 51 ms more than a run takes, memory that was not counted; and none."""
     alone = other_keys.Waits(Counter({200: 9}), 1.0, 2.0)
     greed = Greed("many pairs", lambda _: [])
     late, refused = replace(alone, p99_ms=83.0), replace(alone, statuses=Counter({200: 8, 429: 1}))

@@ -73,7 +73,7 @@ def test_a_request_that_is_too_large_is_halved(status: int, param: str | None) -
     assert lengths(ask(handler)) == list(range(1, 101))
 
 
-def test_a_text_that_is_refused_is_named_by_its_row() -> None:
+def test_a_text_that_is_rejected_is_named_by_its_row() -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         is_bad = TEXTS[77] in texts_of(request)
         return refused(400, "too long", "input") if is_bad else answer(request)
@@ -82,7 +82,7 @@ def test_a_text_that_is_refused_is_named_by_its_row() -> None:
         ask(handler)
 
 
-def test_other_refusals_and_answers_end_at_once() -> None:
+def test_other_rejections_and_answers_end_at_once() -> None:
     calls = []
 
     def handler(request: httpx.Request) -> httpx.Response:

@@ -167,7 +167,7 @@ def with_head(model: Transformer, head: nn.Module) -> Transformer:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_refused_in_words(case: str, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_rejected_in_words(case: str, tmp_path: Path) -> None:
     make, options, words = REFUSED[case]
     with pytest.raises(ExportError, match=words):
         export_bundle(make(), tmp_path, **{"name": "own", **options})

@@ -83,7 +83,7 @@ def test_a_deadline_in_the_body_counts_to_the_first_byte(server: httpx.Client) -
     assert answer.status_code == 504, len(answer.content)
 
 
-def test_what_was_measured_is_refused_before_any_work(server: httpx.Client) -> None:
+def test_what_was_measured_is_rejected_before_any_work(server: httpx.Client) -> None:
     known = server.post(
         "/v1/infer", json=WIDE, headers={"x-request-timeout-ms": "60000", "accept-encoding": "gzip"}
     )
@@ -266,7 +266,7 @@ def test_one_kind_of_answer_teaches_nothing_of_others(few: Models) -> None:
         assert cost.predicted_s(other, 1000) == 0.0
 
 
-def test_rates_follow_what_was_measured_and_fade_while_they_refuse() -> None:
+def test_rates_follow_what_was_measured_and_fade_while_they_reject() -> None:
     rate = Rate()
     assert rate.s_per_unit == 0.0
     rate.add(100, 1.0, is_done=True)

@@ -69,7 +69,7 @@ def test_top_k_keeps_the_largest_and_of_equal_ones_the_first() -> None:
     np.testing.assert_allclose(vectors.values[0], np.log1p([3, 2]), rtol=1e-6)
 
 
-def test_more_entries_than_expected_are_refused_but_of_one_sequence_alone() -> None:
+def test_more_entries_than_expected_are_rejected_but_of_one_sequence_alone() -> None:
     """The answer's size was estimated by its tokens."""
     logits = np.ones((2, 100), np.float32)
     assert len(made(logits[:1], (1,)).indices[0]) == 100
@@ -120,7 +120,7 @@ def test_tensors_are_the_same_entries_end_to_end(task_client: httpx.Client) -> N
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_refused(task_client: httpx.Client, case: str) -> None:
+def test_what_does_not_fit_is_rejected(task_client: httpx.Client, case: str) -> None:
     changed, message = REFUSED[case]
     body = {"model": MODEL, "input_ids": SEQUENCES, "outputs": ["sparse"], **changed}
     answer = task_client.post("/v1/infer", json=body)

@@ -150,7 +150,7 @@ def test_zeros_are_taken_by_a_model_without_types(text_client: httpx.Client) -> 
         ([[0, 0, True]], "token_type_ids[0][2]: Input should be a valid integer, got true"),
     ],
 )
-def test_bad_types_are_refused_in_words(
+def test_bad_types_are_rejected_in_words(
     text_client: httpx.Client, types: list[list[int]], words: str
 ) -> None:
     body = {"model": TEXT_MODEL, "input_ids": [[2, 4, 3]], "token_type_ids": types}

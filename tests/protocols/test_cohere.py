@@ -218,7 +218,7 @@ RERANK: dict[str, Any] = {"model": "reranker", "query": "a", "documents": ["b"]}
         ({"model": "embedder:nobody", "input_type": "clustering"}, "already names the prompt"),
     ],
 )  # fmt: skip
-def test_embeddings_that_do_not_fit_are_refused(
+def test_embeddings_that_do_not_fit_are_rejected(
     v2: cohere.ClientV2, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(cohere.BadRequestError) as refused:
@@ -236,7 +236,7 @@ def test_embeddings_that_do_not_fit_are_refused(
         ({"model": "classifier"}, "classifier/1 cannot rerank"),
     ],
 )
-def test_reranks_that_do_not_fit_are_refused(
+def test_reranks_that_do_not_fit_are_rejected(
     v1: cohere.Client, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(cohere.BadRequestError) as refused:

@@ -84,7 +84,7 @@ def test_the_labels_and_the_width_are_told(client: httpx.Client) -> None:
         ({"top_k": 6}, "logits.top_k is 6: 1 to 5 for classifier/1"),
     ],
 )
-def test_options_that_do_not_fit_the_head_are_refused(
+def test_options_that_do_not_fit_the_head_are_rejected(
     client: httpx.Client, logits: dict[str, object], words: str
 ) -> None:
     answer = client.post("/v1/infer", json={"input_ids": [[7]], "logits": logits})

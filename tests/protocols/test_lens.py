@@ -50,7 +50,7 @@ def ask(client: httpx.Client, **body: Any) -> dict[str, Any]:
     return answer.json()  # type: ignore[no-any-return]
 
 
-def refusal(client: httpx.Client, **body: Any) -> str:
+def rejection(client: httpx.Client, **body: Any) -> str:
     answer = client.post("/v1/infer", json={"model": NAME, "input_ids": [[7, 8]], **body})
     assert answer.status_code == 400, answer.text
     return str(answer.json()["error"]["message"])
@@ -141,14 +141,14 @@ def test_float16_halves_them(client: httpx.Client) -> None:
     ],
 )
 def test_bad_options_are_named(client: httpx.Client, body: dict[str, Any], words: str) -> None:
-    assert words in refusal(client, **{"outputs": LENS, **body})
+    assert words in rejection(client, **{"outputs": LENS, **body})
 
 
 def test_the_answer_limit_holds_and_says_what_to_ask_for(bundles: Path) -> None:
     service = inference_of(bundles, max_response_bytes=2**20)
     ids = [[7] * 40] * 12
     with serving(service) as url, web.client(base_url=url) as client:
-        said = refusal(client, outputs=["attentions"], input_ids=ids)
+        said = rejection(client, outputs=["attentions"], input_ids=ids)
         assert (
             'limit is 1: ask for less, as with "attentions": {"layers": [0], "heads": [0]}' in said
         )

@@ -104,7 +104,7 @@ def test_spans_go_through_the_pooled_head(
         ),
     ],
 )
-def test_what_a_type_is_not_for_is_refused(
+def test_what_a_type_is_not_for_is_rejected(
     client: httpx.Client, body: dict[str, Any], message: str
 ) -> None:
     answer = client.post("/v1/infer", json={"input_type": "query", **body})

@@ -331,7 +331,7 @@ BAD: dict[str, tuple[Any, int, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_requests_are_refused_with_field_limit_and_value(
+def test_bad_requests_are_rejected_with_field_limit_and_value(
     client: httpx.Client, case: str
 ) -> None:
     body, status, words = BAD[case]

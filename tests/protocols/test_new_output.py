@@ -108,7 +108,7 @@ def test_it_is_sent_as_a_tensor_with_the_bits_of_the_json(
     assert ("lengths" in found) == (layout == "ragged")
 
 
-def test_half_its_width_holds_it_or_it_is_refused(client: httpx.Client) -> None:
+def test_half_its_width_holds_it_or_it_is_rejected(client: httpx.Client) -> None:
     half = {"outputs": ["row_lengths"], "dtype": "float16", "as_tensors": True}
     found = load(ask(client, **half).content)["row_lengths"]
     whole = np.array(ask(client, outputs=["row_lengths"]).json()["row_lengths"], np.float32)
@@ -132,7 +132,7 @@ def test_it_is_documented_with_its_options(client: httpx.Client) -> None:
     )
 
 
-def test_an_answer_that_it_makes_too_large_is_refused_before_it_is_made(
+def test_an_answer_that_it_makes_too_large_is_rejected_before_it_is_made(
     client: httpx.Client,
 ) -> None:
     """13 bytes for each of the numbers, one for each token."""

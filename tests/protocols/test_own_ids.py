@@ -34,7 +34,7 @@ def posted(client: httpx.Client, path: str, ids: Any, model: str = "embedder") -
 
 @pytest.mark.parametrize("ids", FOREIGN.values(), ids=list(FOREIGN))
 @pytest.mark.parametrize("path", ROUTES)
-def test_ids_without_the_special_tokens_of_a_text_are_refused(
+def test_ids_without_the_special_tokens_of_a_text_are_rejected(
     task_client: httpx.Client, path: str, ids: list[int]
 ) -> None:
     answer = posted(task_client, path, [[CLS, 4, SEP], ids])
@@ -53,7 +53,7 @@ def test_ids_with_them_are_computed(task_client: httpx.Client, path: str) -> Non
         assert answer.status_code == 200, answer.text
 
 
-def test_ids_are_refused_where_the_tokenizer_marks_no_ends(task_client: httpx.Client) -> None:
+def test_ids_are_rejected_where_the_tokenizer_marks_no_ends(task_client: httpx.Client) -> None:
     answer = posted(task_client, "/v1/embeddings", [[4, 5]], model="gpt")
     assert answer.status_code == 400
     message = answer.json()["error"]["message"]

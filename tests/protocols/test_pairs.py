@@ -87,7 +87,7 @@ def test_pairs_give_the_authors_vectors_also_where_they_are_cut(
         ([["a" * 200, "b" * 100]], "texts[0] has 300 characters, 44 more than"),
     ],
 )  # fmt: skip
-def test_bad_pairs_are_refused_by_field_and_index(
+def test_bad_pairs_are_rejected_by_field_and_index(
     text_client: httpx.Client, texts: list[Any], words: str
 ) -> None:
     for path in ("/v1/infer", "/v1/tokenize"):
@@ -103,7 +103,7 @@ def test_bad_pairs_are_refused_by_field_and_index(
         (["x" * 600, "a"], "texts[1][0] has 600 characters, and its first 256 do not hold"),
     ],
 )
-def test_what_cannot_be_cut_like_the_library_is_refused(
+def test_what_cannot_be_cut_like_the_library_is_rejected(
     text_client: httpx.Client, pair: list[str], words: str
 ) -> None:
     assert words in message(post(text_client, texts=["a", pair], truncate=True))
@@ -172,7 +172,7 @@ def test_the_default_prompt_is_put_before_texts_but_not_before_pairs(
         ("/v1/tokenize", {"texts": ["a"], "prompt_name": "x" * 99}, "has no such prompt"),
     ],
 )  # fmt: skip
-def test_a_prompt_that_does_not_fit_is_refused(
+def test_a_prompt_that_does_not_fit_is_rejected(
     prompted: httpx.Client, path: str, body: dict[str, Any], words: str
 ) -> None:
     answer = post(prompted, path, **body)

@@ -29,7 +29,9 @@ def test_an_alias_is_the_model_with_its_prompt(
 
 
 @pytest.mark.parametrize("path", FIELDS)
-def test_an_unknown_prompt_or_a_second_one_is_refused(task_client: httpx.Client, path: str) -> None:
+def test_an_unknown_prompt_or_a_second_one_is_rejected(
+    task_client: httpx.Client, path: str
+) -> None:
     body = {FIELDS[path]: TEXTS}
     unknown = post(task_client, path, "embedder:nobody", **body)
     twice = post(task_client, path, "embedder:query", **body, prompt_name="passage")

@@ -98,7 +98,7 @@ def test_bits_are_also_of_cut_vectors_and_of_models_without_ranges(
         ("/v1/embeddings", {"dtype": "int4"}, "dtype: Input should be 'float32', 'int8'"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused_in_words(
+def test_what_does_not_fit_is_rejected_in_words(
     text_client: httpx.Client, path: str, body: dict[str, Any], words: str
 ) -> None:
     own = (

@@ -285,7 +285,7 @@ def test_a_body_in_no_dialect_is_told_the_fields_of_both(
     assert error["message"].startswith(f"{fields} is missing")
 
 
-def test_what_is_refused_unread_fits_the_clients_of_both_dialects(task_bundles: Path) -> None:
+def test_what_is_rejected_unread_fits_the_clients_of_both_dialects(task_bundles: Path) -> None:
     key = "0123456789abcdef"
     service = inference_of(task_bundles, api_keys=SecretStr(f"a infer {key}"), max_body_bytes=100)
     with serving(service) as url, web.client(base_url=url) as client:

@@ -164,7 +164,7 @@ UNCUTTABLE = [
 
 
 @pytest.mark.parametrize("text", UNCUTTABLE)
-def test_a_text_is_cut_where_the_library_cuts_it_or_refused(
+def test_a_text_is_cut_where_the_library_cuts_it_or_rejected(
     text_client: httpx.Client, text: str
 ) -> None:
     """Its first 256 characters do not hold the tokens that it would be cut to."""
@@ -254,7 +254,7 @@ def strict_client(text_bundles: Path) -> Any:
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_texts_are_refused_with_field_limit_and_value(
+def test_bad_texts_are_rejected_with_field_limit_and_value(
     strict_client: httpx.Client, case: str
 ) -> None:
     body, words = BAD[case]

@@ -28,7 +28,7 @@ def test_one_key_alone_may_hold_nearly_all() -> None:
     assert fill(ByteBudget("bodies", LIMIT), 100_000, "many") == 8_000_000
 
 
-def test_whoever_holds_much_is_refused_before_whoever_holds_little() -> None:
+def test_whoever_holds_much_is_rejected_before_whoever_holds_little() -> None:
     budget = ByteBudget("bodies", LIMIT)
     fill(budget, 100_000, "many")
     assert fill(budget, 100_000, "other") == 800_000

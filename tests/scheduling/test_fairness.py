@@ -63,7 +63,7 @@ def test_beside_any_backlog_of_long_jobs_a_small_one_waits_for_three_micro_batch
 
 @pytest.mark.parametrize("model", ["same", "other"])
 @pytest.mark.parametrize("callers", [12, 40])  # 40 do not fit into the queue
-def test_a_tiny_job_with_a_second_is_not_refused_beside_long_ones_with_half_a_minute(
+def test_a_tiny_job_with_a_second_is_not_rejected_beside_long_ones_with_half_a_minute(
     model: str, callers: int
 ) -> None:
     its = target()
@@ -148,7 +148,7 @@ def test_a_flood_costs_neither_goodput_nor_deadlines_nor_the_large_jobs_nor_much
 
 
 @pytest.mark.parametrize("by", ["model", "key"])
-def test_a_flood_of_one_model_or_key_refuses_nobody_of_another(by: str) -> None:
+def test_a_flood_of_one_model_or_key_rejects_nobody_of_another(by: str) -> None:
     one, other = (target(), target()) if by == "model" else [target()] * 2
     key = "b" if by == "key" else ""
     seen = flooded(flood("flood", one), flood("few", other, times=0.1, key=key))

@@ -149,7 +149,7 @@ def test_the_queue_is_counted_in_tokens_and_rejects_what_does_not_fit() -> None:
     assert queue.num_tokens == 0
 
 
-def test_a_deadline_that_cannot_be_met_is_refused_with_the_measured_wait() -> None:
+def test_a_deadline_that_cannot_be_met_is_rejected_with_the_measured_wait() -> None:
     queue, target = Queue(1000), Target(echo, 10)
     submit(queue, target, of_lengths(10))
     micro = queue.take(0)
@@ -177,7 +177,7 @@ def test_a_tiny_job_is_promised_a_quick_turn_whatever_waits() -> None:
         submit(queue, target, of_lengths(10), deadline=7)  # not so tiny: it would have to come last
 
 
-def test_a_rate_of_a_bad_moment_does_not_refuse_for_ever() -> None:
+def test_a_rate_of_a_bad_moment_does_not_reject_for_ever() -> None:
     """If nothing waits, what is not hopeless is tried. Each rejection makes a trial more likely."""
     queue, target = Queue(10_000), Target(echo, 100)
     target.tokens_per_s = 10.0  # a hundredth of what it is
@@ -191,7 +191,7 @@ def test_a_rate_of_a_bad_moment_does_not_refuse_for_ever() -> None:
     assert queue.num_tokens
 
 
-def test_a_deadline_that_has_passed_is_not_refused_but_expired() -> None:
+def test_a_deadline_that_has_passed_is_not_rejected_but_expired() -> None:
     with pytest.raises(Expired, match="it passed before the request was read"):
         submit(Queue(1000), Target(echo, 10), of_lengths(1), now=2, deadline=2)
 
@@ -278,13 +278,13 @@ def test_a_rejection_for_a_jobs_own_size_sheds_nobody_else() -> None:
 def test_a_quiet_time_of_small_runs_does_not_hide_how_quick_full_ones_are() -> None:
     """Else the first callers of a burst would be told to come back much later than they need to."""
     target = Target(echo, 100)
-    target.measured(100, 1)
+    target.update_rate(100, 1)
     for _ in range(50):
-        target.measured(1, 0.1)
+        target.update_rate(1, 0.1)
     assert target.tokens_per_s == 100
-    target.measured(10, 0.05)
+    target.update_rate(10, 0.05)
     assert target.tokens_per_s == pytest.approx(120)
-    target.measured(50, 2.5)
+    target.update_rate(50, 2.5)
     assert target.tokens_per_s == pytest.approx(100)
 
 

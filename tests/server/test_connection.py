@@ -115,7 +115,7 @@ def is_cut_off(caller: socket.socket, data: bytes) -> bool:
 @pytest.mark.parametrize(
     "start", [b"", GOOD and head(len(GOOD)) + GOOD], ids=["first request", "second request"]
 )
-def test_a_head_that_does_not_arrive_is_refused_with_408(quick: str, start: bytes) -> None:
+def test_a_head_that_does_not_arrive_is_rejected_with_408(quick: str, start: bytes) -> None:
     with closing(call(quick)) as caller:
         if start:
             caller.sendall(start)
@@ -130,7 +130,7 @@ def test_a_head_that_does_not_arrive_is_refused_with_408(quick: str, start: byte
 @pytest.mark.parametrize(
     ("path", "key"), [("/v1/infer", "message"), ("/v2/models/notebook/infer", None)]
 )
-def test_a_body_that_does_not_arrive_is_refused_with_408(
+def test_a_body_that_does_not_arrive_is_rejected_with_408(
     quick: str, path: str, key: str | None
 ) -> None:
     with closing(call(quick)) as caller:
@@ -175,7 +175,7 @@ def test_slow_callers_do_not_hold_up_quick_ones(serve: Serve) -> None:
         ([f"x: {'y' * 1500}"], 200),
     ],
 )
-def test_a_long_head_is_refused_with_431(patient: str, lines: list[str], status: int) -> None:
+def test_a_long_head_is_rejected_with_431(patient: str, lines: list[str], status: int) -> None:
     with closing(call(patient)) as caller:
         caller.sendall(head(len(GOOD), *lines, "connection: close") + GOOD)
         got, body = answer_of(caller)
@@ -183,7 +183,7 @@ def test_a_long_head_is_refused_with_431(patient: str, lines: list[str], status:
     assert status == 200 or "bytes or more, the limit is 2048" in body["error"]["message"]
 
 
-def test_a_head_without_end_is_refused_with_431_and_not_kept(patient: str) -> None:
+def test_a_head_without_end_is_rejected_with_431_and_not_kept(patient: str) -> None:
     with closing(call(patient)) as caller:
         caller.sendall(b"GET /livez HTTP/1.1\r\nx: ")
         for _ in range(5):
@@ -261,7 +261,7 @@ def test_requests_sent_ahead_are_answered_in_order(patient: str) -> None:
         (b"CONNECT localhost:80 HTTP/1.1\r\nhost: x\r\n\r\n", 400, "this is no HTTP/1.1 request"),
     ],
 )  # fmt: skip
-def test_what_is_no_http_is_refused_in_json(
+def test_what_is_no_http_is_rejected_in_json(
     patient: str, sent: bytes, status: int, words: str
 ) -> None:
     with closing(call(patient)) as caller:
@@ -542,7 +542,7 @@ def test_very_many_tiny_chunks_are_one_body(patient: str) -> None:
 @pytest.mark.parametrize(
     "coding", ["gzip, chunked", "gzip\r\ntransfer-encoding: chunked", "deflate, chunked"]
 )
-def test_transfer_codings_but_chunked_are_refused(patient: str, coding: str) -> None:
+def test_transfer_codings_but_chunked_are_rejected(patient: str, coding: str) -> None:
     with closing(call(patient)) as caller:
         head = CHUNKED.replace(b"chunked", coding.encode())
         last = head.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")

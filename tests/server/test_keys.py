@@ -1,4 +1,4 @@
-"""API keys: who is let in to what, what a refusal looks like, and that no key is ever shown."""
+"""API keys: who is let in to what, what a rejection looks like, and that no key is ever shown."""
 
 import gc
 import hashlib
@@ -133,7 +133,7 @@ def test_every_documented_route_but_health_needs_a_key(closed: httpx.Client) -> 
      {"authorization": ASK}, {"authorization": f"Basic {ASK}"},
      bearer(hashlib.sha256(ASK.encode()).hexdigest()), bearer("asker"), bearer("\xe9" * 20)],
 )  # fmt: skip
-def test_no_key_and_a_wrong_one_are_refused_in_the_paths_envelope(
+def test_no_key_and_a_wrong_one_are_rejected_in_the_paths_envelope(
     closed: httpx.Client, path: str, headers: dict[str, str]
 ) -> None:
     answer = closed.post(

@@ -50,7 +50,7 @@ def refused(port: int) -> bool:
     return False
 
 
-def test_sigterm_answers_what_was_accepted_refuses_what_comes_and_exits_0(process: Process) -> None:
+def test_sigterm_answers_what_was_accepted_rejects_what_comes_and_exits_0(process: Process) -> None:
     with (
         web.client(base_url=process.url, timeout=60) as client,
         ThreadPoolExecutor(4) as callers,
@@ -299,7 +299,7 @@ def test_counters_agree_with_a_counted_load_to_the_request_and_the_token(small: 
     assert value("process_resident_memory_bytes") > 0
 
 
-def test_a_full_queue_and_an_impossible_deadline_are_refused_with_retry_after(
+def test_a_full_queue_and_an_impossible_deadline_are_rejected_with_retry_after(
     bundles: Path,
 ) -> None:
     inference = inference_of(bundles, max_queue_tokens=1000, worker_threads=1)
@@ -330,7 +330,7 @@ def test_a_full_queue_and_an_impossible_deadline_are_refused_with_retry_after(
         assert rejected == 1 + sum(answer.status_code == 429 for answer in answers)
 
 
-def test_while_one_was_just_refused_nobody_with_as_little_time_is_read(small: Path) -> None:
+def test_while_one_was_just_rejected_nobody_with_as_little_time_is_read(small: Path) -> None:
     go = threading.Event()
 
     def waits(batch: Batch) -> Rows:

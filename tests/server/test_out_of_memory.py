@@ -111,7 +111,7 @@ def test_onnxruntimes_words_for_it_are_known() -> None:
         run_session(fails("broken"), None, {})
 
 
-def test_a_refused_body_is_freed_at_once(few: Models) -> None:
+def test_a_rejected_body_is_freed_at_once(few: Models) -> None:
     """Not when the collector next looks for cycles: bodies of many megabytes would stay."""
     service = build(few, Settings(worker_threads=1))
 

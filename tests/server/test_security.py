@@ -192,7 +192,7 @@ def test_no_such_name_is_a_bundles(name: str) -> None:
 )
 @pytest.mark.parametrize("depth", [21, 450, 1000, 100_000])
 @pytest.mark.parametrize("opening", ['{"a":', "[", '[{"a":'])
-def test_deep_nesting_is_refused_in_words(
+def test_deep_nesting_is_rejected_in_words(
     client: httpx.Client, path: str, depth: int, opening: str
 ) -> None:
     closing = opening.replace('"a":', "")[::-1].translate(str.maketrans("[{", "]}"))
@@ -373,7 +373,7 @@ TWICE = {
 @pytest.mark.parametrize(
     ("path", "body"), [(path, body) for path, bodies in TWICE.items() for body in bodies]
 )
-def test_a_key_sent_twice_is_refused(client: httpx.Client, path: str, body: str) -> None:
+def test_a_key_sent_twice_is_rejected(client: httpx.Client, path: str, body: str) -> None:
     answer = client.post(path, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400, answer.text[:200]
     assert "send each key once" in answer.text

@@ -76,7 +76,7 @@ def test_zero_shot_equals_the_pipeline(
 
 
 @pytest.mark.parametrize("labels", [None, ("positive", "negative")])
-def test_zero_shot_is_refused_without_an_entailment_label(labels: tuple[str, ...] | None) -> None:
+def test_zero_shot_is_rejected_without_an_entailment_label(labels: tuple[str, ...] | None) -> None:
     with pytest.raises(InvalidInput, match=r"zero-shot .*'entail', (its labels are|it has none)"):
         entailment_index(labels)
 

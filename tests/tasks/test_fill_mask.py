@@ -134,7 +134,7 @@ def test_a_target_is_one_token_in_the_vocabulary_or_after_tokenizing() -> None:
 @pytest.mark.parametrize(
     ("target", "tokens"), [("in a", r"2: \['in', 'a'\]"), (" ", r"0: \[\]"), ("中", r"1: \['\[UNK")]
 )
-def test_other_targets_are_refused(target: str, tokens: str) -> None:
+def test_other_targets_are_rejected(target: str, tokens: str) -> None:
     with pytest.raises(InvalidInput, match=f"targets has '{target}', .* but {tokens}"):
         targets_of("Bert", ["in", target])
 

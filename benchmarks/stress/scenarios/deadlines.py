@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
-from addnorm.load.client import REFUSED
+from addnorm.load.client import NO_RESPONSE
 from addnorm.load.servers import Server
 from addnorm.load.sweep.tables import table
 from addnorm.service.runtime.bundle import Bundle
@@ -125,7 +125,9 @@ class Deadlines:
             f"answers with 200 later than {LATE_MS:.0f} ms past their deadline": len(
                 late(self.answers)
             ),
-            "requests without an answer": sum(answer.status == REFUSED for answer in self.answers),
+            "requests without an answer": sum(
+                answer.status == NO_RESPONSE for answer in self.answers
+            ),
             "requests that the log lacks": sum(
                 answer.server_late_ms is None for answer in self.answers
             ),

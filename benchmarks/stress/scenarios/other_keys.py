@@ -22,7 +22,7 @@ import orjson
 from prometheus_client.parser import text_string_to_metric_families
 from tqdm import tqdm
 
-from addnorm.load.client import REFUSED
+from addnorm.load.client import NO_RESPONSE
 from addnorm.load.servers import Server
 from addnorm.load.sweep.tables import table
 from addnorm.service.runtime.manifest import Manifest
@@ -181,7 +181,7 @@ def _asked(asking: Asker, num_kinds: int, seconds: float) -> list[Waits]:
     try:
         delays = asking.stop()
     except OSError:  # the server answers nobody
-        delays = [Delay(kind, REFUSED, seconds) for kind in range(num_kinds)]
+        delays = [Delay(kind, NO_RESPONSE, seconds) for kind in range(num_kinds)]
     return [
         Waits.of([delay for delay in delays if delay.request == kind]) for kind in range(num_kinds)
     ]

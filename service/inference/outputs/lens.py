@@ -65,7 +65,7 @@ class LensOutput(Output[ByLayer]):
         return LENS  # its time is predicted as a head's, by tokens
 
     def head_run_values(self, bundle: Bundle, engine: Engine, batch: Batch) -> int:
-        return 0  # what a run of the lens makes is the answer, which is estimated
+        return 0  # what a run of the lens makes is the response, which is estimated
 
     def pick(self, bundle: Bundle) -> Pick:
         return "every"

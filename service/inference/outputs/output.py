@@ -133,7 +133,7 @@ class Output(Generic[Made_co]):
 
     @property
     def remedy(self) -> str | None:
-        """What to ask for if the answer is too large; None: another output."""
+        """What to ask for if the response is too large; None: another output."""
         return None
 
     def head(self, bundle: Bundle) -> str | None:

@@ -95,7 +95,7 @@ class Sparse(Output[SparseVectors]):
 
     def make(self, of: Computed) -> Steps[SparseVectors]:
         width, limit = self.width(of.bundle), self.max_entries(of.bundle, of.batch)
-        num_left = max(limit, width)  # one sequence alone is never refused
+        num_left = max(limit, width)  # one sequence alone is never rejected
         rows = of.head_rows(self.pick(of.bundle))
         found = list[tuple[Ints, Floats]]()
         for largest in largest_logits(of.engine, rows, width):

@@ -1,4 +1,4 @@
-"""Media types and content codings of bodies, negotiate. Knows bytes and headers only."""
+"""Media types and content codings of bodies, negotiated. Knows bytes and headers only."""
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence

@@ -68,17 +68,17 @@ class EmbedRequest(Strict):
         " Means something only of models trained for it. Not for int8 and uint8.",
     )
     truncate: Literal["NONE", "START", "END"] = Field(
-        "END", description="Which end of a text that is too long is cut; NONE: it is refused."
+        "END", description="Which end of a text that is too long is cut; NONE: it is rejected."
     )
     max_tokens: int | None = Field(
-        None, description="Has no effect; refused if it is below what the model cuts texts to."
+        None, description="Has no effect; rejected if it is below what the model cuts texts to."
     )
     priority: int | None = Field(None, description="Has no effect.")
     precision: Precision | None = Field(
         None, description="One the model has; by default as it says."
     )
-    images: Any = Field(None, description="Refused: this server embeds texts.")
-    inputs: Any = Field(None, description="Refused: send `texts`.")
+    images: Any = Field(None, description="Rejected: this server embeds texts.")
+    inputs: Any = Field(None, description="Rejected: send `texts`.")
 
 
 class EmbedResponse(BaseModel):

@@ -74,7 +74,7 @@ class HuggingFaceRequest(Strict):
     parameters: TaskParameters | None = None
     prompt_name: str | None = PROMPT_NAME
     truncate: bool | None = Field(
-        None, description="Whether texts that are too long are cut, instead of refused."
+        None, description="Whether texts that are too long are cut, instead of rejected."
     )
     truncation_direction: Literal["right", "Right"] | None = Field(
         None, description="Texts are cut at their end."

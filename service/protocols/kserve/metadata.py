@@ -152,7 +152,7 @@ def find(models: Models, model: str, version: str | None = None) -> Model:
 
 
 def ref(model: str, version: str | None = None) -> str:
-    """`name` or `name/version`. A slash in `model` is refused: it would name a version."""
+    """`name` or `name/version`. A slash in `model` is rejected: it would name a version."""
     if "/" in model:
         raise NotFound(f"model {model[:200]!r} is not served here", param="model")
     return model if version is None else f"{model}/{version}"

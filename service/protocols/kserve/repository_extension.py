@@ -38,7 +38,7 @@ class IndexRequest(BaseModel):
 
 
 class LoadRequest(BaseModel):
-    """Parameters that would bring a model or a configuration along are refused."""
+    """Parameters that would bring a model or a configuration along are rejected."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 

@@ -23,7 +23,7 @@ class Duration(BaseModel):
 class InferenceStatistics(BaseModel):
     success: Duration
     fail: Duration = Field(
-        description="Requests for this model that were refused or failed after they were decoded."
+        description="Requests for this model that were rejected or failed after they were decoded."
     )
     queue: Duration
     compute_input: Duration = Field(description="Decode.")

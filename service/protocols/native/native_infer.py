@@ -108,7 +108,7 @@ async def _read_texts(
             " the input type chooses the prompt",
             param="input_type",
         )
-    _outputs(asked, model.bundle, None)  # what cannot be had is refused before texts are tokenized
+    _outputs(asked, model.bundle, None)  # what cannot be had is rejected before texts are tokenized
     if asked.spans is None:
         return Read(model, *await tools.texts.tokenize(texts, call.deadline), None)
     batch, padding, encodings = await tools.texts.tokenize_with_offsets(texts, call.deadline)

@@ -98,7 +98,7 @@ class InferRequest(Options):
     truncate: bool = Field(
         False,
         description="Whether texts that are too long are cut, as the model's authors do it, instead"
-        " of refused.",
+        " of rejected.",
     )
 
     @property

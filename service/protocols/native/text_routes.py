@@ -33,7 +33,7 @@ class TextsRequest(Strict):
     )
     texts: Texts
     truncate: bool = Field(
-        False, description="Whether texts that are too long are cut, instead of refused."
+        False, description="Whether texts that are too long are cut, instead of rejected."
     )
     prompt_name: str | None = PROMPT_NAME
     precision: Precision | None = Field(

@@ -39,7 +39,7 @@ class EmbeddingsRequest(Strict):
     input: Sequences = Field(
         description="A text, token ids of the model's own vocabulary with its special tokens, or a"
         " list of such. An empty text is its special tokens alone. Ids that do not begin and end"
-        " with the special tokens are refused, unless the model has no tokenizer."
+        " with the special tokens are rejected, unless the model has no tokenizer."
     )
     model: str | None = Field(
         None, description="`name` or `name/version`; the latest version by default."
@@ -63,7 +63,7 @@ class EmbeddingsRequest(Strict):
     truncate: bool | None = Field(
         None,
         description="Whether texts that are too long are cut, as the model's authors do it, instead"
-        " of refused.",
+        " of rejected.",
     )
     precision: Precision | None = Field(
         None, description="One the model has; by default as it says."

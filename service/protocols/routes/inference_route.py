@@ -95,7 +95,7 @@ class InferenceHandler:
             _num_bytes(request.headers),
             request.path_params.get("model"),
         )
-        # the body is no variable here: it must not be held while the answer is computed
+        # the body is no variable here: it must not be held while the response is computed
         payload, inference = await parts.request_path.answer(
             *self._call(request, deadline, await parts.receiver.receive(request))
         )

@@ -13,7 +13,7 @@ from addnorm.service.protocols.codec.payload import NO_HEADERS, Payload
 from addnorm.service.scheduling.byte_budget import ByteBudget
 
 FINGERPRINT_HEADER = "x-addnorm-fingerprint"
-SENT_BYTES = 256 * 1024  # of an answer, handed to the socket at once
+SENT_BYTES = 256 * 1024  # of a response, handed to the socket at once
 
 
 def server_timing(stages_s: Mapping[str, float]) -> dict[str, str]:
@@ -32,7 +32,7 @@ class PayloadResponse(Response):
         responses: ByteBudget,
         key: str = "",
     ) -> None:
-        """fingerprint: of what computed the answer. stages_s: for the headers that tell them.
+        """fingerprint: of what computed the response. stages_s: for the headers that tell them.
         responses, key: what it counts for while it is sent."""
         self.payload, self.responses, self.key = payload, responses, key
         self.background, self.status_code = None, 200

@@ -31,7 +31,7 @@ class BodyReceiver:
         declared = request.headers.get("content-length", "0")
         if int(declared) > max_bytes:  # the HTTP parser has rejected all but digits
             raise BodyTooLarge(f"the body has {declared} bytes, the limit is {max_bytes}")
-        if int(declared) > QUICK_BYTES:  # refuse it before it is sent, if it has no space now
+        if int(declared) > QUICK_BYTES:  # reject it before it is sent, if it has no space now
             self._budget.reserve(int(declared), context_of(request.scope).key).release()
         body = await self._receive_whole(request, max_bytes)
         if coding == "identity":

@@ -18,13 +18,13 @@ ROWS, ONE_ROW = TypeAdapter(Integers), TypeAdapter(Row)
 TEXTS = TypeAdapter(Strings)
 INPUTS = Field(
     description="A text, token ids with their special tokens, or a list of either. Ids are not cut,"
-    " and refused without the special tokens at both ends, unless the model has no tokenizer."
+    " and rejected without the special tokens at both ends, unless the model has no tokenizer."
 )
 
 
 class PredictInputs(NamedTuple):
     texts: Annotated[list[Text], Field(fail_fast=True)]
-    is_batch: bool  # then the answer is a list for each
+    is_batch: bool  # then the response is a list for each
 
 
 def _predict_inputs(value: Any) -> PredictInputs:
@@ -70,7 +70,7 @@ class Cutting(Strict):
     truncate: bool | None = Field(
         None,
         description="Whether texts that are too long are cut, which is the default, instead of"
-        " refused.",
+        " rejected.",
     )
     truncation_direction: Literal["Left", "Right", "left", "right"] = Field(
         "right", description="At which end they are cut."

@@ -37,7 +37,7 @@ from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks.classification import Function, best
 from addnorm.service.tasks.similarity import cosines
 
-Shape = Callable[[InferenceResponse], Any]  # outputs -> the answer as JSON has it
+Shape = Callable[[InferenceResponse], Any]  # outputs -> the response as JSON has it
 FIELD = "inputs"
 ENTRIES_AT_ONCE = 1024  # of a sparse vector
 ENTRY_BYTES = 48  # of one as JSON, and as numbers until it is written
@@ -138,7 +138,7 @@ async def _of_sequences(
     tools: Tools,
     shape: Shape | None = None,
 ) -> Decoded:
-    """One output of texts or ids. shape: by default it is the answer as it is."""
+    """One output of texts or ids. shape: by default it is the response as it is."""
     model = call.model(tools.models, None, task)
     are_texts = isinstance(next(iter(asked.inputs), None), str)
     cuts = asked.cuts if are_texts else bool(asked.truncate)

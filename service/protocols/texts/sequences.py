@@ -58,7 +58,7 @@ class SequencesToRead(NamedTuple):
     prompt_name: str | None
     left: bool = False  # whether texts are cut at their beginnings
     hint: str = OTHER_VOCABULARY  # why ids may be none of the model's own
-    only_own: bool = True  # whether ids are refused that nothing tells to be the model's own
+    only_own: bool = True  # whether ids are rejected that nothing tells to be the model's own
 
     async def read(self, call: Call, tools: Tools) -> tuple[Batch, Padding]:
         """Ragged. InvalidInput for what does not fit ids."""

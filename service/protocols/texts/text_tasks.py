@@ -210,7 +210,7 @@ async def fill_masks(
         (LogitsAt(tokens=masks.places),),
         precision,
         field=texts.field,
-        # beside the answer: the logits, all of which are held
+        # beside the response: the logits, all of which are held
         answer_bytes=num_each * (masks.text_bytes + ENTITY_BYTES * num_masks)
         + 4 * num_masks * width,
     )

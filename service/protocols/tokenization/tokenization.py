@@ -50,7 +50,7 @@ class TokenizeResponse(BaseModel):
         " special tokens."
     )
     num_tokens: list[int] = Field(
-        description="Of each text: the other routes refuse, or cut, one with more than `limit`."
+        description="Of each text: the other routes reject, or cut, one with more than `limit`."
     )
     limit: int = Field(
         description="Tokens of a text that the model takes, special tokens included."

@@ -58,8 +58,8 @@ class Connection(HttpToolsProtocol):
         self._in_head = self._in_body = False
         # bytes that are not body: since the last head or body began or ended, or body came
         self._num_loose = 0
-        self._is_refused = False  # nothing that arrives is parsed any more
-        self.aged_at: float | None = None  # from then on an answer may be the last one
+        self._is_rejected = False  # nothing that arrives is parsed any more
+        self.aged_at: float | None = None  # from then on a response may be the last one
         self._has_ended = False  # the caller sends no more
 
     def connection_made(self, transport: Any) -> None:
@@ -89,14 +89,14 @@ class Connection(HttpToolsProtocol):
         return True
 
     def data_received(self, data: bytes) -> None:
-        if self._is_refused:
+        if self._is_rejected:
             return  # not parsed: the parser would keep a header until it is whole
         if self._since is None:
             self._since = self.loop.time()
         self._num_loose += len(data)
         super().data_received(data)
-        if self._num_loose > self.settings.max_header_bytes and not self._is_refused:
-            self._refuse(too_large(self._num_loose, self.settings))
+        if self._num_loose > self.settings.max_header_bytes and not self._is_rejected:
+            self._reject(too_large(self._num_loose, self.settings))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -130,8 +130,8 @@ class Connection(HttpToolsProtocol):
             return  # the head is parsed again, see Parser
         self._in_head, self._in_body, self._num_loose = False, True, 0
         self.strangers.pop(self, None)
-        if refusal := self._wrong():
-            attach_context(self.scope["state"]).refusal = refusal
+        if error := self._wrong():
+            attach_context(self.scope["state"]).head_error = error
         if self.aged_at is not None:
             attach_context(self.scope["state"]).ends_connection = self._ends_by_age
         super().on_headers_complete()
@@ -148,7 +148,7 @@ class Connection(HttpToolsProtocol):
         self._since, self._in_body, self._num_loose = None, False, 0
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own returns bool | None
-        """Whether to keep the connection: a caller that sends no more may still read its answer.
+        """Whether to keep the connection: a caller that sends no more may still read its response.
 
         A caller that has left looks the same, so it is asked. In TLS asyncio closes in any case.
         """
@@ -159,7 +159,7 @@ class Connection(HttpToolsProtocol):
         return self._has_ended
 
     def _ends_by_age(self) -> bool:
-        """Whether the answer that begins now is the connection's last one.
+        """Whether the response that begins now is the connection's last one.
 
         Not while its request still arrives, nor if others were sent ahead: their answers come
         first. An idle connection is not ended by its age, because a request may be on its way.
@@ -174,12 +174,12 @@ class Connection(HttpToolsProtocol):
     def _drop_the_rest(self) -> None:
         """The caller was told that nothing more is answered. `timeout_keep_alive` bounds the wait
         for its end."""
-        self._is_refused, self._since = True, None
+        self._is_rejected, self._since = True, None
         self.pipeline.clear()
 
     def timeout_keep_alive_handler(self) -> None:
         """Closes an idle connection, unless a request has arrived that waits to be read."""
-        is_closing = self._is_refused or self.transport.is_closing()
+        is_closing = self._is_rejected or self.transport.is_closing()
         if is_closing or not has_unread(self.transport):
             super().timeout_keep_alive_handler()
             return
@@ -191,7 +191,7 @@ class Connection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _ask_whether_left(self) -> None:
-        """Sends a 100, which every caller must accept before its answer (RFC 9110, 15.2).
+        """Sends a 100, which every caller must accept before its response (RFC 9110, 15.2).
 
         If the caller has left, its side resets the connection.
         """
@@ -218,14 +218,14 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls it when the parser does not accept the bytes."""
-        self._refuse(InvalidHttp(INVALID_HTTP))
+        self._reject(InvalidHttp(INVALID_HTTP))
 
-    def _refuse(self, error: ServiceError) -> None:
+    def _reject(self, error: ServiceError) -> None:
         """Answers what never became a whole request, and closes.
 
-        If an earlier request is being answered, the connection is closed after that answer instead.
+        If an earlier request is being answered, the connection is closed after that instead.
         """
-        self._is_refused = True
+        self._is_rejected = True
         is_answering = self._is_answering()
         is_its_own = is_answering and self.cycle.more_body and not self.cycle.response_started
         is_answered = self._in_body and not is_answering
@@ -257,7 +257,7 @@ class Connection(HttpToolsProtocol):
         elif seconds > limit_s + BODY_GRACE_S:
             self.transport.abort()
         elif seconds > limit_s and self._in_head:
-            self._refuse(RequestTimeout(f"the head did not arrive within {limit_s:g} s"))
+            self._reject(RequestTimeout(f"the head did not arrive within {limit_s:g} s"))
         elif seconds > limit_s and self.cycle is not None:
             late = RequestTimeout(f"the body did not arrive within {limit_s:g} s")
             attach_context(self.scope["state"]).late = late

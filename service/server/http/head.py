@@ -22,8 +22,8 @@ def wrong_head(
     target: bytes, headers: Headers, http_version: str, settings: Settings
 ) -> ServiceError | None:
     """target: path and query."""
-    if refusal := _wrong_coding(headers, http_version):
-        return refusal
+    if error := _wrong_coding(headers, http_version):
+        return error
     num_bytes = len(target) + LINE_BYTES * len(headers)
     num_bytes += sum(map(len, chain.from_iterable(headers)))
     if num_bytes > settings.max_header_bytes:

@@ -1,4 +1,4 @@
-"""The end of a connection that has reached its age: no answer is lost, whatever the caller sends.
+"""The end of a connection that has reached its age: no response is lost, whatever the caller sends.
 
 After `connection: close` callers send nothing more, but what they sent ahead may still arrive. If
 the socket were closed, it would be answered with a reset, and a reset discards what the caller has
@@ -31,7 +31,7 @@ class LastAnswer:
     """What the last answer is written to: a transport whose `close` ends the sending side alone."""
 
     def __init__(self, transport: Transport, drop_the_rest: Callable[[], None]) -> None:
-        """drop_the_rest: called once the answer is written; what arrives then has no effect."""
+        """drop_the_rest: called once the response is written; what arrives then has no effect."""
         self._transport, self._drop_the_rest = transport, drop_the_rest
         self.write, self.is_closing = transport.write, transport.is_closing
 

@@ -208,7 +208,7 @@ def client(task_bundles: Path) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]} {row[3][:40]}")
-def test_what_is_just_over_a_limit_is_refused_by_its_value(
+def test_what_is_just_over_a_limit_is_rejected_by_its_value(
     client: httpx.Client, row: tuple[str, Any, Any, str]
 ) -> None:
     path, under, over, words = row
@@ -269,7 +269,7 @@ FACTORS: dict[str, tuple[str, Any, str]] = {
 
 
 @pytest.mark.parametrize("case", FACTORS)
-def test_what_is_refused_was_never_built(task_client: httpx.Client, case: str) -> None:
+def test_what_is_rejected_was_never_built(task_client: httpx.Client, case: str) -> None:
     path, body, words = FACTORS[case]
     answer, num_bytes, peak = peak_of(task_client, path, body)
     assert answer.status_code == 400

@@ -137,7 +137,7 @@ def huge(small: Path) -> Iterator[httpx.Client]:
         {"outputs": ["logits"], "logits": {"positions": "last"}},
     ],
 )
-def test_what_float16_cannot_hold_is_refused_by_name(
+def test_what_float16_cannot_hold_is_rejected_by_name(
     huge: httpx.Client, wanted: dict[str, Any], ragged: bool, accept: str
 ) -> None:
     rows = (
@@ -242,7 +242,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_tensors_are_refused_in_words(client: httpx.Client, case: str) -> None:
+def test_bad_tensors_are_rejected_in_words(client: httpx.Client, case: str) -> None:
     arrays, options, words = BAD[case]
     answer = post(client, arrays, {"model": "gpt", **options})
     assert answer.status_code == 400, answer.text[:200]
@@ -267,7 +267,7 @@ HEADER = b'{"input_ids":{"dtype":"I64","shape":[1,%s],"data_offsets":[0,8]}}'
         + b"\0" * 8,
     ],
 )
-def test_bodies_that_lie_are_refused(client: httpx.Client, body: bytes) -> None:
+def test_bodies_that_lie_are_rejected(client: httpx.Client, body: bytes) -> None:
     answer = client.post("/v1/infer", content=body, headers={"content-type": SAFETENSORS})
     assert answer.status_code == 400
     assert "not safetensors" in answer.json()["error"]["message"]
@@ -331,7 +331,7 @@ def test_no_metadata_is_no_request(client: httpx.Client) -> None:
         ("null", "the body is not safetensors"),
     ],
 )
-def test_odd_headers_are_refused_in_words(client: httpx.Client, header: str, words: str) -> None:
+def test_odd_headers_are_rejected_in_words(client: httpx.Client, header: str, words: str) -> None:
     answer = client.post(
         "/v1/infer", content=with_header(header), headers={"content-type": SAFETENSORS}
     )
@@ -396,7 +396,7 @@ def test_one_coding_named_alone_is_a_wish(sent: str, coding: str | None) -> None
     assert wanted_coding(Headers({"accept-encoding": sent} if sent else {})) == coding
 
 
-def test_a_header_of_very_many_tensors_is_refused_unread(client: httpx.Client) -> None:
+def test_a_header_of_very_many_tensors_is_rejected_unread(client: httpx.Client) -> None:
     header = json.dumps(
         {f"t{n}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for n in range(2000)}
     ).encode()

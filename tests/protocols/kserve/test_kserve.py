@@ -237,7 +237,7 @@ BAD: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_requests_are_refused_with_a_message_that_names_the_field(
+def test_bad_requests_are_rejected_with_a_message_that_names_the_field(
     client: httpx.Client, case: str
 ) -> None:
     body, words = BAD[case]

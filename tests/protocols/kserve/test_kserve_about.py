@@ -249,7 +249,7 @@ def test_what_the_operator_opened_loads_and_unloads(admin: httpx.Client) -> None
         ("index", {"ready": "yes"}, 400, "ready: Input should be a valid boolean"),
     ],
 )
-def test_bad_repository_requests_are_refused_in_words(
+def test_bad_repository_requests_are_rejected_in_words(
     admin: httpx.Client, path: str, body: dict[str, Any], status: int, words: str
 ) -> None:
     answer = admin.post(f"/v2/repository/{path}", json=body)

@@ -265,7 +265,7 @@ BAD: dict[str, tuple[tuple[bytes, bytes], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bodies_that_lie_are_refused_with_the_reason(client: httpx.Client, case: str) -> None:
+def test_bodies_that_lie_are_rejected_with_the_reason(client: httpx.Client, case: str) -> None:
     parts, headers, words = BAD[case]
     answer = post(client, parts, **headers)
     assert answer.status_code == 400, answer.text
@@ -276,7 +276,7 @@ def test_bodies_that_lie_are_refused_with_the_reason(client: httpx.Client, case:
 LIMIT = 2**20
 
 
-def test_a_bomb_is_refused_and_memory_stays_flat(notebook: Path) -> None:
+def test_a_bomb_is_rejected_and_memory_stays_flat(notebook: Path) -> None:
     bombs = {
         coding: make(bytes(256 * LIMIT))
         for coding, make in (("gzip", gzip.compress), ("deflate", zlib.compress))

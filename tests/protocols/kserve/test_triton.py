@@ -238,7 +238,7 @@ def test_perf_analyzer_measures_to_the_end(url: str, load: list[str]) -> None:
     ("data", "words"),
     [("random", "attention_mask[0][0] is"), ("zero", "Inferences/Second vs. Client")],
 )
-def test_perf_analyzers_own_data_is_refused_in_words_or_answered(
+def test_perf_analyzers_own_data_is_rejected_in_words_or_answered(
     url: str, data: str, words: str
 ) -> None:
     shapes = ["--shape", "input_ids:16", "--shape", "attention_mask:16"]
