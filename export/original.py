@@ -121,7 +121,7 @@ class Original:
             torch.tensor([row], device=_device(self._reference)) for row in (ids, types) if row
         ]
         try:
-            answer = _tensor(self._reference(*inputs))
+            answer = tensor_of(self._reference(*inputs))
         except OriginalError:
             raise
         except Exception as error:  # it is the caller's code
@@ -132,7 +132,8 @@ class Original:
         return _squeezed(answer, len(ids))
 
 
-def _tensor(answer: Any) -> Tensor:
+def tensor_of(answer: Any) -> Tensor:
+    """Of a tensor, a tuple, or an output of transformers. OriginalError if there is none."""
     if isinstance(answer, Mapping) or hasattr(answer, "keys"):
         answer = next((answer[name] for name in FIELDS if name in answer), None)
     elif isinstance(answer, tuple | list) and answer:
