@@ -1,6 +1,6 @@
 """`export_bundle` and `verify_bundle`: certified bundles of models that are in memory."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
@@ -9,8 +9,11 @@ from typing import Any, Literal
 from torch import nn
 
 from addnorm.export import in_memory, sources, writer
+from addnorm.export.modules.source import of_module
 from addnorm.export.sources import Source, UsageError
 from addnorm.export.writer import REFUSALS, Plan
+from addnorm.model.config import Config
+from addnorm.model.transformer import Transformer
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
 from addnorm.service.runtime.manifest import Pooling
@@ -37,15 +40,17 @@ def export_bundle(
     tokenizer: str | PathLike[str] | None = None,
     max_length: int | None = None,
     reference: Callable[..., Any] | None = None,
+    config: Config | Mapping[str, Any] | None = None,
+    weights: Mapping[str, str | Sequence[str]] | None = None,
 ) -> Bundle:
     """Writes a model to `out/name/version/`, certified, for `addnorm serve --bundles out`.
 
     It takes from seconds to minutes, and prints what it does.
 
-    model: a `Transformer` of Addnorm, or a model of transformers whose family is supported.
-        float32, in training mode or not, on any device. It is not changed: a copy on the CPU and in
-        evaluation mode is exported. The heads of a `Transformer` are named "logits", "pooled" or
-        "token_vectors".
+    model: a `Transformer` of Addnorm, a model of transformers whose family is supported, or any
+        module that is such a transformer: it is recognized by what it computes. float32, in
+        training mode or not, on any device. It is left as it was. The heads of a `Transformer` are
+        named "logits", "pooled" or "token_vectors"; that of another module is "logits".
     version: a whole number from 1 on; the next free one by default.
     precisions: "fp32", "fp16" and "int8", or some of them. Requests that name none get the first.
     lens: whether requests may ask for the hidden states and the attention of each layer, in fp32.
@@ -63,7 +68,14 @@ def export_bundle(
         with token ids `[1, S]` (and token types, if the model has them), one sequence at a time,
         without pads, and answers with activations or with what a head makes. What is served must
         equal its answers. Without one a `Transformer` is compared with itself alone, and its
-        certificate says so. A model of transformers is its own reference.
+        certificate says so. Other models are their own reference. A module that takes more than
+        ids, or answers with more, needs one: `reference=lambda ids: module(ids, mask)[1]`.
+    config: of a module that is recognized, fields that must be as found, such as
+        {"max_positions": 128} where it sets no limit. With weights, the whole Config.
+    weights: of a module that is not recognized, its parts by hand: names of a `Transformer`'s
+        modules or parameters, with `{}` for the number of a block -> the module's own; several
+        where they lie apart: {"blocks.{}.attention.qkv": ("layers.{}.q", "layers.{}.k", ...)}.
+        Biases that are left out are zeros. The order of a fused matrix is tried.
 
     ExportError if anything does not fit or any check fails.
 
@@ -74,7 +86,9 @@ def export_bundle(
     with _one_error():
         default = precisions[0] if precisions else "fp32"
         plan = Plan("packed", tuple(precisions), default, lens)
-        with _source(model, labels, pooling, normalize, tokenizer, max_length, reference) as source:
+        with _source(
+            model, labels, pooling, normalize, tokenizer, max_length, reference, config, weights
+        ) as source:
             return writer.export(source, Path(out), name, version, plan)
 
 
@@ -85,11 +99,13 @@ def verify_bundle(
     tokenizer: str | PathLike[str] | None = None,
     provider: Literal["cpu", "cuda"] = "cpu",
     reference: Callable[..., Any] | None = None,
+    config: Config | Mapping[str, Any] | None = None,
+    weights: Mapping[str, str | Sequence[str]] | None = None,
 ) -> Bundle:
     """Makes the certificate of a bundle again, on this machine, from the model that it was made of.
 
-    path: a folder `name/version`. tokenizer, reference: as in `export_bundle`, if they were given
-    there.
+    path: a folder `name/version`. tokenizer, reference, config, weights: as in `export_bundle`, if
+    they were given there.
     provider: "cuda" adds to the certificate what holds on this GPU.
 
     ExportError if the bundle was made of another model, or if any check fails.
@@ -108,6 +124,8 @@ def verify_bundle(
             tokenizer,
             made.get("max_length"),
             reference,
+            config,
+            weights,
         ) as source:
             writer.certify_again(bundle, source, provider)
         return bundles.read(bundle.path)
@@ -129,21 +147,33 @@ def _source(
     tokenizer: str | PathLike[str] | None,
     max_length: int | None,
     reference: Callable[..., Any] | None,
+    config: Config | Mapping[str, Any] | None,
+    weights: Mapping[str, str | Sequence[str]] | None,
 ) -> AbstractContextManager[Source]:
     folder = None if tokenizer is None else Path(tokenizer)
     if in_memory.saves_itself(model):
         if reference is not None:
-            raise UsageError(f"reference is set: a {type(model).__qualname__} is its own")
+            raise UsageError(f"reference is set: a {_kind(model)} is its own")
+        if config is not None or weights is not None:
+            raise UsageError(f"config and weights are of modules, the model is a {_kind(model)}")
         names = None if labels is None else tuple(labels)
         facts = {"pooling": pooling, "normalize": normalize}
         return in_memory.saved(model, folder, names, max_length, **facts)
-    source = sources.module(
-        model,  # type: ignore[arg-type]
-        labels=labels,
-        pooling=pooling or "mean",
-        normalize=bool(normalize),
-        tokenizer=folder,
-        max_length=max_length,
-        reference=reference,
+    options: dict[str, Any] = {
+        "labels": labels,
+        "normalize": bool(normalize),
+        "tokenizer": folder,
+        "max_length": max_length,
+    }
+    if isinstance(model, nn.Module) and not isinstance(model, Transformer):
+        options |= {"reference": reference, "config": config, "weights": weights}
+        return nullcontext(of_module(model, pooling=pooling, **options))
+    if config is not None or weights is not None:
+        raise UsageError(f"config and weights are of modules, the model is a {_kind(model)}")
+    return nullcontext(
+        sources.module(model, pooling=pooling or "mean", reference=reference, **options)
     )
-    return nullcontext(source)
+
+
+def _kind(model: Any) -> str:
+    return type(model).__qualname__

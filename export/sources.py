@@ -124,10 +124,11 @@ def module(
     tokenizer: Path | None,
     max_length: int | None,
     reference: Callable[..., Any] | None = None,
+    pad: int | None = None,
 ) -> Source:
     """A copy of a model in memory, on the CPU and in evaluation mode.
 
-    reference: see `Original`.
+    reference, pad: see `Original`.
 
     UsageError if the arguments do not fit, CheckpointError if the tokenizer's folder is broken.
     """
@@ -148,7 +149,9 @@ def module(
         raise UsageError(f"the tokenizer cannot be used: {with_texts}")
     try:
         original = (
-            None if reference is None else Original(reference, model.config, cast(Pick, pooling))
+            None
+            if reference is None
+            else Original(reference, model.config, cast(Pick, pooling), pad)
         )
     except OriginalError as error:
         raise UsageError(str(error)) from error

@@ -21,10 +21,6 @@ SHAPE_ONLY = ("empty_like", "full_like", "new_empty", "new_full", "new_ones", "n
 LOOKUPS = ("embedding", "index", "index_select", "gather")
 
 
-class TraceError(ValueError):
-    """The forward cannot be followed. The message says why."""
-
-
 class Enough(Exception):
     """All that was wanted of this forward is there."""
 

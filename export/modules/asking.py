@@ -1,0 +1,109 @@
+"""How a module is asked: with one sequence at a time, on its own weights or on drawn ones."""
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from addnorm.export.modules.parts import Unrecognized
+from addnorm.export.modules.trace import Enough, Trace
+from addnorm.export.original import OriginalError, tensor_of
+from addnorm.model.config import Pick
+from addnorm.model.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class Recognized:
+    """model: with the module's weights. ask: calls the module. lines: what was found, and how.
+
+    pad: an id that the module takes for a pad wherever it stands. pooling: how it makes a row of a
+    sequence."""
+
+    model: Transformer
+    ask: "Asking"
+    lines: list[str]
+    pad: int | None
+    pooling: Pick
+
+
+class Asking(nn.Module):
+    """ids `[1, S]`, and types if the module takes them -> what the module answers."""
+
+    def __init__(self, call: Callable[..., Any], module: nn.Module, turned: bool) -> None:
+        """turned: the module takes `[S, 1]`."""
+        super().__init__()
+        self.module, self.turned = module, turned
+        self._call = (call,)  # no submodule of its own
+        self.name = type(module).__qualname__
+
+    def forward(self, ids: Tensor, types: Tensor | None = None) -> Any:
+        inputs = [ids] if types is None else [ids, types]
+        return self._call[0](*(x.T if self.turned else x for x in inputs))
+
+
+def traced(ask: Asking, ids: Tensor, types: Tensor | None, enough: int | None = None) -> Trace:
+    """OriginalError if the module fails, or answers with no tensor."""
+    trace = Trace(ids, types, enough)
+    inputs = [ids] if types is None else [ids, types]
+    try:
+        with trace.named(ask.module), trace:
+            answer = ask(*inputs)
+    except Enough:
+        return trace
+    except Unrecognized:
+        raise
+    except Exception as error:  # it is the caller's code
+        raise OriginalError(
+            f"the module fails on a sequence of {ids.shape[1]} tokens:"
+            f" {type(error).__name__}: {error}"
+        ) from error
+    trace.answer = trace.value_of(tensor_of(answer))
+    return trace
+
+
+@contextmanager
+def drawn_anew(
+    module: nn.Module, size: float = 1.0, unscaled: Collection[str] = ()
+) -> Iterator[None]:
+    """All weights drawn, until the block ends: with those that training begins with, attention is
+    nearly uniform, gammas are 1 and biases 0, and most mistakes do not show.
+
+    size: of all but the parameters `unscaled`.
+    """
+    generator = torch.Generator().manual_seed(0)
+    before = [(name, parameter, parameter.data) for name, parameter in module.named_parameters()]
+    try:
+        for name, parameter, data in before:
+            drawn = torch.randn(data.shape, generator=generator)
+            is_vector = data.dim() < 2
+            drawn = 0.7 + 0.3 * drawn if is_vector else drawn * 1.2 * data.shape[-1] ** -0.5
+            parameter.data = (drawn * (1.0 if name in unscaled else size)).to(data)
+        yield
+    finally:
+        for _, parameter, data in before:
+            parameter.data = data
+
+
+def takes_types(module: nn.Module) -> bool:
+    """Unrecognized where more is needed than ids and token types."""
+    found = inspect.signature(module.forward).parameters.values()
+    names = [
+        x.name for x in found
+        if x.default is x.empty and x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)
+    ]  # fmt: skip
+    has_types = len(names) == 2 and any(word in names[1].lower() for word in ("type", "seg"))
+    if len(names) > 1 + has_types:
+        raise Unrecognized(
+            f"forward needs {', '.join(names)}: say how it is called with one sequence without"
+            f" pads, reference=lambda {names[0]}: module({names[0]}, ...)"
+        )
+    return has_types
+
+
+def as_inputs(ids: Sequence[int], has_types: bool) -> tuple[Tensor, Tensor | None]:
+    types = torch.arange(len(ids)) * 2 // len(ids) if has_types else None
+    return torch.tensor([ids]), None if types is None else types[None]
