@@ -137,6 +137,9 @@ def _one_error() -> Iterator[None]:
         yield
     except REFUSALS as error:
         raise ExportError(str(error)) from error
+    except Exception as error:  # of PyTorch's exporter, of a module's code: one class for callers
+        first = str(error).partition("\n")[0]
+        raise ExportError(f"the export failed: {type(error).__name__}: {first}") from error
 
 
 def _source(

@@ -32,6 +32,7 @@ class Source:
     origin: the manifest's `source`. facts: its pooling, normalize, labels and prompts. texts: how
     it takes texts, or why it takes none. folder: where transformers finds its tokenizer. loaded:
     what was found in that folder. original: the forward of whoever wrote the model, if it is given.
+    pad_id: an id that this forward takes for a pad wherever it stands.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Source:
     folder: Path | None = None
     loaded: Checkpoint | None = None
     original: Original | None = None
+    pad_id: int | None = None
 
     def compared_with(self) -> dict[str, Any]:
         """What the bundle is proved to equal, for its certificate."""
@@ -155,7 +157,7 @@ def module(
         )
     except OriginalError as error:
         raise UsageError(str(error)) from error
-    return Source(name, twin, origin, facts, with_texts, tokenizer, original=original)
+    return Source(name, twin, origin, facts, with_texts, tokenizer, original=original, pad_id=pad)
 
 
 def _facts(found: Texts | NoTexts) -> dict[str, Any]:

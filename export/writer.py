@@ -147,10 +147,11 @@ def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) ->
 
 def _limits(source: Source, config: Config, folder: Path) -> Limits:
     """The model's own limits and that of its texts. Writes the tokenizer to `folder`, if any."""
-    limits = {
+    limits: dict[str, Any] = {
         "max_positions": config.max_positions,
         "vocab_size": config.vocab_size,
         "type_vocab_size": config.type_vocab_size,
+        "pad_id": source.pad_id,
     }
     found = source.texts
     if isinstance(found, NoTexts):

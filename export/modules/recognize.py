@@ -58,6 +58,7 @@ def recognized(
 def _of(ask: Asking, has_types: bool, max_positions: int | None) -> Recognized:
     with drawn_anew(ask.module):
         first = _first(ask, has_types)
+        _refuse_random(first, traced(ask, *as_inputs([1] * first.length, has_types)))
         pads = _pads(first)
         ids = _ids(first.length, _vocab_size(first), pads)
         trace = traced(ask, *as_inputs(ids, has_types))
@@ -84,6 +85,14 @@ def _first(ask: Asking, has_types: bool) -> Trace:
         except OriginalError as error:
             why = error
     raise why
+
+
+def _refuse_random(first: Trace, second: Trace) -> None:
+    if not torch.equal(_answer(first).tensor, _answer(second).tensor):
+        raise Unrecognized(
+            "it gives two answers to one sequence: something in it is random, such as dropout that"
+            " evaluation mode does not end"
+        )
 
 
 def _vocab_size(first: Trace) -> int:

@@ -55,10 +55,6 @@ class Head:
     norm: Norm | None = None
     linear: Landmark | None = None
 
-    @property
-    def is_affine(self) -> bool:
-        return self.dense is None
-
 
 @dataclass
 class Shape:
@@ -248,7 +244,7 @@ class Shape:
             dense, (activation, norm) = before, self._dense(before, value)
             value = self.parts.same(before.inputs[0])
         value, inner = self._picked(value)
-        if outer and (inner or not _commutes(outer, dense)):
+        if outer and (inner or ((linear or dense) and not _commutes(outer, dense))):
             raise Unrecognized("a row is made of the sequence's after the head", self.answer)
         return Head(inner or outer, dense, activation, norm, linear), value
 

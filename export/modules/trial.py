@@ -85,6 +85,7 @@ def norm(entry: Value, exit_: Value) -> tuple[Norm, str]:
     (found,) = again([exit_], {entry: rows})
     if found.shape[-1] != rows.shape[-1] or found.numel() != rows.numel():
         raise Unrecognized("norm: it makes rows of another width", exit_)
+    _refuse_mixing(entry, exit_, rows, found)
     steps, n = between([exit_], {entry: rows}), rows.shape[-1]
     tried: dict[str, float] = {}
     norms: dict[str, tuple[Norm, str]] = {}
@@ -97,6 +98,16 @@ def norm(entry: Value, exit_: Value) -> tuple[Norm, str]:
                 eps_, factor = eps * deviation.eps(n), deviation.gamma(n)
                 norms[name] = Norm(deviation.kind, eps_, gamma, beta, factor), words
     return norms[decide("norm", tried, exit_)]
+
+
+def _refuse_mixing(entry: Value, exit_: Value, rows: Tensor, found: Tensor) -> None:
+    other, width = rows.clone(), rows.shape[-1]
+    other.view(-1, width)[-1] *= -3
+    (moved,) = again([exit_], {entry: other})
+    if not torch.equal(moved.reshape(-1, width)[0], found.reshape(-1, width)[0]):
+        raise Unrecognized(
+            "norm: a token's row depends on others' rows, so tokens are mixed", exit_
+        )
 
 
 def _normalized(rows: Tensor, steps: list[Step]) -> Iterator[tuple[float, str, Tensor]]:
