@@ -113,7 +113,8 @@ def verify_bundle(
     with _one_error():
         bundle = writer.read_again(Path(path), provider)
         manifest = bundle.manifest
-        if TOKENIZER in manifest.files and tokenizer is None:
+        brings_its_own = getattr(model, "tokenizer", None) is not None
+        if TOKENIZER in manifest.files and tokenizer is None and not brings_its_own:
             raise UsageError(f"{bundle.ref} takes texts: name the folder of its tokenizer")
         made = manifest.source
         with _source(

@@ -160,6 +160,11 @@ def module(
     return Source(name, twin, origin, facts, with_texts, tokenizer, original=original, pad_id=pad)
 
 
+def with_origin(source: Source, more: Mapping[str, Any]) -> Source:
+    """More for the manifest's `source`."""
+    return replace(source, origin={**source.origin, **more})
+
+
 def _facts(found: Texts | NoTexts) -> dict[str, Any]:
     """What the manifest says of texts."""
     if isinstance(found, NoTexts):

@@ -15,6 +15,8 @@ from addnorm.export.original import OriginalError, tensor_of
 from addnorm.model.config import Pick
 from addnorm.model.transformer import Transformer
 
+COMPARISONS = ("eq", "ne", "gt")
+
 
 @dataclass(frozen=True)
 class Recognized:
@@ -107,3 +109,24 @@ def takes_types(module: nn.Module) -> bool:
 def as_inputs(ids: Sequence[int], has_types: bool) -> tuple[Tensor, Tensor | None]:
     types = torch.arange(len(ids)) * 2 // len(ids) if has_types else None
     return torch.tensor([ids]), None if types is None else types[None]
+
+
+def pads_of(trace: Trace) -> set[int]:
+    """Ids that the module compares its input with."""
+    assert trace.ids
+    parts, found = (trace.ids.tensor.flatten(), set())
+    for step in trace.steps:
+        if step.op not in COMPARISONS or not step.inputs[0].of_ids or step.rows:
+            continue
+        if torch.equal(step.inputs[0].tensor.flatten(), parts):
+            found |= {int(x) for x in step.arguments[1:] if isinstance(x, int)}
+            found |= {int(x.tensor) for x in step.inputs[1:] if x.tensor.numel() == 1}
+    return found
+
+
+def drawn_ids(length: int, vocab_size: int, pads: set[int], seed: int = 0) -> list[int]:
+    """Different ones, where there are so many."""
+    known = [index for index in range(vocab_size) if index not in pads]
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.randperm(max(length, len(known)), generator=generator)[:length]
+    return [known[place % len(known)] for place in places.tolist()]

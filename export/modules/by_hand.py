@@ -11,7 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from addnorm.export.modules.asking import Asking, Recognized, drawn_anew
+from addnorm.export.modules.asking import (
+    Asking,
+    Recognized,
+    as_inputs,
+    drawn_anew,
+    drawn_ids,
+    pads_of,
+    traced,
+)
 from addnorm.export.modules.parts import Unrecognized
 from addnorm.export.modules.trace import plainly
 from addnorm.export.original import Original, as_found
@@ -65,20 +73,25 @@ def filled(
         raise UsageError("weights is set: config needs a whole Config, since nothing is recognized")
     twin = module if reference else copy.deepcopy(module).cpu()
     ask = Asking(reference or twin, twin, turned=False)
-    keys = _all_keys(Transformer(config), named, twin.state_dict())
+    keys = _all_keys(Transformer(config), named, twin)
     with as_found(ask), plainly():
-        layout, near = _layout(config, twin, keys, ask)
+        pads = pads_of(traced(ask, *as_inputs([1], has_types=False)))
+        layout, near = _layout(config, twin, keys, Asked(ask, pads))
     model = _model(config, keys, twin.state_dict(), layout)
     whole = Asking(reference or module, module, turned=False)
     lines = [f"  by hand: {len(keys)} parameters; matrices {layout} (trial: {near})"]
-    return Recognized(model, whole, lines, None, "mean")
+    return Recognized(model, whole, lines, min(pads, default=None), "mean")
 
 
 def _all_keys(
-    model: Transformer, named: Mapping[str, str | Sequence[str]], stored: Mapping[str, Tensor]
+    model: Transformer, named: Mapping[str, str | Sequence[str]], module: nn.Module
 ) -> Keys:
     """Without biases that the module has not: they are zeros."""
-    found = {name: _keys(name, named, stored) for name in model.state_dict()}
+    stored, parameters = module.state_dict(), dict(module.named_parameters())
+    found = {
+        name: None if _is_computed(name, model) else _keys(name, named, stored)
+        for name in model.state_dict()
+    }
     keys = {name: parts for name, parts in found.items() if parts is not None}
     missing = [
         name for name, parts in found.items()
@@ -86,7 +99,7 @@ def _all_keys(
     ]  # fmt: skip
     missing += [key for parts in keys.values() for key in parts if key not in stored]
     used = {stored[key].data_ptr() for parts in keys.values() for key in parts if key in stored}
-    surplus = [key for key, tensor in stored.items() if tensor.data_ptr() not in used]
+    surplus = [key for key in parameters if stored[key].data_ptr() not in used]
     listed = {"missing": missing, "unexpected": surplus}
     if any(listed.values()):
         words = "; ".join(f"{what}: {', '.join(x)}" for what, x in listed.items() if x)
@@ -121,14 +134,22 @@ def _listed(names: str | Sequence[str]) -> Sequence[str]:
     return (names,) if isinstance(names, str) else names
 
 
-def _layout(config: Config, module: nn.Module, keys: Keys, ask: Asking) -> tuple[Layout, str]:
+class Asked(NamedTuple):
+    """A module, and the ids that it takes for pads."""
+
+    ask: Asking
+    pads: set[int]
+
+
+def _layout(config: Config, module: nn.Module, keys: Keys, asked: Asked) -> tuple[Layout, str]:
     """The only one that agrees with the forward, and how near the others come."""
     tried: dict[Layout, float] = {}
+    misshapen: MisshapenError | None = None
     for layout in _layouts(keys):
         try:
-            tried[layout] = max(_difference(config, module, keys, ask, layout, x) for x in SIZES)
+            tried[layout] = max(_difference(config, module, keys, asked, layout, x) for x in SIZES)
         except MisshapenError as raised:
-            misshapen = raised
+            misshapen = misshapen or raised
     if not tried:
         raise UsageError(f"weights do not fit: misshaped: {misshapen}")
     near = sorted(tried.items(), key=lambda item: item[1])
@@ -150,17 +171,17 @@ def _layouts(keys: Keys) -> list[Layout]:
 
 
 def _difference(
-    config: Config, module: nn.Module, keys: Keys, ask: Asking, layout: Layout, size: float
+    config: Config, module: nn.Module, keys: Keys, asked: Asked, layout: Layout, size: float
 ) -> float:
     """The largest on weights of this size, as a share of the largest number."""
     gammas = {key for name, parts in keys.items() if name.endswith("gamma") for key in parts}
     with drawn_anew(module, size, gammas):
         model = _model(config, keys, module.state_dict(), layout)
-        original, worst = Original(ask, config), 0.0
+        original = Original(asked.ask, config, pad=min(asked.pads, default=None))
+        worst = 0.0
         for length in LENGTHS:
-            generator = torch.Generator().manual_seed(length)
             length = min(length, config.max_positions)
-            ids = torch.randint(config.vocab_size, (length,), generator=generator).tolist()
+            ids = drawn_ids(length, config.vocab_size, asked.pads, seed=length)
             expected, found = original.rows(ids, None), original.of_model(model, ids, None)
             difference = abs(found - expected).max() / max(abs(expected).max(), 1e-30)
             worst = max(worst, float(difference) if difference == difference else torch.inf)

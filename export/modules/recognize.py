@@ -14,6 +14,8 @@ from addnorm.export.modules.asking import (
     Recognized,
     as_inputs,
     drawn_anew,
+    drawn_ids,
+    pads_of,
     takes_types,
     traced,
 )
@@ -25,7 +27,6 @@ from addnorm.model.transformer import Transformer
 
 LENGTHS = (7, 5, 3)  # of the sequences that are followed: the first that the module takes
 NO_LIMIT = 512  # positions, where the module sets no limit
-COMPARISONS = ("eq", "ne", "gt")
 AGREES = 1e-3  # of the largest number, of float32 through all layers with weights drawn anew
 
 
@@ -58,9 +59,10 @@ def recognized(
 def _of(ask: Asking, has_types: bool, max_positions: int | None) -> Recognized:
     with drawn_anew(ask.module):
         first = _first(ask, has_types)
+        vocab_size = _vocab_size(first)
         _refuse_random(first, traced(ask, *as_inputs([1] * first.length, has_types)))
-        pads = _pads(first)
-        ids = _ids(first.length, _vocab_size(first), pads)
+        pads = pads_of(first)
+        ids = drawn_ids(first.length, vocab_size, pads)
         trace = traced(ask, *as_inputs(ids, has_types))
         shape = Shape(Parts(trace), _answer(trace))
         limits = weights.limits(shape)
@@ -105,27 +107,6 @@ def _vocab_size(first: Trace) -> int:
     raise Unrecognized("no table is read at the token ids: inputs that are no ids are not served")
 
 
-def _pads(trace: Trace) -> set[int]:
-    """Ids that the module compares its input with."""
-    assert trace.ids
-    parts, found = (trace.ids.tensor.flatten(), set())
-    for step in trace.steps:
-        if step.op not in COMPARISONS or not step.inputs[0].of_ids or step.rows:
-            continue
-        if torch.equal(step.inputs[0].tensor.flatten(), parts):
-            found |= {int(x) for x in step.arguments[1:] if isinstance(x, int)}
-            found |= {int(x.tensor) for x in step.inputs[1:] if x.tensor.numel() == 1}
-    return found
-
-
-def _ids(length: int, vocab_size: int, pads: set[int], seed: int = 0) -> list[int]:
-    """Different ones, where there are so many."""
-    known = [index for index in range(vocab_size) if index not in pads]
-    generator = torch.Generator().manual_seed(seed)
-    places = torch.randperm(max(length, len(known)), generator=generator)[:length]
-    return [known[place % len(known)] for place in places.tolist()]
-
-
 def _answer(trace: Trace) -> Value:
     assert trace.answer
     if not trace.answer.of_rows:
@@ -150,7 +131,7 @@ def _refuse_unlike(
     original = Original(ask, config, shape.head.pick or "mean", min(pads, default=None))
     for seed, length in enumerate((1, 2, 19)):
         length = min(length, config.max_positions)
-        ids, types = as_inputs(_ids(length, config.vocab_size, pads, seed), has_types)
+        ids, types = as_inputs(drawn_ids(length, config.vocab_size, pads, seed), has_types)
         row = None if types is None else types[0].tolist()
         expected = original.rows(ids[0].tolist(), row)
         found = original.of_model(drawn, ids[0].tolist(), row)
