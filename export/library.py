@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from addnorm.export import in_memory, sources, writer
 from addnorm.export.modules.source import of_module
 from addnorm.export.sources import Source, UsageError
+from addnorm.export.vocabulary import write as write_vocabulary
 from addnorm.export.writer import REFUSALS, Plan
 from addnorm.model.config import Config
 from addnorm.model.transformer import Transformer
@@ -38,6 +40,7 @@ def export_bundle(
     pooling: Pooling | None = None,
     normalize: bool | None = None,
     tokenizer: str | PathLike[str] | None = None,
+    vocabulary: Mapping[str, int] | None = None,
     max_length: int | None = None,
     reference: Callable[..., Any] | None = None,
     config: Config | Mapping[str, Any] | None = None,
@@ -62,6 +65,8 @@ def export_bundle(
     tokenizer: a folder with a tokenizer.json, as transformers' `save_pretrained` or tokenizers'
         `Tokenizer.save` writes it. Its ids must be those the model was trained with. Without one
         the bundle takes token ids alone.
+    vocabulary: in place of a tokenizer, a dict of characters or words to ids. Words are split at
+        white space. An entry such as "<unk>" stands for what is not in it.
     max_length: tokens that a text may have, special tokens included; longer ones are cut where a
         request allows it. By default what the tokenizer's folder says, else max_positions.
     reference: the module whose weights `model` was filled with, or another callable. It is called
@@ -83,11 +88,11 @@ def export_bundle(
     >>> bundle.path
     PosixPath('bundles/my-model/1')
     """
-    with _one_error():
+    with _one_error(), _folder(tokenizer, vocabulary) as folder:
         default = precisions[0] if precisions else "fp32"
         plan = Plan("packed", tuple(precisions), default, lens)
         with _source(
-            model, labels, pooling, normalize, tokenizer, max_length, reference, config, weights
+            model, labels, pooling, normalize, folder, max_length, reference, config, weights
         ) as source:
             return writer.export(source, Path(out), name, version, plan)
 
@@ -97,6 +102,7 @@ def verify_bundle(
     model: nn.Module,
     *,
     tokenizer: str | PathLike[str] | None = None,
+    vocabulary: Mapping[str, int] | None = None,
     provider: Literal["cpu", "cuda"] = "cpu",
     reference: Callable[..., Any] | None = None,
     config: Config | Mapping[str, Any] | None = None,
@@ -104,17 +110,17 @@ def verify_bundle(
 ) -> Bundle:
     """Makes the certificate of a bundle again, on this machine, from the model that it was made of.
 
-    path: a folder `name/version`. tokenizer, reference, config, weights: as in `export_bundle`, if
-    they were given there.
+    path: a folder `name/version`. tokenizer, vocabulary, reference, config, weights: as in
+    `export_bundle`, if they were given there.
     provider: "cuda" adds to the certificate what holds on this GPU.
 
     ExportError if the bundle was made of another model, or if any check fails.
     """
-    with _one_error():
+    with _one_error(), _folder(tokenizer, vocabulary) as folder:
         bundle = writer.read_again(Path(path), provider)
         manifest = bundle.manifest
         brings_its_own = getattr(model, "tokenizer", None) is not None
-        if TOKENIZER in manifest.files and tokenizer is None and not brings_its_own:
+        if TOKENIZER in manifest.files and folder is None and not brings_its_own:
             raise UsageError(f"{bundle.ref} takes texts: name the folder of its tokenizer")
         made = manifest.source
         with _source(
@@ -122,7 +128,7 @@ def verify_bundle(
             made.get("labels") if in_memory.saves_itself(model) else manifest.labels,
             manifest.pooling,
             manifest.normalize,
-            tokenizer,
+            folder,
             made.get("max_length"),
             reference,
             config,
@@ -143,18 +149,31 @@ def _one_error() -> Iterator[None]:
         raise ExportError(f"the export failed: {type(error).__name__}: {first}") from error
 
 
+@contextmanager
+def _folder(
+    tokenizer: str | PathLike[str] | None, entries: Mapping[str, int] | None
+) -> Iterator[Path | None]:
+    """Where a tokenizer.json is, if there is one."""
+    if entries is None:
+        yield None if tokenizer is None else Path(tokenizer)
+        return
+    if tokenizer is not None:
+        raise UsageError("tokenizer and vocabulary are set: one of them says what texts become")
+    with TemporaryDirectory() as folder:
+        yield write_vocabulary(entries, Path(folder))
+
+
 def _source(
     model: nn.Module,
     labels: Sequence[str] | None,
     pooling: Pooling | None,
     normalize: bool | None,
-    tokenizer: str | PathLike[str] | None,
+    folder: Path | None,
     max_length: int | None,
     reference: Callable[..., Any] | None,
     config: Config | Mapping[str, Any] | None,
     weights: Mapping[str, str | Sequence[str]] | None,
 ) -> AbstractContextManager[Source]:
-    folder = None if tokenizer is None else Path(tokenizer)
     if in_memory.saves_itself(model):
         if reference is not None:
             raise UsageError(f"reference is set: a {_kind(model)} is its own")

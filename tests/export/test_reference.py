@@ -226,9 +226,11 @@ def test_a_model_of_transformers_takes_texts_with_a_tokenizer(tmp_path: Path) ->
         export_bundle(Mock(spec=["save_pretrained"]), tmp_path, "own")
 
 
+@pytest.mark.filterwarnings("ignore")  # of another library's releases
 @pytest.mark.parametrize("kind", ["SentenceTransformer", "CrossEncoder"])
 def test_a_model_of_sentence_transformers_brings_its_tokenizer(tmp_path: Path, kind: str) -> None:
     library = pytest.importorskip("sentence_transformers")
+    layers = pytest.importorskip("sentence_transformers.models")
     from transformers import PreTrainedTokenizerFast
 
     is_pipeline = kind == "SentenceTransformer"
@@ -240,9 +242,9 @@ def test_a_model_of_sentence_transformers_brings_its_tokenizer(tmp_path: Path, k
     )
     own.save_pretrained(tmp_path / "own")
     if is_pipeline:
-        first = library.models.Transformer(str(tmp_path / "own"))
+        first = layers.Transformer(str(tmp_path / "own"))
         width = first.get_word_embedding_dimension()
-        modules = [first, library.models.Pooling(width, "max"), library.models.Normalize()]
+        modules = [first, layers.Pooling(width, "max"), layers.Normalize()]
         model = library.SentenceTransformer(modules=modules)
     else:
         model = library.CrossEncoder(str(tmp_path / "own"))
