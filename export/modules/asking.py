@@ -35,15 +35,23 @@ class Recognized:
 class Asking(nn.Module):
     """ids `[1, S]`, and types if the module takes them -> what the module answers."""
 
-    def __init__(self, call: Callable[..., Any], module: nn.Module, turned: bool) -> None:
-        """turned: the module takes `[S, 1]`."""
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        module: nn.Module,
+        turned: bool = False,
+        has_types: bool = False,
+    ) -> None:
+        """turned: the module takes `[S, 1]`. has_types: it takes token types too, always."""
         super().__init__()
-        self.module, self.turned = module, turned
+        self.module, self.turned, self.has_types = module, turned, has_types
         self._call = (call,)  # no submodule of its own
         self.name = type(module).__qualname__
 
     def forward(self, ids: Tensor, types: Tensor | None = None) -> Any:
-        inputs = [ids] if types is None else [ids, types]
+        inputs = [ids]
+        if self.has_types:
+            inputs.append(torch.zeros_like(ids) if types is None else types)
         return self._call[0](*(x.T if self.turned else x for x in inputs))
 
 
@@ -106,8 +114,8 @@ def takes_types(module: nn.Module) -> bool:
     return has_types
 
 
-def as_inputs(ids: Sequence[int], has_types: bool) -> tuple[Tensor, Tensor | None]:
-    types = torch.arange(len(ids)) * 2 // len(ids) if has_types else None
+def as_inputs(ids: Sequence[int], ask: Asking) -> tuple[Tensor, Tensor | None]:
+    types = torch.arange(len(ids)) * 2 // len(ids) if ask.has_types else None
     return torch.tensor([ids]), None if types is None else types[None]
 
 

@@ -72,13 +72,13 @@ def filled(
     if not isinstance(config, Config):
         raise UsageError("weights is set: config needs a whole Config, since nothing is recognized")
     twin = module if reference else copy.deepcopy(module).cpu()
-    ask = Asking(reference or twin, twin, turned=False)
+    ask = Asking(reference or twin, twin)
     keys = _all_keys(Transformer(config), named, twin)
     with as_found(ask), plainly():
-        pads = pads_of(traced(ask, *as_inputs([1], has_types=False)))
+        pads = pads_of(traced(ask, *as_inputs([1], ask)))
         layout, near = _layout(config, twin, keys, Asked(ask, pads))
     model = _model(config, keys, twin.state_dict(), layout)
-    whole = Asking(reference or module, module, turned=False)
+    whole = Asking(reference or module, module)
     lines = [f"  by hand: {len(keys)} parameters; matrices {layout} (trial: {near})"]
     return Recognized(model, whole, lines, min(pads, default=None), "mean")
 

@@ -43,47 +43,47 @@ def recognized(
     has_types = reference is None and takes_types(module)
     error: Exception | None = None
     for turned in (False, True):
-        ask = Asking(call, twin, turned)
+        ask = Asking(call, twin, turned, has_types)
         try:
             with as_found(ask), plainly():
-                found = _of(ask, has_types, max_positions)
+                found = _of(ask, max_positions)
         except (Unrecognized, OriginalError) as raised:
             error = error or raised
             continue
-        whole = Asking(reference or module, module, turned)
+        whole = Asking(reference or module, module, turned, has_types)
         return replace(found, ask=whole)
     assert error
     raise Unrecognized(str(error)) from error
 
 
-def _of(ask: Asking, has_types: bool, max_positions: int | None) -> Recognized:
+def _of(ask: Asking, max_positions: int | None) -> Recognized:
     with drawn_anew(ask.module):
-        first = _first(ask, has_types)
+        first = _first(ask)
         vocab_size = _vocab_size(first)
-        _refuse_random(first, traced(ask, *as_inputs([1] * first.length, has_types)))
+        _refuse_random(first, traced(ask, *as_inputs([1] * first.length, ask)))
         pads = pads_of(first)
         ids = drawn_ids(first.length, vocab_size, pads)
-        trace = traced(ask, *as_inputs(ids, has_types))
+        trace = traced(ask, *as_inputs(ids, ask))
         shape = Shape(Parts(trace), _answer(trace))
         limits = weights.limits(shape)
         limit = min([*limits, *([max_positions] if max_positions else [])], default=NO_LIMIT)
         config = weights.config(shape, limit)
-        drawn = weights.filled(shape, config, trace, _places(ask, shape, has_types, limit))
-        _refuse_unlike(drawn, ask, shape, has_types, pads)
-    real = traced(ask, *as_inputs(ids, has_types))
+        drawn = weights.filled(shape, config, trace, _places(ask, shape, limit))
+        _refuse_unlike(drawn, ask, shape, pads)
+    real = traced(ask, *as_inputs(ids, ask))
     if [step.op for step in real.steps] != [step.op for step in trace.steps]:
         raise Unrecognized("the forward takes another way with other weights")
-    model = weights.filled(shape, config, real, _places(ask, shape, has_types, limit))
+    model = weights.filled(shape, config, real, _places(ask, shape, limit))
     found = words.lines(shape, config, limits)
     pooling = "mean" if config.heads else shape.head.pick or "mean"
     return Recognized(model, ask, found, min(pads, default=None), pooling)
 
 
-def _first(ask: Asking, has_types: bool) -> Trace:
+def _first(ask: Asking) -> Trace:
     """Of the longest sequence of LENGTHS that the module takes."""
     for length in LENGTHS:
         try:
-            return traced(ask, *as_inputs([1] * length, has_types))
+            return traced(ask, *as_inputs([1] * length, ask))
         except OriginalError as error:
             why = error
     raise why
@@ -114,24 +114,22 @@ def _answer(trace: Trace) -> Value:
     return trace.answer
 
 
-def _places(ask: Asking, shape: Shape, has_types: bool, length: int) -> Tensor:
+def _places(ask: Asking, shape: Shape, length: int) -> Tensor:
     last = weights.last_place(shape)
     if last is None:
         assert shape.embedding.tokens
         return torch.zeros(length, shape.embedding.tokens.tensor.shape[1])
-    trace = traced(ask, *as_inputs([1] * length, has_types), enough=last)
+    trace = traced(ask, *as_inputs([1] * length, ask), enough=last)
     return weights.places(shape, trace, length)
 
 
-def _refuse_unlike(
-    drawn: Transformer, ask: Asking, shape: Shape, has_types: bool, pads: set[int]
-) -> None:
+def _refuse_unlike(drawn: Transformer, ask: Asking, shape: Shape, pads: set[int]) -> None:
     """Unrecognized unless the whole, with weights drawn anew, answers as the module."""
     config = drawn.config
     original = Original(ask, config, shape.head.pick or "mean", min(pads, default=None))
     for seed, length in enumerate((1, 2, 19)):
         length = min(length, config.max_positions)
-        ids, types = as_inputs(drawn_ids(length, config.vocab_size, pads, seed), has_types)
+        ids, types = as_inputs(drawn_ids(length, config.vocab_size, pads, seed), ask)
         row = None if types is None else types[0].tolist()
         expected = original.rows(ids[0].tolist(), row)
         found = original.of_model(drawn, ids[0].tolist(), row)
@@ -140,11 +138,11 @@ def _refuse_unlike(
             raise Unrecognized(
                 f"each part agrees, and the whole does not: of {length} tokens,"
                 f" {original.compared.output} differ by {difference:.2g} of the largest number;"
-                f" {_departs(drawn, ask, shape, has_types)}"
+                f" {_departs(drawn, shape)}"
             )
 
 
-def _departs(drawn: Transformer, ask: Asking, shape: Shape, has_types: bool) -> str:
+def _departs(drawn: Transformer, shape: Shape) -> str:
     """Where the first hidden state is another than the module's."""
     trace = shape.parts.trace
     assert trace.ids

@@ -13,7 +13,8 @@ from addnorm.export.modules import by_hand
 from addnorm.export.modules.parts import Unrecognized
 from addnorm.export.sources import UsageError
 from addnorm.model.config import Config
-from tests.support.people.encoders import Annotated, D, Einsum, H, T, V
+from tests.support.people import Annotated
+from tests.support.people.encoders import D, Einsum, H, T, V
 
 CONFIG = Config(
     vocab_size=V, d_model=D, n_heads=H, d_ff=64, n_layers=2, max_positions=T, activation="silu",

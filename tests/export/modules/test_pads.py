@@ -11,7 +11,7 @@ from addnorm.export import export_bundle
 from addnorm.export.certificate.cases import cases
 from addnorm.service.runtime import selfcheck
 from tests.conftest import inference_of, serving
-from tests.support.people.encoders import Annotated
+from tests.support.people import Annotated
 
 
 @pytest.mark.usefixtures("exports_shared")

@@ -19,19 +19,6 @@ class BiasNorm(nn.Module):
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, 1e-5)
 
 
-class FlashAttention(nn.Module):
-    def __init__(self, bias):
-        super().__init__()
-        self.c_attn, self.c_proj = nn.Linear(D, 3 * D, bias=bias), nn.Linear(D, D, bias=bias)
-
-    def forward(self, x):
-        b, t, c = x.size()
-        q, k, v = self.c_attn(x).split(D, dim=2)
-        q, k, v = (y.view(b, t, H, c // H).transpose(1, 2) for y in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=None, is_causal=True)
-        return self.c_proj(y.transpose(1, 2).contiguous().view(b, t, c))
-
-
 class MaskedAttention(nn.Module):
     """minGPT's."""
 
@@ -71,33 +58,6 @@ class Block(nn.Module):
         return x + m.dropout(m.c_proj(m.act(m.c_fc(self.ln_2(x)))))
 
 
-class NanoGPT(nn.Module):
-    """Without biases; tied; at inference the last position alone."""
-
-    def __init__(self):
-        super().__init__()
-        self.transformer = nn.ModuleDict({
-            "wte": nn.Embedding(V, D), "wpe": nn.Embedding(T, D), "drop": nn.Dropout(0.1),
-            "h": nn.ModuleList([Block(FlashAttention(False), nn.GELU(), False) for _ in range(2)]),
-            "ln_f": BiasNorm(D, False),
-        })  # fmt: skip
-        self.lm_head = nn.Linear(D, V, bias=False)
-        self.transformer.wte.weight = self.lm_head.weight
-
-    def forward(self, idx, targets=None):
-        _, t = idx.size()
-        assert t <= T, f"Cannot forward sequence of length {t}, block size is only {T}"
-        pos = torch.arange(0, t, dtype=torch.long, device=idx.device)
-        x = self.transformer.drop(self.transformer.wte(idx) + self.transformer.wpe(pos))
-        for block in self.transformer.h:
-            x = block(x)
-        x = self.transformer.ln_f(x)
-        if targets is None:
-            return self.lm_head(x[:, [-1], :]), None
-        logits = self.lm_head(x)
-        return logits, F.cross_entropy(logits.view(-1, V), targets.view(-1))
-
-
 class MinGPT(nn.Module):
     def __init__(self):
         super().__init__()
@@ -111,50 +71,6 @@ class MinGPT(nn.Module):
         for block in self.h:
             x = block(x)
         return self.lm_head(self.ln_f(x)), None
-
-
-class LectureHead(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.key, self.query, self.value = (nn.Linear(D, D // H, bias=False) for _ in range(3))
-        self.register_buffer("tril", torch.tril(torch.ones(T, T)))
-
-    def forward(self, x):
-        _, t, c = x.shape
-        k, q = self.key(x), self.query(x)
-        wei = q @ k.transpose(-2, -1) * c**-0.5
-        wei = wei.masked_fill(self.tril[:t, :t] == 0, float("-inf"))
-        return F.softmax(wei, dim=-1) @ self.value(x)
-
-
-class LectureBlock(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.heads, self.proj = nn.ModuleList([LectureHead() for _ in range(H)]), nn.Linear(D, D)
-        self.net = nn.Sequential(nn.Linear(D, 4 * D), nn.ReLU(), nn.Linear(4 * D, D))
-        self.ln1, self.ln2 = nn.LayerNorm(D), nn.LayerNorm(D)
-
-    def forward(self, x):
-        y = self.ln1(x)
-        x = x + self.proj(torch.cat([h(y) for h in self.heads], dim=-1))
-        return x + self.net(self.ln2(x))
-
-
-class Lecture(nn.Module):
-    """A module for each head; scores are divided by the root of the model's width."""
-
-    def __init__(self):
-        super().__init__()
-        self.token_embedding_table, self.position_embedding_table = (
-            nn.Embedding(n, D) for n in (V, T)
-        )
-        self.blocks = nn.Sequential(LectureBlock(), LectureBlock())
-        self.ln_f, self.lm_head = nn.LayerNorm(D), nn.Linear(D, V)
-
-    def forward(self, idx, targets=None):
-        x = self.token_embedding_table(idx)
-        x = x + self.position_embedding_table(torch.arange(idx.shape[1], device=idx.device))
-        return self.lm_head(self.ln_f(self.blocks(x))), None
 
 
 class ScaleShiftNorm(nn.Module):
