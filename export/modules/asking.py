@@ -77,30 +77,43 @@ def traced(ask: Asking, ids: Tensor, types: Tensor | None, enough: int | None = 
 
 @contextmanager
 def drawn_anew(
-    module: nn.Module, size: float = 1.0, unscaled: Collection[str] = ()
+    module: nn.Module,
+    size: float = 1.0,
+    unscaled: Collection[str] = (),
+    dtype: torch.dtype | None = None,
 ) -> Iterator[None]:
     """All weights drawn, until the block ends: with those that training begins with, attention is
     nearly uniform, gammas are 1 and biases 0, and most mistakes do not show.
 
-    size: of all but the parameters `unscaled`.
+    size: of all but the parameters `unscaled`. dtype: of weights and buffers; their own by default.
     """
     generator = torch.Generator().manual_seed(0)
-    before = [(name, parameter, parameter.data) for name, parameter in module.named_parameters()]
+    before = [(x, x.data) for x in (*module.parameters(), *module.buffers())]
     try:
-        for name, parameter, data in before:
-            drawn = torch.randn(data.shape, generator=generator)
-            is_vector = data.dim() < 2
-            drawn = 0.7 + 0.3 * drawn if is_vector else drawn * 1.2 * data.shape[-1] ** -0.5
-            parameter.data = (drawn * (1.0 if name in unscaled else size)).to(data)
+        for name, parameter in module.named_parameters():
+            scale = 1.0 if name in unscaled else size
+            drawn = _drawn(parameter.shape, generator).mul_(scale)
+            parameter.data = drawn.to(parameter.device, dtype or parameter.dtype)
+        for buffer in module.buffers():
+            if dtype and buffer.is_floating_point():
+                buffer.data = buffer.data.to(dtype)
         yield
     finally:
-        for _, parameter, data in before:
-            parameter.data = data
+        for tensor, data in before:
+            tensor.data = data
 
 
-def takes_types(module: nn.Module) -> bool:
+def _drawn(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """Of a matrix such that it keeps the size of rows; of a vector around 0.7."""
+    drawn = torch.randn(shape, generator=generator)
+    if len(shape) < 2:
+        return drawn.mul_(0.3).add_(0.7)
+    return drawn.mul_(1.2 * shape[-1] ** -0.5)
+
+
+def takes_types(call: Callable[..., Any]) -> bool:
     """Unrecognized where more is needed than ids and token types."""
-    found = inspect.signature(module.forward).parameters.values()
+    found = inspect.signature(call).parameters.values()
     names = [
         x.name for x in found
         if x.default is x.empty and x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)

@@ -27,7 +27,9 @@ from addnorm.export.sources import UsageError
 from addnorm.model.config import Config
 from addnorm.model.transformer import Transformer
 
-AGREES = 1e-4  # of the largest number, in float32
+AGREES = (
+    1e-9  # of the largest number, in float64: in float32 some mistakes are as small as rounding
+)
 SIZES = (1.0, 1e-2, 1e-5)  # of drawn weights: norms then divide by the deviation, or by eps
 LENGTHS = (1, 2, 7)
 NAMES = {  # of a module's parameters, the first that there is
@@ -175,9 +177,10 @@ def _difference(
 ) -> float:
     """The largest on weights of this size, as a share of the largest number."""
     gammas = {key for name, parts in keys.items() if name.endswith("gamma") for key in parts}
-    with drawn_anew(module, size, gammas):
+    with drawn_anew(module, size, gammas, torch.float64):
         model = _model(config, keys, module.state_dict(), layout)
-        original = Original(asked.ask, config, pad=min(asked.pads, default=None))
+        pad = min(asked.pads, default=None)
+        original = Original(asked.ask, config, pad=pad, dtype=torch.float64)
         worst = 0.0
         for length in LENGTHS:
             length = min(length, config.max_positions)
@@ -190,7 +193,7 @@ def _difference(
 
 def _model(config: Config, keys: Keys, stored: Mapping[str, Tensor], layout: Layout) -> Transformer:
     """MisshapenError for a matrix of another shape."""
-    model = Transformer(config, "padded")
+    model = Transformer(config, "padded").to(next(iter(stored.values())).dtype)
     found = {
         name: _parameter(name, tensor, [stored[key] for key in keys[name]], layout, config)
         if name in keys else tensor if _is_computed(name, model) else torch.zeros_like(tensor)

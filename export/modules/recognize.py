@@ -40,7 +40,7 @@ def recognized(
     """
     twin = module if reference else copy.deepcopy(module).cpu()
     call = reference or twin
-    has_types = reference is None and takes_types(module)
+    has_types = takes_types(reference or module.forward)
     error: Exception | None = None
     for turned in (False, True):
         ask = Asking(call, twin, turned, has_types)

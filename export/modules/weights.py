@@ -89,11 +89,13 @@ def filled(shape: Shape, fields: Config, trace: Trace, places: Tensor) -> Transf
         found |= {f"blocks.{index}.{name}": tensor for name, tensor in own.items()}
     if shape.final_norm:
         found |= _norm("final_norm", shape.final_norm, trace, fields.d_model)
-    model = Transformer(fields, "padded")
+    with torch.device("meta"):  # nothing is drawn that is written over
+        model = Transformer(fields, "padded")
     wanted = model.state_dict()
     absent = [name for name in found.keys() - wanted.keys() if found[name].any()]
     assert not absent, absent  # only biases of zeros that this shape does not have
-    model.load_state_dict({name: found[name] for name in wanted})
+    copies = {name: found[name].detach().contiguous().clone() for name in wanted}
+    model.load_state_dict(copies, assign=True)
     _tie(model)
     return model.eval()
 
