@@ -26,6 +26,7 @@ from addnorm.export.original import Original, OriginalError, as_found
 from addnorm.model.transformer import Transformer
 
 LENGTHS = (7, 5, 3)  # of the sequences that are followed: the first that the module takes
+COMPARED = (1, 2, 19, 512)  # lengths of the sequences that the whole is compared on, if there
 NO_LIMIT = 512  # positions, where the module sets no limit
 AGREES = 1e-3  # of the largest number, of float32 through all layers with weights drawn anew
 
@@ -127,7 +128,7 @@ def _refuse_unlike(drawn: Transformer, ask: Asking, shape: Shape, pads: set[int]
     """Unrecognized unless the whole, with weights drawn anew, answers as the module."""
     config = drawn.config
     original = Original(ask, config, shape.head.pick or "mean", min(pads, default=None))
-    for seed, length in enumerate((1, 2, 19)):
+    for seed, length in enumerate(COMPARED):
         length = min(length, config.max_positions)
         ids, types = as_inputs(drawn_ids(length, config.vocab_size, pads, seed), ask)
         row = None if types is None else types[0].tolist()

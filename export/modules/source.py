@@ -35,6 +35,7 @@ def of_module(
 
     UsageError if it is not recognized, in words.
     """
+    module = getattr(module, "_orig_mod", module)  # of torch.compile
     name = type(module).__qualname__
     stated = _stated(config)
     try:

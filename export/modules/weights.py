@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm.export.modules.parts import Landmark, Unrecognized, columns
+from addnorm.export.modules.parts import PRODUCTS, Landmark, Unrecognized, columns
 from addnorm.export.modules.shape import Block, Head, Shape
-from addnorm.export.modules.trace import Trace, Value
+from addnorm.export.modules.trace import Step, Trace, Value
 from addnorm.export.modules.trial import Norm
 from addnorm.model.config import Config, HeadConfig
 from addnorm.model.transformer import Transformer
@@ -134,18 +134,24 @@ def limits(shape: Shape) -> list[int]:
     return [size for size in found if size >= shape.length]
 
 
-def _scores(block: Block) -> list[Any]:
+def _scores(block: Block) -> list[Step]:
     """Steps between the scores and what reads them."""
-    todo, found = [block.attention.out.inputs[0]], []
+    todo: list[Value] = [block.attention.out.inputs[0]]
+    found: list[Step] = []
     seen: set[Value] = set()
     while todo:
         value = todo.pop()
-        if value in seen or value.step is None or value.op in ("mm", "addmm"):
+        if value in seen or value.step is None or _is_linear(value.step):
             continue
         seen.add(value)
         found.append(value.step)
         todo += value.step.rows
     return found
+
+
+def _is_linear(step: Step) -> bool:
+    """A product with a weight."""
+    return step.op in PRODUCTS and len(set(step.rows)) < 2
 
 
 def _stored(value: Value) -> list[Value]:

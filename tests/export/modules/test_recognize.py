@@ -17,7 +17,7 @@ from addnorm.export.modules.parts import Unrecognized
 from addnorm.export.modules.recognize import Recognized, recognized
 from addnorm.export.original import Original
 from tests.support.people import TUTORIALS, Classifier, NanoGPT
-from tests.support.people.encoders import D, H, OwnLayers, T
+from tests.support.people.encoders import D, H, OwnLayers, T, V
 from tests.support.people.strangers import IMPOSSIBLE, STRANGERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")
@@ -174,6 +174,39 @@ def test_a_limit_is_said_where_the_module_sets_none() -> None:
     found = recognized(Computed(), None, 70)
     assert found.model.config.max_positions == 70
     assert "the module sets no limit" in "".join(found.lines)
+
+
+class Windowed(nn.Module):
+    """Tokens see 60 others at most, which short sequences do not show; weights by einsum."""
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window = window
+        self.tokens, self.places = nn.Embedding(V, D), nn.Embedding(100, D)
+        self.square = nn.ParameterList([nn.Parameter(torch.randn(D, D) * 0.2) for _ in range(4)])
+        self.up, self.down = nn.Linear(D, 48), nn.Linear(48, D)
+        self.norms = nn.ModuleList([nn.LayerNorm(D) for _ in range(2)])
+
+    def forward(self, ids: Tensor) -> Tensor:
+        places = torch.arange(ids.shape[1])
+        x = self.tokens(ids) + self.places(places)
+        q, k, v = (
+            torch.einsum("bsd,de->bse", x, w).unflatten(-1, (H, -1)).transpose(1, 2)
+            for w in self.square[:3]
+        )
+        far = (places[:, None] - places[None]).abs() > self.window
+        context = F.scaled_dot_product_attention(q, k, v, attn_mask=~far)
+        attended = torch.einsum("bsd,de->bse", context.transpose(1, 2).flatten(2), self.square[3])
+        x = self.norms[0](x + attended)
+        return self.norms[1](x + self.down(F.gelu(self.up(x))))
+
+
+def test_long_sequences_are_compared_too() -> None:
+    torch.manual_seed(0)
+    assert recognized(Windowed(100), None, None).model.config.max_positions == 100
+    message = "each part agrees, and the whole does not: of 100 tokens, activations differ by"
+    with pytest.raises(Unrecognized, match=message):
+        recognized(Windowed(60), None, None)
 
 
 class Changed(OwnLayers):
