@@ -48,12 +48,12 @@ def export_bundle(
 ) -> Bundle:
     """Writes a model to `out/name/version/`, certified, for `addnorm serve --bundles out`.
 
-    It takes from seconds to minutes, and prints what it does.
+    It takes seconds to minutes, and prints what it does. ExportError if anything does not fit.
 
     model: a `Transformer` of Addnorm, a model of transformers whose family is supported, or any
         module that is such a transformer: it is recognized by what it computes. float32, in
-        training mode or not, on any device. It is left as it was. The heads of a `Transformer` are
-        named "logits", "pooled" or "token_vectors"; that of another module is "logits".
+        training mode or not, on any device. It is left as it was. Heads of a `Transformer` are
+        "logits", "pooled" or "token_vectors"; that of another module is "logits".
     version: a whole number from 1 on; the next free one by default.
     precisions: "fp32", "fp16" and "int8", or some of them. Requests that name none get the first.
     lens: whether requests may ask for the hidden states and the attention of each layer, in fp32.
@@ -69,20 +69,13 @@ def export_bundle(
         white space. An entry such as "<unk>" stands for what is not in it.
     max_length: tokens that a text may have, special tokens included; longer ones are cut where a
         request allows it. By default what the tokenizer's folder says, else max_positions.
-    reference: the module whose weights `model` was filled with, or another callable. It is called
-        with token ids `[1, S]` (and token types, if the model has them), one sequence at a time,
-        without pads, and answers with activations or with what a head makes. What is served must
-        equal its answers. Without one a `Transformer` is compared with itself alone, and its
-        certificate says so. Other models are their own reference. A module that takes more than
-        ids, or answers with more, needs one: `reference=lambda ids: module(ids, mask)[1]`.
-    config: of a module that is recognized, fields that must be as found, such as
-        {"max_positions": 128} where it sets no limit. With weights, the whole Config.
-    weights: of a module that is not recognized, its parts by hand: names of a `Transformer`'s
-        modules or parameters, with `{}` for the number of a block -> the module's own; several
-        where they lie apart: {"blocks.{}.attention.qkv": ("layers.{}.q", "layers.{}.k", ...)}.
-        Biases that are left out are zeros. The order of a fused matrix is tried.
-
-    ExportError if anything does not fit or any check fails.
+    reference: what the served answers must equal: the module whose weights `model` was filled
+        with, or a callable of token ids `[1, S]` (and token types, if the model has them), without
+        pads. Without one a `Transformer` is compared with itself alone, and its certificate says
+        so; other models with their own forward. A module that takes or answers with more needs
+        one: `reference=lambda ids: module(ids, mask)[1]`.
+    config, weights: of a module, fields that must be as found, and its parts by hand; see
+        docs/own-models.md.
 
     >>> bundle = export_bundle(model, "bundles", "my-model", labels=["no", "yes"])
     >>> bundle.path

@@ -1,4 +1,1 @@
-"""Modules that people write: which `Transformer` they are, by what they compute and not by names.
-
-trace -> parts -> shape -> trial -> weights, see `recognize`.
-"""
+"""Modules that people write: recognized by what they compute, not by names, or filled by hand."""

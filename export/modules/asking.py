@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from addnorm.export.modules.parts import Unrecognized
-from addnorm.export.modules.trace import Enough, Trace
+from addnorm.export.modules.operators.parts import Unrecognized
+from addnorm.export.modules.operators.trace import Enough, Trace
 from addnorm.export.original import OriginalError, tensor_of
 from addnorm.model.config import Pick
 from addnorm.model.transformer import Transformer

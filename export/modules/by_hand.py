@@ -21,8 +21,8 @@ from addnorm.export.modules.asking import (
     pads_of,
     traced,
 )
-from addnorm.export.modules.parts import Unrecognized
-from addnorm.export.modules.trace import plainly
+from addnorm.export.modules.operators.parts import Unrecognized
+from addnorm.export.modules.operators.trace import plainly
 from addnorm.export.original import Original, as_found
 from addnorm.export.sources import UsageError
 from addnorm.model.config import Config

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from addnorm.export.modules import weights, words
+from addnorm.export.modules import words
 from addnorm.export.modules.asking import (
     Asking,
     Recognized,
@@ -19,9 +19,10 @@ from addnorm.export.modules.asking import (
     takes_types,
     traced,
 )
-from addnorm.export.modules.parts import Parts, Unrecognized
-from addnorm.export.modules.shape import Shape
-from addnorm.export.modules.trace import LOOKUPS, Trace, Value, plainly
+from addnorm.export.modules.operators import weights
+from addnorm.export.modules.operators.parts import Parts, Unrecognized
+from addnorm.export.modules.operators.shape import Shape
+from addnorm.export.modules.operators.trace import LOOKUPS, Trace, Value, plainly
 from addnorm.export.original import Original, OriginalError, as_found
 from addnorm.model.transformer import Transformer
 

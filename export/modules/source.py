@@ -8,7 +8,7 @@ from torch import nn
 
 from addnorm.export import sources
 from addnorm.export.modules import by_hand
-from addnorm.export.modules.parts import Unrecognized
+from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.modules.recognize import recognized
 from addnorm.export.original import OriginalError, digest
 from addnorm.export.sources import Source, UsageError

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from addnorm.export.modules.shape import Shape
+from addnorm.export.modules.operators.shape import Shape
 from addnorm.model.config import Config
 
 WIDTH = 14  # of the names

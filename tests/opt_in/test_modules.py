@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from addnorm.export import export_bundle
 from addnorm.export.modules import by_hand
-from addnorm.export.modules.parts import Unrecognized
+from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.modules.recognize import recognized
 from addnorm.export.original import tensor_of
 from addnorm.export.sources import UsageError

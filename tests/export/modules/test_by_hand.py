@@ -10,7 +10,7 @@ from torch import nn
 
 from addnorm.export import ExportError, export_bundle
 from addnorm.export.modules import by_hand
-from addnorm.export.modules.parts import Unrecognized
+from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.sources import UsageError
 from addnorm.model.config import Config
 from tests.support.people import Annotated

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm.export import ExportError, export_bundle, verify_bundle
-from addnorm.export.modules.parts import Unrecognized
+from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.modules.recognize import Recognized, recognized
 from addnorm.export.original import Original
 from tests.support.people import TUTORIALS, Classifier, NanoGPT
@@ -176,6 +176,42 @@ def test_a_limit_is_said_where_the_module_sets_none() -> None:
     assert "the module sets no limit" in "".join(found.lines)
 
 
+class Bare(nn.Module):
+    """Embeddings made in another way."""
+
+    def __init__(self, embed: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.own, self.norm = made("nn.MultiheadAttention in own layers"), nn.LayerNorm(D, eps=1e-6)
+        self.embed = embed
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.own.block(self.embed(self, ids))
+
+
+def placed(module: Any, ids: Tensor) -> Tensor:
+    return module.own.token_emb(ids) + module.own.pos_emb.weight[: ids.shape[1]]
+
+
+EMBEDDINGS: dict[str, tuple[Callable[[Any, Tensor], Tensor], dict[str, Any]]] = {
+    "without places": (lambda m, ids: m.own.token_emb(ids), {}),
+    "a scale alone": (lambda m, ids: m.own.token_emb(ids) * 3.0, {"embedding_scale": 3.0}),
+    "a norm alone": (lambda m, ids: m.norm(m.own.token_emb(ids)), {"embedding_norm": True}),
+    "scaled together": (lambda m, ids: placed(m, ids) / 2.0, {"embedding_scale": 0.5}),
+    "a norm of both": (lambda m, ids: m.norm(placed(m, ids)), {"embedding_norm": True}),
+}
+
+
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_embeddings_are_made_in_many_ways(name: str) -> None:
+    embed, fields = EMBEDDINGS[name]
+    module = Bare(embed)
+    found = recognized(module, None, None)
+    config = found.model.config
+    expected = {"embedding_scale": 1.0, "embedding_norm": False, **fields}
+    assert {field: getattr(config, field) for field in expected} == expected
+    assert difference(found, module) < LIMIT
+
+
 class Windowed(nn.Module):
     """Tokens see 60 others at most, which short sequences do not show; weights by einsum."""
 
@@ -280,8 +316,9 @@ CHANGES: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
         lambda block, x: block(nn.BatchNorm1d(D).eval()(x.mT).mT), "a batch normalization is no",
     ),
     "log_softmax": (
-        lambda block, x: block(x).log_softmax(-1), "log_softmax comes after the last layer",
+        lambda block, x: block(x).log_softmax(-1), "_log_softmax comes after the last layer",
     ),
+    "sigmoid": (lambda block, x: block(x).sigmoid(), "sigmoid comes after the last layer"),
     "in place": (
         written, "a part of a tensor is written in place, which cannot be followed",
     ),

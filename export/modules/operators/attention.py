@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from addnorm.export.modules.parts import Landmark, Parts, Unrecognized, columns, roots
-from addnorm.export.modules.trace import Trace, Value, again
-from addnorm.export.modules.trial import decide, difference_of, drawn_like
+from addnorm.export.modules.operators.parts import Landmark, Parts, Unrecognized, columns, roots
+from addnorm.export.modules.operators.trace import Trace, Value, again
+from addnorm.export.modules.operators.trial import decide, difference_of, drawn_like
 
 
 class Indices(NamedTuple):

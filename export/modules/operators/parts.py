@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from addnorm.export.modules.trace import LOOKUPS, Step, Trace, Value
+from addnorm.export.modules.operators.trace import LOOKUPS, Step, Trace, Value
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 JOINS = ("cat", "stack")
@@ -25,7 +25,6 @@ REASONS = {  # operators that no part of such a transformer has
     "gru": "a recurrent layer mixes tokens outside of attention",
     "cumsum": "a running sum mixes tokens outside of attention",
     "_fft_r2c": "a Fourier transform mixes tokens outside of attention",
-    "_log_softmax": "log_softmax comes after the last layer: answer with the logits before it",
 }
 Kind = Literal["lookup", "linear", "add", "shift", "product", "join"]
 

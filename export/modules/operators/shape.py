@@ -1,59 +1,22 @@
 """The parts of a module -> blocks, embeddings and a head, as `Config` names them."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from addnorm.export.modules import attention, trial
-from addnorm.export.modules.attention import Attention
-from addnorm.export.modules.parts import Landmark, Parts, Unrecognized
-from addnorm.export.modules.trace import Value, between
-from addnorm.export.modules.trial import Norm
+from addnorm.export.modules.operators import attention, trial
+from addnorm.export.modules.operators.parts import Landmark, Parts, Unrecognized
+from addnorm.export.modules.operators.roles import Block, Embedding, FeedForward, Head
+from addnorm.export.modules.operators.trace import Value, between
+from addnorm.export.modules.operators.trial import Norm
 from addnorm.model.config import Activation, Pick
 from addnorm.model.transformer import ACTIVATIONS
 
-
-@dataclass(frozen=True)
-class FeedForward:
-    up: Landmark
-    down: Landmark
-    activation: Activation
-
-
-@dataclass(frozen=True)
-class Block:
-    order: str
-    attention: Attention
-    ffn: FeedForward
-    norms: tuple[Norm, ...]
-    entry: Value
-    exit_: Value
-
-
-@dataclass
-class Embedding:
-    """places: constants that are added to tokens, times a factor."""
-
-    tokens: Value | None = None
-    scale: float = 1.0
-    types: tuple[Value, float] | None = None
-    places: list[tuple[Value, float]] = field(default_factory=list)
-    norm: Norm | None = None
-    projection: Landmark | None = None
-
-
-@dataclass(frozen=True)
-class Head:
-    """pick -> [dense -> activation -> norm] -> [linear]"""
-
-    pick: Pick | None  # None: every token
-    dense: Landmark | None = None
-    activation: Activation = "identity"
-    norm: Norm | None = None
-    linear: Landmark | None = None
+ENDS = ("_log_softmax", "_softmax", "sigmoid")  # of numbers that are no logits any more
 
 
 @dataclass
@@ -66,6 +29,9 @@ class Shape:
 
     def __post_init__(self) -> None:
         """Unrecognized for a part that no `Transformer` has."""
+        if self.answer.op in ENDS:
+            why = f"{self.answer.op} comes after the last layer: answer with the logits before it"
+            raise Unrecognized(why, self.answer)
         self.head, activations = self._head(self.answer)
         self.final_norm, blocks = self._body(activations)
         self.blocks = blocks[::-1]
@@ -196,8 +162,9 @@ class Shape:
         if linear is not None and linear.value is value:
             found.projection, value = linear, self.parts.same(linear.inputs[0])
         origin = self.parts.origin(value)
-        if origin.kind in ("add", "shift") and origin.value is not value:
-            found.norm, value = self._norm(origin.value, value), origin.value
+        if origin.kind in ("add", "shift", "lookup") and origin.value is not value:
+            with suppress(Unrecognized):  # it is a scale
+                found.norm, value = self._norm(origin.value, value), origin.value
         self._terms(value, 1.0, found)
         if found.tokens is None:
             raise Unrecognized("no table of tokens is found where the blocks begin", value)
@@ -289,6 +256,7 @@ class Shape:
             "order": {block.order for block in self.blocks},
             "attention": {str(block.attention.scores) for block in self.blocks},
             "heads": {block.attention.n_heads for block in self.blocks},
+            "width of the feed-forward": {block.ffn.up.width for block in self.blocks},
             "activation": {block.ffn.activation for block in self.blocks},
             "norm": {(norm.kind, round(norm.eps, 15)) for norm in self.norms()},
         }

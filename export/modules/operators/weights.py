@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm.export.modules.parts import PRODUCTS, Landmark, Unrecognized, columns
-from addnorm.export.modules.shape import Block, Head, Shape
-from addnorm.export.modules.trace import Step, Trace, Value
-from addnorm.export.modules.trial import Norm
+from addnorm.export.modules.operators.parts import PRODUCTS, Landmark, Unrecognized, columns
+from addnorm.export.modules.operators.roles import Block, Head
+from addnorm.export.modules.operators.shape import Shape
+from addnorm.export.modules.operators.trace import Step, Trace, Value
+from addnorm.export.modules.operators.trial import Norm
 from addnorm.model.config import Config, HeadConfig
 from addnorm.model.transformer import Transformer
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from addnorm.export.modules.parts import Unrecognized
-from addnorm.export.modules.trace import Step, Value, again, between
+from addnorm.export.modules.operators.parts import Unrecognized
+from addnorm.export.modules.operators.trace import Step, Value, again, between
 from addnorm.model.config import Activation, Pick
 from addnorm.model.pooling import WEIGHTS, picked
 from addnorm.model.transformer import ACTIVATIONS
