@@ -196,6 +196,9 @@ GROUPS = {  # a name for several
 }
 PROOFS = {
     "families": Proof("every family and head through HTTP, beside transformers", 4),
+    "modules": Proof(
+        "modules as people write them, over HTTP; every change of a Config refused", 5
+    ),
     "real_models": Proof("checkpoints with trained weights, beside transformers", 4, (REAL,)),
     "lens": Proof(
         "hidden states and attention beside transformers; rxnmapper maps atoms by them",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from addnorm.export import findings, sources, writer
 from addnorm.export.graph import check_fit
+from addnorm.export.modules import from_code
 from addnorm.export.sources import Source, UsageError
 from addnorm.export.writer import GRAPHS, REFUSALS, Plan
 from addnorm.model.checkpoints import Choices
@@ -15,6 +16,7 @@ from addnorm.model.presets import PRESETS
 from addnorm.service.runtime.device import memory
 
 WHERE = "DIR|ORG/NAME[@REVISION]"
+WEIGHTS = "the module's state_dict, which torch.save wrote; it is read as tensors only"
 HUB = "a model of the Hugging Face hub, which is downloaded"
 
 
@@ -43,7 +45,7 @@ def verify(arguments: Sequence[str]) -> None:
     options = _verify_parser().parse_args(arguments)
     memory.share_arenas()
     with _one_line("verify"):
-        writer.verify(options.bundle, options.checkpoint, options.provider)
+        writer.verify(options.bundle, options.checkpoint, options.provider, options.weights)
 
 
 @contextmanager
@@ -56,6 +58,11 @@ def _one_line(command: str) -> Iterator[None]:
 
 
 def _source(options: argparse.Namespace) -> Source:
+    if options.module:
+        return _of_code(options)
+    for name in ("weights", "tokenizer"):
+        if getattr(options, name):
+            raise UsageError(f"--{name} is of a module of your own: name that with --module")
     if not options.preset:
         choices = Choices(tuple(options.ignore), _labels(options.labels))
         writer.say(f"reading {options.checkpoint}")
@@ -64,6 +71,18 @@ def _source(options: argparse.Namespace) -> Source:
         if getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')} is of a checkpoint, not of a preset")
     return sources.preset(options.preset)
+
+
+def _of_code(options: argparse.Namespace) -> Source:
+    if options.ignore:
+        raise UsageError("--ignore is of a checkpoint, not of a module")
+    return from_code.of_code(
+        options.module,
+        options.weights,
+        labels=_labels(options.labels) or None,
+        tokenizer=options.tokenizer,
+        max_length=options.max_length,
+    )
 
 
 def _labels(file: str | None) -> tuple[str, ...] | None:
@@ -88,13 +107,27 @@ def _export_parser() -> argparse.ArgumentParser:
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--preset", choices=sorted(PRESETS))
     model.add_argument("--checkpoint", metavar=WHERE, help=f"a folder, or {HUB}")
+    model.add_argument(
+        "--module",
+        metavar="PACKAGE.MODULE:FUNCTION",
+        help="a function of your own code that makes a torch.nn.Module; it is run",
+    )
+    _add_code(parser)
     _add_reading(parser)
     _add_writing(parser)
     return parser
 
 
+def _add_code(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("with --module")
+    group.add_argument("--weights", type=Path, metavar="FILE", help=WEIGHTS)
+    group.add_argument(
+        "--tokenizer", type=Path, metavar="DIR", help="a folder with a tokenizer.json"
+    )
+
+
 def _add_reading(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("how a checkpoint is read")
+    group = parser.add_argument_group("how a checkpoint or a module is read")
     group.add_argument(
         "--check",
         action="store_true",
@@ -162,6 +195,12 @@ def _verify_parser() -> argparse.ArgumentParser:
         "--checkpoint",
         metavar=WHERE,
         help=f"what it was made from, if not a preset: a folder, or {HUB}",
+    )
+    parser.add_argument(
+        "--weights",
+        type=Path,
+        metavar="FILE",
+        help="of a module of your own, where they lie elsewhere than at the export",
     )
     parser.add_argument(
         "--provider",

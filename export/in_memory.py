@@ -1,6 +1,7 @@
 """A model of transformers in memory: exported as the folder that it would be saved to, and compared
 with its own forward."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from addnorm.export.original import Original, OriginalError, digest
 from addnorm.export.sources import Source, UsageError
 from addnorm.model.checkpoints import FAMILIES, Checkpoint, Choices, json_files
 from addnorm.model.transformer import Transformer
+from addnorm.service.runtime.bundle import TOKENIZER
 
 
 def saves_itself(model: Any) -> bool:
@@ -39,13 +41,14 @@ def saved(
     normalize, where they are not None.
     """
     name = type(model).__qualname__
-    if not isinstance(model, nn.Module) or not hasattr(model, "config"):
+    if not isinstance(model, nn.Module) or not (hasattr(model, "config") or _is_pipeline(model)):
         raise UsageError(
             f"the model is a {name}: save it with save_pretrained(folder), and export the folder"
         )
     with TemporaryDirectory() as root:
         folder = Path(root, name)
         model.save_pretrained(folder)  # type: ignore[operator]
+        _forget_last_call(folder / TOKENIZER)
         for file in tokenizer.iterdir() if tokenizer and tokenizer.is_dir() else ():
             if file.is_file() and not (folder / file.name).exists():
                 shutil.copyfile(file, folder / file.name)
@@ -57,6 +60,13 @@ def saved(
         )
 
 
+def _forget_last_call(file: Path) -> None:
+    """A tokenizer in memory is saved with the padding and the cut of whatever it was last asked."""
+    if file.exists():
+        found = {**json.loads(file.read_text()), "padding": None, "truncation": None}
+        file.write_text(json.dumps(found))
+
+
 def _origin(name: str, model: nn.Module, found: Source) -> dict[str, Any]:
     kept = {key: found.origin[key] for key in ("labels", "max_length") if key in found.origin}
     return {"module": name, "sha256": digest(model), **kept}
@@ -66,9 +76,23 @@ def _original(found: Source, model: nn.Module) -> Original:
     assert found.loaded
     shape = found.model.config
     try:
-        return Original(Forward(model), shape, found.facts["pooling"], _pad(found.loaded))
+        return Original(_asked(model), shape, found.facts["pooling"], _pad(found.loaded))
     except OriginalError as error:
         raise UsageError(str(error)) from error
+
+
+def _is_pipeline(model: nn.Module) -> bool:
+    """Whether it is a SentenceTransformer: modules one after the other, the first with a
+    tokenizer."""
+    return isinstance(model, nn.Sequential) and hasattr(model, "encode")
+
+
+def _asked(model: nn.Module) -> "Forward":
+    if _is_pipeline(model):
+        return Vectors(model)
+    inner = getattr(model, "model", None)
+    is_cross_encoder = hasattr(model, "predict") and isinstance(inner, nn.Module)
+    return Forward(inner if is_cross_encoder and inner else model, type(model).__qualname__)
 
 
 def _pad(loaded: Checkpoint) -> int | None:
@@ -82,9 +106,9 @@ def _pad(loaded: Checkpoint) -> int | None:
 class Forward(nn.Module):
     """transformers' model as a reference: ids, and types if there are any."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, name: str) -> None:
         super().__init__()
-        self.model, self.name = model, type(model).__qualname__
+        self.model, self.name = model, name
 
     def forward(self, ids: Tensor, types: Tensor | None = None) -> Any:
         more = {} if types is None else {"token_type_ids": types}
@@ -92,3 +116,19 @@ class Forward(nn.Module):
         if "start_logits" in answer:
             return torch.stack([answer["start_logits"], answer["end_logits"]], -1)
         return answer
+
+
+class Vectors(Forward):
+    """A SentenceTransformer as a reference: its pooled vectors, before they are normalized."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model, type(model).__qualname__)
+
+    def forward(self, ids: Tensor, types: Tensor | None = None) -> Any:
+        features = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if types is not None:
+            features["token_type_ids"] = types
+        for module in self.model.children():
+            if type(module).__qualname__ != "Normalize":
+                features = module(features)
+        return features["sentence_embedding"]

@@ -1,16 +1,21 @@
 """`export_bundle` and `verify_bundle`: certified bundles of models that are in memory."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from torch import nn
 
 from addnorm.export import in_memory, sources, writer
+from addnorm.export.modules.source import of_module
 from addnorm.export.sources import Source, UsageError
+from addnorm.export.vocabulary import write as write_vocabulary
 from addnorm.export.writer import REFUSALS, Plan
+from addnorm.model.config import Config
+from addnorm.model.transformer import Transformer
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
 from addnorm.service.runtime.manifest import Pooling
@@ -35,17 +40,20 @@ def export_bundle(
     pooling: Pooling | None = None,
     normalize: bool | None = None,
     tokenizer: str | PathLike[str] | None = None,
+    vocabulary: Mapping[str, int] | None = None,
     max_length: int | None = None,
     reference: Callable[..., Any] | None = None,
+    config: Config | Mapping[str, Any] | None = None,
+    weights: Mapping[str, str | Sequence[str]] | None = None,
 ) -> Bundle:
     """Writes a model to `out/name/version/`, certified, for `addnorm serve --bundles out`.
 
-    It takes from seconds to minutes, and prints what it does.
+    It takes seconds to minutes, and prints what it does. ExportError if anything does not fit.
 
-    model: a `Transformer` of Addnorm, or a model of transformers whose family is supported.
-        float32, in training mode or not, on any device. It is not changed: a copy on the CPU and in
-        evaluation mode is exported. The heads of a `Transformer` are named "logits", "pooled" or
-        "token_vectors".
+    model: a `Transformer` of Addnorm, a model of transformers whose family is supported, or any
+        module that is such a transformer: it is recognized by what it computes. float32, in
+        training mode or not, on any device. It is left as it was. Heads of a `Transformer` are
+        "logits", "pooled" or "token_vectors"; that of another module is "logits".
     version: a whole number from 1 on; the next free one by default.
     precisions: "fp32", "fp16" and "int8", or some of them. Requests that name none get the first.
     lens: whether requests may ask for the hidden states and the attention of each layer, in fp32.
@@ -57,24 +65,28 @@ def export_bundle(
     tokenizer: a folder with a tokenizer.json, as transformers' `save_pretrained` or tokenizers'
         `Tokenizer.save` writes it. Its ids must be those the model was trained with. Without one
         the bundle takes token ids alone.
+    vocabulary: in place of a tokenizer, a dict of characters or words to ids. Words are split at
+        white space. An entry such as "<unk>" stands for what is not in it.
     max_length: tokens that a text may have, special tokens included; longer ones are cut where a
         request allows it. By default what the tokenizer's folder says, else max_positions.
-    reference: the module whose weights `model` was filled with, or another callable. It is called
-        with token ids `[1, S]` (and token types, if the model has them), one sequence at a time,
-        without pads, and answers with activations or with what a head makes. What is served must
-        equal its answers. Without one a `Transformer` is compared with itself alone, and its
-        certificate says so. A model of transformers is its own reference.
-
-    ExportError if anything does not fit or any check fails.
+    reference: what the served answers must equal: the module whose weights `model` was filled
+        with, or a callable of token ids `[1, S]` (and token types, if the model has them), without
+        pads. Without one a `Transformer` is compared with itself alone, and its certificate says
+        so; other models with their own forward. A module that takes or answers with more needs
+        one: `reference=lambda ids: module(ids, mask)[1]`.
+    config, weights: of a module, fields that must be as found, and its parts by hand; see
+        docs/own-models.md.
 
     >>> bundle = export_bundle(model, "bundles", "my-model", labels=["no", "yes"])
     >>> bundle.path
     PosixPath('bundles/my-model/1')
     """
-    with _one_error():
+    with _one_error(), _folder(tokenizer, vocabulary) as folder:
         default = precisions[0] if precisions else "fp32"
         plan = Plan("packed", tuple(precisions), default, lens)
-        with _source(model, labels, pooling, normalize, tokenizer, max_length, reference) as source:
+        with _source(
+            model, labels, pooling, normalize, folder, max_length, reference, config, weights
+        ) as source:
             return writer.export(source, Path(out), name, version, plan)
 
 
@@ -83,21 +95,25 @@ def verify_bundle(
     model: nn.Module,
     *,
     tokenizer: str | PathLike[str] | None = None,
+    vocabulary: Mapping[str, int] | None = None,
     provider: Literal["cpu", "cuda"] = "cpu",
     reference: Callable[..., Any] | None = None,
+    config: Config | Mapping[str, Any] | None = None,
+    weights: Mapping[str, str | Sequence[str]] | None = None,
 ) -> Bundle:
     """Makes the certificate of a bundle again, on this machine, from the model that it was made of.
 
-    path: a folder `name/version`. tokenizer, reference: as in `export_bundle`, if they were given
-    there.
+    path: a folder `name/version`. tokenizer, vocabulary, reference, config, weights: as in
+    `export_bundle`, if they were given there.
     provider: "cuda" adds to the certificate what holds on this GPU.
 
     ExportError if the bundle was made of another model, or if any check fails.
     """
-    with _one_error():
+    with _one_error(), _folder(tokenizer, vocabulary) as folder:
         bundle = writer.read_again(Path(path), provider)
         manifest = bundle.manifest
-        if TOKENIZER in manifest.files and tokenizer is None:
+        brings_its_own = getattr(model, "tokenizer", None) is not None
+        if TOKENIZER in manifest.files and folder is None and not brings_its_own:
             raise UsageError(f"{bundle.ref} takes texts: name the folder of its tokenizer")
         made = manifest.source
         with _source(
@@ -105,9 +121,11 @@ def verify_bundle(
             made.get("labels") if in_memory.saves_itself(model) else manifest.labels,
             manifest.pooling,
             manifest.normalize,
-            tokenizer,
+            folder,
             made.get("max_length"),
             reference,
+            config,
+            weights,
         ) as source:
             writer.certify_again(bundle, source, provider)
         return bundles.read(bundle.path)
@@ -119,6 +137,23 @@ def _one_error() -> Iterator[None]:
         yield
     except REFUSALS as error:
         raise ExportError(str(error)) from error
+    except Exception as error:  # of PyTorch's exporter, of a module's code: one class for callers
+        first = str(error).partition("\n")[0]
+        raise ExportError(f"the export failed: {type(error).__name__}: {first}") from error
+
+
+@contextmanager
+def _folder(
+    tokenizer: str | PathLike[str] | None, entries: Mapping[str, int] | None
+) -> Iterator[Path | None]:
+    """Where a tokenizer.json is, if there is one."""
+    if entries is None:
+        yield None if tokenizer is None else Path(tokenizer)
+        return
+    if tokenizer is not None:
+        raise UsageError("tokenizer and vocabulary are set: one of them says what texts become")
+    with TemporaryDirectory() as folder:
+        yield write_vocabulary(entries, Path(folder))
 
 
 def _source(
@@ -126,24 +161,35 @@ def _source(
     labels: Sequence[str] | None,
     pooling: Pooling | None,
     normalize: bool | None,
-    tokenizer: str | PathLike[str] | None,
+    folder: Path | None,
     max_length: int | None,
     reference: Callable[..., Any] | None,
+    config: Config | Mapping[str, Any] | None,
+    weights: Mapping[str, str | Sequence[str]] | None,
 ) -> AbstractContextManager[Source]:
-    folder = None if tokenizer is None else Path(tokenizer)
     if in_memory.saves_itself(model):
         if reference is not None:
-            raise UsageError(f"reference is set: a {type(model).__qualname__} is its own")
+            raise UsageError(f"reference is set: a {_kind(model)} is its own")
+        if config is not None or weights is not None:
+            raise UsageError(f"config and weights are of modules, the model is a {_kind(model)}")
         names = None if labels is None else tuple(labels)
         facts = {"pooling": pooling, "normalize": normalize}
         return in_memory.saved(model, folder, names, max_length, **facts)
-    source = sources.module(
-        model,  # type: ignore[arg-type]
-        labels=labels,
-        pooling=pooling or "mean",
-        normalize=bool(normalize),
-        tokenizer=folder,
-        max_length=max_length,
-        reference=reference,
+    options: dict[str, Any] = {
+        "labels": labels,
+        "normalize": bool(normalize),
+        "tokenizer": folder,
+        "max_length": max_length,
+    }
+    if isinstance(model, nn.Module) and not isinstance(model, Transformer):
+        options |= {"reference": reference, "config": config, "weights": weights}
+        return nullcontext(of_module(model, pooling=pooling, **options))
+    if config is not None or weights is not None:
+        raise UsageError(f"config and weights are of modules, the model is a {_kind(model)}")
+    return nullcontext(
+        sources.module(model, pooling=pooling or "mean", reference=reference, **options)
     )
-    return nullcontext(source)
+
+
+def _kind(model: Any) -> str:
+    return type(model).__qualname__

@@ -45,12 +45,13 @@ class Original:
         config: Config,
         pooling: Pick = "mean",
         pad: int | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         """pooling: of pooled vectors that no head makes. pad: an id that the reference takes for a
-        pad wherever it stands. OriginalError if its answer to a sequence is no output of such a
-        model."""
+        pad wherever it stands. dtype: of its answers. OriginalError if its answer to a sequence is
+        no output of such a model."""
         self._reference, self._config, self._pooling = reference, config, pooling
-        self._pad = pad
+        self._pad, self._dtype = pad, dtype
         self._known: dict[tuple[Any, ...], Array] = {}
         self.compared = self._kind()
 
@@ -121,7 +122,7 @@ class Original:
             torch.tensor([row], device=_device(self._reference)) for row in (ids, types) if row
         ]
         try:
-            answer = _tensor(self._reference(*inputs))
+            answer = tensor_of(self._reference(*inputs), self._dtype)
         except OriginalError:
             raise
         except Exception as error:  # it is the caller's code
@@ -132,14 +133,16 @@ class Original:
         return _squeezed(answer, len(ids))
 
 
-def _tensor(answer: Any) -> Tensor:
+def tensor_of(answer: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Of a tensor, a tuple, or an output of transformers. OriginalError if there is none."""
     if isinstance(answer, Mapping) or hasattr(answer, "keys"):
         answer = next((answer[name] for name in FIELDS if name in answer), None)
     elif isinstance(answer, tuple | list) and answer:
         answer = answer[0]
-    if not isinstance(answer, Tensor) or answer.dtype != torch.float32:
+    if not isinstance(answer, Tensor) or answer.dtype != dtype:
         found = answer.dtype if isinstance(answer, Tensor) else type(answer).__name__
-        raise OriginalError(f"the reference answers with {found}: a tensor of float32 is needed")
+        needed = str(dtype).removeprefix("torch.")
+        raise OriginalError(f"the reference answers with {found}: a tensor of {needed} is needed")
     return answer
 
 

@@ -32,6 +32,7 @@ class Source:
     origin: the manifest's `source`. facts: its pooling, normalize, labels and prompts. texts: how
     it takes texts, or why it takes none. folder: where transformers finds its tokenizer. loaded:
     what was found in that folder. original: the forward of whoever wrote the model, if it is given.
+    pad_id: an id that this forward takes for a pad wherever it stands.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Source:
     folder: Path | None = None
     loaded: Checkpoint | None = None
     original: Original | None = None
+    pad_id: int | None = None
 
     def compared_with(self) -> dict[str, Any]:
         """What the bundle is proved to equal, for its certificate."""
@@ -125,10 +127,11 @@ def module(
     tokenizer: Path | None,
     max_length: int | None,
     reference: Callable[..., Any] | None = None,
+    pad: int | None = None,
 ) -> Source:
     """A copy of a model in memory, on the CPU and in evaluation mode.
 
-    reference: see `Original`.
+    reference, pad: see `Original`.
 
     UsageError if the arguments do not fit, CheckpointError if the tokenizer's folder is broken.
     """
@@ -149,11 +152,18 @@ def module(
         raise UsageError(f"the tokenizer cannot be used: {with_texts}")
     try:
         original = (
-            None if reference is None else Original(reference, model.config, cast(Pick, pooling))
+            None
+            if reference is None
+            else Original(reference, model.config, cast(Pick, pooling), pad)
         )
     except OriginalError as error:
         raise UsageError(str(error)) from error
-    return Source(name, twin, origin, facts, with_texts, tokenizer, original=original)
+    return Source(name, twin, origin, facts, with_texts, tokenizer, original=original, pad_id=pad)
+
+
+def with_origin(source: Source, more: Mapping[str, Any]) -> Source:
+    """More for the manifest's `source`."""
+    return replace(source, origin={**source.origin, **more})
 
 
 def _facts(found: Texts | NoTexts) -> dict[str, Any]:

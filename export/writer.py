@@ -19,6 +19,7 @@ from addnorm.export.download import DownloadError
 from addnorm.export.folder_tokenizer import NoTexts
 from addnorm.export.graph import OPSET, UnfitError, check_fit, export_body, export_head, export_lens
 from addnorm.export.half_precision import HalfPrecisionError, to_half
+from addnorm.export.modules import from_code
 from addnorm.export.quantize import QuantizationError, measure, needs, quantize
 from addnorm.export.sources import Source, UsageError
 from addnorm.model.checkpoints import CheckpointError
@@ -147,10 +148,11 @@ def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) ->
 
 def _limits(source: Source, config: Config, folder: Path) -> Limits:
     """The model's own limits and that of its texts. Writes the tokenizer to `folder`, if any."""
-    limits = {
+    limits: dict[str, Any] = {
         "max_positions": config.max_positions,
         "vocab_size": config.vocab_size,
         "type_vocab_size": config.type_vocab_size,
+        "pad_id": source.pad_id,
     }
     found = source.texts
     if isinstance(found, NoTexts):
@@ -194,14 +196,20 @@ def _write_graphs(model: Transformer, folder: Path, plan: Plan, limits: Limits) 
         model_file.save(export_head(head, output, model.config.d_model), folder / file)
 
 
-def verify(path: Path, checkpoint: str | None, provider: str = "cpu") -> None:
-    """Makes the certificate of a bundle again, here, from its preset or its checkpoint.
+def verify(
+    path: Path, checkpoint: str | None, provider: str = "cpu", weights: Path | None = None
+) -> None:
+    """Makes the certificate of a bundle again, here, from its preset, its checkpoint or the code
+    that makes its module.
 
-    provider: as in `certify_again`.
+    provider: as in `certify_again`. weights: of such a module, where they lie elsewhere now.
     """
     bundle = read_again(path, provider)
     try:
-        source = sources.recorded(bundle.manifest.source, checkpoint)
+        if "path" in bundle.manifest.source:
+            source = from_code.recorded(bundle.manifest, weights)
+        else:
+            source = sources.recorded(bundle.manifest.source, checkpoint)
     except UsageError as error:
         raise UsageError(f"{bundle.ref}: {error}") from None
     certify_again(bundle, source, provider)

@@ -129,10 +129,11 @@ def test_the_programs_of_the_page_on_own_models_run(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(writer, "export", lambda source, *_: sources.append(source))
     for program in re.findall(r"```python\n(.+?)```", page, re.DOTALL):
         exec(program, known)
-    own, theirs = sources
-    assert own.facts["labels"] == ("no", "yes")
-    assert theirs.original
-    refuse_unlike(theirs.model, theirs.original, Limits(max_positions=32, vocab_size=100))
+    recognized, by_hand, own = sources
+    assert own.facts["labels"] == recognized.facts["labels"] == ("no", "yes")
+    for source in (recognized, by_hand):
+        assert source.original
+        refuse_unlike(source.model, source.original, Limits(max_positions=32, vocab_size=100))
 
 
 def test_the_programs_of_the_page_on_vector_indexes_run(

@@ -54,7 +54,7 @@ def _padded_right(rows: list[list[int]]) -> Array:
 def cases(bundle: Bundle) -> list[Case]:
     """The seeded requests of the certificate."""
     limits = bundle.manifest.limits
-    longest = limits.max_positions
+    longest, ends = limits.max_positions, np.array([0, limits.vocab_size - 1])
     drawn = selfcheck.sequences(limits, [1, longest, 3, 29, 7, 60, 2])
     ragged = Batch.joined([(drawn, index) for index in range(2, len(drawn))])
     padded = [_padded(ragged, where) for where in PLACES]
@@ -63,7 +63,7 @@ def cases(bundle: Bundle) -> list[Case]:
     pads_alone = [[0] * len(mask) if row == 1 else mask for row, mask in enumerate(masks)]
     return [
         Case.of("length 1", drawn.sequence(0)),
-        Case("lowest and highest id", [[0], [limits.vocab_size - 1]]),
+        Case("lowest and highest id", [[int(ids)] for ids in limits.without_pads(ends)]),
         Case.of(f"maximum length {longest}", drawn.sequence(1)),
         Case.of("ragged", ragged),
         *padded,

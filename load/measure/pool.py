@@ -39,7 +39,7 @@ def distinct(
         num_drawn = max(MIN_DRAWN, num - num_before)
         lengths = log_normal_lengths(replace(profile, max_length=longest), num_drawn, draws)
         ends = np.cumsum(lengths)
-        tokens = draws.integers(0, limits.vocab_size, ends[-1])
+        tokens = limits.without_pads(draws.integers(0, limits.vocab_size, ends[-1]))
         for sequence in np.split(tokens, ends[:-1]):
             if (key := sequence.tobytes()) not in known:
                 found.setdefault(key, sequence)

@@ -124,7 +124,8 @@ def make(
 
 
 def _sequence(limits: Limits, length: int, variant: int, seed: int) -> Ints:
-    return np.random.default_rng([seed, length, variant]).integers(0, limits.vocab_size, length)
+    draws = np.random.default_rng([seed, length, variant])
+    return limits.without_pads(draws.integers(0, limits.vocab_size, length))
 
 
 def _lengths(profile: Profile, draws: np.random.Generator) -> list[int]:

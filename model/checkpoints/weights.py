@@ -7,7 +7,7 @@ import json
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -51,7 +51,7 @@ def read(folder: Path) -> Weights:
 
 
 def _one(file: Path) -> Weights:
-    return Weights(_load(file), (file,))
+    return Weights(load(file), (file,))
 
 
 def _shards(index: Path) -> Weights:
@@ -62,7 +62,7 @@ def _shards(index: Path) -> Weights:
         raise CheckpointError(f"{index} names shards that are not there: {', '.join(absent)}")
     tensors: dict[str, Tensor] = {}
     for file in files:
-        stored = _load(file)
+        stored = load(file)
         named = {key for key, name in places.items() if name == file.name}
         if missing := sorted(named - stored.keys()):
             raise CheckpointError(f"{index} names keys that {file.name} lacks: {_few(missing)}")
@@ -86,11 +86,15 @@ def _places(index: Path) -> dict[str, str]:
     return dict(places)
 
 
-def _load(file: Path) -> Mapping[str, Tensor]:
+def load(file: Path, nested: Sequence[str] = ()) -> Mapping[str, Tensor]:
+    """Of one file. nested: keys of a pickle's dict, one of which may hold the tensors.
+
+    CheckpointError if it is broken, or holds anything else.
+    """
     with file.open("rb") as stream:
         if stream.read(len(LFS)) == LFS:
             raise CheckpointError(f"{file} is git-lfs' pointer to the weights: run `git lfs pull`")
-    return _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)
+    return _safetensors(file) if file.suffix == ".safetensors" else _pickled(file, nested)
 
 
 def _safetensors(file: Path) -> Mapping[str, Tensor]:
@@ -102,7 +106,7 @@ def _safetensors(file: Path) -> Mapping[str, Tensor]:
         raise CheckpointError(f"{file} is no safetensors file: {error}") from None
 
 
-def _pickled(file: Path) -> Mapping[str, Tensor]:
+def _pickled(file: Path, nested: Sequence[str]) -> Mapping[str, Tensor]:
     """Releases before PyTorch 1.6 wrote no zip file, which cannot be mapped."""
     broken = f"{file} is broken, or no file of weights that PyTorch wrote"
     try:
@@ -119,6 +123,9 @@ def _pickled(file: Path) -> Mapping[str, Tensor]:
     except Exception as error:  # a broken pickle may fail in any way
         why = str(error).partition("\n")[0] or type(error).__name__
         raise CheckpointError(f"{broken}: {why}") from None
+    if isinstance(found, Mapping):
+        inner = (found[key] for key in nested if isinstance(found.get(key), Mapping))
+        found = next(inner, found)
     if problem := _unlike_weights(found):
         raise CheckpointError(f"{file} does not hold tensors by name: {problem}")
     return found  # type: ignore[no-any-return]

@@ -133,6 +133,13 @@ def _check_tokens(request: InferenceRequest) -> None:
             f" {limits.vocab_size - 1}{request.hint}",
             param=request.field,
         )
+    if limits.pad_id is not None and np.count_nonzero(pads := tokens == limits.pad_id):
+        row, column = _place(request.padding, int(pads.argmax()))
+        raise InvalidInput(
+            f"{request.field}[{row}][{column}] is {limits.pad_id}: {request.model.bundle.ref} takes"
+            f" this id for a pad wherever it stands. Leave it out, or mask it{request.hint}",
+            param=request.field,
+        )
 
 
 def _check_types(request: InferenceRequest) -> None:

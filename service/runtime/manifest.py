@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 FORMAT = 4
+Ids = NDArray[np.int64]
 Size = Annotated[int, Field(ge=1, lt=2**31)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]  # of a file, a model
 Graph = Annotated[str, Field(pattern=r"^(fp32|fp16|int8)$")]
@@ -37,6 +40,12 @@ class Limits(_Part):
     type_vocab_size: Size = Field(
         1, description="Token type ids are below it. 1: the model takes none."
     )
+    pad_id: Annotated[int, Field(ge=0)] | None = Field(
+        None,
+        description=(
+            "An id that the model takes for a pad wherever it stands: no real token may have it."
+        ),
+    )
     # the default is for bundles without a tokenizer, which take no texts
     max_text_tokens: Size = Field(
         default_factory=lambda given: given["max_positions"],
@@ -44,6 +53,12 @@ class Limits(_Part):
             "Tokens of a text, special tokens included: what the model's authors cut texts to."
         ),
     )
+
+    def without_pads(self, ids: Ids) -> Ids:
+        """Drawn ids, another one in place of `pad_id`."""
+        if self.pad_id is None:
+            return ids
+        return np.where(ids == self.pad_id, (self.pad_id + 1) % self.vocab_size, ids)
 
 
 class Head(_Part):

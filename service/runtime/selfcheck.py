@@ -23,7 +23,7 @@ def sequences(limits: Limits, lengths: Sequence[int], seed: int = 0) -> Batch:
     """Seeded sequences of these lengths, cut to the model's. Each has the lowest and highest id,
     and token types where the model has them."""
     lengths = [min(length, limits.max_positions) for length in lengths]
-    tokens = _drawn(limits.vocab_size, lengths, seed)
+    tokens = [limits.without_pads(ids) for ids in _drawn(limits.vocab_size, lengths, seed)]
     if limits.type_vocab_size == 1:
         return Batch.of(tokens)
     # another seed: with the same one a token's type would follow from its id

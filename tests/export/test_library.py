@@ -116,7 +116,13 @@ def test_verify_knows_the_model_again(bundle: Bundle, folder: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
-    "another kind": (lambda: nn.Linear(2, 2), {}, "the model is a Linear, an addnorm"),
+    "another kind": (lambda: nn.Linear(2, 2), {}, "Linear: the module fails on a sequence of 3"),
+    "no module": (lambda: 3, {}, "the model is a int, an addnorm"),
+    "config of a Transformer": (
+        classifier,
+        {"config": {"n_heads": 1}},
+        "config and weights are of",
+    ),
     "float64": (lambda: classifier().double(), {}, r"tokens\.weight is torch\.float64, torch\.fl"),
     "half a model": (lambda: classifier().to("meta"), {}, "it is on the device meta"),
     "not finite": (lambda: broken(classifier()), {}, r"tokens\.weight\[0, 0\] is nan"),
@@ -172,6 +178,21 @@ def test_what_does_not_fit_is_rejected_in_words(case: str, tmp_path: Path) -> No
     with pytest.raises(ExportError, match=words):
         export_bundle(make(), tmp_path, **{"name": "own", **options})
     assert not list(tmp_path.iterdir()), "something was left in place"
+
+
+class Branching(Transformer):
+    """PyTorch's exporter cannot follow it."""
+
+    def embed(self, token_ids: Tensor, position_ids: Tensor, type_ids: Tensor) -> Tensor:
+        embedded = super().embed(token_ids, position_ids, type_ids)
+        return embedded if embedded.sum().item() > -1e9 else -embedded
+
+
+def test_whatever_fails_is_one_error(tmp_path: Path) -> None:
+    model = Branching(Config(**SHAPE), "padded")
+    with pytest.raises(ExportError, match=r"the export failed: [A-Z][a-zA-Z]+: "):
+        export_bundle(model, tmp_path, "own")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("exports_shared")

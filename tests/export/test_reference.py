@@ -224,3 +224,33 @@ def test_a_model_of_transformers_takes_texts_with_a_tokenizer(tmp_path: Path) ->
         export_bundle(model, tmp_path, "own", reference=model)
     with pytest.raises(ExportError, match="save it with save_pretrained"):
         export_bundle(Mock(spec=["save_pretrained"]), tmp_path, "own")
+
+
+@pytest.mark.filterwarnings("ignore")  # of another library's releases
+@pytest.mark.parametrize("kind", ["SentenceTransformer", "CrossEncoder"])
+def test_a_model_of_sentence_transformers_brings_its_tokenizer(tmp_path: Path, kind: str) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    layers = pytest.importorskip("sentence_transformers.models")
+    from transformers import PreTrainedTokenizerFast
+
+    is_pipeline = kind == "SentenceTransformer"
+    class_name = "BertModel" if is_pipeline else "BertForSequenceClassification"
+    model = made(class_name, vocab_size=len(WORDS), **({} if is_pipeline else {"num_labels": 1}))
+    model.save_pretrained(tmp_path / "own")
+    own = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer(), pad_token="[PAD]", unk_token="[UNK]"
+    )
+    own.save_pretrained(tmp_path / "own")
+    if is_pipeline:
+        first = layers.Transformer(str(tmp_path / "own"))
+        width = first.get_word_embedding_dimension()
+        modules = [first, layers.Pooling(width, "max"), layers.Normalize()]
+        model = library.SentenceTransformer(modules=modules)
+    else:
+        model = library.CrossEncoder(str(tmp_path / "own"))
+    bundle = export_bundle(model, tmp_path / "bundles", "own")
+    assert bundle.certificate
+    record = bundle.certificate["compared_with"]
+    assert (record["name"], record["output"]) == (kind, "pooled" if is_pipeline else "logits")
+    assert bundle.manifest.normalize is is_pipeline
+    assert verify_bundle(bundle.path, model).certificate == bundle.certificate

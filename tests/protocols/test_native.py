@@ -424,6 +424,7 @@ def test_models_are_listed_in_openais_shape(client: httpx.Client) -> None:
         "max_positions": 5,
         "vocab_size": 6,
         "type_vocab_size": 1,
+        "pad_id": None,
         "max_text_tokens": 5,
     }
     assert set(entry["files"]) == {"model.onnx", "logits.onnx"}

@@ -1,0 +1,153 @@
+"""How a module is asked: with one sequence at a time, on its own weights or on drawn ones."""
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from addnorm.export.modules.operators.parts import Unrecognized
+from addnorm.export.modules.operators.trace import Enough, Trace
+from addnorm.export.original import OriginalError, tensor_of
+from addnorm.model.config import Pick
+from addnorm.model.transformer import Transformer
+
+COMPARISONS = ("eq", "ne", "gt")
+
+
+@dataclass(frozen=True)
+class Recognized:
+    """model: with the module's weights. ask: calls the module. lines: what was found, and how.
+
+    pad: an id that the module takes for a pad wherever it stands. pooling: how it makes a row of a
+    sequence."""
+
+    model: Transformer
+    ask: "Asking"
+    lines: list[str]
+    pad: int | None
+    pooling: Pick
+
+
+class Asking(nn.Module):
+    """ids `[1, S]`, and types if the module takes them -> what the module answers."""
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        module: nn.Module,
+        turned: bool = False,
+        has_types: bool = False,
+    ) -> None:
+        """turned: the module takes `[S, 1]`. has_types: it takes token types too, always."""
+        super().__init__()
+        self.module, self.turned, self.has_types = module, turned, has_types
+        self._call = (call,)  # no submodule of its own
+        self.name = type(module).__qualname__
+
+    def forward(self, ids: Tensor, types: Tensor | None = None) -> Any:
+        inputs = [ids]
+        if self.has_types:
+            inputs.append(torch.zeros_like(ids) if types is None else types)
+        return self._call[0](*(x.T if self.turned else x for x in inputs))
+
+
+def traced(ask: Asking, ids: Tensor, types: Tensor | None, enough: int | None = None) -> Trace:
+    """OriginalError if the module fails, or answers with no tensor."""
+    trace = Trace(ids, types, enough)
+    inputs = [ids] if types is None else [ids, types]
+    try:
+        with trace.named(ask.module), trace:
+            answer = ask(*inputs)
+    except Enough:
+        return trace
+    except Unrecognized:
+        raise
+    except Exception as error:  # it is the caller's code
+        raise OriginalError(
+            f"the module fails on a sequence of {ids.shape[1]} tokens:"
+            f" {type(error).__name__}: {error}"
+        ) from error
+    trace.answer = trace.value_of(tensor_of(answer))
+    return trace
+
+
+@contextmanager
+def drawn_anew(
+    module: nn.Module,
+    size: float = 1.0,
+    unscaled: Collection[str] = (),
+    dtype: torch.dtype | None = None,
+) -> Iterator[None]:
+    """All weights drawn, until the block ends: with those that training begins with, attention is
+    nearly uniform, gammas are 1 and biases 0, and most mistakes do not show.
+
+    size: of all but the parameters `unscaled`. dtype: of weights and buffers; their own by default.
+    """
+    generator = torch.Generator().manual_seed(0)
+    before = [(x, x.data) for x in (*module.parameters(), *module.buffers())]
+    try:
+        for name, parameter in module.named_parameters():
+            scale = 1.0 if name in unscaled else size
+            drawn = _drawn(parameter.shape, generator).mul_(scale)
+            parameter.data = drawn.to(parameter.device, dtype or parameter.dtype)
+        for buffer in module.buffers():
+            if dtype and buffer.is_floating_point():
+                buffer.data = buffer.data.to(dtype)
+        yield
+    finally:
+        for tensor, data in before:
+            tensor.data = data
+
+
+def _drawn(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """Of a matrix such that it keeps the size of rows; of a vector around 0.7."""
+    drawn = torch.randn(shape, generator=generator)
+    if len(shape) < 2:
+        return drawn.mul_(0.3).add_(0.7)
+    return drawn.mul_(1.2 * shape[-1] ** -0.5)
+
+
+def takes_types(call: Callable[..., Any]) -> bool:
+    """Unrecognized where more is needed than ids and token types."""
+    found = inspect.signature(call).parameters.values()
+    names = [
+        x.name for x in found
+        if x.default is x.empty and x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)
+    ]  # fmt: skip
+    has_types = len(names) == 2 and any(word in names[1].lower() for word in ("type", "seg"))
+    if len(names) > 1 + has_types:
+        raise Unrecognized(
+            f"forward needs {', '.join(names)}: say how it is called with one sequence without"
+            f" pads, reference=lambda {names[0]}: module({names[0]}, ...)"
+        )
+    return has_types
+
+
+def as_inputs(ids: Sequence[int], ask: Asking) -> tuple[Tensor, Tensor | None]:
+    types = torch.arange(len(ids)) * 2 // len(ids) if ask.has_types else None
+    return torch.tensor([ids]), None if types is None else types[None]
+
+
+def pads_of(trace: Trace) -> set[int]:
+    """Ids that the module compares its input with."""
+    assert trace.ids
+    parts, found = (trace.ids.tensor.flatten(), set())
+    for step in trace.steps:
+        if step.op not in COMPARISONS or not step.inputs[0].of_ids or step.rows:
+            continue
+        if torch.equal(step.inputs[0].tensor.flatten(), parts):
+            found |= {int(x) for x in step.arguments[1:] if isinstance(x, int)}
+            found |= {int(x.tensor) for x in step.inputs[1:] if x.tensor.numel() == 1}
+    return found
+
+
+def drawn_ids(length: int, vocab_size: int, pads: set[int], seed: int = 0) -> list[int]:
+    """Different ones, where there are so many."""
+    known = [index for index in range(vocab_size) if index not in pads]
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.randperm(max(length, len(known)), generator=generator)[:length]
+    return [known[place % len(known)] for place in places.tolist()]

@@ -1,0 +1,102 @@
+"""A module that a function of the user's code makes: `addnorm export --module package.module:make`.
+
+The code is run on purpose. Its weights are read as tensors only.
+"""
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from addnorm.export.modules.source import of_module
+from addnorm.export.sources import Source, UsageError, with_origin
+from addnorm.model.checkpoints import weights
+from addnorm.service.runtime.files import sha256
+from addnorm.service.runtime.manifest import Manifest
+
+NESTED = ("model", "state_dict", "model_state_dict")  # where training scripts put the weights
+COMPILED = "_orig_mod."  # what torch.compile puts before keys
+
+
+def of_code(
+    path: str,
+    file: Path | None,
+    *,
+    labels: Sequence[str] | None = None,
+    tokenizer: Path | None = None,
+    max_length: int | None = None,
+    pooling: str | None = None,
+    normalize: bool = False,
+) -> Source:
+    """path: `package.module:function`, found from the current folder too. file: of a state_dict.
+
+    UsageError and CheckpointError, in words.
+    """
+    module = imported(path)
+    if file is not None:
+        _fill(module, file)
+    source = of_module(
+        module, reference=None, config=None, weights=None, pooling=pooling, labels=labels,
+        tokenizer=tokenizer, max_length=max_length, normalize=normalize,
+    )  # fmt: skip
+    origin: dict[str, Any] = {"path": path}
+    if file is not None:
+        origin["weights"] = {str(file): sha256(file)}
+    if tokenizer is not None:
+        origin["tokenizer"] = str(tokenizer)
+    return with_origin(source, origin)
+
+
+def recorded(manifest: Manifest, file: Path | None) -> Source:
+    """The source that a manifest names. file: of the weights, where they lie elsewhere now."""
+    made = manifest.source
+    stored = next(iter(made.get("weights", {})), None)
+    tokenizer = made.get("tokenizer")
+    source = of_code(
+        made["path"],
+        file or (None if stored is None else Path(stored)),
+        labels=manifest.labels,
+        tokenizer=None if tokenizer is None else Path(tokenizer),
+        max_length=made.get("max_length"),
+        pooling=manifest.pooling,
+        normalize=manifest.normalize,
+    )
+    if file is None or stored is None:
+        return source
+    return with_origin(source, {"weights": {stored: sha256(file)}})
+
+
+def imported(path: str) -> nn.Module:
+    """What the function returns."""
+    place, colon, name = path.partition(":")
+    if not colon or not place or not name:
+        raise UsageError(f"--module {path}: name it as package.module:function")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        made = getattr(importlib.import_module(place), name)()
+    except Exception as error:  # it is the user's code
+        raise UsageError(f"--module {path} fails: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    if not isinstance(made, nn.Module):
+        raise UsageError(
+            f"--module {path} makes a {type(made).__name__}: a torch.nn.Module is needed"
+        )
+    return made
+
+
+def _fill(module: nn.Module, file: Path) -> None:
+    if not file.is_file():
+        raise UsageError(f"--weights {file}: there is no such file")
+    stored = {key.removeprefix(COMPILED): tensor for key, tensor in _tensors(file).items()}
+    try:
+        module.load_state_dict(stored)
+    except RuntimeError as error:
+        raise UsageError(f"--weights {file}: {' '.join(str(error).split())}") from None
+
+
+def _tensors(file: Path) -> Mapping[str, Tensor]:
+    return weights.load(file, NESTED)

@@ -1,0 +1,1 @@
+"""A forward as PyTorch's operators: followed, told apart, tried, and read."""

@@ -1,0 +1,172 @@
+"""The operators of a trace -> the parts of a transformer, by what leads from one to the next.
+
+Landmarks are what rows go through: lookups, matrix products, sums of two streams. What lies between
+two landmarks is a function of one of them, and `trial` says which.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from addnorm.export.modules.operators.trace import LOOKUPS, Step, Trace, Value
+
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+JOINS = ("cat", "stack")
+REASONS = {  # operators that no part of such a transformer has
+    "convolution": "a convolution mixes tokens outside of attention",
+    "native_batch_norm": "a batch normalization is no LayerNorm: its statistics are of all tokens",
+    "_native_batch_norm_legit_no_training": "a batch normalization is no LayerNorm",
+    "native_group_norm": "a group normalization is no LayerNorm",
+    "lstm": "a recurrent layer mixes tokens outside of attention",
+    "mkldnn_rnn_layer": "a recurrent layer mixes tokens outside of attention",
+    "gru": "a recurrent layer mixes tokens outside of attention",
+    "cumsum": "a running sum mixes tokens outside of attention",
+    "_fft_r2c": "a Fourier transform mixes tokens outside of attention",
+}
+Kind = Literal["lookup", "linear", "add", "shift", "product", "join"]
+
+
+class Unrecognized(ValueError):
+    """A part that no `Transformer` has, or whose like was not found. Says where it runs."""
+
+    def __init__(self, why: str, value: Value | None = None) -> None:
+        place = value.step.place if value is not None and value.step else ""
+        super().__init__(f"{why}, in {place}" if place else why)
+
+
+@dataclass(eq=False)
+class Landmark:
+    """kind "linear": weight `[.., in, out]` is multiplied with rows `[.., in]` from the right;
+    "shift": a constant of every token is added; "product": of two streams, as in attention."""
+
+    kind: Kind
+    value: Value
+    inputs: tuple[Value, ...] = ()
+    weight: Value | None = None
+    bias: Value | None = None
+
+    @property
+    def width(self) -> int:
+        return self.value.tensor.shape[-1]
+
+
+@dataclass(eq=False)
+class Parts:
+    """Of one trace. origins: of each value with rows, the landmark that it is a function of."""
+
+    trace: Trace
+    origins: dict[Value, Landmark] = field(default_factory=dict)
+    _same: dict[Value, Value] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Unrecognized for an operator that mixes tokens."""
+        for step in self.trace.steps:
+            if step.rows or self._is_lookup(step):
+                self._settle(step)
+
+    def same(self, value: Value) -> Value:
+        """The first value with these numbers in this order: without views, dropout and the like."""
+        if value not in self._same:
+            found = value
+            while (before := _before(found)) is not None:
+                found = before
+            self._same[value] = found
+        return self._same[value]
+
+    def origin(self, value: Value) -> Landmark:
+        if value not in self.origins:
+            raise Unrecognized("a part of a tensor is written in place, which cannot be followed")
+        return self.origins[value]
+
+    def _settle(self, step: Step) -> None:
+        if step.op in REASONS:
+            raise Unrecognized(REASONS[step.op], step.values[0])
+        landmark = self._landmark(step)
+        for value in step.values:
+            self.origins[value] = landmark or self.origin(step.rows[0])
+
+    def _landmark(self, step: Step) -> Landmark | None:
+        """None where the step only continues what an earlier one began."""
+        if self._is_lookup(step):
+            return Landmark("lookup", step.values[0], tuple(step.inputs[1:]), step.inputs[0])
+        if step.op in PRODUCTS:
+            return self._product(step)
+        value = step.values[0]
+        origins = {self.origin(row) for row in step.rows}
+        if len(origins) == 1:
+            return self._with_bias(step, *origins) or self._shift(step, *origins)
+        if step.op in JOINS:
+            return Landmark("join", value, tuple(step.rows))
+        if step.op == "add" and step.options.get("alpha", 1) == 1 and len(step.rows) == 2:
+            return Landmark("add", value, tuple(step.rows))
+        if step.op == "mul":
+            raise Unrecognized("two streams are multiplied, as in a gated feed-forward", value)
+        raise Unrecognized(f"{step.op} joins {len(origins)} streams", value)
+
+    def _product(self, step: Step) -> Landmark:
+        *more, left, right = step.inputs
+        value = step.values[0]
+        if left.of_rows and right.of_rows:
+            return Landmark("product", value, (left, right))
+        if right.of_rows or right.of_ids or any(x.of_rows for x in more):
+            raise Unrecognized("rows are multiplied with a matrix from the left", value)
+        if more and more[0].tensor.numel() != right.tensor.shape[-1]:
+            raise Unrecognized(f"{step.op} adds more than a bias", value)
+        return Landmark("linear", value, (left,), right, more[0] if more else None)
+
+    def _with_bias(self, step: Step, origin: Landmark) -> Landmark | None:
+        """A bias that an operator of its own adds to a matrix product."""
+        adds = step.op == "add" and origin.kind == "linear" and origin.bias is None
+        if not adds or self.same(step.rows[0]) is not origin.value or not step.constants:
+            return None
+        bias = step.constants[0]
+        if bias.of_ids or bias.tensor.numel() != origin.width or origin.width == 1:
+            return None
+        return Landmark("linear", step.values[0], origin.inputs, origin.weight, bias)
+
+    def _shift(self, step: Step, origin: Landmark) -> Landmark | None:
+        """What is added to each token, by its place."""
+        if step.op != "add" or not step.constants or origin.kind == "product":
+            return None
+        shift, width = step.constants[0], step.values[0].tensor.shape[-1]
+        if shift.tensor.dim() < 2 or shift.tensor.numel() != self.trace.length * width:
+            return None
+        if shift.of_ids:
+            raise Unrecognized("what is added to tokens depends on their ids", step.values[0])
+        return Landmark("shift", step.values[0], (step.rows[0],), shift)
+
+    def _is_lookup(self, step: Step) -> bool:
+        return (
+            step.op in LOOKUPS
+            and step.values[0].of_rows
+            and not any(x.of_rows for x in step.inputs)
+        )
+
+
+def _before(value: Value) -> Value | None:
+    """What it is a copy, or another view, of."""
+    rows = set(value.step.rows) if value.step else set()
+    if len(rows) != 1:
+        return None
+    (row,) = rows
+    new, old = value.tensor, row.tensor
+    is_same = new.numel() == old.numel() and torch.equal(new.reshape(-1), old.reshape(-1))
+    return row if is_same else None
+
+
+def columns(weight: Tensor) -> Tensor:
+    """The matrix of a linear landmark, `[in, out]`: those of several heads lie side by side."""
+    return weight if weight.dim() == 2 else weight.permute(1, 0, 2).flatten(1)
+
+
+def roots(parts: Parts, value: Value) -> Iterator[Landmark]:
+    """The landmarks that a value is of, those behind a join one by one."""
+    landmark = parts.origin(value)
+    if landmark.kind != "join":
+        yield landmark
+        return
+    for row in landmark.inputs:
+        yield from roots(parts, row)

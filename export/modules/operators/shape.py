@@ -1,0 +1,274 @@
+"""The parts of a module -> blocks, embeddings and a head, as `Config` names them."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from addnorm.export.modules.operators import attention, trial
+from addnorm.export.modules.operators.parts import Landmark, Parts, Unrecognized
+from addnorm.export.modules.operators.roles import Block, Embedding, FeedForward, Head
+from addnorm.export.modules.operators.trace import Value, between
+from addnorm.export.modules.operators.trial import Norm
+from addnorm.model.config import Activation, Pick
+from addnorm.model.transformer import ACTIVATIONS
+
+ENDS = ("_log_softmax", "_softmax", "sigmoid")  # of numbers that are no logits any more
+
+
+@dataclass
+class Shape:
+    """What a forward is. notes: what was decided by trial, in words."""
+
+    parts: Parts
+    answer: Value
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Unrecognized for a part that no `Transformer` has."""
+        if self.answer.op in ENDS:
+            why = f"{self.answer.op} comes after the last layer: answer with the logits before it"
+            raise Unrecognized(why, self.answer)
+        self.head, activations = self._head(self.answer)
+        self.final_norm, blocks = self._body(activations)
+        self.blocks = blocks[::-1]
+        self.embedding = self._embedding(self.blocks[0].entry)
+        self._refuse_unlike()
+
+    @cached_property
+    def width(self) -> int:
+        """Of the table of tokens."""
+        assert self.embedding.tokens
+        return self.embedding.tokens.tensor.shape[1]
+
+    @cached_property
+    def length(self) -> int:
+        return self.parts.trace.length
+
+    def _body(self, value: Value) -> tuple[Norm | None, list[Block]]:
+        """-> the final norm, and the blocks, the last first."""
+        last, final = self._last_block(value)
+        blocks = [last]
+        while block := self._block(blocks[-1].entry):
+            blocks.append(block)
+        return final, blocks
+
+    def _last_block(self, value: Value) -> tuple[Block, Norm | None]:
+        why = Unrecognized(
+            "no block of attention and feed-forward, in the orders post, pre or single, ends here",
+            value,
+        )
+        for inner in (value, *self._within(value)):
+            try:
+                if last := self._block(inner):
+                    return last, None if inner is value else self._norm(inner, value)
+            except Unrecognized as error:
+                why = error if inner is value else why
+        raise why
+
+    def _within(self, value: Value) -> Iterator[Value]:
+        """Values that this one is made of, from the last on, to the landmark that it is of."""
+        entry = self.parts.origin(value).value
+        steps = between([value], {entry: entry.tensor})
+        inner = [self.parts.same(made) for step in reversed(steps) for made in step.values]
+        yield from dict.fromkeys(x for x in [*inner, entry] if x is not self.parts.same(value))
+
+    def _block(self, value: Value) -> Block | None:
+        """None if the value is no block's end."""
+        value = self.parts.same(value)
+        total = self.parts.origin(value)
+        if total.kind != "add":
+            return None
+        for skip, branch in (total.inputs, total.inputs[::-1]):
+            ffn = self._ffn(branch)
+            if ffn is None:
+                continue
+            read = self._pre if value is total.value else self._normed
+            if block := read(value, total, self.parts.same(skip), ffn):
+                return block
+        return None
+
+    def _pre(self, value: Value, total: Landmark, skip: Value, ffn: FeedForward) -> Block | None:
+        middle = self.parts.origin(skip)
+        if middle.kind != "add" or middle.value is not skip:
+            return None
+        for entry, branch in (middle.inputs, middle.inputs[::-1]):
+            if out := self._attention_matrix(branch):
+                entry, attended = self.parts.same(entry), attention.read(self.parts, out)
+                norms = self._norm(entry, attended.entry), self._norm(skip, ffn.up.inputs[0])
+                return Block("pre", attended, ffn, norms, entry, value)
+        return None
+
+    def _normed(self, value: Value, total: Landmark, skip: Value, ffn: FeedForward) -> Block | None:
+        """Orders that end in a norm: post and single."""
+        if self.parts.same(ffn.up.inputs[0]) is not skip:
+            return None
+        if out := self._attention_matrix(skip):
+            attended = attention.read(self.parts, out)
+            norms: tuple[Norm, ...] = (self._norm(total.value, value),)
+            return Block("single", attended, ffn, norms, attended.entry, value)
+        middle = self.parts.origin(skip)
+        if middle.kind != "add" or middle.value is skip:
+            return None
+        for entry, branch in (middle.inputs, middle.inputs[::-1]):
+            out = self._attention_matrix(branch)
+            if out and (attended := attention.read(self.parts, out)).entry is self.parts.same(
+                entry
+            ):
+                norms = self._norm(middle.value, skip), self._norm(total.value, value)
+                return Block("post", attended, ffn, norms, attended.entry, value)
+        return None
+
+    def _linear(self, value: Value) -> Landmark | None:
+        """The matrix product that this value is, as it is."""
+        found = self.parts.origin(value)
+        return found if found.kind == "linear" and found.value is self.parts.same(value) else None
+
+    def _attention_matrix(self, value: Value) -> Landmark | None:
+        """The output matrix of an attention, if the value is what it makes."""
+        out = self._linear(value)
+        if out is None or self.parts.origin(out.inputs[0]).kind not in ("product", "join"):
+            return None
+        return out
+
+    def _ffn(self, value: Value) -> FeedForward | None:
+        down = self._linear(value)
+        if down is None:
+            return None
+        up = self.parts.origin(down.inputs[0])
+        if up.kind != "linear":
+            return None
+        return FeedForward(up, down, self._activation(up, down.inputs[0]))
+
+    def _activation(self, linear: Landmark, value: Value) -> Activation:
+        if self.parts.same(value) is linear.value:
+            return "identity"
+        found = trial.activation(linear.value, value)
+        self.notes["activation"] = f"trial: 1 of {len(ACTIVATIONS)} agrees on -6 to 6"
+        return found
+
+    def _norm(self, entry: Value, value: Value) -> Norm:
+        found, words = trial.norm(entry, self.parts.same(value))
+        self.notes["norm"] = f"{words} (trial on rows whose variance is near eps)"
+        return found
+
+    def _embedding(self, value: Value) -> Embedding:
+        found = Embedding()
+        value = self.parts.same(value)
+        linear = self._linear(value)
+        if linear is not None and linear.value is value:
+            found.projection, value = linear, self.parts.same(linear.inputs[0])
+        origin = self.parts.origin(value)
+        if origin.kind in ("add", "shift", "lookup") and origin.value is not value:
+            with suppress(Unrecognized):  # it is a scale
+                found.norm, value = self._norm(origin.value, value), origin.value
+        self._terms(value, 1.0, found)
+        if found.tokens is None:
+            raise Unrecognized("no table of tokens is found where the blocks begin", value)
+        return found
+
+    def _terms(self, value: Value, factor: float, found: Embedding) -> None:
+        """Everything that is added up."""
+        value = self.parts.same(value)
+        origin = self.parts.origin(value)
+        if origin.value is not value:
+            factor *= trial.scale(origin.value, value)
+        if origin.kind == "shift":
+            assert origin.weight
+            found.places.append((origin.weight, factor))
+        if origin.kind in ("shift", "add"):
+            for term in origin.inputs:
+                self._terms(term, factor, found)
+        elif origin.kind == "lookup":
+            self._lookup(origin, factor, found)
+        else:
+            raise Unrecognized("this is no sum of tables", value)
+
+    def _lookup(self, table: Landmark, factor: float, found: Embedding) -> None:
+        assert table.weight
+        trace, numbers = self.parts.trace, table.inputs[-1].tensor.flatten().cpu()
+        if trace.ids and torch.equal(numbers, trace.ids.tensor.flatten()) and not found.tokens:
+            found.tokens, found.scale = table.weight, factor
+        elif trace.types and torch.equal(numbers, trace.types.tensor.flatten()):
+            found.types = table.weight, factor
+        else:
+            raise Unrecognized("a table is read at numbers that are no token ids", table.value)
+
+    def _head(self, value: Value) -> tuple[Head, Value]:
+        """-> the head, and the activations that it is made of."""
+        value, outer = self._picked(value)
+        linear, norm, dense = None, None, None
+        activation: Activation = "identity"
+        if self._linear(value) and not self._is_branch(value):
+            linear = self._linear(value)
+            assert linear
+            value = self.parts.same(linear.inputs[0])
+        before = self.parts.origin(value)
+        if before.kind == "linear" and (linear or before.value is not value):
+            dense, (activation, norm) = before, self._dense(before, value)
+            value = self.parts.same(before.inputs[0])
+        value, inner = self._picked(value)
+        if outer and (inner or ((linear or dense) and not _commutes(outer, dense))):
+            raise Unrecognized("a row is made of the sequence's after the head", self.answer)
+        return Head(inner or outer, dense, activation, norm, linear), value
+
+    def _is_branch(self, value: Value) -> bool:
+        """Whether it is the output matrix of attention, so no head."""
+        return self._attention_matrix(value) is not None
+
+    def _dense(self, dense: Landmark, value: Value) -> tuple[Activation, Norm | None]:
+        """What lies between the dense layer of a head and what reads it."""
+        if value is dense.value:
+            return "identity", None
+        try:
+            return self._activation(dense, value), None
+        except Unrecognized:
+            for inner in self._within(value):
+                try:
+                    return self._activation(dense, inner), self._norm(inner, value)
+                except Unrecognized:
+                    continue
+            raise
+
+    def _picked(self, value: Value) -> tuple[Value, Pick | None]:
+        """What one row of the sequence was made of, and how."""
+        width, before = value.tensor.shape[-1], self.parts.origin(value).value
+        if value.tensor.numel() != width or before.tensor.numel() == before.tensor.shape[-1]:
+            return self.parts.same(value), None
+        error = Unrecognized("the row of the head is not made of the sequence's", value)
+        for inner in self._within(value):
+            if inner.tensor.numel() == width * self.length:
+                try:
+                    found = trial.pick(inner, self.parts.same(value), self.length)
+                except Unrecognized as raised:
+                    error = raised
+                    continue
+                self.notes["row of the head"] = f"1 of {len(trial.PICKS)} agrees"
+                return inner, found
+        raise error
+
+    def _refuse_unlike(self) -> None:
+        """Unrecognized where blocks differ in what they share in a `Config`."""
+        kinds: dict[str, set[Any]] = {
+            "order": {block.order for block in self.blocks},
+            "attention": {str(block.attention.scores) for block in self.blocks},
+            "heads": {block.attention.n_heads for block in self.blocks},
+            "width of the feed-forward": {block.ffn.up.width for block in self.blocks},
+            "activation": {block.ffn.activation for block in self.blocks},
+            "norm": {(norm.kind, round(norm.eps, 15)) for norm in self.norms()},
+        }
+        for what, found in kinds.items():
+            if len(found) > 1:
+                raise Unrecognized(f"blocks and norms differ in {what}: {sorted(found)}")
+
+    def norms(self) -> list[Norm]:
+        rest = (self.embedding.norm, self.final_norm, self.head.norm)
+        return [*(n for b in self.blocks for n in b.norms), *(n for n in rest if n is not None)]
+
+
+def _commutes(pick: Pick, dense: Landmark | None) -> bool:
+    """Whether a row may be made before the head's layers in place of after them."""
+    return pick in ("first", "last") or (pick == "mean" and dense is None)

@@ -1,0 +1,241 @@
+"""What a forward computes: PyTorch's operators in order, with the values that went through them.
+
+Names, classes and control flow of the code leave no mark here. Parts of it can be run again.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+# their values do not depend on those of what they are called with
+SHAPE_ONLY = ("empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros",
+              "ones_like", "zeros_like")  # fmt: skip
+LOOKUPS = ("embedding", "index", "index_select", "gather")
+
+
+class Enough(Exception):
+    """All that was wanted of this forward is there."""
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor that went through a forward.
+
+    of_ids: it depends on the token ids. of_rows: on what was looked up for them, so a trained
+    number reaches it by way of a token.
+    """
+
+    number: int
+    tensor: Tensor
+    step: "Step | None" = None  # that made it; None: a weight, a buffer, an input
+    of_ids: bool = False
+    of_rows: bool = False
+    readers: list["Step"] = field(default_factory=list)
+    version: int = 0
+
+    @property
+    def op(self) -> str:
+        return self.step.op if self.step else ""
+
+
+@dataclass(eq=False)
+class Step:
+    """An operator's call; `Value`s stand where its tensors stood."""
+
+    function: Any
+    arguments: tuple[Any, ...]
+    options: Mapping[str, Any]
+    place: str  # the module that was running
+    values: list[Value] = field(default_factory=list)  # that it made
+
+    @property
+    def op(self) -> str:
+        return str(self.function.overloadpacket.__name__).removesuffix("_")
+
+    @property
+    def inputs(self) -> list[Value]:
+        flat, _ = tree_flatten((self.arguments, self.options))
+        return [value for value in flat if isinstance(value, Value)]
+
+    @property
+    def rows(self) -> list[Value]:
+        """Inputs that depend on tokens' rows."""
+        return [value for value in self.inputs if value.of_rows]
+
+    @property
+    def constants(self) -> list[Value]:
+        return [value for value in self.inputs if not value.of_rows]
+
+
+class Trace(TorchDispatchMode):
+    """One forward. values and steps: in order; the same code makes the same numbers each time."""
+
+    def __init__(self, ids: Tensor, types: Tensor | None = None, enough: int | None = None) -> None:
+        """enough: the number of the value after which the forward need not go on."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.values: list[Value] = []
+        self.steps: list[Step] = []
+        self.answer: Value | None = None
+        self._known: dict[int, Value] = {}  # by id() of a tensor, which the value keeps alive
+        self._written: dict[int, int] = {}  # how often, by storage
+        self._tainted: set[int] = set()  # storages that rows were written into
+        self._alive: list[Tensor] = []  # so that no other tensor gets the id() of one
+        self._enough, self._places = enough, [""]
+        self.ids, self.types = (None if x is None else self._new(x) for x in (ids, types))
+        for given in (self.ids, self.types):
+            if given:
+                given.of_ids = True
+
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence."""
+        assert self.ids
+        return self.ids.tensor.numel()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        taken, options = tree_map(self.value_of, (args, kwargs))
+        step = Step(func, taken, options, self._places[-1])
+        written = [args[0]] if func._schema.is_mutable and isinstance(args[0], Tensor) else []
+        for tensor in written:
+            self._keep(tensor)
+        result = func(*args, **kwargs)
+        for tensor in written:
+            self._written[_place(tensor)] = self._written.get(_place(tensor), 0) + 1
+            if step.rows:
+                self._tainted.add(_place(tensor))
+        self._made(step, result)
+        self.steps.append(step)
+        if self._enough is not None and len(self.values) > self._enough:
+            raise Enough
+        return result
+
+    def _made(self, step: Step, result: Any) -> None:
+        for value in step.inputs:
+            value.readers.append(step)
+        of_ids = step.op not in SHAPE_ONLY and any(value.of_ids for value in step.inputs)
+        is_lookup = step.op in LOOKUPS and of_ids and not step.inputs[0].of_ids
+        of_rows = bool(step.rows) or (is_lookup and step.inputs[0].tensor.is_floating_point())
+        for tensor in tree_flatten(result)[0]:
+            if isinstance(tensor, Tensor):
+                value = self._new(tensor, step)
+                value.of_ids, value.of_rows = of_ids, of_rows
+                step.values.append(value)
+
+    def _new(self, tensor: Tensor, step: Step | None = None) -> Value:
+        value = Value(len(self.values), tensor, step, version=self._written.get(_place(tensor), 0))
+        self.values.append(value)
+        self._known[id(tensor)] = value
+        return value
+
+    def value_of(self, found: Any) -> Any:
+        if not isinstance(found, Tensor):
+            return found
+        value = self._known.get(id(found))
+        if value is None:
+            value = self._new(found)
+        elif value.version != self._written.get(_place(found), 0):  # written by another name
+            is_row = value.of_rows or _place(found) in self._tainted
+            of_ids = value.of_ids
+            value = self._new(found)
+            value.of_ids, value.of_rows = of_ids, is_row
+        return value
+
+    def _keep(self, tensor: Tensor) -> None:
+        """Copies what is about to be written over."""
+        for value in self.values:
+            if _place(value.tensor) == _place(tensor):
+                self._alive.append(value.tensor)
+                value.tensor = value.tensor.clone()
+
+    @contextmanager
+    def named(self, root: nn.Module | None) -> Iterator[None]:
+        """Steps say in which part of the module they ran."""
+        with ExitStack() as stack:
+            for name, module in root.named_modules() if root is not None else ():
+                enter, leave = self._hooks(name, module)
+                stack.callback(module.register_forward_pre_hook(enter).remove)
+                stack.callback(module.register_forward_hook(leave).remove)
+            yield
+
+    def _hooks(self, name: str, module: nn.Module) -> tuple[Callable[..., None], ...]:
+        label = f"{name or 'the module'} ({type(module).__name__})"
+        return (
+            lambda *_: self._places.append(label),
+            lambda *_: self._places.__delitem__(-1),
+        )
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Attention as the operators that it is made of; on one thread, since sequences are short."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def again(
+    targets: Sequence[Value], given: Mapping[Value, Tensor], exact: bool = True
+) -> list[Tensor]:
+    """Runs again what lies between the values that are given and the targets. All other values are
+    as they were. exact: in float64."""
+    known = {value: _wide(tensor) if exact else tensor for value, tensor in given.items()}
+    argument = partial(_again_argument, known, exact)
+    for step in between(targets, given):
+        arguments, options = tree_map(argument, (step.arguments, dict(step.options)))
+        result = step.function(*arguments, **options)
+        made = [x for x in tree_flatten(result)[0] if isinstance(x, Tensor)]
+        known.update(zip(step.values, made, strict=True))
+    return [known.get(value, value.tensor) for value in targets]
+
+
+def _again_argument(known: Mapping[Value, Tensor], exact: bool, found: Any) -> Any:
+    if isinstance(found, Value):
+        tensor = known.get(found)
+        if tensor is None:
+            return _wide(found.tensor) if exact else found.tensor
+        return tensor.clone()  # an operator may write into it
+    return torch.float64 if exact and found is torch.float32 else found
+
+
+def between(targets: Sequence[Value], given: Mapping[Value, Tensor]) -> list[Step]:
+    """Steps that a target needs and that depend on what is given, in order."""
+    depends: dict[Value, bool] = dict.fromkeys(given, True)
+    todo, needed = list(targets), {}
+    while todo:
+        value = todo[-1]
+        if value in depends or value.step is None:
+            depends.setdefault(value, False)
+            todo.pop()
+            continue
+        inputs = value.step.inputs
+        if open_ones := [x for x in inputs if x not in depends]:
+            todo += open_ones
+            continue
+        todo.pop()
+        depends[value] = any(depends[x] for x in inputs)
+        if depends[value]:
+            needed[value.step] = value.number
+    return sorted(needed, key=needed.__getitem__)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor

@@ -1,0 +1,197 @@
+"""Which function lies between two values: each candidate's numbers beside the module's own.
+
+The part is run again alone, in float64, on rows that tell candidates apart: norms on rows whose
+variance is near eps, activations on -6 to 6. Exactly one candidate agrees, or it is refused.
+"""
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from itertools import permutations
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from addnorm.export.modules.operators.parts import Unrecognized
+from addnorm.export.modules.operators.trace import Step, Value, again, between
+from addnorm.model.config import Activation, Pick
+from addnorm.model.pooling import WEIGHTS, picked
+from addnorm.model.transformer import ACTIVATIONS
+
+AGREES = 1e-6  # of the largest number: people write constants with seven digits
+EPS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10, 1e-12)  # tried beside what the code says
+NUM_SHOWN = 3  # of candidates, where none agrees
+PICKS: tuple[Pick, ...] = (*WEIGHTS, "max")
+Candidate = TypeVar("Candidate", bound=Hashable)
+
+
+class Norm(NamedTuple):
+    """A norm of `Config`. factor: of gamma; other kinds of deviation are folded into it and eps."""
+
+    kind: str
+    eps: float
+    gamma: Value | None
+    beta: Value | None
+    factor: float = 1.0
+
+
+class Deviation(NamedTuple):
+    """denominator: by the biased variance and eps. Of n numbers, the same norm in our terms."""
+
+    kind: str
+    denominator: Callable[[Tensor, float, int], Tensor]
+    eps: Callable[[int], float]
+    gamma: Callable[[int], float]
+
+
+DEVIATIONS = {
+    "eps in the root": Deviation(
+        "layer", lambda v, e, n: (v + e).sqrt(), lambda n: 1, lambda n: 1
+    ),
+    "unbiased deviation + eps": Deviation(
+        "std", lambda v, e, n: (v * n / (n - 1)).sqrt() + e, lambda n: 1, lambda n: 1
+    ),
+    "unbiased, eps in the root": Deviation(
+        "layer", lambda v, e, n: (v * n / (n - 1) + e).sqrt(),
+        lambda n: (n - 1) / n, lambda n: math.sqrt((n - 1) / n),
+    ),
+    "biased deviation + eps": Deviation(
+        "std", lambda v, e, n: v.sqrt() + e,
+        lambda n: math.sqrt(n / (n - 1)), lambda n: math.sqrt(n / (n - 1)),
+    ),
+}  # fmt: skip
+
+
+def decide(what: str, tried: Mapping[Candidate, float], value: Value) -> Candidate:
+    """tried: the largest difference of each, as a share of the largest number.
+
+    Unrecognized, with how near they came, unless exactly one agrees.
+    """
+    near = sorted(tried.items(), key=lambda item: (math.isnan(item[1]), item[1]))
+    agreeing = [candidate for candidate, difference in near if difference <= AGREES]
+    if len(agreeing) == 1:
+        return agreeing[0]
+    shown = ", ".join(f"{name} {difference:.1g}" for name, difference in near[:NUM_SHOWN])
+    how = (
+        f"{len(agreeing)} of {len(tried)} candidates agree" if agreeing else "nothing tried agrees"
+    )
+    raise Unrecognized(f"{what}: {how}; smallest differences: {shown}", value)
+
+
+def norm(entry: Value, exit_: Value) -> tuple[Norm, str]:
+    """-> the norm, and its deviation in words."""
+    rows = _near_eps(entry.tensor)
+    (found,) = again([exit_], {entry: rows})
+    if found.shape[-1] != rows.shape[-1] or found.numel() != rows.numel():
+        raise Unrecognized("norm: it makes rows of another width", exit_)
+    _refuse_mixing(entry, exit_, rows, found)
+    steps, n = between([exit_], {entry: rows}), rows.shape[-1]
+    tried: dict[str, float] = {}
+    norms: dict[str, tuple[Norm, str]] = {}
+    for eps, words, normalized in _normalized(rows, steps):
+        deviation, name = DEVIATIONS[words], f"{words}, eps {eps:g}"
+        for gamma, beta in _pairs(_vectors(steps, n)):
+            difference = difference_of(_affine(normalized, gamma, beta), found)
+            if difference < tried.get(name, math.inf):
+                tried[name] = difference
+                eps_, factor = eps * deviation.eps(n), deviation.gamma(n)
+                norms[name] = Norm(deviation.kind, eps_, gamma, beta, factor), words
+    return norms[decide("norm", tried, exit_)]
+
+
+def _refuse_mixing(entry: Value, exit_: Value, rows: Tensor, found: Tensor) -> None:
+    other, width = rows.clone(), rows.shape[-1]
+    other.view(-1, width)[-1] *= -3
+    (moved,) = again([exit_], {entry: other})
+    if not torch.equal(moved.reshape(-1, width)[0], found.reshape(-1, width)[0]):
+        raise Unrecognized(
+            "norm: a token's row depends on others' rows, so tokens are mixed", exit_
+        )
+
+
+def _normalized(rows: Tensor, steps: list[Step]) -> Iterator[tuple[float, str, Tensor]]:
+    """Of each eps and each kind of deviation."""
+    stated = {x for step in steps for x in _numbers(step) if 0 < x < 0.1}
+    centred = rows - rows.mean(-1, keepdim=True)
+    variance = centred.square().mean(-1, keepdim=True)
+    for eps in sorted({*stated, *EPS}):
+        for words, deviation in DEVIATIONS.items():
+            yield eps, words, centred / deviation.denominator(variance, eps, rows.shape[-1])
+
+
+def _vectors(steps: list[Step], n: int) -> list[Value]:
+    """What may be gamma or beta."""
+    constants = dict.fromkeys(constant for step in steps for constant in step.constants)
+    return [
+        x
+        for x in constants
+        if x.tensor.numel() == n and x.tensor.is_floating_point() and not x.of_ids
+    ]
+
+
+def activation(entry: Value, exit_: Value) -> Activation:
+    probe = torch.linspace(-6, 6, entry.tensor.numel(), dtype=torch.float64)
+    probe = probe.view(entry.tensor.shape)
+    (found,) = again([exit_], {entry: probe})
+    tried = {name: difference_of(act(probe), found) for name, act in ACTIVATIONS.items()}
+    return decide("activation", tried, exit_)
+
+
+def pick(entry: Value, exit_: Value, length: int) -> Pick:
+    """How one row is made of those of `length` tokens."""
+    rows = drawn_like(entry.tensor)
+    (found,) = again([exit_], {entry: rows})
+    grid, mask = rows.reshape(1, length, -1), torch.ones(1, length, dtype=torch.int64)
+    tried = {name: difference_of(picked(name, grid, mask), found) for name in PICKS}
+    return decide("row of the head", tried, exit_)
+
+
+def scale(entry: Value, exit_: Value) -> float:
+    rows = drawn_like(entry.tensor)
+    (found,) = again([exit_], {entry: rows})
+    if found.shape != rows.shape:
+        raise Unrecognized("a scale of embeddings changes their shape", exit_)
+    factor = float((found * rows).sum() / rows.square().sum())
+    stated = [x for step in between([exit_], {entry: rows}) for x in _numbers(step)]
+    near = [x for x in (*stated, *(1 / x for x in stated if x)) if abs(x / factor - 1) < AGREES]
+    factor = near[0] if near else float(f"{factor:.9g}")
+    decide("scale of embeddings", {f"{factor:g}": difference_of(factor * rows, found)}, exit_)
+    return factor
+
+
+def _near_eps(like: Tensor) -> Tensor:
+    """Rows with deviations of 1, 0.1, 0.01 and so on."""
+    rows = drawn_like(like) + 0.7
+    places = torch.arange(rows.numel() // rows.shape[-1]) % 8
+    return rows * (10.0 ** -places.double()).view(*rows.shape[:-1], 1)
+
+
+def drawn_like(like: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64)
+
+
+def _pairs(vectors: list[Value]) -> Iterator[tuple[Value | None, Value | None]]:
+    """Which of the vectors may be gamma, and which beta."""
+    options = [*vectors[:2], *([None] * (2 - len(vectors[:2])))]
+    yield from dict.fromkeys(permutations(options, 2))
+
+
+def _affine(rows: Tensor, gamma: Value | None, beta: Value | None) -> Tensor:
+    rows = rows if gamma is None else rows * gamma.tensor.double().reshape(-1)
+    return rows if beta is None else rows + beta.tensor.double().reshape(-1)
+
+
+def _numbers(step: Step) -> list[float]:
+    """Those that the code states."""
+    flat, _ = tree_flatten((step.arguments, step.options))
+    return [float(x) for x in flat if isinstance(x, float)]
+
+
+def difference_of(expected: Tensor, found: Tensor) -> float:
+    """The largest, as a share of the largest number found."""
+    if expected.numel() != found.numel():
+        return math.inf
+    largest = found.abs().max().clamp(min=1e-30)
+    return float((expected.reshape(-1) - found.reshape(-1)).abs().max() / largest)

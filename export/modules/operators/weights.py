@@ -1,0 +1,228 @@
+"""The parts' weights, out of any trace of the same forward, into a `Transformer`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from addnorm.export.modules.operators.parts import PRODUCTS, Landmark, Unrecognized, columns
+from addnorm.export.modules.operators.roles import Block, Head
+from addnorm.export.modules.operators.shape import Shape
+from addnorm.export.modules.operators.trace import Step, Trace, Value
+from addnorm.export.modules.operators.trial import Norm
+from addnorm.model.config import Config, HeadConfig
+from addnorm.model.transformer import Transformer
+
+
+def config(shape: Shape, max_positions: int) -> Config:
+    """Unrecognized for sizes that no `Transformer` has."""
+    block, embedding = shape.blocks[0], shape.embedding
+    assert embedding.tokens
+    vocab_size, width = embedding.tokens.tensor.shape
+    d_model = columns_of(block.ffn.down).shape[1]
+    norms = shape.norms()
+    fields: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "d_model": d_model,
+        "n_heads": block.attention.n_heads,
+        "d_ff": columns_of(block.ffn.up).shape[1],
+        "n_layers": len(shape.blocks),
+        "max_positions": max_positions,
+        "type_vocab_size": len(embedding.types[0].tensor) if embedding.types else 1,
+        "causal": block.attention.scores.causal,
+        "block": block.order,
+        "activation": block.ffn.activation,
+        "norm": norms[0].kind,
+        "norm_bias": any(norm.beta is not None for norm in norms),
+        "eps": norms[0].eps,
+        "embedding_scale": embedding.scale,
+        "embedding_size": width if embedding.projection else None,
+        "embedding_norm": embedding.norm is not None,
+        "final_norm": shape.final_norm is not None,
+        "attention_bias": any(_has_bias(block) for block in shape.blocks),
+    }
+    if block.attention.into.numel() != d_model:
+        heads, size = block.attention.into.shape
+        raise Unrecognized(f"{heads} heads of {size} are not as wide as d_model {d_model}")
+    made = head_config(shape.head, shape, d_model)
+    return Config(**fields, heads={"logits": made} if made else {})
+
+
+def head_config(head: Head, shape: Shape, d_model: int) -> HeadConfig | None:
+    """A head on the last row of a causal model's vocabulary is one on every token, asked for the
+    next."""
+    last = head.linear or head.dense
+    if last is None:
+        return None
+    width = columns_of(last).shape[1]
+    assert shape.embedding.tokens
+    is_next = head.pick == "last" and width == len(shape.embedding.tokens.tensor)
+    is_next = is_next and shape.blocks[0].attention.scores.causal
+    return HeadConfig(
+        pick="every" if is_next else head.pick or "every",
+        width=width,
+        dense=columns_of(head.dense).shape[1] if head.dense else None,
+        dense_bias=head.dense is None or head.dense.bias is not None,
+        activation=head.activation,
+        norm=head.norm is not None,
+        linear=head.linear is not None,
+        bias=head.linear is None or head.linear.bias is not None,
+    )
+
+
+def _has_bias(block: Block) -> bool:
+    parts = block.attention
+    return parts.out.bias is not None or any(
+        part.has_bias for part in (parts.queries, parts.keys, parts.values)
+    )
+
+
+def columns_of(landmark: Landmark) -> Tensor:
+    assert landmark.weight
+    return columns(landmark.weight.tensor)
+
+
+def filled(shape: Shape, fields: Config, trace: Trace, places: Tensor) -> Transformer:
+    """trace: of the forward with the weights that are wanted. places: `[max_positions, width]`."""
+    found = {**_embedding(shape, trace, places), **_head(shape.head, trace)}
+    for index, block in enumerate(shape.blocks):
+        own = _block(block, trace)
+        found |= {f"blocks.{index}.{name}": tensor for name, tensor in own.items()}
+    if shape.final_norm:
+        found |= _norm("final_norm", shape.final_norm, trace, fields.d_model)
+    with torch.device("meta"):  # nothing is drawn that is written over
+        model = Transformer(fields, "padded")
+    wanted = model.state_dict()
+    absent = [name for name in found.keys() - wanted.keys() if found[name].any()]
+    assert not absent, absent  # only biases of zeros that this shape does not have
+    copies = {name: found[name].detach().contiguous().clone() for name in wanted}
+    model.load_state_dict(copies, assign=True)
+    _tie(model)
+    return model.eval()
+
+
+def _tie(model: Transformer) -> None:
+    """One copy in memory of a table that is a head too."""
+    for _, head in model.named_heads():
+        if "linear" in head.steps and torch.equal(head.linear.weight, model.tokens.weight):
+            head.linear.weight = model.tokens.weight
+
+
+def places(shape: Shape, trace: Trace, length: int) -> Tensor:
+    """What is added to the tokens of a sequence, `[length, width]`. trace: of so many tokens."""
+    assert shape.embedding.tokens
+    total = torch.zeros(length, shape.embedding.tokens.tensor.shape[1])
+    for value, factor in shape.embedding.places:
+        total += factor * _at(trace, value).reshape(length, -1)
+    return total
+
+
+def last_place(shape: Shape) -> int | None:
+    """The number of the last value that `places` reads. None if there is none."""
+    return max((value.number for value, _ in shape.embedding.places), default=None)
+
+
+def limits(shape: Shape) -> list[int]:
+    """Tokens that a sequence may have, as tables of places and masks of a fixed size say."""
+    width, found = shape.embedding.tokens.tensor.shape[1], []  # type: ignore[union-attr]
+    for value, _ in shape.embedding.places:
+        found += [x.tensor.numel() // width for x in _stored(value) if x.tensor.shape[-1] == width]
+    for block in shape.blocks:
+        for step in _scores(block):
+            for x in (x for constant in step.constants for x in _stored(constant)):
+                if x.tensor.dim() >= 2 and x.tensor.shape[-1] == x.tensor.shape[-2]:
+                    found.append(x.tensor.shape[-1])
+    return [size for size in found if size >= shape.length]
+
+
+def _scores(block: Block) -> list[Step]:
+    """Steps between the scores and what reads them."""
+    todo: list[Value] = [block.attention.out.inputs[0]]
+    found: list[Step] = []
+    seen: set[Value] = set()
+    while todo:
+        value = todo.pop()
+        if value in seen or value.step is None or _is_linear(value.step):
+            continue
+        seen.add(value)
+        found.append(value.step)
+        todo += value.step.rows
+    return found
+
+
+def _is_linear(step: Step) -> bool:
+    """A product with a weight."""
+    return step.op in PRODUCTS and len(set(step.rows)) < 2
+
+
+def _stored(value: Value) -> list[Value]:
+    """Weights and buffers that a constant is made of."""
+    todo: list[Value] = [value]
+    found: dict[Value, None] = {}
+    while todo:
+        value = todo.pop()
+        if value.step is None:
+            found[value] = None
+        else:
+            todo += [x for x in value.step.inputs if x not in found]
+    return list(found)
+
+
+def _at(trace: Trace, value: Value) -> Tensor:
+    return trace.values[value.number].tensor.float()
+
+
+def _embedding(shape: Shape, trace: Trace, table: Tensor) -> dict[str, Tensor]:
+    embedding = shape.embedding
+    assert embedding.tokens
+    found = {"tokens.weight": _at(trace, embedding.tokens), "positions.weight": table}
+    if embedding.types:
+        value, factor = embedding.types
+        found["types.weight"] = factor * _at(trace, value)
+    if embedding.norm:
+        found |= _norm("embedding_norm", embedding.norm, trace, table.shape[1])
+    if embedding.projection:
+        found |= _linear("projection", embedding.projection, trace)
+    return found
+
+
+def _block(block: Block, trace: Trace) -> dict[str, Tensor]:
+    parts, own = block.attention, block.attention.queries
+    d_model = parts.into.numel()
+    projections = (own, parts.keys, parts.values)
+    found = {
+        "attention.qkv.weight": torch.cat([part.weight(trace) for part in projections]).float(),
+        "attention.qkv.bias": torch.cat([part.bias(trace) for part in projections]).float(),
+        **_linear("attention.out", parts.out, trace),
+        **_linear("ffn.up", block.ffn.up, trace),
+        **_linear("ffn.down", block.ffn.down, trace),
+    }
+    found["attention.out.weight"] = found["attention.out.weight"][:, parts.into.flatten()]
+    for number, norm in enumerate(block.norms, 1):
+        found |= _norm(f"norm{number}", norm, trace, d_model)
+    return found
+
+
+def _head(head: Head, trace: Trace) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name, part in (("dense", head.dense), ("linear", head.linear)):
+        if part:
+            found |= _linear(f"heads.logits.{name}", part, trace)
+    if head.norm:
+        assert head.dense
+        width = columns_of(head.dense).shape[1]
+        found |= _norm("heads.logits.norm", head.norm, trace, width)
+    return found
+
+
+def _linear(name: str, part: Landmark, trace: Trace) -> dict[str, Tensor]:
+    assert part.weight
+    weight = columns(_at(trace, part.weight)).T
+    bias = torch.zeros(len(weight)) if part.bias is None else _at(trace, part.bias).reshape(-1)
+    return {f"{name}.weight": weight, f"{name}.bias": bias}
+
+
+def _norm(name: str, norm: Norm, trace: Trace, width: int) -> dict[str, Tensor]:
+    gamma = torch.ones(width) if norm.gamma is None else _at(trace, norm.gamma).reshape(-1)
+    beta = torch.zeros(width) if norm.beta is None else _at(trace, norm.beta).reshape(-1)
+    return {f"{name}.gamma": norm.factor * gamma, f"{name}.beta": beta}

@@ -1,0 +1,67 @@
+"""The programs of examples/tutorials run, and what is served is what their modules answer."""
+
+import sys
+from pathlib import Path
+from runpy import run_path
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from addnorm.export.original import tensor_of
+from tests.conftest import inference_of, serving
+from tests.support.people import EXAMPLES
+
+LIMIT = 1e-5
+# what is asked for, and a text where the program gives a vocabulary
+OUTPUTS = {
+    "annotated_encoder": ("activations", None),
+    "lecture_gpt": ("logits", "a row is a norm"),
+    "nano_gpt": ("logits", "a row is a norm"),
+    "segments": ("logits", None),
+    "torch_encoder": ("logits", "the old cat purrs loudly"),
+}
+
+
+def test_every_program_is_here() -> None:
+    assert {file.stem for file in EXAMPLES.glob("*.py")} == set(OUTPUTS)
+
+
+@pytest.mark.usefixtures("exports_shared")
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_tutorial_is_served_as_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, str(tmp_path)])
+    found = run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    model, (output, text) = found["model"].eval(), OUTPUTS[name]
+    rows = [[3, 4, 5, 6, 7, 8], [9], [2, 2, 3]]
+    if text:
+        words = text.split() if "LABELS" in found else text
+        known = found["VOCABULARY"]
+        rows.append([known[word] if word in known else known["<unk>"] for word in words])
+    with serving(inference_of(tmp_path)) as url, httpx.Client(base_url=url) as client:
+        entry = client.get("/v1/models").json()["data"][0]
+        ask = {"model": entry["id"], "outputs": [output]}
+        if output == "logits" and entry["config"]["causal"]:
+            ask["logits"] = {"positions": "last"}
+        answers = client.post("/v1/infer", json={**ask, **padded_left(rows)}).json()[output]
+        if text:
+            texts = client.post("/v1/infer", json={**ask, "texts": [text]}).json()[output]
+            np.testing.assert_array_equal(texts[0], answers[-1])
+    for row, answer in zip(rows, answers, strict=True):
+        types = [torch.zeros(1, len(row), dtype=torch.int64)] if name == "segments" else []
+        with torch.no_grad():
+            expected = tensor_of(model(torch.tensor([row]), *types))[0].numpy()
+        got = np.array(answer)[-len(row) :] if output == "activations" else np.array(answer)
+        np.testing.assert_allclose(got, expected[-1] if got.ndim < expected.ndim else
+                                   expected.reshape(got.shape), atol=LIMIT)  # fmt: skip
+
+
+def padded_left(rows: list[list[int]]) -> dict[str, list[list[int]]]:
+    width = max(map(len, rows)) + 2
+    return {
+        "input_ids": [[0] * (width - len(row)) + row for row in rows],
+        "attention_mask": [[0] * (width - len(row)) + [1] * len(row) for row in rows],
+    }

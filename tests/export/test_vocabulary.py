@@ -1,0 +1,66 @@
+"""A dict of characters or words to ids becomes the tokenizer that a bundle has."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from addnorm.export import ExportError, export_bundle, verify_bundle
+from addnorm.export.vocabulary import write
+from tests.conftest import inference_of, serving
+from tests.support.people.encoders import OwnLayers
+
+CHARACTERS = {
+    character: index for index, character in enumerate("\n !.abcdefghijklmnopqrstuvwxyz]")
+}
+
+
+def tokenizer(vocabulary: dict[str, int], folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(write(vocabulary, folder) / "tokenizer.json"))
+
+
+def test_characters_words_and_what_is_unknown(tmp_path: Path) -> None:
+    found = tokenizer(CHARACTERS, tmp_path)
+    assert found.encode("a b\n]Z!").ids == [CHARACTERS[c] for c in "a b\n]!"]
+    found = tokenizer({**CHARACTERS, "<unk>": 40, "<eos>": 41}, tmp_path)
+    assert found.encode("aZ<eos>").ids == [CHARACTERS["a"], 40, 41]
+    found = tokenizer({"[UNK]": 0, "the": 1, "bell": 2, ",": 3}, tmp_path)
+    assert found.encode("the old  bell ,").ids == [1, 0, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "message"),
+    [
+        ({}, "vocabulary is a dict of characters or words to token ids"),
+        ({"a": -1}, "vocabulary has 'a': -1: a text and an id of 0 or more"),
+        ({"a": "b"}, "vocabulary has 'a': 'b'"),
+        ({"a": 1, "b": 1}, "vocabulary gives one id to several entries"),
+        ({"the": 1}, "vocabulary of words has no entry for the others: add one such as <unk>"),
+    ],
+)
+def test_what_is_no_vocabulary_is_refused(
+    tmp_path: Path, vocabulary: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ExportError, match=message):
+        export_bundle(OwnLayers(), tmp_path, "own", vocabulary=vocabulary)
+    with pytest.raises(ExportError, match="tokenizer and vocabulary are set"):
+        export_bundle(OwnLayers(), tmp_path, "own", vocabulary={"a": 1}, tokenizer=tmp_path)
+
+
+@pytest.mark.usefixtures("exports_shared")
+def test_texts_of_characters_are_served(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = OwnLayers().eval()
+    bundle = export_bundle(module, tmp_path, "own", vocabulary=CHARACTERS)
+    text = "hello there!"
+    with serving(inference_of(tmp_path)) as url:
+        body = {"model": "own", "texts": [text], "outputs": ["activations"]}
+        answer = httpx.post(f"{url}/v1/infer", json=body).json()["activations"]
+    with torch.no_grad():
+        expected = module(torch.tensor([[CHARACTERS[c] for c in text]]))
+    np.testing.assert_allclose(answer, expected, atol=1e-5)
+    assert verify_bundle(bundle.path, module, vocabulary=CHARACTERS)

@@ -1,0 +1,213 @@
+"""Modules as people write them, over HTTP and under mutation: `pytest -m modules -s` shows it.
+
+Each is exported by one call, after some steps of training where it has a loss, and its served
+answers are compared with `module(...)`: ragged, padded left, and co-batched.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from addnorm.export import export_bundle
+from addnorm.export.modules import by_hand
+from addnorm.export.modules.operators.parts import Unrecognized
+from addnorm.export.modules.recognize import recognized
+from addnorm.export.original import tensor_of
+from addnorm.export.sources import UsageError
+from addnorm.model.config import Config, HeadConfig
+from addnorm.model.transformer import ACTIVATIONS
+from tests.conftest import inference_of, serving
+from tests.support.exports import shared_exports
+from tests.support.people import TUTORIALS
+from tests.support.people.encoders import D, H, T, V
+from tests.support.people.strangers import STRANGERS
+
+pytestmark = [pytest.mark.modules, pytest.mark.filterwarnings("ignore:enable_nested_tensor")]
+MODULES = {**TUTORIALS, **STRANGERS}
+UNTRAINED = ("charlie",)
+STEPS, LIMIT = 20, 1e-5
+MAX_SECONDS = 60.0  # of one core, for recognition alone; it takes a fifth of that
+ROWS = [[3, 4, 5, 6, 7, 8, 9, 3], [9], [2, 2, 3], [7, 5]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def proved() -> Iterator[None]:
+    with shared_exports(proved=True):
+        yield
+
+
+def trained(name: str) -> nn.Module:
+    """Some steps towards random numbers: weights are no longer those that training begins with."""
+    torch.manual_seed(0)
+    module = MODULES[name]()
+    if name in UNTRAINED:
+        return module.eval()
+    optimizer = torch.optim.Adam(module.parameters(), 1e-2)
+    for _ in range(STEPS):
+        answer = asked(module, name, torch.randint(1, 12, (1, 9)))
+        loss = (answer - torch.randn_like(answer)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return module.eval()
+
+
+def asked(module: nn.Module, name: str, ids: Tensor) -> Tensor:
+    if name == "segments":
+        return tensor_of(module(ids, torch.zeros_like(ids)))
+    return (
+        tensor_of(module(ids.T)).transpose(0, 1) if "seq first" in name else tensor_of(module(ids))
+    )
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_is_served_as_it_answers(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = trained(name)
+    bundle = export_bundle(module, tmp_path, "own")
+    assert bundle.certificate
+    output = bundle.certificate["compared_with"]["output"]
+    with serving(inference_of(tmp_path)) as url, httpx.Client(base_url=url) as client:
+        ask: dict[str, Any] = {"model": "own", "outputs": [output]}
+        if output == "logits" and bundle.manifest.heads["logits"].pick == "every":
+            ask["logits"] = {"positions": "all"}
+        bodies = [{"input_ids": ROWS}, padded_left(ROWS), {"input_ids": ROWS * 8}]
+        answers = [client.post("/v1/infer", json={**ask, **body}).json()[output] for body in bodies]
+    worst = max(
+        difference(module, name, row, answer)
+        for found in answers
+        for row, answer in zip(ROWS * 8, found, strict=False)
+    )
+    with capsys.disabled():
+        print(f"{name:40} largest difference {worst:.1e}")
+    assert worst <= LIMIT
+
+
+def difference(module: nn.Module, name: str, row: list[int], answer: Any) -> float:
+    with torch.no_grad():
+        expected = asked(module, name, torch.tensor([row]))[0].numpy()
+    got = np.array(answer, np.float32)
+    if got.ndim == 2:  # without the rows of pads
+        got = got[-len(row) :][-len(expected) :]
+    return float(np.abs(got - expected.reshape(got.shape)).max() / max(1.0, np.abs(expected).max()))
+
+
+def padded_left(rows: list[list[int]]) -> dict[str, list[list[int]]]:
+    width = max(map(len, rows)) + 2
+    return {
+        "input_ids": [[0] * (width - len(row)) + row for row in rows],
+        "attention_mask": [[0] * (width - len(row)) + [1] * len(row) for row in rows],
+    }
+
+
+class Own(nn.Module):
+    """PyTorch's layers in each order, with a head."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens, self.places = nn.Embedding(V, D), nn.Embedding(T, D)
+        layer = nn.TransformerEncoderLayer(
+            D, config.n_heads, config.d_ff, activation=ACTIVATIONS[config.activation],
+            layer_norm_eps=config.eps, batch_first=True, norm_first=config.block == "pre",
+        )  # fmt: skip
+        norm = nn.LayerNorm(D, config.eps) if config.final_norm else None
+        self.body = nn.TransformerEncoder(layer, 2, norm, enable_nested_tensor=False)
+        self.head = nn.Linear(D, 5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        count, mask = ids.shape[1], None
+        if self.config.causal:
+            mask = nn.Transformer.generate_square_subsequent_mask(count)
+        rows = self.tokens(ids) * self.config.embedding_scale + self.places(torch.arange(count))
+        rows = self.body(rows, mask)
+        return self.head({"first": rows[:, 0], "last": rows[:, -1], "mean": rows.mean(1)}[
+            self.config.heads["logits"].pick
+        ])  # fmt: skip
+
+
+BASE = Config(
+    vocab_size=V, d_model=D, n_heads=H, d_ff=48, n_layers=2, max_positions=T,
+    heads={"logits": HeadConfig("first", 5)},
+)  # fmt: skip
+RIGHT = [
+    replace(BASE, activation="relu"),
+    replace(BASE, block="pre", final_norm=True, causal=True, eps=1e-6,
+            heads={"logits": HeadConfig("last", 5)}),
+    replace(BASE, block="pre", embedding_scale=D**0.5, n_heads=8, activation="gelu_tanh",
+            heads={"logits": HeadConfig("mean", 5)}),
+    replace(BASE, eps=1e-12, activation="silu", causal=True,
+            heads={"logits": HeadConfig("mean", 5)}),
+]  # fmt: skip
+NAMES = {
+    "tokens": "tokens", "positions": "places", "heads.logits.linear": "head",
+    "blocks.{}.norm1": "body.layers.{}.norm1", "blocks.{}.norm2": "body.layers.{}.norm2",
+    "blocks.{}.attention.qkv.weight": "body.layers.{}.self_attn.in_proj_weight",
+    "blocks.{}.attention.qkv.bias": "body.layers.{}.self_attn.in_proj_bias",
+    "blocks.{}.attention.out": "body.layers.{}.self_attn.out_proj",
+    "blocks.{}.ffn.up": "body.layers.{}.linear1", "blocks.{}.ffn.down": "body.layers.{}.linear2",
+    "final_norm": "body.norm",
+}  # fmt: skip
+
+
+def mutations(right: Config) -> Iterator[dict[str, Any]]:
+    """Every other value of a field, one field at a time."""
+    yield from ({"activation": name} for name in ACTIVATIONS if name != right.activation)
+    yield from ({"n_heads": right.n_heads * 2}, {"n_heads": right.n_heads // 2})
+    yield from ({"block": name} for name in ("post", "pre", "single") if name != right.block)
+    yield from ({"eps": right.eps * factor} for factor in (10, 0.1))
+    yield from ({"embedding_scale": right.embedding_scale * factor} for factor in (2, 0.5))
+    yield from ({name: not getattr(right, name)} for name in (
+        "causal", "norm_bias", "final_norm", "attention_bias", "embedding_norm",
+    ))  # fmt: skip
+    yield from ({"norm": "std"}, {"positions": "sinusoidal"}, {"type_vocab_size": 2})
+    yield from ({"relative_buckets": 4}, {"d_ff": 47}, {"n_layers": 1}, {"embedding_size": 16})
+    head = right.heads["logits"]
+    picks = ("first", "last", "mean", "max", "weighted_mean", "mean_sqrt")
+    yield from ({"heads": {"logits": replace(head, pick=x)}} for x in picks if x != head.pick)
+    yield {"heads": {"logits": replace(head, bias=False)}}
+    yield {"heads": {"logits": replace(head, dense=D, activation="tanh")}}
+
+
+@pytest.mark.parametrize("index", range(len(RIGHT)))
+def test_every_change_of_a_right_config_is_refused(
+    index: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right, refused = RIGHT[index], 0
+    torch.manual_seed(0)
+    module = Own(right)
+    names = {k: v for k, v in NAMES.items() if right.final_norm or k != "final_norm"}
+    assert recognized(module, None, None).model.config == right
+    by_hand.filled(module, names, right, None)
+    changes = [*mutations(right)]
+    for change in changes:
+        with pytest.raises((Unrecognized, UsageError)):
+            by_hand.filled(module, names, replace(right, **change), None)
+        refused += 1
+    with capsys.disabled():
+        print(f"mutations of Config {index}: {refused} of {len(changes)} refused")
+
+
+def test_twelve_layers_are_recognized_in_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    layer = nn.TransformerEncoderLayer(768, 12, 3072, activation="gelu", batch_first=True)
+    body = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+    tokens, places = nn.Embedding(30522, 768), nn.Embedding(512, 768)
+    module = nn.Module()
+    module.body, module.tokens, module.places = body, tokens, places
+    module.forward = lambda ids: body(tokens(ids) + places(torch.arange(ids.shape[1])))
+    started = time.process_time()
+    found = recognized(module, lambda ids: module.forward(ids), None)
+    seconds = time.process_time() - started
+    with capsys.disabled():
+        print(f"12 layers, d_model 768: recognized in {seconds:.1f} s of one core")
+    assert found.model.config.n_layers == 12
+    assert seconds < MAX_SECONDS
