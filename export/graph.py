@@ -1,6 +1,5 @@
 """PyTorch -> ONNX, standard operators only. Knows nothing of bundles or parity."""
 
-import copy
 import logging
 import warnings
 from collections.abc import Iterator
@@ -79,8 +78,7 @@ def export_lens(model: Transformer) -> Graph:
     shapes["token_type_ids"] = None if types is None else shapes["input_ids"]
     shapes["heads"] = [{0: Dim(f"num_heads_{layer}")} for layer in range(n_layers)]
     names = [*inputs, *([] if types is None else ["token_type_ids"])]
-    lens = copy.copy(model)
-    lens.__class__ = _Lens
+    lens = _Lens(model)
     with _headless(lens):
         return export_module(
             lens,
@@ -95,7 +93,14 @@ def export_lens(model: Transformer) -> Graph:
 
 
 class _Lens(Transformer):
-    """A transformer whose forward is its lens: its weights keep their names so."""
+    """A transformer whose forward is its lens. It has the parts of another, so that weights keep
+    their names."""
+
+    def __init__(self, model: Transformer) -> None:
+        nn.Module.__init__(self)
+        self.config, self.layout = model.config, model.layout
+        for name, part in model.named_children():
+            self.add_module(name, part)
 
     def forward(self, input_ids, attention_mask, token_type_ids, heads):  # type: ignore
         return self.lens(input_ids, attention_mask, token_type_ids, heads)

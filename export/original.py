@@ -167,8 +167,8 @@ def _device(reference: Any) -> torch.device | None:
 
 @contextmanager
 def as_found(reference: Any) -> Iterator[None]:
-    """In evaluation mode, without gradients and without PyTorch's fast path. Modes and random state
-    are as before at the end."""
+    """Holds the module in evaluation mode, without gradients and without PyTorch's fast path. Modes
+    and random state are as before at the end."""
     is_module = isinstance(reference, nn.Module)
     modes = {module: module.training for module in reference.modules()} if is_module else {}
     fast = torch.backends.mha.get_fastpath_enabled()

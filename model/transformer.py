@@ -126,7 +126,8 @@ class Head(nn.Module):
             self.norm = norm(config, width)
         if head.linear:
             self.linear = nn.Linear(width, head.width, bias=head.bias)
-        self.steps = [name for name in ("dense", "norm", "linear") if hasattr(self, name)]
+        parts = {"dense": head.dense, "norm": head.norm, "linear": head.linear}
+        self.steps = [name for name, is_there in parts.items() if is_there]
 
     def forward(self, rows: Tensor) -> Tensor:  # [n, d] -> [n, width]
         if "dense" in self.steps:

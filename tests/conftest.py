@@ -1,6 +1,5 @@
 """Fixtures: bundles exported once per run, and a real server that serves them all."""
 
-import inspect
 import json
 import os
 import subprocess
@@ -28,16 +27,14 @@ from addnorm.service.server.http.connection import Connection
 from addnorm.service.server.process import Server
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
-from tests.support import exports, multi_vector, opt_in
+from tests.support import exports, multi_vector, opt_in, web
 from tests.support.exports import shared_exports
 from tests.support.locks import CheckedLock, taken_wrongly
 from tests.support.signing import Signer
 from tests.support.task_models import DEFAULTS, export_task_models
 from tests.support.texts import TEXT_MODEL, checkpoint
-from tests.support.waiting import PATIENCE_S
 
 GOLDEN = Path(__file__).parent / "golden"
-IDLE_S = 2.0  # that clients of tests keep an idle connection
 # What is asked again is computed again: a cache would compare an answer with itself.
 OWN: dict[str, Any] = {"worker_threads": 2, "port": 0, "cache_bytes": 0}
 PRESETS = ("notebook", "postnorm", "gpt", "encoder", "minilm")
@@ -79,19 +76,6 @@ def one_thread() -> None:
     """The tests have a process for each core. For models so small, two threads that share a busy
     core are twenty times slower than one."""
     torch.set_num_threads(1)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def patient_callers() -> None:
-    """A busy machine may take longer than the 5 s that httpx waits where a test names no time.
-
-    It also keeps an idle connection for 5 s, as the server does: a request that is sent in the
-    moment in which the server closes it would be lost.
-    """
-    parameters = inspect.signature(httpx.Client).parameters
-    parameters["limits"].default.keepalive_expiry = IDLE_S
-    default = parameters["timeout"].default
-    default.connect = default.read = default.write = default.pool = PATIENCE_S
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -248,7 +232,7 @@ def url(bundles: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def client(url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=60) as client:
+    with web.client(base_url=url, timeout=60) as client:
         yield client
 
 
@@ -280,7 +264,7 @@ def text_url(text_bundles: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def text_client(text_url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=text_url, timeout=60) as client:
+    with web.client(base_url=text_url, timeout=60) as client:
         yield client
 
 
@@ -315,7 +299,7 @@ def task_url(task_bundles: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def task_client(task_url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=task_url, timeout=60) as client:
+    with web.client(base_url=task_url, timeout=60) as client:
         yield client
 
 

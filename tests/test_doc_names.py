@@ -22,7 +22,7 @@ def own_text(page: Path) -> str:
 
 @cache
 def headings(page: Path) -> set[str]:
-    """Headings of a page, as GitHub links to them."""
+    """Headings as GitHub links to them."""
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
     titles = re.findall(r"^#+ (.+)$", prose, re.M)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
@@ -30,7 +30,7 @@ def headings(page: Path) -> set[str]:
 
 @cache
 def files() -> list[str]:
-    """Files of the repository, without what is made."""
+    """Paths of the repository, without what is made."""
     below = (path for folder in HOUSE.split() for path in (ROOT / folder).rglob("*"))
     found = [path for path in (*ROOT.glob("*"), *ROOT.glob(".ci/*"), *below) if path.is_file()]
     return [f"/{path.relative_to(ROOT)}" for path in found if "__pycache__" not in path.parts]

@@ -94,7 +94,7 @@ def _entry(kept: Kept, name: str) -> Mapping[str, Any]:
 
 
 def _rows(markdown: str) -> Iterator[dict[str, str]]:
-    """Rows of all its tables, by the names of the columns, without bold and code."""
+    """The rows of all its tables, by the names of the columns, without bold and code."""
     columns = list[str]()
     for line in markdown.splitlines():
         if not line.startswith("|"):

@@ -29,7 +29,7 @@ def settings_table() -> str:
 
 
 def routes_table() -> str:
-    """The routes in the order of the document, with what it says of each."""
+    """Routes in the order of the document, with what it says of each."""
     rows = [
         (f"`{method.upper()} {path}`", _said(operation))
         for path, methods in _document()["paths"].items()

@@ -70,7 +70,7 @@ class Served:
 
     @property
     def outputs(self) -> Mapping[str, OutputKind]:
-        """The model's outputs that every precision has."""
+        """The outputs of the model that every precision has."""
         known = self.bodies.request.known
         names = known.names(self.model.bundle)
         return {name: kind for name in names if not (kind := known.by_name[name]).is_of_lens}

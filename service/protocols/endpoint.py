@@ -40,7 +40,7 @@ class ErrorFormat(NamedTuple):
     documented: Responses
 
     def only(self, *statuses: int) -> Responses:
-        """The errors that a route documents if it has no others."""
+        """What a route documents that has no others."""
         return {status: self.documented[status] for status in statuses}
 
 

@@ -23,7 +23,7 @@ from addnorm.corpus.ray_data import Addnorm
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.server.wiring import Service
 from tests.conftest import inference_of, serving
-from tests.support import corpus_files
+from tests.support import corpus_files, web
 from tests.support.texts import LONG, TEXT_MODEL
 
 NUM_ROWS = 1200
@@ -217,7 +217,7 @@ def test_vectors_of_tokens_are_the_servers(
     body |= {"input_type": input_type} if input_type else {}
     with (
         serving(inference_of(multi_vector_bundles)) as url,
-        httpx.Client(base_url=url) as client,
+        web.client(base_url=url) as client,
     ):
         normalize = bundles.read(multi_vector_bundles / "colbert" / "1").manifest.normalize
         answer = client.post("/v1/infer", json={**body, "normalize": normalize}).json()

@@ -18,6 +18,7 @@ from addnorm.service.settings import Settings
 from benchmarks.processes import free_port
 from benchmarks.spread.balancer import PROGRAM, Balancer, balancer, wait_for_servers
 from benchmarks.spread.names import answer
+from tests.support import web
 from tests.support.waiting import PATIENCE_S, eventually
 
 ROOT = Path(__file__).parent.parent.parent
@@ -132,7 +133,7 @@ def replicas() -> Iterator[tuple[httpx.Client, Balancer, list[Replica]]]:
             stack.enter_context(served(replica, address, port))
         front = stack.enter_context(balancer(addresses, port))
         url = f"http://{front.host}:{front.port}"
-        yield stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE_S)), front, both
+        yield stack.enter_context(web.client(base_url=url, timeout=PATIENCE_S)), front, both
 
 
 @needs_haproxy

@@ -16,6 +16,7 @@ import yaml
 
 from addnorm.service.runtime import bundle
 from benchmarks.processes import free_port
+from tests.support import web
 
 KSERVE = Path(__file__).parents[2] / "deploy" / "kserve"
 RUNTIME: dict[str, Any] = yaml.safe_load((KSERVE / "runtime.yaml").read_text())
@@ -85,7 +86,7 @@ def predictor(mounted: Path) -> Iterator[httpx.Client]:
         env={**os.environ, **variables, "ADDNORM_PORT": str(port), "ADDNORM_WORKER_THREADS": "1"},
     )
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        with web.client(base_url=f"http://127.0.0.1:{port}") as client:
             wait_for(client, CONTAINER["startupProbe"]["httpGet"]["path"])
             yield client
     finally:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -18,6 +17,7 @@ from addnorm.model.transformer import Transformer, randomize
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
 from tests.conftest import inference_of, serving
+from tests.support import web
 from tests.support.exports import shared_exports
 from tests.support.texts import WORDS, ids_of, tokenizer
 
@@ -79,8 +79,8 @@ def test_what_is_served_is_what_the_model_says(bundle: Bundle) -> None:
             expected.append(model.head("logits", model(row, mask)[0], mask)[0].numpy())
     body = {"texts": TEXTS, "truncate": True, "outputs": ["logits"]}
     with serving(inference_of(bundle.path.parents[1])) as url:
-        answer = httpx.post(f"{url}/v1/infer", json=body).json()
-        listed = httpx.get(f"{url}/v1/models").json()["data"][0]
+        answer = web.post(f"{url}/v1/infer", json=body).json()
+        listed = web.get(f"{url}/v1/models").json()["data"][0]
     np.testing.assert_allclose(answer["logits"], expected, atol=1e-5)
     assert listed["labels"] == LABELS
     assert (bundle.manifest.pooling, bundle.manifest.normalize) == ("weighted_mean", False)

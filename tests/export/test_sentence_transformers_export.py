@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -15,6 +14,7 @@ from addnorm.export.writer import Plan, export, verify
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.files import sha256
 from tests.conftest import inference_of, serving
+from tests.support import web
 from tests.support.exports import shared_exports
 from tests.support.sentence_transformers import write_dense, write_modules, write_settings
 from tests.support.texts import D_MODEL, LONG, MAX_TEXT_TOKENS, ids_of
@@ -70,7 +70,7 @@ def test_vectors_are_those_of_the_folders_authors(
 ) -> None:
     body = {"model": "mine", "input": TEXTS, "truncate": True, "prompt_name": prompt_name}
     with serving(inference_of(root)) as url:
-        answer = httpx.post(f"{url}/v1/embeddings", json=body).json()
+        answer = web.post(f"{url}/v1/embeddings", json=body).json()
     vectors = np.array([entry["embedding"] for entry in answer["data"]])
     prompted = [PROMPTS[prompt_name or "query"] + text for text in TEXTS]
     np.testing.assert_allclose(vectors, expected(folder, layer, prompted), atol=1e-5)

@@ -23,6 +23,7 @@ from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN, serving
+from tests.support import web
 from tests.support.metrics import total
 from tests.support.mixed_requests import MAKERS, Sent, requests
 
@@ -85,7 +86,7 @@ def server(models: Models, cache_bytes: int) -> Iterator[Server]:
     service = build(models, Settings(**{**OWN, "cache_bytes": cache_bytes}))
     with (
         serving(service) as url,
-        httpx.Client(base_url=url, timeout=60) as client,
+        web.client(base_url=url, timeout=60) as client,
         ThreadPoolExecutor(CALLERS) as callers,
     ):
         yield Server(

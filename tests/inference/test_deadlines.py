@@ -25,6 +25,7 @@ from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import Serve
+from tests.support import web
 from tests.support.waiting import PATIENCE_S, eventually
 
 # one token, and as many pads as an answer may have: little to compute, 100 MB and more to write
@@ -40,7 +41,7 @@ WIDE: dict[str, Any] = {
 @pytest.fixture
 def server(serve: Serve) -> Iterator[httpx.Client]:
     """One that has measured nothing yet."""
-    with serve() as url, httpx.Client(base_url=url, timeout=60) as client:
+    with serve() as url, web.client(base_url=url, timeout=60) as client:
         yield client
 
 

@@ -18,9 +18,11 @@ from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.scheduling.job import Run
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
-from tests.conftest import IDLE_S, OWN, serving
+from tests.conftest import OWN, serving
+from tests.support import web
 from tests.support.metrics import total
 from tests.support.waiting import PATIENCE_S, eventually
+from tests.support.web import IDLE_S
 
 CALLERS, TIMES = 64, 8
 
@@ -57,7 +59,7 @@ def held(notebook: Path) -> Iterator[Held]:
     limits = httpx.Limits(max_connections=CALLERS, keepalive_expiry=IDLE_S)
     with (
         serving(service) as url,
-        httpx.Client(base_url=url, timeout=60, limits=limits) as client,
+        web.client(base_url=url, timeout=60, limits=limits) as client,
     ):
         yield Held(service, client, model, gate, running)
 

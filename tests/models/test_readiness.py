@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
@@ -20,6 +19,7 @@ from addnorm.service.scheduling.job import Target
 from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.server.wiring import Service
 from tests.conftest import inference_of, serving
+from tests.support import web
 from tests.support.scheduling import echo, of_lengths
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -181,7 +181,7 @@ def test_the_routes_say_what_is_wrong_and_livez_stays_alive(bundles: Path) -> No
     with (
         inferring(bundles) as inference,
         serving(inference) as url,
-        httpx.Client(base_url=url) as client,
+        web.client(base_url=url) as client,
     ):
         target = inference.models.find("gpt").target("fp32")
         target.run = target.run_on_all_cores = lambda batch: Rows(
@@ -207,7 +207,7 @@ def test_livez_fails_once_so_many_runs_hang_that_only_a_new_process_helps(notebo
     with (
         inferring(notebooks, run_timeout_s=0.1) as inference,
         serving(inference) as url,
-        httpx.Client(base_url=url) as c,
+        web.client(base_url=url) as c,
     ):
         target, num_workers = Target(hangs, 1), inference.scheduler.num_workers
         for _ in range(4 * num_workers - 1):

@@ -31,6 +31,7 @@ from benchmarks import processes
 from benchmarks.stress.copies import republish
 from benchmarks.stress.scenarios.swaps import swaps
 from tests.conftest import inference_of, serving
+from tests.support import web
 from tests.support.bundles import flip
 from tests.support.metrics import samples
 from tests.support.waiting import PATIENCE_S, eventually
@@ -62,7 +63,7 @@ def unload(inference: Service, ref: str) -> None:
 
 
 def post(url: str, body: dict[str, Any]) -> httpx.Response:
-    return httpx.post(f"{url}/v1/infer", json=body, timeout=PATIENCE_S)
+    return web.post(f"{url}/v1/infer", json=body, timeout=PATIENCE_S)
 
 
 def states(inference: Service) -> dict[int, str]:
@@ -186,10 +187,10 @@ def test_what_is_not_there_is_not_found(inference: Service) -> None:
 def test_without_models_the_server_is_not_ready_and_says_so(inference: Service) -> None:
     unload(inference, "notebook")
     with serving(inference) as url:
-        assert "no model is served" in httpx.get(f"{url}/readyz").text
-        assert httpx.get(f"{url}/v1/models").json()["data"] == []
+        assert "no model is served" in web.get(f"{url}/readyz").text
+        assert web.get(f"{url}/v1/models").json()["data"] == []
         for body in ({"input_ids": [[1]]}, {"input_ids": [[1]], "model": "notebook"}):
-            assert httpx.post(f"{url}/v1/infer", json=body).status_code == 404
+            assert web.post(f"{url}/v1/infer", json=body).status_code == 404
 
 
 def test_a_request_under_way_ends_on_the_version_it_began_with_which_is_then_freed(
@@ -228,7 +229,7 @@ def test_a_request_under_way_ends_on_the_version_it_began_with_which_is_then_fre
         assert got == new
         info = [
             dict(labels)
-            for name, labels in samples(httpx.get(f"{url}/metrics").text)
+            for name, labels in samples(web.get(f"{url}/metrics").text)
             if name == "addnorm_model_info"
         ]
         assert [labels["version"] for labels in info] == ["2"]
@@ -425,7 +426,7 @@ def test_unloading_gives_the_memory_back(bundles: Path, tmp_path: Path) -> None:
         assert post(url, asked).status_code == 200
         loaded = resident_mib(server)
         path = f"{url}/v2/repository/models/minilm/unload"
-        assert httpx.post(path, timeout=PATIENCE_S).status_code == 200
+        assert web.post(path, timeout=PATIENCE_S).status_code == 200
         freed = loaded - resident_mib(server)
     size = sum(file.stat().st_size for file in (bundles / "minilm" / "1").iterdir()) / 2**20
     assert freed > 0.9 * size

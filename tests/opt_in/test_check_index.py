@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +19,7 @@ import pytest
 from benchmarks import processes
 from benchmarks.data.texts import prose
 from benchmarks.findings import BUILD, MINILM, PEER_PYTHON, newest
+from tests.support import web
 from tests.support.peers import run
 
 pytestmark = pytest.mark.check_index
@@ -124,7 +124,7 @@ def made(url: str, texts: Sequence[str], peer: np.ndarray) -> dict[str, Index]:
 def embedded(url: str, texts: Sequence[str], **options: str) -> tuple[np.ndarray, str]:
     """Vectors, and the text of their fingerprint."""
     vectors = list[list[float]]()
-    with httpx.Client(base_url=url, timeout=300) as client:
+    with web.client(base_url=url, timeout=300) as client:
         for start in range(0, len(texts), TEXTS_AT_ONCE):
             body = {"model": MODEL, "input": texts[start : start + TEXTS_AT_ONCE], **options}
             answer = client.post("/v1/embeddings", json={**body, "truncate": True})

@@ -13,12 +13,12 @@ from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
 
-import httpx
 import pytest
 import torch
 import transformers
 from transformers import BertConfig
 
+from tests.support import web
 from tests.support.beside import must_pass
 from tests.support.process import Process
 
@@ -153,7 +153,7 @@ def _is_served(bundles: Path, checkpoint: Path, kind: str, weights: int) -> None
             (torch.randint(5, SHAPE["vocab_size"], (n,), generator=draws).tolist(), [0] * n)
             for n in LENGTHS
         ]
-        with httpx.Client(base_url=server.url, timeout=300) as client:
+        with web.client(base_url=server.url, timeout=300) as client:
             must_pass(client, NAME, model, sent)
     finally:
         server.terminate()

@@ -20,6 +20,7 @@ from addnorm.export import command
 from benchmarks import peers
 from benchmarks.findings import BUILD, MINILM
 from tests.conftest import inference_of, serving
+from tests.support import web
 from tests.support.families import layers
 
 LIMIT = 1e-4
@@ -54,7 +55,7 @@ def test_hidden_states_and_attention_are_those_of_transformers(
     model.eval().set_attn_implementation("eager")  # the others show no attention
     draws = np.random.default_rng(0)
     ids = [draws.integers(5, model.config.vocab_size, length).tolist() for length in LENGTHS]
-    with httpx.Client(base_url=url, timeout=120) as client:
+    with web.client(base_url=url, timeout=120) as client:
         together = _asked(client, name, ids)
         for sequence, answer in zip(ids, together, strict=True):
             alone = _asked(client, name, [sequence])[0]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -17,6 +16,7 @@ from transformers import PreTrainedModel
 
 from addnorm.export import command
 from tests.conftest import inference_of, serving
+from tests.support import web
 from tests.support.beside import must_pass
 
 pytestmark = pytest.mark.real_models
@@ -55,7 +55,7 @@ def test_a_checkpoint_is_served_as_transformers_computes_it(found: Found, tmp_pa
     command.export(["--checkpoint", str(REAL / found.folder), *options, *found.arguments])
     theirs = _read(REAL / found.folder, found.class_name)
     service = inference_of(tmp_path, invariance_check_share=0)
-    with serving(service) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with serving(service) as url, web.client(base_url=url, timeout=60) as client:
         must_pass(client, found.name, theirs, _sequences(theirs))
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from benchmarks import processes
 from benchmarks.findings import MINILM, PEER_PYTHON
+from tests.support import web
 from tests.support.peers import run, texts_to_encode
 
 pytestmark = pytest.mark.sentence_transformers
@@ -134,7 +134,7 @@ def vectors(url: str, model: str, texts: list[str], prompt_name: str | None) -> 
     body: dict[str, Any] = {"model": model, "input": texts, "truncate": True}
     if prompt_name:
         body["prompt_name"] = prompt_name
-    answer = httpx.post(f"{url}/v1/embeddings", json=body, timeout=300)
+    answer = web.post(f"{url}/v1/embeddings", json=body, timeout=300)
     answer.raise_for_status()
     return np.array([entry["embedding"] for entry in answer.json()["data"]])
 

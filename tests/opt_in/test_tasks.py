@@ -22,6 +22,7 @@ from addnorm.export import command
 from benchmarks.data.made_text import Maker
 from benchmarks.findings import BUILD, PEER_PYTHON
 from tests.conftest import inference_of, serving
+from tests.support import web
 from tests.support.pair_scores import DIALECTS, asked, bits, logits, sigmoid
 
 pytestmark = pytest.mark.tasks
@@ -69,7 +70,7 @@ def url(work: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=300) as client:
+    with web.client(base_url=url, timeout=300) as client:
         yield client
 
 
@@ -119,7 +120,7 @@ def test_rerank_gives_the_scores_of_sentence_transformers(client: httpx.Client, 
 def test_every_dialect_has_the_bits_of_each_document_alone(work: Path, precision: str) -> None:
     with (
         serving(served(work / precision)) as url,
-        httpx.Client(base_url=url, timeout=300) as client,
+        web.client(base_url=url, timeout=300) as client,
     ):
         question, documents = documents_of_many_lengths()
         scores = logits(client, "cross-encoder", question, documents)

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
 from benchmarks import processes
 from benchmarks.findings import BUILD, MINILM, PEER_PYTHON
+from tests.support import web
 from tests.support.peers import run, texts_to_encode
 
 pytestmark = pytest.mark.token_vectors
@@ -110,6 +110,6 @@ def test_sparse_vectors_are_those_of_the_encoder(work: Path, url: str) -> None:
 
 def infer(url: str, model: str, texts: list[str], **options: Any) -> dict[str, Any]:
     body = {"model": model, "texts": texts, "truncate": True, **options}
-    answer = httpx.post(f"{url}/v1/infer", json=body, timeout=300)
+    answer = web.post(f"{url}/v1/infer", json=body, timeout=300)
     answer.raise_for_status()
     return answer.json()  # type: ignore[no-any-return]

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
+
+from tests.support import web
 
 pytest.importorskip("selenium", reason="selenium is not installed: pip install 'addnorm[dev]'")
 
@@ -25,7 +26,7 @@ def certificate(models: Models) -> Iterator[dict[str, Any]]:
 
 def test_every_check_has_its_row(driver: Any, url: str) -> None:
     page = Playground(driver, f"{url}/models/embedder/1/certificate")
-    checks = httpx.get(f"{url}/v1/models/embedder/certificate").json()["checks"]
+    checks = web.get(f"{url}/v1/models/embedder/certificate").json()["checks"]
     assert len(page.all(".margins tbody tr td:last-child")) == len(checks)
     assert len(page.all(".margins .meter")) == sum(check["limit"] > 0 for check in checks)
     assert page.text(".verdict").startswith(f"Passed. {len(checks)} checks")
@@ -77,7 +78,7 @@ def test_a_check_over_its_limit_and_a_new_field_are_shown(
 
 def test_a_model_that_is_not_served_is_said_in_the_servers_words(driver: Any, url: str) -> None:
     page = Playground(driver, f"{url}/models/nothing/certificate")
-    refused = httpx.get(f"{url}/v1/models/nothing/certificate").json()["error"]
+    refused = web.get(f"{url}/v1/models/nothing/certificate").json()["error"]
     assert page.text("#error strong") == refused["message"]
     page.driver.get(f"{url}/models/embedder%2F1/certificate")
     page.settled()

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
+
+from tests.support import web
 
 pytest.importorskip("selenium", reason="selenium is not installed: pip install 'addnorm[dev]'")
 
@@ -114,7 +115,7 @@ def test_it_has_run_when_it_is_loaded(driver: Any, url: str) -> None:
 
 def test_what_it_shows_is_what_the_server_answers(page: Playground, url: str) -> None:
     sent = json.loads(page.text("#code").split("-d '")[1].removesuffix("'"))
-    answer = httpx.post(f"{url}/v1/infer", json=sent)
+    answer = web.post(f"{url}/v1/infer", json=sent)
     stats, usage = answer.json()["norm_stats"], answer.json()["usage"]
     for table, name in ((1, "mean"), (2, "rstd")):
         cells = page.texts(f".pair > div:nth-child({table}) tr:not(.pad) td")
@@ -130,7 +131,7 @@ def test_what_it_shows_is_what_the_server_answers(page: Playground, url: str) ->
 
 
 def test_one_sequence_sent_five_ways_has_equal_bits(page: Playground, url: str) -> None:
-    config = httpx.get(f"{url}/v1/models/embedder").json()["config"]
+    config = web.get(f"{url}/v1/models/embedder").json()["config"]
     width, num_norms = config["d_model"], 1 + 2 * config["n_layers"]
     before = page.texts("#ways small")[-1]
     for row in ("Row 1", "Row 2"):
@@ -242,7 +243,7 @@ def test_errors_are_said_in_the_servers_words(page: Playground, url: str) -> Non
     page.write("lines", "2 4 99999")
     page.click("#run")
     sent = json.loads(page.text("#code").split("-d '")[1].removesuffix("'"))
-    refused = httpx.post(f"{url}/v1/infer", json=sent).json()["error"]
+    refused = web.post(f"{url}/v1/infer", json=sent).json()["error"]
     assert page.text("#error strong") == refused["message"]
     about = page.text("#error .help")
     assert about.startswith("400 invalid_input, request ")
@@ -368,8 +369,7 @@ def test_a_key_is_asked_for_and_kept_out_of_addresses(driver: Any, closed_url: s
     requested(driver)
     page = Playground(driver, closed_url)
     assert (
-        page.text("#error strong")
-        == httpx.get(f"{closed_url}/v1/models").json()["error"]["message"]
+        page.text("#error strong") == web.get(f"{closed_url}/v1/models").json()["error"]["message"]
     )
     assert page.run("return document.activeElement.id") == "key"
     page.press(KEY, Keys.ENTER)

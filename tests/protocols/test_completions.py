@@ -18,6 +18,7 @@ from addnorm.export import sources
 from addnorm.export.writer import Plan, export
 from addnorm.service.tasks import scoring
 from tests.conftest import inference_of, serving
+from tests.support import web
 from tests.support.exports import shared_exports
 from tests.support.families import POSITIONS, made
 from tests.support.language_model import END, checkpoint
@@ -42,7 +43,7 @@ def client(folder: Path) -> Iterator[httpx.Client]:
     root = folder.parent / "bundles"
     with shared_exports():
         export(sources.checkpoint(folder), root, NAME, None, Plan())
-    with serving(inference_of(root)) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with serving(inference_of(root)) as url, web.client(base_url=url, timeout=60) as client:
         yield client
 
 

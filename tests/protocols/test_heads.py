@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from addnorm.export import sources
 from addnorm.export.writer import Plan, export
 from tests.conftest import inference_of, serving
+from tests.support import web
 from tests.support.exports import shared_exports
 from tests.support.families import NUM_LABELS, answers, made, save, sequences
 from tests.support.texts import tokenizer
@@ -33,7 +34,7 @@ def client(classifier: Path) -> Iterator[httpx.Client]:
     root = classifier.parent / "bundles"
     with shared_exports():
         export(sources.checkpoint(classifier), root, NAME, None, Plan())
-    with serving(inference_of(root)) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with serving(inference_of(root)) as url, web.client(base_url=url, timeout=60) as client:
         yield client
 
 

@@ -12,7 +12,7 @@ from safetensors.numpy import load
 from torch import nn
 
 from tests.conftest import inference_of, serving
-from tests.support import multi_vector
+from tests.support import multi_vector, web
 from tests.support.multi_vector import QUERY_LENGTH, TYPES
 
 TEXT = "pads, the same text."
@@ -27,7 +27,7 @@ def layers() -> dict[str, nn.Linear]:
 def client(multi_vector_bundles: Path) -> Iterator[httpx.Client]:
     with (
         serving(inference_of(multi_vector_bundles)) as url,
-        httpx.Client(base_url=url) as client,
+        web.client(base_url=url) as client,
     ):
         yield client
 

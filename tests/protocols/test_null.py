@@ -15,6 +15,7 @@ from safetensors.numpy import save
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from tests.conftest import inference_of, linked, serving
+from tests.support import web
 from tests.support.task_models import DEFAULTS
 from tests.support.texts import TEXT_MODEL
 
@@ -43,7 +44,7 @@ def client(
     root = linked(tmp_path_factory.mktemp("null"), folders)
     defaults = {**DEFAULTS, "embed": TEXT_MODEL, "complete": "gpt"}
     service = inference_of(root, default_models=defaults, admin=True)
-    with serving(service) as url, httpx.Client(base_url=url) as client:
+    with serving(service) as url, web.client(base_url=url) as client:
         yield client
 
 

@@ -20,6 +20,7 @@ from openapi_spec_validator import validate
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.operations.probes import OperationsRoutes
 from tests.conftest import inference_of, serving
+from tests.support import web
 from tests.support.task_models import DEFAULTS
 from tests.support.texts import TEXT_MODEL
 
@@ -56,7 +57,7 @@ def url(
 
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=60) as client:
+    with web.client(base_url=url, timeout=60) as client:
         yield client
 
 

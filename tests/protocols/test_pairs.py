@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, BertModel
 
 from addnorm.service.runtime import bundle as bundles
 from tests.conftest import inference_of, serving
+from tests.support import web
 from tests.support.texts import LONG, MAX_TEXT_TOKENS, TEXT_MODEL, library
 
 PAIRS = [["the same text", "padding costs nothing."], ["a", ""], ["a b", "a b c"]]
@@ -122,7 +123,7 @@ def prompted(text_bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         assert old.certificate
         certificate = {key: old.certificate[key] for key in ("passed", "known_answer")}
         bundles.write_certificate(new, certificate)
-    with serving(inference_of(root)) as url, httpx.Client(base_url=url, timeout=30) as client:
+    with serving(inference_of(root)) as url, web.client(base_url=url, timeout=30) as client:
         yield client
 
 

@@ -26,6 +26,7 @@ from addnorm.service.protocols.texts.texts import STEP_CHARACTERS
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.tokenizing.tokenizer import CannotCut, Tokenizer
 from tests.conftest import inference_of, serving
+from tests.support import web
 from tests.support.texts import (
     LONG,
     MAX_POSITIONS,
@@ -247,7 +248,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 def strict_client(text_bundles: Path) -> Any:
     with (
         serving(inference_of(text_bundles, max_tokens=500)) as url,
-        httpx.Client(base_url=url) as client,
+        web.client(base_url=url) as client,
     ):
         yield client
 
@@ -324,7 +325,7 @@ def watched(
     assert model.tokenizer
     watch = model.tokenizer = Watched(model.tokenizer, pause_s)  # type: ignore[assignment]
     watch.num_in_flight = lambda: inference.app.in_flight  # type: ignore[union-attr]
-    with serving(inference) as url, httpx.Client(base_url=url, timeout=30) as client:
+    with serving(inference) as url, web.client(base_url=url, timeout=30) as client:
         yield client, watch  # type: ignore[misc]
 
 
@@ -453,7 +454,7 @@ def test_the_real_minilm_gives_the_vectors_of_transformers(tmp_path: Path) -> No
     ]
     with serving(inference_of(tmp_path)) as url:
         body = {"model": TEXT_MODEL, "texts": texts, "outputs": ["pooled"], "normalize": True}
-        got = np.array(httpx.post(f"{url}/v1/infer", json=body, timeout=60).json()["pooled"])
+        got = np.array(web.post(f"{url}/v1/infer", json=body, timeout=60).json()["pooled"])
     theirs = Library.from_file(str(folder / "tokenizer.json"))
     theirs.no_padding()
     theirs.no_truncation()

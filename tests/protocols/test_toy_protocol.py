@@ -27,6 +27,7 @@ from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN, serving
+from tests.support import web
 
 KEYS = {"asks": "a" * 20, "runs": "b" * 20}
 IDS = [[1, 3, 4], [5]]
@@ -94,7 +95,7 @@ def url(few: Models) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[httpx.Client]:
     headers = {"authorization": f"Bearer {KEYS['runs']}"}
-    with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+    with web.client(base_url=url, headers=headers, timeout=60) as client:
         yield client
 
 

@@ -27,6 +27,7 @@ from addnorm.service.runtime.manifest import Pooling
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN, ExportPreset, serving
+from tests.support import web
 
 LENGTHS = (5, 1, 17, 3)
 POOLINGS = get_args(Pooling)
@@ -174,8 +175,8 @@ def clients(small: Path) -> Iterator[tuple[httpx.Client, httpx.Client]]:
     with (
         serving(services[0]) as host,
         serving(services[1]) as device,
-        httpx.Client(base_url=host) as first,
-        httpx.Client(base_url=device) as second,
+        web.client(base_url=host) as first,
+        web.client(base_url=device) as second,
     ):
         yield first, second
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
@@ -23,6 +22,7 @@ from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.metrics import Metrics
 from tests.conftest import OWN, inference_of, serving
+from tests.support import web
 from tests.support.metrics import value
 from tests.support.scheduling import batch, echo, of_lengths, values
 from tests.support.waiting import PATIENCE_S, eventually
@@ -136,7 +136,7 @@ def test_a_caller_is_told_which_of_its_sequences_overflowed(small: Path) -> None
     target.run = target.run_on_all_cores = overflow_last
     ids, mask = [[1, 2, 0], [0, 0, 0], [4, 5, 6]], [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
     with serving(inference) as url:
-        answer = httpx.post(
+        answer = web.post(
             f"{url}/v1/infer", json={"model": "gpt", "input_ids": ids, "attention_mask": mask}
         )
     assert answer.status_code == 500
@@ -183,7 +183,7 @@ def test_finite_rows_whose_output_overflows_fail_their_job_alone(
     target.run = target.run_on_all_cores = huge
     with serving(inference) as url:
         for ids, status in (([[1, 2], [3], [POISON, 4, 5]], 500), ([[1, 2], [3]], 200)):
-            answer = httpx.post(
+            answer = web.post(
                 f"{url}/v1/infer",
                 json={"model": "gpt", "input_ids": ids, "outputs": [output], **options},
             )
@@ -310,7 +310,7 @@ def test_a_wall_clock_that_jumps_moves_no_deadline(
     slow = threading.Event()
     with (
         serving(inference) as url,
-        httpx.Client(base_url=url) as client,
+        web.client(base_url=url) as client,
         ThreadPoolExecutor() as callers,
     ):
         expected = client.post("/v1/infer", json=body).json()
@@ -351,7 +351,7 @@ def test_the_traceback_of_an_error_of_ours_names_its_request(
 
     with (
         serving(build(Broken(few.all()), Settings(**OWN))) as url,
-        httpx.Client(base_url=url, headers={"x-request-id": "the-one"}) as client,
+        web.client(base_url=url, headers={"x-request-id": "the-one"}) as client,
     ):
         answer = client.post("/v1/infer", json={"input_ids": [[1]]})
     assert answer.status_code == 500

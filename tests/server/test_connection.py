@@ -21,6 +21,7 @@ from pydantic import SecretStr
 from addnorm.service.server.http.connection import LONG_PIECE_S, READ_BYTES, Connection
 from addnorm.service.server.wiring import Service
 from tests.conftest import Serve, inference_of, serving
+from tests.support import web
 from tests.support.metrics import samples
 from tests.support.process import rss_mib
 from tests.support.waiting import PATIENCE_S, eventually, runs_held_up
@@ -83,7 +84,7 @@ def is_closed(caller: socket.socket) -> bool:
 
 
 def good(url: str) -> bool:
-    return httpx.post(f"{url}/v1/infer", content=GOOD, timeout=PATIENCE_S).status_code == 200
+    return web.post(f"{url}/v1/infer", content=GOOD, timeout=PATIENCE_S).status_code == 200
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +137,7 @@ def test_a_body_that_does_not_arrive_is_rejected_with_408(
         caller.sendall(head(1000, path=path) + b"{")
         status, body = answer_of(caller)
     assert status == 408
-    with httpx.Client(base_url=quick) as client:
+    with web.client(base_url=quick) as client:
         assert held(client, "bodies") == 0
     assert (body["error"][key] if key else body["error"]) == "the body did not arrive within 0.5 s"
 
@@ -360,7 +361,7 @@ FLOODS = {
 @pytest.mark.parametrize("case", FLOODS)
 def test_a_flood_on_one_connection_leaves_memory_and_others_alone(serve: Serve, case: str) -> None:
     first, more = FLOODS[case]
-    with serve() as url, closing(call(url)) as caller, httpx.Client(base_url=url) as other:
+    with serve() as url, closing(call(url)) as caller, web.client(base_url=url) as other:
         assert other.get("/livez").status_code == 200
         before, ends, longest_s = rss_mib(), time.monotonic() + 2, 0.0
         caller.settimeout(0.05)
@@ -431,7 +432,7 @@ def test_who_has_left_is_noticed_though_it_looks_as_if_it_sent_no_more(
             lambda: inference.scheduler.num_queued_tokens() == inference.scheduler.num_busy == 0
         )
         computed = ("addnorm_micro_batch_tokens_sum", (("model", "notebook"),))
-        assert samples(httpx.get(f"{url}/metrics").text)[computed] == 5
+        assert samples(web.get(f"{url}/metrics").text)[computed] == 5
 
 
 class Idle(Connection):
@@ -481,7 +482,7 @@ def test_a_caller_that_leaves_after_a_large_body_is_noticed(small: Path) -> None
 
 
 def num_left(url: str) -> float:
-    got = samples(httpx.get(f"{url}/metrics").text)
+    got = samples(web.get(f"{url}/metrics").text)
     return sum(
         v
         for (name, labels), v in got.items()
@@ -509,7 +510,7 @@ def test_others_have_their_turn_between_pieces_that_take_long_to_parse(
             super().data_received(data)
 
     with serve(Slow) as url:
-        assert httpx.post(f"{url}/v1/infer", content=b" " * 2**20).status_code == 400
+        assert web.post(f"{url}/v1/infer", content=b" " * 2**20).status_code == 400
     assert seen.count("piece") >= 2**20 / READ_BYTES
     assert ("piece", "piece") not in pairwise(seen)
 
@@ -622,7 +623,7 @@ def test_a_request_for_another_protocol_may_be_cut_anywhere(patient: str) -> Non
 def probes_are_answered(url: str) -> bool:
     """Else an orchestrator would end the server."""
     probes = ("/livez", "/readyz", "/metrics", "/v2/health/ready")
-    return all(httpx.get(f"{url}{path}").status_code == 200 for path in probes)
+    return all(web.get(f"{url}{path}").status_code == 200 for path in probes)
 
 
 def test_more_connections_than_the_limit_get_503_and_probes_are_answered_beside_any_number(
@@ -700,7 +701,7 @@ def test_an_answer_that_nobody_takes_counts_until_it_is_dropped(serve: Serve) ->
 
     with (
         serve(Swept, send_timeout_s=1.5, max_pending_response_bytes=100_000_000) as url,
-        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
+        web.client(base_url=url, timeout=PATIENCE_S) as client,
     ):
         with not_reading(url) as caller:
             assert caller.recv(12) == b"HTTP/1.1 200"
@@ -720,7 +721,7 @@ def test_an_answer_that_nobody_takes_counts_until_it_is_dropped(serve: Serve) ->
 def test_bodies_half_received_count_until_they_are_whole_or_gone(serve: Serve) -> None:
     with (
         serve(body_timeout_s=600.0, max_pending_body_bytes=3_400_000) as url,
-        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
+        web.client(base_url=url, timeout=PATIENCE_S) as client,
         closing(call(url)) as first,
         closing(call(url)) as second,
     ):
@@ -750,9 +751,9 @@ def test_a_slow_but_steady_reader_gets_all_of_its_answer(serve: Serve) -> None:
 
 def test_all_headers_hide_the_server_and_forbid_sniffing(patient: str) -> None:
     for answer in (
-        httpx.get(f"{patient}/livez"),
-        httpx.get(f"{patient}/docs"),
-        httpx.post(f"{patient}/v1/infer"),
+        web.get(f"{patient}/livez"),
+        web.get(f"{patient}/docs"),
+        web.post(f"{patient}/v1/infer"),
     ):
         assert "server" not in answer.headers
         assert answer.headers["x-content-type-options"] == "nosniff"

@@ -11,12 +11,12 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-import httpx
 import pytest
 
 from addnorm.service.server.http.connection import Connection
 from addnorm.service.server.http.last_answer import drawn_age
 from tests.conftest import Serve, inference_of, serving
+from tests.support import web
 from tests.support.metrics import samples
 from tests.support.waiting import PATIENCE_S, eventually, runs_held_up
 
@@ -128,7 +128,7 @@ def test_over_https_too(
     cert, key = certificate
     with (
         serve(Noted, connection_max_age_s=AGE_S, tls_cert=cert, tls_key=key) as url,
-        httpx.Client(base_url=url, verify=False) as client,
+        web.client(base_url=url, verify=False) as client,
     ):
         assert "connection" not in client.get("/livez").headers
         grow_old(made)
@@ -268,7 +268,7 @@ def test_the_ages_of_connections_differ_by_a_tenth() -> None:
 
 
 def test_a_pool_of_connections_moves_and_no_request_fails(serve: Serve) -> None:
-    with serve(connection_max_age_s=0.05) as url, httpx.Client(base_url=url) as client:
+    with serve(connection_max_age_s=0.05) as url, web.client(base_url=url) as client:
 
         def status(_: int) -> int:
             return client.post("/v1/infer", content=GOOD).status_code

@@ -14,9 +14,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from benchmarks.processes import free_port
+from tests.support import web
 from tests.support.waiting import PATIENCE_S, eventually
 
 GRACE_S = 2.0
@@ -118,7 +117,7 @@ def accepted(port: int, tls: bool) -> socket.socket:
 def ends(process: subprocess.Popen[bytes], port: int, sig: signal.Signals, tls: bool) -> None:
     """The process ends in time beside slow callers, and answers another that it has accepted."""
     url = f"{'https' if tls else 'http'}://127.0.0.1:{port}"
-    client = httpx.Client(base_url=url, verify=False, timeout=PATIENCE_S)
+    client = web.client(base_url=url, verify=False, timeout=PATIENCE_S)
     with client, ExitStack() as callers:
         for slow in SLOW.values():
             callers.enter_context(slow(port, tls))
@@ -164,7 +163,7 @@ def test_a_closed_stderr_and_unused_signals_do_not_end_it(small: Path) -> None:
     with started(command, small, None) as (process, port):
         for unused in (signal.SIGUSR1, signal.SIGUSR2):
             process.send_signal(unused)
-        answer = httpx.post(f"http://127.0.0.1:{port}/v1/infer", content=SHORT, headers=JSON)
+        answer = web.post(f"http://127.0.0.1:{port}/v1/infer", content=SHORT, headers=JSON)
         assert answer.status_code == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0

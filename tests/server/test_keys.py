@@ -23,6 +23,7 @@ from addnorm.service.protocols.protocol import Scopes
 from addnorm.service.server.auth import Keys
 from addnorm.service.settings import Settings
 from tests.conftest import Serve
+from tests.support import web
 from tests.support.process import Process
 from tests.support.waiting import PATIENCE_S, eventually, runs_held_up
 
@@ -47,7 +48,7 @@ def keys_of(lines: str) -> Keys:
 def closed(serve: Serve) -> Iterator[httpx.Client]:
     with (
         serve(api_keys=SecretStr(LINES), admin=True) as url,
-        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
+        web.client(base_url=url, timeout=PATIENCE_S) as client,
     ):
         yield client
 
@@ -285,7 +286,7 @@ def test_the_log_names_the_key_and_never_shows_it_and_an_open_server_is_warned_o
     process = Process(small, ADDNORM_API_KEYS=LINES.replace("\n", ";"), ADDNORM_HOST="0.0.0.0")
     try:
         for key in (RUN, "wrong-0123456789abcdef"):
-            httpx.post(f"{process.url}/v1/infer", json=GOOD, headers=bearer(key))
+            web.post(f"{process.url}/v1/infer", json=GOOD, headers=bearer(key))
         assert process.wait_for(lambda line: line.get("key") == "runner")["status"] == 200
         assert "key" not in process.wait_for(lambda line: line.get("status") == 401)
         assert not any("no API keys" in line["message"] for line in process.lines)
@@ -307,7 +308,7 @@ def test_one_keys_bodies_leave_space_to_another_key_and_to_its_own_small_ones(se
     keys = SecretStr(f"many infer {RUN};one infer {ASK}")
     with (
         serve(api_keys=keys, body_timeout_s=600.0, max_pending_body_bytes=1_000_000) as url,
-        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
+        web.client(base_url=url, timeout=PATIENCE_S) as client,
         ExitStack() as halves,
     ):
 

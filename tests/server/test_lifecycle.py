@@ -20,6 +20,7 @@ import pytest
 
 from addnorm.service.runtime.batch import Batch, Rows
 from tests.conftest import inference_of, serving
+from tests.support import web
 from tests.support.metrics import samples
 from tests.support.process import Process
 from tests.support.scheduling import echo, of_lengths
@@ -50,7 +51,10 @@ def refused(port: int) -> bool:
 
 
 def test_sigterm_answers_what_was_accepted_rejects_what_comes_and_exits_0(process: Process) -> None:
-    with httpx.Client(base_url=process.url, timeout=60) as client, ThreadPoolExecutor(4) as callers:
+    with (
+        web.client(base_url=process.url, timeout=60) as client,
+        ThreadPoolExecutor(4) as callers,
+    ):
         accepted = [callers.submit(client.post, "/v1/infer", json=LONG) for _ in range(2)]
         assert eventually(lambda: queued_tokens(client) > 30_000)  # both are in
         process.process.send_signal(signal.SIGTERM)
@@ -68,7 +72,7 @@ def test_sigterm_answers_what_was_accepted_rejects_what_comes_and_exits_0(proces
 
 
 def test_an_idle_server_exits_0_at_once(process: Process) -> None:
-    assert httpx.get(f"{process.url}/readyz").status_code == 200
+    assert web.get(f"{process.url}/readyz").status_code == 200
     assert process.terminate() == 0
 
 
@@ -82,7 +86,7 @@ def test_few_files_lower_the_limit_on_connections_and_probes_are_answered(small:
                 caller = socket.create_connection(("127.0.0.1", process.port))
                 idle.enter_context(caller)
             for _ in range(20):
-                assert httpx.get(f"{process.url}/livez").status_code == 200
+                assert web.get(f"{process.url}/livez").status_code == 200
     finally:
         assert process.terminate() == 0
 
@@ -94,12 +98,12 @@ def test_logs_are_json_with_ids_and_timings_and_never_the_content(process: Proce
         "attention_mask": [[1, 1, 0]],
         "outputs": ["pooled"],
     }
-    httpx.post(
+    web.post(
         f"{process.url}/v1/infer",
         json=body,
         headers={"x-request-id": "seen-1", "x-request-timeout-ms": "5000"},
     )
-    httpx.post(
+    web.post(
         f"{process.url}/v1/infer",
         json={**body, "input_ids": [[997, 31415926, 1]]},
         headers={"x-request-id": "seen-2"},
@@ -191,7 +195,7 @@ def test_log_lines_of_rejected_requests_say_why_and_never_show_content(small: Pa
         tensors = b'{"s31415926": {"dtype": "I64", "shape": [1, 1], "data_offsets": [0, 8]}}'
         body = len(tensors).to_bytes(8, "little") + tensors + b"\0" * 8
         headers = {"content-type": "application/vnd.safetensors", "x-request-id": "tensors"}
-        httpx.post(f"{process.url}/v1/infer", content=body, headers=headers)
+        web.post(f"{process.url}/v1/infer", content=body, headers=headers)
         line = process.wait_for(lambda line: line.get("request_id") == "tensors")
         assert (line["status"], line["code"], line.get("field")) == (
             400,
@@ -199,7 +203,7 @@ def test_log_lines_of_rejected_requests_say_why_and_never_show_content(small: Pa
             None,
         )
         for number, (path, sent, expected) in enumerate(REFUSED):
-            httpx.post(
+            web.post(
                 f"{process.url}{path}", json=sent, headers={"x-request-id": f"refused-{number}"}
             )
             line = process.wait_for(
@@ -215,7 +219,7 @@ def test_health_that_is_well_is_logged_at_debug_only(small: Path) -> None:
     def routes(level: str) -> list[str]:
         process = Process(small, ADDNORM_LOG_LEVEL=level)
         for path in ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/v1/models"):
-            assert httpx.get(f"{process.url}{path}").status_code == 200
+            assert web.get(f"{process.url}{path}").status_code == 200
         process.terminate()
         return [line["route"] for line in process.lines if line["message"] == "request"]
 
@@ -257,7 +261,7 @@ def test_an_address_that_nobody_has_ends_the_start_in_one_line(tmp_path: Path, h
 
 def test_counters_agree_with_a_counted_load_to_the_request_and_the_token(small: Path) -> None:
     inference, started = inference_of(small), time.monotonic()
-    with serving(inference) as url, httpx.Client(base_url=url) as client:
+    with serving(inference) as url, web.client(base_url=url) as client:
         body = {
             **SHORT,
             "input_ids": [[1, 3, 0], [4, 5, 2]],
@@ -304,7 +308,7 @@ def test_a_full_queue_and_an_impossible_deadline_are_rejected_with_retry_after(
         runs_held_up(inference.models, "encoder") as go,
         ThreadPoolExecutor(16) as callers,
     ):
-        with httpx.Client(base_url=url, timeout=60) as client:
+        with web.client(base_url=url, timeout=60) as client:
             full = client.post("/v1/infer", json={**LONG, "input_ids": [[7] * 500] * 3})
             assert full.status_code == 400  # it would never fit
             assert "1500 real tokens, the limit is 1000" in full.json()["error"]["message"]
@@ -336,7 +340,7 @@ def test_while_one_was_just_rejected_nobody_with_as_little_time_is_read(small: P
     inference = inference_of(small, worker_threads=1)
     with (
         serving(inference) as url,
-        httpx.Client(base_url=url, headers={"x-request-timeout-ms": "10000"}) as client,
+        web.client(base_url=url, headers={"x-request-timeout-ms": "10000"}) as client,
     ):
         target = inference.models.find("notebook").target("fp32")
         right, target.tokens_per_s = target.run, 50

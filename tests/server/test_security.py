@@ -29,6 +29,7 @@ from addnorm.service.runtime import bundle
 from addnorm.service.server.process import Server
 from addnorm.service.server.wiring import build
 from tests.conftest import Serve
+from tests.support import web
 from tests.support.imports import imported
 from tests.support.texts import TEXT_MODEL
 
@@ -40,17 +41,17 @@ def test_https_with_a_certificate_of_ones_own(serve: Serve, certificate: tuple[P
     cert, key = certificate
     with serve(tls_cert=cert, tls_key=key) as url:
         assert url.startswith("https://")
-        with httpx.Client(
+        with web.client(
             base_url=url, verify=ssl.create_default_context(cafile=str(cert))
         ) as client:
             assert client.post("/v1/infer", json=GOOD).status_code == 200
         with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
-            httpx.get(url, verify=ssl.create_default_context())
+            web.get(url, verify=ssl.create_default_context())
         old = ssl.create_default_context(cafile=str(cert))
         old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2
-        assert httpx.get(f"{url}/livez", verify=old).status_code == 200
+        assert web.get(f"{url}/livez", verify=old).status_code == 200
         with pytest.raises(httpx.TransportError):
-            httpx.get(url.replace("https", "http"))
+            web.get(url.replace("https", "http"))
 
 
 def test_https_ends_with_a_caller_that_sends_no_more(
@@ -68,7 +69,7 @@ def test_https_ends_with_a_caller_that_sends_no_more(
                 while sent == head and not received.endswith(b"}"):
                     received += caller.recv(65536)
                 caller.unwrap().close()
-        assert httpx.get(f"{url}/livez", verify=trusted).status_code == 200
+        assert web.get(f"{url}/livez", verify=trusted).status_code == 200
     assert "eof_received" not in caplog.text
 
 
@@ -101,10 +102,10 @@ def test_other_origins_are_not_let_in_unless_named(client: httpx.Client, serve: 
     assert "access-control-allow-origin" not in client.get("/livez", headers=PREFLIGHT).headers
     keys = "web infer web-0123456789abcdef"
     with serve(cors_origins="https://page.example, https://two.example", api_keys=keys) as url:
-        answer = httpx.options(f"{url}/v1/infer", headers=PREFLIGHT)
+        answer = web.options(f"{url}/v1/infer", headers=PREFLIGHT)
         assert answer.status_code == 200  # browsers send no key with it
         assert answer.headers["access-control-allow-origin"] == "https://page.example"
-        asked = httpx.post(
+        asked = web.post(
             f"{url}/v1/infer",
             json=GOOD,
             headers={
@@ -114,14 +115,12 @@ def test_other_origins_are_not_let_in_unless_named(client: httpx.Client, serve: 
         )
         assert asked.status_code == 200
         assert asked.headers["access-control-allow-origin"] == "https://two.example"
-        refused = httpx.post(
-            f"{url}/v1/infer", json=GOOD, headers={"origin": "https://two.example"}
-        )
+        refused = web.post(f"{url}/v1/infer", json=GOOD, headers={"origin": "https://two.example"})
         assert refused.status_code == 401
         assert (
             refused.headers["access-control-allow-origin"] == "https://two.example"
         )  # else pages see no status
-        other = httpx.options(
+        other = web.options(
             f"{url}/v1/infer", headers={**PREFLIGHT, "origin": "https://other.example"}
         )
         assert "access-control-allow-origin" not in other.headers

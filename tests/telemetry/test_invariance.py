@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
@@ -16,6 +15,7 @@ from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.telemetry.invariance import MAX_KEPT, InvarianceCheck
 from addnorm.service.telemetry.metrics import Metrics
 from tests.conftest import inference_of, serving
+from tests.support import web
 from tests.support.metrics import samples, value
 from tests.support.scheduling import batch, echo, of_lengths
 from tests.support.waiting import PATIENCE_S, eventually
@@ -120,7 +120,7 @@ def test_live_micro_batches_of_a_real_model_keep_the_promise(small: Path) -> Non
     ]
     with (
         serving(inference) as url,
-        httpx.Client(base_url=url) as client,
+        web.client(base_url=url) as client,
         ThreadPoolExecutor(4) as callers,
     ):
 

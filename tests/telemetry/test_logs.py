@@ -19,6 +19,7 @@ import pytest
 from addnorm.service.telemetry import logs
 from addnorm.service.telemetry.exposition import LostLogLines
 from benchmarks.processes import free_port
+from tests.support import web
 from tests.support.waiting import PATIENCE_S, eventually
 
 SHORT = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}
@@ -153,7 +154,7 @@ def test_a_full_disk_under_the_log_costs_log_lines_only(notebook: Path) -> None:
             stderr=full,
         )
     try:
-        with httpx.Client(
+        with web.client(
             transport=httpx.HTTPTransport(retries=8), base_url=f"http://127.0.0.1:{port}"
         ) as client:
             for _ in range(3):

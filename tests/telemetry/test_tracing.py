@@ -15,6 +15,7 @@ from opentelemetry.trace import SpanKind
 
 from addnorm.service.telemetry.tracing import tracer_of_environment
 from tests.conftest import inference_of, serving
+from tests.support import web
 from tests.support.waiting import PATIENCE_S, eventually
 
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -41,7 +42,7 @@ def traced(notebook: Path) -> Iterator[Traced]:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     with (
         serving(inference_of(notebook.parent.parent, provider.get_tracer("test"))) as url,
-        httpx.Client(base_url=url) as client,
+        web.client(base_url=url) as client,
     ):
         yield Traced(client, exporter)
 

@@ -197,7 +197,7 @@ class Output(Generic[Made_co]):
         return self.name
 
     def make(self, of: Computed) -> Steps[Made_co]:
-        """Makes the value in the caller's layout. NotFinite if a number is not finite."""
+        """Makes the value in the caller's layout. NotFinite if a number is not."""
         raise NotImplementedError
 
     def laid_out(self, values: Array, of: Computed, fill: float = 0.0) -> ByRow:

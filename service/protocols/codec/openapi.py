@@ -81,7 +81,7 @@ SENT: dict[int, tuple[str, ServiceError]] = {  # status -> what it means, and on
 
 
 def errors(body: Any, envelope: Envelope) -> Responses:
-    """The errors of SENT as a protocol documents them. body: the type that its envelope makes."""
+    """What a protocol documents of SENT. body: the type of what its envelope makes."""
     return {
         status: {
             "model": body,

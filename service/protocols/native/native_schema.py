@@ -25,7 +25,7 @@ class Named(Strict):
     model: str | None = Field(
         None, description="`name` or `name/version`; the latest version by default."
     )
-    outputs: list[str] | None = None
+    outputs: Annotated[list[str], Field(fail_fast=True)] | None = None
 
 
 class Options(Named):

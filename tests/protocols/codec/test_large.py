@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import numpy as np
 import orjson
 import pytest
@@ -38,6 +37,7 @@ from addnorm.service.scheduling.cooperative import Steps, run_now
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import Serve, serving
+from tests.support import web
 from tests.support.waiting import eventually
 
 floats = np.random.default_rng(0).standard_normal
@@ -285,7 +285,7 @@ def test_what_is_told_of_many_models_is_made_off_the_event_loop(few: Models) -> 
     inference.metrics.registry.register(Asked())
     with serving(inference) as url:
         threads.clear()
-        assert httpx.get(f"{url}/metrics").status_code == 200
+        assert web.get(f"{url}/metrics").status_code == 200
     assert [name.partition("_")[0] for name in threads] == ["read"]
 
 
@@ -299,7 +299,7 @@ def test_bodies_that_wait_to_be_read_count_among_those_held(
 
     def ask(url: str) -> None:
         statuses.append(
-            httpx.post(f"{url}/v1/infer", content=body, headers=headers, timeout=60).status_code
+            web.post(f"{url}/v1/infer", content=body, headers=headers, timeout=60).status_code
         )
 
     def held(*arguments: Any) -> Steps[Any]:

@@ -18,6 +18,7 @@ from addnorm.service.protocols.codec.negotiation import JSON, negotiate, wanted_
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.runtime.batch import Batch, Rows
 from tests.conftest import Ask, inference_of, serving
+from tests.support import web
 
 IDS = np.array([[1, 3, 4, 0], [0, 5, 0, 2]])
 MASK = np.array([[1, 1, 1, 0], [0, 1, 0, 1]])
@@ -121,7 +122,7 @@ def huge(small: Path) -> Iterator[httpx.Client]:
         return rows._replace(activations=rows.activations * np.float32(1e6))
 
     line.run = line.run_on_all_cores = enlarged
-    with serving(inference) as url, httpx.Client(base_url=url, timeout=30) as client:
+    with serving(inference) as url, web.client(base_url=url, timeout=30) as client:
         yield client
 
 

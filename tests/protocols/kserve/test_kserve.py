@@ -18,6 +18,7 @@ from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN, Ask, inference_of, serving
+from tests.support import web
 
 
 def tensor(name: str, data: Any, datatype: str = "INT64", **more: Any) -> dict[str, Any]:
@@ -317,7 +318,7 @@ def test_what_goes_wrong_after_decoding_says_error_and_counts_as_failed(
     line.run, line.tokens_per_s = engine, tokens_per_s
     with serving(inference) as url:
         body = changed(parameters={"timeout": round(1e6 * timeout_s)})
-        answer = httpx.post(f"{url}/v2/models/notebook/infer", json=body, timeout=60)
+        answer = web.post(f"{url}/v2/models/notebook/infer", json=body, timeout=60)
     assert answer.status_code == status
     assert list(answer.json()) == ["error"]
     assert words in answer.json()["error"]

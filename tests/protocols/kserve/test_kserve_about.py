@@ -13,6 +13,7 @@ from addnorm.model.presets import PRESETS
 from addnorm.service import VERSION
 from addnorm.service.protocols.kserve.schema import V2InferResponse
 from tests.conftest import inference_of, serving
+from tests.support import web
 
 
 def test_metadata_states_the_widths(client: httpx.Client) -> None:
@@ -115,7 +116,7 @@ def test_statistics_count_requests_sequences_and_micro_batches(notebook: Path) -
         serving(
             inference_of(notebook.parent.parent, worker_threads=1, invariance_check_share=0)
         ) as url,
-        httpx.Client(base_url=url) as client,
+        web.client(base_url=url) as client,
     ):
         before = client.get("/v2/models/notebook/stats").json()["model_stats"][0]
         assert (before["last_inference"], before["inference_count"], before["execution_count"]) == (
@@ -196,7 +197,7 @@ def test_models_are_counted_apart(client: httpx.Client) -> None:
 def admin(bundles: Path) -> Iterator[httpx.Client]:
     with (
         serving(inference_of(bundles, admin=True)) as url,
-        httpx.Client(base_url=url, timeout=60) as client,
+        web.client(base_url=url, timeout=60) as client,
     ):
         yield client
 

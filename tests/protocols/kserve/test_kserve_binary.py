@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import inference_of, serving
+from tests.support import web
 
 LENGTH = "inference-header-content-length"
 IDS = np.array([[1, 3, 4, 0, 0], [0, 5, 0, 2, 1]])
@@ -282,7 +283,7 @@ def test_a_bomb_is_rejected_and_memory_stays_flat(notebook: Path) -> None:
     }
     with (
         serving(inference_of(notebook.parent.parent, max_body_bytes=LIMIT)) as url,
-        httpx.Client(base_url=url) as client,
+        web.client(base_url=url) as client,
     ):
         post(client, good())
         tracemalloc.start()

@@ -1,0 +1,30 @@
+"""httpx for tests on busy machines.
+
+httpx waits 5 s where a test names no time. It also keeps an idle connection for 5 s, as the server
+does: a request that is sent in the moment in which the server closes it would be lost.
+"""
+
+from typing import Any
+
+import httpx
+
+from tests.support.waiting import PATIENCE_S
+
+IDLE_S = 2.0
+
+
+def client(**named: Any) -> httpx.Client:
+    limits = httpx.Limits(keepalive_expiry=IDLE_S)
+    return httpx.Client(**{"timeout": PATIENCE_S, "limits": limits, **named})
+
+
+def get(url: str, **named: Any) -> httpx.Response:
+    return httpx.get(url, **{"timeout": PATIENCE_S, **named})
+
+
+def post(url: str, **named: Any) -> httpx.Response:
+    return httpx.post(url, **{"timeout": PATIENCE_S, **named})
+
+
+def options(url: str, **named: Any) -> httpx.Response:
+    return httpx.options(url, **{"timeout": PATIENCE_S, **named})
