@@ -209,3 +209,25 @@ def test_embeddings_are_made_in_many_ways(name: str) -> None:
     expected = {"embedding_scale": 1.0, "embedding_norm": False, **fields}
     assert {field: getattr(config, field) for field in expected} == expected
     assert difference(found, module) < LIMIT
+
+
+class Reversed(nn.Module):
+    """A norm that reads beta before gamma: only drawn weights tell which is which."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = made("nn.MultiheadAttention in own layers")
+        self.gamma, self.beta = nn.Parameter(torch.ones(D)), nn.Parameter(torch.zeros(D))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = placed(self, ids)
+        centred = x - x.mean(-1, keepdim=True)
+        rate = (centred.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+        return self.own.block(torch.addcmul(self.beta, centred * rate, self.gamma))
+
+
+def test_gamma_and_beta_are_told_apart() -> None:
+    module = Reversed()
+    found = recognized(module, None, None)
+    assert torch.equal(found.model.embedding_norm.gamma, module.gamma)
+    assert difference(found, module) < LIMIT
