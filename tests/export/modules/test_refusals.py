@@ -1,0 +1,188 @@
+"""What no transformer of ours has is refused, with the reason, and where it runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from addnorm.export import ExportError, export_bundle
+from addnorm.export.modules.operators.parts import Unrecognized
+from addnorm.export.modules.recognize import recognized
+from tests.support.people import Classifier, NanoGPT
+from tests.support.people.encoders import D, H, OwnLayers, T, V
+from tests.support.people.strangers import IMPOSSIBLE
+
+pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+
+
+class Windowed(nn.Module):
+    """Tokens see 60 others at most, which short sequences do not show; weights by einsum."""
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window = window
+        self.tokens, self.places = nn.Embedding(V, D), nn.Embedding(100, D)
+        self.square = nn.ParameterList([nn.Parameter(torch.randn(D, D) * 0.2) for _ in range(4)])
+        self.up, self.down = nn.Linear(D, 48), nn.Linear(48, D)
+        self.norms = nn.ModuleList([nn.LayerNorm(D) for _ in range(2)])
+
+    def forward(self, ids: Tensor) -> Tensor:
+        places = torch.arange(ids.shape[1])
+        x = self.tokens(ids) + self.places(places)
+        q, k, v = (
+            torch.einsum("bsd,de->bse", x, w).unflatten(-1, (H, -1)).transpose(1, 2)
+            for w in self.square[:3]
+        )
+        far = (places[:, None] - places[None]).abs() > self.window
+        context = F.scaled_dot_product_attention(q, k, v, attn_mask=~far)
+        attended = torch.einsum("bsd,de->bse", context.transpose(1, 2).flatten(2), self.square[3])
+        x = self.norms[0](x + attended)
+        return self.norms[1](x + self.down(F.gelu(self.up(x))))
+
+
+def test_long_sequences_are_compared_too() -> None:
+    torch.manual_seed(0)
+    assert recognized(Windowed(100), None, None).model.config.max_positions == 100
+    message = "each part agrees, and the whole does not: of 100 tokens, activations differ by"
+    with pytest.raises(Unrecognized, match=message):
+        recognized(Windowed(60), None, None)
+
+
+class Changed(OwnLayers):
+    """Something in the block that no transformer has."""
+
+    def __init__(self, change: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.change = change
+
+    def forward(self, x: Tensor) -> Tensor:
+        block, x = self.block, self.token_emb(x) + self.pos_emb(torch.arange(x.shape[1]))
+        return self.change(block, x)
+
+
+def rotary(block: Any, x: Tensor) -> Tensor:
+    q = x @ block.ffn[0].weight
+    turn = torch.arange(x.shape[1])[:, None] * torch.linspace(0.1, 1, D)
+    q = q * turn.cos() + q.roll(D // 2, -1) * turn.sin()
+    a = (q @ q.mT).softmax(-1) @ (x @ block.ffn[2].weight)
+    return block.layernorm2(block.ffn(y := block.layernorm1(x + block.att.out_proj(a))) + y)
+
+
+def gated(block: Any, x: Tensor) -> Tensor:
+    x = block.layernorm1(x + block.att(x, x, x)[0])
+    return block.layernorm2(x + block.ffn[2](F.silu(block.ffn[0](x)) * block.ffn[2](x)))
+
+
+def parallel(block: Any, x: Tensor) -> Tensor:
+    y = block.layernorm1(x)
+    return x + block.att(y, y, y)[0] + block.ffn(y)
+
+
+def rms(block: Any, x: Tensor) -> Tensor:
+    x = block.layernorm1(x + block.att(x, x, x)[0])
+    y = x + block.ffn(x)
+    return y * (y.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * block.layernorm2.weight
+
+
+def biased_by_distance(block: Any, x: Tensor) -> Tensor:
+    places = torch.arange(x.shape[1])
+    bias = -(places[:, None] - places[None]).abs().float()
+    x = block.layernorm1(x + block.att(x, x, x, attn_mask=bias)[0])
+    return block.layernorm2(x + block.ffn(x))
+
+
+def other_activation(block: Any, x: Tensor) -> Tensor:
+    x = block.layernorm1(x + block.att(x, x, x)[0])
+    return block.layernorm2(x + block.ffn[2](F.leaky_relu(block.ffn[0](x))))
+
+
+def crossed(block: Any, x: Tensor) -> Tensor:
+    x = block.layernorm1(x + block.att(x, block.ffn(x), block.ffn(x))[0])
+    return block.layernorm2(x + block.ffn(x))
+
+
+def written(block: Any, x: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    y[:, 1:] = x[:, 1:]
+    return block(y)
+
+
+CHANGES: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
+    "rotary": (rotary, "queries are changed on their way, as by rotary positions"),
+    "gated": (gated, "two streams are multiplied, as in a gated feed-forward"),
+    "parallel": (parallel, "norm: "),
+    "RMSNorm": (rms, "norm: nothing tried agrees; smallest differences: "),
+    "distances": (biased_by_distance, "attention: nothing tried agrees; smallest differences: "),
+    "leaky": (other_activation, r"activation: nothing tried agrees; smallest.*: relu 0\.0"),
+    "crossed": (crossed, "queries, keys and values are made of different rows"),
+    "batch norm": (
+        lambda block, x: block(nn.BatchNorm1d(D).eval()(x.mT).mT), "a batch normalization is no",
+    ),
+    "log_softmax": (
+        lambda block, x: block(x).log_softmax(-1), "_log_softmax comes after the last layer",
+    ),
+    "sigmoid": (lambda block, x: block(x).sigmoid(), "sigmoid comes after the last layer"),
+    "in place": (
+        written, "a part of a tensor is written in place, which cannot be followed",
+    ),
+    "random": (lambda block, x: block(F.dropout(x, 0.5)), "gives two answers to one sequence"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_no_transformer_has_is_refused_with_the_reason(name: str) -> None:
+    change, message = CHANGES[name]
+    torch.manual_seed(0)
+    with pytest.raises(Unrecognized, match=message):
+        recognized(Changed(change), None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("convolution", r"a convolution mixes tokens outside of attention, in filter \(Conv1d\)"),
+        ("across tokens", "norm: a token's row depends on others' rows, so tokens are mixed"),
+    ],
+)
+def test_what_mixes_tokens_is_refused(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(ExportError, match=rf"{message}.* Ways on: reference=lambda ids"):
+        export_bundle(IMPOSSIBLE[name](), tmp_path, "own")
+    assert not list(tmp_path.iterdir())
+
+
+def test_blocks_that_differ_are_refused() -> None:
+    module = NanoGPT()
+    module.transformer.h[1].ln_1 = nn.LayerNorm(D, eps=1e-6)
+    with pytest.raises(Unrecognized, match="blocks and norms differ in norm"):
+        recognized(module, None, None)
+    module = NanoGPT()
+    module.transformer.h[1].mlp["act"] = nn.ReLU()
+    with pytest.raises(Unrecognized, match="blocks and norms differ in activation"):
+        recognized(module, None, None)
+
+
+def test_inputs_that_are_no_ids_are_refused() -> None:
+    module = Classifier()
+    with pytest.raises(Unrecognized, match="no table is read at the token ids: inputs that are"):
+        recognized(
+            module, lambda ids: module.encoder(ids[..., None].float().expand(-1, -1, D)), None
+        )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("activation", "relu"), ("n_heads", 2), ("causal", False), ("block", "post"), ("eps", 1e-4),
+        ("norm", "std"), ("norm_bias", True), ("final_norm", False), ("embedding_scale", 2.0),
+        ("max_positions", T + 1), ("attention_bias", True), ("d_ff", 64), ("n_layers", 1),
+    ],
+)  # fmt: skip
+def test_a_config_that_contradicts_the_module_is_refused(
+    tmp_path: Path, field: str, value: Any
+) -> None:
+    with pytest.raises(ExportError, match=f"config is not the module's: {field} is "):
+        export_bundle(NanoGPT(), tmp_path, "own", config={field: value})
