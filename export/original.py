@@ -134,7 +134,8 @@ class Original:
 
 
 def tensor_of(answer: Any, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Of a tensor, a tuple, or an output of transformers. OriginalError if there is none."""
+    """The tensor of an answer, which is a tensor, a tuple, or an output of transformers.
+    OriginalError if there is none."""
     if isinstance(answer, Mapping) or hasattr(answer, "keys"):
         answer = next((answer[name] for name in FIELDS if name in answer), None)
     elif isinstance(answer, tuple | list) and answer:

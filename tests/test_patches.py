@@ -22,6 +22,8 @@ REMAINING = {  # file -> how many, why
     "export/test_export.py": (3, ERRS),
     "export/test_large_models.py": (1, "protobuf's limit of 2 GiB"),
     "export/test_on_cuda.py": (9, "a GPU that is not there, and " + ERRS),
+    "export/modules/test_examples.py": (1, "the words of a command line"),
+    "export/modules/test_from_code.py": (1, "the current folder, from which code is imported"),
     "model/test_model.py": (1, "the block of queries, fixed in what is exported"),
     "models/test_repository.py": (1, "the system's listing of a folder, which root may read"),
     "protocols/codec/test_large.py": (2, "how large the steps within one body are"),

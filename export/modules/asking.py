@@ -104,7 +104,7 @@ def drawn_anew(
 
 
 def _drawn(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Of a matrix such that it keeps the size of rows; of a vector around 0.7."""
+    """New numbers: a matrix's keep the size of rows, a vector's are around 0.7."""
     drawn = torch.randn(shape, generator=generator)
     if len(shape) < 2:
         return drawn.mul_(0.3).add_(0.7)

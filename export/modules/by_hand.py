@@ -117,7 +117,7 @@ def _is_computed(name: str, model: Transformer) -> bool:
 def _keys(
     name: str, named: Mapping[str, str | Sequence[str]], stored: Mapping[str, Tensor]
 ) -> tuple[str, ...] | None:
-    """Of one of our parameters."""
+    """Keys of the caller's weights for one of our parameters."""
     parts = name.split(".")
     number = parts[1] if parts[0] == "blocks" else ""
     pattern = ".".join(["blocks", "{}", *parts[2:]]) if number else name

@@ -82,7 +82,7 @@ def _of(ask: Asking, max_positions: int | None) -> Recognized:
 
 
 def _first(ask: Asking) -> Trace:
-    """Of the longest sequence of LENGTHS that the module takes."""
+    """The trace of the longest sequence of LENGTHS that the module takes."""
     for length in LENGTHS:
         try:
             return traced(ask, *as_inputs([1] * length, ask))

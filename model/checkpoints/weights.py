@@ -87,7 +87,7 @@ def _places(index: Path) -> dict[str, str]:
 
 
 def load(file: Path, nested: Sequence[str] = ()) -> Mapping[str, Tensor]:
-    """Of one file. nested: keys of a pickle's dict, one of which may hold the tensors.
+    """The tensors of one file. nested: keys of a pickle's dict, one of which may hold the tensors.
 
     CheckpointError if it is broken, or holds anything else.
     """

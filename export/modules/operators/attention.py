@@ -18,7 +18,7 @@ from addnorm.export.modules.operators.trial import decide, difference_of, drawn_
 
 
 class Indices(NamedTuple):
-    """Of each entry of a value: which entry of its sources it is; times factor."""
+    """Says of each entry of a value which entry of its sources it is; times factor."""
 
     entries: Tensor
     sources: tuple[Landmark, ...]
@@ -83,7 +83,7 @@ class Attention:
 
 
 class Head(NamedTuple):
-    """Of one product of probabilities and values: heads `[n, S, d/H]`."""
+    """One product of probabilities and values: heads `[n, S, d/H]`."""
 
     queries: Indices
     keys: Indices
@@ -205,7 +205,7 @@ def _into(heads: list[Head], gathered: Indices, length: int) -> Tensor:
 
 
 def _scales(n_heads: int, width: int) -> dict[str, float]:
-    """By name; of equal ones the first."""
+    """Scales by name; of equal ones the first."""
     known = {
         "1 / sqrt(d_head)": width**-0.5,
         "1 / sqrt(d_model)": (n_heads * width) ** -0.5,

@@ -55,7 +55,7 @@ class Landmark:
 
 @dataclass(eq=False)
 class Parts:
-    """Of one trace. origins: of each value with rows, the landmark that it is a function of."""
+    """The parts of one trace. origins: the landmark that each value with rows is a function of."""
 
     trace: Trace
     origins: dict[Value, Landmark] = field(default_factory=dict)

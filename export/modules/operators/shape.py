@@ -40,7 +40,7 @@ class Shape:
 
     @cached_property
     def width(self) -> int:
-        """Of the table of tokens."""
+        """The width of the table of tokens."""
         assert self.embedding.tokens
         return self.embedding.tokens.tensor.shape[1]
 

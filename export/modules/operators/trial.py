@@ -111,7 +111,7 @@ def _refuse_mixing(entry: Value, exit_: Value, rows: Tensor, found: Tensor) -> N
 
 
 def _normalized(rows: Tensor, steps: list[Step]) -> Iterator[tuple[float, str, Tensor]]:
-    """Of each eps and each kind of deviation."""
+    """Normalized rows for each eps and each kind of deviation."""
     stated = {x for step in steps for x in _numbers(step) if 0 < x < 0.1}
     centred = rows - rows.mean(-1, keepdim=True)
     variance = centred.square().mean(-1, keepdim=True)
@@ -184,7 +184,7 @@ def _affine(rows: Tensor, gamma: Value | None, beta: Value | None) -> Tensor:
 
 
 def _numbers(step: Step) -> list[float]:
-    """Those that the code states."""
+    """Numbers that the code states."""
     flat, _ = tree_flatten((step.arguments, step.options))
     return [float(x) for x in flat if isinstance(x, float)]
 

@@ -98,7 +98,7 @@ class Charlie(nn.Module):
 
 
 class Delta(nn.Module):
-    """In-place masks and sums, a list of layers run backwards, weight norm on one of them."""
+    """Masks and sums in place, a list of layers run backwards, weight norm on one of them."""
 
     def __init__(self):
         super().__init__()
