@@ -37,7 +37,7 @@ class Unrecognized(ValueError):
         super().__init__(f"{why}, in {place}" if place else why)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # they lead to each other
 class Landmark:
     """kind "linear": weight `[.., in, out]` is multiplied with rows `[.., in]` from the right;
     "shift": a constant of every token is added; "product": of two streams, as in attention."""
@@ -53,7 +53,7 @@ class Landmark:
         return self.value.tensor.shape[-1]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # they lead to each other
 class Parts:
     """The parts of one trace. origins: the landmark that each value with rows is a function of."""
 

@@ -25,7 +25,7 @@ class Enough(Exception):
     """All that was wanted of this forward is there."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # they lead to each other
 class Value:
     """A tensor that went through a forward.
 
@@ -46,7 +46,7 @@ class Value:
         return self.step.op if self.step else ""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # they lead to each other
 class Step:
     """An operator's call; `Value`s stand where its tensors stood."""
 
