@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
-from addnorm.service.errors import RequestTimeout, ServiceError
+from addnorm.service.errors import ServiceError
 from addnorm.service.models.usage import Statistics
 from addnorm.service.scheduling.deadline import Deadline
 
@@ -24,7 +24,7 @@ class RequestContext:
     envelope: Envelope | None = None  # of errors, where the path does not say which
     # what the connection found
     head_error: ServiceError | None = None  # what is wrong with the head
-    late: RequestTimeout | None = None  # the body takes too long to arrive
+    late: ServiceError | None = None  # the body took too long to arrive, or its place is needed
     # asked when the response begins: whether it is the connection's last one
     ends_connection: Callable[[], bool] | None = None
     # what decoding found

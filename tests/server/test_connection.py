@@ -673,6 +673,27 @@ def test_connections_that_ask_for_nothing_keep_nobody_out(serve: Serve) -> None:
             caller.close()
 
 
+def test_requests_that_one_key_does_not_end_keep_no_other_key_out(serve: Serve) -> None:
+    keys = SecretStr("greedy infer greedy-0123456789abcdef; other infer other-0123456789abcdef")
+    with serve(max_connections=20, body_timeout_s=600.0, api_keys=keys) as url:
+        half = [call(url) for _ in range(20)]
+        for caller in half:
+            caller.sendall(head(len(GOOD), "authorization: Bearer greedy-0123456789abcdef"))
+
+        def is_served() -> bool:
+            with closing(call(url)) as caller:
+                key = "authorization: Bearer other-0123456789abcdef"
+                caller.sendall(head(len(GOOD), key) + GOOD)
+                return status_of(caller) == 200
+
+        assert eventually(is_served)
+        status, body = answer_of(half[0])
+        assert (status, body["error"]["code"]) == (503, "too_many_connections")
+        assert "most are of the API key 'greedy'" in body["error"]["message"]
+        for caller in half:
+            caller.close()
+
+
 def held(client: httpx.Client, what: str) -> float:
     return samples(client.get("/metrics").text)["addnorm_pending_bytes", (("what", what),)]
 

@@ -26,6 +26,7 @@ from addnorm.service.server.http.flow_control import Flow
 from addnorm.service.server.http.head import too_large, wrong_head
 from addnorm.service.server.http.http_parser import Parser
 from addnorm.service.server.http.last_answer import LastAnswer, drawn_age, has_unread
+from addnorm.service.server.http.room import Room
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import attach_context
 
@@ -37,19 +38,15 @@ INVALID_HTTP = (
 READ_BYTES = 16 * 1024  # parsed at once; other connections wait meanwhile
 LONG_PIECE_S = 0.0005  # a plain body's 16 KiB take a twentieth of that
 ASK_AFTER_S = 0.05  # before a caller that sends no more is asked whether it is still there
-# From then on a connection that has asked for nothing makes room for a new one. Larger: idle ones
-# keep others out for longer. Smaller: callers far away lose connections that they just made.
-SILENT_S = 1.0
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Connection(HttpToolsProtocol):
     """The server calls `sweep` once a second: timers for each request would cost more."""
 
-    # of the server; see `protocol_factory`. Connections are in the order they came.
+    # of the server; see `protocol_factory`
     settings: ClassVar[Settings]
-    strangers: ClassVar[dict["Connection", None]]  # those that have sent no whole head yet
-    surplus: ClassVar[dict["Connection", None]]  # those over the limit
+    room: ClassVar[Room["Connection"]]
 
     def __init__(self, config: Config, *arguments: Any, **named: Any) -> None:
         super().__init__(config, *arguments, **named)
@@ -69,24 +66,29 @@ class Connection(HttpToolsProtocol):
         self._all_sent = self._since  # when there was last nothing to send
         if self.settings.connection_max_age_s:
             self.aged_at = self._since + drawn_age(self.settings.connection_max_age_s)
-        self.strangers[self] = None
-        if len(self.connections) > self.settings.max_connections and not self._end_silent():
-            self.surplus[self] = None
-        if len(self.connections) > 2 * self.settings.max_connections and self.surplus:
-            # the newest may be a probe, which is answered; this one has had time to ask
-            oldest = next(iter(self.surplus))
-            del self.surplus[oldest]
-            oldest.transport.abort()
+        self.room.enter(self)
 
-    def _end_silent(self) -> bool:
-        """Ends the oldest connection that has asked for nothing in SILENT_S, if there is one. So
-        idle connections, which need no key, keep nobody out."""
-        oldest = next(iter(self.strangers))
-        if self.loop.time() - oldest.made_at < SILENT_S:
-            return False
-        del self.strangers[oldest]
-        oldest.transport.abort()
-        return True
+    @property
+    def key(self) -> str:
+        """The API key of the request under way; empty without one."""
+        return attach_context(self.cycle.scope["state"]).key if self._is_answering() else ""
+
+    def waits_for_caller(self, now: float) -> float:
+        """Seconds that the rest of a body is awaited, or that a response is read."""
+        if self._in_body and self._since is not None:
+            return now - self._since
+        return now - self._all_sent if self.transport.get_write_buffer_size() else 0.0
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def end(self, error: ServiceError) -> None:
+        """Ends the request that waits for its caller: with the error, if it can still be told."""
+        if not self._in_body or self.cycle is None:
+            self.abort()
+            return
+        attach_context(self.scope["state"]).late = error
+        self.cycle.message_event.set()  # wakes the application, which waits for the body
 
     def data_received(self, data: bytes) -> None:
         if self._is_rejected:
@@ -100,8 +102,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self.surplus.pop(self, None)
-        self.strangers.pop(self, None)
+        self.room.leave(self)
         if self._is_answering():
             deadline = attach_context(self.cycle.scope["state"]).deadline
             if deadline:  # else the body has not been read: who reads it is told
@@ -129,7 +130,7 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # the head is parsed again, see Parser
         self._in_head, self._in_body, self._num_loose = False, True, 0
-        self.strangers.pop(self, None)
+        self.room.strangers.pop(self, None)
         if error := self._wrong():
             attach_context(self.scope["state"]).head_error = error
         if self.aged_at is not None:
@@ -209,7 +210,7 @@ class Connection(HttpToolsProtocol):
 
     def _wrong(self) -> ServiceError | None:
         """What is wrong with a whole head."""
-        if self in self.surplus:
+        if self in self.room.surplus:
             limit = self.settings.max_connections
             return TooManyConnections(
                 f"{limit} connections are open, the limit; retry in 1 s", retry_after_s=1
@@ -259,9 +260,7 @@ class Connection(HttpToolsProtocol):
         elif seconds > limit_s and self._in_head:
             self._reject(RequestTimeout(f"the head did not arrive within {limit_s:g} s"))
         elif seconds > limit_s and self.cycle is not None:
-            late = RequestTimeout(f"the body did not arrive within {limit_s:g} s")
-            attach_context(self.scope["state"]).late = late
-            self.cycle.message_event.set()  # wakes the application, which waits for the body
+            self.end(RequestTimeout(f"the body did not arrive within {limit_s:g} s"))
 
 
 class PieceReader(BufferedProtocol):
@@ -303,6 +302,7 @@ def protocol_factory(
     settings: Settings, connection: type[Connection] = Connection
 ) -> Callable[..., PieceReader]:
     """What uvicorn makes the connections of one server with."""
-    kind = type("Connection", (connection,), {"settings": settings, "strangers": {}, "surplus": {}})
+    own = {"settings": settings, "room": Room[Connection](settings.max_connections)}
+    kind = type("Connection", (connection,), own)
     buffer = bytearray(READ_BYTES)
     return lambda **named: PieceReader(kind(**named), buffer)
