@@ -65,7 +65,11 @@ class RequestMiddleware:
                     added.append((b"connection", b"close"))
                     self._reporter.connection_aged()
                 message["headers"] = [*message["headers"], *added]
-            await send(message)
+            try:
+                await send(message)
+            except RuntimeError:  # uvloop's, of a connection that was lost this moment
+                if not (context.is_closing and context.is_closing()):
+                    raise
             if context.first_byte_s is None and message["type"] == "http.response.body":
                 context.first_byte_s = time.monotonic() - context.started
 

@@ -27,6 +27,7 @@ class RequestContext:
     late: ServiceError | None = None  # the body took too long to arrive, or its place is needed
     # asked when the response begins: whether it is the connection's last one
     ends_connection: Callable[[], bool] | None = None
+    is_closing: Callable[[], bool] | None = None  # whether the connection is lost, or soon is
     # what decoding found
     model: str = ""
     statistics: Statistics | None = None  # of the model's version

@@ -712,6 +712,20 @@ def not_reading(url: str) -> Iterator[socket.socket]:
         yield caller
 
 
+def test_a_caller_that_resets_before_its_next_answer_costs_no_traceback(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serve() as url:
+        for _ in range(3):
+            with closing(call(url)) as caller:
+                caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                caller.sendall((head(len(LARGE)) + LARGE) * 3)
+                caller.recv(65536)
+        with web.client(base_url=url) as client:
+            assert eventually_free(client, "responses")
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_an_answer_that_nobody_takes_counts_until_it_is_dropped(serve: Serve) -> None:
     swept = threading.Event()
 

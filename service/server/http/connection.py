@@ -131,10 +131,10 @@ class Connection(HttpToolsProtocol):
             return  # the head is parsed again, see Parser
         self._in_head, self._in_body, self._num_loose = False, True, 0
         self.room.strangers.pop(self, None)
-        if error := self._wrong():
-            attach_context(self.scope["state"]).head_error = error
+        context = attach_context(self.scope["state"])
+        context.head_error, context.is_closing = self._wrong(), self.transport.is_closing
         if self.aged_at is not None:
-            attach_context(self.scope["state"]).ends_connection = self._ends_by_age
+            context.ends_connection = self._ends_by_age
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
