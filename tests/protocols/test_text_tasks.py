@@ -15,6 +15,9 @@ TEXT, OTHER = "the padding costs nothing", "pads are dropped, the same text"
 MASKED = "the [MASK] costs [MASK]."
 
 
+ENDLESS = "a" * 100_000  # one word, whose tokens cannot be known from a part
+
+
 def native(client: httpx.Client, path: str, **body: Any) -> Any:
     answer = client.post(path, json=body)
     assert answer.status_code == 200, answer.text
@@ -215,3 +218,40 @@ def test_what_is_cut_stays_the_task_it_was(task_client: httpx.Client) -> None:
     assert task_client.post("/hf/embedder", json={"inputs": two}).status_code == 400
     alike = task_client.post("/hf/embedder", json={"inputs": two, "truncate": True}).json()
     assert alike == [pytest.approx(1)]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        ("/v1/rerank", {"query": ENDLESS, "documents": ["x"]}, "query"),
+        ("/v1/rerank", {"query": "x", "documents": ["x", ENDLESS]}, "documents[1]"),
+        (
+            "/rerank",
+            {"query": ENDLESS, "texts": ["x"], "truncate": False},
+            "query with texts[0]",
+        ),
+        (
+            "/v1/zero-shot",
+            {"texts": ["x", "y"], "candidate_labels": ["a", "b " * 499], "model": "classifier"},
+            "texts[0] with candidate_labels[1] in hypothesis_template",
+        ),
+        (
+            "/similarity",
+            {"inputs": {"source_sentence": ENDLESS, "sentences": ["x"]}},
+            "inputs.source_sentence",
+        ),
+        (
+            "/similarity",
+            {"inputs": {"source_sentence": "x", "sentences": ["x", ENDLESS]}},
+            "inputs.sentences[1]",
+        ),
+    ],
+)
+def test_what_is_too_long_is_named_as_the_caller_calls_it(
+    task_client: httpx.Client, path: str, body: dict[str, Any], place: str
+) -> None:
+    answer = task_client.post(path, json=body)
+    assert answer.status_code == 400, answer.text
+    said = answer.json()
+    message = said.get("message") or said.get("error")
+    assert (message if isinstance(message, str) else message["message"]).startswith(f"{place} has ")

@@ -78,7 +78,7 @@ def test_a_pair_whose_other_text_leaves_no_room_is_named_by_its_index(
     with pytest.raises(CannotCut) as raised:
         mine.tokens(["a", ("a", "b"), "a " * 20, ("a", "b"), ("a " * 20, "b")], truncate=True)
     assert raised.value.index == 4
-    assert raised.value.reason.startswith(" is cut in its second text only, and the first leaves")
+    assert raised.value.reason.startswith("is cut in its second text only, and the first leaves")
     assert json.loads((tmp_path / "tokenizer.json").read_text())["truncation"]
 
 

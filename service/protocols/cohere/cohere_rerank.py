@@ -18,6 +18,7 @@ from addnorm.service.protocols.codec.openapi import errors
 from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, JsonEndpoint
+from addnorm.service.protocols.texts.places import query_with
 from addnorm.service.protocols.texts.text_tasks import TextTask, score_pairs
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.manifest import Precision
@@ -108,7 +109,9 @@ async def rerank(asked: RerankRequest, call: Call, tools: Tools) -> Decoded:
         )
     documents = [text if isinstance(text, str) else text.text for text in asked.documents]
     pairs = [(asked.query, document) for document in documents]
-    texts = TextsToTokenize("documents", pairs, truncate=True, model=model)
+    texts = TextsToTokenize(
+        "documents", pairs, truncate=True, model=model, named=query_with("documents")
+    )
     function: Function = "none" if asked.raw_scores else "sigmoid"
     sent_back = call.num_bytes if asked.return_documents else 0
     task = await score_pairs(call, tools, texts, function, asked.precision, sent_back)

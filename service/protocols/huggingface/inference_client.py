@@ -27,6 +27,7 @@ from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, JsonEndpoint
 from addnorm.service.protocols.protocol import Parts
 from addnorm.service.protocols.texts import text_tasks
+from addnorm.service.protocols.texts.places import source_or_sentence
 from addnorm.service.protocols.texts.task_options import (
     ClassifyOptions,
     FillMaskOptions,
@@ -186,6 +187,7 @@ async def _similarity(
         raise InvalidInput("inputs.sentences is empty: send at least one text", param="inputs")
     sentences = [asked.inputs.source_sentence, *asked.inputs.sentences]
     texts = TextsToTokenize.prompted("inputs", sentences, bool(asked.truncate), model, prompt_name)
+    texts = texts._replace(named=source_or_sentence)
     batch, padding = await tools.texts.tokenize(texts, call.deadline)
     request = InferenceRequest(model, batch, padding, (Pooled(normalize=True),), field="inputs")
     return request, _encode_similarity

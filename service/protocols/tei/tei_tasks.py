@@ -27,6 +27,7 @@ from addnorm.service.protocols.tei.tei_schema import (
     TeiSimilarityRequest,
     TeiSparseValue,
 )
+from addnorm.service.protocols.texts.places import query_with, source_or_sentence
 from addnorm.service.protocols.texts.sequences import OTHER_VOCABULARY, SequencesToRead
 from addnorm.service.protocols.texts.task_options import ClassifyOptions
 from addnorm.service.protocols.texts.text_tasks import TextTask, classify, score_pairs
@@ -77,20 +78,19 @@ async def similarity(asked: TeiSimilarityRequest, call: Call, tools: Tools) -> D
     if not sentences:
         raise EmptyInput("inputs.sentences is empty: send at least one text", param=FIELD)
     model = call.model(tools.models, None, "embed")
-    # the source last, so that an error's index is the sentence's
     texts = TextsToTokenize.prompted(
-        "inputs.sentences",
-        [*sentences, asked.inputs.source_sentence],
+        FIELD,
+        [asked.inputs.source_sentence, *sentences],
         options.cuts,
         model,
         options.prompt_name,
-    )._replace(left=options.left)
+    )._replace(left=options.left, named=source_or_sentence)
     batch, padding = await tools.texts.tokenize(texts, call.deadline)
     request = InferenceRequest(model, batch, padding, (Pooled(normalize=True),), field=FIELD)
 
     def shape(response: InferenceResponse) -> Any:
         vectors = response.value(Pooled).joined
-        return cosines(vectors[-1], vectors[:-1])
+        return cosines(vectors[0], vectors[1:])
 
     return request, partial(_encode, shape, _num_characters(texts))
 
@@ -111,7 +111,9 @@ async def predict(asked: TeiPredictRequest, call: Call, tools: Tools) -> Decoded
 async def rerank(asked: TeiRerankRequest, call: Call, tools: Tools) -> Decoded:
     model = call.model(tools.models, None, "rerank")
     pairs = [(asked.query, text) for text in asked.texts]
-    texts = TextsToTokenize("texts", pairs, asked.cuts, model, left=asked.left)
+    texts = TextsToTokenize(
+        "texts", pairs, asked.cuts, model, left=asked.left, named=query_with("texts")
+    )
     function: Function = "none" if asked.raw_scores else "sigmoid"
     sent_back = call.num_bytes if asked.return_text else 0
     task = await score_pairs(call, tools, texts, function, answer_bytes=sent_back)

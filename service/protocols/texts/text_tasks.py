@@ -11,6 +11,7 @@ from addnorm.service.inference.outputs import Logits, LogitsAt
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.texts.places import text_with_label
 from addnorm.service.protocols.texts.sizes import check_size, json_bytes
 from addnorm.service.protocols.texts.task_options import (
     DEFAULT_CANDIDATES,
@@ -117,7 +118,9 @@ async def zero_shot(
     hypotheses = list(classification.hypotheses(candidates, options.hypothesis_template))
     whole = map(str, texts.whole(texts.texts))
     pairs = [(text, hypothesis) for text in whole for hypothesis in hypotheses]
-    batch, padding = await tools.texts.tokenize(texts._replace(texts=pairs), call.deadline)
+    named = text_with_label(texts.field, len(candidates))
+    made = texts._replace(texts=pairs, named=named)
+    batch, padding = await tools.texts.tokenize(made, call.deadline)
 
     def finish(response: InferenceResponse) -> Iterator[Any]:
         logits = response.value(Logits).joined

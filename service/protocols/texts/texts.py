@@ -16,6 +16,7 @@ from tokenizers import Encoding
 
 from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.models.registry import Model
+from addnorm.service.protocols.texts.places import Place, in_list
 from addnorm.service.protocols.texts.sizes import check_pairs, check_size
 from addnorm.service.protocols.texts.text_steps import batched, decoded_ids, portions, with_batch
 from addnorm.service.runtime.batch import Batch, Padding
@@ -66,6 +67,11 @@ class TextsToTokenize(NamedTuple):
     left: bool = False  # whether they are cut at their beginnings
     input_type: InputType | None = None
     prompt: str = ""  # of single texts: pairs have none
+    named: Place | None = None  # where others are made of the caller's texts
+
+    def place(self, index: int, part: int | None = None) -> str:
+        """What the caller calls a text. part: which of its pair."""
+        return (self.named or in_list(self.field))(index, part)
 
     def whole(self, texts: Sequence[Text]) -> Sequence[Text]:
         """Some of the texts, with their prompt."""
@@ -154,7 +160,7 @@ class TextReader:
                 raise _too_long(asked, index, len(made), "tokens", limit)
             if not len(made):
                 raise InvalidInput(
-                    f"{asked.field}[{index}] has no tokens: send a text that is not empty",
+                    f"{asked.place(index)} has no tokens: send a text that is not empty",
                     param=asked.field,
                 )
 
@@ -273,8 +279,8 @@ def _in_steps(
         try:
             made = work(asked.whole(portion))
         except CannotCut as error:
-            place = f"{asked.field}[{len(done) + error.index}]"
-            raise InvalidInput(f"{place}{error.reason}: shorten it", param=asked.field) from None
+            place = asked.place(len(done) + error.index, error.part)
+            raise InvalidInput(f"{place} {error.reason}: shorten it", param=asked.field) from None
         for index, one in enumerate(made, len(done)):
             check(index, one)
         done += made
@@ -292,7 +298,7 @@ def _too_long(asked: TextsToTokenize, index: int, size: int, unit: str, limit: i
     remedy = 'shorten it, or send "truncate": true' if asked.can_cut else "shorten it"
     of_type = f" of a {asked.input_type}" if asked.input_type else ""
     return InvalidInput(
-        f"{asked.field}[{index}] has {size} {unit}, {size - limit} more than"
+        f"{asked.place(index)} has {size} {unit}, {size - limit} more than"
         f" {asked.model.bundle.ref} takes{of_type} ({limit}): {remedy}",
         param=asked.field,
     )

@@ -51,9 +51,10 @@ class Tokens:
 class CannotCut(Exception):
     """A text cannot be cut as the library cuts it: `reason` follows its place."""
 
-    def __init__(self, index: int, reason: str) -> None:
+    def __init__(self, index: int, reason: str, part: int | None = None) -> None:
+        """index: of the text among those given. part: which text of the pair; None: all of it."""
         super().__init__(index, reason)
-        self.index, self.reason = index, reason  # index: of the text among those given
+        self.index, self.reason, self.part = index, reason, part
 
 
 class Tokenizer:
@@ -161,7 +162,7 @@ class Tokenizer:
         tokens from the first on."""
         if (num := num_characters(text)) > self.max_characters:
             reason = f"has {num} characters: only {self.max_characters} are read to cut on the left"
-            raise CannotCut(index, f" {reason}")
+            raise CannotCut(index, reason)
         if not isinstance(text, str) and self.num_special_of_pair > self.max_text_tokens:
             raise self._no_room_for_pairs(index)
         return text
@@ -188,13 +189,13 @@ class Tokenizer:
             if self._pair_strategy == "only_second":
                 which, other = other, which
             reason = f"is cut in its {which} text only, and the {other} leaves no room for it"
-            raise CannotCut(index, f" {reason}") from error
+            raise CannotCut(index, reason) from error
 
     def _readable(self, index: int, text: Text) -> Text:
         """Enough of a text, or of a pair, to cut it to the same tokens as the whole. Bounds the
         work."""
         if isinstance(text, str):
-            return self._beginning(index, text, self.max_text_tokens - self.num_special, "")
+            return self._beginning(index, text, self.max_text_tokens - self.num_special)
         if self.num_special_of_pair > self.max_text_tokens:
             raise self._no_room_for_pairs(index)
         first, second = map(len, text)
@@ -203,25 +204,25 @@ class Tokenizer:
         if min(first, second) > self.max_characters:
             # both would have to be read to the end, to know which has more tokens
             reason = f"is a pair of texts of more than {self.max_characters} characters each"
-            raise CannotCut(index, f" {reason}")
+            raise CannotCut(index, reason)
         return self._readable_pair(index, text, int(second > first))
 
     def _no_room_for_pairs(self, index: int) -> CannotCut:
         reason = f"has {self.num_special_of_pair} special tokens, the limit is"
-        return CannotCut(index, f" {reason} {self.max_text_tokens}")
+        return CannotCut(index, f"{reason} {self.max_text_tokens}")
 
     def _readable_pair(self, index: int, pair: Pair, longer: int) -> Pair:
         """longer: which of its texts has more than max_characters, 0 or 1."""
         other = self._whole.encode_batch([pair[1 - longer]], add_special_tokens=False)[0]
         # as many as are ever kept, and more than the other has: where both are cut depends on that
         num_needed = max(self.max_text_tokens, len(other) + 1)
-        beginning = self._beginning(index, pair[longer], num_needed, f"[{longer}]")
+        beginning = self._beginning(index, pair[longer], num_needed, longer)
         return (pair[0], beginning) if longer else (beginning, pair[1])
 
-    def _beginning(self, index: int, text: str, num_needed: int, place: str) -> str:
+    def _beginning(self, index: int, text: str, num_needed: int, part: int | None = None) -> str:
         """A beginning of the text with so many tokens that nothing behind it changes.
 
-        place: of the text in its pair.
+        part: which text of a pair it is.
         """
         for size in (LIKELY_CHARACTERS * self.max_text_tokens, self.max_characters):
             if len(text) <= size:
@@ -230,8 +231,9 @@ class Tokenizer:
                 return text[:size]
         raise CannotCut(
             index,
-            f"{place} has {len(text)} characters, and its first {self.max_characters} do not hold"
+            f"has {len(text)} characters, and its first {self.max_characters} do not hold"
             f" the tokens needed to cut it to {self.max_text_tokens}",
+            part,
         )
 
     def _num_settled(self, beginning: str) -> int:
