@@ -170,7 +170,7 @@ class Settings(BaseModel):
         32_768,
         ge=1024,
         description=(
-            "Bytes of a request's head, and of what frames its body. "
+            "Bytes of a request's head, and of what frames its body between two pieces of it. "
             "Raise for a proxy's long heads."
         ),
     )
