@@ -18,12 +18,14 @@ from tests.support import web
 from tests.support.scheduling import Queue, echo, of_lengths, submit
 
 GOOD = {"model": "notebook", "input": [1, 3]}
+MAX_BODY_BYTES = 4096
 
 
 @pytest.fixture(scope="module")
 def service(notebook: Path) -> Service:
-    """Its default settings limit the body."""
-    return inference_of(notebook.parent.parent)
+    """One that takes small bodies only: of a large one that is rejected the rest would be sent to a
+    closed connection."""
+    return inference_of(notebook.parent.parent, max_body_bytes=MAX_BODY_BYTES)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ def sent(client: httpx.Client, service: Service) -> dict[str, set[str]]:
         {"content": b"{", "headers": {"content-type": JSON}},
         {"json": {**GOOD, "model": "other"}},
         {"json": GOOD, "headers": {"accept": "text/html"}},
-        {"content": bytes(2**24 + 1), "headers": {"content-type": JSON}},
+        {"content": bytes(MAX_BODY_BYTES + 1), "headers": {"content-type": JSON}},
         {"content": b"text", "headers": {"content-type": "text/plain"}},
     ]
     errors = [client.post("/v1/embeddings", **one).json()["error"]["message"] for one in asked]
