@@ -16,14 +16,8 @@ from addnorm.export.certificate.on_cuda import measured
 from addnorm.export.certificate.parity import certify
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.graphs import model_file
-from addnorm.export.graphs.graph import (
-    OPSET,
-    UnfitError,
-    check_fit,
-    export_body,
-    export_head,
-    export_lens,
-)
+from addnorm.export.graphs.all_graphs import Graphs
+from addnorm.export.graphs.graph import OPSET, UnfitError, check_fit
 from addnorm.export.graphs.half_precision import HalfPrecisionError, to_half
 from addnorm.export.graphs.quantize import QuantizationError, measure, needs, quantize
 from addnorm.export.modules import from_code
@@ -182,27 +176,27 @@ def _vector_ranges(source: Source) -> list[list[float]] | None:
 
 def _write_graphs(model: Transformer, folder: Path, plan: Plan, limits: Limits) -> None:
     """The body in each precision, the lens, and the heads. fp16 and int8 are made from fp32."""
-    say("exporting the body with PyTorch")
-    body = export_body(model)
+    say("exporting the graphs with PyTorch")
+    graphs = Graphs.of(model, plan.lens)
     if "fp32" in plan.precisions:
         say(f"writing {GRAPHS['fp32']}")
-        model_file.save(body, folder / GRAPHS["fp32"], shared=plan.lens)
-    if plan.lens:
+        model_file.save(graphs.body, folder / GRAPHS["fp32"], shared=plan.lens)
+    if graphs.lens:
         say(f"writing {bundles.LENS}")
-        model_file.save_beside(export_lens(model), folder / bundles.LENS, folder / GRAPHS["fp32"])
+        model_file.save_beside(graphs.lens, folder / bundles.LENS, folder / GRAPHS["fp32"])
     if "fp16" in plan.precisions:
         say(f"writing {GRAPHS['fp16']}")
-        model_file.save(to_half(body), folder / GRAPHS["fp16"])
+        model_file.save(to_half(graphs.plain), folder / GRAPHS["fp16"])
     if "int8" in plan.precisions:
         say(f"writing {GRAPHS['int8']}")
-        ranges = measure(body, limits)
-        model_file.save(quantize(body, ranges), folder / GRAPHS["int8"])
+        ranges = measure(graphs.body, limits)
+        model_file.save(quantize(graphs.body, ranges), folder / GRAPHS["int8"])
         # not save_file, which lets no other user read what it writes
         (folder / RANGES).write_bytes(save(ranges))
-    for output, head in model.named_heads():
+    for output, head in graphs.heads.items():
         file = bundles.head_file(output)
         say(f"writing {file}")
-        model_file.save(export_head(head, output, model.config.d_model), folder / file)
+        model_file.save(head, folder / file)
 
 
 def verify(
