@@ -65,8 +65,8 @@ def test_what_is_absent_is_said_with_the_command_that_brings_it(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "there").touch()
-    said = needs.in_words(["there", "a/b", "haproxy"], tmp_path, found=lambda _: False)
-    assert said == "run `make a/b`; haproxy is not installed: `apt-get install haproxy`"
+    said = needs.in_words(["there", "a/b", "chromedriver"], tmp_path, found=lambda _: False)
+    assert said == "run `make a/b`; chromedriver is not installed: `make browser`"
     assert needs.in_words(["there"], tmp_path) == ""
 
 
