@@ -26,7 +26,7 @@ from addnorm.model.transformer import Transformer
 from addnorm.service.inference.outputs import OutputKind
 from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.inference.request_path import Call
-from addnorm.service.models.loading import PADDINGS
+from addnorm.service.loading.loader import PADDINGS
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.protocols.codec.validation import fit
 from addnorm.service.protocols.endpoint import Decoded

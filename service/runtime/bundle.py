@@ -31,7 +31,7 @@ from pydantic import ValidationError
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime import files, signature
 from addnorm.service.runtime.files import TooLarge
-from addnorm.service.runtime.manifest import FORMAT, KnownAnswers, Manifest, Task
+from addnorm.service.runtime.manifest import FORMAT, Certified, Manifest, Task
 from addnorm.service.runtime.signature import SIGNATURE
 
 MANIFEST, CERTIFICATE = "manifest.json", "certificate.json"
@@ -59,7 +59,8 @@ class Bundle:
     @property
     def created_s(self) -> float:
         """Unix time of the export."""
-        return datetime.fromisoformat(self.manifest.created).timestamp()
+        created = (self.certificate or {}).get("created") or self.manifest.created
+        return datetime.fromisoformat(created).timestamp()
 
     @property
     def has_lens(self) -> bool:
@@ -170,7 +171,7 @@ def _read_certificate(bundle: Bundle) -> tuple[dict[str, Any], str]:
     if certificate.get("passed") is not True:
         raise _refused(path, f"{CERTIFICATE} records a failed check", "export")
     try:
-        known = KnownAnswers.model_validate(certificate)
+        known = Certified.model_validate(certificate)
     except ValidationError as error:
         raise _refused(path, f"{CERTIFICATE} is broken: {_first(error)}", "verify") from None
     if what := known.misfit(bundle.manifest):
@@ -232,7 +233,8 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> Bundle:
         if file.name not in (MANIFEST, CERTIFICATE, SIGNATURE)
     }
     complete = Manifest(format=FORMAT, files=described, **manifest)
-    (path / MANIFEST).write_text(complete.model_dump_json(indent=2) + "\n")
+    written = complete.model_dump_json(indent=2, exclude={"created"})
+    (path / MANIFEST).write_text(written + "\n")
     return read_uncertified(path)
 
 

@@ -19,7 +19,7 @@ from addnorm.export.certificate.on_cuda import measured, refuse_rows_on_cpu, wit
 from addnorm.export.certificate.served import CertificationError
 from addnorm.model.presets import build
 from addnorm.service.errors import StartupError
-from addnorm.service.models import loading
+from addnorm.service.loading import loader
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Rows
@@ -124,7 +124,7 @@ def test_a_run_that_fails_is_told_in_one_line(
     with pytest.raises(StartupError, match=r"^notebook/1 on cpu: bfc_arena.cc: Failed .*ory$"):
         section(bundle)
     with pytest.raises(StartupError, match=r"^notebook/1 cannot run here: bfc_arena.cc: .*ory$"):
-        loading.load(bundle, Settings())
+        loader.load(bundle, Settings())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

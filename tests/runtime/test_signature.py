@@ -18,8 +18,8 @@ from model_signing import hashing, signing, verifying
 from addnorm.export import writer
 from addnorm.service.command import sign
 from addnorm.service.errors import BundleRefused, StartupError
-from addnorm.service.models.loading import load_all
-from addnorm.service.models.repository import Repository
+from addnorm.service.loading.loader import load_all
+from addnorm.service.loading.repository import Repository
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import signature
 from addnorm.service.settings import Settings

@@ -64,6 +64,14 @@ class ModelEntry(BaseModel):
     fingerprint_parts: dict[str, dict[str, str]] = Field(
         description="By precision: what the fingerprint is a digest of."
     )
+    reproduces_certificate: dict[str, bool | None] = Field(
+        description="By precision: whether this machine gives the bits that the certificate"
+        " records. Machines that do have one fingerprint. Null where they are not compared: on a"
+        " GPU, and where an older certificate records none."
+    )
+    different_from_certificate: dict[str, list[str]] = Field(
+        description="By precision: the known answers that have other bits here."
+    )
     layout: Literal["packed", "padded"]
     source: dict[str, Any]
     files: dict[str, str] = Field(description="sha256 of each file of the bundle.")
@@ -155,6 +163,12 @@ def _entry(ref: str, versions: Mapping[int, Model], model: Model | None = None) 
         fingerprint={name: engine.fingerprint.digest for name, engine in model.engines.items()},
         fingerprint_parts={
             name: engine.fingerprint.parts() for name, engine in model.engines.items()
+        },
+        reproduces_certificate={
+            name: found.is_equal for name, found in model.reproductions.items()
+        },
+        different_from_certificate={
+            name: list(found.different) for name, found in model.reproductions.items()
         },
         layout=manifest.layout,
         source=manifest.source,
