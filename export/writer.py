@@ -3,7 +3,6 @@
 import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,7 @@ def export(source: Source, out: Path, name: str, version: int | None, plan: Plan
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        bundle = _write(source, partial, name, version, plan)
+        bundle = write_uncertified(source, partial, name, version, plan)
         reference = source.in_layout("padded")
         bundles.write_certificate(bundle, _certificate(bundle, reference, source))
         partial.rename(place)
@@ -120,7 +119,7 @@ def _version(folder: Path, asked: int | None) -> int:
     return asked
 
 
-def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) -> Bundle:
+def write_uncertified(source: Source, folder: Path, name: str, version: int, plan: Plan) -> Bundle:
     """The graphs and the manifest, not yet certified."""
     model, config = source.in_layout(plan.layout), source.model.config
     say(f"exporting {name}/{version}: {config.n_layers} layers, d_model {config.d_model}")
@@ -133,7 +132,6 @@ def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) ->
     manifest = {
         "name": name,
         "version": version,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "layout": plan.layout,
         "config": asdict(config),
         "d_model": config.d_model,
@@ -143,7 +141,6 @@ def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) ->
         "precisions": {precision: GRAPHS[precision] for precision in plan.precisions},
         "default_precision": plan.default_precision,
         "int8": needs(plan.precisions).model_dump(),
-        "vector_ranges": _vector_ranges(source),
         "opset": OPSET,
         "versions": versions(),
         "source": source.origin,
@@ -152,7 +149,11 @@ def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) ->
     say("hashing the files")
     bundle = bundles.write_manifest(folder, manifest)
     text.load(bundle)  # raises StartupError now, not only when it is served
-    return bundle
+    if not _has_ranges(source):
+        return bundle
+    say("measuring the ranges of its vectors")
+    ranges = vector_ranges.measured(bundle)
+    return bundles.write_manifest(folder, {**manifest, "vector_ranges": ranges})
 
 
 def _limits(source: Source, config: Config, folder: Path) -> Limits:
@@ -170,14 +171,11 @@ def _limits(source: Source, config: Config, folder: Path) -> Limits:
     return Limits(**limits, max_text_tokens=found.max_text_tokens)
 
 
-def _vector_ranges(source: Source) -> list[list[float]] | None:
-    """None where there are no texts to measure them with."""
+def _has_ranges(source: Source) -> bool:
+    """Whether there are texts to measure the ranges of vectors with. Ids that the model lacks are
+    refused when the bundle is read."""
     texts = source.texts
-    # ids that the model lacks are refused when the bundle is read
-    if isinstance(texts, NoTexts) or texts.num_ids > source.model.config.vocab_size:
-        return None
-    say("measuring the ranges of its vectors")
-    return vector_ranges.measured(source, texts)
+    return not isinstance(texts, NoTexts) and texts.num_ids <= source.model.config.vocab_size
 
 
 def _write_graphs(model: Transformer, folder: Path, plan: Plan, limits: Limits) -> None:
@@ -246,7 +244,7 @@ def certify_again(bundle: Bundle, source: Source, provider: str = "cpu") -> None
         certificate = {**bundle.certificate, "cuda": section}
     else:
         new = _certificate(bundle, reference, source)
-        certificate = {**new, **_measured_before(bundle)}
+        certificate = {**new, **_kept(bundle)}
     bundles.write_certificate(bundle, certificate)
     print(f"verified {bundle.path}")
     if (bundle.path / SIGNATURE).exists():
@@ -254,10 +252,11 @@ def certify_again(bundle: Bundle, source: Source, provider: str = "cpu") -> None
         print(f"{SIGNATURE} is of the certificate of before: make it again with {again}")
 
 
-def _measured_before(bundle: Bundle) -> dict[str, Any]:
-    """What was measured on a GPU, of the same files: the manifest has their sha256."""
-    certificate = _certificate_before(bundle)
-    return {name: certificate[name] for name in certificate if name == "cuda"}
+def _kept(bundle: Bundle) -> dict[str, Any]:
+    """What a new certificate of the same files takes over: when they were made, and what was
+    measured on a GPU. The manifest has their sha256."""
+    before = {"created": bundle.manifest.created, **_certificate_before(bundle)}
+    return {name: before[name] for name in ("created", "cuda") if before.get(name)}
 
 
 def _certificate_before(bundle: Bundle) -> dict[str, Any]:

@@ -39,7 +39,8 @@ def compute(engine: Engine, limits: Limits) -> Computed:
 
 
 def digests(bundle: Bundle, engine: Engine, known: Computed) -> Digests:
-    """Of every tensor that requests for these sequences get, one by one and together."""
+    """Makes every tensor that requests for these sequences get, one by one and together, and takes
+    its digest."""
     made = {"input_ids": {TOGETHER: _digest(known.batch.tokens)}}
     for name, output in _outputs(bundle, engine).items():
         # a head or the lens runs for each token

@@ -18,7 +18,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from errno import EACCES
 from functools import cached_property
 from itertools import chain
@@ -40,6 +40,7 @@ LENS = "lens.onnx"
 # JSON takes up to twenty times its bytes in memory. Those of large models have up to 1 MiB, their
 # tokenizers 40 MiB.
 MOST_JSON_BYTES, MOST_TOKENIZER_BYTES = 16 * 2**20, 256 * 2**20
+NEVER = "1970-01-01T00:00:00+00:00"  # while it is being certified
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -60,7 +61,7 @@ class Bundle:
     def created_s(self) -> float:
         """Unix time of the export."""
         created = (self.certificate or {}).get("created") or self.manifest.created
-        return datetime.fromisoformat(created).timestamp()
+        return datetime.fromisoformat(created or NEVER).timestamp()
 
     @property
     def has_lens(self) -> bool:
@@ -239,9 +240,11 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> Bundle:
 
 
 def write_certificate(bundle: Bundle, certificate: dict[str, Any]) -> None:
+    """created: now, if the certificate does not say when."""
     complete = {
         "bundle": bundle.ref,
         "manifest_sha256": bundle.manifest_sha256,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
         **certificate,
     }
     partial = bundle.path / f".{CERTIFICATE}"

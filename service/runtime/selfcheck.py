@@ -82,7 +82,7 @@ class Computed(NamedTuple):
         return cls(batch, rows)
 
     def up_to(self, num_tokens: int) -> "Computed":
-        """Those of at most so many tokens."""
+        """Leaves out what has more tokens."""
         lengths = self.batch.lengths.tolist()
         chosen = [index for index, length in enumerate(lengths) if length <= num_tokens]
         batch = Batch.joined([(self.batch, index) for index in chosen])
