@@ -1,4 +1,4 @@
-"""Writes a bundle and certifies it; certifies one again. Nothing uncertified is left on disk."""
+"""Writes a bundle and certifies it. Nothing uncertified is left on disk."""
 
 import shutil
 from contextlib import suppress
@@ -11,7 +11,6 @@ from safetensors.numpy import save
 from addnorm.export import vector_ranges
 from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.certificate.graph.exact import RANGES, heads, versions
-from addnorm.export.certificate.on_cuda import measured
 from addnorm.export.certificate.parity import certify
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.graphs import model_file
@@ -25,8 +24,6 @@ from addnorm.export.graphs.graph import (
 )
 from addnorm.export.graphs.half_precision import HalfPrecisionError, to_half
 from addnorm.export.graphs.quantize import QuantizationError, measure, needs, quantize
-from addnorm.export.modules import from_code
-from addnorm.export.sources import sources
 from addnorm.export.sources.download import DownloadError
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import Source, UsageError
@@ -37,8 +34,6 @@ from addnorm.service.errors import StartupError
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Limits
-from addnorm.service.runtime.session import uses_cuda
-from addnorm.service.runtime.signature import SIGNATURE
 from addnorm.service.runtime.tokenizing import tokenizer as text
 
 REFUSALS = (  # what `export` and `verify` raise for models, folders and arguments that do not fit
@@ -94,7 +89,7 @@ def export(source: Source, out: Path, name: str, version: int | None, plan: Plan
     try:
         bundle = write_uncertified(source, partial, name, version, plan)
         reference = source.in_layout("padded")
-        bundles.write_certificate(bundle, _certificate(bundle, reference, source))
+        bundles.write_certificate(bundle, certificate_of(bundle, reference, source))
         partial.rename(place)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -104,7 +99,8 @@ def export(source: Source, out: Path, name: str, version: int | None, plan: Plan
     return bundles.read(place)
 
 
-def _certificate(bundle: Bundle, reference: Transformer, source: Source) -> dict[str, Any]:
+def certificate_of(bundle: Bundle, reference: Transformer, source: Source) -> dict[str, Any]:
+    """CertificationError names what failed."""
     found = certify(bundle, reference, source.folder, source.original)
     return {**found, "compared_with": source.compared_with()}
 
@@ -201,97 +197,6 @@ def _write_graphs(model: Transformer, folder: Path, plan: Plan, limits: Limits) 
         file = bundles.head_file(output)
         say(f"writing {file}")
         model_file.save(export_head(head, output, model.config.d_model), folder / file)
-
-
-def verify(
-    path: Path, checkpoint: str | None, provider: str = "cpu", weights: Path | None = None
-) -> None:
-    """Makes the certificate of a bundle again, here, from its preset, its checkpoint or the code
-    that makes its module.
-
-    provider: as in `certify_again`. weights: of such a module, where they lie elsewhere now.
-    """
-    bundle = read_again(path, provider)
-    try:
-        if "path" in bundle.manifest.source:
-            source = from_code.recorded(bundle.manifest, weights)
-        else:
-            source = sources.recorded(bundle.manifest.source, checkpoint)
-    except UsageError as error:
-        raise UsageError(f"{bundle.ref}: {error}") from None
-    certify_again(bundle, source, provider)
-
-
-def read_again(path: Path, provider: str) -> Bundle:
-    """A bundle to be verified. StartupError where cuda is asked for and this onnxruntime has none,
-    or the bundle is not certified on the CPU."""
-    if provider == "cuda" and uses_cuda(provider):
-        return bundles.read(path)
-    return bundles.read_uncertified(path)
-
-
-def certify_again(bundle: Bundle, source: Source, provider: str = "cpu") -> None:
-    """UsageError if the bundle was made from something else, or in another way.
-
-    provider: cuda adds what holds on a GPU to the certificate that it has.
-    """
-    _check_source(bundle, source)
-    say(f"verifying {bundle.ref} on {provider}")
-    reference = source.in_layout("padded")
-    if provider == "cuda":
-        assert bundle.certificate
-        section = measured(bundle, reference, source.folder)
-        certificate = {**bundle.certificate, "cuda": section}
-    else:
-        new = _certificate(bundle, reference, source)
-        certificate = {**new, **_kept(bundle)}
-    bundles.write_certificate(bundle, certificate)
-    print(f"verified {bundle.path}")
-    if (bundle.path / SIGNATURE).exists():
-        again = f"`addnorm sign {bundle.path} --key KEY.pem`"
-        print(f"{SIGNATURE} is of the certificate of before: make it again with {again}")
-
-
-def _kept(bundle: Bundle) -> dict[str, Any]:
-    """What a new certificate of the same files takes over: when they were made, and what was
-    measured on a GPU. The manifest has their sha256."""
-    before = {"created": bundle.manifest.created, **_certificate_before(bundle)}
-    return {name: before[name] for name in ("created", "cuda") if before.get(name)}
-
-
-def _certificate_before(bundle: Bundle) -> dict[str, Any]:
-    """Empty if there is none of these files."""
-    with suppress(StartupError):
-        return bundles.read(bundle.path).certificate or {}
-    return {}
-
-
-def _check_source(bundle: Bundle, source: Source) -> None:
-    """UsageError if the bundle was made from something else, or in another way."""
-    for name, value in {"source": source.origin, **source.facts}.items():
-        if (found := getattr(bundle.manifest, name)) != value:
-            what = "was made from" if name == "source" else f"says {name}"
-            raise UsageError(f"{bundle.ref} {what} {found}, this is {value}")
-    check_fit(source.model)
-    _check_text_limit(bundle, source)
-    before = _certificate_before(bundle).get("compared_with", {})
-    if before.get("kind") == "reference" and source.original is None:
-        raise UsageError(
-            f"{bundle.ref} was compared with the reference {before['name']}: name it again, with"
-            " `reference=`"
-        )
-
-
-def _check_text_limit(bundle: Bundle, source: Source) -> None:
-    """UsageError if the bundle cuts texts to another number of tokens than its source."""
-    if bundles.TOKENIZER not in bundle.manifest.files or isinstance(source.texts, NoTexts):
-        return
-    limit = source.texts.max_text_tokens
-    if bundle.manifest.limits.max_text_tokens != limit:
-        raise UsageError(
-            f"{bundle.ref} takes texts of {bundle.manifest.limits.max_text_tokens} tokens, its"
-            f" authors cut them to {limit}: export it again"
-        )
 
 
 def say(text: str) -> None:

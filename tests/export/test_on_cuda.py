@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from addnorm.export import command, writer
+from addnorm.export import command, verifying, writer
 from addnorm.export.certificate import on_cuda, tolerances
 from addnorm.export.certificate.graph import structure
 from addnorm.export.certificate.on_cuda import measured, refuse_rows_on_cpu, without_rows
@@ -50,9 +50,9 @@ def copy(notebook: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measures on the CPU what is to be measured on a GPU, as if there were one."""
-    monkeypatch.setattr(writer, "uses_cuda", lambda _: True)
+    monkeypatch.setattr(verifying, "uses_cuda", lambda _: True)
     monkeypatch.setattr(
-        writer, "measured", lambda *given: measured(*given, provider="cpu", num_compositions=2)
+        verifying, "measured", lambda *given: measured(*given, provider="cpu", num_compositions=2)
     )
 
 

@@ -13,6 +13,7 @@ from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.openapi import by_name
 from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
 from addnorm.service.protocols.protocol import Parts
+from addnorm.service.runtime.device.processor import processor
 from addnorm.service.runtime.manifest import Limits, Pooling, Task
 
 NAMED = OPENAI_ERRORS.only(404, 503)
@@ -63,6 +64,10 @@ class ModelEntry(BaseModel):
     )
     fingerprint_parts: dict[str, dict[str, str]] = Field(
         description="By precision: what the fingerprint is a digest of."
+    )
+    processor: str = Field(
+        description="Of this machine: system, architecture, and the instruction sets by which"
+        " kernels are chosen."
     )
     reproduces_certificate: dict[str, bool | None] = Field(
         description="By precision: whether this machine gives the bits that the certificate"
@@ -164,6 +169,7 @@ def _entry(ref: str, versions: Mapping[int, Model], model: Model | None = None) 
         fingerprint_parts={
             name: engine.fingerprint.parts() for name, engine in model.engines.items()
         },
+        processor=processor().kind,
         reproduces_certificate={
             name: found.is_equal for name, found in model.reproductions.items()
         },
