@@ -14,6 +14,8 @@ import pytest
 from onnxruntime import InferenceSession
 
 from addnorm.corpus.index_check import Difference
+from addnorm.export.certificate import parity
+from addnorm.export.certificate.served import CertificationError
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import loader
 from addnorm.service.loading.known_answers import TOGETHER, compute, different, digests
@@ -167,6 +169,12 @@ def test_another_processor_serves_with_its_class(gpt: Bundle) -> None:
 def test_batch_variance_of_long_sequences_is_refused_there(gpt: Bundle) -> None:
     with pytest.raises(StartupError, match=r"fp32: 129 tokens alone differ from .* co-batched"):
         loader.check(Model(gpt, "cpu", open_engine=VariantAtLength129))
+
+
+def test_batch_variance_of_long_sequences_is_not_certified(gpt: Bundle) -> None:
+    words = r"known answers \(fp32\): 129 tokens alone differ from"
+    with pytest.raises(CertificationError, match=words):
+        parity.known_digests(Model(gpt, "cpu", open_engine=VariantAtLength129), "fp32")
 
 
 class OnGpu(Engine):
