@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from onnxruntime import InferenceSession
 
-from addnorm.corpus.index_check import Difference
 from addnorm.export.certificate import parity
 from addnorm.export.certificate.served import CertificationError
 from addnorm.service.errors import StartupError
@@ -209,8 +208,3 @@ def test_other_known_answers_of_the_same_files_are_another_fingerprint() -> None
     one, other = here.proved({"a": {"1": "b"}}), here.proved({"a": {"1": "c"}})
     assert len({here.digest, one.digest, other.digest}) == 3
     assert one == here.proved({"a": {"1": "b"}})
-
-
-def test_addnorm_check_tells_a_class_from_any_processor() -> None:
-    found = str(Difference("processor", f"{ANY} 12ab", "Linux x86_64 avx2"))
-    assert found == f"processor (stored {ANY} 12ab, now Linux x86_64 avx2)"
