@@ -32,6 +32,7 @@ LAYERS = (
     "server",
     "protocols",
     "tasks",
+    "loading",
     "inference",
     "telemetry",
     "models",

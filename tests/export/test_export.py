@@ -154,8 +154,28 @@ def test_versions_count_up_and_verify_makes_the_certificate_again(
     before = json.loads((second / "certificate.json").read_text())
     (second / "certificate.json").unlink()
     command.verify([str(second)])
-    assert bundles.read(second).certificate == before
-    assert "co-batched like alone" in capsys.readouterr().out
+    again = bundles.read(second).certificate
+    assert again == before | {"created": again and again["created"]}
+    assert "co-batched like alone" in (told := capsys.readouterr().out)
+    assert "has other bits" not in told
+
+
+@pytest.mark.usefixtures("exports_shared")
+def test_verify_keeps_the_time_of_the_export_and_tells_of_other_bits(
+    notebook: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where the certificate was made on another processor."""
+    shutil.copytree(notebook, path := tmp_path / "notebook" / "1")
+    before = json.loads((path / "certificate.json").read_text())
+    elsewhere = {"created": "2026-01-01T00:00:00+00:00", "processor": "another"}
+    other = json.loads(json.dumps(before | elsewhere))
+    other["known_digests"]["fp32"]["logits"]["2"] = "0" * 32
+    (path / "certificate.json").write_text(json.dumps(other))
+    command.verify([str(path)])
+    created = {"created": elsewhere["created"]}
+    assert bundles.read(path).certificate == before | created
+    told = capsys.readouterr().out
+    assert "fp32 has other bits here than in the certificate of before, made on another" in told
 
 
 @pytest.mark.usefixtures("exports_shared")

@@ -19,7 +19,7 @@ from addnorm.export.sources import sources
 from addnorm.export.writer import Plan
 from addnorm.model.presets import build
 from addnorm.service.errors import StartupError
-from addnorm.service.models.loading import load
+from addnorm.service.loading.loader import load
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.bundle import Bundle
