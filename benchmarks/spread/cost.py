@@ -39,6 +39,7 @@ def measured(options: Options) -> Findings:
         sides = [
             side
             for line, (_, is_tiny, tokens, callers) in LINES.items()
+            if options.wants(line)
             for side in _sides(
                 stack, line, options.tiny if is_tiny else options.bundle, tokens, callers
             )
