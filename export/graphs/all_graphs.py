@@ -12,7 +12,8 @@ from addnorm.model.transformer import Transformer
 
 @dataclass(frozen=True)
 class Graphs:
-    """With pads, all are as PyTorch exports them; without, those that a CPU runs are portable."""
+    """The layout padded has all as PyTorch exports them. In the packed one, those that a CPU
+    runs are portable."""
 
     body: Graph
     plain: Graph  # the body with Attention and LayerNormalization, as a GPU runs it

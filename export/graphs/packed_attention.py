@@ -20,7 +20,7 @@ MAX_TERMS = 128  # of a dot product; longer ones onnxruntime splits where the gr
 
 
 def num_parts(head_dims: int) -> int:
-    """Of how many equal parts a head's dot products are made, each of MAX_TERMS terms at most."""
+    """How many equal parts a head's dot products are made of, each of MAX_TERMS terms at most."""
     fewest = -(-head_dims // MAX_TERMS)
     return next(parts for parts in range(fewest, head_dims + 1) if head_dims % parts == 0)
 

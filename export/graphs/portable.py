@@ -148,7 +148,7 @@ class _Rewriting(Nodes):
 
 
 def _used(nodes: Sequence[NodeProto], outputs: set[str]) -> list[NodeProto]:
-    """Those that lead to the outputs."""
+    """The nodes that lead to the outputs."""
     read, kept = set(outputs), []
     for node in reversed(nodes):
         if read.intersection(node.output):

@@ -114,7 +114,7 @@ def norms(graph: Graph, count: int, eps: float) -> Iterator[str]:
 
 
 def _eps(read: _Reader, root: NodeProto) -> float:
-    """Of sqrt(mean((x - mean(x))^2) + eps)."""
+    """The eps in sqrt(mean((x - mean(x))^2) + eps)."""
     variance, eps = read.node(root.input[0], "Add").input
     square = read.node(_mean_of(read, variance), "Mul")
     centred = read.node(square.input[0], "Sub")
