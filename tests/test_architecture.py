@@ -41,6 +41,7 @@ LAYERS = (
     "settings",
     "locks",
     "errors",
+    "arithmetic",
 )
 
 
