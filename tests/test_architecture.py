@@ -42,6 +42,7 @@ LAYERS = (
     "settings",
     "locks",
     "errors",
+    "arithmetic",
 )
 
 
