@@ -50,14 +50,12 @@ def folder(
 
     Nothing is cached unless ADDNORM_CACHE_BYTES is among them: streams repeat their sequences.
     worktree: the folder whose code serves, if it is not this one's. log: takes stderr.
-    ADDNORM_HOST, ADDNORM_PORT among the settings: where to listen, if not on a free port.
     """
-    host, port = settings.get("ADDNORM_HOST", LOOPBACK), int(settings.get("ADDNORM_PORT", 0))
-    port = port or free_port()
+    port = free_port()
     own = {"ADDNORM_PORT": str(port), "ADDNORM_LOG_LEVEL": "warning", "ADDNORM_CACHE_BYTES": "0"}
     own["ADDNORM_TRUST_TOKEN_IDS"] = "true"  # loads draw ids by chance
     command = [sys.executable, "-m", "addnorm", "serve", "--bundles", str(bundles.resolve())]
-    with _process(command, port, {**own, **settings}, worktree, log, host) as server:
+    with _process(command, port, {**own, **settings}, worktree, log) as server:
         yield server
 
 
@@ -82,14 +80,13 @@ def _process(
     settings: dict[str, str] | None = None,
     cwd: Path | None = None,
     stderr: IO[bytes] | None = None,
-    host: str = LOOPBACK,
 ) -> Iterator[Server]:
     """The command's process, from when it answers HTTP until the block is left."""
     environment = {**os.environ, **(settings or {})}
     process = subprocess.Popen(command, env=environment, cwd=cwd, stderr=stderr)
     try:
-        _await(process, host, port)
-        yield Server(host, port, process.pid)
+        _await(process, port)
+        yield Server(LOOPBACK, port, process.pid)
     finally:
         process.terminate()
         try:
@@ -99,7 +96,7 @@ def _process(
             process.wait()
 
 
-def _await(process: subprocess.Popen[bytes], host: str, port: int) -> None:
+def _await(process: subprocess.Popen[bytes], port: int) -> None:
     """Any answer will do: none of these servers listens before its models are loaded."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
@@ -108,7 +105,7 @@ def _await(process: subprocess.Popen[bytes], host: str, port: int) -> None:
                 f"{process.args!r} ended with {process.returncode} before it answered"
             )
         try:
-            urllib.request.urlopen(f"http://{host}:{port}/livez", timeout=5).close()
+            urllib.request.urlopen(f"http://{LOOPBACK}:{port}/livez", timeout=5).close()
         except urllib.error.HTTPError as error:
             error.close()
             return
