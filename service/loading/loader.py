@@ -42,7 +42,10 @@ def load(bundle: Bundle, settings: Settings, before: Model | None = None) -> Mod
         model.warm_up(before)
         check(model)
     _log_reproductions(model)
-    log.info("serving %s, ready in %.1f s", model.bundle.ref, time.monotonic() - started)
+    equal = [name for name, found in model.reproductions.items() if found.is_equal]
+    seconds = time.monotonic() - started
+    with_bits = f", {' and '.join(equal)} with the bits of the certificate" if equal else ""
+    log.info("serving %s, ready in %.1f s%s", model.bundle.ref, seconds, with_bits)
     return model
 
 
@@ -95,14 +98,12 @@ def _check_invariance(model: Model, precision: str, known: Computed) -> None:
 
 
 def _log_reproductions(model: Model) -> None:
-    """Whether its vectors are those of other machines."""
+    """Says which engines have other bits than other machines may have."""
     for precision, found in model.reproductions.items():
         what = f"{model.bundle.ref} {precision}"
-        if found.is_equal:
-            log.info("%s has the bits of its certificate", what)
-        elif found.is_equal is None:
+        if found.is_equal is None:
             log.info("%s is not compared with the bits of its certificate: %s", what, found.why)
-        else:
+        elif not found.is_equal:
             some = ", ".join(found.different[:NUM_NAMED])
             more = len(found.different) - NUM_NAMED
             log.warning(

@@ -168,7 +168,7 @@ def test_versions_count_up_and_verify_makes_the_certificate_again(
 def test_verify_keeps_the_time_of_the_export_and_tells_of_other_bits(
     notebook: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What happens where the certificate was made on another processor."""
+    """The certificate before was made on another processor."""
     shutil.copytree(notebook, path := tmp_path / "notebook" / "1")
     before = json.loads((path / "certificate.json").read_text())
     elsewhere = {"created": "2026-01-01T00:00:00+00:00", "processor": "another"}

@@ -76,10 +76,14 @@ def reproduces(url: str, model: Model, value: bool | None) -> None:
         assert answer.headers["x-addnorm-fingerprint"] == entry["fingerprint"]["fp32"]
 
 
-def test_a_machine_with_the_bits_has_the_fingerprint_of_the_certificate(notebook: Path) -> None:
+def test_a_machine_with_the_bits_has_the_fingerprint_of_the_certificate(
+    notebook: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     bundle = bundles.read(notebook)
     model = loader.load(bundle, Settings(worker_threads=2))
     assert model.reproductions == {"fp32": Reproduction(True)}
+    assert caplog.messages[-1].endswith(" s, fp32 with the bits of the certificate")
     assert bundle.certificate
     parts = model.engine("fp32").fingerprint.parts()
     assert parts == bundle.certificate["fingerprint_parts"]["fp32"]
