@@ -186,7 +186,7 @@ PROOFS = {
     "check_index": Proof(
         "`addnorm check` tells apart indexes made in many ways", 4, (BERT, SERVED, REAL, PEER)
     ),
-    "killed_job": Proof("`addnorm embed` of 200,000 texts, killed twice: the same bytes", 10),
+    "killed_job": Proof("`addnorm embed` of 600,000 texts, killed twice: the same bytes", 10),
     "mutants": Proof("a thousand mutations of graphs and weights, all refused", 6),
     "large_model": Proof("a model of more than 2 GB: memory and answers; needs 8 GB", 8),
     "chart": Proof("the Helm chart, rendered and compared with schemas", 1, ("build/chart/ready",)),
