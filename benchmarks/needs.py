@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = {  # name -> how Debian installs it
     "haproxy": "apt-get install haproxy",
     "chromedriver": "make browser",
+    "qemu-aarch64": "apt-get install qemu-user",
 }
 Found = Callable[[str], bool]
 

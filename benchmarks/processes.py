@@ -44,20 +44,27 @@ def serving(
 
 @contextmanager
 def folder(
-    bundles: Path, worktree: Path | None = None, log: IO[bytes] | None = None, /, **settings: str
+    bundles: Path,
+    worktree: Path | None = None,
+    log: IO[bytes] | None = None,
+    python: Sequence[str] = (sys.executable,),
+    start_s: float = START_S,
+    /,
+    **settings: str,
 ) -> Iterator[Server]:
     """`addnorm serve` over this folder, with these settings.
 
     Nothing is cached unless ADDNORM_CACHE_BYTES is among them: streams repeat their sequences.
-    worktree: the folder whose code serves, if it is not this one's. log: takes stderr.
+    worktree: the folder whose code serves, if it is not this one's. log: takes stderr. python: the
+    command that runs it.
     ADDNORM_HOST, ADDNORM_PORT among the settings: where to listen, if not on a free port.
     """
     host, port = settings.get("ADDNORM_HOST", LOOPBACK), int(settings.get("ADDNORM_PORT", 0))
     port = port or free_port()
     own = {"ADDNORM_PORT": str(port), "ADDNORM_LOG_LEVEL": "warning", "ADDNORM_CACHE_BYTES": "0"}
     own["ADDNORM_TRUST_TOKEN_IDS"] = "true"  # loads draw ids by chance
-    command = [sys.executable, "-m", "addnorm", "serve", "--bundles", str(bundles.resolve())]
-    with _process(command, port, {**own, **settings}, worktree, log, host) as server:
+    command = [*python, "-m", "addnorm", "serve", "--bundles", str(bundles.resolve())]
+    with _process(command, port, {**own, **settings}, worktree, log, host, start_s) as server:
         yield server
 
 
@@ -83,12 +90,13 @@ def _process(
     cwd: Path | None = None,
     stderr: IO[bytes] | None = None,
     host: str = LOOPBACK,
+    start_s: float = START_S,
 ) -> Iterator[Server]:
     """The command's process, from when it answers HTTP until the block is left."""
     environment = {**os.environ, **(settings or {})}
     process = subprocess.Popen(command, env=environment, cwd=cwd, stderr=stderr)
     try:
-        _await(process, host, port)
+        _await(process, host, port, start_s)
         yield Server(host, port, process.pid)
     finally:
         process.terminate()
@@ -99,9 +107,9 @@ def _process(
             process.wait()
 
 
-def _await(process: subprocess.Popen[bytes], host: str, port: int) -> None:
+def _await(process: subprocess.Popen[bytes], host: str, port: int, start_s: float) -> None:
     """Any answer will do: none of these servers listens before its models are loaded."""
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + start_s
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(
@@ -116,7 +124,7 @@ def _await(process: subprocess.Popen[bytes], host: str, port: int) -> None:
             time.sleep(0.1)
         else:
             return
-    raise RuntimeError(f"{process.args!r} did not answer within {START_S:.0f} s")
+    raise RuntimeError(f"{process.args!r} did not answer within {start_s:.0f} s")
 
 
 def free_port() -> int:

@@ -8,7 +8,9 @@ from benchmarks.findings import BUILD, MINILM, Findings, Options
 
 BERT, REAL, TRAINED = str(MINILM), "build/real-models", "build/trained/cross-encoder"
 SERVED, TINY, PRESET = "bundles/all-minilm-l6-v2", "bundles/notebook", "bundles/minilm"
-PEER, RAY, GPU = (f"build/{name}/ready" for name in ("sentence-transformers", "ray", "gpu"))
+PEER, RAY, GPU, ARM = (
+    f"build/{name}/ready" for name in ("sentence-transformers", "ray", "gpu", "processors")
+)
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,13 @@ EXPERIMENTS = {
         (RAY, PRESET, TINY, "build/ray/bundles/notebook/2"),
         only="overhead, update, deaths, autoscaling",
         environment="ray",
+    ),
+    "processors": Experiment(
+        "equal bits on AVX2 and NEON, emulated: every preset, family and output",
+        "benchmarks.processors.experiment:run",
+        25,
+        (BERT, ARM, "qemu-aarch64"),
+        only="names of models, and of processors: neoverse-n1 bert; also sandybridge, a64fx",
     ),
     "gpu": Experiment(
         "all that is to be known of this machine's GPU: differences, bits, speed beside PyTorch",
