@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from addnorm.export import findings, sources, writer
-from addnorm.export.graph import check_fit
+from addnorm.export import findings, writer
+from addnorm.export.graphs.graph import check_fit
 from addnorm.export.modules import from_code
-from addnorm.export.sources import Source, UsageError
+from addnorm.export.sources import sources
+from addnorm.export.sources.sources import Source, UsageError
 from addnorm.export.writer import GRAPHS, REFUSALS, Plan
 from addnorm.model.checkpoints import Choices
 from addnorm.model.presets import PRESETS

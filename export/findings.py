@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from addnorm.export.folder_tokenizer import NoTexts
-from addnorm.export.sources import Source
+from addnorm.export.sources.folder_tokenizer import NoTexts
+from addnorm.export.sources.sources import Source
 from addnorm.model.checkpoints import Checkpoint
 from addnorm.model.config import Config, Pick
 from addnorm.service.runtime.manifest import Pooling

@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 from torch import nn
 
-from addnorm.export import in_memory, sources, writer
+from addnorm.export import writer
 from addnorm.export.modules.source import of_module
-from addnorm.export.sources import Source, UsageError
-from addnorm.export.vocabulary import write as write_vocabulary
+from addnorm.export.sources import in_memory, sources
+from addnorm.export.sources.sources import Source, UsageError
+from addnorm.export.sources.vocabulary import write as write_vocabulary
 from addnorm.export.writer import REFUSALS, Plan
 from addnorm.model.config import Config
 from addnorm.model.transformer import Transformer

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from tokenizers import Encoding, Tokenizer
 
-from addnorm.export.sources import Source
-from addnorm.export.texts import Texts
+from addnorm.export.sources.sources import Source
+from addnorm.export.sources.texts import Texts
 from addnorm.model.pooling import picked
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime.batch import Floats

@@ -9,19 +9,28 @@ from typing import Any
 
 from safetensors.numpy import save
 
-from addnorm.export import model_file, sources, vector_ranges
-from addnorm.export.certificate.exact import RANGES, heads, versions
+from addnorm.export import vector_ranges
 from addnorm.export.certificate.forward import refuse_unlike
+from addnorm.export.certificate.graph.exact import RANGES, heads, versions
 from addnorm.export.certificate.on_cuda import measured
 from addnorm.export.certificate.parity import certify
 from addnorm.export.certificate.served import CertificationError
-from addnorm.export.download import DownloadError
-from addnorm.export.folder_tokenizer import NoTexts
-from addnorm.export.graph import OPSET, UnfitError, check_fit, export_body, export_head, export_lens
-from addnorm.export.half_precision import HalfPrecisionError, to_half
+from addnorm.export.graphs import model_file
+from addnorm.export.graphs.graph import (
+    OPSET,
+    UnfitError,
+    check_fit,
+    export_body,
+    export_head,
+    export_lens,
+)
+from addnorm.export.graphs.half_precision import HalfPrecisionError, to_half
+from addnorm.export.graphs.quantize import QuantizationError, measure, needs, quantize
 from addnorm.export.modules import from_code
-from addnorm.export.quantize import QuantizationError, measure, needs, quantize
-from addnorm.export.sources import Source, UsageError
+from addnorm.export.sources import sources
+from addnorm.export.sources.download import DownloadError
+from addnorm.export.sources.folder_tokenizer import NoTexts
+from addnorm.export.sources.sources import Source, UsageError
 from addnorm.model.checkpoints import CheckpointError
 from addnorm.model.config import Config
 from addnorm.model.transformer import Transformer

@@ -16,7 +16,7 @@ import torch
 from filelock import FileLock
 from opentelemetry.trace import Tracer
 
-from addnorm.export import sources
+from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
 from addnorm.service import locks
 from addnorm.service.models.loading import load_all

@@ -18,7 +18,7 @@ from addnorm.corpus import command as corpus
 from addnorm.corpus.index_check import MEANINGS
 from addnorm.export import writer
 from addnorm.export.certificate.forward import refuse_unlike
-from addnorm.export.sources import Source
+from addnorm.export.sources.sources import Source
 from addnorm.service.runtime.fingerprint import Fingerprint
 from addnorm.service.runtime.manifest import Limits
 from benchmarks.documents.__main__ import pages

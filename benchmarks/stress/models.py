@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from addnorm.export import sources
+from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
 from addnorm.service.runtime.manifest import Limits
 from benchmarks.stress.requests import texts

@@ -16,9 +16,10 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from addnorm.export import texts, vector_ranges
+from addnorm.export import vector_ranges
 from addnorm.export.certificate import tolerances
 from addnorm.export.certificate.served import infer_body, run
+from addnorm.export.sources import texts
 from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import ServiceError

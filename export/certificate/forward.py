@@ -21,7 +21,7 @@ from addnorm.export.certificate.served import (
     picked_rows,
     real_rows,
 )
-from addnorm.export.original import Original, OriginalError
+from addnorm.export.sources.original import Original, OriginalError
 from addnorm.model.config import Pick
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime import selfcheck

@@ -15,7 +15,7 @@ import onnxruntime
 from onnx import GraphProto, NodeProto, TensorProto
 from tqdm import tqdm
 
-from addnorm.export.certificate import parity, served, structure
+from addnorm.export.certificate import parity, served
 from addnorm.export.certificate.batch_invariance import (
     Bits,
     NamedPairs,
@@ -23,6 +23,7 @@ from addnorm.export.certificate.batch_invariance import (
     compositions,
     counted,
 )
+from addnorm.export.certificate.graph import structure
 from addnorm.export.certificate.served import CertificationError
 from addnorm.model.transformer import Transformer
 from addnorm.service.models.loading import check

@@ -12,12 +12,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from addnorm.export.certificate import authors, exact, forward, lens, served
+from addnorm.export.certificate import authors, forward, lens, served
 from addnorm.export.certificate.authors import Compare
 from addnorm.export.certificate.batch_invariance import NamedPairs, counted
+from addnorm.export.certificate.graph import exact
 from addnorm.export.certificate.served import CertificationError, NamedCompare, Served
 from addnorm.export.certificate.tolerances import Result
-from addnorm.export.original import Original
+from addnorm.export.sources.original import Original
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import NotFinite
 from addnorm.service.models.registry import Model

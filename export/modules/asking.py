@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.modules.operators.trace import Enough, Trace
-from addnorm.export.original import OriginalError, tensor_of
+from addnorm.export.sources.original import OriginalError, tensor_of
 from addnorm.model.config import Pick
 from addnorm.model.transformer import Transformer
 

@@ -23,8 +23,8 @@ from addnorm.export.modules.asking import (
 )
 from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.modules.operators.trace import plainly
-from addnorm.export.original import Original, as_found
-from addnorm.export.sources import UsageError
+from addnorm.export.sources.original import Original, as_found
+from addnorm.export.sources.sources import UsageError
 from addnorm.model.config import Config
 from addnorm.model.transformer import Transformer
 

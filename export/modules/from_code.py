@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from addnorm.export.modules.source import of_module
-from addnorm.export.sources import Source, UsageError, with_origin
+from addnorm.export.sources.sources import Source, UsageError, with_origin
 from addnorm.model.checkpoints import weights
 from addnorm.service.runtime.files import sha256
 from addnorm.service.runtime.manifest import Manifest

@@ -23,7 +23,7 @@ from addnorm.export.modules.operators import weights
 from addnorm.export.modules.operators.parts import Parts, Unrecognized
 from addnorm.export.modules.operators.shape import Shape
 from addnorm.export.modules.operators.trace import LOOKUPS, Trace, Value, plainly
-from addnorm.export.original import Original, OriginalError, as_found
+from addnorm.export.sources.original import Original, OriginalError, as_found
 from addnorm.model.transformer import Transformer
 
 LENGTHS = (7, 5, 3)  # of the sequences that are followed: the first that the module takes

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import nn
 
-from addnorm.export import sources
 from addnorm.export.modules import by_hand
 from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.modules.recognize import recognized
-from addnorm.export.original import OriginalError, digest
-from addnorm.export.sources import Source, UsageError
+from addnorm.export.sources import sources
+from addnorm.export.sources.original import OriginalError, digest
+from addnorm.export.sources.sources import Source, UsageError
 from addnorm.model.config import Config
 
 WAYS_ON = (

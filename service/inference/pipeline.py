@@ -26,7 +26,9 @@ from addnorm.service.inference.request import (
 )
 from addnorm.service.inference.reuse import Reuse
 from addnorm.service.inference.sequence_cache import SequenceCache, sequence_digests
+from addnorm.service.models.registry import Runner
 from addnorm.service.runtime.batch import Batch
+from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Pick
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import (
@@ -43,6 +45,7 @@ from addnorm.service.settings import Settings
 
 Encoded = TypeVar("Encoded")
 Gather = Callable[[], KeptRows]  # puts together what was held and what was computed
+Values = dict[type[Output[Any]], Value]
 Report = Callable[[str, int, int, int], None]
 NO_STAGES = {"queue": 0.0, "infer": 0.0}
 NO_SECONDS = nullcontext(0.0)  # the time of a quick answer is not worth counting
@@ -85,15 +88,20 @@ class Pipeline:
         deadline.check()
         is_quick = num_bytes <= QUICK_BYTES and num_head_values(request) <= QUICK_HEAD_VALUES
         promised = NO_SECONDS if is_quick else self._promised(request, num_bytes, deadline)
-        held = self.responses.reserve(num_bytes + kept_bytes(request), request.key)
+        runner, needs = request.runner, picks(request)
+        own_bytes = kept_bytes(request, runner.engine, needs)
+        held = self.responses.reserve(num_bytes + own_bytes, request.key)
         with held, promised as encode_s:
-            gather, stages_s = await self._compute_missing(request, deadline, encode_s)
+            gather, stages_s = await self._compute_missing(
+                request, runner, needs, deadline, encode_s
+            )
             started = time.monotonic()
+            made = _values(request, runner.engine, gather)
             if is_quick:
-                made = run_now(_values(request, gather))
-                encoded = run_now(encode(InferenceResponse(request, made, num_bytes)))
+                response = InferenceResponse(request, run_now(made), num_bytes)
+                encoded = run_now(encode(response))
             else:
-                work = self._encoded(request, gather, encode, num_bytes)
+                work = self._encoded(request, made, encode, num_bytes)
                 threads = self._lens_threads if has_lens(request) else self._encoders
                 encoded = await threads.finish(work, deadline, encode_s or SLICE_S)
         deadline.check()
@@ -130,36 +138,39 @@ class Pipeline:
     def _encoded(
         self,
         request: InferenceRequest,
-        gather: Gather,
+        made: Steps[Values],
         encode: Callable[[InferenceResponse], Steps[Encoded]],
         num_bytes: int,
     ) -> Steps[Encoded]:
         """Makes the outputs and writes them. The time it takes makes later predictions."""
         making, writing = self.cost.making(request), self.cost.writing(request)
-        made = _values(request, gather)
         if num_rows := num_head_rows(request):
             made = timed(made, partial(making.add, num_rows))
         response = InferenceResponse(request, (yield from made), num_bytes)
         return (yield from timed(encode(response), partial(writing.add, num_bytes)))
 
     async def _compute_missing(
-        self, request: InferenceRequest, deadline: Deadline, encode_s: float
+        self,
+        request: InferenceRequest,
+        runner: Runner,
+        needs: Sequence[Pick],
+        deadline: Deadline,
+        encode_s: float,
     ) -> tuple[Gather, dict[str, float]]:
         """How to gather what is kept of the batch, and the seconds that it waited and ran.
 
         encode_s: the time that must be left once it is there.
         """
-        model, batch = request.model, request.batch
-        needs = picks(request)
+        batch = request.batch
         if not len(batch):
-            return partial(KeptRows, batch, request.runner[0].empty(), {}), NO_STAGES
+            return partial(KeptRows, batch, runner.engine.empty(), {}), NO_STAGES
         digests = await self._digests(request, deadline)
         left_s = deadline.left_s() - encode_s
-        reuse, job = self._submit(request, needs, digests, left_s)
+        reuse, job = self._submit(request, runner, needs, digests, left_s)
         if digests:
             num_held = reuse.num_held
             num_missed = len(batch) - num_held
-            self._report(model.name, num_held, num_missed, num_missed - len(reuse.missing))
+            self._report(request.model.name, num_held, num_missed, num_missed - len(reuse.missing))
         if job is None:
             return partial(reuse.gathered, None), NO_STAGES
         computed = await _wait_for(job, request, deadline, reuse.missing)
@@ -178,7 +189,8 @@ class Pipeline:
     def _submit(
         self,
         request: InferenceRequest,
-        picks: Sequence[Pick],
+        runner: Runner,
+        needs: Sequence[Pick],
         digests: Sequence[bytes] | None,
         left_s: float,
     ) -> tuple[Reuse, Job | None]:
@@ -187,30 +199,30 @@ class Pipeline:
         A run that ends between look-up and submission would be neither held nor in flight. So the
         cache is asked again while no run can end. If it has more then, all is prepared again.
         """
-        (_, target), key = request.runner, request.key
-        found = dict(self.cache.find(target, key, digests, picks))
+        target, key = runner.target, request.key
+        found = dict(self.cache.find(target, key, digests, needs))
         while True:
-            reuse = Reuse.of(request.batch, picks, digests, found)
+            reuse = Reuse.of(request.batch, needs, digests, found)
             if not reuse.missing:
                 return reuse, None
             missing = [digests[index] for index in reuse.missing] if digests else None
-            batch, results = self._prepared(request, reuse, missing)
+            batch, results = self._prepared(runner, key, reuse, missing)
             with self.scheduler.paused():
-                more = self.cache.find(target, key, missing, picks)
+                more = self.cache.find(target, key, missing, needs)
                 if not more:
                     return reuse, self.scheduler.submit(target, batch, left_s, key, results)
             found |= more
 
     def _prepared(
-        self, request: InferenceRequest, reuse: Reuse, missing: Sequence[bytes] | None
+        self, runner: Runner, key: str, reuse: Reuse, missing: Sequence[bytes] | None
     ) -> tuple[Batch, RowKeeper]:
         """The batch of what is missing, and what keeps its rows. What that keeps is held.
 
         missing: digests of its sequences, if it is held.
         """
-        (engine, target), batch = request.runner, reuse.to_compute()
-        hold = partial(self.cache.hold, target, request.key, missing) if missing else None
-        return batch, RowKeeper(batch, reuse.picks, engine.d_model, missing, hold)
+        batch = reuse.to_compute()
+        hold = partial(self.cache.hold, runner.target, key, missing) if missing else None
+        return batch, RowKeeper(batch, reuse.picks, runner.engine.d_model, missing, hold)
 
 
 async def _wait_for(
@@ -234,12 +246,11 @@ def _stages_s(job: Job) -> dict[str, float]:
     return {"queue": job.started - job.submitted, "infer": job.finished - job.started}
 
 
-def _values(request: InferenceRequest, gather: Gather) -> Steps[dict[type[Output[Any]], Value]]:
-    bundle, engine = request.model.bundle, request.runner.engine
-    made: dict[type[Output[Any]], Value] = {}
+def _values(request: InferenceRequest, engine: Engine, gather: Gather) -> Steps[Values]:
+    made: Values = {}
     is_half = request.dtype == "float16"
     try:
-        of = Computed(bundle, engine, request.batch, request.padding, gather())
+        of = Computed(request.model.bundle, engine, request.batch, request.padding, gather())
         for output in request.outputs:
             value = yield from output.make(of)
             made[type(output)] = value.halved(output.name) if is_half else value

@@ -1,7 +1,7 @@
 """A request and its response, in the form common to all protocols. Every limit is checked here,
 before any work."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -13,6 +13,7 @@ from addnorm.service.inference.outputs import DType, Output, Value
 from addnorm.service.inference.outputs.output import BINARY_BYTES
 from addnorm.service.models.registry import Model, Runner
 from addnorm.service.runtime.batch import Batch, Ints, Padding
+from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Pick
 from addnorm.service.settings import Settings
 
@@ -81,15 +82,12 @@ def picks(request: InferenceRequest) -> tuple[Pick, ...]:
     return needed({output.needs(request.model.bundle) for output in request.outputs})
 
 
-def kept_bytes(request: InferenceRequest) -> int:
+def kept_bytes(request: InferenceRequest, engine: Engine, picks: Sequence[Pick]) -> int:
     """What is kept until the response is made: its rows, and what a head makes of some of them. A
     small response may be made of both."""
-    bundle, engine = request.model.bundle, request.runner.engine
-    num_rows = sum(
-        request.batch.num_tokens if pick == "every" else len(request.batch)
-        for pick in picks(request)
-    )
-    of_heads = (output.head_run_values(bundle, engine, request.batch) for output in request.outputs)
+    bundle, batch = request.model.bundle, request.batch
+    num_rows = sum(batch.num_tokens if pick == "every" else len(batch) for pick in picks)
+    of_heads = (output.head_run_values(bundle, engine, batch) for output in request.outputs)
     return BINARY_BYTES * (engine.d_model * num_rows + max(of_heads, default=0))
 
 

@@ -13,7 +13,7 @@ from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from addnorm.export import sources
+from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
 from addnorm.load.client import Answers
 from addnorm.load.measure.check import NAIVE_TOLERANCE, Reference, alone

@@ -12,15 +12,18 @@ import pytest
 import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from addnorm.export import command, model_file, sources, writer
-from addnorm.export import quantize as quantizing
-from addnorm.export.certificate import exact, parity, structure
-from addnorm.export.certificate.exact import Files
+from addnorm.export import command, writer
+from addnorm.export.certificate import parity
+from addnorm.export.certificate.graph import exact, structure
+from addnorm.export.certificate.graph.exact import Files
 from addnorm.export.certificate.parity import CertificationError
-from addnorm.export.graph import UnfitError
-from addnorm.export.half_precision import SUFFIX, to_half
-from addnorm.export.model_file import Graph
-from addnorm.export.quantize import quantize
+from addnorm.export.graphs import model_file
+from addnorm.export.graphs import quantize as quantizing
+from addnorm.export.graphs.graph import UnfitError
+from addnorm.export.graphs.half_precision import SUFFIX, to_half
+from addnorm.export.graphs.model_file import Graph
+from addnorm.export.graphs.quantize import quantize
+from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, check_fit
 from addnorm.model import presets
 from addnorm.model.presets import PRESETS, build

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from addnorm.export.download import DownloadError, address, fetch, wanted
+from addnorm.export.sources.download import DownloadError, address, fetch, wanted
 from addnorm.service.runtime.files import sha256
 from tests.support.hub import COMMIT, REPOSITORY, Hub, hub
 from tests.support.texts import checkpoint
@@ -121,7 +121,8 @@ def test_a_folder_comes_before_a_repository(
 
 PROGRAM = """
 import json, sys
-from addnorm.export import command, sources
+from addnorm.export import command
+from addnorm.export.sources import sources
 command.export(["--checkpoint", "org/tiny", "--check"])
 source = sources.named("org/tiny")
 again = [sources.recorded(source.origin, name).origin for name in ("org/tiny", sys.argv[1])]

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForTokenClassification
 from transformers.utils.logging import disable_progress_bar
 
-from addnorm.export import sources
 from addnorm.export.command import export
+from addnorm.export.sources import sources
 from addnorm.model.checkpoints import CheckpointError, Choices
 
 SHOWN = """\

@@ -9,8 +9,8 @@ import pytest
 import sentencepiece
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
-from addnorm.export import folder_tokenizer
-from addnorm.export.folder_tokenizer import NoTexts
+from addnorm.export.sources import folder_tokenizer
+from addnorm.export.sources.folder_tokenizer import NoTexts
 from tests.support.sentence_transformers import write_settings
 from tests.support.texts import WORDS, ids_of
 

@@ -10,10 +10,11 @@ from onnx import ModelProto, TensorProto, numpy_helper, shape_inference
 from onnxruntime import get_available_providers
 
 from addnorm.export import writer
-from addnorm.export.certificate import parity, structure, tolerances
+from addnorm.export.certificate import parity, tolerances
+from addnorm.export.certificate.graph import structure
 from addnorm.export.certificate.parity import CertificationError
-from addnorm.export.half_precision import SUFFIX, HalfPrecisionError, to_half
-from addnorm.export.model_file import Graph
+from addnorm.export.graphs.half_precision import SUFFIX, HalfPrecisionError, to_half
+from addnorm.export.graphs.model_file import Graph
 from addnorm.model.presets import build
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import bundle as bundles

@@ -10,10 +10,12 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from addnorm.export import command, model_file, sources, writer
-from addnorm.export.certificate import structure
-from addnorm.export.half_precision import to_half
-from addnorm.export.quantize import measure, quantize
+from addnorm.export import command, writer
+from addnorm.export.certificate.graph import structure
+from addnorm.export.graphs import model_file
+from addnorm.export.graphs.half_precision import to_half
+from addnorm.export.graphs.quantize import measure, quantize
+from addnorm.export.sources import sources
 from addnorm.export.writer import Plan
 from addnorm.model.presets import build
 from addnorm.service.errors import StartupError

@@ -14,7 +14,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from addnorm.export import command, writer
-from addnorm.export.certificate import on_cuda, structure, tolerances
+from addnorm.export.certificate import on_cuda, tolerances
+from addnorm.export.certificate.graph import structure
 from addnorm.export.certificate.on_cuda import measured, refuse_rows_on_cpu, without_rows
 from addnorm.export.certificate.served import CertificationError
 from addnorm.model.presets import build

@@ -17,11 +17,11 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from addnorm.export import command
-from addnorm.export import quantize as quantizing
 from addnorm.export.certificate import parity
-from addnorm.export.certificate.exact import Expected, Files
+from addnorm.export.certificate.graph.exact import Expected, Files
 from addnorm.export.certificate.parity import CertificationError
-from addnorm.export.model_file import load
+from addnorm.export.graphs import quantize as quantizing
+from addnorm.export.graphs.model_file import load
 from addnorm.model.presets import build
 from addnorm.service.models.loading import check
 from addnorm.service.models.registry import Model

@@ -16,7 +16,7 @@ from addnorm.export import ExportError, export_bundle, verify_bundle
 from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.certificate.parity import near
 from addnorm.export.certificate.served import CertificationError
-from addnorm.export.original import Original
+from addnorm.export.sources.original import Original
 from addnorm.model.config import Config, HeadConfig, Pick
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import StartupError

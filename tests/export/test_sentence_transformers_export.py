@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import BertModel
 
-from addnorm.export import sources
+from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export, verify
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.files import sha256

@@ -34,7 +34,7 @@ def change(file: Path, **changes: Any) -> None:
 
 
 def limit_of(folder: Path) -> tuple[int, str]:
-    from addnorm.export import texts
+    from addnorm.export.sources import texts
 
     found = texts.read(folder, MAX_POSITIONS)
     return found.max_text_tokens, found.limited_by

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from addnorm.export import sources, vector_ranges
+from addnorm.export import vector_ranges
 from addnorm.export.certificate import authors, tolerances
 from addnorm.export.certificate.served import path_of
+from addnorm.export.sources import sources
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import TOKENIZER

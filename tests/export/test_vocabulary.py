@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 
 from addnorm.export import ExportError, export_bundle, verify_bundle
-from addnorm.export.vocabulary import write
+from addnorm.export.sources.vocabulary import write
 from tests.conftest import inference_of, serving
 from tests.support.people.encoders import OwnLayers
 

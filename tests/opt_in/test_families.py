@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
-from addnorm.export import sources
+from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
 from tests.conftest import inference_of, serving
 from tests.support import web

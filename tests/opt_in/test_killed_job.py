@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pyarrow.parquet as pq
 import pytest
 
-from addnorm.export import sources
+from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
 from benchmarks.data import texts
 from tests.support.texts import checkpoint

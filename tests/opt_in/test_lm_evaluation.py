@@ -20,7 +20,7 @@ import transformers
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from addnorm.export import sources
+from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
 from benchmarks import peers
 from benchmarks.findings import BUILD

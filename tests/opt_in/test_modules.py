@@ -20,8 +20,8 @@ from addnorm.export import export_bundle
 from addnorm.export.modules import by_hand
 from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.modules.recognize import recognized
-from addnorm.export.original import tensor_of
-from addnorm.export.sources import UsageError
+from addnorm.export.sources.original import tensor_of
+from addnorm.export.sources.sources import UsageError
 from addnorm.model.config import Config, HeadConfig
 from addnorm.model.transformer import ACTIVATIONS
 from tests.conftest import inference_of, serving

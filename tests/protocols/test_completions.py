@@ -14,7 +14,7 @@ from openai import OpenAI
 from safetensors.numpy import load
 from tokenizers import Tokenizer
 
-from addnorm.export import sources
+from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
 from addnorm.service.tasks import scoring
 from tests.conftest import inference_of, serving

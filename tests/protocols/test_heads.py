@@ -9,7 +9,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from addnorm.export import sources
+from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
 from tests.conftest import inference_of, serving
 from tests.support import web

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load
 from transformers import PreTrainedModel
 
-from addnorm.export import sources
+from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
 from tests.conftest import inference_of, serving
 from tests.support import web

@@ -3,7 +3,7 @@ documentation, in the estimate of an answer's bytes and in the certificate."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import numpy as np
@@ -22,6 +22,7 @@ from addnorm.service.protocols.kserve import tensors
 from addnorm.service.protocols.native.native_schema import Bodies
 from addnorm.service.protocols.operations import PROTOCOL as OPERATIONS
 from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.manifest import Pick
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
@@ -43,6 +44,7 @@ class RowLengths(Output[ByRow]):
     options = LengthOptions
     is_default = False
     scale: float = 1.0
+    num_lookups: ClassVar[int] = 0  # how often what it needs was asked
 
     @classmethod
     def is_of(cls, bundle: Bundle) -> bool:
@@ -54,6 +56,10 @@ class RowLengths(Output[ByRow]):
 
     def width(self, bundle: Bundle) -> int:
         return 1
+
+    def needs(self, bundle: Bundle) -> Pick:
+        RowLengths.num_lookups += 1
+        return super().needs(bundle)
 
     def make(self, of: Computed) -> Steps[ByRow]:
         yield
@@ -163,6 +169,12 @@ def test_what_does_not_fit_is_named(
 
 def test_it_is_made_only_where_it_is_named(client: httpx.Client) -> None:
     assert "row_lengths" not in ask(client).json()
+
+
+def test_what_it_needs_is_looked_up_once_a_request(client: httpx.Client) -> None:
+    RowLengths.num_lookups = 0
+    assert ask(client, outputs=["row_lengths"]).status_code == 200
+    assert RowLengths.num_lookups == 1
 
 
 def test_v2_has_a_tensor_of_its_name_and_shape(few: Models) -> None:

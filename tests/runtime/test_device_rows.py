@@ -11,9 +11,9 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from addnorm.export.certificate import structure
-from addnorm.export.model_file import load
-from addnorm.export.pooling_graphs import export_pooling
+from addnorm.export.certificate.graph import structure
+from addnorm.export.graphs.model_file import load
+from addnorm.export.graphs.pooling_graphs import export_pooling
 from addnorm.service.errors import NotFinite
 from addnorm.service.inference.heads import pooled
 from addnorm.service.models.loading import load_all

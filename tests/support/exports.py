@@ -12,9 +12,10 @@ from filelock import FileLock
 from onnx import ModelProto
 from torch import nn
 
-from addnorm.export import graph, writer
-from addnorm.export.certificate import exact
-from addnorm.export.model_file import Graph
+from addnorm.export import writer
+from addnorm.export.certificate.graph import exact
+from addnorm.export.graphs import graph
+from addnorm.export.graphs.model_file import Graph
 
 Export = Callable[..., Graph]
 HEADS = "heads"  # their names begin so

@@ -20,10 +20,12 @@ from safetensors.numpy import save_file
 from transformers import BertConfig, BertForMaskedLM
 from transformers.utils.logging import disable_progress_bar
 
-from addnorm.export import model_file, sources
-from addnorm.export.certificate import exact, parity, structure
-from addnorm.export.certificate.exact import Expected, Files
-from addnorm.export.sources import Source
+from addnorm.export.certificate import parity
+from addnorm.export.certificate.graph import exact, structure
+from addnorm.export.certificate.graph.exact import Expected, Files
+from addnorm.export.graphs import model_file
+from addnorm.export.sources import sources
+from addnorm.export.sources.sources import Source
 from addnorm.export.writer import GRAPHS, Plan, export
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import bundle as bundles

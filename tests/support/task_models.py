@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from addnorm.export import sources
+from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
 from tests.support import language_model
 from tests.support.families import made, save

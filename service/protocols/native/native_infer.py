@@ -51,16 +51,17 @@ async def infer_tensors(
     work = one_step(partial(_from_arrays, arrays))
     batch, padding = await tools.bodies.read(call.num_bytes, work, call.deadline)
     found = await _token_spans(options, padding, call, tools)
-    return _request(options, Read(model, batch, padding, found))
+    return _request(options, Read(model, batch, padding, found, _names(options, model.bundle)))
 
 
 class Read(NamedTuple):
-    """What a body asks for is of this."""
+    """What a body asks for is of this. names: of the outputs, checked."""
 
     model: Model
     batch: Batch
     padding: Padding
     spans: Spans | None
+    names: Sequence[str]
 
 
 def _request(options: Options, read: Read) -> InferenceRequest:
@@ -68,7 +69,7 @@ def _request(options: Options, read: Read) -> InferenceRequest:
         read.model,
         read.batch,
         read.padding,
-        _outputs(options, read.model.bundle, read.spans),
+        _outputs(options, read),
         options.precision,
         dtype="float16" if options.dtype == "float16" else "float32",
         field=options.field,
@@ -81,7 +82,8 @@ async def _read(asked: InferRequest, call: Call, tools: Tools) -> Read:
         return await _read_texts(asked, asked.texts, model, prompt_name, call, tools)
     work = one_step(partial(_from_lists, asked, prompt_name))
     batch, padding = await tools.bodies.read(call.num_bytes, work, call.deadline)
-    return Read(model, batch, padding, await _token_spans(asked, padding, call, tools))
+    found = await _token_spans(asked, padding, call, tools)
+    return Read(model, batch, padding, found, _names(asked, model.bundle))
 
 
 async def _read_texts(
@@ -108,13 +110,13 @@ async def _read_texts(
             " the input type chooses the prompt",
             param="input_type",
         )
-    _outputs(asked, model.bundle, None)  # what cannot be had is rejected before texts are tokenized
+    names = _names(asked, model.bundle)  # what cannot be had is rejected before texts are tokenized
     if asked.spans is None:
-        return Read(model, *await tools.texts.tokenize(texts, call.deadline), None)
+        return Read(model, *await tools.texts.tokenize(texts, call.deadline), None, names)
     batch, padding, encodings = await tools.texts.tokenize_with_offsets(texts, call.deadline)
     work = spans.read(asked.spans, spans.in_texts(given, texts, encodings), asked.field)
     found = await tools.bodies.read(call.num_bytes, work, call.deadline)
-    return Read(model, batch, padding, found)
+    return Read(model, batch, padding, found, names)
 
 
 async def _token_spans(asked: Options, padding: Padding, call: Call, tools: Tools) -> Spans | None:
@@ -208,23 +210,30 @@ def _check_axes(arrays: Arrays, **num_axes: int) -> None:
             )
 
 
-def _outputs(asked: Options, bundle: Bundle, of_spans: Spans | None) -> tuple[Output[Value], ...]:
-    """The outputs asked for, with their options."""
+def _names(asked: Options, bundle: Bundle) -> Sequence[str]:
+    """The outputs asked for. InvalidInput for what they, or options beside them, cannot be."""
     names = asked.wanted(bundle)
     if names is None:
         names = asked.known.default_names(bundle)
     asked.known.check_names(names, bundle)
     _check_fields(asked, names)
-    dtype: VectorDType = "float32" if asked.dtype == "float16" else asked.dtype
-    if dtype != "float32" and names != ("pooled",):
+    _check_dtype(asked, names)
+    _check_lens(names, asked, bundle)
+    return names
+
+
+def _check_dtype(asked: Options, names: Sequence[str]) -> None:
+    """InvalidInput for small vectors of other outputs."""
+    if _vector_dtype(asked) != "float32" and names != ("pooled",):
         raise InvalidInput(
-            f"dtype is {dtype!r}, which is for pooled vectors alone, and outputs are"
+            f"dtype is {asked.dtype!r}, which is for pooled vectors alone, and outputs are"
             f' {", ".join(names)}: ask for "outputs": ["pooled"]',
             param="dtype",
         )
-    _check_lens(names, asked, bundle)
-    shared = Asked(None, asked.pooling, asked.normalize, dtype, of_spans, asked.skipped_ids(bundle))
-    return tuple(_output(name, asked, shared) for name in names)
+
+
+def _vector_dtype(asked: Options) -> VectorDType:
+    return "float32" if asked.dtype == "float16" else asked.dtype
 
 
 def _check_fields(asked: Options, names: Sequence[str]) -> None:
@@ -249,6 +258,13 @@ def _check_lens(names: Sequence[str], asked: Options, bundle: Bundle) -> None:
             ' "precision": "fp32"',
             param="precision",
         )
+
+
+def _outputs(asked: Options, read: Read) -> tuple[Output[Value], ...]:
+    """The outputs asked for, with their options."""
+    dtype, skipped = _vector_dtype(asked), asked.skipped_ids(read.model.bundle)
+    shared = Asked(None, asked.pooling, asked.normalize, dtype, read.spans, skipped)
+    return tuple(_output(name, asked, shared) for name in read.names)
 
 
 def _output(name: str, asked: Options, shared: Asked) -> Output[Value]:

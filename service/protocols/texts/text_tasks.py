@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.outputs import Logits, LogitsAt
+from addnorm.service.inference.outputs import Logits, LogitsAt, Output
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
@@ -21,8 +20,8 @@ from addnorm.service.protocols.texts.task_options import (
     TagOptions,
     ZeroShotOptions,
 )
-from addnorm.service.protocols.texts.texts import TextsToTokenize
-from addnorm.service.runtime.batch import Batch, Ints
+from addnorm.service.protocols.texts.texts import TextsToTokenize, check_single
+from addnorm.service.runtime.batch import Batch, Ints, Padding
 from addnorm.service.runtime.tokenizing.tokenizer import CHARACTERS_PER_TOKEN
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks import classification, fill_mask, tagging
@@ -58,16 +57,8 @@ async def score_pairs(
         scores = classification.probabilities(response.value(Logits).joined, function)
         return iter(scores[:, 0])
 
-    request = InferenceRequest(
-        texts.model,
-        batch,
-        padding,
-        (Logits(),),
-        precision,
-        field=texts.field,
-        answer_bytes=LABEL_BYTES * len(batch) + answer_bytes,
-    )
-    return TextTask(request, finish)
+    num_bytes = LABEL_BYTES * len(batch) + answer_bytes
+    return TextTask(_request(texts, batch, padding, Logits(), precision, num_bytes), finish)
 
 
 async def classify(
@@ -89,16 +80,8 @@ async def classify(
         for scores in classification.probabilities(logits, function):
             yield classification.ranked(scores, labels, options.top_k)
 
-    request = InferenceRequest(
-        texts.model,
-        batch,
-        padding,
-        (Logits(),),
-        precision,
-        field=texts.field,
-        answer_bytes=len(batch) * _label_bytes(labels),
-    )
-    return TextTask(request, finish)
+    answer_bytes = len(batch) * _label_bytes(labels)
+    return TextTask(_request(texts, batch, padding, Logits(), precision, answer_bytes), finish)
 
 
 async def zero_shot(
@@ -114,7 +97,7 @@ async def zero_shot(
     entailment = classification.entailment_index(bundle.manifest.labels, bundle.ref)
     candidates = options.candidate_labels
     tools.texts.check_pairs(texts, "candidate_labels", len(candidates))
-    _check_single(texts)
+    check_single(texts.field, texts.texts)
     hypotheses = list(classification.hypotheses(candidates, options.hypothesis_template))
     whole = map(str, texts.whole(texts.texts))
     pairs = [(text, hypothesis) for text in whole for hypothesis in hypotheses]
@@ -128,16 +111,8 @@ async def zero_shot(
             own = logits[start : start + len(candidates)]
             yield classification.zero_shot(own, candidates, entailment, options.multi_label)
 
-    request = InferenceRequest(
-        texts.model,
-        batch,
-        padding,
-        (Logits(),),
-        precision,
-        field=texts.field,
-        answer_bytes=len(texts.texts) * _label_bytes(candidates),
-    )
-    return TextTask(request, finish)
+    answer_bytes = len(texts.texts) * _label_bytes(candidates)
+    return TextTask(_request(texts, batch, padding, Logits(), precision, answer_bytes), finish)
 
 
 async def tag(
@@ -148,7 +123,7 @@ async def tag(
     precision: str | None = None,
 ) -> TextTask:
     """The tags or entities of each text, in the order of the text."""
-    _check_single(texts)
+    check_single(texts.field, texts.texts)
     labels, ignored = _labels(texts), frozenset(options.ignore_labels)
     batch, padding, encodings = await tools.texts.tokenize_with_offsets(texts, call.deadline)
     pieces = Pieces.of(tools.texts.tokenizer(texts).library)
@@ -166,16 +141,8 @@ async def tag(
                 ignored,
             )
 
-    request = InferenceRequest(
-        texts.model,
-        batch,
-        padding,
-        (Logits(),),
-        precision,
-        field=texts.field,
-        answer_bytes=ENTITY_BYTES * batch.num_tokens + 2 * _kept_bytes(texts, batch),
-    )
-    return TextTask(request, finish)
+    answer_bytes = ENTITY_BYTES * batch.num_tokens + 2 * _kept_bytes(texts, batch)
+    return TextTask(_request(texts, batch, padding, Logits(), precision, answer_bytes), finish)
 
 
 async def fill_masks(
@@ -206,18 +173,10 @@ async def fill_masks(
 
     num_masks, width = len(masks.places), texts.model.bundle.width("logits")
     num_each = min(top_k, len(masks.targets or range(width)))
-    request = InferenceRequest(
-        texts.model,
-        batch,
-        padding,
-        (LogitsAt(tokens=masks.places),),
-        precision,
-        field=texts.field,
-        # beside the response: the logits, all of which are held
-        answer_bytes=num_each * (masks.text_bytes + ENTITY_BYTES * num_masks)
-        + 4 * num_masks * width,
-    )
-    return TextTask(request, finish)
+    # beside the response: the logits, all of which are held
+    answer_bytes = num_each * (masks.text_bytes + ENTITY_BYTES * num_masks) + 4 * num_masks * width
+    output = LogitsAt(tokens=masks.places)
+    return TextTask(_request(texts, batch, padding, output, precision, answer_bytes), finish)
 
 
 class _Masks(NamedTuple):
@@ -264,10 +223,20 @@ def _labels(texts: TextsToTokenize) -> Sequence[str]:
     return classification.label_names(bundle.manifest.labels, bundle.width("logits"))
 
 
-def _check_single(asked: TextsToTokenize) -> None:
-    """InvalidInput for a pair."""
-    index = next((i for i, text in enumerate(asked.texts) if not isinstance(text, str)), None)
-    if index is not None:
-        raise InvalidInput(
-            f"{asked.field}[{index}] is a pair: send single texts", param=asked.field
-        )
+def _request(
+    texts: TextsToTokenize,
+    batch: Batch,
+    padding: Padding,
+    output: Output[Any],
+    precision: str | None,
+    answer_bytes: int,
+) -> InferenceRequest:
+    return InferenceRequest(
+        texts.model,
+        batch,
+        padding,
+        (output,),
+        precision,
+        field=texts.field,
+        answer_bytes=answer_bytes,
+    )

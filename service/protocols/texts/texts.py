@@ -118,7 +118,7 @@ class TextsToTokenize(NamedTuple):
                 " documents: leave it out",
                 param="input_type",
             )
-        _check_single(field, texts, "input_type")
+        check_single(field, texts, "input_type")
         prompt = manifest.prompts.get(rules.prompt_name or "", "")
         return cls(field, texts, truncate, model, input_type=input_type, prompt=prompt)
 
@@ -252,18 +252,19 @@ def _prompt(model: Model, field: str, texts: Sequence[Text], name: str | None) -
             f"prompt_name is {name[:60]!r}: {model.bundle.ref} has no such prompt, {known}",
             param="prompt_name",
         )
-    _check_single(field, texts, "prompt_name")
+    check_single(field, texts, "prompt_name")
     return manifest.prompts[name]
 
 
-def _check_single(field: str, texts: Sequence[Text], option: str) -> None:
+def check_single(field: str, texts: Sequence[Text], option: str | None = None) -> None:
     """InvalidInput for a pair. option: that is set, and is for single texts only."""
     index = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
-    if index is not None:
-        raise InvalidInput(
-            f"{option} is set, but {field}[{index}] is a pair: it is for single texts",
-            param=option,
-        )
+    if index is None:
+        return
+    pair = f"{field}[{index}] is a pair"
+    if option is None:
+        raise InvalidInput(f"{pair}: send single texts", param=field)
+    raise InvalidInput(f"{option} is set, but {pair}: it is for single texts", param=option)
 
 
 def _in_steps(

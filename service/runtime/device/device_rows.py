@@ -18,7 +18,7 @@ POOLING_OUTPUTS = ("vectors", "finite")
 
 
 def pooling_graph(pooling: Pooling) -> Path:
-    """Written by export/pooling_graphs.py."""
+    """Written by export/graphs/pooling_graphs.py."""
     return Path(__file__).parents[1] / "pooling" / f"{pooling}.onnx"
 
 

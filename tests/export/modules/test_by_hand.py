@@ -11,7 +11,7 @@ from torch import nn
 from addnorm.export import ExportError, export_bundle
 from addnorm.export.modules import by_hand
 from addnorm.export.modules.operators.parts import Unrecognized
-from addnorm.export.sources import UsageError
+from addnorm.export.sources.sources import UsageError
 from addnorm.model.config import Config
 from tests.support.people import Annotated
 from tests.support.people.encoders import D, Einsum, H, T, V

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from addnorm.export.original import tensor_of
+from addnorm.export.sources.original import tensor_of
 from tests.conftest import inference_of, serving
 from tests.support.people import EXAMPLES
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from addnorm.export import ExportError, export_bundle, verify_bundle
 from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.modules.recognize import Recognized, recognized
-from addnorm.export.original import Original
+from addnorm.export.sources.original import Original
 from tests.support.people import TUTORIALS
 from tests.support.people.encoders import D, H, T
 from tests.support.people.strangers import STRANGERS

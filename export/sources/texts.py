@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from addnorm.export import folder_tokenizer
-from addnorm.export.folder_tokenizer import NoTexts
+from addnorm.export.sources import folder_tokenizer
+from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.model.checkpoints import json_files, sentence_transformers
 from addnorm.model.checkpoints.sentence_transformers import MODULES, SentenceTransformers
 from addnorm.service.runtime.bundle import TOKENIZER

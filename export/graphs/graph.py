@@ -12,7 +12,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 from torch import nn
 from torch.export import Dim
 
-from addnorm.export.model_file import EXTERNAL, MIN_BYTES, Array, Graph
+from addnorm.export.graphs.model_file import EXTERNAL, MIN_BYTES, Array, Graph
 from addnorm.model.attention import ATTENTION_IN_BLOCKS, ATTENTION_VERSION
 from addnorm.model.transformer import Head, Transformer
 

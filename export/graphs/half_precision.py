@@ -25,7 +25,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from addnorm.export.model_file import EXTERNAL, Graph, constant
+from addnorm.export.graphs.model_file import EXTERNAL, Graph, constant
 
 Array = NDArray[Any]
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
-from addnorm.export.certificate import structure
-from addnorm.export.model_file import Graph
+from addnorm.export.certificate.graph import structure
+from addnorm.export.graphs.model_file import Graph
 from addnorm.model.attention import AFTER_SOFTMAX
 from addnorm.model.config import Activation, Config, HeadConfig
 

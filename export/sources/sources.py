@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from addnorm.export import download, texts
-from addnorm.export.folder_tokenizer import NoTexts
-from addnorm.export.module import problems
-from addnorm.export.original import Original, OriginalError, digest
-from addnorm.export.texts import Texts
+from addnorm.export.sources import download, texts
+from addnorm.export.sources.folder_tokenizer import NoTexts
+from addnorm.export.sources.module import problems
+from addnorm.export.sources.original import Original, OriginalError, digest
+from addnorm.export.sources.texts import Texts
 from addnorm.model import presets
 from addnorm.model.checkpoints import Checkpoint, Choices, load_checkpoint
 from addnorm.model.config import Pick

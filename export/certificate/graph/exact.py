@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from torch import nn
 
-from addnorm.export import half_precision, model_file, quantize
-from addnorm.export.certificate import attributes, structure
-from addnorm.export.graph import OPSET, export_body, export_head, export_lens
-from addnorm.export.model_file import Graph
+from addnorm.export.certificate.graph import attributes, structure
+from addnorm.export.graphs import half_precision, model_file, quantize
+from addnorm.export.graphs.graph import OPSET, export_body, export_head, export_lens
+from addnorm.export.graphs.model_file import Graph
 from addnorm.model.config import Config
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Transformer

@@ -16,7 +16,7 @@ import numpy as np
 from google.protobuf.message import Message
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from addnorm.export.model_file import EXTERNAL, Graph, as_bytes
+from addnorm.export.graphs.model_file import EXTERNAL, Graph, as_bytes
 
 TENSOR_DATA = (
     "name", "raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data",

@@ -34,7 +34,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from addnorm.export.model_file import EXTERNAL, Graph, constant
+from addnorm.export.graphs.model_file import EXTERNAL, Graph, constant
 from addnorm.service.runtime.batch import Floats
 from addnorm.service.runtime.manifest import Int8, Limits
 from addnorm.service.runtime.selfcheck import sequences

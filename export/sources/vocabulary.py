@@ -9,7 +9,7 @@ from tokenizers.models import WordLevel
 from tokenizers.normalizers import Replace
 from tokenizers.pre_tokenizers import Split, WhitespaceSplit
 
-from addnorm.export.sources import UsageError
+from addnorm.export.sources.sources import UsageError
 from addnorm.service.runtime.bundle import TOKENIZER
 
 UNKNOWN = re.compile(r"[\[<(]?unk(nown)?[\])>]?", re.IGNORECASE)  # what such an entry is called

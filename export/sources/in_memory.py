@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from addnorm.export import sources
-from addnorm.export.original import Original, OriginalError, digest
-from addnorm.export.sources import Source, UsageError
+from addnorm.export.sources import sources
+from addnorm.export.sources.original import Original, OriginalError, digest
+from addnorm.export.sources.sources import Source, UsageError
 from addnorm.model.checkpoints import FAMILIES, Checkpoint, Choices, json_files
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime.bundle import TOKENIZER

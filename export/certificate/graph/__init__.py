@@ -1,0 +1,1 @@
+"""Comparison of graphs with the reference, exactly: weights, attributes and nodes. Runs none."""
