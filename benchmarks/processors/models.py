@@ -14,8 +14,8 @@ import torch
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
-from addnorm.export import sources
-from addnorm.export.sources import Source
+from addnorm.export.sources import sources
+from addnorm.export.sources.sources import Source
 from addnorm.export.writer import Plan, export
 from addnorm.model.checkpoints import FAMILIES
 from addnorm.model.presets import PRESETS

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pyarrow.parquet as parquet
 
-from addnorm.export import sources
+from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
 from benchmarks import processes
 from benchmarks.findings import MINILM
