@@ -118,6 +118,11 @@ build/processors/ready: benchmarks/processors/prepare.sh pyproject.toml
 	xargs -a build/processors.txt benchmarks/processors/prepare.sh build/processors
 	touch $@
 
+# Other versions of onnxruntime, each in a folder
+build/onnxruntime/%/ready:
+	$(PIP) install --no-deps --target $(@D) onnxruntime==$*
+	touch $@
+
 # onnxruntime-gpu in the place of onnxruntime
 build/gpu/ready: benchmarks/environments/gpu.txt pyproject.toml
 	$(PYTHON3) -m venv build/gpu

@@ -11,6 +11,8 @@ SERVED, TINY, PRESET = "bundles/all-minilm-l6-v2", "bundles/notebook", "bundles/
 PEER, RAY, GPU, ARM = (
     f"build/{name}/ready" for name in ("sentence-transformers", "ray", "gpu", "processors")
 )
+# the first of each minor version that pyproject.toml allows, beside the one that is installed
+ONNXRUNTIMES = ("1.25.0", "1.26.0", "1.27.0", "1.28.0", "1.29.0", "1.30.0", "1.31.1")
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,14 @@ EXPERIMENTS = {
         "benchmarks.processors.experiment:run",
         25,
         (BERT, ARM, "qemu-aarch64"),
-        only="names of models, and of processors: neoverse-n1 bert; also sandybridge, a64fx",
+        only="names of models, and of processors: neoverse-n1 bert; also sandybridge, sve, sme",
+    ),
+    "onnxruntimes": Experiment(
+        "which versions of onnxruntime give equal bits, on this machine",
+        "benchmarks.processors.experiment:versions",
+        20,
+        (BERT, *(f"build/onnxruntime/{version}/ready" for version in ONNXRUNTIMES)),
+        only="names of models",
     ),
     "gpu": Experiment(
         "all that is to be known of this machine's GPU: differences, bits, speed beside PyTorch",

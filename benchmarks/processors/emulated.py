@@ -15,6 +15,7 @@ from benchmarks.findings import BUILD
 NATIVE = "native"
 
 ROOT = BUILD / "processors"  # what prepare.sh makes
+ONNXRUNTIMES = BUILD / "onnxruntime"  # a folder for each version
 NUM_CORES = 4
 AVX = "sse4_1 sse4_2 avx"
 AVX2 = f"{AVX} f16c fma avx2"
@@ -35,6 +36,13 @@ class Python(NamedTuple):
     def here(cls) -> "Python":
         """On this machine's own, with this environment."""
         return cls(NATIVE, [sys.executable], {"PYTHONPATH": str(Path.cwd())})
+
+    @classmethod
+    def with_onnxruntime(cls, version: str) -> "Python":
+        """On this machine's own, with another onnxruntime before this environment's."""
+        folders = [str(Path.cwd()), str((ONNXRUNTIMES / version).absolute())]
+        own = {"PYTHONPATH": os.pathsep.join(folders)}
+        return cls(f"onnxruntime {version}", [sys.executable], own)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -95,7 +103,8 @@ PROCESSORS = {
         Processor("haswell", "x86_64", "Haswell", AVX2),
         Processor("neoverse-n1", "aarch64", "neoverse-n1", NEON, "0xd0c"),
         Processor("sandybridge", "x86_64", "SandyBridge", AVX, is_promised=False),
-        Processor("a64fx", "aarch64", "a64fx", f"{NEON} sve", "0x001", is_promised=False),
+        Processor("sve", "aarch64", "max,sme=off", f"{NEON} sve sve2", "0xd40", is_promised=False),
+        Processor("sme", "aarch64", "max", f"{NEON} sve sve2 sme", "0xd40", is_promised=False),
     )
 }
 

@@ -14,11 +14,14 @@ from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import onnxruntime
+
 from addnorm.load.sweep.tables import table
 from benchmarks.findings import Findings, Options
 from benchmarks.processors import differences, emulated, models, real_model
 from benchmarks.processors.differences import Compared
 from benchmarks.processors.emulated import NATIVE, PROCESSORS, Python
+from benchmarks.registry import ONNXRUNTIMES
 
 WORKER = "benchmarks.processors.worker"
 
@@ -36,16 +39,49 @@ def run(options: Options) -> Findings:
     """--only: names of models and of processors; processors without a promise only if named."""
     chosen = emulated.chosen(options.only)
     wanted = [name for name in options.only if name not in PROCESSORS]
-    pythons = [Python.here(), *(processor.python() for processor in chosen)]
-    with TemporaryDirectory() as place:
-        root = Path(place)
-        seconds = {"export": _exported(root, wanted)}
-        for python in pythons:
-            seconds[python.processor] = _asked(root, python)
-        found = list(lines(root / "answers", [processor.name for processor in chosen]))
     promised = [name for name in PROCESSORS if PROCESSORS[name].is_promised]
-    missed = [sentence for line in found for sentence in misses(line, promised)]
-    return Findings(_tables(found, seconds), missed, _figures(found, seconds))
+    with TemporaryDirectory() as place:
+        found, seconds = _found(Path(place), [own.python() for own in chosen], wanted)
+        missed = [sentence for line in found for sentence in misses(line, promised)]
+        return Findings(_tables(found, seconds), missed, _figures(found, seconds))
+
+
+def versions(options: Options) -> Findings:
+    """Other versions of onnxruntime on this machine. Their bits are no promise, and no goal."""
+    pythons = [Python.with_onnxruntime(version) for version in ONNXRUNTIMES]
+    with TemporaryDirectory() as place:
+        found, seconds = _found(Path(place), pythons, options.only)
+        names = [NATIVE, *(python.processor for python in pythons)]
+        groups = equal_groups(Path(place) / "answers", names)
+    said = "\n".join(f"- {', '.join(group)}" for group in groups)
+    here = f"{NATIVE} is {onnxruntime.__version__}. Versions with equal answers:"
+    tables = f"{_tables(found, seconds)}\n\n{here}\n\n{said}"
+    return Findings(tables, (), {**_figures(found, seconds), "groups": groups})
+
+
+def equal_groups(answers: Path, names: Sequence[str]) -> list[list[str]]:
+    """Names whose answers are all equal, together."""
+    groups = list[list[str]]()
+    for name in names:
+        for group in groups:
+            own = lines(answers, [name], group[0])
+            if not any(line.found[name].refused or line.found[name].unequal for line in own):
+                group.append(name)
+                break
+        else:
+            groups.append([name])
+    return groups
+
+
+def _found(
+    root: Path, pythons: Sequence[Python], wanted: Sequence[str]
+) -> tuple[list[Line], dict[str, float]]:
+    """Lines of all that answered, and the seconds of each part."""
+    seconds = {"export": _exported(root, wanted)}
+    for python in (Python.here(), *pythons):
+        seconds[python.processor] = _asked(root, python)
+    names = [python.processor for python in pythons]
+    return [*lines(root / "answers", names)], seconds
 
 
 def _exported(root: Path, wanted: Sequence[str]) -> float:
@@ -86,9 +122,9 @@ def ask(bundles: Path, python: Python, out: Path) -> None:
         )
 
 
-def lines(answers: Path, processors: Sequence[str]) -> Iterator[Line]:
+def lines(answers: Path, processors: Sequence[str], beside: str = NATIVE) -> Iterator[Line]:
     """Every model that answered natively, in the order of their names."""
-    for known in sorted(path for path in (answers / NATIVE).iterdir() if path.is_dir()):
+    for known in sorted(path for path in (answers / beside).iterdir() if path.is_dir()):
         for precision in differences.precisions(known):
             found = {
                 name: differences.compared(known, answers / name / known.name, precision)

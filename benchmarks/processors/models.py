@@ -45,7 +45,7 @@ HEADS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "tagger": (transformers.AutoModelForTokenClassification, {"num_labels": 5}),
 }
-PLAN, TINY = Plan(precisions=("fp32", "int8"), lens=True), Plan(lens=True)
+PRECISIONS = ("fp32", "int8")
 
 
 def names() -> list[str]:
@@ -57,7 +57,13 @@ def export_all(wanted: Callable[[str], bool], root: Path, checkpoints: Path) -> 
     for name, make in _makers(checkpoints):
         if wanted(name):
             source = make()
-            export(source, root, name, 1, PLAN if source.model.config.d_model >= WIDTH else TINY)
+            export(source, root, name, 1, _plan(name, source))
+
+
+def _plan(name: str, source: Source) -> Plan:
+    """int8 where it pays. Other heads on one body need no second lens."""
+    is_narrow = source.model.config.d_model < WIDTH
+    return Plan(precisions=("fp32",) if is_narrow else PRECISIONS, lens=name not in HEADS)
 
 
 def _makers(checkpoints: Path) -> Iterator[tuple[str, Callable[[], Source]]]:
