@@ -76,23 +76,18 @@ def test_a_bundle_that_does_not_load_is_told_with_the_reason(tmp_path: Path) -> 
     ]
 
 
-def test_the_worker_answers_every_question_alike_twice(small: Path, tmp_path: Path) -> None:
-    """This machine beside itself: `python -m benchmarks processors` takes emulated ones."""
-    for name in (NATIVE, "haswell"):
-        experiment.ask(small, Python.here(), tmp_path / name)
-    found = [*experiment.lines(tmp_path, ["haswell"])]
-    assert [line.model for line in found] == ["gpt", "notebook"]
-    for line in found:
-        asked = {
-            question.name
-            for question in questions.questions(bundles.read(small / line.model / "1"))
-        }
-        assert {file.stem for file in (tmp_path / NATIVE / line.model).iterdir()} == asked
-        assert {"activations", "logits", "norm_stats", "pooled"} <= line.found[
-            "haswell"
-        ].outputs.keys()
-        assert line.found["haswell"].total.compared > 1000
-        assert not [*experiment.misses(line, ["haswell"])]
+def test_the_worker_answers_every_question_on_this_machine(small: Path, tmp_path: Path) -> None:
+    """`python -m benchmarks processors` takes emulated ones too."""
+    experiment.ask(small, Python.here(), tmp_path / NATIVE)
+    found = {line.model: line.found[NATIVE] for line in experiment.lines(tmp_path, [NATIVE])}
+    assert found.keys() == {"gpt", "notebook"}
+    for name, own in found.items():
+        asked = questions.questions(bundles.read(small / name / "1"))
+        files = {file.stem for file in (tmp_path / NATIVE / name).iterdir()}
+        assert files == {question.name for question in asked}
+        assert {"activations", "logits", "norm_stats", "pooled"} <= own.outputs.keys()
+        assert own.total.compared > 1000
+        assert not own.not_invariant
 
 
 @pytest.mark.parametrize("name", [name for name in PROCESSORS if not PROCESSORS[name].is_arm])
