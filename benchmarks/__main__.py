@@ -40,6 +40,8 @@ def _run(name: str, experiment: Experiment, arguments: argparse.Namespace) -> bo
     """Whether no goal was missed."""
     if arguments.beside and not experiment.beside:
         raise SystemExit(f"{name}: --beside: there is nothing of another checkout in it")
+    if arguments.only and not experiment.only:
+        raise SystemExit(f"{name}: --only: it has no parts")
     if missing := needs.absent_programs(experiment.needs):
         raise SystemExit(f"{name}: {needs.in_words(missing)}")
     needs.make(experiment.needs)
@@ -49,6 +51,8 @@ def _run(name: str, experiment: Experiment, arguments: argparse.Namespace) -> bo
     passed = True
     for title, options in _runs(name, experiment, arguments):
         findings = _findings(experiment, options)
+        if options.unused:
+            raise SystemExit(f"{name}: --only names nothing here: {', '.join(options.unused)}")
         print(report.add(title, findings), flush=True)
         passed &= not findings.missed
     return passed

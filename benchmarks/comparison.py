@@ -38,7 +38,8 @@ class Goal:
 def measured(sides: Sequence[Side], options: Options, most: int | None = None) -> Rounds:
     """Rounds of the sides that are wanted, in the minutes that are granted."""
     os.environ.pop("OMP_NUM_THREADS", None)  # the peers' own default is a thread for each core
-    wanted = [side for side in sides if options.wants(side.line)]
+    if not (wanted := [side for side in sides if options.wants(side.line)]):
+        return {}
     clock = Clock(60 * options.minutes)
     prepare(wanted, clock)
     found = interleave(wanted, clock.left_s(), clock, most)

@@ -1,13 +1,11 @@
-"""`addnorm embed`: a job beside its engine alone, and beside the programs of others."""
+"""`addnorm embed`: a job beside its engine alone."""
 
 import asyncio
-import subprocess
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,26 +22,16 @@ from addnorm.load.measure.rounds import Side
 from addnorm.load.measure.run import Figures
 from addnorm.load.sweep.tables import Row
 from addnorm.service.runtime.batch import Batch
-from benchmarks import comparison, peers
+from benchmarks import comparison
 from benchmarks.bench.ceilings import sorted_batches
 from benchmarks.comparison import Goal
 from benchmarks.data import texts
-from benchmarks.findings import BUILD, MINILM, Findings, Options, newest
+from benchmarks.findings import Findings, Options, newest
 
-NUM_ROWS, NUM_PEER_ROWS = 1000, 20_000
+NUM_ROWS = 1000
 JOB, ALONE = "job", "alone"
 SPEED_ROWS = [Row("addnorm embed", "tokens_per_s", precision, ALONE) for precision in (FP32, INT8)]
 GOALS = [Goal(precision, JOB, ALONE, "tokens_per_s", 0.95) for precision in (FP32, INT8)]
-RAY_PYTHON = BUILD / "ray/bin/python"
-ENCODE, RAY_ENCODE = "encode", "ray-encode"
-PEERS = (ENCODE, RAY_ENCODE)  # which read the checkpoint; the others read the bundle
-TITLES = {
-    ENCODE: "sentence-transformers",
-    "addnorm-fp32": "addnorm embed, fp32",
-    "addnorm-int8": "int8",
-    RAY_ENCODE: "sentence-transformers in Ray Data",
-    "ray-addnorm": "Addnorm in Ray Data",
-}
 
 
 def speed(options: Options) -> Findings:
@@ -100,31 +88,5 @@ def _job(
             runner.run(embedding_job.run(source, embedder, parts, "vector", progress))
             parts.join(parts.num_rows)
         return {"tokens_per_s": progress.num_tokens / (time.perf_counter() - started)}
-
-    return measure
-
-
-def beside_others(options: Options) -> Findings:
-    """Each in a process of its own. Ray's contenders load within the time that is measured."""
-    bundle = newest("all-minilm-l6-v2").path
-    with TemporaryDirectory() as place:
-        num_rows = options.times(NUM_PEER_ROWS, 200)
-        source = texts.write(Path(place, "texts.parquet"), num_rows, bundle)
-        sides = [
-            Side("texts", who, _program(source, who, MINILM if who in PEERS else bundle))
-            for who in TITLES
-            if options.wants(who)
-        ]
-        figures = comparison.measured(sides, replace(options, only=()))
-    title = f"{num_rows:,} texts; Ray's contenders load meanwhile"
-    return comparison.compared(figures, [Row(title, "texts_per_s", "texts", ENCODE)], TITLES)
-
-
-def _program(source: Path, who: str, model: Path) -> Callable[[float], Figures]:
-    command = [str(part) for part in (RAY_PYTHON, peers.program("corpus_job"), source, who, model)]
-
-    def measure(_: float) -> Figures:
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        return {"texts_per_s": float(done.stdout.splitlines()[-1])}
 
     return measure

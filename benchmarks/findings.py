@@ -24,6 +24,7 @@ class Options:
     beside: Path | None = None  # another checkout of Addnorm, measured in turn with this one
     worktree: Path | None = None  # the checkout whose code serves, if it is not this one
     out: Path = BUILD / "benchmarks"
+    _named: set[str] = field(default_factory=set, compare=False, repr=False)  # words of `only`
 
     @property
     def share(self) -> float:
@@ -33,8 +34,16 @@ class Options:
         """So many as the minutes allow, of what the usual minutes are for."""
         return max(least, round(number * self.share))
 
-    def wants(self, name: str) -> bool:
-        return not self.only or name.startswith(self.only)
+    def wants(self, name: str, within: bool = False) -> bool:
+        """Whether a word of `only` begins the name, or is within it: no longer in `unused`."""
+        named = [word for word in self.only if (word in name if within else name.startswith(word))]
+        self._named.update(named)
+        return bool(named) or not self.only
+
+    @property
+    def unused(self) -> list[str]:
+        """Words of `only` that have named nothing so far."""
+        return [word for word in self.only if word not in self._named]
 
     @property
     def bundle(self) -> Bundle:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PROGRAMS = {  # name -> how Debian installs it
-    "haproxy": "apt-get install haproxy",
+PROGRAMS = {  # name -> what installs it
     "chromedriver": "make browser",
     "qemu-aarch64": "apt-get install qemu-user",
 }
@@ -15,7 +14,7 @@ Found = Callable[[str], bool]
 
 
 def on_path(program: str) -> bool:
-    return bool(shutil.which(program) or shutil.which(program, path="/usr/sbin"))
+    return bool(shutil.which(program))
 
 
 def absent_files(needs: Sequence[str], root: Path = ROOT) -> list[str]:

@@ -57,14 +57,12 @@ def folder(
     Nothing is cached unless ADDNORM_CACHE_BYTES is among them: streams repeat their sequences.
     worktree: the folder whose code serves, if it is not this one's. log: takes stderr. python: the
     command that runs it.
-    ADDNORM_HOST, ADDNORM_PORT among the settings: where to listen, if not on a free port.
     """
-    host, port = settings.get("ADDNORM_HOST", LOOPBACK), int(settings.get("ADDNORM_PORT", 0))
-    port = port or free_port()
+    port = free_port()
     own = {"ADDNORM_PORT": str(port), "ADDNORM_LOG_LEVEL": "warning", "ADDNORM_CACHE_BYTES": "0"}
     own["ADDNORM_TRUST_TOKEN_IDS"] = "true"  # loads draw ids by chance
     command = [*python, "-m", "addnorm", "serve", "--bundles", str(bundles.resolve())]
-    with _process(command, port, {**own, **settings}, worktree, log, host, start_s) as server:
+    with _process(command, port, {**own, **settings}, worktree, log, start_s) as server:
         yield server
 
 
@@ -89,15 +87,14 @@ def _process(
     settings: dict[str, str] | None = None,
     cwd: Path | None = None,
     stderr: IO[bytes] | None = None,
-    host: str = LOOPBACK,
     start_s: float = START_S,
 ) -> Iterator[Server]:
     """The command's process, from when it answers HTTP until the block is left."""
     environment = {**os.environ, **(settings or {})}
     process = subprocess.Popen(command, env=environment, cwd=cwd, stderr=stderr)
     try:
-        _await(process, host, port, start_s)
-        yield Server(host, port, process.pid)
+        _await(process, port, start_s)
+        yield Server(LOOPBACK, port, process.pid)
     finally:
         process.terminate()
         try:
@@ -107,7 +104,7 @@ def _process(
             process.wait()
 
 
-def _await(process: subprocess.Popen[bytes], host: str, port: int, start_s: float) -> None:
+def _await(process: subprocess.Popen[bytes], port: int, start_s: float) -> None:
     """Any answer will do: none of these servers listens before its models are loaded."""
     deadline = time.monotonic() + start_s
     while time.monotonic() < deadline:
@@ -116,7 +113,7 @@ def _await(process: subprocess.Popen[bytes], host: str, port: int, start_s: floa
                 f"{process.args!r} ended with {process.returncode} before it answered"
             )
         try:
-            urllib.request.urlopen(f"http://{host}:{port}/livez", timeout=5).close()
+            urllib.request.urlopen(f"http://{LOOPBACK}:{port}/livez", timeout=5).close()
         except urllib.error.HTTPError as error:
             error.close()
             return

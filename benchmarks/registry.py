@@ -90,13 +90,6 @@ EXPERIMENTS = {
         (SERVED,),
         only="fp32 or int8",
     ),
-    "corpus-peers": Experiment(
-        "`addnorm embed` beside sentence-transformers and Ray Data",
-        "benchmarks.corpus:beside_others",
-        60,
-        (BERT, SERVED, RAY),
-        only="names of contenders",
-    ),
     "bodies": Experiment(
         "10,000 bad bodies: no 500, no dropped answer, no growth of memory",
         f"{STRESS}.storms:bodies",
@@ -155,13 +148,6 @@ EXPERIMENTS = {
         f"{STRESS}.soak:run",
         20,
         (PRESET,),
-    ),
-    "spread": Experiment(
-        "haproxy before two servers: who gets the requests, what a loss and haproxy cost",
-        "benchmarks.spread.experiment:run",
-        4,
-        (TINY, PRESET, "haproxy"),
-        only="join, leave, cost",
     ),
     "ray": Experiment(
         "Ray Serve on three raylets: its cost, an update, deaths under load, autoscaling",

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
@@ -27,6 +27,19 @@ class ExportError(Exception):
 
     The message says why in words. `__cause__` is the error that was raised first.
     """
+
+
+class Stated(NamedTuple):
+    """What a caller says of a model, as in `export_bundle`. tokenizer: the folder that has it."""
+
+    labels: Sequence[str] | None
+    pooling: Pooling | None
+    normalize: bool | None
+    tokenizer: Path | None
+    max_length: int | None
+    reference: Callable[..., Any] | None
+    config: Config | Mapping[str, Any] | None
+    weights: Mapping[str, str | Sequence[str]] | None
 
 
 def export_bundle(
@@ -85,9 +98,8 @@ def export_bundle(
     with _one_error(), _folder(tokenizer, vocabulary) as folder:
         default = precisions[0] if precisions else "fp32"
         plan = Plan("packed", tuple(precisions), default, lens)
-        with _source(
-            model, labels, pooling, normalize, folder, max_length, reference, config, weights
-        ) as source:
+        stated = Stated(labels, pooling, normalize, folder, max_length, reference, config, weights)
+        with _source(model, stated) as source:
             return writer.export(source, Path(out), name, version, plan)
 
 
@@ -117,8 +129,7 @@ def verify_bundle(
         if TOKENIZER in manifest.files and folder is None and not brings_its_own:
             raise UsageError(f"{bundle.ref} takes texts: name the folder of its tokenizer")
         made = manifest.source
-        with _source(
-            model,
+        stated = Stated(
             made.get("labels") if in_memory.saves_itself(model) else manifest.labels,
             manifest.pooling,
             manifest.normalize,
@@ -127,7 +138,8 @@ def verify_bundle(
             reference,
             config,
             weights,
-        ) as source:
+        )
+        with _source(model, stated) as source:
             writer.certify_again(bundle, source, provider)
         return bundles.read(bundle.path)
 
@@ -157,39 +169,35 @@ def _folder(
         yield write_vocabulary(entries, Path(folder))
 
 
-def _source(
-    model: nn.Module,
-    labels: Sequence[str] | None,
-    pooling: Pooling | None,
-    normalize: bool | None,
-    folder: Path | None,
-    max_length: int | None,
-    reference: Callable[..., Any] | None,
-    config: Config | Mapping[str, Any] | None,
-    weights: Mapping[str, str | Sequence[str]] | None,
-) -> AbstractContextManager[Source]:
+def _source(model: nn.Module, stated: Stated) -> AbstractContextManager[Source]:
     if in_memory.saves_itself(model):
-        if reference is not None:
-            raise UsageError(f"reference is set: a {_kind(model)} is its own")
-        if config is not None or weights is not None:
-            raise UsageError(f"config and weights are of modules, the model is a {_kind(model)}")
-        names = None if labels is None else tuple(labels)
-        facts = {"pooling": pooling, "normalize": normalize}
-        return in_memory.saved(model, folder, names, max_length, **facts)
+        return _of_family(model, stated)
     options: dict[str, Any] = {
-        "labels": labels,
-        "normalize": bool(normalize),
-        "tokenizer": folder,
-        "max_length": max_length,
+        "labels": stated.labels,
+        "normalize": bool(stated.normalize),
+        "tokenizer": stated.tokenizer,
+        "max_length": stated.max_length,
+        "reference": stated.reference,
     }
     if isinstance(model, nn.Module) and not isinstance(model, Transformer):
-        options |= {"reference": reference, "config": config, "weights": weights}
-        return nullcontext(of_module(model, pooling=pooling, **options))
-    if config is not None or weights is not None:
+        options |= {"config": stated.config, "weights": stated.weights}
+        return nullcontext(of_module(model, pooling=stated.pooling, **options))
+    _refuse_parts(model, stated)
+    return nullcontext(sources.module(model, pooling=stated.pooling or "mean", **options))
+
+
+def _of_family(model: nn.Module, stated: Stated) -> AbstractContextManager[Source]:
+    if stated.reference is not None:
+        raise UsageError(f"reference is set: a {_kind(model)} is its own")
+    _refuse_parts(model, stated)
+    names = None if stated.labels is None else tuple(stated.labels)
+    facts = {"pooling": stated.pooling, "normalize": stated.normalize}
+    return in_memory.saved(model, stated.tokenizer, names, stated.max_length, **facts)
+
+
+def _refuse_parts(model: nn.Module, stated: Stated) -> None:
+    if stated.config is not None or stated.weights is not None:
         raise UsageError(f"config and weights are of modules, the model is a {_kind(model)}")
-    return nullcontext(
-        sources.module(model, pooling=pooling or "mean", reference=reference, **options)
-    )
 
 
 def _kind(model: Any) -> str:

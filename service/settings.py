@@ -154,8 +154,8 @@ class Settings(BaseModel):
         512 * MIB,
         ge=1,
         description=(
-            "Bytes of all answers being made or sent; one API key may hold 8/9 of them. "
-            "Lower where memory is short."
+            "Bytes of all answers being made or sent, and of the rows that are kept for them; one "
+            "API key may hold 8/9 of them. Lower where memory is short."
         ),
     )
     max_pending_body_bytes: int = Field(
@@ -170,8 +170,8 @@ class Settings(BaseModel):
         32_768,
         ge=1024,
         description=(
-            "Bytes of a request's head, and of what frames its body between two pieces of it. "
-            "Raise for a proxy's long heads."
+            "Bytes of a request's head, and of each run of chunk sizes, extensions and trailers "
+            "in its body. Raise for a proxy's long heads."
         ),
     )
     max_connections: int = Field(

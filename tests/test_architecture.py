@@ -114,6 +114,22 @@ def test_no_test_file_imports_another() -> None:
         assert not shared, f"{path} imports {shared}: move what is shared to tests/support"
 
 
+def test_every_request_over_a_network_says_how_long_it_waits() -> None:
+    """httpx's own 5 s are short on a busy machine. An application that is called in this process
+    has no network, and is asked through `transport`."""
+    clock = {"timeout", "transport"}
+    found = {
+        f"{path}:{call.lineno}"
+        for path in sources(*AROUND)
+        if path != ROOT / "tests" / "support" / "web.py"
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        if re.fullmatch(r"httpx\.(\w*Client|[a-z]+)", ast.unparse(call.func))
+        if not clock & {str(given.arg) for given in call.keywords}
+    }
+    assert not found, "tests take tests/support/web.py"
+
+
 def test_the_version_stands_in_the_package_and_in_pyproject() -> None:
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == VERSION
 

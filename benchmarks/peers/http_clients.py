@@ -13,6 +13,10 @@ import numpy as np
 QUERY, TEXTS = "the same text", ["pads are dropped", "padding costs nothing.", "a b c"]
 
 
+def plain_answer(url: str, json: dict[str, Any]) -> Any:
+    return httpx.post(url, json=json, timeout=60).json()
+
+
 def tei_embedder(url: str) -> str:
     from haystack_integrations.components.embedders.huggingface_api import (
         HuggingFaceAPIDocumentEmbedder,
@@ -26,7 +30,7 @@ def tei_embedder(url: str) -> str:
         "token": None,
         "normalize": True,
     }
-    plain = httpx.post(f"{url}/embed", json={"inputs": TEXTS}).json()
+    plain = plain_answer(f"{url}/embed", json={"inputs": TEXTS})
     vectors = np.array(plain, np.float32).tolist()  # as the component reads them
     assert HuggingFaceAPITextEmbedder(**options).run(TEXTS[0])["embedding"] == vectors[0]
     documents = HuggingFaceAPIDocumentEmbedder(**options).run(_documents())["documents"]
@@ -59,7 +63,7 @@ def tei_sparse_embedder(url: str) -> str:
 
     embedder = HuggingFaceTEISparseTextEmbedder(api_base_url=url, token=None)
     found = embedder.run(TEXTS[0])["sparse_embedding"]
-    (plain,) = httpx.post(f"{url}/embed_sparse", json={"inputs": TEXTS[0]}).json()
+    (plain,) = plain_answer(f"{url}/embed_sparse", json={"inputs": TEXTS[0]})
     assert found.indices == [entry["index"] for entry in plain]
     assert found.values == [entry["value"] for entry in plain]
     return f"{len(plain)} entries"
@@ -81,7 +85,7 @@ def _documents() -> list[Any]:
 
 
 def _check_ranking(url: str, documents: list[Any]) -> None:
-    plain = httpx.post(f"{url}/rerank", json={"query": QUERY, "texts": TEXTS}).json()
+    plain = plain_answer(f"{url}/rerank", json={"query": QUERY, "texts": TEXTS})
     assert [(document.content, document.score) for document in documents] == [
         (TEXTS[rank["index"]], rank["score"]) for rank in plain[:2]
     ]
@@ -96,7 +100,7 @@ def llama_index_embedding(url: str) -> str:
 
     client = TextEmbeddingsInference(model_name="embedder", base_url=url)
     vectors = client.get_text_embedding_batch(TEXTS)
-    assert vectors == httpx.post(f"{url}/embed", json={"inputs": TEXTS}).json()
+    assert vectors == plain_answer(f"{url}/embed", json={"inputs": TEXTS})
     assert client.get_query_embedding(TEXTS[0]) == vectors[0]
     return f"{len(vectors)} vectors of {len(vectors[0])}"
 
@@ -108,7 +112,7 @@ def llama_index_rerank(url: str) -> str:
     nodes = [NodeWithScore(node=TextNode(text=text), score=0.0) for text in TEXTS]
     client = TextEmbeddingInference(base_url=url, top_n=2)
     ranked = client.postprocess_nodes(nodes, QueryBundle(QUERY))
-    plain = httpx.post(f"{url}/rerank", json={"query": QUERY, "texts": TEXTS}).json()
+    plain = plain_answer(f"{url}/rerank", json={"query": QUERY, "texts": TEXTS})
     assert [(node.text, node.score) for node in ranked] == [
         (TEXTS[rank["index"]], rank["score"]) for rank in plain[:2]
     ]

@@ -50,7 +50,7 @@ class Contender:
         by_index = {result["index"]: result["relevance_score"] for result in results}
         scores = np.array([by_index[i] for i in range(len(request.documents))])
         before = self.known.setdefault(request, scores)
-        if (apart := float(abs(scores - before).max())) > (TOLERANCE if self.is_peer else 0):
+        if not (apart := float(abs(scores - before).max())) <= (TOLERANCE if self.is_peer else 0):
             raise WrongScores(f"{self.name}: a score of the same pair differs by {apart:g}")
         return scores
 
@@ -92,6 +92,6 @@ def compare(contenders: Sequence[Contender], request: Request) -> dict[str, floa
     scores = {contender.name: contender.scores(request) for contender in contenders}
     apart = {name: float(abs(own - scores[FP32]).max()) for name, own in scores.items()}
     for name in PEERS:
-        if apart[name] > TOLERANCE:
+        if not apart[name] <= TOLERANCE:
             raise WrongScores(f"{name}: its scores differ from Addnorm's by {apart[name]:g}")
     return apart

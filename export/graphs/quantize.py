@@ -165,10 +165,12 @@ class Parts:
     scale: Floats  # [M]
     rest: Floats  # [k + 2, M] k rows of float weights, -colsum(W8) * w, bias
 
+    @np.errstate(all="ignore")  # a scale may be any number in a file that somebody changed
     def deviation(self, weight: Floats, bias: Floats | float) -> tuple[float, float]:
         """How far the parts are from `weight` `[K, M]` and `bias` `[M]`.
 
         The int8 entries in steps (0.5 is rounding), the float rows in units of their largest value.
+        Infinity or NaN where a scale is no divisor.
         """
         inner = self.shrink > 0
         exact = weight[inner] / self.shrink[inner, None] / self.scale

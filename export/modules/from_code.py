@@ -5,11 +5,11 @@ The code is run on purpose. Its weights are read as tensors only.
 
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from addnorm.export.modules.source import of_module
 from addnorm.export.sources.sources import Source, UsageError, with_origin
@@ -91,12 +91,9 @@ def imported(path: str) -> nn.Module:
 def _fill(module: nn.Module, file: Path) -> None:
     if not file.is_file():
         raise UsageError(f"--weights {file}: there is no such file")
-    stored = {key.removeprefix(COMPILED): tensor for key, tensor in _tensors(file).items()}
+    tensors = weights.load(file, NESTED)
+    stored = {key.removeprefix(COMPILED): tensor for key, tensor in tensors.items()}
     try:
         module.load_state_dict(stored)
     except RuntimeError as error:
         raise UsageError(f"--weights {file}: {' '.join(str(error).split())}") from None
-
-
-def _tensors(file: Path) -> Mapping[str, Tensor]:
-    return weights.load(file, NESTED)

@@ -1,5 +1,6 @@
 """Proofs that take minutes run where `-m` names them, and where what they need is there."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from benchmarks.registry import Proof
 from tests.support import opt_in
+from tests.support.beside import Row, largest
 
 
 def item(*marks: str) -> Any:
@@ -31,3 +33,12 @@ def test_a_proof_without_its_needs_is_skipped_in_words() -> None:
     with pytest.raises(pytest.skip.Exception, match="run `make build/no-such-thing/ready`"):
         opt_in.skip_if_absent(item("mutants"), proofs)
     opt_in.skip_if_absent(item("parametrize"), proofs)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_what_is_no_number_is_near_to_nothing(place: int) -> None:
+    """Python's `max` passes over it, unless it comes first."""
+    gaps = [0.0, 0.0, 0.0]
+    assert Row("bert", "fp32", *largest([(0.0, 0.0, 0.0), (0.0, 1e-5, 0.0)]), 0).passed
+    gaps[place] = math.nan
+    assert not Row("bert", "fp32", *largest([(0.0, 0.0, 0.0), gaps]), 0).passed

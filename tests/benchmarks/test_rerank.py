@@ -1,6 +1,7 @@
 """The bench of rerank: lengths as stated, wrong scores seen, ratios over the better peer."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +76,10 @@ def test_scores_come_in_the_order_of_the_documents() -> None:
     assert scores.tolist() == [0.5, 0.6, 0.7]
 
 
-@pytest.mark.parametrize(("who", "drift"), [(FP32, 1e-9), (INT8, 1e-9), (NAIVE, 2 * TOLERANCE)])
+@pytest.mark.parametrize(
+    ("who", "drift"),
+    [(FP32, 1e-9), (INT8, 1e-9), (NAIVE, 2 * TOLERANCE), (NAIVE, math.nan), (FP32, math.nan)],
+)
 def test_a_changed_score_ends_the_bench(who: str, drift: float) -> None:
     contender = Contender(who, Answering(0.5, 0.5 + drift), {})
     contender.scores(REQUEST)
@@ -83,14 +87,15 @@ def test_a_changed_score_ends_the_bench(who: str, drift: float) -> None:
         contender.scores(REQUEST)
 
 
-def test_a_peer_that_disagrees_ends_the_bench() -> None:
+@pytest.mark.parametrize("other", [0.5 + 2 * TOLERANCE, math.nan])
+def test_a_peer_that_disagrees_ends_the_bench(other: float) -> None:
     def contenders(infinity: float) -> list[Contender]:
         bases = {NAIVE: 0.5, INFINITY: infinity, FP32: 0.5, INT8: 0.4}
         return [Contender(name, Answering(base), {}) for name, base in bases.items()]
 
     assert compare(contenders(0.5), REQUEST)[INT8] == pytest.approx(0.1)
     with pytest.raises(WrongScores, match=INFINITY):
-        compare(contenders(0.5 + 2 * TOLERANCE), REQUEST)
+        compare(contenders(other), REQUEST)
 
 
 def test_ratios_are_over_the_better_peer_of_the_same_round() -> None:

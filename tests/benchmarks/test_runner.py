@@ -11,7 +11,7 @@ import pytest
 
 from addnorm.load.measure.rounds import Clock, Side, interleave
 from benchmarks import __main__ as runner
-from benchmarks import needs, registry
+from benchmarks import comparison, needs, registry
 from benchmarks.comparison import Goal
 from benchmarks.findings import Findings, Options
 from benchmarks.registry import EXPERIMENTS, GROUPS, PROOFS, Experiment
@@ -65,15 +65,20 @@ def test_what_is_absent_is_said_with_the_command_that_brings_it(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "there").touch()
-    said = needs.in_words(["there", "a/b", "haproxy"], tmp_path, found=lambda _: False)
-    assert said == "run `make a/b`; haproxy is not installed: `apt-get install haproxy`"
+    said = needs.in_words(["there", "a/b", "chromedriver"], tmp_path, found=lambda _: False)
+    assert said == "run `make a/b`; chromedriver is not installed: `make browser`"
     assert needs.in_words(["there"], tmp_path) == ""
+
+
+def parted(options: Options) -> Findings:
+    return Findings(", ".join(part for part in ("one", "other") if options.wants(part)))
 
 
 OWN = {
     name: Experiment("a test", f"tests.benchmarks.test_runner:{name}", 1, beside="again")
     for name in ("passing", "missing", "ending")
 }
+PARTED = {"parted": Experiment("", "tests.benchmarks.test_runner:parted", 1, only="one, other")}
 
 
 def test_a_missed_goal_ends_with_1_and_the_others_still_run(tmp_path: Path) -> None:
@@ -99,6 +104,18 @@ def test_another_checkout_is_measured_before_this_one(tmp_path: Path) -> None:
     assert list(Report(tmp_path).read()) == ["passing, before", "passing"]
     with pytest.raises(SystemExit, match="nothing of another checkout"):
         runner.main(["rerank", "--beside", str(tmp_path)])
+
+
+def test_a_part_that_nothing_is_called_is_no_success(tmp_path: Path) -> None:
+    """It would measure nothing, miss no goal, and take the place of an earlier run."""
+    out = ["--out", str(tmp_path)]
+    assert runner.main(["parted", "--only", "on", *out], PARTED) == 0
+    with pytest.raises(SystemExit, match="parted: --only names nothing here: two, three"):
+        runner.main(["parted", "--only", "one", "two", "three", *out], PARTED)
+    with pytest.raises(SystemExit, match="passing: --only: it has no parts"):
+        runner.main(["passing", "--only", "one", *out], OWN)
+    assert Report(tmp_path).read()["parted"]["report"].startswith("one\n")
+    assert comparison.measured([], Options(1, 1, ("two",))) == {}
 
 
 @pytest.mark.parametrize(

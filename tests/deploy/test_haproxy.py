@@ -16,9 +16,9 @@ import yaml
 
 from addnorm.service.settings import Settings
 from benchmarks.processes import free_port
-from benchmarks.spread.balancer import PROGRAM, Balancer, balancer, wait_for_servers
-from benchmarks.spread.names import answer
 from tests.support import web
+from tests.support.haproxy import PROGRAM, Balancer, balancer, wait_for_servers
+from tests.support.name_server import answer
 from tests.support.waiting import PATIENCE_S, eventually
 
 ROOT = Path(__file__).parent.parent.parent

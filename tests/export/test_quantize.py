@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from onnx import ModelProto, helper, numpy_helper
 
 from addnorm.export import command
 from addnorm.export.certificate import parity
-from addnorm.export.certificate.graph.exact import Expected, Files
+from addnorm.export.certificate.graph.exact import INT8_STEPS, Expected, Files
 from addnorm.export.certificate.parity import CertificationError
 from addnorm.export.graphs import quantize as quantizing
 from addnorm.export.graphs.model_file import load
@@ -314,6 +315,18 @@ def test_zero_rows_and_dead_weights() -> None:
     assert (y[0] == bias).all()
     assert y[1] == pytest.approx(weight[9] + bias, abs=0.02)
     assert y[1, 2] == bias[2]
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-45, np.nan, np.inf])
+def test_a_scale_that_no_weight_has_is_far_from_every_weight(scale: float) -> None:
+    """Divided by it, a weight is no number, or none that float32 has: refused without a warning."""
+    draws = np.random.default_rng(0)
+    weight, ranges = (draws.random(shape).astype(np.float32) for shape in ((64, 32), 64))
+    bias = np.zeros(32, np.float32)
+    parts = quantizing.split(weight, bias, ranges)
+    assert max(parts.deviation(weight, bias)) <= INT8_STEPS
+    steps, _ = replace(parts, scale=np.full_like(parts.scale, scale)).deviation(weight, bias)
+    assert not steps <= INT8_STEPS
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -12,6 +11,7 @@ from tokenizers import Tokenizer
 from addnorm.export import ExportError, export_bundle, verify_bundle
 from addnorm.export.sources.vocabulary import write
 from tests.conftest import inference_of, serving
+from tests.support import web
 from tests.support.people.encoders import OwnLayers
 
 CHARACTERS = {
@@ -59,7 +59,7 @@ def test_texts_of_characters_are_served(tmp_path: Path) -> None:
     text = "hello there!"
     with serving(inference_of(tmp_path)) as url:
         body = {"model": "own", "texts": [text], "outputs": ["activations"]}
-        answer = httpx.post(f"{url}/v1/infer", json=body).json()["activations"]
+        answer = web.post(f"{url}/v1/infer", json=body).json()["activations"]
     with torch.no_grad():
         expected = module(torch.tensor([[CHARACTERS[c] for c in text]]))
     np.testing.assert_allclose(answer, expected, atol=1e-5)

@@ -8,7 +8,7 @@ import pytest
 from addnorm.service.scheduling.admission import AdmissionControl
 from addnorm.service.scheduling.job import Target
 from addnorm.service.scheduling.queue.fair_queue import JobQueue
-from benchmarks.stress.simulation import Group, Outcome, Simulation, no_rows
+from tests.support.simulation import Group, Outcome, Simulation, no_rows
 
 RATE = 6000
 BUDGET = 256

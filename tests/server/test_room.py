@@ -1,9 +1,18 @@
 """Which connection makes room for a new one, once as many are open as may be."""
 
+import asyncio
+import socket
+import threading
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
 
 from addnorm.service.errors import ServiceError
+from addnorm.service.server.http.connection import Connection
 from addnorm.service.server.http.room import SILENT_S, Room
+from tests.conftest import Serve
+from tests.support.waiting import PATIENCE_S, eventually
 
 LATER = 10 * SILENT_S
 
@@ -62,3 +71,33 @@ def test_what_has_asked_for_nothing_goes_first() -> None:
     room.enter(new := Fake(made_at=LATER))
     assert new not in room.surplus
     assert (slow.ended, silent.ended) == ([], ["aborted"])
+
+
+def test_a_body_that_the_server_does_not_read_is_not_awaited_from_its_caller(serve: Serve) -> None:
+    made, go = list[Connection](), threading.Event()
+
+    async def reads_late(scope: Any, receive: Any, send: Any) -> None:
+        while not go.is_set():
+            await asyncio.sleep(0.002)
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    class ReadLate(Connection):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.app = reads_late
+            made.append(self)
+
+    with serve(ReadLate) as url, ExitStack() as at_end:
+        at_end.callback(go.set)
+        caller = at_end.enter_context(closing(socket.socket()))
+        caller.settimeout(PATIENCE_S)
+        caller.connect((urlsplit(url).hostname, urlsplit(url).port))
+        caller.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 200000\r\n\r\n")
+        caller.sendall(b" " * 100_000)
+        assert eventually(lambda: any(each.flow.read_paused for each in made))
+        (connection,) = made
+        later = connection.loop.time() + LATER
+        assert connection.waits_for_caller(later) == 0.0
+        go.set()
+        assert eventually(lambda: connection.waits_for_caller(later) > 0.0)

@@ -30,7 +30,8 @@ class Row(NamedTuple):
     @property
     def passed(self) -> bool:
         limit = LIMIT if self.precision == "fp32" else 1 - LOWEST_COSINE
-        return max(self.hidden, self.logits, self.scores) <= limit and not self.unequal
+        gaps = (self.hidden, self.logits, self.scores)
+        return all(gap <= limit for gap in gaps) and not self.unequal
 
 
 Sequences = Sequence[tuple[list[int], list[int]]]  # ids and token types of each
@@ -52,7 +53,7 @@ def compared(
             _differences(answer, model, *one, precision)
             for answer, one in zip(ragged, sent, strict=True)
         ]
-        yield Row(name, precision, *map(max, zip(*differences, strict=True)), unequal)
+        yield Row(name, precision, *largest(differences), unequal)
 
 
 class _Ask(NamedTuple):
@@ -100,6 +101,12 @@ class _Ask(NamedTuple):
 def _real(name: str, values: NDArray[np.float32], chosen: Any) -> NDArray[np.float32]:
     """The values of real tokens. A classifier has one row of logits for all."""
     return values if name == "logits" and values.ndim == 1 else values[chosen]
+
+
+def largest(differences: Sequence[Sequence[float]]) -> list[float]:
+    """Of each kind. NaN where there is one."""
+    found: list[float] = np.max(differences, axis=0).tolist()
+    return found
 
 
 def _same(one: Answer, other: Answer) -> bool:

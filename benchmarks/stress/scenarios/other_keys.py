@@ -279,7 +279,7 @@ def _unread_pipe(opened: ExitStack) -> IO[bytes]:
 def run(options: Options) -> Findings:
     from benchmarks.stress.models import export_task_models  # brings PyTorch, which others lack
 
-    wanted = [greed for greed in GREEDS if _is_wanted(greed, options.only)]
+    wanted = [greed for greed in GREEDS if options.wants(greed.name, within=True)]
     seconds = CASE_S * options.share
     rows = []
     with TemporaryDirectory() as root, TemporaryDirectory() as checkpoints:
@@ -295,7 +295,3 @@ def run(options: Options) -> Findings:
     note = "The other key's waits in ms: p50 / p99 alone -> beside."
     seen = orjson.loads(orjson.dumps([list(map(str, row.cells())) for row in rows]))
     return Findings(f"{note}\n\n{shown}", [m for row in rows for m in row.missed()], seen)
-
-
-def _is_wanted(greed: Greed, only: Sequence[str]) -> bool:
-    return not only or any(part in greed.name for part in only)

@@ -75,7 +75,7 @@ class Connection(HttpToolsProtocol):
 
     def waits_for_caller(self, now: float) -> float:
         """Seconds that the rest of a body is awaited, or that a response is read."""
-        if self._in_body and self._since is not None:
+        if self._in_body and self._since is not None and not self.flow.read_paused:
             return now - self._since
         return now - self._all_sent if self.transport.get_write_buffer_size() else 0.0
 

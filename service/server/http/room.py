@@ -85,9 +85,9 @@ class Room(Generic[SomeHeld]):
         self._ending.add(oldest)
         oldest.end(
             TooManyConnections(
-                f"{self.max_connections} connections are open, the limit, and of those that wait"
-                f" for their callers most are of the API key {greediest!r}, so its oldest make"
-                " room: send each body at once; retry in 1 s",
+                f"{self.max_connections} connections are open, the limit, and the API key"
+                f" {greediest!r} has most of those that wait for their callers, so this one is"
+                " closed: send each body at once; retry in 1 s",
                 retry_after_s=1,
             )
         )
