@@ -82,7 +82,8 @@ def _of_ids(bundle: Bundle, precision: str) -> Iterator[Question]:
         body = {**_ids(batch.sequence(index)), **asked}
         yield _asked(bundle, precision, alone(precision, index), INFER, body)
     if "pooled" in outputs and "pooled" not in bundle.manifest.heads:
-        pooled = {**_ids(batch), "outputs": ["pooled"], "normalize": True}
+        few = selfcheck.sequences(bundle.manifest.limits, LENGTHS[:3])
+        pooled = {**_ids(few), "outputs": ["pooled"], "normalize": True}
         for pooling in get_args(Pooling):
             name, body = f"{precision}-pooled-{pooling}", {**pooled, "pooling": pooling}
             yield _asked(bundle, precision, name, INFER, body)

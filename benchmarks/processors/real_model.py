@@ -15,7 +15,7 @@ from benchmarks.processors.emulated import Python
 from benchmarks.processors.questions import TEXTS
 
 NAME = "all-minilm-l6-v2"
-SERVED, EMBEDDED = f"{NAME} over HTTP", f"{NAME} by addnorm embed"
+OVER_HTTP, BY_JOB = " over HTTP", " by addnorm embed"  # behind its name
 PRECISIONS = ("fp32", "int8")
 PATIENCE_S = 1200.0
 SETTINGS = {
@@ -29,9 +29,10 @@ def export_to(root: Path) -> None:
     export(sources.checkpoint(MINILM), root, NAME, 1, Plan(precisions=PRECISIONS))
 
 
-def ask(bundles: Path, python: Python, out: Path) -> None:
+def ask(bundles: Path, python: Python, out: Path, name: str = NAME) -> None:
     """Writes the vectors of TEXTS that a server and a job make on the processor."""
-    (out / SERVED).mkdir(parents=True)
+    served = out / f"{name}{OVER_HTTP}"
+    served.mkdir(parents=True)
     with (
         (out / f"{python.processor}.log").open("wb") as log,
         processes.folder(
@@ -39,18 +40,17 @@ def ask(bundles: Path, python: Python, out: Path) -> None:
         ) as server,
     ):
         for precision in PRECISIONS:
-            body = {"model": NAME, "input": TEXTS, "precision": precision}
+            body = {"model": name, "input": TEXTS, "precision": precision}
             answer = httpx.post(
                 f"http://{server.host}:{server.port}/v1/embeddings", json=body, timeout=PATIENCE_S
             )
             answer.raise_for_status()
-            (out / SERVED / f"{precision}-embeddings.json").write_bytes(answer.content)
+            (served / f"{precision}-embeddings.json").write_bytes(answer.content)
     for precision in PRECISIONS:
-        _embed(bundles / NAME / "1", python, out, precision)
+        _embed(bundles / name / "1", python, out / f"{name}{BY_JOB}", precision)
 
 
-def _embed(bundle: Path, python: Python, out: Path, precision: str) -> None:
-    folder = out / EMBEDDED
+def _embed(bundle: Path, python: Python, folder: Path, precision: str) -> None:
     folder.mkdir(exist_ok=True)
     texts, vectors = folder / "texts.jsonl", folder / f"{precision}.parquet"
     texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
