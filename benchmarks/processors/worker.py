@@ -11,7 +11,6 @@ from pathlib import Path
 import httpx
 
 from addnorm.service.errors import StartupError
-from addnorm.service.models import folders
 from addnorm.service.models.loading import load
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime import bundle as bundles
@@ -35,7 +34,7 @@ SETTINGS = Settings(
 
 
 def main(root: Path, out: Path) -> None:
-    for path in folders.find(root).paths:
+    for path in sorted(path for path in root.glob("*/*") if path.name.isdigit()):
         own = out / path.parent.name
         own.mkdir(parents=True)
         try:
