@@ -112,6 +112,17 @@ build/%/ready: benchmarks/environments/%.txt
 	build/$*/bin/pip --disable-pip-version-check install -r $<
 	touch $@
 
+# What an emulated ARM processor runs: arm64's Python, and wheels at the versions of .venv
+build/processors/ready: benchmarks/processors/prepare.sh pyproject.toml
+	$(PYTHON) -m benchmarks.processors.packages > build/processors.txt
+	xargs -a build/processors.txt benchmarks/processors/prepare.sh build/processors
+	touch $@
+
+# Other versions of onnxruntime, each in a folder
+build/onnxruntime/%/ready:
+	$(PIP) install --no-deps --target $(@D) onnxruntime==$*
+	touch $@
+
 # onnxruntime-gpu in the place of onnxruntime
 build/gpu/ready: benchmarks/environments/gpu.txt pyproject.toml
 	$(PYTHON3) -m venv build/gpu

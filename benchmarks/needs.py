@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PROGRAMS = {"chromedriver": "make browser"}  # name -> what installs it
+PROGRAMS = {  # name -> what installs it
+    "chromedriver": "make browser",
+    "qemu-aarch64": "apt-get install qemu-user",
+}
 Found = Callable[[str], bool]
 
 

@@ -44,18 +44,25 @@ def serving(
 
 @contextmanager
 def folder(
-    bundles: Path, worktree: Path | None = None, log: IO[bytes] | None = None, /, **settings: str
+    bundles: Path,
+    worktree: Path | None = None,
+    log: IO[bytes] | None = None,
+    python: Sequence[str] = (sys.executable,),
+    start_s: float = START_S,
+    /,
+    **settings: str,
 ) -> Iterator[Server]:
     """`addnorm serve` over this folder, with these settings.
 
     Nothing is cached unless ADDNORM_CACHE_BYTES is among them: streams repeat their sequences.
-    worktree: the folder whose code serves, if it is not this one's. log: takes stderr.
+    worktree: the folder whose code serves, if it is not this one's. log: takes stderr. python: the
+    command that runs it.
     """
     port = free_port()
     own = {"ADDNORM_PORT": str(port), "ADDNORM_LOG_LEVEL": "warning", "ADDNORM_CACHE_BYTES": "0"}
     own["ADDNORM_TRUST_TOKEN_IDS"] = "true"  # loads draw ids by chance
-    command = [sys.executable, "-m", "addnorm", "serve", "--bundles", str(bundles.resolve())]
-    with _process(command, port, {**own, **settings}, worktree, log) as server:
+    command = [*python, "-m", "addnorm", "serve", "--bundles", str(bundles.resolve())]
+    with _process(command, port, {**own, **settings}, worktree, log, start_s) as server:
         yield server
 
 
@@ -80,12 +87,13 @@ def _process(
     settings: dict[str, str] | None = None,
     cwd: Path | None = None,
     stderr: IO[bytes] | None = None,
+    start_s: float = START_S,
 ) -> Iterator[Server]:
     """The command's process, from when it answers HTTP until the block is left."""
     environment = {**os.environ, **(settings or {})}
     process = subprocess.Popen(command, env=environment, cwd=cwd, stderr=stderr)
     try:
-        _await(process, port)
+        _await(process, port, start_s)
         yield Server(LOOPBACK, port, process.pid)
     finally:
         process.terminate()
@@ -96,9 +104,9 @@ def _process(
             process.wait()
 
 
-def _await(process: subprocess.Popen[bytes], port: int) -> None:
+def _await(process: subprocess.Popen[bytes], port: int, start_s: float) -> None:
     """Any answer will do: none of these servers listens before its models are loaded."""
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + start_s
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(
@@ -113,7 +121,7 @@ def _await(process: subprocess.Popen[bytes], port: int) -> None:
             time.sleep(0.1)
         else:
             return
-    raise RuntimeError(f"{process.args!r} did not answer within {START_S:.0f} s")
+    raise RuntimeError(f"{process.args!r} did not answer within {start_s:.0f} s")
 
 
 def free_port() -> int:

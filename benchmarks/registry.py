@@ -8,7 +8,11 @@ from benchmarks.findings import BUILD, MINILM, Findings, Options
 
 BERT, REAL, TRAINED = str(MINILM), "build/real-models", "build/trained/cross-encoder"
 SERVED, TINY, PRESET = "bundles/all-minilm-l6-v2", "bundles/notebook", "bundles/minilm"
-PEER, RAY, GPU = (f"build/{name}/ready" for name in ("sentence-transformers", "ray", "gpu"))
+PEER, RAY, GPU, ARM = (
+    f"build/{name}/ready" for name in ("sentence-transformers", "ray", "gpu", "processors")
+)
+# the first of each minor version that pyproject.toml allows, beside the one that is installed
+ONNXRUNTIMES = ("1.25.0", "1.26.0", "1.27.0", "1.28.0", "1.29.0", "1.30.0", "1.31.1")
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,20 @@ EXPERIMENTS = {
         (RAY, PRESET, TINY, "build/ray/bundles/notebook/2"),
         only="overhead, update, deaths, autoscaling",
         environment="ray",
+    ),
+    "processors": Experiment(
+        "equal bits on AVX2 and NEON, emulated: every preset, family and output",
+        "benchmarks.processors.experiment:run",
+        25,
+        (BERT, ARM, "qemu-aarch64"),
+        only="names of models, and of processors: neoverse-n1 bert; also sandybridge, sve, sme",
+    ),
+    "onnxruntimes": Experiment(
+        "which versions of onnxruntime give equal bits, on this machine",
+        "benchmarks.processors.experiment:versions",
+        20,
+        (BERT, *(f"build/onnxruntime/{version}/ready" for version in ONNXRUNTIMES)),
+        only="names of models",
     ),
     "gpu": Experiment(
         "all that is to be known of this machine's GPU: differences, bits, speed beside PyTorch",

@@ -213,6 +213,8 @@ def _options(num_threads: int, fits_16_bits: bool, packed: bool = False) -> ort.
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
     if packed:  # it is optimized already
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    # its products on ARM processors with SME round differently from those of every other processor
+    options.add_session_config_entry("mlas.disable_kleidiai", "1")
     if not (fits_16_bits or int8_is_exact()):
         options.add_session_config_entry("session.x64quantprecision", "1")
     return options

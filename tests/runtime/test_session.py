@@ -35,6 +35,13 @@ def test_all_cores_give_the_bits_of_one_thread(bundle: Bundle) -> None:
         assert selfcheck.same_bits(engine.run(batch), engine.run_on_all_cores(batch))
 
 
+def test_sme_kernels_are_off(bundle: Bundle) -> None:
+    """They round differently: `python -m benchmarks processors --only sme` shows it."""
+    for opened in open_sessions(bundle.graph("fp32"), "cpu", 2):
+        options = opened.get_session_options()
+        assert options.get_session_config_entry("mlas.disable_kleidiai") == "1"
+
+
 class OtherBits(Engine):
     """On all cores."""
 

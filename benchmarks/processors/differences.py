@@ -1,0 +1,121 @@
+"""Answers of two processors to the same questions: how many numbers there are, and how many have
+other bits. Knows only the files that the worker wrote."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from addnorm.service.inference.outputs import OUTPUTS
+from benchmarks.processors import questions
+from benchmarks.processors.worker import REFUSED
+
+NOT_COMPARED = ("id", "created")  # fields that are new in each answer
+
+
+@dataclass
+class Count:
+    compared: int = 0
+    unequal: int = 0
+
+    def add(self, compared: int, unequal: int) -> None:
+        self.compared += compared
+        self.unequal += unequal
+
+
+@dataclass
+class Compared:
+    """One bundle in one precision on one processor.
+
+    outputs: by name. not_invariant: outputs whose rows alone differ from the same rows in company,
+    on this processor. refused: why it does not load there.
+    """
+
+    outputs: dict[str, Count] = field(default_factory=dict)
+    not_invariant: set[str] = field(default_factory=set)
+    refused: str = ""
+
+    @property
+    def total(self) -> Count:
+        found = Count()
+        for count in self.outputs.values():
+            found.add(count.compared, count.unequal)
+        return found
+
+    @property
+    def unequal(self) -> dict[str, int]:
+        """By the name of the output; without those that are equal."""
+        return {name: count.unequal for name, count in self.outputs.items() if count.unequal}
+
+
+def compared(known: Path, folder: Path, precision: str) -> Compared:
+    """The answers in `folder` beside those in `known`."""
+    if (folder / REFUSED).exists():
+        return Compared(refused=(folder / REFUSED).read_text())
+    found = Compared()
+    for file in sorted(known.glob(f"{precision}-*.json")):
+        for name, ours, theirs in _outputs(file, folder / file.name):
+            found.outputs.setdefault(name, Count()).add(*_unequal(ours, theirs))
+    for index in questions.ALONE:
+        found.not_invariant |= {*_other_in_company(folder, precision, index)}
+    return found
+
+
+def precisions(known: Path) -> list[str]:
+    """Those that were asked for, fp32 first."""
+    return sorted({file.name.partition("-")[0] for file in known.glob("*.json")})
+
+
+def _outputs(ours: Path, theirs: Path) -> Iterator[tuple[str, Any, Any]]:
+    """Names of outputs, or of fields of an answer, with the values of both."""
+    here, there = orjson.loads(ours.read_bytes()), orjson.loads(theirs.read_bytes())
+    question = ours.stem.partition("-")[2]
+    for name in sorted(here.keys() | there.keys()):
+        if name not in NOT_COMPARED:
+            known = name in here.keys() & there.keys() and name not in ("data", "results")
+            yield name if known else question, here.get(name), there.get(name)
+
+
+def _unequal(ours: Any, theirs: Any) -> tuple[int, int]:
+    """Numbers, and how many of them differ in a bit: all of them where the words around them do."""
+    (numbers, words), (others, other_words) = _leaves(ours), _leaves(theirs)
+    if len(numbers) != len(others) or words != other_words:
+        return max(len(numbers), len(others)), max(len(numbers), len(others), 1)
+    return len(numbers), int(np.count_nonzero(numbers.view(np.int64) != others.view(np.int64)))
+
+
+def _leaves(value: Any) -> tuple[np.ndarray[Any, np.dtype[np.float64]], list[Any]]:
+    """The numbers of a JSON value, and what is no number, both in order."""
+    numbers, words = list[float](), list[Any]()
+    _collect(value, numbers, words)
+    return np.array(numbers, np.float64), words
+
+
+def _collect(value: Any, numbers: list[float], words: list[Any]) -> None:
+    if isinstance(value, Mapping):
+        for name, own in value.items():
+            words.append(name)
+            _collect(own, numbers, words)
+    elif isinstance(value, list):
+        for own in value:
+            _collect(own, numbers, words)
+    else:
+        is_number = isinstance(value, float | int) and not isinstance(value, bool)
+        (numbers if is_number else words).append(value)
+
+
+def _other_in_company(folder: Path, precision: str, index: int) -> Iterator[str]:
+    """Outputs of a sequence that differ from its row among others, where both were asked for. Those
+    of a lens begin with a layer, and are left out."""
+    names = questions.ragged(precision), questions.alone(precision, index)
+    files = [folder / f"{name}.json" for name in names]
+    if not all(file.exists() for file in files):
+        return
+    together, alone = (orjson.loads(file.read_bytes()) for file in files)
+    for name, value in alone.items():
+        has_rows = isinstance(value, list) and not OUTPUTS.by_name[name].is_of_lens
+        if has_rows and _unequal(value[0], together[name][index])[1]:
+            yield name

@@ -1,0 +1,193 @@
+"""Equal bits on every processor: bundles are exported here, served on emulated processors, and the
+answers to the same questions are compared number by number.
+
+Every preset and family with two layers, all in one process for each processor; all-MiniLM-L6-v2
+by `addnorm serve`, over HTTP, and by `addnorm embed`.
+"""
+
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import onnxruntime
+
+from addnorm.load.sweep.tables import table
+from benchmarks.findings import Findings, Options
+from benchmarks.processors import differences, emulated, models, real_model
+from benchmarks.processors.differences import Compared
+from benchmarks.processors.emulated import NATIVE, PROCESSORS, Python
+from benchmarks.registry import ONNXRUNTIMES
+
+WORKER = "benchmarks.processors.worker"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A model in one precision: what was found on each processor, by its name."""
+
+    model: str
+    precision: str
+    found: dict[str, Compared]
+
+
+def run(options: Options) -> Findings:
+    """--only: names of models and of processors; processors without a promise only if named."""
+    chosen = emulated.chosen(options.only)
+    wanted = [name for name in options.only if name not in PROCESSORS]
+    promised = [name for name in PROCESSORS if PROCESSORS[name].is_promised]
+    with TemporaryDirectory() as place:
+        found, seconds = _found(Path(place), [own.python() for own in chosen], wanted)
+        missed = [sentence for line in found for sentence in misses(line, promised)]
+        return Findings(_tables(found, seconds), missed, _figures(found, seconds))
+
+
+def versions(options: Options) -> Findings:
+    """Other versions of onnxruntime on this machine. Their bits are no promise, and no goal."""
+    pythons = [Python.with_onnxruntime(version) for version in ONNXRUNTIMES]
+    with TemporaryDirectory() as place:
+        found, seconds = _found(Path(place), pythons, options.only)
+        names = [NATIVE, *(python.processor for python in pythons)]
+        groups = equal_groups(Path(place) / "answers", names)
+    said = "\n".join(f"- {', '.join(group)}" for group in groups)
+    here = f"{NATIVE} is {onnxruntime.__version__}. Versions with equal answers:"
+    tables = f"{_tables(found, seconds)}\n\n{here}\n\n{said}"
+    return Findings(tables, (), {**_figures(found, seconds), "groups": groups})
+
+
+def equal_groups(answers: Path, names: Sequence[str]) -> list[list[str]]:
+    """Names whose answers are all equal, together."""
+    groups = list[list[str]]()
+    for name in names:
+        for group in groups:
+            own = lines(answers, [name], group[0])
+            if not any(line.found[name].refused or line.found[name].unequal for line in own):
+                group.append(name)
+                break
+        else:
+            groups.append([name])
+    return groups
+
+
+def _found(
+    root: Path, pythons: Sequence[Python], wanted: Sequence[str]
+) -> tuple[list[Line], dict[str, float]]:
+    """Lines of all that answered, and the seconds of each part."""
+    seconds = {"export": _exported(root, wanted)}
+    for python in (Python.here(), *pythons):
+        seconds[python.processor] = _asked(root, python)
+    names = [python.processor for python in pythons]
+    return [*lines(root / "answers", names)], seconds
+
+
+def _exported(root: Path, wanted: Sequence[str]) -> float:
+    """Seconds."""
+    started = time.monotonic()
+    said = StringIO()  # the tables of twenty certificates
+    with redirect_stdout(said):
+        models.export_all(
+            lambda name: not wanted or name in wanted, root / "tiny", root / "checkpoints"
+        )
+        if not wanted or real_model.NAME in wanted:
+            real_model.export_to(root / "real")
+    return time.monotonic() - started
+
+
+def _asked(root: Path, python: Python) -> float:
+    """Seconds that all answers took."""
+    started, out = time.monotonic(), root / "answers" / python.processor
+    out.mkdir(parents=True)
+    for bundles in (root / "tiny", root / "real"):
+        if bundles.exists():
+            ask(bundles, python, out)
+    if (root / "real").exists():
+        real_model.ask(root / "real", python, out)
+    print(f"{python.processor}: {time.monotonic() - started:.0f} s", flush=True)
+    return time.monotonic() - started
+
+
+def ask(bundles: Path, python: Python, out: Path) -> None:
+    """Writes the answers of every bundle below a folder, or why it was refused."""
+    command = [*python.command, "-m", WORKER, str(bundles), str(out)]
+    done = subprocess.run(
+        command, env=python.environment, stderr=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(
+            f"{python.processor} ended with {done.returncode}: {done.stderr[-2000:]}"
+        )
+
+
+def lines(answers: Path, processors: Sequence[str], beside: str = NATIVE) -> Iterator[Line]:
+    """Every model that answered natively, in the order of their names."""
+    for known in sorted(path for path in (answers / beside).iterdir() if path.is_dir()):
+        for precision in differences.precisions(known):
+            found = {
+                name: differences.compared(known, answers / name / known.name, precision)
+                for name in processors
+            }
+            yield Line(known.name, precision, found)
+
+
+def misses(line: Line, processors: Sequence[str]) -> Iterator[str]:
+    """A sentence for each of these processors that has other bits, with the outputs' names."""
+    for name in processors:
+        if (found := line.found.get(name)) is None:
+            continue
+        words = f"{line.model}, {line.precision}, {name}:"
+        if found.refused:
+            yield f"{words} does not load: {found.refused}"
+        elif found.unequal:
+            of = ", ".join(f"{output} {count:,}" for output, count in found.unequal.items())
+            yield f"{words} {found.total.unequal:,} of {found.total.compared:,} numbers: {of}"
+        if found.not_invariant:
+            yield f"{words} not batch-invariant: {', '.join(sorted(found.not_invariant))}"
+
+
+def _tables(found: Sequence[Line], seconds: dict[str, float]) -> str:
+    processors = [name for name in seconds if name not in ("export", NATIVE)]
+    rows = [
+        [line.model, line.precision, *(_cell(line.found[name]) for name in processors)]
+        for line in found
+    ]
+    rows.append(["all", "", *(_cell(total(found, name)) for name in processors)])
+    took = ", ".join(f"{name} {value:.0f} s" for name, value in seconds.items())
+    titles = [f"{name}: numbers, unequal" for name in processors]
+    return f"{table(['model', 'precision', *titles], rows)}\n\nTime: {took}."
+
+
+def _cell(found: Compared) -> str:
+    if found.refused:
+        return "does not load"
+    return f"{found.total.compared:,}, {found.total.unequal:,}"
+
+
+def total(found: Sequence[Line], processor: str) -> Compared:
+    """All models on one processor; models that do not load have no numbers."""
+    whole = Compared()
+    for line in found:
+        count = line.found[processor].total
+        whole.outputs.setdefault("all", differences.Count()).add(count.compared, count.unequal)
+    return whole
+
+
+def _figures(found: Sequence[Line], seconds: dict[str, float]) -> dict[str, object]:
+    return {
+        "seconds": seconds,
+        **{
+            f"{line.model}/{line.precision}": {
+                name: {
+                    "compared": own.total.compared,
+                    "unequal": own.unequal,
+                    "refused": own.refused,
+                    "not_invariant": sorted(own.not_invariant),
+                }
+                for name, own in line.found.items()
+            }
+            for line in found
+        },
+    }

@@ -1,0 +1,136 @@
+"""Tiny bundles: every preset and family, two layers each. Needs the extra `export`.
+
+Families are those that the reader of checkpoints knows: a new one is tried at once.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PretrainedConfig, PreTrainedModel
+
+from addnorm.export.sources import sources
+from addnorm.export.sources.sources import Source
+from addnorm.export.writer import Plan, export
+from addnorm.model.checkpoints import FAMILIES
+from addnorm.model.presets import PRESETS
+from addnorm.model.transformer import Transformer, randomize
+from addnorm.service.runtime.manifest import Limits
+from benchmarks.stress.requests import texts
+
+VOCABULARY, POSITIONS, SEED = 200, 160, 0
+NUM_WORDS = 150  # fewer: transformers adds special tokens to those of some families
+WIDTH, NUM_HEADS, NUM_LAYERS = 128, 4, 2  # int8 does not pay for narrower ones
+SIZES = {
+    "vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": NUM_LAYERS,
+    "num_attention_heads": NUM_HEADS, "max_position_embeddings": POSITIONS + 8,
+}  # fmt: skip
+# families whose feed-forward has a name of its own ignore the first
+FEED_FORWARD = ("intermediate_size", "hidden_dim", "ffn_dim")
+LANGUAGE_MODELS = (transformers.AutoModelForMaskedLM, transformers.AutoModelForCausalLM)
+LABELS = ("contradiction", "neutral", "entailment")
+# what the family with most heads has besides: name -> class, and what its configuration says
+HEADED_FAMILY = "bert"
+HEADS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "embedder": (transformers.AutoModel, {}),
+    "reranker": (transformers.AutoModelForSequenceClassification, {"num_labels": 1}),
+    "classifier": (
+        transformers.AutoModelForSequenceClassification,
+        {"id2label": dict(enumerate(LABELS))},
+    ),
+    "tagger": (transformers.AutoModelForTokenClassification, {"num_labels": 5}),
+}
+PRECISIONS = ("fp32", "int8")
+WITH_LENS = (*PRESETS, HEADED_FAMILY, "mpnet")  # every order of blocks; a bias on the scores
+
+
+def names() -> list[str]:
+    return [*PRESETS, *FAMILIES, *HEADS]
+
+
+def export_all(wanted: Callable[[str], bool], root: Path, checkpoints: Path) -> None:
+    """Bundles of the wanted names under `root`, certified on this machine."""
+    for name, make in _makers(checkpoints):
+        if wanted(name):
+            source = make()
+            export(source, root, name, 1, _plan(name, source))
+
+
+def _plan(name: str, source: Source) -> Plan:
+    """int8 where it pays."""
+    is_narrow = source.model.config.d_model < WIDTH
+    return Plan(precisions=("fp32",) if is_narrow else PRECISIONS, lens=name in WITH_LENS)
+
+
+def _makers(checkpoints: Path) -> Iterator[tuple[str, Callable[[], Source]]]:
+    """Names, and what reads or writes the source of each."""
+    for name in PRESETS:
+        yield name, partial(_preset, name)
+    for family in FAMILIES:
+        yield family, partial(_language_model, family, checkpoints / family)
+    for name, (kind, own) in HEADS.items():
+        yield name, partial(_headed, kind, own, checkpoints / name)
+
+
+def _preset(name: str) -> Source:
+    """The smallest is as it is; the others are cut to the size of the families."""
+    found = sources.preset(name)
+    config = found.model.config
+    if config.d_model < WIDTH:
+        return found
+    small = replace(
+        config,
+        n_layers=NUM_LAYERS,
+        d_model=WIDTH,
+        n_heads=NUM_HEADS,
+        d_ff=4 * WIDTH,
+        vocab_size=VOCABULARY,
+        max_positions=POSITIONS,
+        heads={output: replace(head, width=VOCABULARY) for output, head in config.heads.items()},
+    )
+    return replace(found, model=randomize(Transformer(small), SEED).eval())
+
+
+def _language_model(family: str, folder: Path) -> Source:
+    config = _config(family)
+    kind = next(kind for kind in LANGUAGE_MODELS if type(config) in kind._model_mapping)
+    return _checkpoint(_made(kind, config), folder)
+
+
+def _headed(kind: Any, own: dict[str, Any], folder: Path) -> Source:
+    return _checkpoint(_made(kind, _config(HEADED_FAMILY, **own)), folder)
+
+
+def _config(family: str, **own: Any) -> PretrainedConfig:
+    sizes = {**SIZES, **dict.fromkeys(FEED_FORWARD, 4 * WIDTH), **own}
+    return transformers.AutoConfig.for_model(family, **sizes)
+
+
+def _made(kind: Any, config: PretrainedConfig) -> PreTrainedModel:
+    """Weights as wide as trained ones: transformers' own are so small that attention is flat."""
+    torch.manual_seed(SEED)
+    model: PreTrainedModel = kind.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
+            else:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def _checkpoint(model: PreTrainedModel, folder: Path) -> Source:
+    transformers.utils.logging.disable_progress_bar()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.save_pretrained(folder)
+    words = texts.tokenizer(Limits(vocab_size=NUM_WORDS, max_positions=POSITIONS))
+    words.add_special_tokens(["[MASK]"])
+    words.enable_truncation(POSITIONS)
+    words.save(str(folder / "tokenizer.json"))
+    return sources.checkpoint(folder)

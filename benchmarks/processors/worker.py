@@ -1,0 +1,64 @@
+"""`python -m benchmarks.processors.worker BUNDLES OUT`: loads every bundle, asks all questions and
+writes the answers' bytes to OUT/NAME/QUESTION.json. Why a bundle was refused goes to refused.txt.
+
+Runs natively and on emulated processors.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import httpx
+
+from addnorm.service.errors import StartupError
+from addnorm.service.models.loading import load
+from addnorm.service.models.registry import Models
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.server.wiring import Service, build
+from addnorm.service.settings import Settings
+from benchmarks.processors.questions import questions
+
+REFUSED = "refused.txt"
+HOUR = 3600.0
+# Nothing is cached, and nobody is in a hurry: emulation is 20 to 60 times slower. Two workers: the
+# checks of a load compare one thread with all.
+SETTINGS = Settings(
+    worker_threads=2,
+    cache_bytes=0,
+    token_budget=512,
+    timeout_s=HOUR,
+    run_timeout_s=HOUR,
+    invariance_check_share=0,
+    max_response_bytes=2**30,
+)
+
+
+def main(root: Path, out: Path) -> None:
+    for path in sorted(path for path in root.glob("*/*") if path.name.isdigit()):
+        own = out / path.parent.name
+        own.mkdir(parents=True)
+        try:
+            model = load(bundles.read(path), SETTINGS)
+        except StartupError as error:
+            (own / REFUSED).write_text(str(error))
+            continue
+        service = build(Models([model]), SETTINGS)
+        try:
+            asyncio.run(_ask(service, own))
+        finally:
+            service.close()
+
+
+async def _ask(service: Service, out: Path) -> None:
+    (model,) = service.models.all()
+    through = httpx.ASGITransport(app=service.app)
+    async with httpx.AsyncClient(transport=through, base_url="http://here", timeout=HOUR) as here:
+        for question in questions(model.bundle):
+            answer = await here.post(question.path, json=question.body)
+            if answer.status_code != 200:
+                raise SystemExit(f"{model.bundle.ref}, {question.name}: {answer.text}")
+            (out / f"{question.name}.json").write_bytes(answer.content)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
