@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from addnorm.service.errors import StartupError
-from addnorm.service.models.loading import load
+from addnorm.service.loading.loader import load
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.server.wiring import Service, build
