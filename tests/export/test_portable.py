@@ -96,7 +96,7 @@ def test_norms_are_exact_at_outliers_and_far_from_zero(shift: float, outlier: fl
     assert np.abs(rstd * deviation - 1).max() <= 1e-5
 
 
-def test_parts_and_lanes() -> None:
+def test_parts_and_partial_sums() -> None:
     assert [num_parts(dims) for dims in (1, 64, 128, 130, 256, 384)] == [1, 1, 1, 2, 2, 3]
     assert lane_sums(48).sum(0).tolist() == [3.0] * 16
     assert lane_sums(48).sum(1).tolist() == [1.0] * 48
