@@ -10,27 +10,19 @@ from pathlib import Path
 
 import httpx
 
-from addnorm.service.errors import StartupError
-from addnorm.service.loading.loader import load
-from addnorm.service.models.registry import Models
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.server.wiring import Service, build
-from addnorm.service.settings import Settings
+from addnorm.corpus.errors import CorpusError
+from addnorm.corpus.in_process import open_service
+from addnorm.service.server.wiring import Service
 from benchmarks.processors.questions import questions
 
 REFUSED = "refused.txt"
 HOUR = 3600.0
 # Nothing is cached, and nobody is in a hurry: emulation is 20 to 60 times slower. Two workers: the
 # checks of a load compare one thread with all.
-SETTINGS = Settings(
-    worker_threads=2,
-    cache_bytes=0,
-    token_budget=512,
-    timeout_s=HOUR,
-    run_timeout_s=HOUR,
-    invariance_check_share=0,
-    max_response_bytes=2**30,
-)
+SETTINGS = {
+    "worker_threads": 2, "cache_bytes": 0, "token_budget": 512, "timeout_s": HOUR,
+    "run_timeout_s": HOUR, "max_response_bytes": 2**30,
+}  # fmt: skip
 
 
 def main(root: Path, out: Path) -> None:
@@ -38,11 +30,10 @@ def main(root: Path, out: Path) -> None:
         own = out / path.parent.name
         own.mkdir(parents=True)
         try:
-            model = load(bundles.read(path), SETTINGS)
-        except StartupError as error:
+            service = open_service(path, **SETTINGS)
+        except CorpusError as error:
             (own / REFUSED).write_text(str(error))
             continue
-        service = build(Models([model]), SETTINGS)
         try:
             asyncio.run(_ask(service, own))
         finally:
