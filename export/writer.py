@@ -70,6 +70,11 @@ class Plan:
                 f" {','.join(names)}"
             )
 
+    @property
+    def is_for_gpus(self) -> bool:
+        """Whether fp32 is also written as a GPU runs it: where fp16 is, which is for GPUs."""
+        return self.layout == "packed" and {"fp32", "fp16"} <= {*self.precisions}
+
 
 def export(source: Source, out: Path, name: str, version: int | None, plan: Plan) -> Bundle:
     """Writes `out/name/version/`, certified. Nothing lands there unless every check has passed."""
@@ -174,7 +179,11 @@ def _write_graphs(model: Transformer, folder: Path, plan: Plan, limits: Limits) 
     graphs = Graphs.of(model, plan.lens)
     if "fp32" in plan.precisions:
         say(f"writing {GRAPHS['fp32']}")
-        model_file.save(graphs.body, folder / GRAPHS["fp32"], shared=plan.lens)
+        shared = plan.lens or plan.is_for_gpus
+        model_file.save(graphs.body, folder / GRAPHS["fp32"], shared)
+    if plan.is_for_gpus:
+        say(f"writing {bundles.GPU_GRAPH}")
+        model_file.save_beside(graphs.plain, folder / bundles.GPU_GRAPH, folder / GRAPHS["fp32"])
     if graphs.lens:
         say(f"writing {bundles.LENS}")
         model_file.save_beside(graphs.lens, folder / bundles.LENS, folder / GRAPHS["fp32"])

@@ -131,7 +131,7 @@ def refuse_rows_on_cpu(model: Model) -> None:
 
 def _file(bundle: Bundle, precision: str, name: str) -> Path:
     """name: as in `Engine.nodes`."""
-    return bundle.graph(precision) if name == "body" else bundle.head(name)
+    return bundle.graph(precision, on_gpu=True) if name == "body" else bundle.head(name)
 
 
 def _rows_on_cpu(nodes: Iterable[Node], graph: GraphProto) -> Iterator[Node]:

@@ -36,6 +36,7 @@ from addnorm.service.runtime.signature import SIGNATURE
 
 MANIFEST, CERTIFICATE = "manifest.json", "certificate.json"
 TOKENIZER = "tokenizer.json"
+GPU_GRAPH = "model.cuda.onnx"  # fp32, with Attention and LayerNormalization
 LENS = "lens.onnx"
 # JSON takes up to twenty times its bytes in memory. Those of large models have up to 1 MiB, their
 # tokenizers 40 MiB.
@@ -110,7 +111,10 @@ class Bundle:
         """The graph of a head."""
         return self.path / head_file(output)
 
-    def graph(self, precision: str) -> Path:
+    def graph(self, precision: str, on_gpu: bool = False) -> Path:
+        """on_gpu: fp32 has a graph of its own there, in bundles that are exported for a GPU."""
+        if on_gpu and precision == "fp32" and GPU_GRAPH in self.manifest.files:
+            return self.path / GPU_GRAPH
         return self.path / self.manifest.precisions[precision]
 
 

@@ -15,7 +15,7 @@ from addnorm.service.runtime.device.cuda import CUDA_DEFAULTS, CudaOptions
 from addnorm.service.runtime.device.device_rows import AnyRows, Device
 from addnorm.service.runtime.device.placement import Node, nodes
 from addnorm.service.runtime.fingerprint import Fingerprint
-from addnorm.service.runtime.session import PROVIDERS, open_session, open_sessions
+from addnorm.service.runtime.session import PROVIDERS, open_session, open_sessions, uses_cuda
 
 # HEAD_ROWS, HEAD_PRODUCTS: of one head run, rows and products of two numbers. Larger: others wait
 # longer for their turn, and the logits leave the processor's cache. Smaller: weights are read more
@@ -55,7 +55,7 @@ class Engine:
         self._pooling = manifest.pooling
         self._max_positions = manifest.limits.max_positions
         self._has_types = manifest.limits.type_vocab_size > 1
-        graph = bundle.graph(precision)
+        graph = bundle.graph(precision, on_gpu=uses_cuda(provider))
         fits = manifest.int8.fits_16_bits
         self._body, self._body_on_all_cores = open_sessions(
             graph, provider, num_threads, fits, cuda

@@ -106,10 +106,38 @@ def test_certificate_covers_fp16(notebook_in_fp16: Bundle) -> None:
         for precision in ("fp32", "fp16")
     }
     of_the_model = {"manifest", "logits, weights", "logits, attributes", "logits, graph"}
-    assert cases["fp16"] == cases["fp32"] - of_the_model
+    of_a_gpu = {"gpu, weights", "gpu, attributes", "gpu, graph"}
+    assert cases["fp16"] == cases["fp32"] - of_the_model - of_a_gpu
+    assert of_a_gpu < cases["fp32"]
     assert [c["difference"] for c in checks if "unequal" in c["output"]] == [0] * 6
     assert notebook_in_fp16.manifest.precisions["fp16"] == "model.fp16.onnx"
     onnx.checker.check_model(notebook_in_fp16.graph("fp16"), full_check=True)
+
+
+def test_a_gpu_runs_attention_and_layer_normalization_in_fp32_too(notebook_in_fp16: Bundle) -> None:
+    """A CPU runs what takes their place, with the same weights."""
+    on_gpu, on_cpu = (notebook_in_fp16.graph("fp32", on_gpu=on_gpu) for on_gpu in (True, False))
+    kinds = [
+        {node.op_type for node in structure.nodes(onnx.load(path).graph)}
+        for path in (on_gpu, on_cpu)
+    ]
+    assert {"Attention", "LayerNormalization"} <= kinds[0]
+    assert not {"Attention", "LayerNormalization"} & kinds[1]
+    assert notebook_in_fp16.graph("fp16", on_gpu=True).name == "model.fp16.onnx"
+
+
+def test_a_changed_graph_of_a_gpu_is_not_certified(
+    notebook_in_fp16: Bundle, tmp_path: Path
+) -> None:
+    shutil.copytree(notebook_in_fp16.path, place := tmp_path / "changed")
+    graph = onnx.load(place / bundles.GPU_GRAPH, load_external_data=False)
+    norm = next(node for node in graph.graph.node if node.op_type == "LayerNormalization")
+    next(item for item in norm.attribute if item.name == "epsilon").f = 1e-3
+    onnx.save(graph, place / bundles.GPU_GRAPH)
+    fields = notebook_in_fp16.manifest.model_dump(exclude={"format", "files"})
+    bundle = bundles.write_manifest(place, fields)
+    with pytest.raises(CertificationError, match=r"gpu, attributes \(fp32\): .*epsilon"):
+        parity.certify(bundle, build("notebook", "padded"))
 
 
 def test_a_weight_that_is_too_large_is_refused() -> None:

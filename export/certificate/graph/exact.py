@@ -36,7 +36,7 @@ from addnorm.model.config import Config
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime.batch import Floats
-from addnorm.service.runtime.bundle import LENS, Bundle
+from addnorm.service.runtime.bundle import GPU_GRAPH, LENS, Bundle
 from addnorm.service.runtime.manifest import Int8, Manifest
 
 Array = NDArray[Any]
@@ -52,6 +52,7 @@ class Files:
     """The graphs of a bundle as they lie on disk, and the ranges that int8 was made with."""
 
     bodies: dict[str, Graph]  # by precision
+    gpu: Graph | None  # fp32 as a GPU runs it
     lens: Graph | None
     heads: dict[str, Graph]  # by output
     ranges: dict[str, Floats]
@@ -66,7 +67,10 @@ class Files:
         heads = {name: _load(bundle, bundle.head(name)) for name in bundle.manifest.heads}
         ranges = load_file(bundle.path / RANGES) if RANGES in bundle.manifest.files else {}
         lens = _load(bundle, bundle.path / LENS, bundle.graph("fp32")) if bundle.has_lens else None
-        return cls(bodies, lens, heads, ranges)
+        has_gpu = GPU_GRAPH in bundle.manifest.files
+        gpu = bundle.graph("fp32", on_gpu=True)
+        plain = _load(bundle, gpu, bundle.graph("fp32")) if has_gpu else None
+        return cls(bodies, plain, lens, heads, ranges)
 
 
 def _load(bundle: Bundle, path: Path, owner: Path | None = None) -> Graph:
@@ -125,6 +129,12 @@ def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Fi
         if precision == "int8":
             yield (precision, "ranges"), [*_ranges(files.ranges, expected.ranges)]
         yield (precision, "graph"), [*_graph(precision, body, files.ranges, expected)]
+    if files.gpu:
+        yield ("fp32", "gpu, weights"), _weights(files.gpu, expected.reference, leaving="heads.")
+        plain = [*attributes.body(files.gpu, config, "fp32", portable=False)]
+        yield ("fp32", "gpu, attributes"), plain
+        found = structure.differences(files.gpu, expected.graphs.plain)
+        yield ("fp32", "gpu, graph"), [*found]
     if files.lens and expected.graphs.lens:
         yield (
             ("fp32", "lens, weights"),
