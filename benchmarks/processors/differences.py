@@ -13,7 +13,8 @@ from addnorm.service.inference.outputs import OUTPUTS
 from benchmarks.processors import questions
 from benchmarks.processors.worker import REFUSED
 
-NOT_COMPARED = ("id", "created")  # fields that are new in each answer
+# fields that are new in each answer, or tell of the version of onnxruntime
+NOT_COMPARED = ("id", "created", "system_fingerprint")
 
 
 @dataclass
