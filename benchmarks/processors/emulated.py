@@ -110,6 +110,6 @@ PROCESSORS = {
 
 
 def chosen(only: Sequence[str]) -> list[Processor]:
-    """Those that `--only` names; where it names none, those whose bits are promised."""
+    """Processors that `--only` names; where it names none, those whose bits are promised."""
     named = [processor for name, processor in PROCESSORS.items() if name in only]
     return named or [processor for processor in PROCESSORS.values() if processor.is_promised]
