@@ -77,7 +77,8 @@ def _runs(
 def _findings(experiment: Experiment, options: Options) -> Findings:
     try:
         return experiment.run(options)
-    except RuntimeError as error:  # a server did not start, say: the others still run
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        # a server did not start, or a peer ended: the others still run
         return Findings("", [str(error)])
 
 

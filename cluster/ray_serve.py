@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from addnorm.cluster.queued_tokens import BUSY, TOKENS
 from addnorm.service.environment import read_settings
-from addnorm.service.models.loading import load_all
+from addnorm.service.loading.loader import load_all
 from addnorm.service.runtime.device import memory
 from addnorm.service.server.other_servers import ForOtherServers
 from addnorm.service.server.wiring import Service, build

@@ -6,6 +6,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from addnorm.service.arithmetic import dots, lengths, row_sums
+
 Verdict = Literal[
     "bit-equal",
     "other rows",
@@ -82,7 +84,7 @@ def compared(stored: NDArray[Any], new: NDArray[Any]) -> Figures:
         largest_difference_row=worst,
         largest_value=float(max(np.abs(side.astype(np.float64)).max() for side in (stored, new))),
         smallest_cosine=float(cosines.min()),
-        mean_cosine=float(cosines.mean()),
+        mean_cosine=float(row_sums(cosines[None])[0, 0] / len(cosines)),
         shortest=float(ratios.min()),
         longest=float(ratios.max()),
         num_zero=int((~stored.any(1)).sum()),
@@ -127,12 +129,12 @@ def _by_row(
     parts = []
     for start in range(0, len(stored), SLICE):
         a, b = (side[start : start + SLICE].astype(np.float64) for side in (stored, new))
-        lengths = np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1)
-        product = lengths[0] * lengths[1]
+        of_a, of_b = lengths(a)[:, 0], lengths(b)[:, 0]
+        product = of_a * of_b
         equal = (a == b).all(1)
         # of two zero vectors 1, of a zero vector and another 0
-        cosines = np.where(equal, 1.0, (a * b).sum(1) / np.where(product, product, 1))
-        ratios = np.where(equal, 1.0, lengths[1] / np.where(lengths[0], lengths[0], 1))
+        cosines = np.where(equal, 1.0, dots(a, b)[:, 0] / np.where(product, product, 1))
+        ratios = np.where(equal, 1.0, of_b / np.where(of_a, of_a, 1))
         parts.append((np.abs(a - b).max(1), cosines, ratios))
     differences, cosines, ratios = map(np.concatenate, zip(*parts, strict=True))
     return differences, cosines, ratios
@@ -172,8 +174,8 @@ def _neighbours_shared(stored: NDArray[Any], new: NDArray[Any], number: int) -> 
 def _directions(vectors: NDArray[Any]) -> NDArray[np.float32]:
     """The vectors scaled to length 1. Zero vectors stay zero."""
     floats = vectors.astype(np.float32)
-    lengths = np.linalg.norm(floats, axis=1, keepdims=True)
-    return (floats / np.where(lengths, lengths, 1)).astype(np.float32)
+    divisors = lengths(floats)
+    return np.divide(floats, np.where(divisors, divisors, 1), dtype=np.float32)
 
 
 def _nearest(vectors: NDArray[np.float32], queries: NDArray[Any], number: int) -> list[list[int]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from addnorm.corpus.errors import CorpusError
 from addnorm.service.errors import StartupError
-from addnorm.service.models.loading import load
+from addnorm.service.loading.loader import load
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.server.wiring import Service, build

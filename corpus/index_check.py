@@ -8,7 +8,7 @@ from addnorm.corpus.comparison import Figures, Verdict, compared, verdict
 from addnorm.corpus.embeddings_client import Embedded
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.vectors_file import Sample
-from addnorm.service.runtime.fingerprint import Recorded
+from addnorm.service.runtime.fingerprint import ANY, Recorded
 
 NUM_SHOWN = 10  # rows named
 MEANINGS: dict[Verdict, str] = {
@@ -35,7 +35,9 @@ class Difference:
 
     def __str__(self) -> str:
         stored, served = self.stored, self.served
-        if self.part == "processor" and stored and served:  # long lists, nearly the same
+        are_classes = ANY not in f"{stored} {served}"
+        if self.part == "processor" and stored and served and are_classes:
+            # long lists, nearly the same
             a, b = stored.split(), served.split()
             stored = " ".join(word for word in a if word not in b) or "without"
             served = " ".join(word for word in b if word not in a) or "without"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from addnorm.export import findings, writer
+from addnorm.export import findings, verifying, writer
 from addnorm.export.graphs.graph import check_fit
 from addnorm.export.modules import from_code
 from addnorm.export.sources import sources
@@ -46,7 +46,7 @@ def verify(arguments: Sequence[str]) -> None:
     options = _verify_parser().parse_args(arguments)
     memory.share_arenas()
     with _one_line("verify"):
-        writer.verify(options.bundle, options.checkpoint, options.provider, options.weights)
+        verifying.verify(options.bundle, options.checkpoint, options.provider, options.weights)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
-from addnorm.export import writer
+from addnorm.export import verifying, writer
 from addnorm.export.modules.source import of_module
 from addnorm.export.sources import in_memory, sources
 from addnorm.export.sources.sources import Source, UsageError
@@ -123,7 +123,7 @@ def verify_bundle(
     ExportError if the bundle was made of another model, or if any check fails.
     """
     with _one_error(), _folder(tokenizer, vocabulary) as folder:
-        bundle = writer.read_again(Path(path), provider)
+        bundle = verifying.read_again(Path(path), provider)
         manifest = bundle.manifest
         brings_its_own = getattr(model, "tokenizer", None) is not None
         if TOKENIZER in manifest.files and folder is None and not brings_its_own:
@@ -140,7 +140,7 @@ def verify_bundle(
             weights,
         )
         with _source(model, stated) as source:
-            writer.certify_again(bundle, source, provider)
+            verifying.certify_again(bundle, source, provider)
         return bundles.read(bundle.path)
 
 

@@ -7,22 +7,24 @@ widened: over 1,000 paragraphs of prose all-MiniLM-L6-v2 had 0.2 % of its number
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle, islice
 
 import numpy as np
-import torch
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
-from addnorm.export.sources.sources import Source
-from addnorm.export.sources.texts import Texts
-from addnorm.model.pooling import picked
-from addnorm.model.transformer import Transformer
+from addnorm.export.certificate import embedded
+from addnorm.export.certificate.embedded import Array, Embedded
+from addnorm.export.certificate.served import path_of
+from addnorm.service.models.registry import Model
 from addnorm.service.runtime.batch import Floats
+from addnorm.service.runtime.bundle import TOKENIZER, Bundle
+from addnorm.service.runtime.manifest import Manifest
+from addnorm.service.server.wiring import Service
 
 NUM_TEXTS = 256
 LENGTHS = (1, 2, 3, 4, 6, 8)  # tokens drawn for a text
 MARGIN = np.float32(0.25)  # of a range, added at each end
-BATCH = 64  # texts that PyTorch is given at once
 
 
 def calibration_texts(content: bytes) -> list[str]:
@@ -43,24 +45,32 @@ def with_prompts(
         yield name, list(texts[index :: len(names)])
 
 
-def measured(source: Source, texts: Texts) -> list[list[float]]:
-    """Lowest and highest value of each dimension `[2, w]`, in the fewest digits."""
-    tokenizer = _tokenizer(texts.tokenizer)
-    tokenizer.enable_truncation(texts.max_text_tokens)
-    facts = source.facts
-    prompts, default = facts.get("prompts", {}), facts.get("default_prompt_name")
-    sent = [
-        prompts.get(name or default, "") + text
-        for name, own in with_prompts(calibration_texts(texts.tokenizer), prompts)
-        for text in own
+def measured(bundle: Bundle) -> list[list[float]]:
+    """Lowest and highest value of each dimension `[2, w]`, in the fewest digits, over the vectors
+    that are served. So they are the same wherever the served bits are."""
+    precision = precision_of(bundle.manifest)
+    only = {"precisions": {precision: bundle.manifest.precisions[precision]}}
+    manifest = bundle.manifest.model_copy(update={**only, "default_precision": precision})
+    with path_of(Model(replace(bundle, manifest=manifest), "cpu")) as path:
+        vectors = served(path.service, bundle, precision).vectors
+    return [[float(str(value)) for value in row] for row in widened(vectors)]
+
+
+def precision_of(manifest: Manifest) -> str:
+    """The one whose vectors the ranges are of."""
+    return "fp32" if "fp32" in manifest.precisions else manifest.default_precision
+
+
+def served(service: Service, bundle: Bundle, precision: str) -> Embedded:
+    """The calibration texts, each behind its prompt."""
+    texts = calibration_texts((bundle.path / TOKENIZER).read_bytes())
+    found = [
+        embedded.served(service, bundle.manifest, own, precision, prompt_name=name)
+        for name, own in with_prompts(texts, bundle.manifest.prompts)
+        if own
     ]
-    encodings = sorted(tokenizer.encode_batch(sent), key=len)
-    has_types = texts.has_types and source.model.config.type_vocab_size > 1
-    vectors = [
-        _vectors(source, encodings[start : start + BATCH], has_types)
-        for start in range(0, len(encodings), BATCH)
-    ]
-    return [[float(str(value)) for value in row] for row in widened(np.concatenate(vectors))]
+    ids = [ids for part in found for ids in part.ids]
+    return Embedded(ids, np.concatenate([part.vectors for part in found]))
 
 
 def _tokenizer(content: bytes) -> Tokenizer:
@@ -71,40 +81,9 @@ def _tokenizer(content: bytes) -> Tokenizer:
     return tokenizer
 
 
-def widened(vectors: Floats) -> Floats:
+def widened(vectors: Array) -> Floats:
     """Vectors `[n, w]` -> their ranges `[2, w]` with margins."""
-    lowest, highest = vectors.min(0), vectors.max(0)
+    floats = vectors.astype(np.float32)
+    lowest, highest = floats.min(0), floats.max(0)
     margin = MARGIN * (highest - lowest)
     return np.stack([lowest - margin, highest + margin])
-
-
-def _vectors(source: Source, encodings: Sequence[Encoding], has_types: bool) -> Floats:
-    """`[n, w]` as /v1/embeddings answers them, by PyTorch."""
-    width = max(map(len, encodings))
-    ids, types, mask = (torch.zeros(len(encodings), width, dtype=torch.int64) for _ in range(3))
-    for row, encoding in enumerate(encodings):
-        ids[row, : len(encoding)] = torch.tensor(encoding.ids)
-        mask[row, : len(encoding)] = 1
-        if has_types:
-            types[row, : len(encoding)] = torch.tensor(encoding.type_ids)
-    return embedded(source.in_layout("padded"), source.facts, ids, mask, types)
-
-
-def embedded(
-    model: Transformer,
-    facts: Mapping[str, object],
-    ids: torch.Tensor,
-    mask: torch.Tensor,
-    types: torch.Tensor,
-) -> Floats:
-    """A vector for each row `[B, w]`. facts: its pooling, and whether vectors are normalized."""
-    with torch.no_grad():
-        rows = model(ids, mask, types)[0]
-        if "pooled" in model.heads:
-            vectors = model.head("pooled", rows, mask)
-        else:
-            vectors = picked(facts["pooling"], rows, mask != 0)  # type: ignore[arg-type]
-        if facts["normalize"]:
-            vectors = torch.nn.functional.normalize(vectors, dim=1)
-    made: Floats = vectors.numpy()
-    return made

@@ -1,9 +1,8 @@
-"""Writes a bundle and certifies it; certifies one again. Nothing uncertified is left on disk."""
+"""Writes a bundle and certifies it. Nothing uncertified is left on disk."""
 
 import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,13 @@ from safetensors.numpy import save
 from addnorm.export import vector_ranges
 from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.certificate.graph.exact import RANGES, heads, versions
-from addnorm.export.certificate.on_cuda import measured
 from addnorm.export.certificate.parity import certify
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.graphs import model_file
-from addnorm.export.graphs.graph import (
-    OPSET,
-    UnfitError,
-    check_fit,
-    export_body,
-    export_head,
-    export_lens,
-)
+from addnorm.export.graphs.all_graphs import Graphs
+from addnorm.export.graphs.graph import OPSET, UnfitError, check_fit
 from addnorm.export.graphs.half_precision import HalfPrecisionError, to_half
 from addnorm.export.graphs.quantize import QuantizationError, measure, needs, quantize
-from addnorm.export.modules import from_code
-from addnorm.export.sources import sources
 from addnorm.export.sources.download import DownloadError
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import Source, UsageError
@@ -38,8 +28,6 @@ from addnorm.service.errors import StartupError
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Limits
-from addnorm.service.runtime.session import uses_cuda
-from addnorm.service.runtime.signature import SIGNATURE
 from addnorm.service.runtime.tokenizing import tokenizer as text
 
 REFUSALS = (  # what `export` and `verify` raise for models, folders and arguments that do not fit
@@ -93,9 +81,9 @@ def export(source: Source, out: Path, name: str, version: int | None, plan: Plan
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        bundle = _write(source, partial, name, version, plan)
+        bundle = write_uncertified(source, partial, name, version, plan)
         reference = source.in_layout("padded")
-        bundles.write_certificate(bundle, _certificate(bundle, reference, source))
+        bundles.write_certificate(bundle, certificate_of(bundle, reference, source))
         partial.rename(place)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -105,7 +93,8 @@ def export(source: Source, out: Path, name: str, version: int | None, plan: Plan
     return bundles.read(place)
 
 
-def _certificate(bundle: Bundle, reference: Transformer, source: Source) -> dict[str, Any]:
+def certificate_of(bundle: Bundle, reference: Transformer, source: Source) -> dict[str, Any]:
+    """CertificationError names what failed."""
     found = certify(bundle, reference, source.folder, source.original)
     return {**found, "compared_with": source.compared_with()}
 
@@ -120,7 +109,7 @@ def _version(folder: Path, asked: int | None) -> int:
     return asked
 
 
-def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) -> Bundle:
+def write_uncertified(source: Source, folder: Path, name: str, version: int, plan: Plan) -> Bundle:
     """The graphs and the manifest, not yet certified."""
     model, config = source.in_layout(plan.layout), source.model.config
     say(f"exporting {name}/{version}: {config.n_layers} layers, d_model {config.d_model}")
@@ -133,7 +122,6 @@ def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) ->
     manifest = {
         "name": name,
         "version": version,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "layout": plan.layout,
         "config": asdict(config),
         "d_model": config.d_model,
@@ -143,7 +131,6 @@ def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) ->
         "precisions": {precision: GRAPHS[precision] for precision in plan.precisions},
         "default_precision": plan.default_precision,
         "int8": needs(plan.precisions).model_dump(),
-        "vector_ranges": _vector_ranges(source),
         "opset": OPSET,
         "versions": versions(),
         "source": source.origin,
@@ -152,7 +139,11 @@ def _write(source: Source, folder: Path, name: str, version: int, plan: Plan) ->
     say("hashing the files")
     bundle = bundles.write_manifest(folder, manifest)
     text.load(bundle)  # raises StartupError now, not only when it is served
-    return bundle
+    if not _has_ranges(source):
+        return bundle
+    say("measuring the ranges of its vectors")
+    ranges = vector_ranges.measured(bundle)
+    return bundles.write_manifest(folder, {**manifest, "vector_ranges": ranges})
 
 
 def _limits(source: Source, config: Config, folder: Path) -> Limits:
@@ -170,129 +161,36 @@ def _limits(source: Source, config: Config, folder: Path) -> Limits:
     return Limits(**limits, max_text_tokens=found.max_text_tokens)
 
 
-def _vector_ranges(source: Source) -> list[list[float]] | None:
-    """None where there are no texts to measure them with."""
+def _has_ranges(source: Source) -> bool:
+    """Whether there are texts to measure the ranges of vectors with. Ids that the model lacks are
+    refused when the bundle is read."""
     texts = source.texts
-    # ids that the model lacks are refused when the bundle is read
-    if isinstance(texts, NoTexts) or texts.num_ids > source.model.config.vocab_size:
-        return None
-    say("measuring the ranges of its vectors")
-    return vector_ranges.measured(source, texts)
+    return not isinstance(texts, NoTexts) and texts.num_ids <= source.model.config.vocab_size
 
 
 def _write_graphs(model: Transformer, folder: Path, plan: Plan, limits: Limits) -> None:
     """The body in each precision, the lens, and the heads. fp16 and int8 are made from fp32."""
-    say("exporting the body with PyTorch")
-    body = export_body(model)
+    say("exporting the graphs with PyTorch")
+    graphs = Graphs.of(model, plan.lens)
     if "fp32" in plan.precisions:
         say(f"writing {GRAPHS['fp32']}")
-        model_file.save(body, folder / GRAPHS["fp32"], shared=plan.lens)
-    if plan.lens:
+        model_file.save(graphs.body, folder / GRAPHS["fp32"], shared=plan.lens)
+    if graphs.lens:
         say(f"writing {bundles.LENS}")
-        model_file.save_beside(export_lens(model), folder / bundles.LENS, folder / GRAPHS["fp32"])
+        model_file.save_beside(graphs.lens, folder / bundles.LENS, folder / GRAPHS["fp32"])
     if "fp16" in plan.precisions:
         say(f"writing {GRAPHS['fp16']}")
-        model_file.save(to_half(body), folder / GRAPHS["fp16"])
+        model_file.save(to_half(graphs.plain), folder / GRAPHS["fp16"])
     if "int8" in plan.precisions:
         say(f"writing {GRAPHS['int8']}")
-        ranges = measure(body, limits)
-        model_file.save(quantize(body, ranges), folder / GRAPHS["int8"])
+        ranges = measure(graphs.body, limits)
+        model_file.save(quantize(graphs.body, ranges), folder / GRAPHS["int8"])
         # not save_file, which lets no other user read what it writes
         (folder / RANGES).write_bytes(save(ranges))
-    for output, head in model.named_heads():
+    for output, head in graphs.heads.items():
         file = bundles.head_file(output)
         say(f"writing {file}")
-        model_file.save(export_head(head, output, model.config.d_model), folder / file)
-
-
-def verify(
-    path: Path, checkpoint: str | None, provider: str = "cpu", weights: Path | None = None
-) -> None:
-    """Makes the certificate of a bundle again, here, from its preset, its checkpoint or the code
-    that makes its module.
-
-    provider: as in `certify_again`. weights: of such a module, where they lie elsewhere now.
-    """
-    bundle = read_again(path, provider)
-    try:
-        if "path" in bundle.manifest.source:
-            source = from_code.recorded(bundle.manifest, weights)
-        else:
-            source = sources.recorded(bundle.manifest.source, checkpoint)
-    except UsageError as error:
-        raise UsageError(f"{bundle.ref}: {error}") from None
-    certify_again(bundle, source, provider)
-
-
-def read_again(path: Path, provider: str) -> Bundle:
-    """A bundle to be verified. StartupError where cuda is asked for and this onnxruntime has none,
-    or the bundle is not certified on the CPU."""
-    if provider == "cuda" and uses_cuda(provider):
-        return bundles.read(path)
-    return bundles.read_uncertified(path)
-
-
-def certify_again(bundle: Bundle, source: Source, provider: str = "cpu") -> None:
-    """UsageError if the bundle was made from something else, or in another way.
-
-    provider: cuda adds what holds on a GPU to the certificate that it has.
-    """
-    _check_source(bundle, source)
-    say(f"verifying {bundle.ref} on {provider}")
-    reference = source.in_layout("padded")
-    if provider == "cuda":
-        assert bundle.certificate
-        section = measured(bundle, reference, source.folder)
-        certificate = {**bundle.certificate, "cuda": section}
-    else:
-        new = _certificate(bundle, reference, source)
-        certificate = {**new, **_measured_before(bundle)}
-    bundles.write_certificate(bundle, certificate)
-    print(f"verified {bundle.path}")
-    if (bundle.path / SIGNATURE).exists():
-        again = f"`addnorm sign {bundle.path} --key KEY.pem`"
-        print(f"{SIGNATURE} is of the certificate of before: make it again with {again}")
-
-
-def _measured_before(bundle: Bundle) -> dict[str, Any]:
-    """What was measured on a GPU, of the same files: the manifest has their sha256."""
-    certificate = _certificate_before(bundle)
-    return {name: certificate[name] for name in certificate if name == "cuda"}
-
-
-def _certificate_before(bundle: Bundle) -> dict[str, Any]:
-    """Empty if there is none of these files."""
-    with suppress(StartupError):
-        return bundles.read(bundle.path).certificate or {}
-    return {}
-
-
-def _check_source(bundle: Bundle, source: Source) -> None:
-    """UsageError if the bundle was made from something else, or in another way."""
-    for name, value in {"source": source.origin, **source.facts}.items():
-        if (found := getattr(bundle.manifest, name)) != value:
-            what = "was made from" if name == "source" else f"says {name}"
-            raise UsageError(f"{bundle.ref} {what} {found}, this is {value}")
-    check_fit(source.model)
-    _check_text_limit(bundle, source)
-    before = _certificate_before(bundle).get("compared_with", {})
-    if before.get("kind") == "reference" and source.original is None:
-        raise UsageError(
-            f"{bundle.ref} was compared with the reference {before['name']}: name it again, with"
-            " `reference=`"
-        )
-
-
-def _check_text_limit(bundle: Bundle, source: Source) -> None:
-    """UsageError if the bundle cuts texts to another number of tokens than its source."""
-    if bundles.TOKENIZER not in bundle.manifest.files or isinstance(source.texts, NoTexts):
-        return
-    limit = source.texts.max_text_tokens
-    if bundle.manifest.limits.max_text_tokens != limit:
-        raise UsageError(
-            f"{bundle.ref} takes texts of {bundle.manifest.limits.max_text_tokens} tokens, its"
-            f" authors cut them to {limit}: export it again"
-        )
+        model_file.save(head, folder / file)
 
 
 def say(text: str) -> None:

@@ -175,7 +175,8 @@ class Packed:
         if causal:
             later = torch.where(self.distances > 0, MASKED, 0.0)[:, None, None]  # [G, 1, 1, w, S]
             bias = later if bias is None else bias + later
-        return Mask(bias, self.num_keys)
+        # a causal mask hides pads too: they stand behind all real queries
+        return Mask(bias, None if causal else self.num_keys)
 
     def scatter(self, rows: Tensor) -> Tensor:
         cells = rows.index_select(0, self.row_of_cell).reshape(*self.shape, rows.shape[-1])

@@ -19,7 +19,7 @@ from opentelemetry.trace import Tracer
 from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
 from addnorm.service import locks
-from addnorm.service.models.loading import load_all
+from addnorm.service.loading.loader import load_all
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime import bundle
 from addnorm.service.runtime.bundle import Bundle

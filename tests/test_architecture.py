@@ -32,6 +32,7 @@ LAYERS = (
     "server",
     "protocols",
     "tasks",
+    "loading",
     "inference",
     "telemetry",
     "models",
@@ -41,6 +42,7 @@ LAYERS = (
     "settings",
     "locks",
     "errors",
+    "arithmetic",
 )
 
 

@@ -25,7 +25,7 @@ REMAINING = {  # file -> how many, why
     "export/modules/test_examples.py": (1, "the words of a command line"),
     "export/modules/test_from_code.py": (1, "the current folder, from which code is imported"),
     "model/test_model.py": (1, "the block of queries, fixed in what is exported"),
-    "models/test_repository.py": (1, "the system's listing of a folder, which root may read"),
+    "loading/test_repository.py": (1, "the system's listing of a folder, which root may read"),
     "protocols/codec/test_large.py": (2, "how large the steps within one body are"),
     "protocols/test_own_ids.py": (1, "tiktoken's table of encodings, which it downloads"),
     "runtime/test_signature.py": (3, "a package that is absent, a link that moves between checks"),

@@ -16,7 +16,7 @@ import torch
 
 from addnorm.load.measure.stream import PROFILES, make
 from addnorm.service.inference import heads
-from addnorm.service.models import loading
+from addnorm.service.loading import loader
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Batch, Ints
@@ -141,7 +141,7 @@ def matmul_tflops(setup: Setup) -> float:
 
 def _loaded(setup: Setup, shape: str) -> Model:
     """Checked and warmed up as the server does it, with its settings."""
-    model = loading.load(shapes.bundle(setup, shape), setup.settings())
+    model = loader.load(shapes.bundle(setup, shape), setup.settings())
     if setup.provider == "cpu":  # the rehearsal's GPU
         for engine in model.engines.values():
             engine.keep_rows_on("cpu")

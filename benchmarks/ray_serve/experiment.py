@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from addnorm.load.measure.stream import PROFILES, make
-from addnorm.service.models.folders import find
+from addnorm.service.loading.folders import find
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
 from benchmarks import processes

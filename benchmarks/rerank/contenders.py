@@ -29,7 +29,7 @@ TOLERANCE = 1e-3  # of a score, between Addnorm in fp32 and others; int8 is anot
 Scores = NDArray[np.float64]
 
 
-class WrongScores(Exception):
+class WrongScores(RuntimeError):
     """A server's scores are not those of the others, or not those that it gave before."""
 
 

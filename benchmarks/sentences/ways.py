@@ -2,7 +2,6 @@
 
 import base64
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -80,18 +79,6 @@ def asking(
 
     line = "1 text" if size == 1 else f"{size} texts"
     return Way(line, who, ask)
-
-
-def timed(compute: Callable[[], Vectors]) -> Callable[[], tuple[float, list[float], Vectors]]:
-    """One call."""
-
-    def ask() -> tuple[float, list[float], Vectors]:
-        started = time.perf_counter()
-        vectors = compute()
-        seconds = time.perf_counter() - started
-        return seconds, [seconds], vectors
-
-    return ask
 
 
 def parts(texts: Sequence[str], size: int) -> list[Sequence[str]]:

@@ -8,17 +8,13 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
-import torch
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from addnorm.export import vector_ranges
 from addnorm.export.certificate import tolerances
-from addnorm.export.certificate.served import infer_body, run
+from addnorm.export.certificate.embedded import Ids, by_torch, served
 from addnorm.export.sources import texts
 from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.transformer import Transformer
@@ -27,20 +23,12 @@ from addnorm.service.runtime.bundle import TOKENIZER, Bundle
 from addnorm.service.runtime.tokenizing.tokenizer import Text
 from addnorm.service.server.wiring import Service
 
-Array = NDArray[Any]
 Compare = Callable[[str], Iterable[tolerances.Result]]
 STRATEGIES = {"OnlyFirst": "only_first", "OnlySecond": "only_second"}  # of the file, for pairs
 SENTENCES = (
     "LayerNorm normalizes each token across its features.",
     "Ünïcode, 中文 and [MASK]: 3.14 \u200bwords\tin  ODD places!",
 )
-
-
-class Ids(NamedTuple):
-    """Token ids of a text or a pair, with the types of its tokens."""
-
-    tokens: list[int]
-    types: list[int]
 
 
 def checks(
@@ -55,7 +43,7 @@ def checks(
     return [
         (TOKENIZER, lambda _: [("unlike the folder's", num_other, 0)]),
         *((name, partial(compare, asked)) for name, asked in _cases(bundle, authors).items()),
-        *([("vector ranges", partial(_ranges, service, bundle))] * has_ranges),
+        *([("vector ranges", partial(_ranges, service, bundle, reference))] * has_ranges),
     ]
 
 
@@ -120,27 +108,14 @@ class _Authors:
             (types,) = cut.get("token_type_ids", [types])
         return Ids(list(tokens), list(types))
 
-    def vector(self, ids: Ids) -> Array:
-        grid, types = (torch.tensor([values]) for values in ids)
-        facts = {"pooling": self.manifest.pooling, "normalize": self.manifest.normalize}
-        mask = torch.ones_like(grid)
-        vectors: Array = vector_ranges.embedded(self.reference, facts, grid, mask, types)
-        return np.asarray(vectors[0])
-
 
 def _against_authors(
     service: Service, bundle: Bundle, authors: _Authors, asked: Sequence[Text], precision: str
 ) -> Iterator[tolerances.Result]:
     """Compares the server's token ids, their types, and the vectors of these texts."""
-    body = {
-        "texts": [text if isinstance(text, str) else [*text] for text in asked],
-        "outputs": ["pooled"],
-        "truncate": True,
-        "normalize": bundle.manifest.normalize,
-        "precision": precision,
-    }
+    sent = [text if isinstance(text, str) else [*text] for text in asked]
     try:
-        ids, vectors = run(_ask(service, body))
+        ids, vectors = served(service, bundle.manifest, sent, precision)
     except ServiceError as error:
         yield f"refused: {error.message}", 1, 0
         return
@@ -150,37 +125,24 @@ def _against_authors(
     num_other_types = sum(got.types != own.types for got, own in zip(ids, expected, strict=True))
     yield "texts with other token types", num_other_types, 0
     if not num_other:  # the authors' ids may be ones that the model lacks
-        vectors_expected = np.array([authors.vector(own) for own in expected])
+        vectors_expected = by_torch(authors.reference, bundle.manifest, expected)
         yield from tolerances.vectors("pooled", vectors, vectors_expected, precision)
 
 
-def _ranges(service: Service, bundle: Bundle, precision: str) -> Iterator[tolerances.Result]:
-    """The manifest's, which PyTorch made, against those of the served vectors."""
-    manifest, vectors = bundle.manifest, list[Array]()
-    calibration = vector_ranges.calibration_texts((bundle.path / TOKENIZER).read_bytes())
-    for name, own in vector_ranges.with_prompts(calibration, manifest.prompts):
-        body = {
-            "texts": own,
-            "outputs": ["pooled"],
-            "truncate": True,
-            "normalize": manifest.normalize,
-            "precision": precision,
-            "prompt_name": name,
-        }
-        if own:
-            vectors.append(run(_ask(service, body))[1])
-    served = vector_ranges.widened(np.concatenate(vectors).astype(np.float32))
+def _ranges(
+    service: Service, bundle: Bundle, reference: Transformer, precision: str
+) -> Iterator[tolerances.Result]:
+    """Ranges of the served vectors against PyTorch's, and the manifest's against those served."""
+    manifest = bundle.manifest
+    ids, vectors = vector_ranges.served(service, bundle, precision)
+    served = vector_ranges.widened(vectors)
+    expected = vector_ranges.widened(by_torch(reference, manifest, ids))
+    yield from tolerances.ranges(served, expected, precision)
+    if precision != vector_ranges.precision_of(manifest):
+        return
     recorded = np.array(manifest.vector_ranges, np.float32)
     if recorded.shape != served.shape:
-        yield f"ranges of shape {recorded.shape}, {served.shape} expected", 1, 0
+        yield f"recorded ranges of shape {recorded.shape}, {served.shape} expected", 1, 0
         return
-    yield from tolerances.ranges(served, recorded, precision)
-
-
-async def _ask(service: Service, body: dict[str, Any]) -> tuple[list[Ids], Array]:
-    answer, request = await infer_body(service, body)
-    batch = request.batch
-    types = np.zeros_like(batch.tokens) if batch.types is None else batch.types
-    rows = (np.split(values, batch.offsets[1:-1]) for values in (batch.tokens, types))
-    ids = [Ids(*(row.tolist() for row in own)) for own in zip(*rows, strict=True)]
-    return ids, np.array(orjson.loads(answer)["pooled"])
+    for output, difference, limit in tolerances.ranges(recorded, served, precision):
+        yield f"recorded {output}", difference, limit

@@ -26,7 +26,7 @@ from addnorm.model.transformer import Transformer
 from addnorm.service.inference.outputs import OutputKind
 from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.inference.request_path import Call
-from addnorm.service.models.loading import PADDINGS
+from addnorm.service.loading.loader import PADDINGS
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.protocols.codec.validation import fit
 from addnorm.service.protocols.endpoint import Decoded
@@ -229,7 +229,9 @@ def _pads_alone(path: Served, precision: str) -> Iterator[tolerances.Result]:
 def _bare_bits(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
     engine, manifest = path.model.engine(precision), path.model.bundle.manifest
     paddings = PADDINGS[manifest.layout]
-    pairs = selfcheck.pairs(engine, manifest.limits, paddings, BIT_LENGTHS)
+    drawn = selfcheck.sequences(manifest.limits, BIT_LENGTHS)
+    known = selfcheck.Computed.together(engine, drawn, len(drawn))
+    pairs = selfcheck.pairs(engine, known, paddings)
     return {f"unequal ({', '.join(paddings)})": ((one, other) for _, one, other in pairs)}
 
 

@@ -13,10 +13,12 @@ from torch import nn
 from torch.export import Dim
 
 from addnorm.export.graphs.model_file import EXTERNAL, MIN_BYTES, Array, Graph
+from addnorm.export.graphs.packed_attention import MAX_TERMS, num_parts
 from addnorm.model.attention import ATTENTION_IN_BLOCKS, ATTENTION_VERSION
+from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Head, Transformer
 
-MAX_HEAD_DIMS = 128  # of one attention head
+MIN_PART = 32  # dimensions of a head whose products are made in parts: less would be slow
 OPSET = ATTENTION_VERSION
 BODY_INPUTS = ["input_ids", "attention_mask"]  # and token_type_ids, where the model has types
 BODY_OUTPUTS = ["activations", "norm_mean", "norm_rstd"]
@@ -32,16 +34,18 @@ def check_fit(model: Transformer) -> None:
 
     onnxruntime splits a dot product of more than 128 terms at places that depend on the width of
     the grid (64 or fewer columns: 256 terms at a time). So a query times a key would have other
-    bits with pads than without.
+    bits with pads than without. The packed layout splits it itself, into equal parts.
     """
     config = model.config
     dims = config.d_model // config.n_heads
     weights = model.state_dict().items()
     found = [_not_finite(name, tensor) for name, tensor in weights if not tensor.isfinite().all()]
-    if dims > MAX_HEAD_DIMS:
+    width = dims // num_parts(dims) if model.layout is LAYOUTS["packed"] else dims
+    if not min(dims, MIN_PART) <= width <= MAX_TERMS:
         found.append(
-            f"a head has {dims} dimensions (d_model {config.d_model} / n_heads {config.n_heads}),"
-            f" at most {MAX_HEAD_DIMS} can be served: with more, bits would depend on padding"
+            f"a head has {dims} dimensions (d_model {config.d_model} / n_heads {config.n_heads}):"
+            f" more than {MAX_TERMS} can be served in the packed layout, if they are parts of"
+            f" {MIN_PART} to {MAX_TERMS}; otherwise bits would depend on padding"
         )
     if found:
         raise UnfitError("the model cannot be exported: " + "; ".join(found))

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from addnorm.export.graphs.model_file import EXTERNAL, Graph, constant
+from addnorm.export.graphs.nodes import read_by
 from addnorm.service.runtime.batch import Floats
 from addnorm.service.runtime.manifest import Int8, Limits
 from addnorm.service.runtime.selfcheck import sequences
@@ -281,7 +282,7 @@ def _nodes(name: str, x: str, y: str) -> list[NodeProto]:
 def _replaced(graph: Graph, nodes: list[NodeProto], tensors: Mapping[str, Array]) -> Graph:
     """The graph with the new nodes and constants, and without constants that nothing reads any
     more."""
-    used = {name for node in nodes for name in node.input}
+    used = {name for node in nodes for name in read_by(node)}
     new = [constant(name, value) for name, value in tensors.items()]
     kept = [item for item in (*graph.proto.graph.initializer, *new) if item.name in used]
     made = graph.copy().proto

@@ -209,7 +209,7 @@ def _server(url: str, entry: dict[str, Any]) -> str:
     if not parts:
         return f"{url}, which does not say what it is"
     version, runtime = parts.get("addnorm"), parts.get("onnxruntime")
-    return f"{url}: Addnorm {version}, onnxruntime {runtime}, {parts.get('processor')}"
+    return f"{url}: Addnorm {version}, onnxruntime {runtime}, {entry.get('processor')}"
 
 
 def _entry(server: Server, model: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from addnorm.service.arithmetic import add_rows, lengths, log_sum_exp, max_rows
 from addnorm.service.errors import NotFinite
 from addnorm.service.runtime.batch import Batch, Floats, Ints, all_finite
 from addnorm.service.runtime.device.device_rows import AnyRows, DeviceRows
@@ -70,32 +71,28 @@ def _pool(activations: Floats, ranges: Ints, pooling: Pooling) -> Floats:
 
 
 def _mean(rows: Floats, out: Floats) -> None:
-    np.add.reduce(rows, 0, out=out)
+    add_rows(rows, out)
     out /= np.float32(len(rows))
 
 
 def _mean_sqrt(rows: Floats, out: Floats) -> None:
     """The sum by the square root of the length."""
-    np.add.reduce(rows, 0, out=out)
+    add_rows(rows, out)
     out /= np.sqrt(np.float32(len(rows)))
 
 
 def _weighted_mean(rows: Floats, out: Floats) -> None:
     """The i-th token, from 1, counts i times."""
     weights = np.arange(1, len(rows) + 1, dtype=np.float32)
-    np.add.reduce(rows * weights[:, None], 0, out=out)
-    out /= weights.sum()
-
-
-def _max(rows: Floats, out: Floats) -> None:
-    np.maximum.reduce(rows, 0, out=out)
+    add_rows(rows * weights[:, None], out)
+    out /= np.float32(len(rows) * (len(rows) + 1) // 2)
 
 
 REDUCTIONS: dict[str, Callable[[Floats, Floats], None]] = {
     "mean": _mean,
     "mean_sqrt": _mean_sqrt,
     "weighted_mean": _weighted_mean,
-    "max": _max,
+    "max": max_rows,
 }
 
 
@@ -112,16 +109,11 @@ def check_finite(
 def unit(vectors: Floats) -> Floats:
     """Finite `[n, w]` scaled to length 1; zeros stay zeros."""
     with np.errstate(over="ignore"):
-        lengths = _lengths(vectors)
-    if not (fits := np.isfinite(lengths)).all():
+        divisors = lengths(vectors)
+    if not (fits := np.isfinite(divisors)).all():
         vectors = vectors * np.where(fits, np.float32(1), SHRINK)
-        lengths = _lengths(vectors)
-    return np.divide(vectors, np.maximum(lengths, MIN_LENGTH), dtype=np.float32)
-
-
-def _lengths(vectors: Floats) -> Floats:
-    lengths: Floats = np.linalg.norm(vectors, axis=1, keepdims=True).astype(np.float32, copy=False)
-    return lengths
+        divisors = lengths(vectors)
+    return np.divide(vectors, np.maximum(divisors, MIN_LENGTH), dtype=np.float32)
 
 
 class HeadRows(NamedTuple):
@@ -172,7 +164,7 @@ def top_k(engine: Engine, rows: HeadRows, k: int) -> Steps[tuple[Ints, Floats]]:
     token_ids = np.empty((len(rows.activations), k), np.int64)
     logprobs = np.empty(token_ids.shape, np.float32)
     for span, chunk in chunks(engine, "logits", rows):
-        token_ids[span], logprobs[span] = yield from _best(chunk, k, _log_sum(chunk))
+        token_ids[span], logprobs[span] = yield from _best(chunk, k, log_sum_exp(chunk))
     return token_ids, logprobs
 
 
@@ -185,7 +177,7 @@ def token_logprobs(
     best = np.empty(token_ids.shape, np.float32)
     own = np.empty(len(tokens), np.float32)
     for span, chunk in chunks(engine, "logits", rows):
-        log_sum = _log_sum(chunk)
+        log_sum = log_sum_exp(chunk)
         own[span] = (np.take_along_axis(chunk, tokens[span, None], 1) - log_sum)[:, 0]
         if k:
             token_ids[span], best[span] = yield from _best(chunk, k, log_sum)
@@ -202,14 +194,6 @@ def chunks(engine: Engine, output: str, rows: HeadRows) -> Iterator[tuple[slice,
         chunk = engine.head(output, rows.activations[span])
         check_finite(output, chunk, rows.sequences[span])
         yield span, chunk
-
-
-def _log_sum(logits: Floats) -> Floats:
-    """logits `[n, V]` -> the logarithm of the sum of their exponentials `[n, 1]`. A row's bits do
-    not depend on the others."""
-    largest = logits.max(1, keepdims=True)
-    sums: Floats = np.log(np.exp(logits - largest).sum(1, keepdims=True)) + largest
-    return sums
 
 
 def _best(logits: Floats, k: int, log_sum: Floats) -> Steps[tuple[np.ndarray, Floats]]:

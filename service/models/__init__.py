@@ -1,1 +1,1 @@
-"""What is served: loading and unloading, readiness, usage."""
+"""What is served: the models with their engines, readiness, usage."""

@@ -39,6 +39,14 @@ class Runner(NamedTuple):
     target: Target
 
 
+class Reproduction(NamedTuple):
+    """Whether an engine gives the bits of the known answers in its certificate."""
+
+    is_equal: bool | None = None  # None: not compared
+    why: str = ""  # why it was not compared
+    different: tuple[str, ...] = ()  # the known answers that have other bits, in words
+
+
 class Model:
     """One version of one model: its bundle, and for each precision an engine and the target that
     its jobs go to."""
@@ -62,6 +70,7 @@ class Model:
             name: open_engine(bundle, name, provider, threads, cuda)
             for name in bundle.manifest.precisions
         }
+        self.reproductions = dict.fromkeys(self.engines, Reproduction())  # loading finds them
         self.token_budget = token_budget
         name = bundle.manifest.name
         self.statistics = Statistics()

@@ -11,7 +11,11 @@ import { Refused, apiKey, get, inWords, useKey } from "./server.js";
 const MODEL = location.pathname.match(/\/models\/(.+)\/certificate\/?$/)?.[1] ?? "";
 const EXACT = "exact comparisons";
 // what has a place of its own; other fields are shown as they are
-const PLACED = ["bundle", "passed", "checks", "cuda", "fingerprint_parts", "known_answer", "nodes"];
+const PLACED = [
+  ...["bundle", "passed", "checks", "cuda", "fingerprint_parts", "known_answer", "nodes"],
+  "known_digests",
+];
+const NAMED = 5; // known answers with other bits
 
 async function start() {
   byId("error").replaceChildren();
@@ -46,10 +50,26 @@ function show(certificate, model) {
       : "Not passed, though no check is over its limit.";
   byId("certificate").replaceChildren(
     element("p", { class: `verdict ${passed && !failed ? "equal" : "different"}` }, said),
+    ...Object.entries(model.reproduces_certificate).map(([precision, isEqual]) =>
+      bitsHere(precision, isEqual, model.different_from_certificate[precision]),
+    ),
     about(certificate, model),
     ...precisions(checks).map((name) => checksOf(name, ofPrecision(checks, name))),
     ...(certificate.cuda ? ofGpu(certificate.cuda) : []),
   );
+}
+
+/** Whether this server computes the bits that the certificate records. */
+function bitsHere(precision, isEqual, different) {
+  const some = different.slice(0, NAMED).join(", ");
+  const more = different.length > NAMED ? ` and ${different.length - NAMED} more` : "";
+  const said = isEqual
+    ? "this server computes the bits that the certificate records."
+    : isEqual === null
+      ? "this server's bits are not compared with the certificate's."
+      : `this server computes other bits than the certificate records: ${some}${more}.`;
+  const found = isEqual === false ? " found" : "";
+  return element("p", { class: `bits-here${found}` }, `${precision}: ${said}`);
 }
 
 function ofGpu(section) {

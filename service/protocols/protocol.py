@@ -10,9 +10,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
 from addnorm.service.inference.request_path import RequestPath
+from addnorm.service.loading.repository import Repository
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.models.registry import Models
-from addnorm.service.models.repository import Repository
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.endpoint import Endpoint, ErrorFormat, Made
 from addnorm.service.protocols.routes.receiving import BodyReceiver

@@ -18,7 +18,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from errno import EACCES
 from functools import cached_property
 from itertools import chain
@@ -31,7 +31,7 @@ from pydantic import ValidationError
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime import files, signature
 from addnorm.service.runtime.files import TooLarge
-from addnorm.service.runtime.manifest import FORMAT, KnownAnswers, Manifest, Task
+from addnorm.service.runtime.manifest import FORMAT, Certified, Manifest, Task
 from addnorm.service.runtime.signature import SIGNATURE
 
 MANIFEST, CERTIFICATE = "manifest.json", "certificate.json"
@@ -40,6 +40,7 @@ LENS = "lens.onnx"
 # JSON takes up to twenty times its bytes in memory. Those of large models have up to 1 MiB, their
 # tokenizers 40 MiB.
 MOST_JSON_BYTES, MOST_TOKENIZER_BYTES = 16 * 2**20, 256 * 2**20
+NEVER = "1970-01-01T00:00:00+00:00"  # while it is being certified
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -59,7 +60,8 @@ class Bundle:
     @property
     def created_s(self) -> float:
         """Unix time of the export."""
-        return datetime.fromisoformat(self.manifest.created).timestamp()
+        created = (self.certificate or {}).get("created") or self.manifest.created
+        return datetime.fromisoformat(created or NEVER).timestamp()
 
     @property
     def has_lens(self) -> bool:
@@ -170,7 +172,7 @@ def _read_certificate(bundle: Bundle) -> tuple[dict[str, Any], str]:
     if certificate.get("passed") is not True:
         raise _refused(path, f"{CERTIFICATE} records a failed check", "export")
     try:
-        known = KnownAnswers.model_validate(certificate)
+        known = Certified.model_validate(certificate)
     except ValidationError as error:
         raise _refused(path, f"{CERTIFICATE} is broken: {_first(error)}", "verify") from None
     if what := known.misfit(bundle.manifest):
@@ -232,14 +234,17 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> Bundle:
         if file.name not in (MANIFEST, CERTIFICATE, SIGNATURE)
     }
     complete = Manifest(format=FORMAT, files=described, **manifest)
-    (path / MANIFEST).write_text(complete.model_dump_json(indent=2) + "\n")
+    written = complete.model_dump_json(indent=2, exclude={"created"})
+    (path / MANIFEST).write_text(written + "\n")
     return read_uncertified(path)
 
 
 def write_certificate(bundle: Bundle, certificate: dict[str, Any]) -> None:
+    """created: now, if the certificate does not say when."""
     complete = {
         "bundle": bundle.ref,
         "manifest_sha256": bundle.manifest_sha256,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
         **certificate,
     }
     partial = bundle.path / f".{CERTIFICATE}"

@@ -5,9 +5,9 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -18,6 +18,7 @@ from addnorm.service.runtime.device.processor import processor
 
 NUM_DIGITS = 32  # hexadecimal: 128 bits
 METADATA_KEY = "addnorm.fingerprint"  # under which files of vectors hold it
+ANY = "any with the bits"  # begins the part `processor` of those that give a certificate's bits
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,12 @@ class Fingerprint:
     numpy: str  # pools, normalizes and takes logarithms
     tokenizers: str  # makes tokens of texts
     addnorm: str
-    processor: str  # its kind: see processor.py
+    # ANY and which bits, where it gives those of the certificate; else its kind: see processor.py
+    processor: str
 
     @classmethod
     def here(cls, manifest_sha256: str, precision: str, provider: str) -> "Fingerprint":
-        """The fingerprint of an engine on this machine."""
+        """The fingerprint of an engine on this machine, of which nothing is proved yet."""
         return cls(
             manifest_sha256,
             precision,
@@ -47,6 +49,13 @@ class Fingerprint:
             VERSION,
             processor().kind,
         )
+
+    def proved(self, known_answers: Mapping[str, Any]) -> "Fingerprint":
+        """The same of an engine that gives these known answers, which its certificate has: on any
+        processor that gives them too."""
+        text = json.dumps(known_answers, sort_keys=True, separators=(",", ":"))
+        bits = hashlib.sha256(text.encode()).hexdigest()[:NUM_DIGITS]
+        return replace(self, processor=f"{ANY} {bits}")
 
     @cached_property
     def digest(self) -> str:

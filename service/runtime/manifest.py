@@ -90,7 +90,7 @@ class Manifest(_Part):
     format: int
     name: Name
     version: int
-    created: str  # ISO 8601, UTC
+    created: str | None = None  # of older bundles; the certificate of newer ones has it
     layout: Literal["packed", "padded"]
     config: dict[str, Any]  # the model's shape, in the exporter's words
     d_model: Size
@@ -120,12 +120,8 @@ class Manifest(_Part):
 
     @field_validator("created")
     @classmethod
-    def _is_a_time(cls, value: str) -> str:
-        try:
-            datetime.fromisoformat(value).timestamp()
-        except (ValueError, OverflowError, OSError):
-            raise ValueError("it is no time in ISO 8601") from None
-        return value
+    def _is_a_time(cls, value: str | None) -> str | None:
+        return _time(value)
 
     def misfit(self) -> str | None:
         """Which parts contradict each other. None if all fit."""
@@ -179,13 +175,23 @@ class KnownAnswer(_Part):
     activations: tuple[float, ...]
 
 
-class KnownAnswers(_Part):
-    """Known answers of a certificate, by precision."""
+class Certified(_Part):
+    """What the server needs of a certificate."""
 
-    known_answer: dict[str, KnownAnswer]
+    known_answer: dict[str, KnownAnswer]  # by precision
+    # by precision, output and length: see `known_answers.py`; none in those of older exporters
+    known_digests: dict[str, dict[str, dict[str, str]]] = {}
+    created: str | None = None  # ISO 8601, UTC
+
+    @field_validator("created")
+    @classmethod
+    def _is_a_time(cls, value: str | None) -> str | None:
+        return _time(value)
 
     def misfit(self, manifest: Manifest) -> str | None:
-        """Which one the model cannot have. None if all fit."""
+        """Which part is missing, or which answer the model cannot have. None if all fit."""
+        if self.created is None and manifest.created is None:
+            return "it does not say when the bundle was created"
         for precision in manifest.precisions:
             known, limits = self.known_answer.get(precision), manifest.limits
             if known is None:
@@ -204,6 +210,17 @@ class KnownAnswers(_Part):
             if not _are_below(known.input_ids, limits.vocab_size) or not are_types:
                 return f"the known answer of {precision} has ids that the model lacks"
         return None
+
+
+def _time(value: str | None) -> str | None:
+    """ValueError if it is no time."""
+    if value is None:
+        return None
+    try:
+        datetime.fromisoformat(value).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise ValueError("it is no time in ISO 8601") from None
+    return value
 
 
 def _are_below(ids: tuple[int, ...], limit: int) -> bool:

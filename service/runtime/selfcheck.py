@@ -6,7 +6,7 @@ Used at every load and, with more cases, by the certificate.
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,31 +63,57 @@ def same_bits(left: Sequence[NDArray[Any]], right: Sequence[NDArray[Any]]) -> bo
     )
 
 
+class Computed(NamedTuple):
+    """Sequences, and the rows of each."""
+
+    batch: Batch
+    rows: list[Rows]
+
+    @classmethod
+    def together(cls, engine: Engine, batch: Batch, num_together: int) -> "Computed":
+        """Computed in batches of so many neighbours, or one more, so that none is alone; on a CPU
+        on all cores."""
+        run = engine.run_on_all_cores if engine.provider == "cpu" else engine.run
+        rows = list[Rows]()
+        for part in np.array_split(np.arange(len(batch)), max(1, len(batch) // num_together)):
+            some = Batch.joined([(batch, index) for index in part.tolist()])
+            made = run(some)
+            rows += [made.span(*span) for span in pairwise(some.offsets.tolist())]
+        return cls(batch, rows)
+
+    def up_to(self, num_tokens: int) -> "Computed":
+        """Leaves out what has more tokens."""
+        lengths = self.batch.lengths.tolist()
+        chosen = [index for index, length in enumerate(lengths) if length <= num_tokens]
+        batch = Batch.joined([(self.batch, index) for index in chosen])
+        return Computed(batch, [self.rows[index] for index in chosen])
+
+    def joined(self) -> Rows:
+        """The rows of all, end to end."""
+        return Rows(*map(np.concatenate, zip(*self.rows, strict=True)))
+
+
 def pairs(
-    engine: Engine, limits: Limits, paddings: Sequence[str], lengths: Sequence[int]
+    engine: Engine, known: Computed, paddings: Sequence[str]
 ) -> Iterator[tuple[str, Rows, Rows]]:
-    """Runs each sequence alone, co-batched and padded. Yields two of these that should have the
-    same bits, and what to say if they have not."""
-    together = sequences(limits, lengths)
-    rows = engine.run(together)
-    said = f"{len(together)} sequences on one thread differ from the same on all cores"
-    yield said, rows, engine.run_on_all_cores(together)
-    for index, (start, end) in enumerate(pairwise(together.offsets.tolist())):
-        sequence, words = together.sequence(index), f"{end - start} tokens alone differ from"
+    """Runs the sequences all together, each alone and each padded, on one thread. Yields two
+    results that should have the same bits, and what to say if they have not."""
+    said = f"{len(known.batch)} sequences on one thread differ from the same on all cores"
+    yield said, engine.run(known.batch), known.joined()
+    for index, rows in enumerate(known.rows):
+        sequence, words = known.batch.sequence(index), f"{rows.num_tokens} tokens alone differ from"
         alone = engine.run(sequence)
-        yield f"{words} the same tokens co-batched", alone, rows.span(start, end)
+        yield f"{words} the same tokens co-batched", alone, rows
         for where in paddings:
-            grid = place(sequence, end - start + 5, where)
+            grid = place(sequence, rows.num_tokens + 5, where)
             real = grid.attention_mask[0] != 0
             padded = Rows(*(output[0][real] for output in engine.run_grid(grid)))
             yield f"{words} the same tokens padded ({where})", alone, padded
 
 
-def unequal(
-    engine: Engine, limits: Limits, paddings: Sequence[str], lengths: Sequence[int]
-) -> Iterator[str]:
+def unequal(engine: Engine, known: Computed, paddings: Sequence[str]) -> Iterator[str]:
     """A line for each of these that differ."""
-    for words, one, other in pairs(engine, limits, paddings, lengths):
+    for words, one, other in pairs(engine, known, paddings):
         if not same_bits(one, other):
             yield words
 

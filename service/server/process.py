@@ -27,7 +27,7 @@ from typing import Any, NoReturn, cast
 import uvicorn
 
 from addnorm.service.errors import StartupError
-from addnorm.service.models.loading import load_all
+from addnorm.service.loading.loader import load_all
 from addnorm.service.runtime.device import memory
 from addnorm.service.server.http.connection import Connection, protocol_factory
 from addnorm.service.server.middleware import RequestMiddleware

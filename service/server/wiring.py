@@ -9,9 +9,9 @@ from opentelemetry.trace import Tracer
 from addnorm.service.inference.pipeline import Pipeline
 from addnorm.service.inference.request_path import RequestPath
 from addnorm.service.inference.sequence_cache import SequenceCache
+from addnorm.service.loading.repository import Repository
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.models.registry import Models
-from addnorm.service.models.repository import Repository
 from addnorm.service.protocols.all_protocols import PROTOCOLS
 from addnorm.service.protocols.codec.bodies import BodyReader
 from addnorm.service.protocols.codec.decoding import Tools

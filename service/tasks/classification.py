@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from addnorm.service.arithmetic import exp, row_sums
 from addnorm.service.errors import InvalidInput
 from addnorm.service.runtime.batch import Floats
 
@@ -37,20 +38,19 @@ def probabilities(logits: Floats, function: Function | None = None) -> Floats:
     function = function or ("sigmoid" if logits.shape[1] == 1 else "softmax")
     if function == "none":
         return logits
-    # in float64, which no float32 overflows by itself; in C order each row is added up alone
-    values = np.array(logits, np.float64, order="C")
+    values = logits.astype(np.float64)  # which no float32 overflows by itself
     return (_sigmoid if function == "sigmoid" else _softmax)(values).astype(np.float32)
 
 
 def _sigmoid(values: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):  # exp is infinity below -709: the score is 0
-        scores: np.ndarray = 1 / (1 + np.exp(-values))
+    small = exp(-np.abs(values))
+    scores: np.ndarray = np.where(values < 0, small, 1) / (1 + small)
     return scores
 
 
 def _softmax(values: np.ndarray) -> np.ndarray:
-    values = np.exp(values - values.max(1, keepdims=True))
-    scores: np.ndarray = values / values.sum(1, keepdims=True)
+    values = exp(values - values.max(1, keepdims=True))
+    scores: np.ndarray = values / row_sums(values)
     return scores
 
 

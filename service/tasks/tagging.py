@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 from tokenizers import Encoding
 
+from addnorm.service.arithmetic import row_sums
 from addnorm.service.runtime.batch import Floats
 from addnorm.service.tasks.pieces import Pieces
 
@@ -115,8 +116,12 @@ def _of_first(word: Sequence[_Token]) -> Floats:
 
 
 def _of_average(word: Sequence[_Token]) -> Floats:
-    mean: Floats = np.mean([token.scores for token in word], 0)
-    return mean
+    return _mean(np.stack([token.scores for token in word], 1))
+
+
+def _mean(scores: Floats) -> Floats:
+    """The mean of each row, `[n, w]` -> `[n]`."""
+    return row_sums(scores)[:, 0] / np.float32(scores.shape[1])
 
 
 def _of_surest(word: Sequence[_Token]) -> Floats:
@@ -158,7 +163,7 @@ def _entity(group: Sequence[Tag], pieces: Pieces) -> Entity:
     return Entity(
         # for labels such as "X-PER" more than _group_of removes, as transformers has it
         group[0].entity.split("-", 1)[-1],
-        np.float32(np.mean([tag.score for tag in group])),
+        _mean(np.array([[tag.score for tag in group]]))[0],
         pieces.join([tag.word for tag in group]),
         group[0].start,
         group[-1].end,

@@ -53,6 +53,7 @@ class Exposition:
         metrics.worker_threads.set(scheduler.num_workers)
         metrics.cache_bytes_limit.set(cache.max_bytes)
         metrics.registry.register(ModelInfo(models, provider))
+        metrics.registry.register(Reproductions(models))
         metrics.registry.register(LostLogLines())
 
     def render(self) -> bytes:
@@ -109,6 +110,27 @@ class ModelInfo(Collector):
             model.bundle.manifest_sha256,
             model.engines[precision].fingerprint.digest,
         ]
+
+
+class Reproductions(Collector):
+    """addnorm_model_reproduces_certificate, of the engines that are compared with it."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        gauge = GaugeMetricFamily(
+            "addnorm_model_reproduces_certificate",
+            "1 where this machine gives the bits that the certificate records, 0 where it does not;"
+            " no series where they are not compared.",
+            labels=("model", "version", "precision"),
+        )
+        for model in self._models.all():
+            version = str(model.bundle.manifest.version)
+            for precision, found in model.reproductions.items():
+                if found.is_equal is not None:
+                    gauge.add_metric([model.name, version, precision], float(found.is_equal))
+        yield gauge
 
 
 class LostLogLines(Collector):

@@ -86,7 +86,7 @@ def test_a_run_is_kept_without_its_rounds(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
     figures.keep(["overload"], Report(tmp_path), kept)
     assert figures.read(kept) == {"overload": ENTRY}
-    with pytest.raises(ValueError, match="bodies was not run: `python -m benchmarks bodies`"):
+    with pytest.raises(ValueError, match="swaps was not run: `python -m benchmarks swaps`"):
         figures.keep(["stress"], Report(tmp_path), kept)
 
 

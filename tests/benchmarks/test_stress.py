@@ -1,9 +1,7 @@
 """Some stress scenarios, in short; `python -m benchmarks stress` runs them long."""
 
 import gzip
-import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,23 +15,12 @@ from benchmarks.stress import livez
 from benchmarks.stress.caller import Request, Seen
 from benchmarks.stress.requests.greedy import Greed
 from benchmarks.stress.requests.mixed import Sent, mixed
-from benchmarks.stress.requests.mutants import mutants
 from benchmarks.stress.requests.worst import CASES, Case
 from benchmarks.stress.scenarios import other_keys, stall
 from benchmarks.stress.scenarios.deadlines import Deadlines, deadlines, joined, late
 from benchmarks.stress.scenarios.overload import overload
 from benchmarks.stress.scenarios.stall import stalls
-from benchmarks.stress.scenarios.storms import body_storm, good_bodies, leave_storm, slow_storm
 from tests.support.fake_server import fake_server
-
-Storm = Callable[[bundle_format.Bundle, int], dict[str, Any]]
-
-
-@pytest.mark.parametrize(
-    ("storm", "size"), [(body_storm, 1000), (leave_storm, 100), (slow_storm, 60)]
-)
-def test_a_storm_hurts_nothing(bundles: Path, storm: Storm, size: int) -> None:
-    assert storm(notebook_of(bundles), size)
 
 
 def test_an_overloaded_server_answers_right_or_rejects_and_says_when(bundles: Path) -> None:
@@ -44,24 +31,6 @@ def test_an_overloaded_server_answers_right_or_rejects_and_says_when(bundles: Pa
     # `python -m benchmarks overload` asks for goodput, on a quiet machine
     assert figures["CPU time for a useful token over that at capacity"] < 4
     assert sum(value for name, value in figures.items() if name.startswith("refused")) > 0
-
-
-def notebook_of(root: Path) -> bundle_format.Bundle:
-    return bundle_format.read(root / "notebook" / "1")
-
-
-def test_mutants_are_the_same_each_time_and_mostly_bad(bundles: Path) -> None:
-    good = good_bodies(notebook_of(bundles))
-    first, again = (list(mutants(good, 500, seed=3)) for _ in range(2))
-    assert first == again
-    assert len(set(first)) > 350
-    kinds: Counter[str] = Counter()
-    for body in first:
-        try:
-            kinds["good" if json.loads(body) in good else "other JSON"] += 1
-        except ValueError:
-            kinds["no JSON"] += 1
-    assert min(kinds["other JSON"], kinds["no JSON"]) > 100
 
 
 def test_a_late_answer_counts_for_every_ask_that_it_held_up() -> None:

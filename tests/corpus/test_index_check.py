@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from addnorm.corpus import command
 from addnorm.corpus.embeddings_client import Embedded
-from addnorm.corpus.index_check import report
+from addnorm.corpus.index_check import Difference, report
 from addnorm.corpus.parts import PLAN_KEY
 from addnorm.corpus.vectors_file import Sample
-from addnorm.service.runtime.fingerprint import METADATA_KEY, Recorded, digest_of, to_text
+from addnorm.service.runtime.fingerprint import ANY, METADATA_KEY, Recorded, digest_of, to_text
 from tests.support.texts import TEXT_MODEL, WORDS
 
 NUM_TEXTS = 50
@@ -176,15 +176,21 @@ def test_the_part_of_the_fingerprint_that_differs_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Also where the vectors are equal all the same."""
-    fewer = parts["processor"] + " avx1024"
-    found = check(write(vectors, to_text(parts | {"onnxruntime": "1.2.3", "processor": fewer})))
+    kind = "Linux x86_64 avx1024"  # that did not give the bits of the certificate
+    found = check(write(vectors, to_text(parts | {"onnxruntime": "1.2.3", "processor": kind})))
     assert (found["verdict"], found["exit_code"]) == ("bit-equal", 0)
     assert found["meaning"].endswith("though the fingerprint differs")
     named = {entry["part"]: entry["stored"] for entry in found["fingerprint"]["differences"]}
-    assert named == {"onnxruntime": "1.2.3", "processor": fewer}
+    assert named == {"onnxruntime": "1.2.3", "processor": kind}
     told = capsys.readouterr().out
     assert f"onnxruntime (stored 1.2.3, now {parts['onnxruntime']})" in told
-    assert "processor (stored avx1024, now without)" in told
+    assert f"processor (stored {kind}, now {parts['processor']})" in told
+    assert parts["processor"].startswith(ANY)
+
+
+def test_of_two_processor_classes_only_what_differs_is_named() -> None:
+    found = Difference("processor", "Linux x86_64 avx avx1024", "Linux x86_64 avx")
+    assert str(found) == "processor (stored avx1024, now without)"
 
 
 def test_a_bare_digest_names_no_part(

@@ -99,25 +99,28 @@ def test_an_ignored_mask_is_not_certified(tmp_path: Path, monkeypatch: pytest.Mo
     assert "checks failed" in refused(small(), tmp_path)
 
 
-def test_attention_on_the_callers_cells_is_not_certified(
+def test_attention_whose_order_follows_the_pads_is_not_certified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Right values everywhere; other bits where pads stand on the left or between."""
+    """Right values everywhere; other bits where there are pads."""
 
-    class CallersCells(Packed):
+    class TurnedByPads(Packed):
         def __init__(self, attention_mask: Tensor) -> None:
             super().__init__(attention_mask)
-            self.grid_cells, self.key_rows = self.cells, self.row_of_cell.reshape(self.shape)
-            self.query_rows = self.key_rows[None]  # one block
+            self.turned = ~self.mask.all()
+            self.key_rows = torch.where(self.turned, self.key_rows.flip(1), self.key_rows)
 
         def attention_mask(self, causal: bool, relative: Tensor | None) -> Mask:
-            bias = torch.where(self.mask, 0.0, MASKED)
+            real = self.real.to(torch.int64)
+            seen = torch.where(self.turned, real.flip(1), real) != 0
+            bias = torch.where(seen, 0.0, MASKED)
             return Mask(bias[None, :, None, None, :].expand(1, -1, 1, self.shape[1], -1), None)
 
-    monkeypatch.setitem(transformer.LAYOUTS, "packed", CallersCells)
-    message = refused(small(), tmp_path)
-    assert "1 of " in message
-    assert "bare graph, its bits: unequal (right, left, holes)" in message
+    monkeypatch.setitem(transformer.LAYOUTS, "packed", TurnedByPads)
+    assert "'biased': True}" in refused(small(), tmp_path)  # by its attributes
+    monkeypatch.setattr(parity, "same", lambda *_: [])
+    message = refused(small(), tmp_path)  # by its bits
+    assert "padded like alone: unequal rows (fp32): 2" in message
 
 
 @pytest.mark.usefixtures("exports_shared")
@@ -154,8 +157,28 @@ def test_versions_count_up_and_verify_makes_the_certificate_again(
     before = json.loads((second / "certificate.json").read_text())
     (second / "certificate.json").unlink()
     command.verify([str(second)])
-    assert bundles.read(second).certificate == before
-    assert "co-batched like alone" in capsys.readouterr().out
+    again = bundles.read(second).certificate
+    assert again == before | {"created": again and again["created"]}
+    assert "co-batched like alone" in (told := capsys.readouterr().out)
+    assert "has other bits" not in told
+
+
+@pytest.mark.usefixtures("exports_shared")
+def test_verify_keeps_the_time_of_the_export_and_tells_of_other_bits(
+    notebook: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The certificate before was made on another processor."""
+    shutil.copytree(notebook, path := tmp_path / "notebook" / "1")
+    before = json.loads((path / "certificate.json").read_text())
+    elsewhere = {"created": "2026-01-01T00:00:00+00:00", "processor": "another"}
+    other = json.loads(json.dumps(before | elsewhere))
+    other["known_digests"]["fp32"]["logits"]["2"] = "0" * 32
+    (path / "certificate.json").write_text(json.dumps(other))
+    command.verify([str(path)])
+    created = {"created": elsewhere["created"]}
+    assert bundles.read(path).certificate == before | created
+    told = capsys.readouterr().out
+    assert "fp32 has other bits here than in the certificate of before, made on another" in told
 
 
 @pytest.mark.usefixtures("exports_shared")

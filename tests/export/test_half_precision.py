@@ -9,10 +9,10 @@ import pytest
 from onnx import ModelProto, TensorProto, numpy_helper, shape_inference
 from onnxruntime import get_available_providers
 
-from addnorm.export import writer
 from addnorm.export.certificate import parity, tolerances
 from addnorm.export.certificate.graph import structure
 from addnorm.export.certificate.parity import CertificationError
+from addnorm.export.graphs import all_graphs
 from addnorm.export.graphs.half_precision import SUFFIX, HalfPrecisionError, to_half
 from addnorm.export.graphs.model_file import Graph
 from addnorm.model.presets import build
@@ -30,7 +30,7 @@ FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 def exported(preset: str, layout: str = "packed") -> Graph:
     """A preset's graph in fp32."""
     with shared_exports():
-        return writer.export_body(build(preset, layout))
+        return all_graphs.export_body(build(preset, layout))
 
 
 def scale(model: ModelProto, name: str, factor: float) -> None:

@@ -12,14 +12,14 @@ from onnx import TensorProto
 
 from addnorm.export import command, writer
 from addnorm.export.certificate.graph import structure
-from addnorm.export.graphs import model_file
+from addnorm.export.graphs import all_graphs, model_file
 from addnorm.export.graphs.half_precision import to_half
 from addnorm.export.graphs.quantize import measure, quantize
 from addnorm.export.sources import sources
 from addnorm.export.writer import Plan
 from addnorm.model.presets import build
 from addnorm.service.errors import StartupError
-from addnorm.service.models.loading import load
+from addnorm.service.loading.loader import load
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.bundle import Bundle
@@ -158,7 +158,7 @@ def test_a_changed_weight_is_found_by_name(copy: Path) -> None:
 def test_other_precisions_lie_so_too(precision: str, tmp_path: Path) -> None:
     """Written to two files and read again, it is the same graph."""
     model = build("postnorm")
-    config, body = model.config, writer.export_body(model)
+    config, body = model.config, all_graphs.export_body(model)
     limits = Limits(max_positions=config.max_positions, vocab_size=config.vocab_size)
     made = to_half(body) if precision == "fp16" else quantize(body, measure(body, limits))
     model_file.save(made, tmp_path / GRAPH)

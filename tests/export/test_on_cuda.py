@@ -13,14 +13,14 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from addnorm.export import command, writer
+from addnorm.export import command, verifying, writer
 from addnorm.export.certificate import on_cuda, tolerances
 from addnorm.export.certificate.graph import structure
 from addnorm.export.certificate.on_cuda import measured, refuse_rows_on_cpu, without_rows
 from addnorm.export.certificate.served import CertificationError
 from addnorm.model.presets import build
 from addnorm.service.errors import StartupError
-from addnorm.service.models import loading
+from addnorm.service.loading import loader
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Rows
@@ -50,9 +50,9 @@ def copy(notebook: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measures on the CPU what is to be measured on a GPU, as if there were one."""
-    monkeypatch.setattr(writer, "uses_cuda", lambda _: True)
+    monkeypatch.setattr(verifying, "uses_cuda", lambda _: True)
     monkeypatch.setattr(
-        writer, "measured", lambda *given: measured(*given, provider="cpu", num_compositions=2)
+        verifying, "measured", lambda *given: measured(*given, provider="cpu", num_compositions=2)
     )
 
 
@@ -125,7 +125,7 @@ def test_a_run_that_fails_is_told_in_one_line(
     with pytest.raises(StartupError, match=r"^notebook/1 on cpu: bfc_arena.cc: Failed .*ory$"):
         section(bundle)
     with pytest.raises(StartupError, match=r"^notebook/1 cannot run here: bfc_arena.cc: .*ory$"):
-        loading.load(bundle, Settings())
+        loader.load(bundle, Settings())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

@@ -24,7 +24,7 @@ from addnorm.export.certificate.parity import CertificationError
 from addnorm.export.graphs import quantize as quantizing
 from addnorm.export.graphs.model_file import load
 from addnorm.model.presets import build
-from addnorm.service.models.loading import check
+from addnorm.service.loading.loader import check
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle

@@ -20,7 +20,7 @@ from addnorm.export.sources.original import Original
 from addnorm.model.config import Config, HeadConfig, Pick
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import StartupError
-from addnorm.service.models import loading
+from addnorm.service.loading import loader
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import CERTIFICATE
@@ -182,9 +182,9 @@ def test_a_server_may_refuse_what_was_compared_with_itself(tmp_path: Path) -> No
     bundle = export_bundle(port(Encoder(), CONFIG), tmp_path, "own")
     assert bundle.certificate
     assert bundle.certificate["compared_with"] == {"kind": "itself"}
-    loading.load(bundle, Settings())
+    loader.load(bundle, Settings())
     with pytest.raises(StartupError, match="own/1 was compared with itself alone, and ADDNORM_REQ"):
-        loading.load(bundle, Settings(require_reference=True))
+        loader.load(bundle, Settings(require_reference=True))
     file = bundle.path / CERTIFICATE  # as older exporters wrote it
     older = {k: v for k, v in json.loads(file.read_text()).items() if k != "compared_with"}
     file.write_text(json.dumps(older))

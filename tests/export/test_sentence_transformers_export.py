@@ -10,7 +10,8 @@ from torch import nn
 from transformers import BertModel
 
 from addnorm.export.sources import sources
-from addnorm.export.writer import Plan, export, verify
+from addnorm.export.verifying import verify
+from addnorm.export.writer import Plan, export
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.files import sha256
 from tests.conftest import inference_of, serving

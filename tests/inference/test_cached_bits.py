@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from addnorm.service.inference.sequence_cache import SequenceCache
-from addnorm.service.models import folders
+from addnorm.service.loading import folders
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle

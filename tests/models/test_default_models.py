@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from addnorm.service.errors import InvalidInput, ModelNotFound, StartupError
-from addnorm.service.models.loading import load_all
+from addnorm.service.loading.loader import load_all
 from addnorm.service.models.registry import Models
 from addnorm.service.settings import Settings
 

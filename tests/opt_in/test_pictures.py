@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from addnorm.service.models.loading import load_all
+from addnorm.service.loading.loader import load_all
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import serving

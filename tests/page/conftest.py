@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from addnorm.service.models.loading import load_all
+from addnorm.service.loading.loader import load_all
 from addnorm.service.models.registry import Models
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings

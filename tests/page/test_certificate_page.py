@@ -9,7 +9,7 @@ from tests.support import web
 
 pytest.importorskip("selenium", reason="selenium is not installed: pip install 'addnorm[dev]'")
 
-from addnorm.service.models.registry import Models
+from addnorm.service.models.registry import Models, Reproduction
 from tests.support.pages import Playground
 
 
@@ -31,9 +31,25 @@ def test_every_check_has_its_row(driver: Any, url: str) -> None:
     assert len(page.all(".margins .meter")) == sum(check["limit"] > 0 for check in checks)
     assert page.text(".verdict").startswith(f"Passed. {len(checks)} checks")
     assert page.texts(".card h2") == ["What was certified", "fp32"]
+    said = "fp32: this server computes the bits that the certificate records."
+    assert page.texts(".bits-here") == [said]
     assert "onnxruntime" in page.text(".facts")
     assert "fp32 body: " in page.text(".facts")
     assert "nodes on CPUExecutionProvider" in page.text(".facts")
+    assert page.console() == []
+
+
+def test_other_bits_on_this_server_are_named(driver: Any, url: str, models: Models) -> None:
+    model = models.find("embedder")
+    before = model.reproductions["fp32"]
+    names = tuple(f"activations of length {length}" for length in range(7))
+    model.reproductions["fp32"] = Reproduction(False, different=names)
+    try:
+        page = Playground(driver, f"{url}/models/embedder/1/certificate")
+    finally:
+        model.reproductions["fp32"] = before
+    assert "of length 0, activations of length 1, " in page.text(".bits-here.found")
+    assert page.text(".bits-here.found").endswith("activations of length 4 and 2 more.")
     assert page.console() == []
 
 

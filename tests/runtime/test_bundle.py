@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from addnorm.service.errors import StartupError
-from addnorm.service.models import folders
-from addnorm.service.models.loading import load
+from addnorm.service.loading import folders
+from addnorm.service.loading.loader import load
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.settings import Settings
 from tests.support.bundles import flip

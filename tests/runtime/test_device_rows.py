@@ -16,7 +16,7 @@ from addnorm.export.graphs.model_file import load
 from addnorm.export.graphs.pooling_graphs import export_pooling
 from addnorm.service.errors import NotFinite
 from addnorm.service.inference.heads import pooled
-from addnorm.service.models.loading import load_all
+from addnorm.service.loading.loader import load_all
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Batch, Floats, Ints, Rows

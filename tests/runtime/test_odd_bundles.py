@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from addnorm.service.errors import StartupError
-from addnorm.service.models.loading import load
+from addnorm.service.loading.loader import load
 from addnorm.service.models.registry import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck

@@ -16,10 +16,11 @@ pytest.importorskip("model_signing")
 from model_signing import hashing, signing, verifying
 
 from addnorm.export import writer
+from addnorm.export.verifying import verify
 from addnorm.service.command import sign
 from addnorm.service.errors import BundleRefused, StartupError
-from addnorm.service.models.loading import load_all
-from addnorm.service.models.repository import Repository
+from addnorm.service.loading.loader import load_all
+from addnorm.service.loading.repository import Repository
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import signature
 from addnorm.service.settings import Settings
@@ -302,9 +303,9 @@ def test_a_new_certificate_ends_the_signature_and_verify_says_so(
 ) -> None:
     known = bundles.read(copy).certificate
     monkeypatch.setattr(writer, "certify", lambda *_: {**(known or {}), "again": True})
-    writer.verify(copy, None)
+    verify(copy, None)
     assert "model.sig" not in capsys.readouterr().out
     signed(copy, alice)
-    writer.verify(copy, None)
+    verify(copy, None)
     again = f"make it again with `addnorm sign {copy} --key KEY.pem`"
     assert capsys.readouterr().out.endswith(f"model.sig is of the certificate of before: {again}\n")

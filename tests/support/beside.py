@@ -104,7 +104,7 @@ def _real(name: str, values: NDArray[np.float32], chosen: Any) -> NDArray[np.flo
 
 
 def largest(differences: Sequence[Sequence[float]]) -> list[float]:
-    """Of each kind. NaN where there is one."""
+    """The largest of each kind. NaN where there is one."""
     found: list[float] = np.max(differences, axis=0).tolist()
     return found
 

@@ -12,14 +12,16 @@ from filelock import FileLock
 from onnx import ModelProto
 from torch import nn
 
-from addnorm.export import writer
 from addnorm.export.certificate.graph import exact
-from addnorm.export.graphs import graph
+from addnorm.export.graphs import all_graphs, graph
+from addnorm.export.graphs.all_graphs import Graphs
 from addnorm.export.graphs.model_file import Graph
+from addnorm.model.transformer import Transformer
 
 Export = Callable[..., Graph]
 HEADS = "heads"  # their names begin so
 _known: dict[str, Graph] = {}
+_prefix: list[str] = []  # of the exports that are made now
 _shared: list[Path] = []  # the folder that the processes of one run share, if they do
 
 
@@ -38,18 +40,30 @@ def shared_exports(proved: bool = False) -> Iterator[None]:
     Not for tests that patch the model's code: the key is the model's classes and values.
     """
     with ExitStack() as stack:
-        for module in (writer, exact):
-            for name in ("export_body", "export_head", "export_lens"):
-                export = _remembering(name, "fresh-" if proved and module is exact else "")
-                stack.enter_context(mock.patch.object(module, name, export))
+        for name in ("export_body", "export_head", "export_lens"):
+            stack.enter_context(mock.patch.object(all_graphs, name, _remembering(name)))
+        if proved:
+            stack.enter_context(mock.patch.object(exact, "Graphs", _Fresh))
         yield
 
 
-def _remembering(name: str, prefix: str) -> Export:
+class _Fresh(Graphs):
+    """Graphs that are remembered apart from others."""
+
+    @classmethod
+    def of(cls, model: Transformer, lens: bool) -> Graphs:
+        _prefix.append("fresh-")
+        try:
+            return super().of(model, lens)
+        finally:
+            _prefix.pop()
+
+
+def _remembering(name: str) -> Export:
     run: Export = getattr(graph, name)
 
     def export(model: nn.Module, *arguments: int) -> Graph:
-        key = f"{prefix}{name}-{_digest(model, *arguments)}"
+        key = f"{''.join(_prefix)}{name}-{_digest(model, *arguments)}"
         if key not in _known:
             _known[key] = _made_once(key, lambda: run(model, *arguments))
         return _known[key].copy()

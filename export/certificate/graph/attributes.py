@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
-from addnorm.export.certificate.graph import structure
+from addnorm.export.certificate.graph import portable_nodes, structure
 from addnorm.export.graphs.model_file import Graph
-from addnorm.model.attention import AFTER_SOFTMAX
 from addnorm.model.config import Activation, Config, HeadConfig
 
 OPERATORS: dict[str, tuple[Activation, ...]] = {  # of ONNX -> the activations that it computes
@@ -17,29 +16,52 @@ OPERATORS: dict[str, tuple[Activation, ...]] = {  # of ONNX -> the activations t
     "Sigmoid": ("silu",),
     "Tanh": ("tanh",),
 }
+PORTABLE_OPERATORS = {**OPERATORS, "Gelu": ("gelu",), "Sigmoid": ("silu", "gelu_tanh")}
 
 
-def body(graph: Graph, config: Config, precision: str) -> Iterator[str]:
+def body(graph: Graph, config: Config, precision: str, portable: bool) -> Iterator[str]:
     """What differs from the reference's Config."""
+    if portable:
+        yield from _portable_body(graph, config)
+        return
     own = {"softmax_precision": TensorProto.FLOAT} if precision == "fp16" else {}
-    yield from _body(graph, config, own)
-
-
-def lens(graph: Graph, config: Config) -> Iterator[str]:
-    """What differs from the reference's Config. Attention shows its scores after the softmax."""
-    yield from _body(graph, config, {"qk_matmul_output_mode": AFTER_SOFTMAX})
-
-
-def _body(graph: Graph, config: Config, own: dict[str, Any]) -> Iterator[str]:
     heads = {"q_num_heads": config.n_heads, "kv_num_heads": config.n_heads}
     yield from _each(graph.proto, "Attention", heads | own, config.n_layers)
     yield from _attributes(graph, config, config.n_norms, config.activation, config.n_layers)
 
 
-def head(graph: Graph, config: Config, made: HeadConfig) -> Iterator[str]:
+def lens(graph: Graph, config: Config) -> Iterator[str]:
     """What differs from the reference's Config."""
-    activations = int(made.dense is not None)
-    yield from _attributes(graph, config, int(made.norm), made.activation, activations)
+    yield from _portable_body(graph, config)
+
+
+def _portable_body(graph: Graph, config: Config) -> Iterator[str]:
+    yield from portable_nodes.attentions(graph, config)
+    yield from _portable(graph, config, config.n_norms, config.activation, config.n_layers)
+
+
+def head(graph: Graph, config: Config, made: HeadConfig, portable: bool) -> Iterator[str]:
+    """What differs from the reference's Config."""
+    compare = _portable if portable else _attributes
+    norms, activations = int(made.norm), int(made.dense is not None)
+    yield from compare(graph, config, norms, made.activation, activations)
+
+
+def _portable(
+    graph: Graph, config: Config, norms: int, activation: Activation, activations: int
+) -> Iterator[str]:
+    """What operators say as attributes, read from the nodes that take their place."""
+    yield from portable_nodes.foreign(graph)
+    if config.norm == "layer":
+        yield from portable_nodes.norms(graph, norms, config.eps)
+    else:
+        yield from _std_norms(graph, config, norms)
+    for operator, names in PORTABLE_OPERATORS.items():
+        expected = {"approximate": b"none"} if operator == "Gelu" else {}
+        yield from _each(graph.proto, operator, expected, activations * (activation in names))
+    if activation == "gelu_tanh":
+        yield from portable_nodes.tanh_gelus(graph)
+    yield from _products(graph.proto)
 
 
 def _attributes(

@@ -27,9 +27,10 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from torch import nn
 
-from addnorm.export.certificate.graph import attributes, structure
+from addnorm.export.certificate.graph import attributes, portable_nodes, structure
 from addnorm.export.graphs import half_precision, model_file, quantize
-from addnorm.export.graphs.graph import OPSET, export_body, export_head, export_lens
+from addnorm.export.graphs.all_graphs import Graphs
+from addnorm.export.graphs.graph import OPSET
 from addnorm.export.graphs.model_file import Graph
 from addnorm.model.config import Config
 from addnorm.model.layout import LAYOUTS
@@ -81,22 +82,17 @@ class Expected:
     """What those files must hold: exported from the reference, by the exporter installed here."""
 
     reference: Transformer
-    body: Graph  # fp32
-    lens: Graph | None
-    heads: dict[str, Graph]  # by output
+    graphs: Graphs  # fp32
     ranges: dict[str, Floats]  # measured here; empty without int8
 
     @classmethod
     def of(cls, reference: Transformer, manifest: Manifest) -> "Expected":
         twin = copy.copy(reference)  # the same weights
         twin.layout = LAYOUTS[manifest.layout]
-        body = export_body(twin)
-        lens = export_lens(twin) if LENS in manifest.files else None
-        heads = {
-            name: export_head(head, name, twin.config.d_model) for name, head in twin.named_heads()
-        }
-        ranges = quantize.measure(body, manifest.limits) if "int8" in manifest.precisions else {}
-        return cls(reference, body, lens, heads, ranges)
+        graphs = Graphs.of(twin, lens=LENS in manifest.files)
+        has_int8 = "int8" in manifest.precisions
+        ranges = quantize.measure(graphs.body, manifest.limits) if has_int8 else {}
+        return cls(reference, graphs, ranges)
 
 
 def heads(config: Config) -> dict[str, dict[str, Any]]:
@@ -119,25 +115,26 @@ Finding = tuple[tuple[str, str], list[str]]  # (precision, comparison), and what
 
 def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Finding]:
     """Every comparison, the cheapest first, with an empty list where nothing differs."""
-    config = expected.reference.config
+    config, is_packed = expected.reference.config, manifest.layout == "packed"
     yield ("fp32", "manifest"), _manifest(manifest, config)
-    yield from _heads(files.heads, expected)
+    yield from _heads(files.heads, expected, is_packed)
     for precision, body in files.bodies.items():
         yield (precision, "weights"), _weights(body, expected.reference, leaving="heads.")
-        yield (precision, "attributes"), [*attributes.body(body, config, precision)]
+        portable = is_packed and precision != "fp16"
+        yield (precision, "attributes"), [*attributes.body(body, config, precision, portable)]
         if precision == "int8":
             yield (precision, "ranges"), [*_ranges(files.ranges, expected.ranges)]
         yield (precision, "graph"), [*_graph(precision, body, files.ranges, expected)]
-    if files.lens and expected.lens:
+    if files.lens and expected.graphs.lens:
         yield (
             ("fp32", "lens, weights"),
             _weights(files.lens, expected.reference, leaving="heads."),
         )
         yield ("fp32", "lens, attributes"), [*attributes.lens(files.lens, config)]
-        yield ("fp32", "lens, graph"), [*structure.differences(files.lens, expected.lens)]
+        yield ("fp32", "lens, graph"), [*structure.differences(files.lens, expected.graphs.lens)]
 
 
-def _heads(heads: dict[str, Graph], expected: Expected) -> Iterator[Finding]:
+def _heads(heads: dict[str, Graph], expected: Expected, portable: bool) -> Iterator[Finding]:
     modules, config = dict(expected.reference.named_heads()), expected.reference.config
     if heads.keys() != modules.keys():
         found = f"the bundle has heads of {sorted(heads)}, {sorted(modules)} expected"
@@ -145,8 +142,9 @@ def _heads(heads: dict[str, Graph], expected: Expected) -> Iterator[Finding]:
         return
     for name, head in heads.items():
         yield ("fp32", f"{name}, weights"), _weights(head, modules[name])
-        yield ("fp32", f"{name}, attributes"), [*attributes.head(head, config, config.heads[name])]
-        graph = [*structure.differences(head, expected.heads[name])]
+        made = config.heads[name]
+        yield ("fp32", f"{name}, attributes"), [*attributes.head(head, config, made, portable)]
+        graph = [*structure.differences(head, expected.graphs.heads[name])]
         yield ("fp32", f"{name}, graph"), graph
 
 
@@ -154,13 +152,13 @@ def _graph(
     precision: str, body: Graph, ranges: dict[str, Floats], expected: Expected
 ) -> Iterator[str]:
     if precision == "fp32":
-        yield from structure.differences(body, expected.body)
+        yield from structure.differences(body, expected.graphs.body)
     elif precision == "fp16":
-        yield from structure.differences(body, half_precision.to_half(expected.body))
+        yield from structure.differences(body, half_precision.to_half(expected.graphs.plain))
     elif ranges.keys() != expected.ranges.keys():
         yield "cannot be made again without its ranges"
     else:
-        yield from structure.differences(body, quantize.quantize(expected.body, ranges))
+        yield from structure.differences(body, quantize.quantize(expected.graphs.body, ranges))
 
 
 def _manifest(manifest: Manifest, config: Config) -> list[str]:
@@ -239,7 +237,8 @@ def _weights_of(graph: Graph, state: Mapping[str, Array]) -> Iterator[str]:
         *(f"{name}.{part}" for name in parts for part in quantize.Parts.__dataclass_fields__),
     }
     for name, value in constants.items():
-        if name not in known and value.dtype.kind == "f" and value.size > ONE_ELEMENT:
+        is_weight = value.dtype.kind == "f" and value.size > ONE_ELEMENT
+        if name not in known and is_weight and not portable_nodes.is_of_a_formula(value):
             yield f"{name} is not of the reference"
 
 

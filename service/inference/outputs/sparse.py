@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, Field
 
+from addnorm.service.arithmetic import log1p
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.heads import HeadRows, chunks
 from addnorm.service.inference.outputs.output import Asked, Computed, Output, Strict
@@ -155,4 +156,4 @@ def entries(largest: Floats, top_k: int | None) -> tuple[Ints, Floats]:
     if top_k is not None and len(indices) > top_k:
         order = np.argsort(-largest[indices], kind="stable")
         indices = np.sort(indices[order[:top_k]])
-    return indices, np.log1p(largest[indices])
+    return indices, log1p(largest[indices])

@@ -13,6 +13,7 @@ from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.openapi import by_name
 from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
 from addnorm.service.protocols.protocol import Parts
+from addnorm.service.runtime.device.processor import processor
 from addnorm.service.runtime.manifest import Limits, Pooling, Task
 
 NAMED = OPENAI_ERRORS.only(404, 503)
@@ -63,6 +64,18 @@ class ModelEntry(BaseModel):
     )
     fingerprint_parts: dict[str, dict[str, str]] = Field(
         description="By precision: what the fingerprint is a digest of."
+    )
+    processor: str = Field(
+        description="Of this machine: system, architecture, and the instruction sets by which"
+        " kernels are chosen."
+    )
+    reproduces_certificate: dict[str, bool | None] = Field(
+        description="By precision: whether this machine gives the bits that the certificate"
+        " records. Machines that do have one fingerprint. Null where they are not compared: on a"
+        " GPU, and where an older certificate records none."
+    )
+    different_from_certificate: dict[str, list[str]] = Field(
+        description="By precision: the known answers that have other bits here."
     )
     layout: Literal["packed", "padded"]
     source: dict[str, Any]
@@ -155,6 +168,13 @@ def _entry(ref: str, versions: Mapping[int, Model], model: Model | None = None) 
         fingerprint={name: engine.fingerprint.digest for name, engine in model.engines.items()},
         fingerprint_parts={
             name: engine.fingerprint.parts() for name, engine in model.engines.items()
+        },
+        processor=processor().kind,
+        reproduces_certificate={
+            name: found.is_equal for name, found in model.reproductions.items()
+        },
+        different_from_certificate={
+            name: list(found.different) for name, found in model.reproductions.items()
         },
         layout=manifest.layout,
         source=manifest.source,

@@ -11,7 +11,7 @@ import torch
 from addnorm.export.sources.original import tensor_of
 from tests.conftest import inference_of, serving
 from tests.support import web
-from tests.support.people import EXAMPLES
+from tests.support.people.examples import EXAMPLES
 
 LIMIT = 1e-5
 # what is asked for, and a text where the program gives a vocabulary

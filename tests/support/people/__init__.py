@@ -1,21 +1,11 @@
 """Modules as people write them: each function makes one, small, with the weights it begins with."""
 
 from collections.abc import Callable
-from pathlib import Path
-from runpy import run_path
-from typing import Any
 
 from torch import nn
 
 from tests.support.people import encoders, language_models, seeds
-
-EXAMPLES = Path(__file__).parents[3] / "examples" / "tutorials"
-
-
-def example(name: str) -> dict[str, Any]:
-    """What a program of the examples defines."""
-    return run_path(str(EXAMPLES / f"{name}.py"))
-
+from tests.support.people.examples import example
 
 NanoGPT = example("nano_gpt")["NanoGPT"]
 Classifier = example("torch_encoder")["Classifier"]

@@ -7,16 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.support.people.encoders import D, H, T, V
+from tests.support.people.examples import example
 
-
-class BiasNorm(nn.Module):
-    def __init__(self, width, bias):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
-
-    def forward(self, x):
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, 1e-5)
+Block = example("nano_gpt")["Block"]  # minGPT's too, with biases
 
 
 class MaskedAttention(nn.Module):
@@ -41,21 +34,6 @@ class NewGELU(nn.Module):
     def forward(self, x):
         inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))
         return 0.5 * x * (1.0 + torch.tanh(inner))
-
-
-class Block(nn.Module):
-    def __init__(self, attention, activation, bias):
-        super().__init__()
-        self.ln_1, self.attn, self.ln_2 = BiasNorm(D, bias), attention, BiasNorm(D, bias)
-        self.mlp = nn.ModuleDict({
-            "c_fc": nn.Linear(D, 4 * D, bias=bias), "c_proj": nn.Linear(4 * D, D, bias=bias),
-            "act": activation, "dropout": nn.Dropout(0.1),
-        })  # fmt: skip
-
-    def forward(self, x):
-        x = x + self.attn(self.ln_1(x))
-        m = self.mlp
-        return x + m.dropout(m.c_proj(m.act(m.c_fc(self.ln_2(x)))))
 
 
 class MinGPT(nn.Module):

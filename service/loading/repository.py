@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from addnorm.service.errors import BundleRefused, NotFound, StartupError
+from addnorm.service.loading import folders
+from addnorm.service.loading.loader import load
 from addnorm.service.locks import LockOrder, new_lock
-from addnorm.service.models import folders
-from addnorm.service.models.loading import load
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.device import memory

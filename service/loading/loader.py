@@ -5,13 +5,15 @@ import time
 from pathlib import Path
 
 from addnorm.service.errors import StartupError
-from addnorm.service.models import folders
-from addnorm.service.models.registry import WORDS, Model, Models
+from addnorm.service.loading import folders
+from addnorm.service.loading.known_answers import LENGTHS, compute, different, digests
+from addnorm.service.models.registry import WORDS, Model, Models, Reproduction
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.device.cuda import CudaOptions
 from addnorm.service.runtime.manifest import Task
+from addnorm.service.runtime.selfcheck import Computed, unequal
 from addnorm.service.runtime.session import runs_in_words
 from addnorm.service.settings import Settings
 
@@ -19,7 +21,8 @@ log = logging.getLogger("addnorm")
 # The paddings for which the graph of a layout is batch-invariant. The server itself always pads on
 # the right.
 PADDINGS = {"packed": ("right", "left", "holes"), "padded": ("right",)}
-CHECK_LENGTHS = (1, 3, 17, 40)
+MOST_CHECKED = 65  # tokens of the known answers that are also computed alone and padded
+NUM_NAMED = 3  # known answers with other bits, in the log
 LONGEST_CHECKED = 1024  # tokens of a sequence that must run; longer ones would take seconds
 
 
@@ -38,13 +41,17 @@ def load(bundle: Bundle, settings: Settings, before: Model | None = None) -> Mod
     with runs_in_words(f"{bundle.ref} cannot run here"):
         model.warm_up(before)
         check(model)
-    log.info("serving %s, ready in %.1f s", model.bundle.ref, time.monotonic() - started)
+    _log_reproductions(model)
+    equal = [name for name, found in model.reproductions.items() if found.is_equal]
+    seconds = time.monotonic() - started
+    with_bits = f", {' and '.join(equal)} with the bits of the certificate" if equal else ""
+    log.info("serving %s, ready in %.1f s%s", model.bundle.ref, seconds, with_bits)
     return model
 
 
 def check(model: Model) -> None:
     """StartupError if an engine does not give the known answer, or on CPU is not
-    batch-invariant."""
+    batch-invariant. Finds out whether it gives the certificate's bits."""
     manifest, certificate = model.bundle.manifest, model.bundle.certificate
     for precision, engine in model.engines.items():
         known_answer = certificate["known_answer"][precision] if certificate else None
@@ -58,14 +65,52 @@ def check(model: Model) -> None:
             raise StartupError(
                 f"bundle {model.bundle.path}: the lens does not show what {precision} computes"
             )
-        # it fails where the graph has fewer positions than the manifest says
-        engine.run(selfcheck.sequences(manifest.limits, [LONGEST_CHECKED]))
-        if engine.provider == "cpu":
-            paddings = PADDINGS[manifest.layout]
-            for failure in selfcheck.unequal(engine, manifest.limits, paddings, CHECK_LENGTHS):
-                raise StartupError(
-                    f"bundle {model.bundle.path}: {precision}: {failure} on this processor"
-                )
+        if engine.provider != "cpu" or manifest.limits.max_positions > max(LENGTHS):
+            # it fails where the graph has fewer positions than the manifest says
+            engine.run(selfcheck.sequences(manifest.limits, [LONGEST_CHECKED]))
+        model.reproductions[precision] = _reproduction(model, precision)
+
+
+def _reproduction(model: Model, precision: str) -> Reproduction:
+    """Whether the engine gives the certificate's bits; its fingerprint says so from now on.
+    StartupError if on CPU it is not batch-invariant."""
+    bundle, engine = model.bundle, model.engines[precision]
+    if engine.provider != "cpu":
+        return Reproduction(why="a GPU gives bits of its own")
+    known = compute(engine, bundle.manifest.limits)
+    _check_invariance(model, precision, known.up_to(MOST_CHECKED))
+    recorded = (bundle.certificate or {}).get("known_digests", {}).get(precision)
+    if recorded is None:
+        return Reproduction(why="its certificate records no bits: `addnorm verify` does")
+    if differing := different(recorded, digests(bundle, engine, known)):
+        # nothing is proved of long sequences on such a processor
+        _check_invariance(model, precision, known)
+    else:
+        engine.fingerprint = engine.fingerprint.proved(recorded)
+    return Reproduction(not differing, different=tuple(differing))
+
+
+def _check_invariance(model: Model, precision: str, known: Computed) -> None:
+    """StartupError if a sequence has other bits alone, co-batched or padded."""
+    paddings = PADDINGS[model.bundle.manifest.layout]
+    for failure in unequal(model.engines[precision], known, paddings):
+        raise StartupError(f"bundle {model.bundle.path}: {precision}: {failure} on this processor")
+
+
+def _log_reproductions(model: Model) -> None:
+    """Says which engines have other bits than other machines may have."""
+    for precision, found in model.reproductions.items():
+        what = f"{model.bundle.ref} {precision}"
+        if found.is_equal is None:
+            log.info("%s is not compared with the bits of its certificate: %s", what, found.why)
+        elif not found.is_equal:
+            some = ", ".join(found.different[:NUM_NAMED])
+            more = len(found.different) - NUM_NAMED
+            log.warning(
+                "%s has other bits on this processor than in its certificate: %s%s; it is served"
+                " with a fingerprint of its own",
+                *(what, some, f" and {more} more" if more > 0 else ""),
+            )
 
 
 def load_all(root: Path, settings: Settings) -> Models:

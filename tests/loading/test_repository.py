@@ -21,9 +21,9 @@ import httpx
 import pytest
 
 from addnorm.service.errors import BundleRefused, NotFound
-from addnorm.service.models import folders
+from addnorm.service.loading import folders
+from addnorm.service.loading.repository import Repository
 from addnorm.service.models.registry import Model, Models
-from addnorm.service.models.repository import Repository
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.server.wiring import Service

@@ -1,0 +1,169 @@
+"""Reads from the nodes of a portable graph what its operators had said as attributes: heads and
+scale of attention, eps of the norms, the formula of an activation. Knows nothing of the exporter,
+so it shows the exporter's mistakes.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import GraphProto, NodeProto
+
+from addnorm.export.certificate.graph import structure
+from addnorm.export.graphs.model_file import Graph
+from addnorm.model.config import Config
+
+Array = NDArray[Any]
+# their bits differ between processors; ReduceSum and ReduceMean only of floats
+NOT_PORTABLE = {
+    "Attention", "LayerNormalization", "Reciprocal", "ReduceMean", "RMSNormalization",
+    "RotaryEmbedding", "Softmax", "LogSoftmax",
+}  # fmt: skip
+LANES = 16
+
+
+class Unlike(Exception):
+    """A node is not what the formula has there. The message says which."""
+
+
+class _Reader:
+    """The nodes and small constants of a graph, and of a graph within it."""
+
+    def __init__(self, graph: Graph, inner: GraphProto | None = None) -> None:
+        self._graph = graph
+        nodes = [*graph.proto.graph.node, *(inner.node if inner else [])]
+        self._made_by: dict[str, NodeProto] = {name: node for node in nodes for name in node.output}
+        self._constants = {item.name: item for item in graph.proto.graph.initializer}
+
+    def node(self, name: str, operator: str) -> NodeProto:
+        """What makes a value. Unlike if it is another operator."""
+        made = self._made_by.get(name)
+        if made is None or made.op_type != operator:
+            raise Unlike(f"{name} is made by {made.op_type if made else 'nothing'}, not {operator}")
+        return made
+
+    def value(self, name: str) -> Array:
+        if name not in self._constants:
+            raise Unlike(f"{name} is no constant")
+        return self._graph.value(self._constants[name])
+
+    def chain(self, name: str, *operators: str) -> list[NodeProto]:
+        """Nodes that make a value, each of what the next one makes, along first inputs."""
+        found = []
+        for operator in operators:
+            found.append(self.node(name, operator))
+            name = found[-1].input[0]
+        return found
+
+
+def attentions(graph: Graph, config: Config) -> Iterator[str]:
+    """What differs from the Config in heads, scale, and in whether the scores have a bias."""
+    scans = [node for node in graph.proto.graph.node if node.op_type == "Scan"]
+    if len(scans) != config.n_layers:
+        yield f"Scan occurs {len(scans)} times, {config.n_layers} expected"
+    dims = config.d_model // config.n_heads
+    expected = {
+        "heads": config.n_heads,
+        "dims": dims,
+        "scale": np.float32(1 / math.sqrt(dims)),
+        "biased": config.causal or config.relative_buckets > 0,
+    }
+    for scan in scans:
+        try:
+            if (got := _attention(graph, scan)) != expected:
+                yield f"{scan.name} (attention) has {got}, {expected} expected"
+        except Unlike as error:
+            yield f"{scan.name} is no attention: {error}"
+
+
+def _attention(graph: Graph, scan: NodeProto) -> dict[str, Any]:
+    body = next(item.g for item in scan.attribute if item.name == "body")
+    read = _Reader(graph, body)
+    table, cells = read.node(scan.input[0], "Gather").input
+    width = int(read.value(read.node(table, "Reshape").input[1])[-1])
+    firsts = read.value(read.node(cells, "Add").input[1])
+    parts = int(firsts[1, 0]) if len(firsts) > 1 else len(body.output)
+    exp = next(node for node in body.node if node.op_type == "Exp")
+    scores = read.node(exp.input[0], "Sub")
+    largest = read.node(scores.input[1], "ReduceMax")
+    if largest.input[0] != scores.input[0] or read.value(largest.input[1]).tolist() != [-1]:
+        raise Unlike(f"{largest.output[0]} is not the largest score of a query")
+    scale = next(node for node in body.node if node.op_type == "Mul")
+    return {
+        "heads": len(firsts),
+        "dims": width * parts,
+        "scale": read.value(scale.input[1])[()],
+        "biased": len(scan.input) > parts,
+    }
+
+
+def norms(graph: Graph, count: int, eps: float) -> Iterator[str]:
+    """What differs from `count` LayerNorms of this eps."""
+    read = _Reader(graph)
+    roots = [node for node in graph.proto.graph.node if node.op_type == "Sqrt"]
+    if len(roots) != count:
+        yield f"Sqrt occurs {len(roots)} times, {count} expected"
+    for root in roots:
+        try:
+            if (got := _eps(read, root)) != float(np.float32(eps)):
+                yield f"{root.name} (LayerNorm) has eps {got}, {float(np.float32(eps))} expected"
+        except Unlike as error:
+            yield f"{root.name} is no LayerNorm: {error}"
+
+
+def _eps(read: _Reader, root: NodeProto) -> float:
+    """The eps in sqrt(mean((x - mean(x))^2) + eps)."""
+    variance, eps = read.node(root.input[0], "Add").input
+    square = read.node(_mean_of(read, variance), "Mul")
+    centred = read.node(square.input[0], "Sub")
+    if len({*square.input}) != 1 or _mean_of(read, centred.input[1]) != centred.input[0]:
+        raise Unlike(f"{variance} is not the mean square of what is centred")
+    return float(read.value(eps))
+
+
+def _mean_of(read: _Reader, name: str) -> str:
+    """What a value is the mean of, along the last axis."""
+    total, lanes = read.chain(name, "MatMul", "MatMul")
+    width = len(read.value(lanes.input[1]))
+    if not (read.value(total.input[1]) == np.float32(1 / width)).all():
+        raise Unlike(f"{name} is no mean of {width} numbers")
+    return str(lanes.input[0])
+
+
+def tanh_gelus(graph: Graph) -> Iterator[str]:
+    """What differs from x sigmoid(x (a + b x^2)) at every Sigmoid."""
+    read = _Reader(graph)
+    a = 2 * math.sqrt(2 / math.pi)
+    expected = [np.float32(a), np.float32(a * 0.044715)]
+    for node in graph.proto.graph.node:
+        if node.op_type != "Sigmoid":
+            continue
+        try:
+            _, factor, cubic = read.chain(node.input[0], "Mul", "Add", "Mul")
+            got = [read.value(item.input[1])[()] for item in (factor, cubic)]
+        except Unlike as error:
+            yield f"{node.name} is of no Gelu: {error}"
+            continue
+        if got != expected:
+            yield f"{node.name} (Gelu) has {got}, {expected} expected"
+
+
+def is_of_a_formula(array: Array) -> bool:
+    """Whether a float constant that is no weight is one of those that sums are made with."""
+    if array.ndim == 2 and array.shape[1] == LANES:
+        lanes = [index * LANES // len(array) for index in range(len(array))]
+        return bool((array == np.eye(LANES, dtype=array.dtype)[lanes]).all())
+    if array.shape == (LANES, 1):
+        return bool((array == array[0]).all())
+    return not array.any() and len(array) == 1
+
+
+def foreign(graph: Graph) -> Iterator[str]:
+    """Operators that no portable graph has."""
+    types = {info.name: info.type.tensor_type.elem_type for info in graph.proto.graph.value_info}
+    for node in structure.nodes(graph.proto.graph):
+        floats = node.op_type == "ReduceSum" and types.get(node.input[0]) == 1
+        if node.op_type in NOT_PORTABLE or floats:
+            yield f"{node.name}: the bits of {node.op_type} differ between processors"

@@ -1,0 +1,62 @@
+"""Writes ONNX nodes one after the other. Knows ONNX alone."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import NodeProto, helper
+
+Array = NDArray[Any]
+PREFIX = "portable."  # of all names that are made here
+
+
+class Nodes:
+    """Nodes in their order, and the constants that they read.
+
+    Equal nodes are made once: what layers have in common they share.
+    """
+
+    def __init__(self, scope: str = "", constants: dict[str, Array] | None = None) -> None:
+        """scope, constants: of a graph within another, its name and the other's constants."""
+        self.nodes: list[NodeProto] = []
+        self.constants = {} if constants is None else constants
+        self._prefix = f"{PREFIX}{scope}"
+        self._made: dict[tuple[str, ...], str] = {}
+
+    def make(self, operator: str, *inputs: Any, to: str = "", **attributes: Any) -> str:
+        """The name of what the operator makes, `to` if given.
+
+        inputs: names; numbers and lists become constants, int64 or float32.
+        """
+        names = [item if isinstance(item, str) else self._number(item) for item in inputs]
+        key = (operator, *names, repr(attributes))
+        if to or key not in self._made:
+            made = to or f"{self._prefix}{operator}_{len(self.nodes)}"
+            self.nodes.append(helper.make_node(operator, names, [made], made, **attributes))
+            self._made[key] = made
+        return self._made[key]
+
+    def constant(self, name: str, array: Array) -> str:
+        """The whole name of a constant."""
+        self.constants[f"{PREFIX}{name}"] = array
+        return f"{PREFIX}{name}"
+
+    def _number(self, item: Any) -> str:
+        array = np.asarray(item)
+        array = array.astype(np.int64 if array.dtype.kind == "i" else np.float32)
+        return self.constant(str(array.tolist()).replace(" ", ""), array)
+
+
+def attribute(node: NodeProto, name: str, default: Any) -> Any:
+    """default: of the operator, where the node does not say."""
+    found = (helper.get_attribute_value(item) for item in node.attribute if item.name == name)
+    return next(found, default)
+
+
+def read_by(node: NodeProto) -> Iterator[str]:
+    """Names of values that the node and its graphs read."""
+    yield from node.input
+    for item in node.attribute:
+        for inner in item.g.node:
+            yield from read_by(inner)

@@ -1,0 +1,193 @@
+"""Attention over packed rows in portable operators: exp(scores - max) [V | 1], then one division.
+
+Queries, keys and values are gathered by head, straight from the rows, and what comes out goes
+straight back to rows: nothing is transposed or split on the grid.
+
+B batch, S grid width, N rows, H heads of e dimensions, in P parts; G blocks of w queries.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper
+
+from addnorm.export.graphs.nodes import PREFIX, Array, Nodes, attribute
+from addnorm.model.layout import MASKED
+
+MAX_TERMS = 128  # of a dot product; longer ones onnxruntime splits where the grid's width says
+
+
+def num_parts(head_dims: int) -> int:
+    """How many equal parts a head's dot products are made of, each of MAX_TERMS terms at most."""
+    fewest = -(-head_dims // MAX_TERMS)
+    return next(parts for parts in range(fewest, head_dims + 1) if head_dims % parts == 0)
+
+
+class PackedAttention:
+    """What an exporter wrote around one Scan over blocks of Attention, and what takes its place."""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        scan: NodeProto,
+        made_by: Mapping[str, NodeProto],
+        value: Callable[[str], Array],
+    ) -> None:
+        """nodes: where to write. made_by: the node of each output so far. value: of a constant."""
+        self._nodes, self._scan = nodes, scan
+        body = next(item.g for item in scan.attribute if item.name == "body")
+        attention, *_ = body.node
+        query, key = made_by[scan.input[0]], made_by[attention.input[1]]
+        table = made_by[query.input[0]]  # [3 * N, H * e], of `qkv` [N, 3 * H * e]
+        self._qkv, self._query_cells, self._key_cells = (
+            table.input[0], query.input[1], key.input[1],  # [G, B, w] and [B, S] of the table
+        )  # fmt: skip
+        self._bias = scan.input[1] if len(scan.input) > 1 else ""  # [G, 1, H or 1, w, S]
+        # [B]; "" where the bias masks all that a query must not see
+        self._num_keys = attention.input[6] if len(attention.input) > 6 else ""
+        # [h] heads whose softmax a lens shows
+        self._shown = next((node.input[1] for node in body.node if node.op_type == "Gather"), "")
+        self._n_heads: int = attribute(attention, "q_num_heads", 0)
+        self._dims = int(value(table.input[1])[-1]) // self._n_heads
+        self._parts = num_parts(self._dims)
+        self._width = self._dims // self._parts  # of a part
+        self.contexts: list[str] = []  # of each part, [G, B, H, w, e / P + 1]
+
+    def write(self) -> None:
+        """The Scan, from rows to `contexts` and the softmax that a lens shows."""
+        parts = range(self._parts)
+        self.contexts = [f"{PREFIX}{self._scan.output[0]}.{part}" for part in parts]
+        queries = [self._gathered(self._query_cells, part) for part in parts]
+        keys = [self._gathered(self._key_cells, part) for part in parts]
+        values = [self._values(part) for part in parts]
+        block = _Block(self._scan.name, self._nodes.constants)
+        scores = block.scores(keys, 1 / math.sqrt(self._dims))
+        if self._bias:
+            scores = block.make("Add", scores, block.given("bias"))
+        if self._mask:
+            scores = block.make("Add", scores, self._mask)
+        block.attend(scores, values, self._shown)
+        inputs = [*queries, *([self._bias] if self._bias else [])]
+        outputs = [*self.contexts, *self._scan.output[1:]]
+        self._nodes.nodes.append(block.scan(inputs, outputs))
+
+    def _gathered(self, cells: str, part: int) -> str:
+        """cells `[..., n]` of rows of H * e -> `[..., H, n, e / P]`"""
+        table = self._nodes.make("Reshape", self._qkv, [-1, self._width])
+        return self._nodes.make("Gather", table, self._by_head(cells, part))
+
+    def _by_head(self, cells: str, part: int) -> str:
+        """cells `[..., n]` of rows of all heads -> `[..., H, n]` of a part of each head."""
+        make, firsts = self._nodes.make, np.arange(self._n_heads)[:, None] * self._parts + part
+        starts = make("Mul", make("Unsqueeze", cells, [-2]), self._n_heads * self._parts)
+        return make("Add", starts, firsts)
+
+    def _values(self, part: int) -> str:
+        """-> `[B, H, S, e / P + 1]`: the values and a column of ones; zeros at pads, which then
+        add nothing to a sum."""
+        make, count, width = self._nodes.make, self._n_heads * self._parts, self._width
+        rows = make("Reshape", self._qkv, [-1, 3 * count, width])
+        # negative pads cut: queries and keys go, and a last column comes
+        table = make("Pad", rows, [0, -2 * count, 0, 0, 0, 1], 1.0)
+        cells = make("Div", self._key_cells, 3)  # 3 * row + 1 -> row
+        if self._num_keys:
+            # row 0 is the filler's, which no sequence reads; pads read it, and find zeros
+            zeros = self._nodes.constant("zeros", np.zeros((1, count, width + 1), np.float32))
+            table = make("ScatterND", table, [[0]], zeros)
+            cells = make("Where", self._seen, cells, 0)
+        table = make("Reshape", table, [-1, width + 1])
+        return make("Gather", table, self._by_head(cells, part))
+
+    @cached_property
+    def _seen(self) -> str:
+        """`[B, S]`: whether a place of attention's grid holds a token."""
+        make = self._nodes.make
+        seq = make("Squeeze", make("Shape", self._key_cells, start=1, end=2))
+        return make("Less", make("Range", 0, seq, 1), make("Unsqueeze", self._num_keys, [1]))
+
+    @cached_property
+    def _mask(self) -> str:
+        """`[B, 1, 1, S]`, or "". Only a bias needs it: it depends on the place, so a pad's score
+        could be the largest. Without one, pads score as their sequence's first token."""
+        if not self._bias or not self._num_keys:
+            return ""
+        mask = self._nodes.make("Where", self._seen, 0.0, MASKED)
+        return self._nodes.make("Unsqueeze", mask, [1, 2])
+
+    def to_rows(self, cells: str, rows: str) -> None:
+        """cells `[N]`, rows' places in [G, B, w] -> `rows` `[N, H * e]`."""
+        make, by_head = self._nodes.make, self._context_cells(cells)
+        parts = [self._divided(context, by_head) for context in self.contexts]
+        joined = make("Concat", *parts, axis=2) if len(parts) > 1 else parts[0]
+        make("Reshape", joined, [-1, self._n_heads * self._dims], to=rows)
+
+    def _context_cells(self, cells: str) -> str:
+        """cells `[N]` of [G, B, w] -> `[N, H]` of [G, B, H, w]."""
+        make = self._nodes.make
+        width = make("Squeeze", make("Shape", self._query_cells, start=2, end=3))
+        block = make("Div", cells, width)
+        place = make("Sub", cells, make("Mul", block, width))
+        firsts = make("Mul", make("Unsqueeze", block, [1]), self._n_heads)
+        starts = make("Mul", make("Add", firsts, np.arange(self._n_heads)), width)
+        return make("Add", starts, make("Unsqueeze", place, [1]))
+
+    def _divided(self, context: str, cells: str) -> str:
+        """-> `[N, H, e / P]`"""
+        make, width = self._nodes.make, self._width
+        rows = make("Gather", make("Reshape", context, [-1, width + 1]), cells)
+        sums = make("Slice", rows, [width], [width + 1], [2])
+        return make("Div", make("Slice", rows, [0], [width], [2]), sums)
+
+
+class _Block(Nodes):
+    """The body of a Scan: one block of queries `[B, H, w, e / P]`. It reads keys and values where
+    they are."""
+
+    def __init__(self, name: str, constants: dict[str, Array]) -> None:
+        super().__init__(f"{name}.", constants)
+        self._name = name
+        self._inputs: list[str] = []
+        self._outputs: list[str] = []
+
+    def given(self, name: str) -> str:
+        """The block of one more input of the Scan."""
+        self._inputs.append(f"{PREFIX}{self._name}.{name}")
+        return self._inputs[-1]
+
+    def scores(self, keys: Sequence[str], scale: float) -> str:
+        """keys `[B, H, S, e / P]` -> `[B, H, w, S]`. Parts are added in their order."""
+        products = [
+            self.make("MatMul", self.given(f"queries_{part}"), self._transposed(key))
+            for part, key in enumerate(keys)
+        ]
+        total = products[0]
+        for product in products[1:]:
+            total = self.make("Add", total, product)
+        return self.make("Mul", total, scale)
+
+    def _transposed(self, key: str) -> str:
+        return self.make("Transpose", key, perm=[0, 1, 3, 2])
+
+    def attend(self, scores: str, values: Sequence[str], shown: str) -> None:
+        """values `[B, H, S, e / P + 1]`: the last column is 1. shown: heads, or ""."""
+        largest = self.make("ReduceMax", scores, [-1], keepdims=1)
+        weights = self.make("Exp", self.make("Sub", scores, largest))
+        self._outputs = [self.make("MatMul", weights, part) for part in values]
+        if shown:
+            sums = self.make("Slice", self._outputs[0], [-1], [2**31], [3])
+            chosen = [self.make("Gather", item, shown, axis=1) for item in (weights, sums)]
+            self._outputs.append(self.make("Div", *chosen))
+
+    def scan(self, inputs: Sequence[str], outputs: Sequence[str]) -> NodeProto:
+        """inputs `[G, ...]` are cut along axis 0, outputs joined along it."""
+        read, made = (list(map(_floats, names)) for names in (self._inputs, self._outputs))
+        body = helper.make_graph(self.nodes, f"{self._name}.body", read, made)
+        return helper.make_node(
+            "Scan", inputs, outputs, self._name, body=body, num_scan_inputs=len(inputs)
+        )
+
+
+def _floats(name: str) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 4)

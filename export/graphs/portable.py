@@ -1,0 +1,157 @@
+"""fp32 graph -> the same with operators that have equal bits on every processor. Knows ONNX; no
+PyTorch, no bundles.
+
+On x86 with AVX2 or AVX-512 and on ARM with NEON, onnxruntime gives equal bits for matrix products,
+Exp, Erf, Tanh, Sigmoid, Sqrt, Div, ReduceMax, and all that works element by element. A sum over a
+row has as many lanes as the processor, and on ARM a product is fused with the sum that follows it.
+So these are replaced (docs/design/processors.md has the measurements):
+
+    Attention            exp(scores - max) [V | 1], then one division by the last column
+    LayerNormalization   mean and variance are products with constants; the variance is of what is
+                         centred, since E[x^2] - mean^2 cancels
+    ReduceMean, ReduceSum   of floats along the last axis: likewise
+    Reciprocal           1 / x
+    Gelu, by tanh        x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)), which is the same function
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto
+
+from addnorm.export.graphs.model_file import EXTERNAL, Graph, constant
+from addnorm.export.graphs.nodes import Array, Nodes, attribute, read_by
+from addnorm.export.graphs.packed_attention import PackedAttention
+
+LANES = 16  # partial sums of a row: more of them are more exact, and up to 16 cost nothing
+GELU = 2 * math.sqrt(2 / math.pi)
+
+
+def portable(graph: Graph) -> Graph:
+    """fp32 graph of the packed layout, of its lens or of a head -> the same, portable."""
+    rewriting = _Rewriting(graph)
+    for node in graph.proto.graph.node:
+        rewriting.take(node)
+    made = rewriting.graph()
+    onnx.checker.check_model(made.without_values())
+    return made
+
+
+def lane_sums(width: int) -> Array:
+    """`[width, LANES]` float32: a row times this is its partial sums, each of neighbours."""
+    lanes = np.arange(width) * LANES // width
+    return np.equal(lanes[:, None], np.arange(LANES)).astype(np.float32)
+
+
+class _Rewriting(Nodes):
+    """Takes the nodes of the fp32 graph in their order."""
+
+    def __init__(self, source: Graph) -> None:
+        super().__init__()
+        self._source = source
+        self._given = {item.name: item for item in source.proto.graph.initializer}
+        self._types = {info.name: info.type.tensor_type for info in source.proto.graph.value_info}
+        self._made_by: dict[str, NodeProto] = {}  # of the source, by output
+        self._attentions: dict[str, PackedAttention] = {}  # by what a Scan makes, as it was
+        self._reciprocals: dict[str, str] = {}  # 1 / x -> x
+
+    def take(self, node: NodeProto) -> None:
+        self._made_by.update(dict.fromkeys(node.output, node))
+        kind, first = node.op_type, node.input[0] if node.input else ""
+        if kind == "Scan":
+            self._attentions[node.output[0]] = PackedAttention(
+                self, node, self._made_by, self._value
+            )
+            self._attentions[node.output[0]].write()
+        elif first in self._attentions and kind == "Reshape":
+            self._attentions[node.output[0]] = self._attentions[first]
+        elif first in self._attentions:
+            self._attentions[first].to_rows(cells=node.input[1], rows=node.output[0])
+        elif kind == "LayerNormalization":
+            self._layer_norm(node)
+        elif kind in ("ReduceMean", "ReduceSum") and self._is_float(first):
+            self._reduce(node)
+        elif kind == "Reciprocal":
+            self._reciprocals[node.output[0]] = first
+            self.make("Div", 1.0, first, to=node.output[0])
+        elif kind == "Mul" and (rstd := self._reciprocals.keys() & {*node.input}):
+            self._divide(node, *rstd)
+        elif kind == "Gelu" and attribute(node, "approximate", b"none") == b"tanh":
+            self._gelu(first, node.output[0])
+        else:
+            self.nodes.append(node)
+
+    def _is_float(self, name: str) -> bool:
+        return bool(self._types[name].elem_type == TensorProto.FLOAT)
+
+    def _value(self, name: str) -> Array:
+        return self._source.value(self._given[name])
+
+    def _sum(self, x: str, width: int, weight: float, to: str = "") -> str:
+        """weight times the sum of each row of x `[N, width]` -> `[N, 1]`."""
+        lanes = self.constant(f"lanes_{width}", lane_sums(width))
+        column = np.full((LANES, 1), weight, np.float32)
+        total = self.constant(f"sum_of_lanes_{column[0, 0]!s}", column)
+        return self.make("MatMul", self.make("MatMul", x, lanes), total, to=to)
+
+    def _layer_norm(self, node: NodeProto) -> None:
+        x, gamma, *beta = node.input
+        y, mean, rstd = [*node.output, "", ""][:3]
+        width = self._given[gamma].dims[0]
+        mean = self._sum(x, width, 1 / width, to=mean)
+        centred = self.make("Sub", x, mean)
+        variance = self._sum(self.make("Mul", centred, centred), width, 1 / width)
+        deviation = self.make("Sqrt", self.make("Add", variance, attribute(node, "epsilon", 1e-5)))
+        if rstd:
+            self.make("Div", 1.0, deviation, to=rstd)
+        # not times rstd, see `_divide`
+        normal = self.make("Div", centred, deviation)
+        scaled = self.make("Mul", normal, gamma, to="" if beta else y)
+        if beta:
+            self.make("Add", scaled, beta[0], to=y)
+
+    def _divide(self, node: NodeProto, rstd: str) -> None:
+        """x (1 / y) is x / y: onnxruntime makes it so where nothing else reads 1 / y, and other
+        bits where a lens leaves the statistics out."""
+        x = next(name for name in node.input if name != rstd)
+        self.make("Div", x, self._reciprocals[rstd], to=node.output[0])
+
+    def _reduce(self, node: NodeProto) -> None:
+        x, axes = node.input
+        width = self._types[x].shape.dim[-1].dim_value
+        assert self._value(axes).tolist() == [-1], f"{node.name} reduces another axis"
+        self._sum(x, width, 1 / width if node.op_type == "ReduceMean" else 1.0, to=node.output[0])
+
+    def _gelu(self, x: str, y: str) -> None:
+        cubic = self.make("Mul", self.make("Mul", x, x), GELU * 0.044715)
+        argument = self.make("Mul", self.make("Add", cubic, GELU), x)
+        self.make("Mul", x, self.make("Sigmoid", argument), to=y)
+
+    def graph(self) -> Graph:
+        """The graph with all nodes that were taken, and without what nothing reads any more."""
+        made = self._source.copy().proto
+        nodes = _used(self.nodes, {item.name for item in made.graph.output})
+        read = {name for node in nodes for name in read_by(node)}
+        new = [constant(name, array) for name, array in self.constants.items()]
+        kept = [item for item in (*made.graph.initializer, *new) if item.name in read]
+        defined = {name for node in nodes for name in node.output}
+        notes = [info for info in made.graph.value_info if info.name in defined]
+        fields = (made.graph.node, made.graph.initializer, made.graph.value_info)
+        for field, items in zip(fields, (nodes, kept, notes), strict=True):
+            del field[:]
+            field.extend(items)
+        values = {**self._source.values, **self.constants}
+        outside = [item.name for item in kept if item.data_location == EXTERNAL]
+        return Graph(made, {name: values[name] for name in outside})
+
+
+def _used(nodes: Sequence[NodeProto], outputs: set[str]) -> list[NodeProto]:
+    """The nodes that lead to the outputs."""
+    read, kept = set(outputs), []
+    for node in reversed(nodes):
+        if read.intersection(node.output):
+            read.update(read_by(node))
+            kept.append(node)
+    return kept[::-1]

@@ -1,0 +1,124 @@
+"""Makes the certificate of a bundle again, from what the bundle was made of."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from addnorm.export.certificate.on_cuda import measured
+from addnorm.export.graphs.graph import check_fit
+from addnorm.export.modules import from_code
+from addnorm.export.sources import sources
+from addnorm.export.sources.folder_tokenizer import NoTexts
+from addnorm.export.sources.sources import Source, UsageError
+from addnorm.export.writer import certificate_of, say
+from addnorm.service.errors import StartupError
+from addnorm.service.loading.known_answers import different
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.session import uses_cuda
+from addnorm.service.runtime.signature import SIGNATURE
+
+
+def verify(
+    path: Path, checkpoint: str | None, provider: str = "cpu", weights: Path | None = None
+) -> None:
+    """Makes the certificate of a bundle again, here, from its preset, its checkpoint or the code
+    that makes its module.
+
+    provider: as in `certify_again`. weights: of such a module, where they lie elsewhere now.
+    """
+    bundle = read_again(path, provider)
+    try:
+        if "path" in bundle.manifest.source:
+            source = from_code.recorded(bundle.manifest, weights)
+        else:
+            source = sources.recorded(bundle.manifest.source, checkpoint)
+    except UsageError as error:
+        raise UsageError(f"{bundle.ref}: {error}") from None
+    certify_again(bundle, source, provider)
+
+
+def read_again(path: Path, provider: str) -> Bundle:
+    """A bundle to be verified. StartupError where cuda is asked for and this onnxruntime has none,
+    or the bundle is not certified on the CPU."""
+    if provider == "cuda" and uses_cuda(provider):
+        return bundles.read(path)
+    return bundles.read_uncertified(path)
+
+
+def certify_again(bundle: Bundle, source: Source, provider: str = "cpu") -> None:
+    """UsageError if the bundle was made from something else, or in another way.
+
+    provider: cuda adds what holds on a GPU to the certificate that it has.
+    """
+    _check_source(bundle, source)
+    say(f"verifying {bundle.ref} on {provider}")
+    reference = source.in_layout("padded")
+    if provider == "cuda":
+        assert bundle.certificate
+        section = measured(bundle, reference, source.folder)
+        certificate = {**bundle.certificate, "cuda": section}
+    else:
+        new = certificate_of(bundle, reference, source)
+        certificate = {**new, **_kept(bundle)}
+        _tell_other_bits(_certificate_before(bundle), certificate)
+    bundles.write_certificate(bundle, certificate)
+    print(f"verified {bundle.path}")
+    if (bundle.path / SIGNATURE).exists():
+        again = f"`addnorm sign {bundle.path} --key KEY.pem`"
+        print(f"{SIGNATURE} is of the certificate of before: make it again with {again}")
+
+
+def _kept(bundle: Bundle) -> dict[str, Any]:
+    """What a new certificate of the same files takes over: when they were made, and what was
+    measured on a GPU. The manifest has their sha256."""
+    before = {"created": bundle.manifest.created, **_certificate_before(bundle)}
+    return {name: before[name] for name in ("created", "cuda") if before.get(name)}
+
+
+def _tell_other_bits(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Says where the new certificate records other bits: it was made on another processor."""
+    recorded = before.get("known_digests", {})
+    for precision, known in after["known_digests"].items():
+        if precision in recorded and different(recorded[precision], known):
+            say(
+                f"{precision} has other bits here than in the certificate of before, made on"
+                f" {before.get('processor')}: servers with a copy of that one have another"
+                " fingerprint"
+            )
+
+
+def _certificate_before(bundle: Bundle) -> dict[str, Any]:
+    """Empty if there is none of these files."""
+    with suppress(StartupError):
+        return bundles.read(bundle.path).certificate or {}
+    return {}
+
+
+def _check_source(bundle: Bundle, source: Source) -> None:
+    """UsageError if the bundle was made from something else, or in another way."""
+    for name, value in {"source": source.origin, **source.facts}.items():
+        if (found := getattr(bundle.manifest, name)) != value:
+            what = "was made from" if name == "source" else f"says {name}"
+            raise UsageError(f"{bundle.ref} {what} {found}, this is {value}")
+    check_fit(source.model)
+    _check_text_limit(bundle, source)
+    before = _certificate_before(bundle).get("compared_with", {})
+    if before.get("kind") == "reference" and source.original is None:
+        raise UsageError(
+            f"{bundle.ref} was compared with the reference {before['name']}: name it again, with"
+            " `reference=`"
+        )
+
+
+def _check_text_limit(bundle: Bundle, source: Source) -> None:
+    """UsageError if the bundle cuts texts to another number of tokens than its source."""
+    if bundles.TOKENIZER not in bundle.manifest.files or isinstance(source.texts, NoTexts):
+        return
+    limit = source.texts.max_text_tokens
+    if bundle.manifest.limits.max_text_tokens != limit:
+        raise UsageError(
+            f"{bundle.ref} takes texts of {bundle.manifest.limits.max_text_tokens} tokens, its"
+            f" authors cut them to {limit}: export it again"
+        )

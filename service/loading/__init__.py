@@ -1,0 +1,1 @@
+"""Loading: bundles are proved and warm before they are served, and their folder is followed."""

@@ -1,0 +1,92 @@
+"""Known answers: what an engine makes of seeded sequences in every output, as digests of the bits.
+
+The certificate records those of the machine that made it. A machine with the same digests computes
+the bits of the certificate, whatever its processor.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import get_args
+
+from addnorm.service.inference.kept_rows import KeptRows
+from addnorm.service.inference.outputs import OUTPUTS, Output, Pooled, Value
+from addnorm.service.inference.outputs import Computed as ForOutputs
+from addnorm.service.inference.outputs.values import Array
+from addnorm.service.runtime.batch import Batch, Padding, Rows
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.engine import Engine
+from addnorm.service.runtime.fingerprint import NUM_DIGITS
+from addnorm.service.runtime.manifest import Limits, Pooling
+from addnorm.service.runtime.selfcheck import Computed, sequences
+from addnorm.service.scheduling.cooperative import run_now
+
+# Kernels of processors differ above 16 keys, and where a length is no multiple of their lanes
+LENGTHS = (1, 2, 17, 65, 129, 257, 512)
+# Where a head or the lens runs for each token, only sequences up to so many tokens are asked for:
+# logits of 30,000 tokens take 0.3 ms a row
+MOST_BY_TOKEN = 17
+TOP_K = 5
+NUM_TOGETHER = 2  # sequences in a batch
+TOGETHER = "of all together"  # in place of a length: all sequences in one request
+# by output, and in it by the sequence's length
+Digests = Mapping[str, Mapping[str, str]]
+
+
+def compute(engine: Engine, limits: Limits) -> Computed:
+    """The sequences and their rows. LENGTHS are cut to the model's."""
+    lengths = sorted({min(length, limits.max_positions) for length in LENGTHS})
+    return Computed.together(engine, sequences(limits, lengths), NUM_TOGETHER)
+
+
+def digests(bundle: Bundle, engine: Engine, known: Computed) -> Digests:
+    """Makes every tensor that requests for these sequences get, one by one and together, and takes
+    its digest."""
+    made = {"input_ids": {TOGETHER: _digest(known.batch.tokens)}}
+    for name, output in _outputs(bundle, engine).items():
+        # a head or the lens runs for each token
+        is_by_token = output.head(bundle) is not None and output.pick(bundle) == "every"
+        asked = known.up_to(MOST_BY_TOKEN) if is_by_token else known
+        for length, batch, rows in _requests(asked):
+            padding, kept = Padding(batch.lengths, None), KeptRows(batch, rows, {})
+            value = run_now(output.make(ForOutputs(bundle, engine, batch, padding, kept)))
+            for tensor, array in value.tensors(name).items():
+                made.setdefault(tensor, {})[length] = _digest(array)
+    return made
+
+
+def _requests(known: Computed) -> Iterator[tuple[str, Batch, Rows]]:
+    """Each sequence alone, by its length, and all together."""
+    for index, rows in enumerate(known.rows):
+        yield str(rows.num_tokens), known.batch.sequence(index), rows
+    yield TOGETHER, known.batch, known.joined()
+
+
+def _outputs(bundle: Bundle, engine: Engine) -> dict[str, Output[Value]]:
+    """What is asked for, by the name that its tensors get: every output of the model, beside it
+    every pooling, and log-probabilities."""
+    kinds = {name: OUTPUTS.by_name[name] for name in OUTPUTS.names(bundle)}
+    outputs = {
+        name: kind.of_options(kind.compared_options(bundle, 1))
+        for name, kind in kinds.items()
+        if engine.has_lens or not kind.is_of_lens
+    }
+    for pooling in get_args(Pooling):
+        outputs[f"pooled.{pooling}.normalized"] = Pooled(pooling, normalize=True)
+    if "logits" in kinds:
+        top_k = min(TOP_K, bundle.width("logits"))
+        outputs["logits.top_k"] = kinds["logits"].of_options({"top_k": top_k})
+    return outputs
+
+
+def _digest(array: Array) -> str:
+    return hashlib.sha256(array.tobytes()).hexdigest()[:NUM_DIGITS]
+
+
+def different(recorded: Digests, made: Digests) -> list[str]:
+    """Which known answers have other digests, or are not recorded, in words."""
+    return [
+        f"{output} {TOGETHER}" if length == TOGETHER else f"{output} of length {length}"
+        for output, by_length in made.items()
+        for length, digest in by_length.items()
+        if recorded.get(output, {}).get(length) != digest
+    ]

@@ -1,0 +1,103 @@
+"""Graphs of portable operators: as PyTorch computes, and equal bits alone and in company."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from onnxruntime import InferenceSession, SessionOptions
+
+from addnorm.export.certificate.graph import portable_nodes
+from addnorm.export.graphs import all_graphs
+from addnorm.export.graphs import graph as graph_module
+from addnorm.export.graphs.model_file import Graph
+from addnorm.export.graphs.packed_attention import num_parts
+from addnorm.export.graphs.portable import lane_sums, portable
+from addnorm.model.config import Config
+from addnorm.model.transformer import LayerNorm, Transformer, randomize
+
+SMALL = Config(vocab_size=50, d_model=64, n_heads=2, d_ff=64, n_layers=2, max_positions=300)
+CONFIGS = {
+    "post": SMALL,
+    "causal": replace(SMALL, causal=True, block="pre", final_norm=True, activation="gelu_tanh"),
+    "relative bias": replace(SMALL, relative_buckets=8),
+    "unbiased deviation": replace(SMALL, norm="std", activation="relu"),
+    "no beta": replace(SMALL, norm_bias=False, activation="silu"),
+    "heads in two parts": replace(SMALL, d_model=160, n_heads=1),
+}
+LENGTHS = [3, 140, 1, 17, 270]
+
+
+def session(graph: Graph) -> InferenceSession:
+    options = SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    proto = graph.copy().proto
+    for item in proto.graph.initializer:
+        if item.name in graph.values:
+            item.ClearField("data_location")
+            item.raw_data = graph.values[item.name].tobytes()
+    return InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def grid(lengths: list[int]) -> dict[str, np.ndarray]:
+    mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
+    ids = np.random.default_rng(max(lengths)).integers(0, 50, mask.shape)
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_portable_graph_computes_what_pytorch_does(config: Config) -> None:
+    model = randomize(Transformer(config), seed=1).eval()
+    graph = all_graphs.Graphs.of(model, lens=False).body
+    assert [*portable_nodes.foreign(graph)] == []
+    run, given = session(graph).run, grid(LENGTHS)
+    with torch.no_grad():
+        expected = model(*map(torch.from_numpy, given.values()))
+    made = run(None, given)
+    for ours, theirs in zip(made, expected, strict=True):
+        assert np.abs(ours - theirs.numpy()).max() <= 1e-5 * np.abs(theirs.numpy()).max()
+    for index, length in enumerate(LENGTHS):
+        alone = run(None, {name: x[index : index + 1, :length] for name, x in given.items()})
+        for one, all_of_them in zip(alone, made, strict=True):
+            assert one[0].tobytes() == all_of_them[index, :length].tobytes()
+
+
+def normalized(x: np.ndarray, eps: float) -> list[np.ndarray]:
+    """y, mean and rstd of a portable LayerNorm, by onnxruntime."""
+
+    class Norm(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = LayerNorm(x.shape[1], eps)
+
+        def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return self.norm(rows)  # type: ignore[no-any-return]
+
+    shapes = {"rows": {0: torch.export.Dim("n")}}
+    outputs = ["y", "mean", "rstd"]
+    rows = (torch.zeros(2, x.shape[1]),)
+    graph = portable(graph_module.export_module(Norm(), rows, ["rows"], outputs, shapes))
+    return session(graph).run(outputs, {"rows": x})  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("shift", "outlier"), [(0, 0), (0, 3000), (100, 0)])
+def test_norms_are_exact_at_outliers_and_far_from_zero(shift: float, outlier: float) -> None:
+    """x is shifted by so many deviations, and one of its numbers is replaced."""
+    x = np.random.default_rng(0).standard_normal((50, 384)).astype(np.float32) + np.float32(shift)
+    if outlier:
+        x[:, 7] = outlier
+    exact = x.astype(np.float64)
+    mean, deviation = exact.mean(1, keepdims=True), exact.std(1, keepdims=True)
+    y, found_mean, rstd = normalized(x, eps=1e-12)
+    expected = (exact - mean) / deviation
+    assert np.abs(y - expected).max() <= 1e-5 * np.abs(expected).max()
+    assert (np.abs(found_mean - mean) <= 3e-5 * deviation).all()
+    assert np.abs(rstd * deviation - 1).max() <= 1e-5
+
+
+def test_parts_and_partial_sums() -> None:
+    assert [num_parts(dims) for dims in (1, 64, 128, 130, 256, 384)] == [1, 1, 1, 2, 2, 3]
+    assert lane_sums(48).sum(0).tolist() == [3.0] * 16
+    assert lane_sums(48).sum(1).tolist() == [1.0] * 48
+    assert lane_sums(20).sum() == 20

@@ -1,0 +1,214 @@
+"""Known answers: a machine that gives the certificate's bits has its fingerprint, others their
+own."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from onnxruntime import InferenceSession
+
+from addnorm.export.certificate import parity
+from addnorm.export.certificate.served import CertificationError
+from addnorm.service.errors import StartupError
+from addnorm.service.loading import loader
+from addnorm.service.loading.known_answers import TOGETHER, compute, different, digests
+from addnorm.service.models.registry import Model, Models, Reproduction
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.batch import Floats, Grid
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.device.processor import processor
+from addnorm.service.runtime.engine import Engine
+from addnorm.service.runtime.fingerprint import ANY, Fingerprint
+from addnorm.service.server.wiring import build
+from addnorm.service.settings import Settings
+from tests.conftest import ExportPreset, serving
+from tests.support import web
+from tests.support.metrics import samples
+
+Change = Callable[[dict[str, Any]], object]
+GAUGE = "addnorm_model_reproduces_certificate"
+
+
+@pytest.fixture(scope="module")
+def gpt(export_preset: ExportPreset) -> Bundle:
+    return bundles.read(export_preset("gpt") / "1")
+
+
+@pytest.fixture
+def changed(notebook: Path, tmp_path: Path) -> Callable[[Change], Bundle]:
+    """A copy of the smallest bundle, with a change of its certificate."""
+
+    def changed(change: Change) -> Bundle:
+        path = tmp_path / "notebook" / "1"
+        shutil.copytree(notebook, path)
+        certificate = json.loads((path / "certificate.json").read_text())
+        change(certificate)
+        (path / "certificate.json").write_text(json.dumps(certificate))
+        return bundles.read(path)
+
+    return changed
+
+
+def flip(certificate: dict[str, Any]) -> None:
+    """One bit of one recorded digest."""
+    of_pooled = certificate["known_digests"]["fp32"]["pooled"]
+    of_pooled["2"] = f"{int(of_pooled['2'], 16) ^ 1:032x}"
+
+
+def reproduces(url: str, model: Model, value: bool | None) -> None:
+    """Asks the server what it says of the model."""
+    with web.client(base_url=url) as client:
+        entry = client.get(f"/v1/models/{model.name}").json()
+        assert entry["reproduces_certificate"] == {"fp32": value}
+        assert entry["different_from_certificate"] == {
+            "fp32": ["pooled of length 2"] if value is False else []
+        }
+        labels = (("model", model.name), ("precision", "fp32"), ("version", "1"))
+        shown = samples(client.get("/metrics").text).get((GAUGE, labels))
+        assert shown == (None if value is None else float(value))
+        answer = client.post("/v1/infer", json={"model": model.name, "input_ids": [[1]]})
+        assert answer.headers["x-addnorm-fingerprint"] == entry["fingerprint"]["fp32"]
+
+
+def test_a_machine_with_the_bits_has_the_fingerprint_of_the_certificate(
+    notebook: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    bundle = bundles.read(notebook)
+    model = loader.load(bundle, Settings(worker_threads=2))
+    assert model.reproductions == {"fp32": Reproduction(True)}
+    assert caplog.messages[-1].endswith(" s, fp32 with the bits of the certificate")
+    assert bundle.certificate
+    parts = model.engine("fp32").fingerprint.parts()
+    assert parts == bundle.certificate["fingerprint_parts"]["fp32"]
+    assert parts["processor"].startswith(ANY)
+    assert processor().kind not in json.dumps(parts)
+    with serving(build(Models([model]), Settings(worker_threads=2, port=0))) as url:
+        reproduces(url, model, True)
+
+
+def test_one_other_bit_is_named_and_served_with_a_fingerprint_of_its_own(
+    changed: Callable[[Change], Bundle], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = loader.load(changed(flip), Settings(worker_threads=2))
+    assert model.engine("fp32").fingerprint.processor == processor().kind
+    (line,) = (record.message for record in caplog.records if record.levelname == "WARNING")
+    assert line.startswith("notebook/1 fp32 has other bits on this processor than in its")
+    assert "certificate: pooled of length 2;" in line
+    with serving(build(Models([model]), Settings(worker_threads=2, port=0))) as url:
+        reproduces(url, model, False)
+
+
+def test_an_older_certificate_is_not_compared(
+    changed: Callable[[Change], Bundle], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    bundle = changed(lambda certificate: certificate.pop("known_digests"))
+    model = loader.load(bundle, Settings(worker_threads=2))
+    here = Fingerprint.here(bundle.manifest_sha256, "fp32", "cpu")
+    assert model.engine("fp32").fingerprint == here, "that of before there were known answers"
+    assert "notebook/1 fp32 is not compared with the bits of its certificate" in caplog.text
+    with serving(build(Models([model]), Settings(worker_threads=2, port=0))) as url:
+        reproduces(url, model, None)
+
+
+def test_all_outputs_and_lengths_are_known(gpt: Bundle) -> None:
+    assert gpt.certificate
+    known = gpt.certificate["known_digests"]["fp32"]
+    lengths = {"1", "2", "17", "65", "129", "257", "512", TOGETHER}
+    assert set(known["activations"]) == set(known["pooled"]) == lengths
+    assert set(known["norm_stats.rstd"]) == set(known["pooled.max.normalized"]) == lengths
+    assert set(known["logits"]) == set(known["prompt_logprobs"]) == {"1", "2", "17", TOGETHER}
+    assert len({known["activations"][length] for length in lengths}) == len(lengths)
+    assert "logits.top_k.logprobs" in known
+
+
+def test_what_is_not_recorded_is_different(gpt: Bundle) -> None:
+    engine = Engine(gpt, "fp32", "cpu")
+    made = digests(gpt, engine, compute(engine, gpt.manifest.limits))
+    assert gpt.certificate
+    recorded = gpt.certificate["known_digests"]["fp32"]
+    assert different(recorded, made) == []
+    fewer = {name: known for name, known in recorded.items() if name != "input_ids"}
+    assert different(fewer, made) == [f"input_ids {TOGETHER}"]
+
+
+class OtherBits(Engine):
+    """Like a processor that rounds a number of each long sequence in another way."""
+
+    def _outputs(self, body: InferenceSession, grid: Grid) -> list[Floats]:
+        activations, *statistics = super()._outputs(body, grid)
+        for row, mask in zip(activations, grid.attention_mask, strict=True):
+            if mask.sum() > 65:
+                first = row[mask.argmax()]
+                first[0] = np.nextafter(first[0], np.float32(9))
+        return [activations, *statistics]
+
+
+class VariantAtLength129(OtherBits):
+    """Other bits for 129 tokens alone than co-batched."""
+
+    def _outputs(self, body: InferenceSession, grid: Grid) -> list[Floats]:
+        is_alone = grid.attention_mask.sum() == 129
+        return (Engine if is_alone else OtherBits)._outputs(self, body, grid)
+
+
+def test_another_processor_serves_with_its_class(gpt: Bundle) -> None:
+    model = Model(gpt, "cpu", open_engine=OtherBits)
+    loader.check(model)
+    found = model.reproductions["fp32"]
+    assert (found.is_equal, model.engine("fp32").fingerprint.processor) == (False, processor().kind)
+    assert "activations of length 129" in found.different
+    assert "pooled.first.normalized of length 512" in found.different
+    assert not [words for words in found.different if words.endswith("of length 65")]
+
+
+def test_batch_variance_of_long_sequences_is_refused_there(gpt: Bundle) -> None:
+    with pytest.raises(StartupError, match=r"fp32: 129 tokens alone differ from .* co-batched"):
+        loader.check(Model(gpt, "cpu", open_engine=VariantAtLength129))
+
+
+def test_batch_variance_of_long_sequences_is_not_certified(gpt: Bundle) -> None:
+    words = r"known answers \(fp32\): 129 tokens alone differ from"
+    with pytest.raises(CertificationError, match=words):
+        parity.known_digests(Model(gpt, "cpu", open_engine=VariantAtLength129), "fp32")
+
+
+class OnGpu(Engine):
+    """Says that it runs on a GPU, whose bits are no machine's else."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.provider = "cuda"
+
+
+def test_a_gpu_is_compared_by_tolerance_alone(changed: Callable[[Change], Bundle]) -> None:
+    bundle = changed(flip)
+    model = Model(bundle, "cpu", open_engine=OnGpu)
+    loader.check(model)
+    assert model.reproductions["fp32"].is_equal is None
+    assert bundle.certificate
+    far = bundle.certificate["known_answer"]["fp32"]
+    wrong = {**far, "activations": [value + 1 for value in far["activations"]]}
+    lying = {**bundle.certificate, "known_answer": {"fp32": wrong}}
+    with pytest.raises(StartupError, match="does not give the known answer"):
+        loader.check(Model(replace(bundle, certificate=lying), "cpu", open_engine=OnGpu))
+
+
+def test_the_certificate_page_asks_what_this_machine_gives(text_client: httpx.Client) -> None:
+    entry = text_client.get("/v1/models").json()["data"][0]
+    assert set(entry["reproduces_certificate"].values()) == {True}
+
+
+def test_other_known_answers_of_the_same_files_are_another_fingerprint() -> None:
+    """Two certificates may be made on two processors."""
+    here = Fingerprint.here("0" * 64, "fp32", "cpu")
+    one, other = here.proved({"a": {"1": "b"}}), here.proved({"a": {"1": "c"}})
+    assert len({here.digest, one.digest, other.digest}) == 3
+    assert one == here.proved({"a": {"1": "b"}})

@@ -1,0 +1,158 @@
+"""Digests of all arithmetic around the graph on fixed inputs, which every processor must repeat.
+
+    python -m tests.support.arithmetic_digests > tests/golden/arithmetic.json
+
+It needs neither torch nor pytest, so it also runs on an emulated processor.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import Whitespace
+
+from addnorm.corpus.comparison import compared
+from addnorm.service import arithmetic
+from addnorm.service.inference import heads
+from addnorm.service.inference.outputs import small_vectors, sparse
+from addnorm.service.inference.outputs.values import Dense
+from addnorm.service.runtime.batch import Floats, Rows
+from addnorm.service.runtime.manifest import Pooling
+from addnorm.service.tasks import classification, fill_mask, similarity, tagging
+from addnorm.service.tasks.pieces import Pieces
+
+Make = Callable[[], Any]
+WIDTHS = (1, 2, 3, 5, 8, 31, 128, 383, 384, 4096, 4097, 9001)
+
+
+def numbers(*shape: int, scale: float = 8.0) -> Floats:
+    """Float32 of both signs below scale. They are made of whole numbers: those of a normal
+    distribution would differ by processor."""
+    draws = np.random.default_rng(shape[-1])
+    whole = draws.integers(-(2**23), 2**23, shape)
+    return (whole / 2**23 * scale).astype(np.float32)
+
+
+def zeros() -> Floats:
+    """0 and -0, `[4, 40]`."""
+    signs = np.random.default_rng(0).integers(0, 2, (4, 40)) * 2 - 1
+    return np.copysign(np.float32(0), signs.astype(np.float32))
+
+
+def functions() -> dict[str, Make]:
+    """What `service/arithmetic.py` has."""
+    below = -np.abs(numbers(20_000, scale=90))
+    above = np.ldexp(np.abs(numbers(20_000)), np.arange(20_000) % 120 - 60)
+    return {
+        "exp of float32": lambda: arithmetic.exp(below),
+        "exp of float64": lambda: arithmetic.exp(below * np.float64(8)),
+        "log": lambda: arithmetic.log(above.astype(np.float64)),
+        "log1p": lambda: arithmetic.log1p(above),
+        "row sums": lambda: [arithmetic.row_sums(numbers(7, width)) for width in WIDTHS],
+        "dots": lambda: [arithmetic.dots(numbers(7, w), numbers(1, w)[0]) for w in WIDTHS],
+        "lengths": lambda: [arithmetic.lengths(numbers(7, width)) for width in WIDTHS],
+        "log-sum-exp": lambda: [arithmetic.log_sum_exp(numbers(13, w)) for w in WIDTHS],
+    }
+
+
+def pooled(pooling: Pooling, rows: Floats) -> Floats:
+    offsets = np.array([0, 1, 3, 6, 23, 64, len(rows)])
+    return heads.pooled(Rows(rows, rows, rows), offsets, pooling)
+
+
+def unit_vectors() -> list[Floats]:
+    return [heads.unit(numbers(9, 384, scale=scale)) for scale in (1e-20, 1.0, 3e38)]
+
+
+class Head:
+    """Stands for an engine whose head gives these logits."""
+
+    def head_rows(self, output: str) -> int:
+        return 8
+
+    def head(self, output: str, rows: Floats) -> Floats:
+        return rows
+
+
+def logprobs() -> list[Any]:
+    """Log-probabilities of one token at each row, and of the likeliest."""
+    rows = heads.HeadRows(numbers(20, 5003), np.arange(20))
+    steps = heads.token_logprobs(Head(), rows, np.arange(20) * 7, 5)  # type: ignore[arg-type]
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return list(end.value)
+
+
+def entities() -> list[Any]:
+    """Scores of words of several tokens, and of entities of several words."""
+    model = WordPiece({"a": 0, "##b": 1, "##c": 2, "[UNK]": 3}, unk_token="[UNK]")
+    tokenizer, text = Tokenizer(model), "abcb a abbbbbbc ab acc"
+    tokenizer.pre_tokenizer = Whitespace()
+    encoding, labels = tokenizer.encode(text), ("O", "B-X", "I-X")
+    scores = classification.probabilities(numbers(len(encoding), 3))
+    found = tagging.tagged(text, encoding, scores, labels, Pieces.of(tokenizer), "average", ())
+    return [tag.score for tag in found]
+
+
+def small(dtype: small_vectors.VectorDType) -> NDArray[Any]:
+    vectors = numbers(50, 101, scale=1.2)
+    return small_vectors.converted(vectors, dtype, [[-1.0] * 101, [0.9] * 101])
+
+
+def comparison() -> list[Any]:
+    figures = compared(numbers(40, 384), numbers(40, 384) + numbers(40, 384, scale=1e-3))
+    return [figures.smallest_cosine, figures.mean_cosine, figures.shortest, figures.longest]
+
+
+def places() -> dict[str, Make]:
+    """Where answers are made of what the graph gave."""
+    rows, labels = numbers(70, 384), numbers(60, 9)
+    mixed = np.vstack([rows[:64, :40], zeros(), zeros()])
+    made: dict[str, Make] = {
+        "unit length": unit_vectors,
+        "log-probabilities": logprobs,
+        "softmax of labels": lambda: classification.probabilities(labels, "softmax"),
+        "sigmoid of labels": lambda: classification.probabilities(labels, "sigmoid"),
+        "candidates of a mask": lambda: fill_mask.likeliest(numbers(1, 5003)[0], 9),
+        "entities": entities,
+        "cosines": lambda: similarity.cosines(*_unit_pair()),
+        "sparse vectors": lambda: sparse.entries(numbers(1, 5003)[0], 200),
+        "float16": lambda: Dense(numbers(30, 101, scale=60_000)).halved("pooled").joined,
+        "figures of a stored index": comparison,
+    }
+    for pooling in get_args(Pooling):
+        made[f"pooling: {pooling}"] = lambda pooling=pooling: pooled(pooling, rows)
+        made[f"zeros, pooling: {pooling}"] = lambda pooling=pooling: pooled(pooling, mixed)
+    for dtype in get_args(small_vectors.VectorDType):
+        made[f"vectors in {dtype}"] = lambda dtype=dtype: small(dtype)
+    return made
+
+
+def _unit_pair() -> tuple[Floats, Floats]:
+    vectors = heads.unit(numbers(60, 384))
+    return vectors[0], vectors
+
+
+def digest(made: Any) -> str:
+    """The first 16 hexadecimal digits of the sha256 of all bits, shapes and dtypes."""
+    found = hashlib.sha256()
+    for part in made if isinstance(made, list | tuple) else [made]:
+        array = np.ascontiguousarray(part)
+        found.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
+    return found.hexdigest()[:16]
+
+
+def digests() -> dict[str, str]:
+    with np.errstate(over="ignore"):
+        return {name: digest(make()) for name, make in {**functions(), **places()}.items()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(digests(), indent=1))
