@@ -13,7 +13,8 @@ from addnorm.service.inference.outputs import OUTPUTS
 from benchmarks.processors import questions
 from benchmarks.processors.worker import REFUSED
 
-NOT_COMPARED = ("id", "created")  # fields that are new in each answer
+# fields that are new in each answer, or tell of the version of onnxruntime
+NOT_COMPARED = ("id", "created", "system_fingerprint")
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Compared:
 
     @property
     def unequal(self) -> dict[str, int]:
-        """By the name of the output; without those that are equal."""
+        """Numbers that differ, by the name of the output; without outputs that are equal."""
         return {name: count.unequal for name, count in self.outputs.items() if count.unequal}
 
 
@@ -65,7 +66,7 @@ def compared(known: Path, folder: Path, precision: str) -> Compared:
 
 
 def precisions(known: Path) -> list[str]:
-    """Those that were asked for, fp32 first."""
+    """Precisions that were asked for, fp32 first."""
     return sorted({file.name.partition("-")[0] for file in known.glob("*.json")})
 
 

@@ -5,12 +5,11 @@ Emulation computes what the instructions say. It is no proof for a chip, and say
 
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.findings import BUILD
+from benchmarks.findings import BUILD, Options
 
 NATIVE = "native"
 
@@ -109,7 +108,8 @@ PROCESSORS = {
 }
 
 
-def chosen(only: Sequence[str]) -> list[Processor]:
-    """Those that `--only` names; where it names none, those whose bits are promised."""
-    named = [processor for name, processor in PROCESSORS.items() if name in only]
-    return named or [processor for processor in PROCESSORS.values() if processor.is_promised]
+def chosen(options: Options) -> list[Processor]:
+    """Processors that `--only` names; where it names none, those whose bits are promised."""
+    found = PROCESSORS.values()
+    named = [own for own in found if options.only and options.wants(own.name)]
+    return named or [own for own in found if own.is_promised]

@@ -37,11 +37,10 @@ class Line:
 
 def run(options: Options) -> Findings:
     """--only: names of models and of processors; processors without a promise only if named."""
-    chosen = emulated.chosen(options.only)
-    wanted = [name for name in options.only if name not in PROCESSORS]
+    chosen = emulated.chosen(options)
     promised = [name for name in PROCESSORS if PROCESSORS[name].is_promised]
     with TemporaryDirectory() as place:
-        found, seconds = _found(Path(place), [own.python() for own in chosen], wanted)
+        found, seconds = _found(Path(place), [own.python() for own in chosen], wanted(options))
         missed = [sentence for line in found for sentence in misses(line, promised)]
         return Findings(_tables(found, seconds), missed, _figures(found, seconds))
 
@@ -50,13 +49,19 @@ def versions(options: Options) -> Findings:
     """Other versions of onnxruntime on this machine. Their bits are no promise, and no goal."""
     pythons = [Python.with_onnxruntime(version) for version in ONNXRUNTIMES]
     with TemporaryDirectory() as place:
-        found, seconds = _found(Path(place), pythons, options.only)
+        found, seconds = _found(Path(place), pythons, wanted(options))
         names = [NATIVE, *(python.processor for python in pythons)]
         groups = equal_groups(Path(place) / "answers", names)
     said = "\n".join(f"- {', '.join(group)}" for group in groups)
     here = f"{NATIVE} is {onnxruntime.__version__}. Versions with equal answers:"
     tables = f"{_tables(found, seconds)}\n\n{here}\n\n{said}"
     return Findings(tables, (), {**_figures(found, seconds), "groups": groups})
+
+
+def wanted(options: Options) -> list[str]:
+    """Models that `--only` names, or all of them."""
+    names = [*models.names(), real_model.NAME]
+    return [name for name in names if options.wants(name)] or names
 
 
 def equal_groups(answers: Path, names: Sequence[str]) -> list[list[str]]:
@@ -74,25 +79,23 @@ def equal_groups(answers: Path, names: Sequence[str]) -> list[list[str]]:
 
 
 def _found(
-    root: Path, pythons: Sequence[Python], wanted: Sequence[str]
+    root: Path, pythons: Sequence[Python], names: Sequence[str]
 ) -> tuple[list[Line], dict[str, float]]:
     """Lines of all that answered, and the seconds of each part."""
-    seconds = {"export": _exported(root, wanted)}
+    seconds = {"export": _exported(root, names)}
     for python in (Python.here(), *pythons):
         seconds[python.processor] = _asked(root, python)
-    names = [python.processor for python in pythons]
-    return [*lines(root / "answers", names)], seconds
+    processors = [python.processor for python in pythons]
+    return [*lines(root / "answers", processors)], seconds
 
 
-def _exported(root: Path, wanted: Sequence[str]) -> float:
+def _exported(root: Path, names: Sequence[str]) -> float:
     """Seconds."""
     started = time.monotonic()
     said = StringIO()  # the tables of twenty certificates
     with redirect_stdout(said):
-        models.export_all(
-            lambda name: not wanted or name in wanted, root / "tiny", root / "checkpoints"
-        )
-        if not wanted or real_model.NAME in wanted:
+        models.export_all(names, root / "tiny", root / "checkpoints")
+        if real_model.NAME in names:
             real_model.export_to(root / "real")
     return time.monotonic() - started
 

@@ -24,7 +24,7 @@ def needed(name: str = OWN, extras: tuple[str, ...] = EXTRAS) -> dict[str, str]:
 
 
 def _requirements(name: str, extras: tuple[str, ...]) -> Iterator[Requirement]:
-    """Those whose markers hold here, for these extras."""
+    """Requirements whose markers hold here, for these extras."""
     for line in distribution(name).requires or ():
         requirement, marker = Requirement(line), Requirement(line).marker
         if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):

@@ -25,7 +25,7 @@ SETTINGS = {
 
 
 def export_to(root: Path) -> None:
-    """By the exporter of this checkout, certified on this machine."""
+    """Exports it by the code of this checkout, certified on this machine."""
     export(sources.checkpoint(MINILM), root, NAME, 1, Plan(precisions=PRECISIONS))
 
 

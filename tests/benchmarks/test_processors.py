@@ -8,7 +8,16 @@ import pytest
 
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.device.processor import Processor
-from benchmarks.processors import differences, emulated, experiment, packages, questions, worker
+from benchmarks.findings import Options
+from benchmarks.processors import (
+    differences,
+    emulated,
+    experiment,
+    models,
+    packages,
+    questions,
+    worker,
+)
 from benchmarks.processors.emulated import NATIVE, PROCESSORS, Python
 
 RAGGED = {"activations": [[[1.0, 2.0]], [[0.0], [0.5]]], "pooled": [[1.5], [2.5]], "model": "tiny"}
@@ -100,9 +109,22 @@ def test_an_emulated_processor_has_a_cpuinfo_of_its_own(name: str, tmp_path: Pat
     assert not found.has_vnni
 
 
-def test_processors_without_the_promise_are_asked_only_by_name() -> None:
-    assert [own.name for own in emulated.chosen(["minilm"])] == ["haswell", "neoverse-n1"]
-    assert [own.name for own in emulated.chosen(["minilm", "sve"])] == ["sve"]
+@pytest.mark.parametrize(
+    ("only", "processors", "num_models"),
+    [
+        ((), ["haswell", "neoverse-n1"], len(models.names()) + 1),
+        (("minilm",), ["haswell", "neoverse-n1"], 1),
+        (("sve",), ["sve"], len(models.names()) + 1),
+        (("haswell", "all-minilm"), ["haswell"], 1),
+    ],
+)
+def test_processors_without_the_promise_are_asked_only_by_name(
+    only: tuple[str, ...], processors: list[str], num_models: int
+) -> None:
+    options = Options(1, 1, only)
+    assert [own.name for own in emulated.chosen(options)] == processors
+    assert len(experiment.wanted(options)) == num_models
+    assert not options.unused
 
 
 def test_the_packages_of_an_emulated_processor_are_those_that_serving_needs() -> None:
