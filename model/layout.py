@@ -18,8 +18,15 @@ MASKED = -1e9
 
 
 # queries of a sequence that attention takes at once. Their scores are heads x BLOCK x S numbers, so
-# larger blocks need more memory; smaller ones read the keys more often.
-BLOCK = 256
+# larger blocks need more memory; smaller ones read the keys more often. A block is at least half as
+# wide, and must then be wider than a head's values: onnxruntime's threads share a product by its
+# longer side, and may split its sums elsewhere if these are the columns.
+BLOCK, MOST_COLUMNS = 128, 128
+
+
+def block_of(head_dims: int) -> int:
+    """How many queries attention takes at once, at most."""
+    return max(BLOCK, 2 * min(head_dims, MOST_COLUMNS))
 
 
 class Mask(NamedTuple):
@@ -74,7 +81,8 @@ class Layout(Protocol):
 class Padded:
     """Every cell is a row: the plain graph that most exports make, kept as the reference."""
 
-    def __init__(self, attention_mask: Tensor) -> None:
+    def __init__(self, attention_mask: Tensor, block: int = 0) -> None:
+        """block: without effect, attention takes all queries at once."""
         self.mask = attention_mask != 0  # [B, S]
         self.shape = attention_mask.shape
         positions = _positions(self.mask)
@@ -123,7 +131,8 @@ class Packed:
     token reads it. The caller's pads do, and are overwritten.
     """
 
-    def __init__(self, attention_mask: Tensor) -> None:
+    def __init__(self, attention_mask: Tensor, block: int = BLOCK) -> None:
+        """block: queries that attention takes at once, at most."""
         batch, seq = self.shape = attention_mask.shape
         self.mask = attention_mask != 0  # [B, S]
         real = self.mask.to(torch.int64)
@@ -131,8 +140,8 @@ class Packed:
         # [B] for attention: of a sequence without a token one pad is seen, not nothing
         self.num_keys = lengths.squeeze(1).clamp(min=1)
 
-        # as few blocks as BLOCK allows, of equal width: one query alone would get other bits
-        num_blocks = (seq + BLOCK - 1) // BLOCK
+        # as few blocks as can be, of equal width: one query alone would get other bits
+        num_blocks = (seq + block - 1) // block
         width = (seq + num_blocks - 1) // num_blocks
         columns = torch.arange(seq, device=real.device)[None, :]
         self.real = columns < lengths  # [B, S] of attention's grid
@@ -193,7 +202,7 @@ class Packed:
         return torch.where(self.real[:, None, :, None], queries, 0.0)
 
 
-LAYOUTS: dict[str, Callable[[Tensor], Layout]] = {"packed": Packed, "padded": Padded}
+LAYOUTS: dict[str, Callable[[Tensor, int], Layout]] = {"packed": Packed, "padded": Padded}
 
 
 def _positions(mask: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from addnorm.model.attention import Attention, Trace
 from addnorm.model.config import Activation, Config, HeadConfig
-from addnorm.model.layout import LAYOUTS, Layout, Mask
+from addnorm.model.layout import LAYOUTS, Layout, Mask, block_of
 from addnorm.model.pooling import picked
 from addnorm.model.positions import RelativeBias, sinusoids
 
@@ -144,6 +144,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.layout = LAYOUTS[layout]
+        self.block = block_of(config.d_model // config.n_heads)
         width = config.embedding_size or config.d_model
         self.tokens = nn.Embedding(config.vocab_size, width)
         if config.positions == "learned":
@@ -189,7 +190,7 @@ class Transformer(nn.Module):
 
         token_type_ids: 0 if None. Without effect unless type_vocab_size is above 1.
         """
-        layout, trace = self.layout(attention_mask), Trace()
+        layout, trace = self.layout(attention_mask, self.block), Trace()
         x = self._rows(layout, input_ids, token_type_ids, trace)
         return (
             layout.scatter(x),
@@ -208,7 +209,7 @@ class Transformer(nn.Module):
         each layer, and the activations at the end; and of each layer the attention of its `heads`
         `[h]` int64: `[B, h, S, S]`, queries before keys, see `Layout.attentions`.
         """
-        layout, trace = self.layout(attention_mask), Trace(heads)
+        layout, trace = self.layout(attention_mask, self.block), Trace(heads)
         self._rows(layout, input_ids, token_type_ids, trace)
         return [layout.scatter(x) for x in trace.hidden_states], trace.attentions
 

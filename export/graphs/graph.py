@@ -102,7 +102,7 @@ class _Lens(Transformer):
 
     def __init__(self, model: Transformer) -> None:
         nn.Module.__init__(self)
-        self.config, self.layout = model.config, model.layout
+        self.config, self.layout, self.block = model.config, model.layout, model.block
         for name, part in model.named_children():
             self.add_module(name, part)
 

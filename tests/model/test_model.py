@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from addnorm.model import layout as layouts
-from addnorm.model.layout import LAYOUTS
+from addnorm.model.layout import BLOCK, LAYOUTS
 from addnorm.model.presets import PRESETS, build
 from addnorm.model.transformer import (
     Config,
@@ -141,16 +140,14 @@ def test_presets_have_the_norms_they_count_and_nothing_trivial(preset: str) -> N
         assert all(norm.gamma.std() > 0.01 and norm.beta.std() > 0.01 for norm in norms)
 
 
-@pytest.mark.parametrize("block", [2, 3, layouts.BLOCK])
+@pytest.mark.parametrize("block", [2, 3, BLOCK])
 @pytest.mark.parametrize("preset", ["notebook", "postnorm", "gpt"])
-def test_layouts_agree_wherever_the_pads_stand(
-    preset: str, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layouts, "BLOCK", block)
+def test_layouts_agree_wherever_the_pads_stand(preset: str, block: int) -> None:
     draws = np.random.default_rng(0)
     ids = torch.tensor(draws.integers(0, PRESETS[preset].vocab_size, (4, 7)))
     mask = torch.tensor([[1] * 5 + [0] * 2, [0] * 2 + [1] * 5, [1, 0, 1, 0, 1, 0, 1], [0] * 7])
     packed, padded = (build(preset, layout) for layout in LAYOUTS)
+    packed.block = block
     with torch.no_grad():
         for left, right in zip(packed(ids, mask), padded(ids, mask), strict=True):
             torch.testing.assert_close(left, right, atol=5e-6, rtol=1e-5)
