@@ -110,6 +110,7 @@ def save_beside(graph: Graph, path: Path, owner: Path) -> None:
 
 def _put_in(item: TensorProto, graph: Graph) -> None:
     item.ClearField("data_location")
+    item.ClearField("external_data")  # of a graph that was read from two files
     item.raw_data = graph.values[item.name].tobytes()
 
 

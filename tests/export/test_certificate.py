@@ -367,7 +367,9 @@ def keep_elsewhere(model: ModelProto) -> None:
         lambda model: setattr(model.graph.input[0], "name", "ids"),
         lambda model: model.graph.output.add().CopyFrom(model.graph.output[0]),
         lambda model: model.graph.initializer[0].dims.reverse(),
-        lambda model: setattr(model.graph.value_info[-1].type.tensor_type, "elem_type", 7),
+        lambda model: model.graph.value_info.append(
+            helper.make_tensor_value_info("getitem", TensorProto.FLOAT, [None, 16])
+        ),
         lambda model: model.metadata_props.add(key="x", value="y"),
         lambda model: model.functions.add(name="Gelu", domain="x"),
         lambda model: model.graph.initializer.append(

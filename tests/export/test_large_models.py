@@ -33,7 +33,8 @@ LIMIT = 4096  # bytes of constants in a file, in place of 1 GiB
 
 
 @pytest.fixture(scope="module")
-def low_limit() -> Iterator[None]:
+def low_limit(notebook: Path) -> Iterator[None]:
+    """notebook: all tests share it, so it must not be the one that is made with this limit."""
     with pytest.MonkeyPatch.context() as patch, shared_exports():
         patch.setattr(model_file, "MAX_BYTES", LIMIT)
         yield

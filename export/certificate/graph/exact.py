@@ -67,10 +67,10 @@ class Files:
         heads = {name: _load(bundle, bundle.head(name)) for name in bundle.manifest.heads}
         ranges = load_file(bundle.path / RANGES) if RANGES in bundle.manifest.files else {}
         lens = _load(bundle, bundle.path / LENS, bundle.graph("fp32")) if bundle.has_lens else None
-        has_gpu = GPU_GRAPH in bundle.manifest.files
-        gpu = bundle.graph("fp32", on_gpu=True)
-        plain = _load(bundle, gpu, bundle.graph("fp32")) if has_gpu else None
-        return cls(bodies, plain, lens, heads, ranges)
+        gpu = None
+        if GPU_GRAPH in bundle.manifest.files:
+            gpu = _load(bundle, bundle.path / GPU_GRAPH, bundle.graph("fp32"))
+        return cls(bodies, gpu, lens, heads, ranges)
 
 
 def _load(bundle: Bundle, path: Path, owner: Path | None = None) -> Graph:

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import GraphProto, NodeProto
+from onnx import GraphProto, NodeProto, TensorProto
 
 from addnorm.export.certificate.graph import structure
 from addnorm.export.graphs.model_file import Graph
 from addnorm.model.config import Config
 
 Array = NDArray[Any]
-# their bits differ between processors; ReduceSum and ReduceMean only of floats
-NOT_PORTABLE = {
-    "Attention", "LayerNormalization", "Reciprocal", "ReduceMean", "RMSNormalization",
-    "RotaryEmbedding", "Softmax", "LogSoftmax",
+SUMS = {"ReduceMean", "ReduceSum"}
+NOT_PORTABLE = {  # their bits differ between processors
+    "Attention", "LayerNormalization", "LogSoftmax", "Reciprocal", "RMSNormalization",
+    "RotaryEmbedding", "Softmax", *SUMS,
 }  # fmt: skip
 LANES = 16
 
@@ -114,8 +114,11 @@ def norms(graph: Graph, count: int, eps: float) -> Iterator[str]:
 
 
 def _eps(read: _Reader, root: NodeProto) -> float:
-    """The eps in sqrt(mean((x - mean(x))^2) + eps)."""
-    variance, eps = read.node(root.input[0], "Add").input
+    """The eps in sqrt(1 / (mean((x - mean(x))^2) + eps))."""
+    one, total = read.node(root.input[0], "Div").input
+    variance, eps = read.node(total, "Add").input
+    if read.value(one) != 1:
+        raise Unlike(f"{root.input[0]} is not 1 by {total}")
     square = read.node(_mean_of(read, variance), "Mul")
     centred = read.node(square.input[0], "Sub")
     if len({*square.input}) != 1 or _mean_of(read, centred.input[1]) != centred.input[0]:
@@ -161,9 +164,11 @@ def is_of_a_formula(array: Array) -> bool:
 
 
 def foreign(graph: Graph) -> Iterator[str]:
-    """Operators that no portable graph has."""
-    types = {info.name: info.type.tensor_type.elem_type for info in graph.proto.graph.value_info}
-    for node in structure.nodes(graph.proto.graph):
-        floats = node.op_type == "ReduceSum" and types.get(node.input[0]) == 1
-        if node.op_type in NOT_PORTABLE or floats:
+    """Operators that no portable graph has. Sums of whole numbers are exact in any order."""
+    nodes = [*structure.nodes(graph.proto.graph)]
+    made_by = {name: node for node in nodes for name in node.output}
+    for node in nodes:
+        cast = made_by.get(node.input[0]) if node.op_type in SUMS else None
+        is_exact = cast is not None and structure.attributes(cast).get("to") == TensorProto.INT64
+        if node.op_type in NOT_PORTABLE and not is_exact:
             yield f"{node.name}: the bits of {node.op_type} differ between processors"
