@@ -7,6 +7,8 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
+from addnorm.service.arithmetic import exp
+
 # client, query, documents, whether scores are logits -> a score for each document, as sent
 Dialect = Callable[[httpx.Client, str, Sequence[str], bool], list[float]]
 
@@ -25,8 +27,11 @@ def logits(client: httpx.Client, model: str, query: str, documents: Sequence[str
 
 
 def sigmoid(values: Sequence[float]) -> list[float]:
-    """Each by itself, as a caller of /v1/infer would compute it: JSON has a float32's digits."""
-    return [float(np.float32(1 / (1 + np.exp(-np.float64(np.float32(x)))))) for x in values]
+    """Each by itself. numpy's exponential has other bits on other processors."""
+    exact = np.array(values, np.float32).astype(np.float64)
+    small = exp(-np.abs(exact))
+    scores: list[float] = (np.where(exact < 0, small, 1) / (1 + small)).astype(np.float32).tolist()
+    return scores
 
 
 def bits(scores: Sequence[float]) -> NDArray[np.uint32]:
