@@ -106,8 +106,10 @@ def _of_texts(bundle: Bundle, precision: str) -> Iterator[Question]:
             path, body = OF_TASKS[task]
             yield _asked(bundle, precision, f"{precision}-{task}", path, body)
     if bundle.manifest.vector_ranges is not None:
+        normalize = bundle.manifest.normalize  # as the vectors whose ranges were measured
         for dtype in get_args(VectorDType):
-            body = {"texts": [*TEXTS], "outputs": ["pooled"], "dtype": dtype}
+            asked = {"texts": [*TEXTS], "outputs": ["pooled"], "normalize": normalize}
+            body = {**asked, "dtype": dtype}
             yield _asked(bundle, precision, f"{precision}-vectors-{dtype}", INFER, body)
 
 
