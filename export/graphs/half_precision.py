@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from addnorm.export.graphs.model_file import EXTERNAL, Graph, constant
+from addnorm.export.graphs.nodes import read_by
 
 Array = NDArray[Any]
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
@@ -97,7 +98,7 @@ class _Halving:
     def add(self, found: NodeProto) -> None:
         node = NodeProto()
         node.CopyFrom(found)
-        floats = [name for name in _read(node) if self._types.get(name) in (FLOAT, HALF)]
+        floats = [name for name in read_by(node) if self._types.get(name) in (FLOAT, HALF)]
         if not self._of_weights.isdisjoint(floats):
             self._convert(node, list(dict.fromkeys(floats)))
         self._nodes.append(node)
@@ -166,7 +167,7 @@ class _Halving:
         """The graph with all nodes that were added."""
         made = self._source.copy().proto
         new = [constant(name, array) for name, array in self._tensors.items()]
-        used = {name for node in self._nodes for name in _read(node)}
+        used = {name for node in self._nodes for name in read_by(node)}
         kept = [item for item in (*made.graph.initializer, *new) if item.name in used]
         for field, items in ((made.graph.node, self._nodes), (made.graph.initializer, kept)):
             del field[:]
@@ -196,8 +197,3 @@ def _nodes(node: NodeProto) -> Iterator[NodeProto]:
     for body in _bodies(node):
         for item in body.node:
             yield from _nodes(item)
-
-
-def _read(node: NodeProto) -> Iterator[str]:
-    """Names of values that the node and its graphs read."""
-    return (name for item in _nodes(node) for name in item.input)
