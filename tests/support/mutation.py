@@ -24,6 +24,7 @@ from addnorm.export.certificate import parity
 from addnorm.export.certificate.graph import exact, structure
 from addnorm.export.certificate.graph.exact import Expected, Files
 from addnorm.export.graphs import model_file
+from addnorm.export.graphs.model_file import Graph
 from addnorm.export.sources import sources
 from addnorm.export.sources.sources import Source
 from addnorm.export.writer import GRAPHS, Plan, export
@@ -60,9 +61,18 @@ class Subject:
 
     @classmethod
     def of(cls, bundle: Bundle, source: Source) -> "Subject":
-        return cls(
-            bundle, Files.read(bundle), Expected.of(source.in_layout("padded"), bundle.manifest)
-        )
+        files = Files.read(bundle)
+        bodies = {precision: whole(body) for precision, body in files.bodies.items()}
+        expected = Expected.of(source.in_layout("padded"), bundle.manifest)
+        return cls(bundle, replace(files, bodies=bodies), expected)
+
+
+def whole(graph: Graph) -> Graph:
+    """The same with all constants in its message, also those that lie in a second file."""
+    made = graph.copy().proto
+    for item in made.graph.initializer:
+        item.CopyFrom(numpy_helper.from_array(graph.value(item), item.name))
+    return Graph(made)
 
 
 @dataclass(frozen=True)
