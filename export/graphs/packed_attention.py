@@ -1,7 +1,8 @@
 """Attention over packed rows in portable operators: exp(scores - max) [V | 1], then one division.
 
 Queries, keys and values are gathered by head, straight from the rows, and what comes out goes
-straight back to rows: nothing is transposed or split on the grid.
+straight back to rows. No copy is transposed: onnxruntime makes the Transpose of the keys a part of
+their product.
 
 B batch, S grid width, N rows, H heads of e dimensions, in P parts; G blocks of w queries.
 """

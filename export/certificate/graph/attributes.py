@@ -20,24 +20,15 @@ PORTABLE_OPERATORS = {**OPERATORS, "Gelu": ("gelu",), "Sigmoid": ("silu", "gelu_
 
 
 def body(graph: Graph, config: Config, precision: str, portable: bool) -> Iterator[str]:
-    """What differs from the reference's Config."""
+    """What differs from the reference's Config. A lens is a body that is portable."""
     if portable:
-        yield from _portable_body(graph, config)
+        yield from portable_nodes.attentions(graph, config)
+        yield from _portable(graph, config, config.n_norms, config.activation, config.n_layers)
         return
     own = {"softmax_precision": TensorProto.FLOAT} if precision == "fp16" else {}
     heads = {"q_num_heads": config.n_heads, "kv_num_heads": config.n_heads}
     yield from _each(graph.proto, "Attention", heads | own, config.n_layers)
     yield from _attributes(graph, config, config.n_norms, config.activation, config.n_layers)
-
-
-def lens(graph: Graph, config: Config) -> Iterator[str]:
-    """What differs from the reference's Config."""
-    yield from _portable_body(graph, config)
-
-
-def _portable_body(graph: Graph, config: Config) -> Iterator[str]:
-    yield from portable_nodes.attentions(graph, config)
-    yield from _portable(graph, config, config.n_norms, config.activation, config.n_layers)
 
 
 def head(graph: Graph, config: Config, made: HeadConfig, portable: bool) -> Iterator[str]:

@@ -140,7 +140,8 @@ def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Fi
             ("fp32", "lens, weights"),
             _weights(files.lens, expected.reference, leaving="heads."),
         )
-        yield ("fp32", "lens, attributes"), [*attributes.lens(files.lens, config)]
+        seen = [*attributes.body(files.lens, config, "fp32", portable=True)]
+        yield ("fp32", "lens, attributes"), seen
         yield ("fp32", "lens, graph"), [*structure.differences(files.lens, expected.graphs.lens)]
 
 
