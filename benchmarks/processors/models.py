@@ -29,6 +29,7 @@ WIDTH, NUM_HEADS, NUM_LAYERS = 128, 4, 2  # int8 does not pay for narrower ones
 SIZES = {
     "vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": NUM_LAYERS,
     "num_attention_heads": NUM_HEADS, "max_position_embeddings": POSITIONS + 8,
+    "local_attention": 32,  # windows shorter than its sequences, in families that have any
 }  # fmt: skip
 # families whose feed-forward has a name of its own ignore the first
 FEED_FORWARD = ("intermediate_size", "hidden_dim", "ffn_dim")
@@ -108,7 +109,10 @@ def _headed(kind: Any, own: dict[str, Any], folder: Path) -> Source:
 
 def _config(family: str, **own: Any) -> PretrainedConfig:
     sizes = {**SIZES, **dict.fromkeys(FEED_FORWARD, 4 * WIDTH), **own}
-    return transformers.AutoConfig.for_model(family, **sizes)
+    config = transformers.AutoConfig.for_model(family, **sizes)
+    if (config.pad_token_id or 0) >= VOCABULARY:  # transformers makes no such model
+        config.pad_token_id = 0
+    return config
 
 
 def _made(kind: Any, config: PretrainedConfig) -> PreTrainedModel:

@@ -16,6 +16,7 @@ from addnorm.model.checkpoints.distilbert import DISTILBERT
 from addnorm.model.checkpoints.electra import ELECTRA
 from addnorm.model.checkpoints.family import ACTIVATIONS, Family, HeadTable, Raw
 from addnorm.model.checkpoints.gpt2 import GPT2
+from addnorm.model.checkpoints.modernbert import MODERNBERT
 from addnorm.model.checkpoints.mpnet import MPNET
 from addnorm.model.checkpoints.opt import OPT
 from addnorm.model.checkpoints.reader import CheckpointError, Reader, fill, fill_head, head_config
@@ -30,7 +31,7 @@ __all__ = ["Checkpoint", "CheckpointError", "Choices", "load_checkpoint"]
 UNSUPPORTED_HEADS = ("ForMultipleChoice", "ForNextSentencePrediction")  # ends of classes
 FAMILIES = {
     model_type: family
-    for family in (BERT, ROBERTA, ELECTRA, MPNET, DISTILBERT, ALBERT, GPT2, OPT)
+    for family in (BERT, ROBERTA, ELECTRA, MPNET, DISTILBERT, ALBERT, GPT2, OPT, MODERNBERT)
     for model_type in family.model_types
 }
 
@@ -82,6 +83,7 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
     weights = read_weights(body)
     reader = Reader.of(family, weights.tensors, choices.ignore)
     config, table = read_config(family, raw), _head(family, raw, reader, choices.ignore)
+    table = table and replace(table, **table.derived(raw))
     config = replace(config, heads=_heads(table, reader, config, authors))
     labels = _labels(table, fields, config, choices) if table else None
     model = Transformer(config)
@@ -157,7 +159,7 @@ def read_config(family: Family, raw: Raw) -> Config:
         fields |= {**family.fixed, **family.derived(raw)}
     except KeyError as error:
         raise CheckpointError(f"config.json: {error.args[0]} is missing") from None
-    except TypeError as error:  # a text where a number is needed
+    except (TypeError, ValueError) as error:  # such as a text where a number is needed
         raise CheckpointError(f"config.json: {error}") from None
     if (activation := fields["activation"]) not in ACTIVATIONS:
         name = family.config["activation"]

@@ -13,6 +13,7 @@ CONFIG = {
     "activation": "hidden_act",
     "eps": "layer_norm_eps",
 }
+UNTYPED = {ours: theirs for ours, theirs in CONFIG.items() if ours != "type_vocab_size"}
 DEFAULTS = {"type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12}
 EMBEDDINGS = {
     "tokens": "embeddings.word_embeddings",

@@ -30,13 +30,15 @@ class HeadTable:
     pick: Pick
     linear: str
     dense: str | None = None
-    dense_is_optional: bool = False  # without bias too, and left out where the weights lack it
+    dense_is_optional: bool = False  # left out where the weights lack it
+    dense_bias: bool = True
     activation: Activation | None = "identity"  # after the dense layer; None: the blocks' own
     norm: str | None = None
     bias: str | bool = True  # of the linear layer: whether there is one, or its own whole key
     tied: bool = False  # a missing weight of the linear layer is that of the token embeddings
     labels: bool | tuple[str, ...] = False  # whether config.json names the outputs; or their names
     output: str = "logits"
+    derived: Callable[[Raw], dict[str, Any]] = lambda raw: {}  # fields that config.json decides
 
     @property
     def may_be_absent(self) -> bool:

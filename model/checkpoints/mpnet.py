@@ -21,7 +21,7 @@ def _derived(raw: Raw) -> dict[str, Any]:
 MPNET = Family(
     model_types=("mpnet",),
     prefixes=("mpnet.",),
-    config={ours: theirs for ours, theirs in bert.CONFIG.items() if ours != "type_vocab_size"},
+    config=bert.UNTYPED,
     modules={
         **bert.MODULES,
         "relative_bias.table": "encoder.relative_attention_bias",

@@ -26,6 +26,7 @@ def _head(
         linear,
         dense="decoder.project_out",
         dense_is_optional=True,
+        dense_bias=False,
         bias=False,
         tied=tied,
         labels=labels,

@@ -96,10 +96,11 @@ def fill(model: Transformer, reader: Reader, raw: Raw) -> None:
     for ours, theirs in family.modules.items():
         keys = (theirs,) if isinstance(theirs, str) else theirs
         if ours.startswith("blocks."):
+            path = ours.removeprefix("blocks.{}.")
             for index, block in enumerate(model.blocks):
-                module = block.get_submodule(ours.removeprefix("blocks.{}."))
-                names = [key.format(index) for key in keys]
-                _copy(module, names, reader, family.transposed)
+                if hasattr(block, path.partition(".")[0]):  # the first may lack a norm
+                    names = [key.format(index) for key in keys]
+                    _copy(block.get_submodule(path), names, reader, family.transposed)
         elif ours == "positions":
             _copy_positions(model.positions, keys[0], offset, reader)
         elif ours == "types" and model.config.type_vocab_size == 1:
@@ -158,7 +159,7 @@ def head_config(table: HeadTable, reader: Reader, body: Config) -> HeadConfig:
         pick=table.pick,
         width=width,
         dense=reader.rows(f"{table.dense}.weight", body.d_model),
-        dense_bias=not table.dense_is_optional,
+        dense_bias=table.dense_bias,
         activation=body.activation if table.activation is None else table.activation,
         norm=table.norm is not None,
         bias=bool(table.bias),

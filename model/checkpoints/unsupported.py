@@ -5,7 +5,6 @@ from collections.abc import Sequence
 ROTARY = "its positions are rotated into queries and keys"
 RMS = "its norms are RMSNorm, which has no mean; only LayerNorm is served"
 UNSUPPORTED = {  # model_type -> reason, nearest
-    "modernbert": (f"{ROTARY}, and its feed-forward is gated", "bert"),
     "nomic_bert": (f"{ROTARY}, and its feed-forward is gated", "bert"),
     "new": (f"{ROTARY}, and its feed-forward is gated", "xlm-roberta"),
     "deberta": ("its scores have terms of content by relative position", "roberta"),

@@ -1,6 +1,7 @@
 """Every family and head against transformers itself, in PyTorch, on unusual small shapes."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,11 @@ from tests.support.families import (
     sequences,
 )
 
-PICKS = {"first": 0, "last": -1}
+FOUR = {"num_hidden_layers": 4}
+THETAS = {
+    "full_attention": {"rope_type": "default", "rope_theta": 300.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+}
 
 
 def check(theirs: PreTrainedModel, folder: Path) -> None:
@@ -28,15 +33,14 @@ def check(theirs: PreTrainedModel, folder: Path) -> None:
     for ids, types in sequences(theirs):
         hidden, logits = answers(theirs, ids, types)
         grid = torch.tensor([ids])
+        mask = torch.ones_like(grid)
         with torch.no_grad():
-            rows = ours(grid, torch.ones_like(grid), torch.tensor([types]))[0][0]
+            rows = ours(grid, mask, torch.tensor([types]))[0]
             if hidden is not None:
-                torch.testing.assert_close(rows, hidden, atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(rows[0], hidden, atol=1e-5, rtol=1e-5)
             if logits is not None:
-                pick = ours.config.heads["logits"].pick
-                picked = rows if pick == "every" else rows[PICKS[pick]]
-                expected = rows_of(logits, len(ids), pick)
-                got = ours.heads["logits"](picked)
+                expected = rows_of(logits, len(ids), ours.config.heads["logits"].pick)
+                got = ours.head("logits", rows, mask)[0]
                 torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -78,9 +82,16 @@ def test_each_layers_hidden_states_and_attention_equal_those_of_transformers(
         ("ElectraModel", {"embedding_size": 36}),
         ("GPT2LMHeadModel", {"n_inner": None, "tie_word_embeddings": False}),
         ("RobertaModel", {"pad_token_id": 0}),
+        ("ModernBertModel", {"attention_bias": True, "mlp_bias": True, "norm_bias": False}),
+        ("ModernBertModel", {"layer_types": ["sliding_attention", "full_attention"] * 2, **FOUR}),
+        ("ModernBertModel", {"layer_types": ["full_attention"] * 3}),
+        ("ModernBertModel", {"rope_parameters": THETAS, "local_attention": 9}),
+        ("ModernBertForMaskedLM", {"decoder_bias": False, "classifier_activation": "relu"}),
+        ("ModernBertForMaskedLM", {"tie_word_embeddings": False, "classifier_bias": False}),
+        ("ModernBertForSequenceClassification", {"classifier_pooling": "cls"}),
     ],
 )
-def test_other_shapes_of_a_family(class_name: str, changed: dict[str, int], tmp_path: Path) -> None:
+def test_other_shapes_of_a_family(class_name: str, changed: dict[str, Any], tmp_path: Path) -> None:
     check(made(class_name, **changed), tmp_path)
 
 

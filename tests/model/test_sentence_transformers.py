@@ -257,11 +257,13 @@ def test_prompts_are_read_and_empty_ones_are_none(
 Layers = dict[str, nn.Linear]
 
 
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Layers]:
+@pytest.fixture(scope="module", params=["CamembertModel", "ModernBertModel"])
+def stored(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Layers]:
     """A transformer in a folder of its own, and layers that modules.json may name."""
     root = tmp_path_factory.mktemp("folder")
-    save(made("CamembertModel"), root / "body")
+    save(made(request.param), root / "body")
     torch.manual_seed(0)
     layers = {
         "tanh": nn.Linear(WIDTH, 20),

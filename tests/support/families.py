@@ -37,7 +37,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 3, "max_position_embeddings": POSITIONS, "word_embed_proj_dim": 20,
         "do_layer_norm_before": False,
     },
+    "ModernBert": {
+        **ENCODER, "pad_token_id": 0, "local_attention": 8, "classifier_pooling": "mean",
+        "norm_bias": True, "classifier_bias": True,
+    },
 }  # fmt: skip
+ROTARY = ("ModernBert",)  # families whose positions are rotated
 _LARGER = {"hidden_size": 192, "intermediate_size": 256, "num_attention_heads": 6}
 # a size for which int8 pays
 LARGER: dict[str, dict[str, Any]] = {
