@@ -14,12 +14,12 @@ from torch.onnx import is_in_onnx_export
 from torch.onnx.ops import symbolic, symbolic_multi_out
 
 from addnorm.model.config import Config
-from addnorm.model.grid import Grid, Mask
+from addnorm.model.grid import OPSET, Grid, Mask
 from addnorm.model.positions import Rotation, rotated
 
-ATTENTION_VERSION = 24  # of ONNX's operator, the first that takes numbers of keys
 AFTER_SOFTMAX = 3  # what the operator shows of its scores
-ATTENTION_IN_BLOCKS = "addnorm::Attention"  # an export writes a Scan in its place
+# an export writes a Scan in the place of these, over blocks of queries; over their keys too
+ATTENTION_IN_BLOCKS, ATTENTION_IN_BANDS = "addnorm::Attention", "addnorm::BandAttention"
 
 
 class Trace:
@@ -90,10 +90,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, n_heads: int) -> Tensor:
     `[B, 1, S, S]` would have to be written, copied for each head, and read again.
     """
     if is_in_onnx_export():
-        name = "Attention" if q.dim() == 3 else ATTENTION_IN_BLOCKS
+        name = "Attention" if q.dim() == 3 else _in_blocks(k)
         inputs = (q, k, v, mask.bias, None, None, mask.num_keys)
         attributes: dict[str, Any] = {"q_num_heads": n_heads, "kv_num_heads": n_heads}
-        shape, version = q.shape, ATTENTION_VERSION
+        shape, version = q.shape, OPSET
         return symbolic(name, inputs, attributes, dtype=q.dtype, shape=shape, version=version)
     if q.dim() == 4:
         return torch.stack([attend(*block, n_heads) for block in _blocks(q, k, v, mask)])
@@ -118,8 +118,8 @@ def attend_with_probabilities(
         num_blocks, batch, width, _ = q.shape
         shapes = (q.shape, (num_blocks, batch, heads.shape[0], width, k.shape[-2]))
         context, probabilities = symbolic_multi_out(
-            ATTENTION_IN_BLOCKS, inputs, attributes, dtypes=(q.dtype, q.dtype), shapes=shapes,
-            version=ATTENTION_VERSION,
+            _in_blocks(k), inputs, attributes, dtypes=(q.dtype, q.dtype), shapes=shapes,
+            version=OPSET,
         )  # fmt: skip
         return context, probabilities
     if q.dim() == 4:
@@ -132,6 +132,10 @@ def attend_with_probabilities(
     scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]) + bias
     probabilities = scores.softmax(-1)
     return (probabilities @ v).transpose(1, 2).flatten(2), probabilities[:, heads]
+
+
+def _in_blocks(k: Tensor) -> str:
+    return ATTENTION_IN_BLOCKS if k.dim() == 3 else ATTENTION_IN_BANDS
 
 
 def _blocks(

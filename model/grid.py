@@ -10,6 +10,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.onnx import is_in_onnx_export
+from torch.onnx.ops import symbolic
+
+OPSET = 24  # of ONNX, the first whose Attention takes numbers of keys
 
 # finite: minus infinity makes NaN where every key is masked, and 0 * NaN reaches neighbours
 MASKED = -1e9
@@ -129,12 +133,15 @@ class _Blocks:
     key_rows: Tensor  # [B, S] or [G, B, K]
     cells: Tensor  # [N] of [G, B, w]
 
-    def __init__(self, sequences: Sequences, seq: int, num_blocks: int, width: int) -> None:
+    def __init__(
+        self, sequences: Sequences, seq: int, num_blocks: int, width: int | Tensor, columns: Tensor
+    ) -> None:
+        """columns: 0 to width - 1."""
         self.sequences, self.seq = sequences, seq
         lengths = sequences.lengths
         starts = torch.arange(num_blocks, device=lengths.device)[:, None, None] * width
         self.starts = starts  # [G, 1, 1]
-        self.places = starts + torch.arange(width, device=lengths.device)  # [G, 1, w]
+        self.places = starts + columns  # [G, 1, w]
         self.query_rows = sequences.rows(self.places, self.places < lengths)
         numbers = torch.arange(lengths.shape[0], device=lengths.device)[:, None]
         blocks = torch.div(sequences.positions, width, rounding_mode="trunc")
@@ -157,7 +164,9 @@ class FullGrid(_Blocks):
         """block: queries that attention takes at once, at most."""
         # as few blocks as can be, of equal width: one query alone would get other bits
         num_blocks = (seq + block - 1) // block
-        super().__init__(sequences, seq, num_blocks, (seq + num_blocks - 1) // num_blocks)
+        width = (seq + num_blocks - 1) // num_blocks
+        steps = torch.arange(width, device=sequences.lengths.device)
+        super().__init__(sequences, seq, num_blocks, width, steps)
         columns = torch.arange(seq, device=self.places.device)[None, :]
         self.distances = columns - self.places.transpose(1, 2)
         self.real = columns < sequences.lengths  # [B, S]
@@ -195,12 +204,14 @@ class BandGrid(_Blocks):
     """
 
     def __init__(self, sequences: Sequences, seq: int, block: int, window: int) -> None:
-        num_blocks = (seq + block - 1) // block
-        only = 1 // num_blocks  # 1 where one block is enough, which is as wide as S
-        band = block + 2 * window
-        super().__init__(sequences, seq, num_blocks, block - (block - seq) * only)
+        num_blocks, band = (seq + block - 1) // block, block + 2 * window
+        size = torch.full((), seq, device=sequences.lengths.device)
+        self.width = size.clamp(max=block)
+        steps = _range(self.width, (seq + num_blocks - 1) // num_blocks)
+        super().__init__(sequences, seq, num_blocks, self.width, steps)
         self.window, self.band = window, band
-        columns = torch.arange(band - (band - seq) * only, device=self.places.device)
+        self.num_columns = torch.where(size > block, band, size)
+        columns = _range(self.num_columns, seq)
         offsets = columns - band * (columns >= block + window)  # from the block's first place
         places = self.starts + offsets  # [G, 1, K]
         self.real = (places >= 0) & (places < sequences.lengths)  # [G, B, K]
@@ -216,7 +227,7 @@ class BandGrid(_Blocks):
         return Mask(bias if relative is None else bias + relative[:, None], None)
 
     def attentions(self, probabilities: Tensor) -> Tensor:
-        batch, heads, width, num_columns = probabilities.shape[1:]
+        (batch, heads), width = probabilities.shape[1:3], self.width
         places = torch.arange(self.seq, device=probabilities.device)
         blocks = torch.div(places, width, rounding_mode="trunc")[:, None]  # [S, 1] of the queries
         offsets = places - blocks * width  # [S, S]
@@ -224,8 +235,20 @@ class BandGrid(_Blocks):
         near = (places - places[:, None]).abs() <= self.window
         maps = torch.arange(batch * heads, device=probabilities.device)[:, None, None]
         cells = (blocks * (batch * heads) + maps) * width + places[:, None] - blocks * width
-        cells = cells * num_columns + torch.where(near, columns, 0)  # [B * h, S, S]
+        cells = cells * self.num_columns + torch.where(near, columns, 0)  # [B * h, S, S]
         flat = probabilities.reshape(-1).index_select(0, cells.reshape(-1))
         queries = flat.reshape(batch, heads, self.seq, self.seq)
         real = (places < self.sequences.lengths)[:, None, :, None]  # [B, 1, S, 1]
         return torch.where(real & near, queries, 0.0)
+
+
+def _range(size: Tensor, noted: int) -> Tensor:
+    """0 to size - 1.
+
+    An export notes another size: with one that steps where a second block begins, PyTorch would
+    make a graph for one block alone. Nothing in the graph reads it.
+    """
+    if not is_in_onnx_export():
+        return torch.arange(int(size), device=size.device)
+    zero, one = torch.zeros_like(size), torch.ones_like(size)
+    return symbolic("Range", (zero, size, one), dtype=torch.int64, shape=(noted,), version=OPSET)

@@ -14,12 +14,13 @@ from torch.export import Dim
 
 from addnorm.export.graphs.model_file import EXTERNAL, MIN_BYTES, Array, Graph
 from addnorm.export.graphs.packed_attention import MAX_TERMS, num_parts
-from addnorm.model.attention import ATTENTION_IN_BLOCKS, ATTENTION_VERSION
+from addnorm.model.attention import ATTENTION_IN_BANDS, ATTENTION_IN_BLOCKS
+from addnorm.model.grid import OPSET
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Head, Transformer
 
+BIAS = 3  # which input of Attention
 MIN_PART = 32  # dimensions of a head whose products are made in parts: less would be slow
-OPSET = ATTENTION_VERSION
 BODY_INPUTS = ["input_ids", "attention_mask"]  # and token_type_ids, where the model has types
 BODY_OUTPUTS = ["activations", "norm_mean", "norm_rstd"]
 Shapes = dict[str, Any]  # of each argument, which of its axes vary
@@ -188,6 +189,8 @@ def _quiet() -> Iterator[None]:
 def _scanned(model: ModelProto) -> ModelProto:
     """Attention in blocks becomes a Scan over the blocks, which PyTorch's exporter cannot write."""
     domain = ATTENTION_IN_BLOCKS.partition("::")[0]
+    if any(_in_bands(node) for node in model.graph.node):
+        _forget_sizes(model)
     for node in model.graph.node:
         if node.domain == domain:
             node.CopyFrom(_scan(node))
@@ -197,13 +200,31 @@ def _scanned(model: ModelProto) -> ModelProto:
     return model
 
 
+def _in_bands(node: NodeProto) -> bool:
+    return "::".join((node.domain, node.op_type)) == ATTENTION_IN_BANDS
+
+
+def _forget_sizes(model: ModelProto) -> None:
+    """Notes of shapes say which sizes vary together, and of a band's they are not true, see `_range`
+    in model/grid.py. onnxruntime would reuse buffers of other sizes."""
+    for info in model.graph.value_info:
+        for size in info.type.tensor_type.shape.dim:
+            if size.dim_param:
+                size.Clear()
+
+
 def _scan(node: NodeProto) -> NodeProto:
-    """Its input 0, and 3 if there is one, are cut along axis 0. The others are the same for all.
+    """Its queries, and a bias if there is one, are cut along axis 0; in bands keys and values too.
+    The others are the same for all.
 
     Input 7, if there is one, names the heads whose softmax is its output 1.
     """
     read, context = [*node.input], f"{node.output[0]}.block"
-    cut = [index for index in (0, 3) if len(read) > index and read[index]]
+    cut = [
+        0,
+        *([1, 2] if _in_bands(node) else []),
+        *([BIAS] if len(read) > BIAS and read[BIAS] else []),
+    ]
     for index in cut:
         read[index] += ".block"
     attention = helper.make_node("Attention", read[:7], [context], f"{node.name}.block")
@@ -214,7 +235,7 @@ def _scan(node: NodeProto) -> NodeProto:
         attention.output.extend(["", "", f"{shown}.all"])
         nodes += _chosen(attention, heads=read[7], made=shown)
         made.append(_floats(shown, 4))
-    arguments = [_floats(read[0], 3), *(_floats(read[index], 4) for index in cut[1:])]
+    arguments = [_floats(read[index], 4 if index == BIAS else 3) for index in cut]
     body = helper.make_graph(nodes, f"{node.name}.body", arguments, made)
     inputs = [node.input[index] for index in cut]
     scan = helper.make_node("Scan", inputs, [*node.output], node.name, num_scan_inputs=len(cut))

@@ -40,14 +40,16 @@ class PackedAttention:
         self._nodes, self._scan = nodes, scan
         body = next(item.g for item in scan.attribute if item.name == "body")
         attention, *_ = body.node
-        query, key = made_by[scan.input[0]], made_by[attention.input[1]]
+        outside = dict(zip((item.name for item in body.input), scan.input, strict=True))
+        read = [outside.get(name, name) for name in attention.input] + [""] * 7
+        query, key = made_by[read[0]], made_by[read[1]]
         table = made_by[query.input[0]]  # [3 * N, H * e], of `qkv` [N, 3 * H * e]
         self._qkv, self._query_cells, self._key_cells = (
-            table.input[0], query.input[1], key.input[1],  # [G, B, w] and [B, S] of the table
+            table.input[0], query.input[1], key.input[1],  # [G, B, w]; [B, S] or [G, B, K]
         )  # fmt: skip
-        self._bias = scan.input[1] if len(scan.input) > 1 else ""  # [G, 1, H or 1, w, S]
-        # [B]; "" where the bias masks all that a query must not see
-        self._num_keys = attention.input[6] if len(attention.input) > 6 else ""
+        self._in_bands = read[1] == outside.get(attention.input[1])
+        self._bias = read[3]  # [G, B or 1, H or 1, w, S or K]
+        self._num_keys = read[6]  # [B]; "" where the bias masks all that a query must not see
         # [h] heads whose softmax a lens shows
         self._shown = next((node.input[1] for node in body.node if node.op_type == "Gather"), "")
         self._n_heads: int = attribute(attention, "q_num_heads", 0)
@@ -64,13 +66,18 @@ class PackedAttention:
         keys = [self._gathered(self._key_cells, part) for part in parts]
         values = [self._values(part) for part in parts]
         block = _Block(self._scan.name, self._nodes.constants)
-        scores = block.scores(keys, 1 / math.sqrt(self._dims))
+        given = [*queries, *(keys + values if self._in_bands else [])]
+        own = [block.given(f"queries_{part}") for part in parts]
+        if self._in_bands:
+            keys = [block.given(f"keys_{part}") for part in parts]
+            values = [block.given(f"values_{part}") for part in parts]
+        scores = block.scores(own, keys, 1 / math.sqrt(self._dims))
         if self._bias:
             scores = block.make("Add", scores, block.given("bias"))
         if self._mask:
             scores = block.make("Add", scores, self._mask)
         block.attend(scores, values, self._shown)
-        inputs = [*queries, *([self._bias] if self._bias else [])]
+        inputs = [*given, *([self._bias] if self._bias else [])]
         outputs = [*self.contexts, *self._scan.output[1:]]
         self._nodes.nodes.append(block.scan(inputs, outputs))
 
@@ -157,11 +164,12 @@ class _Block(Nodes):
         self._inputs.append(f"{PREFIX}{self._name}.{name}")
         return self._inputs[-1]
 
-    def scores(self, keys: Sequence[str], scale: float) -> str:
-        """keys `[B, H, S, e / P]` -> `[B, H, w, S]`. Parts are added in their order."""
+    def scores(self, queries: Sequence[str], keys: Sequence[str], scale: float) -> str:
+        """queries `[B, H, w, e / P]`, keys `[B, H, S, e / P]` -> `[B, H, w, S]`. Parts are added in
+        their order."""
         products = [
-            self.make("MatMul", self.given(f"queries_{part}"), self._transposed(key))
-            for part, key in enumerate(keys)
+            self.make("MatMul", query, self._transposed(key))
+            for query, key in zip(queries, keys, strict=True)
         ]
         total = products[0]
         for product in products[1:]:

@@ -14,7 +14,7 @@ from addnorm.export.graphs import graph as graph_module
 from addnorm.export.graphs.model_file import Graph
 from addnorm.export.graphs.packed_attention import num_parts
 from addnorm.export.graphs.portable import lane_sums, portable
-from addnorm.model.config import Config, Positions
+from addnorm.model.config import Config, Positions, Rotary
 from addnorm.model.transformer import LayerNorm, Transformer, randomize
 
 SMALL = Config(vocab_size=50, d_model=64, n_heads=2, d_ff=64, n_layers=2, max_positions=300)
@@ -31,6 +31,13 @@ CONFIGS = {
     ),
 }
 LENGTHS = [3, 140, 1, 17, 270]
+# where windows of 64 and blocks of 128 begin and end
+EDGES = [1, 63, 64, 65, 66, 127, 128, 129, 130, 192, 193, 256, 257, 258, 17, 2, 300]
+LOCAL = replace(
+    SMALL, d_model=128, n_layers=3, block="pre", first_norm=False, embedding_norm=True,
+    final_norm=True, norm_bias=False, attention_bias=False, gated=True, ffn_bias="none",
+    positions=Positions("none", Rotary(160_000.0, 10_000.0)), window=64, local_layers=(1, 2),
+)  # fmt: skip
 
 
 def session(graph: Graph) -> InferenceSession:
@@ -53,16 +60,24 @@ def grid(lengths: list[int]) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_a_portable_graph_computes_what_pytorch_does(config: Config) -> None:
+    same_alone_and_together(config, LENGTHS)
+
+
+def test_windows_give_equal_bits_at_every_length_in_any_company() -> None:
+    same_alone_and_together(LOCAL, EDGES)
+
+
+def same_alone_and_together(config: Config, lengths: list[int]) -> None:
     model = randomize(Transformer(config), seed=1).eval()
     graph = all_graphs.Graphs.of(model, lens=False).body
     assert [*portable_nodes.foreign(graph)] == []
-    run, given = session(graph).run, grid(LENGTHS)
+    run, given = session(graph).run, grid(lengths)
     with torch.no_grad():
         expected = model(*map(torch.from_numpy, given.values()))
     made = run(None, given)
     for ours, theirs in zip(made, expected, strict=True):
         assert np.abs(ours - theirs.numpy()).max() <= 1e-5 * np.abs(theirs.numpy()).max()
-    for index, length in enumerate(LENGTHS):
+    for index, length in enumerate(lengths):
         alone = run(None, {name: x[index : index + 1, :length] for name, x in given.items()})
         for one, all_of_them in zip(alone, made, strict=True):
             assert one[0].tobytes() == all_of_them[index, :length].tobytes()

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
-from addnorm.export.certificate.graph import portable_nodes, structure
+from addnorm.export.certificate.graph import places, portable_nodes, structure
 from addnorm.export.graphs.model_file import Graph
 from addnorm.model.config import Activation, Config, HeadConfig
 
@@ -21,6 +21,9 @@ PORTABLE_OPERATORS = {**OPERATORS, "Gelu": ("gelu",), "Sigmoid": ("silu", "gelu_
 
 def body(graph: Graph, config: Config, precision: str, portable: bool) -> Iterator[str]:
     """What differs from the reference's Config. A lens is a body that is portable."""
+    yield from places.rotations(graph, config)
+    yield from places.windows(graph, config)
+    yield from portable_nodes.gates(graph, config)
     if portable:
         yield from portable_nodes.attentions(graph, config)
         yield from _portable(graph, config, config.n_norms, config.activation, config.n_layers)

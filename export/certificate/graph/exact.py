@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from torch import nn
 
-from addnorm.export.certificate.graph import attributes, portable_nodes, structure
+from addnorm.export.certificate.graph import attributes, places, portable_nodes, structure
 from addnorm.export.graphs import half_precision, model_file, quantize
 from addnorm.export.graphs.all_graphs import Graphs
 from addnorm.export.graphs.graph import OPSET
@@ -217,14 +217,17 @@ def _weights(graph: Graph, reference: nn.Module, leaving: str = " ") -> list[str
         for name, tensor in reference.state_dict().items()
         if not name.startswith(leaving)
     }
+    state = {name: tensor.numpy() for name, tensor in tensors.items()}
+    config = reference.config if isinstance(reference, Transformer) else None
     try:
-        return [*_weights_of(graph, {name: tensor.numpy() for name, tensor in tensors.items()})]
+        return [*_weights_of(graph, state, config)]
     except (KeyError, TypeError, ValueError, onnx.checker.ValidationError) as error:
         return [f"its constants cannot be read: {error}"]
 
 
-def _weights_of(graph: Graph, state: Mapping[str, Array]) -> Iterator[str]:
+def _weights_of(graph: Graph, state: Mapping[str, Array], config: Config | None) -> Iterator[str]:
     """Every tensor of the state_dict, and every float constant that is more than one number.
+    config: of a body, whose tables of angles are no weights.
 
     The exporter leaves out a bias of zeros, and keeps one of several equal tensors.
     """
@@ -249,8 +252,13 @@ def _weights_of(graph: Graph, state: Mapping[str, Array]) -> Iterator[str]:
     }
     for name, value in constants.items():
         is_weight = value.dtype.kind == "f" and value.size > ONE_ELEMENT
-        if name not in known and is_weight and not portable_nodes.is_of_a_formula(value):
+        if name not in known and is_weight and not _is_of_a_formula(value, config):
             yield f"{name} is not of the reference"
+
+
+def _is_of_a_formula(value: Array, config: Config | None) -> bool:
+    is_table = config is not None and places.is_table(value, config)
+    return is_table or portable_nodes.is_of_a_formula(value)
 
 
 def _is_left_out(

@@ -28,12 +28,13 @@ class Unlike(Exception):
     """A node is not what the formula has there. The message says which."""
 
 
-class _Reader:
+class Reader:
     """The nodes and small constants of a graph, and of a graph within it."""
 
     def __init__(self, graph: Graph, inner: GraphProto | None = None) -> None:
         self._graph = graph
         nodes = [*graph.proto.graph.node, *(inner.node if inner else [])]
+        self._nodes = nodes
         self._made_by: dict[str, NodeProto] = {name: node for node in nodes for name in node.output}
         self._constants = {item.name: item for item in graph.proto.graph.initializer}
 
@@ -43,6 +44,10 @@ class _Reader:
         if made is None or made.op_type != operator:
             raise Unlike(f"{name} is made by {made.op_type if made else 'nothing'}, not {operator}")
         return made
+
+    def readers(self, name: str) -> list[NodeProto]:
+        """The nodes that read a value."""
+        return [node for node in self._nodes if name in node.input]
 
     def value(self, name: str) -> Array:
         if name not in self._constants:
@@ -69,22 +74,26 @@ def attentions(graph: Graph, config: Config) -> Iterator[str]:
         "dims": dims,
         "scale": np.float32(1 / math.sqrt(dims)),
         "biased": config.causal or config.positions.buckets > 0,
+        "local": False,
     }
-    for scan in scans:
+    for layer, scan in enumerate(scans):
+        is_local = layer in config.local_layers
+        meant = expected | ({"biased": True, "local": True} if is_local else {})
         try:
-            if (got := _attention(graph, scan)) != expected:
-                yield f"{scan.name} (attention) has {got}, {expected} expected"
+            if (got := _attention(graph, scan)) != meant:
+                yield f"{scan.name} (attention) has {got}, {meant} expected"
         except Unlike as error:
             yield f"{scan.name} is no attention: {error}"
 
 
 def _attention(graph: Graph, scan: NodeProto) -> dict[str, Any]:
     body = next(item.g for item in scan.attribute if item.name == "body")
-    read = _Reader(graph, body)
+    read = Reader(graph, body)
     table, cells = read.node(scan.input[0], "Gather").input
     width = int(read.value(read.node(table, "Reshape").input[1])[-1])
     firsts = read.value(read.node(cells, "Add").input[1])
-    parts = int(firsts[1, 0]) if len(firsts) > 1 else len(body.output)
+    keys = [node.input[0] for node in body.node if node.op_type == "Transpose"]
+    parts, is_local = len(keys), {*keys} <= {item.name for item in body.input}
     exp = next(node for node in body.node if node.op_type == "Exp")
     scores = read.node(exp.input[0], "Sub")
     largest = read.node(scores.input[1], "ReduceMax")
@@ -95,13 +104,14 @@ def _attention(graph: Graph, scan: NodeProto) -> dict[str, Any]:
         "heads": len(firsts),
         "dims": width * parts,
         "scale": read.value(scale.input[1])[()],
-        "biased": len(scan.input) > parts,
+        "biased": len(scan.input) > (3 * parts if is_local else parts),
+        "local": is_local,  # keys and values are cut as queries are
     }
 
 
 def norms(graph: Graph, count: int, eps: float) -> Iterator[str]:
     """What differs from `count` LayerNorms of this eps."""
-    read = _Reader(graph)
+    read = Reader(graph)
     roots = [node for node in graph.proto.graph.node if node.op_type == "Sqrt"]
     if len(roots) != count:
         yield f"Sqrt occurs {len(roots)} times, {count} expected"
@@ -113,7 +123,7 @@ def norms(graph: Graph, count: int, eps: float) -> Iterator[str]:
             yield f"{root.name} is no LayerNorm: {error}"
 
 
-def _eps(read: _Reader, root: NodeProto) -> float:
+def _eps(read: Reader, root: NodeProto) -> float:
     """The eps in sqrt(1 / (mean((x - mean(x))^2) + eps))."""
     one, total = read.node(root.input[0], "Div").input
     variance, eps = read.node(total, "Add").input
@@ -126,7 +136,7 @@ def _eps(read: _Reader, root: NodeProto) -> float:
     return float(read.value(eps))
 
 
-def _mean_of(read: _Reader, name: str) -> str:
+def _mean_of(read: Reader, name: str) -> str:
     """What a value is the mean of, along the last axis."""
     total, lanes = read.chain(name, "MatMul", "MatMul")
     width = len(read.value(lanes.input[1]))
@@ -137,7 +147,7 @@ def _mean_of(read: _Reader, name: str) -> str:
 
 def tanh_gelus(graph: Graph) -> Iterator[str]:
     """What differs from x sigmoid(x (a + b x^2)) at every Sigmoid."""
-    read = _Reader(graph)
+    read = Reader(graph)
     a = 2 * math.sqrt(2 / math.pi)
     expected = [np.float32(a), np.float32(a * 0.044715)]
     for node in graph.proto.graph.node:
@@ -151,6 +161,21 @@ def tanh_gelus(graph: Graph) -> Iterator[str]:
             continue
         if got != expected:
             yield f"{node.name} (Gelu) has {got}, {expected} expected"
+
+
+def gates(graph: Graph, config: Config) -> Iterator[str]:
+    """What differs from gated feed-forwards: of two halves, the first is activated, and only it."""
+    read = Reader(graph)
+    found = [node for node in graph.proto.graph.node if node.op_type == "Split"]
+    expected = config.n_layers if config.gated else 0
+    if len(found) != expected:
+        yield f"Split occurs {len(found)} times, {expected} expected"
+    for node in found:
+        first, second = node.output
+        gated = read.readers(second)
+        is_gate = [item.op_type for item in gated] == ["Mul"] and first not in gated[0].input
+        if not is_gate or structure.attributes(node) != {"axis": 1, "num_outputs": 2}:
+            yield f"{node.name} (gate) does not multiply by its second half as it is"
 
 
 def is_of_a_formula(array: Array) -> bool:
