@@ -119,12 +119,6 @@ EXPERIMENTS = {
         only="parts of what the key sends",
         beside="again",
     ),
-    "soak": Experiment(
-        "20 minutes of mixed traffic: every answer right, memory and latency stay",
-        f"{STRESS}.soak:run",
-        20,
-        (PRESET,),
-    ),
     "ray": Experiment(
         "Ray Serve on three raylets: its cost, an update, deaths under load, autoscaling",
         "benchmarks.ray_serve.experiment:run",
