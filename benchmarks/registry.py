@@ -63,13 +63,6 @@ EXPERIMENTS = {
         8,
         (BERT, SERVED, PEER),
     ),
-    "rerank": Experiment(
-        "rerank of 100 documents beside Infinity and CrossEncoder.predict",
-        "benchmarks.rerank.experiment:run",
-        12,
-        (TRAINED, "bundles/cross-encoder", PEER, "build/infinity/ready"),
-        only="log-normal or equal, and the number of callers: equal-1",
-    ),
     "cache": Experiment(
         "what the cache brings where traffic repeats, and what it costs where it does not",
         "benchmarks.cache:run",
