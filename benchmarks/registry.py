@@ -113,11 +113,11 @@ EXPERIMENTS = {
         beside="again",
     ),
     "ray": Experiment(
-        "Ray Serve on three raylets: its cost, an update, deaths under load, autoscaling",
+        "Ray Serve on three raylets: an update, deaths under load, autoscaling",
         "benchmarks.ray_serve.experiment:run",
-        8,
+        7,
         (RAY, PRESET, TINY, "build/ray/bundles/notebook/2"),
-        only="overhead, update, deaths, autoscaling",
+        only="update, deaths, autoscaling",
         environment="ray",
     ),
     "processors": Experiment(
