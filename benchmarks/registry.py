@@ -89,13 +89,6 @@ EXPERIMENTS = {
         5,
         (PRESET,),
     ),
-    "deadlines": Experiment(
-        "5,000 mixed requests with deadlines of 50 to 2,000 ms: none answered late",
-        f"{STRESS}.deadlines:run",
-        2,
-        (PRESET,),
-        beside="again",
-    ),
     "stall": Experiment(
         "the worst requests of every route: /livez waits at most 50 ms longer",
         f"{STRESS}.stall:run",
@@ -149,15 +142,7 @@ EXPERIMENTS = {
         only="parts, as docs/cuda.md lists them",
     ),
 }
-GROUPS = {  # a name for several
-    "stress": (
-        "overload",
-        "swaps",
-        "deadlines",
-        "stall",
-        "other-keys",
-    ),
-}
+GROUPS = {"stress": ("overload", "swaps", "stall", "other-keys")}  # a name for several
 PROOFS = {
     "families": Proof("every family and head through HTTP, beside transformers", 4),
     "modules": Proof(

@@ -4,7 +4,6 @@ import gzip
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,12 +11,9 @@ from addnorm.service.runtime import bundle as bundle_format
 from addnorm.service.runtime.manifest import Manifest
 from addnorm.service.settings import Settings
 from benchmarks.stress import livez
-from benchmarks.stress.caller import Request, Seen
 from benchmarks.stress.requests.greedy import Greed
-from benchmarks.stress.requests.mixed import Sent, mixed
 from benchmarks.stress.requests.worst import CASES, Case
 from benchmarks.stress.scenarios import other_keys, stall
-from benchmarks.stress.scenarios.deadlines import Deadlines, deadlines, joined, late
 from benchmarks.stress.scenarios.overload import overload
 from benchmarks.stress.scenarios.stall import stalls
 from tests.support.fake_server import fake_server
@@ -113,52 +109,3 @@ def test_stalls_are_measured_beside_the_requests_of_a_case(bundles: Path) -> Non
         for delays in (found.alone, *(r.beside for r in found.rows))
     )
     assert found.over(found.rows[1]) == found.rows[1].beside.p99 - found.alone.p99
-
-
-def test_answers_later_than_their_deadline_are_found_in_the_log() -> None:
-    """The first byte counts if the log has it, else the last. 200s beyond the margin are
-    counted."""
-    sent = [Sent(number, "small", 100, Request("")) for number in range(5)]
-    seen = [
-        Seen(200, 0.09, 1),
-        Seen(200, 0.3, 1),
-        Seen(200, 0.3, 1),
-        Seen(504, 0.3, 1),
-        Seen(200, 0.09, 1),
-    ]
-    lines: list[dict[str, Any]] = [
-        {"ms": 500.0, "first_byte_ms": 149.0, "timeout_ms": 100},
-        {"ms": 500.0, "first_byte_ms": 151.0, "timeout_ms": 100},
-        {"ms": 151.0},
-        {"ms": 500.0, "first_byte_ms": 500.0, "timeout_ms": 100},
-    ]
-    answers = joined(
-        list(zip(sent, seen, strict=True)), {f"deadline-{n}": line for n, line in enumerate(lines)}
-    )
-    assert late(answers) == answers[1:3]
-    assert late(answers, "client_late_ms") == answers[1:3]
-    assert Deadlines("first_byte_ms", 1.0, answers).wrong() == {
-        "answers with 200 later than 50 ms past their deadline": 2,
-        "requests that the log lacks": 1,
-    }
-
-
-def test_mixed_requests_are_the_same_for_the_same_seed(minilm: Manifest) -> None:
-    first, again, other = (
-        [mixed(minilm, number, seed) for number in range(30)] for seed in (0, 0, 1)
-    )
-    assert first == again != other
-    assert all(50 <= sent.timeout_ms <= 2000 for sent in first)
-
-
-def test_every_request_under_a_deadline_is_answered_and_logged(bundles: Path) -> None:
-    found = deadlines(
-        bundle_format.read(bundles / "gpt" / "1"), 60, callers=8, seed=23
-    )  # 15 kinds, none that takes minutes
-    assert len(found.answers) == 60
-    assert {answer.status for answer in found.answers} <= {200, 429, 504}
-    assert set(found.wrong()) <= {
-        "answers with 200 later than 50 ms past their deadline"
-    }  # says nothing of this machine
-    assert all(answer.server_late_ms is not None for answer in found.answers)
-    assert "| all | " in found.table()

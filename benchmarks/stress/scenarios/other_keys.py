@@ -207,7 +207,7 @@ def _greedy(
         caller = Caller(server.host, server.port, seconds + LEAVE_S)
         while time.monotonic() < end:
             for request in requests:
-                answers[caller.ask(request).status] += 1
+                answers[caller.ask(request)] += 1
         caller.close()
 
     threads = [threading.Thread(target=ask) for _ in range(greed.connections)]
