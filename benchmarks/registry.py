@@ -89,18 +89,10 @@ EXPERIMENTS = {
         5,
         (PRESET,),
     ),
-    "stall": Experiment(
-        "the worst requests of every route: /livez waits at most 50 ms longer",
-        f"{STRESS}.stall:run",
-        8,
-        (PRESET, TINY),
-        only="parts of routes and kinds",
-        beside="again",
-    ),
     "other-keys": Experiment(
         "one key asks for all that it can: another's small requests are answered as alone",
         f"{STRESS}.other_keys:run",
-        7,
+        12,
         (SERVED,),
         only="parts of what the key sends",
         beside="again",
@@ -142,7 +134,7 @@ EXPERIMENTS = {
         only="parts, as docs/cuda.md lists them",
     ),
 }
-GROUPS = {"stress": ("overload", "swaps", "stall", "other-keys")}  # a name for several
+GROUPS = {"stress": ("overload", "swaps", "other-keys")}  # a name for several
 PROOFS = {
     "families": Proof("every family and head through HTTP, beside transformers", 4),
     "modules": Proof(

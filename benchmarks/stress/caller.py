@@ -40,6 +40,13 @@ class Request:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return replace(self, headers={**self.headers, **named})
 
+    def wire(self) -> bytes:
+        """The bytes of HTTP/1.1, with the length of the body."""
+        body = self.body or b""
+        headers = {"host": "stress", "content-length": str(len(body)), **self.headers}
+        lines = [f"{self.method} {self.path} HTTP/1.1", *map(": ".join, headers.items()), "", ""]
+        return "\r\n".join(lines).encode() + body
+
 
 class Caller:
     def __init__(self, host: str, port: int, timeout_s: float = 60.0) -> None:
