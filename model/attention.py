@@ -4,8 +4,8 @@ B batch, S grid width, N rows, H heads, h chosen heads; G blocks of w queries.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,8 @@ from torch.onnx import is_in_onnx_export
 from torch.onnx.ops import symbolic, symbolic_multi_out
 
 from addnorm.model.config import Config
-from addnorm.model.layout import Layout, Mask
+from addnorm.model.grid import Grid, Mask
+from addnorm.model.positions import Rotation, rotated
 
 ATTENTION_VERSION = 24  # of ONNX's operator, the first that takes numbers of keys
 AFTER_SOFTMAX = 3  # what the operator shows of its scores
@@ -50,6 +51,14 @@ class Trace:
         return x
 
 
+class View(NamedTuple):
+    """How a layer's attention sees the rows. Layers of one kind share it."""
+
+    grid: Grid
+    mask: Mask
+    rotation: Rotation | None
+
+
 class Attention(nn.Module):
     """Scaled dot-product attention with H heads (Vaswani et al., arXiv:1706.03762, section 3.2)."""
 
@@ -59,21 +68,23 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=config.attention_bias)
         self.out = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
 
-    def forward(self, x: Tensor, layout: Layout, mask: Mask, trace: Trace) -> Tensor:
+    def forward(self, x: Tensor, view: View, trace: Trace) -> Tensor:
         """[N, d] -> [N, d]"""
-        q, k, v = layout.to_grid(self.qkv(x))
+        grid, mask, rotation = view
+        qkv = self.qkv(x)
+        q, k, v = grid.to_grid(rotated(qkv, rotation, self.n_heads) if rotation else qkv)
         if trace.heads is None:
             context = attend(q, k, v, mask, self.n_heads)  # like q
         else:
             heads = trace.heads[len(trace.attentions)]
             context, probabilities = attend_with_probabilities(q, k, v, mask, self.n_heads, heads)
-            trace.attentions.append(layout.attentions(probabilities))
-        return self.out(layout.from_grid(context))  # type: ignore[no-any-return]
+            trace.attentions.append(grid.attentions(probabilities))
+        return self.out(grid.from_grid(context))  # type: ignore[no-any-return]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, n_heads: int) -> Tensor:
-    """softmax(q k^T / sqrt(d_head) + mask) v, head by head. k, v `[B, S, d]`; q `[B, S, d]`, or in
-    blocks `[G, B, w, d]` -> like q.
+    """softmax(q k^T / sqrt(d_head) + mask) v, head by head. q, k, v `[B, S, d]`; in blocks q
+    `[G, B, w, d]`, and k, v may be `[G, B, K, d]` -> like q.
 
     In an export it is ONNX's operator. This takes the numbers of keys as they are: a mask of
     `[B, 1, S, S]` would have to be written, copied for each head, and read again.
@@ -85,8 +96,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, n_heads: int) -> Tensor:
         shape, version = q.shape, ATTENTION_VERSION
         return symbolic(name, inputs, attributes, dtype=q.dtype, shape=shape, version=version)
     if q.dim() == 4:
-        blocks = zip(q, _masks(mask, len(q)), strict=True)
-        return torch.stack([attend(own, k, v, seen, n_heads) for own, seen in blocks])
+        return torch.stack([attend(*block, n_heads) for block in _blocks(q, k, v, mask)])
     bias = mask.as_bias(k.shape[1])
     q, k, v = (x.unflatten(-1, (n_heads, -1)).transpose(1, 2) for x in (q, k, v))  # [B, H, S, d/H]
     context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
@@ -97,7 +107,7 @@ def attend_with_probabilities(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask, n_heads: int, heads: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`attend`, and the softmax of some heads `[h]`: `[B, h, S, S]`, queries before keys; in blocks
-    `[G, B, h, w, S]`. An export takes queries in blocks only."""
+    `[G, B, h, w, K]`. An export takes queries in blocks only."""
     if is_in_onnx_export():
         inputs = (q, k, v, mask.bias, None, None, mask.num_keys, heads)
         attributes: dict[str, Any] = {
@@ -106,15 +116,15 @@ def attend_with_probabilities(
             "qk_matmul_output_mode": AFTER_SOFTMAX,
         }
         num_blocks, batch, width, _ = q.shape
-        shapes = (q.shape, (num_blocks, batch, heads.shape[0], width, k.shape[1]))
+        shapes = (q.shape, (num_blocks, batch, heads.shape[0], width, k.shape[-2]))
         context, probabilities = symbolic_multi_out(
             ATTENTION_IN_BLOCKS, inputs, attributes, dtypes=(q.dtype, q.dtype), shapes=shapes,
             version=ATTENTION_VERSION,
         )  # fmt: skip
         return context, probabilities
     if q.dim() == 4:
-        pairs = zip(q, _masks(mask, len(q)), strict=True)
-        made = [attend_with_probabilities(own, k, v, seen, n_heads, heads) for own, seen in pairs]
+        blocks = _blocks(q, k, v, mask)
+        made = [attend_with_probabilities(*block, n_heads, heads) for block in blocks]
         context, probabilities = map(torch.stack, zip(*made, strict=True))
         return context, probabilities
     bias = mask.as_bias(k.shape[1])
@@ -124,7 +134,11 @@ def attend_with_probabilities(
     return (probabilities @ v).transpose(1, 2).flatten(2), probabilities[:, heads]
 
 
-def _masks(mask: Mask, num_blocks: int) -> list[Mask]:
-    """The mask of each block of queries."""
-    biases = [None] * num_blocks if mask.bias is None else mask.bias
-    return [Mask(bias, mask.num_keys) for bias in biases]
+def _blocks(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Mask]]:
+    """What each block of queries is computed of."""
+    biases = [None] * len(q) if mask.bias is None else mask.bias
+    keys, values = ((x if x.dim() == 4 else [x] * len(q)) for x in (k, v))
+    for own, key, value, bias in zip(q, keys, values, biases, strict=True):
+        yield own, key, value, Mask(bias, mask.num_keys)

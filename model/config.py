@@ -51,6 +51,41 @@ class HeadConfig:
 
 
 @dataclass(frozen=True)
+class Rotary:
+    """Queries and keys are rotated by their place (Su et al., arXiv:2104.09864): of each head the
+    first half of its dimensions against the second.
+    """
+
+    theta: float = 10_000.0
+    local_theta: float | None = None  # in layers with a window; None: theta
+    scale: float = 1.0  # places are divided by it
+
+    def __post_init__(self) -> None:
+        _refuse_numbers(self, "theta", "scale")
+        if self.local_theta is not None:
+            _refuse_numbers(self, "local_theta")
+
+
+@dataclass(frozen=True)
+class Positions:
+    """How a transformer knows places: by what is added to tokens, by what is rotated into queries
+    and keys, by a bias on the scores. Some have two of these."""
+
+    added: Literal["learned", "sinusoidal", "none"] = "learned"
+    rotary: Rotary | None = None
+    buckets: int = 0  # of a learned bias, see RelativeBias; 0: there is none
+
+    def __post_init__(self) -> None:
+        """ValueError names the field that no transformer can have."""
+        refuse_unknown(self)
+        if not (self.rotary is None or isinstance(self.rotary, Rotary)):
+            raise ValueError(f"rotary is {self.rotary!r}: None, or a Rotary")
+        buckets = self.buckets
+        if type(buckets) is not int or buckets not in (0, *range(4, MAX_BUCKETS, 2)):
+            raise ValueError(f"buckets is {buckets!r}: 0, or an even number of 4 or more")
+
+
+@dataclass(frozen=True)
 class Config:
     """A transformer's shape, in the papers' words."""
 
@@ -67,13 +102,17 @@ class Config:
     norm: Literal["layer", "std"] = "layer"  # see LayerNorm
     norm_bias: bool = True  # whether norms have a beta
     eps: float = 1e-5
-    positions: Literal["learned", "sinusoidal"] = "learned"
-    relative_buckets: int = 0  # of the bias on scores, see RelativeBias; 0: there is none
+    positions: Positions = field(default_factory=Positions)
+    window: int = 0  # keys at this distance or less are seen, in local layers; 0: all are
+    local_layers: tuple[int, ...] = ()  # that have the window, from 0
     embedding_scale: float = 1.0  # sqrt(d_model) in the original encoder
     embedding_size: int | None = None  # if not d_model; a linear layer then leads to d_model
     embedding_norm: bool = False
+    first_norm: bool = True  # of order pre: whether the first block has a norm before attention
     final_norm: bool = False
     attention_bias: bool = True
+    gated: bool = False  # see FeedForward
+    ffn_bias: Literal["both", "down", "none"] = "both"  # which layers of the feed-forward have one
     layer_groups: int | None = None  # layers of a group share their weights; None: each has its own
     # output -> its head: "logits"; "pooled" for one that makes the pooled vectors; "token_vectors"
     heads: Mapping[str, HeadConfig] = field(default_factory=dict)
@@ -91,14 +130,41 @@ class Config:
                 " the same number of dimensions"
             )
         self._refuse_counts()
+        self._refuse_places()
         self._refuse_heads()
 
     def _refuse_counts(self) -> None:
-        buckets, groups = self.relative_buckets, self.layer_groups
-        if type(buckets) is not int or buckets not in (0, *range(4, MAX_BUCKETS, 2)):
-            raise ValueError(f"relative_buckets is {buckets!r}: 0, or an even number of 4 or more")
+        groups = self.layer_groups
         if groups is not None and (type(groups) is not int or not 1 <= groups <= self.n_layers):
             raise ValueError(f"layer_groups is {groups!r}: None, or 1 to n_layers {self.n_layers}")
+
+    def _refuse_places(self) -> None:
+        if not isinstance(self.positions, Positions):
+            raise ValueError(
+                f"positions is {self.positions!r}: a Positions is needed, of addnorm.model.config"
+            )
+        if self.positions.rotary and self.d_model // self.n_heads % 2:
+            raise ValueError(
+                f"a head has {self.d_model // self.n_heads} dimensions (d_model {self.d_model} /"
+                f" n_heads {self.n_heads}): rotary positions need an even number"
+            )
+        if type(self.window) is not int or self.window < 0:
+            raise ValueError(f"window is {self.window!r}: a whole number of 0 or more")
+        layers = range(self.n_layers)
+        is_right = type(self.local_layers) is tuple and all(
+            type(layer) is int and layer in layers for layer in self.local_layers
+        )
+        if not is_right:
+            raise ValueError(
+                f"local_layers is {self.local_layers!r}: a tuple of layers, 0 to {layers[-1]}"
+            )
+        if bool(self.window) != bool(self.local_layers):
+            raise ValueError(
+                f"window is {self.window} and local_layers is {self.local_layers!r}: both are"
+                " needed, or neither"
+            )
+        if not self.first_norm and self.block != "pre":
+            raise ValueError(f"first_norm is False and block is {self.block!r}: it is of order pre")
 
     def _refuse_heads(self) -> None:
         if not isinstance(self.heads, Mapping):
@@ -111,7 +177,8 @@ class Config:
     def n_norms(self) -> int:
         """LayerNorms that a token passes through, the heads' own not counted."""
         per_block = 1 if self.block == "single" else 2
-        return self.embedding_norm + per_block * self.n_layers + self.final_norm
+        blocks = per_block * self.n_layers - (not self.first_norm)
+        return self.embedding_norm + blocks + self.final_norm
 
     @property
     def n_blocks(self) -> int:

@@ -1,9 +1,12 @@
-"""How a transformer knows places: sinusoids added to tokens, or a bias on the scores."""
+"""How a transformer knows places: what is added to tokens, rotated into queries and keys, or added
+to the scores."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 MAX_DISTANCE = 128  # from which on distances share the last bucket
 
@@ -16,6 +19,46 @@ def sinusoids(max_positions: int, d_model: int) -> Tensor:
     frequencies = torch.exp(torch.arange(0, d_model, 2) * (-math.log(10000.0) / d_model))
     angles = torch.arange(max_positions)[:, None] * frequencies
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :d_model]
+
+
+class Rotation(NamedTuple):
+    """The angles by which rows are rotated."""
+
+    cos: Tensor  # [N, 1, e / 2]
+    sin: Tensor
+
+
+class RotaryTable(nn.Module):
+    """The angles of all places, place / theta^(2i / e): e dimensions of a head, each of the first
+    half rotated against its twin in the second (Su et al., arXiv:2104.09864).
+
+    Tables of cos and sin are made in float64 and rounded once: processors differ in cos.
+    """
+
+    def __init__(self, max_positions: int, head_dims: int, theta: float, scale: float) -> None:
+        super().__init__()
+        exponents = torch.arange(0, head_dims, 2, dtype=torch.float64) / head_dims
+        places = torch.arange(max_positions, dtype=torch.float64)[:, None] / scale
+        angles = places / theta**exponents
+        self.cos: Tensor
+        self.sin: Tensor
+        # no weights: they follow from the shape
+        self.register_buffer("cos", angles.cos().float(), persistent=False)
+        self.register_buffer("sin", angles.sin().float(), persistent=False)
+
+    def forward(self, position_ids: Tensor) -> Rotation:
+        """`[N]` -> the angles of each."""
+        cos, sin = (F.embedding(position_ids, table)[:, None] for table in (self.cos, self.sin))
+        return Rotation(cos, sin)
+
+
+def rotated(qkv: Tensor, rotation: Rotation, n_heads: int) -> Tensor:
+    """Rows of queries, keys, values `[N, 3 * d]` -> the same with queries and keys rotated."""
+    d_model = qkv.shape[-1] // 3
+    first, second = qkv[:, : 2 * d_model].unflatten(-1, (2 * n_heads, 2, -1)).unbind(-2)
+    cos, sin = rotation
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    return torch.cat([turned.flatten(1), qkv[:, 2 * d_model :]], -1)
 
 
 class RelativeBias(nn.Module):

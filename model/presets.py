@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from addnorm.model.config import Config, HeadConfig
+from addnorm.model.config import Config, HeadConfig, Positions
 from addnorm.model.transformer import Block, Head, Transformer, randomize
 
 PRESETS = {
@@ -33,7 +33,8 @@ PRESETS = {
     # the original encoder (Vaswani et al., 2017)
     "encoder": Config(
         vocab_size=1000, d_model=512, n_heads=8, d_ff=2048, n_layers=6, max_positions=512,
-        activation="relu", eps=1e-6, positions="sinusoidal", embedding_scale=math.sqrt(512),
+        activation="relu", eps=1e-6,
+        positions=Positions("sinusoidal"), embedding_scale=math.sqrt(512),
         heads={"logits": HeadConfig("every", 1000)},
     ),
     # the shape of small sentence-embedding models

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from addnorm.model.attention import Attention, Trace
+from addnorm.model.attention import Attention, Trace, View
 from addnorm.model.config import Activation, Config, HeadConfig
-from addnorm.model.layout import LAYOUTS, Layout, Mask, block_of
+from addnorm.model.grid import block_of
+from addnorm.model.layout import LAYOUTS, Layout
 from addnorm.model.pooling import picked
-from addnorm.model.positions import RelativeBias, sinusoids
+from addnorm.model.positions import RelativeBias, RotaryTable, sinusoids
 
 
 class LayerNorm(nn.Module):
@@ -62,16 +63,23 @@ def norm(config: Config, width: int | None = None) -> LayerNorm:
 
 
 class FeedForward(nn.Module):
-    """act(x W1 + b1) W2 + b2, position by position."""
+    """act(x W1 + b1) W2 + b2, position by position. Gated: (act(x W1 + b1) * (x W3 + b3)) W2 + b2,
+    where `up` is W1 and W3 end to end (Shazeer, arXiv:2002.05202).
+    """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.activation = config.activation
-        self.up = nn.Linear(config.d_model, config.d_ff)
-        self.down = nn.Linear(config.d_ff, config.d_model)
+        self.activation, self.gated = config.activation, config.gated
+        width = 2 * config.d_ff if config.gated else config.d_ff
+        self.up = nn.Linear(config.d_model, width, bias=config.ffn_bias == "both")
+        self.down = nn.Linear(config.d_ff, config.d_model, bias=config.ffn_bias != "none")
 
     def forward(self, x: Tensor) -> Tensor:  # [N, d] -> [N, d]
-        return self.down(ACTIVATIONS[self.activation](self.up(x)))  # type: ignore[no-any-return]
+        act, x = ACTIVATIONS[self.activation], self.up(x)
+        if not self.gated:
+            return self.down(act(x))  # type: ignore[no-any-return]
+        first, second = x.chunk(2, -1)
+        return self.down(act(first) * second)  # type: ignore[no-any-return]
 
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -90,26 +98,30 @@ class Block(nn.Module):
     post    x = norm1(x + attention(x));   x = norm2(x + ffn(x))
     pre     x = x + attention(norm1(x));   x = x + ffn(norm2(x))
     single  a = attention(x);              x = norm1(a + ffn(a))
+
+    Without norm1, attention of order pre takes x itself.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, has_norm1: bool = True) -> None:
         super().__init__()
-        self.order = config.block
+        self.order, self.has_norm1 = config.block, has_norm1
         self.attention = Attention(config)
         self.ffn = FeedForward(config)
-        self.norm1 = norm(config)
+        if has_norm1:
+            self.norm1 = norm(config)
         if self.order != "single":
             self.norm2 = norm(config)
 
-    def forward(self, x: Tensor, layout: Layout, mask: Mask, trace: Trace) -> Tensor:
+    def forward(self, x: Tensor, view: View, trace: Trace) -> Tensor:
         """x `[N, d]` -> `[N, d]`; every norm's statistics go to `trace`."""
         if self.order == "pre":
-            x = x + self.attention(trace.norm(self.norm1(x)), layout, mask, trace)
+            normal = trace.norm(self.norm1(x)) if self.has_norm1 else x
+            x = x + self.attention(normal, view, trace)
             return x + self.ffn(trace.norm(self.norm2(x)))  # type: ignore[no-any-return]
         if self.order == "post":
-            x = trace.norm(self.norm1(x + self.attention(x, layout, mask, trace)))
+            x = trace.norm(self.norm1(x + self.attention(x, view, trace)))
             return trace.norm(self.norm2(x + self.ffn(x)))
-        attended = self.attention(x, layout, mask, trace)
+        attended = self.attention(x, view, trace)
         return trace.norm(self.norm1(attended + self.ffn(attended)))
 
 
@@ -145,11 +157,11 @@ class Transformer(nn.Module):
         self.config = config
         self.layout = LAYOUTS[layout]
         self.block = block_of(config.d_model // config.n_heads)
-        width = config.embedding_size or config.d_model
+        width, positions = config.embedding_size or config.d_model, config.positions
         self.tokens = nn.Embedding(config.vocab_size, width)
-        if config.positions == "learned":
+        if positions.added == "learned":
             self.positions = nn.Embedding(config.max_positions, width)
-        else:
+        elif positions.added == "sinusoidal":
             self.positions = nn.Embedding.from_pretrained(sinusoids(config.max_positions, width))
         if config.type_vocab_size > 1:
             self.types = nn.Embedding(config.type_vocab_size, width)
@@ -157,11 +169,14 @@ class Transformer(nn.Module):
             self.embedding_norm = norm(config, width)
         if config.embedding_size:
             self.projection = nn.Linear(width, config.d_model)
-        if config.relative_buckets:
+        self.rotary = _rotary(config)
+        if positions.buckets:
             self.relative_bias = RelativeBias(
-                config.relative_buckets, config.n_heads, config.max_positions
+                positions.buckets, config.n_heads, config.max_positions
             )
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_blocks))
+        self.blocks = nn.ModuleList(
+            Block(config, config.first_norm or index > 0) for index in range(config.n_blocks)
+        )
         if config.final_norm:
             self.final_norm = norm(config)
         self.heads = nn.ModuleDict(
@@ -217,9 +232,8 @@ class Transformer(nn.Module):
         self, layout: Layout, input_ids: Tensor, token_type_ids: Tensor | None, trace: Trace
     ) -> Tensor:
         """-> activations `[N, d]`."""
-        buckets = self.config.relative_buckets
-        relative = self.relative_bias(layout.distances) if buckets else None
-        mask = layout.attention_mask(self.config.causal, relative)
+        local = [layer in self.config.local_layers for layer in range(self.config.n_layers)]
+        views = {is_local: self._view(layout, is_local) for is_local in sorted({*local})}
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         x = self.embed(layout.gather(input_ids), layout.position_ids, layout.gather(types))
         if self.config.embedding_norm:
@@ -228,20 +242,45 @@ class Transformer(nn.Module):
             x = self.projection(x)
         n_layers, n_blocks = self.config.n_layers, self.config.n_blocks
         for layer in range(n_layers):
-            x = self.blocks[layer * n_blocks // n_layers](trace.hidden(x), layout, mask, trace)
+            block = self.blocks[layer * n_blocks // n_layers]
+            x = block(trace.hidden(x), views[local[layer]], trace)
         if self.config.final_norm:
             x = trace.norm(self.final_norm(x))
         return trace.hidden(x)
+
+    def _view(self, layout: Layout, is_local: bool) -> View:
+        """How local layers see the rows, or the others."""
+        config = self.config
+        grid = layout.grid(config.window if is_local else 0)
+        relative = self.relative_bias(grid.distances) if config.positions.buckets else None
+        table = self.rotary["local" if is_local else "full"] if self.rotary else None
+        rotation = table(layout.position_ids) if table else None
+        return View(grid, grid.attention_mask(config.causal, relative), rotation)
 
     def embed(self, token_ids: Tensor, position_ids: Tensor, type_ids: Tensor) -> Tensor:
         """Three times `[N]` -> `[N, d]`."""
         tokens = self.tokens(token_ids)
         if self.config.embedding_scale != 1.0:
             tokens = tokens * self.config.embedding_scale
-        places = self.positions(position_ids)
+        parts = []
+        if self.config.positions.added != "none":
+            parts.append(self.positions(position_ids))
         if self.config.type_vocab_size > 1:
-            places = places + self.types(type_ids)
-        return tokens + places  # type: ignore[no-any-return]
+            parts.append(self.types(type_ids))
+        return tokens + sum(parts[1:], parts[0]) if parts else tokens  # type: ignore[no-any-return]
+
+
+def _rotary(config: Config) -> nn.ModuleDict:
+    """Tables of angles, for layers with a window and for the others; empty if none are rotated."""
+    rotary = config.positions.rotary
+    if not rotary:
+        return nn.ModuleDict()
+    dims, longest = config.d_model // config.n_heads, config.max_positions
+    full = RotaryTable(longest, dims, rotary.theta, rotary.scale)
+    if rotary.local_theta is None:
+        return nn.ModuleDict({"full": full, "local": full})
+    local = RotaryTable(longest, dims, rotary.local_theta, rotary.scale)
+    return nn.ModuleDict({"full": full, "local": local})
 
 
 def randomize(model: Transformer, seed: int) -> Transformer:

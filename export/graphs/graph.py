@@ -252,7 +252,7 @@ def _operator(node: NodeProto) -> str:
 
 
 def _standard(model: ModelProto) -> ModelProto:
-    """Removes what the exporter wrote about this machine's files.
+    """Removes what the exporter wrote about its own way.
 
     UnfitError for operators outside ai.onnx.
     """
@@ -261,7 +261,8 @@ def _standard(model: ModelProto) -> ModelProto:
     if foreign or model.functions:
         names = ", ".join(sorted(foreign)) or "local functions"
         raise UnfitError(f"the graph needs operators outside ai.onnx: {names}")
-    for item in (model, graph, *graph.node, *graph.value_info, *graph.initializer):
+    values = (*graph.input, *graph.output, *graph.value_info)
+    for item in (model, graph, *graph.node, *graph.initializer, *values):
         del item.metadata_props[:]
     for node in graph.node:
         node.doc_string = ""

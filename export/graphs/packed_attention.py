@@ -15,7 +15,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from addnorm.export.graphs.nodes import PREFIX, Array, Nodes, attribute
-from addnorm.model.layout import MASKED
+from addnorm.model.grid import MASKED
 
 MAX_TERMS = 128  # of a dot product; longer ones onnxruntime splits where the grid's width says
 

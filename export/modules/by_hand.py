@@ -111,7 +111,7 @@ def _all_keys(
 
 
 def _is_computed(name: str, model: Transformer) -> bool:
-    return name == "positions.weight" and model.config.positions == "sinusoidal"
+    return name == "positions.weight" and model.config.positions.added == "sinusoidal"
 
 
 def _keys(
@@ -156,7 +156,7 @@ def _layout(config: Config, module: nn.Module, keys: Keys, asked: Asked) -> tupl
     if not tried:
         raise UsageError(f"weights do not fit: misshaped: {misshapen}")
     near = sorted(tried.items(), key=lambda item: item[1])
-    limit = AGREES_COMPUTED if config.positions == "sinusoidal" else AGREES
+    limit = AGREES_COMPUTED if config.positions.added == "sinusoidal" else AGREES
     agreeing = [layout for layout, difference in near if difference <= limit]
     shown = ", ".join(f"{layout} {difference:.1g}" for layout, difference in near[:3])
     if len(agreeing) != 1:

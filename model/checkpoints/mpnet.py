@@ -4,6 +4,7 @@ from typing import Any
 
 from addnorm.model.checkpoints import bert, roberta
 from addnorm.model.checkpoints.family import Family, Raw
+from addnorm.model.config import Positions
 
 OFFSET = 2  # whatever the padding token is
 BUCKETS = 32  # transformers computes with these, whatever config.json says
@@ -13,7 +14,7 @@ LAYER = bert.LAYER
 def _derived(raw: Raw) -> dict[str, Any]:
     return {
         "max_positions": raw["max_position_embeddings"] - OFFSET,
-        "relative_buckets": BUCKETS,
+        "positions": Positions(buckets=BUCKETS),
     }
 
 

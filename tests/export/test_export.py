@@ -21,7 +21,8 @@ from addnorm.export.sources.sources import Source
 from addnorm.export.writer import Plan, export
 from addnorm.model import transformer
 from addnorm.model.config import Config, HeadConfig
-from addnorm.model.layout import BLOCK, MASKED, Mask, Packed
+from addnorm.model.grid import MASKED, FullGrid, Mask, Sequences
+from addnorm.model.layout import Packed
 from addnorm.model.presets import PRESETS, build
 from addnorm.model.transformer import LayerNorm, Transformer, randomize
 from addnorm.service.runtime import bundle as bundles
@@ -90,12 +91,12 @@ def test_a_changed_model_shows_in_its_numbers(
 
 
 def test_an_ignored_mask_is_not_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Packed.attention_mask
+    original = FullGrid.attention_mask
 
-    def see_everything(self: Packed, causal: bool, relative: Tensor | None) -> Mask:
+    def see_everything(self: FullGrid, causal: bool, relative: Tensor | None) -> Mask:
         return original(self, causal, relative)._replace(num_keys=None)
 
-    monkeypatch.setattr(Packed, "attention_mask", see_everything)
+    monkeypatch.setattr(FullGrid, "attention_mask", see_everything)
     assert "checks failed" in refused(small(), tmp_path)
 
 
@@ -104,17 +105,21 @@ def test_attention_whose_order_follows_the_pads_is_not_certified(
 ) -> None:
     """Right values everywhere; other bits where there are pads."""
 
-    class TurnedByPads(Packed):
-        def __init__(self, attention_mask: Tensor, block: int = BLOCK) -> None:
-            super().__init__(attention_mask, block)
-            self.turned = ~self.mask.all()
+    class Turned(FullGrid):
+        def __init__(self, sequences: Sequences, seq: int, block: int) -> None:
+            super().__init__(sequences, seq, block)
+            self.turned = ~self.real.all()
             self.key_rows = torch.where(self.turned, self.key_rows.flip(1), self.key_rows)
 
         def attention_mask(self, causal: bool, relative: Tensor | None) -> Mask:
             real = self.real.to(torch.int64)
             seen = torch.where(self.turned, real.flip(1), real) != 0
             bias = torch.where(seen, 0.0, MASKED)
-            return Mask(bias[None, :, None, None, :].expand(1, -1, 1, self.shape[1], -1), None)
+            return Mask(bias[None, :, None, None, :].expand(1, -1, 1, self.seq, -1), None)
+
+    class TurnedByPads(Packed):
+        def grid(self, window: int) -> Turned:
+            return Turned(self.sequences, self.seq, self.block)
 
     monkeypatch.setitem(transformer.LAYOUTS, "packed", TurnedByPads)
     assert "'biased': True}" in refused(small(), tmp_path)  # by its attributes

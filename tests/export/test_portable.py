@@ -14,7 +14,7 @@ from addnorm.export.graphs import graph as graph_module
 from addnorm.export.graphs.model_file import Graph
 from addnorm.export.graphs.packed_attention import num_parts
 from addnorm.export.graphs.portable import lane_sums, portable
-from addnorm.model.config import Config
+from addnorm.model.config import Config, Positions
 from addnorm.model.transformer import LayerNorm, Transformer, randomize
 
 SMALL = Config(vocab_size=50, d_model=64, n_heads=2, d_ff=64, n_layers=2, max_positions=300)
@@ -24,7 +24,7 @@ CONFIGS = {
         SMALL, causal=True, block="pre", final_norm=True, activation="gelu_tanh"
     ),
     "relative bias, no beta": replace(
-        SMALL, relative_buckets=8, norm_bias=False, activation="silu"
+        SMALL, positions=Positions(buckets=8), norm_bias=False, activation="silu"
     ),
     "unbiased deviation, heads in two parts": replace(
         SMALL, d_model=160, n_heads=1, norm="std", activation="relu"

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from addnorm.model.layout import BLOCK, LAYOUTS
+from addnorm.model.config import Positions
+from addnorm.model.grid import BLOCK
+from addnorm.model.layout import LAYOUTS
 from addnorm.model.presets import PRESETS, build
 from addnorm.model.transformer import (
     Config,
@@ -186,12 +188,12 @@ def test_sinusoids_are_the_papers() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("relative_buckets", [0, 8])
-def test_can_be_trained_and_then_says_the_same(layout: str, relative_buckets: int) -> None:
+@pytest.mark.parametrize("buckets", [0, 8])
+def test_can_be_trained_and_then_says_the_same(layout: str, buckets: int) -> None:
     """Attention has a gradient, and other code with one than without."""
     config = Config(
         vocab_size=11, d_model=8, n_heads=2, d_ff=16, n_layers=2, max_positions=6,
-        relative_buckets=relative_buckets,
+        positions=Positions(buckets=buckets),
     )  # fmt: skip
     model = randomize(Transformer(config, layout), 0)
     ids, mask = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 0]]), torch.tensor([[1] * 4, [1, 0, 1, 0]])

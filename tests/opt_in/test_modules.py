@@ -21,7 +21,7 @@ from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.modules.recognize import recognized
 from addnorm.export.sources.original import tensor_of
 from addnorm.export.sources.sources import UsageError
-from addnorm.model.config import Config, HeadConfig
+from addnorm.model.config import Config, HeadConfig, Positions
 from addnorm.model.transformer import ACTIVATIONS
 from tests.conftest import inference_of, serving
 from tests.support import web
@@ -172,7 +172,12 @@ def mutations(right: Config) -> Iterator[dict[str, Any]]:
         "causal", "norm_bias", "final_norm", "attention_bias", "embedding_norm",
     ))  # fmt: skip
     yield from ({"norm": "std"}, {"positions": "sinusoidal"}, {"type_vocab_size": 2})
-    yield from ({"relative_buckets": 4}, {"d_ff": 47}, {"n_layers": 1}, {"embedding_size": 16})
+    yield from (
+        {"positions": Positions(buckets=4)},
+        {"d_ff": 47},
+        {"n_layers": 1},
+        {"embedding_size": 16},
+    )
     head = right.heads["logits"]
     picks = ("first", "last", "mean", "max", "weighted_mean", "mean_sqrt")
     yield from ({"heads": {"logits": replace(head, pick=x)}} for x in picks if x != head.pick)

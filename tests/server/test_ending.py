@@ -49,8 +49,9 @@ def started(
     port = free_port()
     own = {"ADDNORM_PORT": str(port), "ADDNORM_GRACE_S": str(GRACE_S), **environment}
     process = subprocess.Popen(
-        [*command, "--bundles", str(bundles)], env={**os.environ, **own}, stderr=log
-    )
+        [*command, "--bundles", str(bundles)], env={**os.environ, **own}, stderr=log,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # tests under nohup
+    )  # fmt: skip
     try:
         assert eventually(lambda: is_listening(port))
         yield process, port

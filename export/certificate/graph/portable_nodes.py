@@ -68,7 +68,7 @@ def attentions(graph: Graph, config: Config) -> Iterator[str]:
         "heads": config.n_heads,
         "dims": dims,
         "scale": np.float32(1 / math.sqrt(dims)),
-        "biased": config.causal or config.relative_buckets > 0,
+        "biased": config.causal or config.positions.buckets > 0,
     }
     for scan in scans:
         try:

@@ -14,7 +14,15 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.message import Message
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+)
 
 from addnorm.export.graphs.model_file import EXTERNAL, Graph, as_bytes
 
@@ -161,6 +169,8 @@ def _fields(message: Message) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, ValueInfoProto):
+        return _without(value, "metadata_props")  # the exporter's notes
     if isinstance(value, Message):
         return value.SerializeToString(deterministic=True)
     if isinstance(value, str | bytes | int | float):

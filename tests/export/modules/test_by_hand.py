@@ -12,7 +12,7 @@ from addnorm.export import ExportError, export_bundle
 from addnorm.export.modules import by_hand
 from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.sources.sources import UsageError
-from addnorm.model.config import Config
+from addnorm.model.config import Config, Positions
 from tests.support.people import Annotated
 from tests.support.people.encoders import D, Einsum, H, T, V
 
@@ -109,7 +109,9 @@ def test_a_wrong_config_is_refused(change: dict[str, Any]) -> None:
         by_hand.filled(made(), NAMES, replace(CONFIG, **change), None)
 
 
-@pytest.mark.parametrize("change", [{"final_norm": False}, {"positions": "sinusoidal"}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"final_norm": False}, {"positions": Positions("sinusoidal")}], ids=str
+)
 def test_a_config_without_a_part_of_the_module_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"unexpected: (norm|pos_emb)\.weight"):
         by_hand.filled(made(), NAMES, replace(CONFIG, **change), None)

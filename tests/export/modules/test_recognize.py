@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from addnorm.export import ExportError, export_bundle, verify_bundle
 from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.modules.recognize import Recognized, recognized
 from addnorm.export.sources.original import Original
+from addnorm.model.config import Positions
 from tests.support.people import TUTORIALS
 from tests.support.people.encoders import D, H, T
 from tests.support.people.strangers import STRANGERS
@@ -77,8 +77,9 @@ EXPECTED: dict[str, tuple[dict[str, Any], str | None]] = {
 DEFAULTS = {
     "d_model": D, "n_heads": H, "type_vocab_size": 1, "causal": False,
     "block": "post", "activation": "gelu", "norm": "layer", "norm_bias": True, "eps": 1e-5,
-    "positions": "learned",
-    "relative_buckets": 0, "embedding_scale": 1.0, "embedding_size": None, "embedding_norm": False,
+    "positions": Positions(), "window": 0, "local_layers": (), "first_norm": True,
+    "gated": False, "ffn_bias": "both",
+    "embedding_scale": 1.0, "embedding_size": None, "embedding_norm": False,
     "final_norm": False, "attention_bias": True, "layer_groups": None,
 }  # fmt: skip
 
@@ -93,8 +94,7 @@ def test_a_module_of_any_names_is_recognized(name: str) -> None:
     found = recognized(made(name), None, None)
     config = found.model.config
     fields, pick = EXPECTED[name]
-    known = {**asdict(config), "heads": None}
-    assert {field: known[field] for field in DEFAULTS} == {**DEFAULTS, **fields}
+    assert {field: getattr(config, field) for field in DEFAULTS} == {**DEFAULTS, **fields}
     assert [head.pick for head in config.heads.values()] == ([pick] if pick else [])
     assert difference(found, made(name)) < LIMIT
 

@@ -1,0 +1,231 @@
+"""What attention sees of rows: a grid of queries, keys and values, and a mask.
+
+B is the batch, S the grid's width, N the number of rows. In the packed layout queries come in G
+blocks of w places, and keys by K places.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+# finite: minus infinity makes NaN where every key is masked, and 0 * NaN reaches neighbours
+MASKED = -1e9
+
+
+# queries of a sequence that attention takes at once. Their scores are heads x BLOCK x S numbers, so
+# larger blocks need more memory; smaller ones read the keys more often. A block is at least half as
+# wide, and must then be wider than a head's values: onnxruntime's threads share a product by its
+# longer side, and may split its sums elsewhere if these are the columns.
+BLOCK, MOST_COLUMNS = 128, 128
+
+
+def block_of(head_dims: int) -> int:
+    """How many queries attention takes at once, at most."""
+    return max(BLOCK, 2 * min(head_dims, MOST_COLUMNS))
+
+
+class Mask(NamedTuple):
+    """Which keys a query sees on attention's grid, as ONNX's Attention takes it."""
+
+    # [B or 1, H or 1, S, S] added to the scores; in blocks [G, B or 1, H or 1, w, K]
+    bias: Tensor | None
+    num_keys: Tensor | None  # [B] of each sequence the first so many keys are seen; None: all
+
+    def as_bias(self, seq: int) -> Tensor:
+        """All of it as numbers to add to the scores, `[B or 1, H or 1, S, S]`."""
+        bias = torch.zeros(1, 1, 1, seq) if self.bias is None else self.bias
+        if self.num_keys is None:
+            return bias
+        seen = torch.arange(seq, device=bias.device) < self.num_keys[:, None, None, None]
+        return bias + torch.where(seen, 0.0, MASKED)
+
+
+class Grid(Protocol):
+    """Where a layout puts rows for attention."""
+
+    distances: Tensor  # [B, S, S], in blocks [G, w, K]: place of the key minus place of the query
+
+    def to_grid(self, qkv: Tensor) -> Sequence[Tensor]:
+        """Rows `[N, 3 * d]` of queries, keys, values -> three `[B, S, d]` on attention's grid. The
+        queries may be in G blocks of w places, `[G, B, w, d]`, and keys and values before each of
+        these, `[G, B, K, d]`."""
+        ...
+
+    def from_grid(self, context: Tensor) -> Tensor:
+        """What attention makes of the queries, in their shape -> rows `[N, d]`."""
+        ...
+
+    def attention_mask(self, causal: bool, relative: Tensor | None) -> Mask:
+        """Queries see real keys only. relative: a bias `[.., H, .., ..]` of the distances."""
+        ...
+
+    def attentions(self, probabilities: Tensor) -> Tensor:
+        """What attention's softmax gives for the queries, `[B, h, S, S]` or in blocks
+        `[G, B, h, w, K]` -> `[B, h, S, S]` by place, zeros at pads."""
+        ...
+
+
+class PaddedGrid:
+    """The caller's own grid."""
+
+    def __init__(self, mask: Tensor, positions: Tensor, window: int) -> None:
+        """mask `[B, S]`: which cells are real; positions `[B, S]` among these."""
+        self.mask, self.window = mask, window
+        self.distances = positions[:, None, :] - positions[:, :, None]
+
+    def to_grid(self, qkv: Tensor) -> Sequence[Tensor]:
+        return qkv.reshape(*self.mask.shape, -1).chunk(3, -1)
+
+    def from_grid(self, context: Tensor) -> Tensor:
+        return context.reshape(-1, context.shape[-1])
+
+    def attention_mask(self, causal: bool, relative: Tensor | None) -> Mask:
+        batch, seq = self.mask.shape
+        seen = self.mask[:, None, None, :].expand(batch, 1, seq, seq)
+        if causal:
+            columns = torch.arange(seq, device=seen.device)
+            seen = seen & (columns <= columns[:, None])
+        if self.window:
+            seen = seen & (self.distances.abs() <= self.window)[:, None]
+        bias = torch.where(seen, 0.0, MASKED)
+        return Mask(bias if relative is None else bias + relative, None)
+
+    def attentions(self, probabilities: Tensor) -> Tensor:
+        return torch.where(self.mask[:, None, :, None], probabilities, 0.0)
+
+
+class Sequences(NamedTuple):
+    """Where packed sequences lie among the rows."""
+
+    lengths: Tensor  # [B, 1]
+    positions: Tensor  # [B, S] places of the caller's cells in their sequences
+    cells: Tensor  # [N] the caller's cell of each row
+
+    def gather(self, cells: Tensor) -> Tensor:
+        """Caller's cells `[B, S]` -> rows `[N]`."""
+        return cells.reshape(-1).index_select(0, self.cells)
+
+    def rows(self, places: Tensor, real: Tensor) -> Tensor:
+        """places `[.., B or 1, n]`, and which of them are real -> their rows; of pads, their
+        sequence's first row."""
+        before = self.lengths.cumsum(0) - self.lengths  # [B, 1] real tokens in the sequences above
+        first = torch.where(self.lengths > 0, before + 1, 0)
+        return torch.where(real, before + places + 1, first)
+
+
+class _Blocks:
+    """Queries are taken in G blocks of w places, one block after the other, so memory does not grow
+    with the square of S.
+
+    The pads of the grid hold their own sequence's first token. A value that is not finite
+    (NaN + MASKED is NaN, 0 * inf too) then stays within its sequence, which is lost anyway.
+    """
+
+    distances: Tensor
+    query_rows: Tensor  # [G, B, w]
+    key_rows: Tensor  # [B, S] or [G, B, K]
+    cells: Tensor  # [N] of [G, B, w]
+
+    def __init__(self, sequences: Sequences, seq: int, num_blocks: int, width: int) -> None:
+        self.sequences, self.seq = sequences, seq
+        lengths = sequences.lengths
+        starts = torch.arange(num_blocks, device=lengths.device)[:, None, None] * width
+        self.starts = starts  # [G, 1, 1]
+        self.places = starts + torch.arange(width, device=lengths.device)  # [G, 1, w]
+        self.query_rows = sequences.rows(self.places, self.places < lengths)
+        numbers = torch.arange(lengths.shape[0], device=lengths.device)[:, None]
+        blocks = torch.div(sequences.positions, width, rounding_mode="trunc")
+        cells = (blocks * (lengths.shape[0] - 1) + numbers) * width + sequences.positions
+        self.cells = sequences.gather(cells)
+
+    def to_grid(self, qkv: Tensor) -> Sequence[Tensor]:
+        parts = qkv.reshape(-1, qkv.shape[-1] // 3)  # [3 * N, d], without a copy
+        rows = (self.query_rows, self.key_rows, self.key_rows)
+        return [F.embedding(3 * own + i, parts) for i, own in enumerate(rows)]
+
+    def from_grid(self, context: Tensor) -> Tensor:
+        return context.reshape(-1, context.shape[-1]).index_select(0, self.cells)
+
+
+class FullGrid(_Blocks):
+    """Every block sees all S places."""
+
+    def __init__(self, sequences: Sequences, seq: int, block: int) -> None:
+        """block: queries that attention takes at once, at most."""
+        # as few blocks as can be, of equal width: one query alone would get other bits
+        num_blocks = (seq + block - 1) // block
+        super().__init__(sequences, seq, num_blocks, (seq + num_blocks - 1) // num_blocks)
+        columns = torch.arange(seq, device=self.places.device)[None, :]
+        self.distances = columns - self.places.transpose(1, 2)
+        self.real = columns < sequences.lengths  # [B, S]
+        self.key_rows = sequences.rows(columns, self.real)
+
+    def attention_mask(self, causal: bool, relative: Tensor | None) -> Mask:
+        bias = None if relative is None else relative[:, None]  # [G, 1, H, w, S]
+        if causal:
+            later = torch.where(self.distances > 0, MASKED, 0.0)[:, None, None]  # [G, 1, 1, w, S]
+            bias = later if bias is None else bias + later
+        # a causal mask hides pads too: they stand behind all real queries
+        if causal:
+            return Mask(bias, None)
+        # of a sequence without a token one pad is seen, not nothing
+        return Mask(bias, self.sequences.lengths.squeeze(1).clamp(min=1))
+
+    def attentions(self, probabilities: Tensor) -> Tensor:
+        (batch, heads, width), seq = probabilities.shape[1:4], self.seq
+        columns = torch.arange(seq, device=probabilities.device)
+        blocks = torch.div(columns, width, rounding_mode="trunc")
+        maps = torch.arange(batch * heads, device=probabilities.device)[:, None]
+        cells = (blocks * (batch * heads) + maps) * width + columns - blocks * width
+        flat = probabilities.reshape(-1, seq).index_select(0, cells.reshape(-1))
+        queries = flat.reshape(batch, heads, seq, seq)
+        return torch.where(self.real[:, None, :, None], queries, 0.0)
+
+
+class BandGrid(_Blocks):
+    """A block sees its own places and those of a window on both sides, K in all. So neither time
+    nor memory grows with the square of S.
+
+    Blocks have one width, whatever S is, and their own places come before those of the right and of
+    the left: onnxruntime adds up products in parts of fixed sizes, and these must begin where they
+    do in a grid that is one block, which has no others.
+    """
+
+    def __init__(self, sequences: Sequences, seq: int, block: int, window: int) -> None:
+        num_blocks = (seq + block - 1) // block
+        only = 1 // num_blocks  # 1 where one block is enough, which is as wide as S
+        band = block + 2 * window
+        super().__init__(sequences, seq, num_blocks, block - (block - seq) * only)
+        self.window, self.band = window, band
+        columns = torch.arange(band - (band - seq) * only, device=self.places.device)
+        offsets = columns - band * (columns >= block + window)  # from the block's first place
+        places = self.starts + offsets  # [G, 1, K]
+        self.real = (places >= 0) & (places < sequences.lengths)  # [G, B, K]
+        self.distances = places - self.places.transpose(1, 2)
+        self.key_rows = sequences.rows(places, self.real)
+
+    def attention_mask(self, causal: bool, relative: Tensor | None) -> Mask:
+        near = self.distances.abs() <= self.window
+        if causal:
+            near = near & (self.distances <= 0)
+        seen = near[:, None, None] & self.real[:, :, None, None]  # [G, B, 1, w, K]
+        bias = torch.where(seen, 0.0, MASKED)
+        return Mask(bias if relative is None else bias + relative[:, None], None)
+
+    def attentions(self, probabilities: Tensor) -> Tensor:
+        batch, heads, width, num_columns = probabilities.shape[1:]
+        places = torch.arange(self.seq, device=probabilities.device)
+        blocks = torch.div(places, width, rounding_mode="trunc")[:, None]  # [S, 1] of the queries
+        offsets = places - blocks * width  # [S, S]
+        columns = offsets + self.band * (offsets < 0)
+        near = (places - places[:, None]).abs() <= self.window
+        maps = torch.arange(batch * heads, device=probabilities.device)[:, None, None]
+        cells = (blocks * (batch * heads) + maps) * width + places[:, None] - blocks * width
+        cells = cells * num_columns + torch.where(near, columns, 0)  # [B * h, S, S]
+        flat = probabilities.reshape(-1).index_select(0, cells.reshape(-1))
+        queries = flat.reshape(batch, heads, self.seq, self.seq)
+        real = (places < self.sequences.lengths)[:, None, :, None]  # [B, 1, S, 1]
+        return torch.where(real & near, queries, 0.0)
