@@ -52,7 +52,7 @@ def zeros(num: int) -> bytes:
 
 
 def numbers(one: bytes) -> tuple[bytes, int]:
-    """As many of this number as a body holds, separated by commas; how many."""
+    """This number as often as a body holds it, separated by commas; how often."""
     num = min(LIMITS.max_padded_tokens, JSON_BYTES // (len(one) + 4))  # a mask has room beside them
     return b",".join([one] * num), num
 
