@@ -83,9 +83,6 @@ $(BUNDLES)/minilm-padded:
 $(BUNDLES)/all-minilm-l6-v2: | $(MINILM)
 	$(ADDNORM) export --checkpoint $(MINILM) --name all-minilm-l6-v2 --precision fp32,int8 --out $(BUNDLES)
 
-$(BUNDLES)/cross-encoder: | $(TRAINED)/cross-encoder
-	$(ADDNORM) export --checkpoint $(TRAINED)/cross-encoder --precision fp32,int8 --out $(BUNDLES)
-
 # Another checkout's own exports: graphs differ between versions
 ifdef BESIDE
 $(BESIDE)/bundles/%:

@@ -63,13 +63,6 @@ EXPERIMENTS = {
         8,
         (BERT, SERVED, PEER),
     ),
-    "rerank": Experiment(
-        "rerank of 100 documents beside Infinity and CrossEncoder.predict",
-        "benchmarks.rerank.experiment:run",
-        12,
-        (TRAINED, "bundles/cross-encoder", PEER, "build/infinity/ready"),
-        only="log-normal or equal, and the number of callers: equal-1",
-    ),
     "cache": Experiment(
         "what the cache brings where traffic repeats, and what it costs where it does not",
         "benchmarks.cache:run",
@@ -96,41 +89,20 @@ EXPERIMENTS = {
         5,
         (PRESET,),
     ),
-    "deadlines": Experiment(
-        "5,000 mixed requests with deadlines of 50 to 2,000 ms: none answered late",
-        f"{STRESS}.deadlines:run",
-        2,
-        (PRESET,),
-        beside="again",
-    ),
-    "stall": Experiment(
-        "the worst requests of every route: /livez waits at most 50 ms longer",
-        f"{STRESS}.stall:run",
-        8,
-        (PRESET, TINY),
-        only="parts of routes and kinds",
-        beside="again",
-    ),
     "other-keys": Experiment(
         "one key asks for all that it can: another's small requests are answered as alone",
         f"{STRESS}.other_keys:run",
-        7,
+        12,
         (SERVED,),
         only="parts of what the key sends",
         beside="again",
     ),
-    "soak": Experiment(
-        "20 minutes of mixed traffic: every answer right, memory and latency stay",
-        f"{STRESS}.soak:run",
-        20,
-        (PRESET,),
-    ),
     "ray": Experiment(
-        "Ray Serve on three raylets: its cost, an update, deaths under load, autoscaling",
+        "Ray Serve on three raylets: an update, deaths under load, autoscaling",
         "benchmarks.ray_serve.experiment:run",
-        8,
+        7,
         (RAY, PRESET, TINY, "build/ray/bundles/notebook/2"),
-        only="overhead, update, deaths, autoscaling",
+        only="update, deaths, autoscaling",
         environment="ray",
     ),
     "processors": Experiment(
@@ -162,15 +134,7 @@ EXPERIMENTS = {
         only="parts, as docs/cuda.md lists them",
     ),
 }
-GROUPS = {  # a name for several
-    "stress": (
-        "overload",
-        "swaps",
-        "deadlines",
-        "stall",
-        "other-keys",
-    ),
-}
+GROUPS = {"stress": ("overload", "swaps", "other-keys")}  # a name for several
 PROOFS = {
     "families": Proof("every family and head through HTTP, beside transformers", 4),
     "modules": Proof(

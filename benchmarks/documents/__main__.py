@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.documents import blocks, figures, file_map, headlines, reference, registered
+from benchmarks.documents import blocks, figures, file_map, headlines, reference
 from benchmarks.report import Report
 
 ROOT = Path(__file__).parents[2]
@@ -19,8 +19,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "routes": reference.routes_table,
     "errors": reference.errors_table,
     "metrics": reference.metrics_table,
-    "experiments": registered.experiments_table,
-    "marks": registered.marks_table,
 }
 OF_FOLDERS = {"folders": file_map.folders_table, "files": file_map.files_table}
 

@@ -1,4 +1,4 @@
-"""Parts, each in a new cluster: overhead, update, deaths, autoscaling."""
+"""Parts, each in a new cluster: update, deaths, autoscaling."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -11,11 +11,11 @@ from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
 from benchmarks import processes
 from benchmarks.findings import BUILD, Findings, Options, newest
-from benchmarks.ray_serve import autoscaling, changes, overhead
+from benchmarks.ray_serve import autoscaling, changes
 from benchmarks.ray_serve.callers import Known
-from benchmarks.ray_serve.nodes import Nodes, three_nodes
+from benchmarks.ray_serve.nodes import three_nodes
 
-PARTS = ("overhead", "update", "deaths", "autoscaling")
+PARTS = ("update", "deaths", "autoscaling")
 
 
 def run(options: Options) -> Findings:
@@ -32,26 +32,20 @@ def _part(part: str, options: Options) -> Findings:
     minilm, tiny = options.bundle, options.tiny
     with TemporaryDirectory() as place, three_nodes() as nodes:
         root = Path(place)
-        if part == "overhead":
-            return overhead.measure(nodes, minilm, tiny, _folder(root / "both", minilm, tiny))
         if part == "update":
             newer = newest("notebook", BUILD / "ray/bundles")
             folders = {one.ref: _folder(root / str(n), one) for n, one in enumerate((tiny, newer))}
             return changes.update(nodes, _known("small", folders), *folders.values())
-        return _of_one(part, nodes, _folder(root / "one", minilm), minilm)
+        folder = _folder(root / "one", minilm)
+        if part == "deaths":
+            return changes.deaths(nodes, _known("small", {minilm.ref: folder}), folder)
+        return autoscaling.scale(nodes, _known("big", {minilm.ref: folder}), folder)
 
 
-def _of_one(part: str, nodes: Nodes, folder: Path, minilm: Bundle) -> Findings:
-    if part == "deaths":
-        return changes.deaths(nodes, _known("small", {minilm.ref: folder}), folder)
-    return autoscaling.scale(nodes, _known("big", {minilm.ref: folder}), folder)
-
-
-def _folder(root: Path, *found: Bundle) -> Path:
-    for bundle in found:
-        link = root / bundle.ref
-        link.parent.mkdir(parents=True)
-        link.symlink_to(bundle.path.resolve())
+def _folder(root: Path, bundle: Bundle) -> Path:
+    link = root / bundle.ref
+    link.parent.mkdir(parents=True)
+    link.symlink_to(bundle.path.resolve())
     return root
 
 

@@ -1,1 +1,1 @@
-"""What must hold whatever callers send: storms, overload, deadlines, stalls, fairness, memory."""
+"""What must hold whatever callers send: overload, swaps, stalls, fairness, memory."""

@@ -4,10 +4,9 @@ For few large requests. `load.client` is lighter for many small ones.
 """
 
 import http.client
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import orjson
 
@@ -41,14 +40,12 @@ class Request:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return replace(self, headers={**self.headers, **named})
 
-
-class Seen(NamedTuple):
-    """What a caller sees of an answer. Seconds count from before the request is sent."""
-
-    status: int  # NO_RESPONSE if no whole answer came
-    first_byte_s: float
-    num_bytes: int
-    why: str = ""  # there is none
+    def wire(self) -> bytes:
+        """The bytes of HTTP/1.1, with the length of the body."""
+        body = self.body or b""
+        headers = {"host": "stress", "content-length": str(len(body)), **self.headers}
+        lines = [f"{self.method} {self.path} HTTP/1.1", *map(": ".join, headers.items()), "", ""]
+        return "\r\n".join(lines).encode() + body
 
 
 class Caller:
@@ -56,27 +53,23 @@ class Caller:
         self._connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
         self._buffer = bytearray(READ_BYTES)
 
-    def ask(self, request: Request) -> Seen:
-        """The answer, read to its end and dropped. Reconnects for the next request if it breaks."""
-        started = time.monotonic()
+    def ask(self, request: Request) -> int:
+        """The status of the answer, which is read to its end and dropped; NO_RESPONSE if no whole
+        answer came. Then the next request reconnects."""
         try:
             self._connection.request(
                 request.method, request.path, request.body, dict(request.headers)
             )
             with self._connection.getresponse() as answer:
-                first_byte_s, num_bytes = time.monotonic() - started, 0
-                while num_read := answer.readinto(self._buffer):
-                    num_bytes += num_read
-            missing = answer.length
-        except (OSError, http.client.HTTPException) as error:  # also TimeoutError
+                while answer.readinto(self._buffer):
+                    pass
+        except (OSError, http.client.HTTPException):  # also TimeoutError
             self.close()
-            return Seen(
-                NO_RESPONSE, time.monotonic() - started, 0, f"{type(error).__name__} {error}"
-            )
-        if missing:
+            return NO_RESPONSE
+        if answer.length:  # what is missing
             self.close()
-            return Seen(NO_RESPONSE, first_byte_s, num_bytes, f"{missing} bytes are missing")
-        return Seen(answer.status, first_byte_s, num_bytes)
+            return NO_RESPONSE
+        return answer.status
 
     def close(self) -> None:
         self._connection.close()

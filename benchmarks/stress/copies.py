@@ -1,4 +1,4 @@
-"""Certified copies of a bundle: under another version or name, or with a tokenizer."""
+"""Certified copies of a bundle: under another version, or with a tokenizer."""
 
 import shutil
 from collections.abc import Mapping
@@ -10,27 +10,22 @@ from benchmarks.stress.requests.texts import tokenizer
 
 
 def republish(
-    bundle: Bundle,
-    root: Path,
-    version: int,
-    name: str | None = None,
-    added: Mapping[str, bytes] | None = None,
+    bundle: Bundle, root: Path, version: int, added: Mapping[str, bytes] | None = None
 ) -> Path:
     """The same weights as `root/<name>/<version>`, certified as that; there at once and whole.
 
-    name: if it is another. added: files that the bundle lacks.
+    added: files that the bundle lacks.
     """
-    manifest, name = bundle.manifest, name or bundle.manifest.name
-    place, partial = (root / name / folder for folder in (str(version), f".{version}.partial"))
+    manifest = bundle.manifest
+    folders = str(version), f".{version}.partial"
+    place, partial = (root / manifest.name / folder for folder in folders)
     partial.mkdir(parents=True)
     for file in manifest.files:
         shutil.copyfile(bundle.path / file, partial / file)
     for file, content in (added or {}).items():
         (partial / file).write_bytes(content)
-    fields = {
-        key: value for key, value in manifest if key not in ("format", "files", "version", "name")
-    }
-    copy = bundles.write_manifest(partial, {**fields, "version": version, "name": name})
+    fields = {key: value for key, value in manifest if key not in ("format", "files", "version")}
+    copy = bundles.write_manifest(partial, {**fields, "version": version})
     assert bundle.certificate
     known = {
         name: value

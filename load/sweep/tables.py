@@ -16,7 +16,6 @@ MEASURES = {
     "tokens_per_s": "useful tokens/s",
     "requests_per_s": "requests/s",
     "texts_per_s": "texts/s",
-    "documents_per_s": "documents/s",
     CPU: "CPU s for 1,000 tokens",
 }
 TITLES = {NAIVE: "naive", FP32: "Addnorm fp32", INT8: "Addnorm int8"}
@@ -30,14 +29,14 @@ class Row:
     title: str
     metric: str
     line: str
-    base: str | tuple[str, ...] = NAIVE  # several: the better of them by its median
+    base: str = NAIVE
 
     def cells(
         self, figures: Rounds, columns: Sequence[str], titles: Mapping[str, str] = TITLES
     ) -> list[str] | None:
         """None if only the baseline was measured, or nothing."""
         of = {who: figures[key] for who in titles if (key := f"{self.line}/{who}") in figures}
-        base = self._base(of)
+        base = self.base
         if not set(of) - {base}:
             return None
         values = {who: short(median(rounds, self.metric)) for who, rounds in of.items()}
@@ -57,17 +56,6 @@ class Row:
             return []
         over, under = (who, base) if is_rate(self.metric) else (base, who)
         return ratios(of[over], of[under], self.metric)
-
-    def _base(self, of: Mapping[str, list[Figures]]) -> str:
-        if isinstance(self.base, str):
-            return self.base
-        there = [peer for peer in self.base if peer in of]
-        better = max if is_rate(self.metric) else min
-        return better(there, key=lambda peer: median(of[peer], self.metric), default="")
-
-    @property
-    def bases(self) -> set[str]:
-        return {self.base} if isinstance(self.base, str) else set(self.base)
 
 
 def is_rate(metric: str) -> bool:
@@ -115,7 +103,7 @@ def contenders_table(
     """A column for each contender that is no baseline; the last one names the line. A column in
     which nothing was measured is left out."""
     measured = {key.partition("/")[2] for key in figures}
-    bases = set[str]().union(*(row.bases for row in rows))
+    bases = {row.base for row in rows}
     columns = [who for who in titles if who in measured - bases]
     found = [cells for row in rows if (cells := row.cells(figures, columns, titles))]
     beside = [f"{now}, now over before" for now, _ in pairs(columns)]

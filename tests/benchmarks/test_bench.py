@@ -160,8 +160,8 @@ def test_memory_is_the_most_that_a_process_held() -> None:
 def test_every_row_names_a_load_and_a_baseline_of_it() -> None:
     lines = {name: line for own in LINES.values() for name, line in own.items()}
     for row in ROWS:
-        assert row.bases <= set(lines[row.line].who) or row.line == "ids"  # which has no peer
-        assert row.bases <= set(TITLES)
+        assert row.base in lines[row.line].who or row.line == "ids"  # which has no peer
+        assert row.base in TITLES
     for line in lines.values():
         assert line.traffic in PROFILES or line.traffic in ("texts", "ids")
 

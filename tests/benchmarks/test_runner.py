@@ -16,7 +16,6 @@ from benchmarks.comparison import Goal
 from benchmarks.findings import Findings, Options
 from benchmarks.registry import EXPERIMENTS, GROUPS, PROOFS, Experiment
 from benchmarks.report import Report
-from benchmarks.rerank.contenders import WrongScores
 
 ROOT = Path(__file__).parents[2]
 PASSES, MISSES = Findings("| a |", (), {"a": 1.0}), Findings("| b |", ["3 were late"])
@@ -79,17 +78,13 @@ def killed(_: Options) -> Findings:
     raise subprocess.CalledProcessError(-9, "a peer")
 
 
-def wrong(_: Options) -> Findings:
-    raise WrongScores("a score differs")
-
-
 def parted(options: Options) -> Findings:
     return Findings(", ".join(part for part in ("one", "other") if options.wants(part)))
 
 
 OWN = {
     name: Experiment("a test", f"tests.benchmarks.test_runner:{name}", 1, beside="again")
-    for name in ("passing", "missing", "ending", "lost", "killed", "wrong")
+    for name in ("passing", "missing", "ending", "lost", "killed")
 }
 PARTED = {"parted": Experiment("", "tests.benchmarks.test_runner:parted", 1, only="one, other")}
 
@@ -97,14 +92,13 @@ PARTED = {"parted": Experiment("", "tests.benchmarks.test_runner:parted", 1, onl
 def test_a_missed_goal_ends_with_1_and_the_others_still_run(tmp_path: Path) -> None:
     out = ["--out", str(tmp_path)]
     assert runner.main(["passing", *out], OWN) == 0
-    assert runner.main(["ending", "lost", "killed", "wrong", "missing", *out], OWN) == 1
+    assert runner.main(["ending", "lost", "killed", "missing", *out], OWN) == 1
     seen: dict[str, Any] = json.loads((tmp_path / "figures.json").read_text())
     assert {name: entry["missed"] for name, entry in seen.items()} == {
         "passing": [],
         "ending": ["no server"],
         "lost": ["GET /livez: 503"],
         "killed": ["Command 'a peer' died with <Signals.SIGKILL: 9>."],
-        "wrong": ["a score differs"],
         "missing": ["3 were late"],
     }
     assert seen["passing"]["figures"] == {"a": 1.0}
@@ -119,7 +113,7 @@ def test_another_checkout_is_measured_before_this_one(tmp_path: Path) -> None:
     assert runner.main(["passing", *beside], OWN) == 0
     assert list(Report(tmp_path).read()) == ["passing, before", "passing"]
     with pytest.raises(SystemExit, match="nothing of another checkout"):
-        runner.main(["rerank", "--beside", str(tmp_path)])
+        runner.main(["cache", "--beside", str(tmp_path)])
 
 
 def test_a_part_that_nothing_is_called_is_no_success(tmp_path: Path) -> None:

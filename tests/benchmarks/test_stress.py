@@ -4,22 +4,17 @@ import gzip
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from addnorm.service.runtime import bundle as bundle_format
-from addnorm.service.runtime.manifest import Manifest
+from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.settings import Settings
-from benchmarks.stress import livez
-from benchmarks.stress.caller import Request, Seen
-from benchmarks.stress.requests.greedy import Greed
-from benchmarks.stress.requests.mixed import Sent, mixed
-from benchmarks.stress.requests.worst import CASES, Case
-from benchmarks.stress.scenarios import other_keys, stall
-from benchmarks.stress.scenarios.deadlines import Deadlines, deadlines, joined, late
+from benchmarks.stress import asker
+from benchmarks.stress.copies import publish
+from benchmarks.stress.requests.greedy import GREEDS, Greed
+from benchmarks.stress.scenarios import other_keys
 from benchmarks.stress.scenarios.overload import overload
-from benchmarks.stress.scenarios.stall import stalls
 from tests.support.fake_server import fake_server
 
 
@@ -45,8 +40,14 @@ def test_a_late_answer_counts_for_every_ask_that_it_held_up() -> None:
         return 200, b"{}"
 
     with fake_server(answer) as server:
-        delays = livez.delays(
-            server.host, server.port, lambda: clock[0] > 1.0, clock=lambda: clock[0], sleep=passes
+        delays = asker.delays(
+            server.host,
+            server.port,
+            lambda: clock[0] > 1.0,
+            0.005,
+            [b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"],
+            clock=lambda: clock[0],
+            sleep=passes,
         )
     seen = [delay.seconds for delay in delays]
     assert 195 <= len(seen) <= 205
@@ -54,35 +55,32 @@ def test_a_late_answer_counts_for_every_ask_that_it_held_up() -> None:
     assert max(seen[101:]) == pytest.approx(0.001, abs=1e-6)
 
 
-def test_a_server_that_says_it_is_dead_is_no_delay() -> None:
-    with pytest.raises(ConnectionError, match="503"):
-        stall.waited([livez.Delay(0, 200, 0.1), livez.Delay(0, 503, 0.1)])
-
-
 def test_what_one_key_costs_another_is_named() -> None:
     """A rejection, a wait of 51 ms more than a run takes, memory that was not counted; and none."""
     alone = other_keys.Waits(Counter({200: 9}), 1.0, 2.0)
     greed = Greed("many pairs", lambda _: [])
     late, refused = replace(alone, p99_ms=83.0), replace(alone, statuses=Counter({200: 8, 429: 1}))
-    kinds = ["small", "large"]
+    held_up = replace(alone, p99_ms=53.0)
+    kinds = ["small", "large", other_keys.LIVEZ]
 
     def missed(beside: list[other_keys.Waits], grown_mib: float) -> list[str]:
         memory, run_ms = (grown_mib, 100.0), 30.0
-        row = other_keys.Row(greed, kinds, [alone, alone], beside, Counter(), *memory, run_ms)
+        row = other_keys.Row(greed, kinds, [alone] * 3, beside, Counter(), *memory, run_ms)
         return list(row.missed())
 
-    assert missed([alone, alone], 130.0) == []
-    assert missed([late, refused], 131.0) == [
+    assert missed([alone] * 3, 130.0) == []
+    assert missed([late, refused, held_up], 131.0) == [
         "many pairs: small: p99 81 ms over alone, a run takes 30",
         "many pairs: large: {200: 8, 429: 1}",
+        "many pairs: GET /livez: p99 51 ms over alone, a run takes 0",
         "many pairs: memory grew by 131 MiB, the server counted 100",
     ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.route}: {case.name}")
-def test_the_worst_bodies_are_within_the_limit(case: Case, minilm: Manifest) -> None:
-    """Decompressed. What is larger is refused unread, and shows nothing."""
-    for request in case.make(minilm):
+@pytest.mark.parametrize("greed", GREEDS, ids=lambda greed: greed.name)
+def test_what_one_key_sends_is_within_the_limit(greed: Greed, gpt: Bundle) -> None:
+    """Decompressed. What is larger is rejected unread, and shows nothing."""
+    for request in greed.make(gpt.manifest):
         body = request.body or b""
         if request.headers.get("content-encoding") == "gzip":
             body = gzip.decompress(body)
@@ -92,73 +90,20 @@ def test_the_worst_bodies_are_within_the_limit(case: Case, minilm: Manifest) -> 
 
 
 @pytest.fixture(scope="module")
-def minilm(bundles: Path) -> Manifest:
-    return bundle_format.read(bundles / "minilm" / "1").manifest
+def gpt(bundles: Path) -> Bundle:
+    return bundle_format.read(bundles / "gpt" / "1")
 
 
-def test_stalls_are_measured_beside_the_requests_of_a_case(bundles: Path) -> None:
-    """Alone and beside, each answer counted; a row says what it costs others."""
-    wanted = [
-        case
-        for case in CASES
-        if case.route == "/v1/infer" and ("plain" in case.name or "4,299" in case.name)
-    ]
-    found = stalls(bundle_format.read(bundles / "gpt" / "1"), None, wanted, seconds=0.3)
-    assert [row.name for row in found.rows] == [case.name for case in wanted]
-    assert all(sum(row.answers.values()) >= 2 and "0" not in row.answers for row in found.rows)
-    assert found.rows[0].answers.keys() == {"200"}
-    assert found.alone.num > 100
-    assert all(
-        0 < delays.p50 <= delays.p99 <= delays.longest
-        for delays in (found.alone, *(r.beside for r in found.rows))
-    )
-    assert found.over(found.rows[1]) == found.rows[1].beside.p99 - found.alone.p99
-
-
-def test_answers_later_than_their_deadline_are_found_in_the_log() -> None:
-    """The first byte counts if the log has it, else the last. 200s beyond the margin are
-    counted."""
-    sent = [Sent(number, "small", 100, Request("")) for number in range(5)]
-    seen = [
-        Seen(200, 0.09, 1),
-        Seen(200, 0.3, 1),
-        Seen(200, 0.3, 1),
-        Seen(504, 0.3, 1),
-        Seen(200, 0.09, 1),
-    ]
-    lines: list[dict[str, Any]] = [
-        {"ms": 500.0, "first_byte_ms": 149.0, "timeout_ms": 100},
-        {"ms": 500.0, "first_byte_ms": 151.0, "timeout_ms": 100},
-        {"ms": 151.0},
-        {"ms": 500.0, "first_byte_ms": 500.0, "timeout_ms": 100},
-    ]
-    answers = joined(
-        list(zip(sent, seen, strict=True)), {f"deadline-{n}": line for n, line in enumerate(lines)}
-    )
-    assert late(answers) == answers[1:3]
-    assert late(answers, "client_late_ms") == answers[1:3]
-    assert Deadlines("first_byte_ms", 1.0, answers).wrong() == {
-        "answers with 200 later than 50 ms past their deadline": 2,
-        "requests that the log lacks": 1,
-    }
-
-
-def test_mixed_requests_are_the_same_for_the_same_seed(minilm: Manifest) -> None:
-    first, again, other = (
-        [mixed(minilm, number, seed) for number in range(30)] for seed in (0, 0, 1)
-    )
-    assert first == again != other
-    assert all(50 <= sent.timeout_ms <= 2000 for sent in first)
-
-
-def test_every_request_under_a_deadline_is_answered_and_logged(bundles: Path) -> None:
-    found = deadlines(
-        bundle_format.read(bundles / "gpt" / "1"), 60, callers=8, seed=23
-    )  # 15 kinds, none that takes minutes
-    assert len(found.answers) == 60
-    assert {answer.status for answer in found.answers} <= {200, 429, 504}
-    assert set(found.wrong()) <= {
-        "answers with 200 later than 50 ms past their deadline"
-    }  # says nothing of this machine
-    assert all(answer.server_late_ms is not None for answer in found.answers)
-    assert "| all | " in found.table()
+def test_waits_are_measured_alone_and_beside_what_one_key_sends(
+    gpt: Bundle, tmp_path: Path
+) -> None:
+    publish(gpt, tmp_path)
+    (greed,) = (greed for greed in GREEDS if greed.name == "8 MiB of spaces, gzip")
+    with other_keys.serving(tmp_path, greed, None) as server:
+        row = other_keys.beside(server, greed, gpt.manifest, seconds=0.3, alone_s=0.3)
+    assert row.answers.keys() == {200}
+    assert len(row.kinds) == len(row.alone) == len(row.beside) == 4
+    for waits in (*row.alone, *row.beside):
+        assert waits.statuses[200] > 1
+        assert waits.num_refused == 0
+        assert 0 < waits.p50_ms <= waits.p99_ms

@@ -3,21 +3,24 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+import torch
+from torch import nn
 
 from benchmarks import processes
 from benchmarks.findings import MINILM, PEER_PYTHON
 from tests.support import web
 from tests.support.peers import run, texts_to_encode
+from tests.support.sentence_transformers import write_dense, write_modules, write_settings
 
 pytestmark = pytest.mark.sentence_transformers
 LIMIT, COSINE = 1e-4, 0.99999
+POOLED = {"Transformer": "", "Pooling": "1_Pooling"}
 PROMPTS = {"query": "query: ", "passage": "Represent this passage for retrieval: "}
 
 PEER = """
@@ -53,9 +56,8 @@ def pooling(mode: str) -> Callable[[Path], None]:
     """Another pooling, in the present spelling; vectors keep their length."""
 
     def change(folder: Path) -> None:
-        modules(folder, [("Transformer", ""), ("Pooling", "1_Pooling")])
-        config = {"embedding_dimension": 384, "pooling_mode": mode}
-        (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
+        write_modules(folder, **POOLED)
+        write_settings(folder / "1_Pooling", embedding_dimension=384, pooling_mode=mode)
 
     return change
 
@@ -64,39 +66,26 @@ def dense(*activations: str) -> Callable[[Path], None]:
     """Dense modules after the pooling, of random weights."""
 
     def change(folder: Path) -> None:
-        kinds = [("Transformer", ""), ("Pooling", "1_Pooling")]
-        for i, (activation, outputs) in enumerate(zip(activations, (256, 96), strict=False)):
-            width = (384, 256)[i]
-            place = folder / f"{i + 2}_Dense"
-            place.mkdir()
-            draws = np.random.default_rng(i)
-            weight = draws.normal(0, 1 / np.sqrt(width), (outputs, width)).astype(np.float32)
-            bias = draws.normal(0, 0.1, outputs).astype(np.float32)
-            save_file({"linear.weight": weight, "linear.bias": bias}, place / "model.safetensors")
-            config = {"in_features": width, "out_features": outputs, "bias": True}
-            config |= {"activation_function": f"torch.nn.modules.{activation}"}
-            (place / "config.json").write_text(json.dumps(config))
-            kinds.append(("Dense", place.name))
-        modules(folder, kinds)
+        torch.manual_seed(0)
+        layers = nn.Linear(384, 256), nn.Linear(256, 96)
+        for number, (activation, layer) in enumerate(zip(activations, layers, strict=False), 2):
+            sizes = {"in_features": layer.in_features, "out_features": layer.out_features}
+            function = f"torch.nn.modules.{activation}"
+            place = folder / f"{number}_Dense"
+            write_dense(place, layer, **sizes, activation_function=function)
+        names = {f"Dense_{number}": f"{number}_Dense" for number in range(2, 2 + len(activations))}
+        write_modules(folder, **POOLED, **names)
 
     return change
 
 
-def modules(folder: Path, kinds: Sequence[tuple[str, str]]) -> None:
-    listed = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (kind, path) in enumerate(kinds)
-    ]
-    (folder / "modules.json").write_text(json.dumps(listed))
-
-
 def prompts(folder: Path) -> None:
-    config = {"prompts": PROMPTS, "default_prompt_name": "query"}
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(config))
+    file = "config_sentence_transformers.json"
+    write_settings(folder, file, prompts=PROMPTS, default_prompt_name="query")
 
 
 def cut(folder: Path) -> None:
-    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 24}))
+    write_settings(folder, "sentence_bert_config.json", max_seq_length=24)
 
 
 def former(folder: Path) -> None:
@@ -110,8 +99,8 @@ def former(folder: Path) -> None:
             "config_sentence_transformers.json",
         ):
             file.rename(place / file.name)
-    kinds = [("Transformer", place.name), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
-    modules(folder, kinds)
+    paths = {**POOLED, "Transformer": place.name, "Normalize": "2_Normalize"}
+    write_modules(folder, **paths)
 
 
 VARIANTS = {

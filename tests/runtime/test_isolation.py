@@ -8,11 +8,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from addnorm.model.presets import build
 from addnorm.service.runtime.bundle import Bundle
 
 BAD = 7  # token id whose embedding is broken
@@ -83,20 +81,3 @@ def test_a_broken_sequence_changes_no_bit_of_another(
             for index in set(range(len(rows))) - {place}:
                 for got, expected in zip(together, alone[index], strict=True):
                     assert got[index][mask[index] == 1].tobytes() == expected.tobytes()
-
-
-@pytest.mark.parametrize("value", [3e38, float("nan")])
-def test_the_packed_model_keeps_sequences_apart(value: float) -> None:
-    """The same in PyTorch, for every place and for pads that hold the broken token."""
-    model = build("postnorm", "packed")
-    with torch.no_grad():
-        model.tokens.weight[BAD] = value
-    ids = torch.full((3, 6), BAD)
-    mask = torch.zeros_like(ids)
-    ids[1, 1:4], mask[1, 1:4] = torch.tensor([10, 11, 12]), 1
-    ids[2, :2], mask[2, :2] = torch.tensor([BAD, 20]), 1
-    with torch.no_grad():
-        for order in ([0, 1, 2], [2, 1, 0], [2, 0, 1], [1, 2, 0]):
-            activations = model(ids[order], mask[order])[0]
-            assert activations[order.index(1)].isfinite().all()
-            assert not activations[order.index(0)].any()

@@ -1,7 +1,6 @@
 """The queue with whole numbers for seconds; the workers with a fake engine."""
 
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 
 from addnorm.service.errors import Expired, Overloaded, ServiceError
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.job import Job, Target
+from addnorm.service.scheduling.job import Target
 from addnorm.service.scheduling.scheduler import Scheduler
 from tests.support.scheduling import (
     Queue,
@@ -88,40 +87,6 @@ def test_a_sequence_over_the_budget_runs_alone() -> None:
     submit(queue, target, of_lengths(3, 9, 3))
     assert lengths(queue.take(0)) == [9]
     assert lengths(queue.take(0)) == [3]
-
-
-def served_before(queue: Queue, job: Job, arrive: Callable[[], object]) -> int:
-    """Tokens that others get before the job is answered, while `arrive` adds a job each turn."""
-    tokens = 0
-    for _ in range(200):
-        if job.future.done():
-            return tokens
-        arrive()
-        micro = queue.take(0)
-        assert micro is not None
-        tokens += sum(sequence.length for sequence in micro.sequences if sequence.job is not job)
-        settle(queue, micro, 0)
-    raise AssertionError("starved")
-
-
-def test_a_flood_of_short_jobs_never_starves_a_long_one() -> None:
-    queue, target = Queue(100_000), Target(echo, 40)
-    long = submit(queue, target, of_lengths(500))
-    assert (
-        0
-        < served_before(queue, long, lambda: submit(queue, target, of_lengths(10, 10, 10, 10)))
-        <= 500 + 40
-    )
-
-
-def test_under_any_backlog_of_long_jobs_a_short_one_waits_for_one_micro_batch() -> None:
-    queue, target = Queue(100_000), Target(echo, 500)
-    for _ in range(40):
-        submit(queue, target, of_lengths(500, 500))
-    for _ in range(30):
-        queue.take(0)
-    job = submit(queue, target, of_lengths(10))
-    assert served_before(queue, job, lambda: submit(queue, target, of_lengths(500, 500))) <= 500
 
 
 def test_targets_never_share_a_micro_batch() -> None:

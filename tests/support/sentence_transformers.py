@@ -14,8 +14,8 @@ def write_modules(
 ) -> None:
     """paths: by the class of the module, with what tells two of a class apart behind "_"."""
     modules = [
-        {"path": path, "type": f"{package}.{name.partition('_')[0]}"}
-        for name, path in paths.items()
+        {"idx": i, "name": str(i), "path": path, "type": f"{package}.{name.partition('_')[0]}"}
+        for i, (name, path) in enumerate(paths.items())
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
 

@@ -1,1 +1,1 @@
-"""Seeded requests: everyday, greedy, mixed, broken, and the worst within the limits."""
+"""Seeded requests: greedy ones, and the worst within the limits."""

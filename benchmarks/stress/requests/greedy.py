@@ -9,22 +9,33 @@ from dataclasses import dataclass
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.runtime.manifest import Manifest
 from benchmarks.stress.caller import JSON, Request
+from benchmarks.stress.requests import texts
 from benchmarks.stress.requests.bodies import (
     BODY_BYTES,
+    EMBEDDINGS,
     INFER,
     LIMITS,
+    TOKENIZE,
+    embeddings,
+    hopeless,
     infer,
     integers,
-    raw,
-    zeros,
+    long_name,
+    longest,
+    of_texts,
+    packed,
+    padding,
+    pads,
+    small_chunks,
+    spaces,
+    tensor_pads,
+    v2_floats,
+    v2_pads,
+    wrong_mask,
 )
 
 MB = 1_000_000
-RERANKER, ENTAILMENT, MASKED_LM = (
-    "reranker",
-    "entailment",
-    "masked-lm",
-)  # of benchmarks/stress/models.py
+RERANKER, ENTAILMENT, MASKED_LM = "reranker", "entailment", "masked-lm"  # of stress/models.py
 
 
 @dataclass(frozen=True)
@@ -93,13 +104,6 @@ def _wide_heads(_: Manifest) -> list[Request]:
     return [Request.json("/v1/infer", {"model": MASKED_LM, **fields, "logits": {"top_k": 1}})]
 
 
-def _many_integers(_: Manifest) -> list[Request]:
-    """Under a mask of zeros, where an id may be any integer."""
-    numbers, num = integers(19)
-    fields = b'{"input_ids":[[%s]],"attention_mask":[[%s]],"outputs":["pooled"]}'
-    return [raw(INFER, fields % (numbers, zeros(num)))]
-
-
 def _sparse(_: Manifest) -> list[Request]:
     """Random weights leave half of the vocabulary positive."""
     texts = [f"{'ba ' * 470}{number}" for number in range(130)]
@@ -127,7 +131,36 @@ def _small(manifest: Manifest) -> list[Request]:
     return [Request.json("/v1/embeddings", {"model": manifest.name, "input": "a text"})]
 
 
+def _of_one(name: str, make: Callable[[Manifest], Request]) -> Greed:
+    return Greed(name, lambda manifest: [make(manifest)])
+
+
+def _texts(path: str, make: Callable[[Manifest], list[str]]) -> Callable[[Manifest], Request]:
+    return lambda manifest: of_texts(path, make, manifest)
+
+
+ONE_REQUEST: dict[str, Callable[[Manifest], Request]] = {  # again and again
+    "8 MiB of spaces, gzip": spaces,
+    "8 MiB of escapes for a name, gzip": lambda _: long_name(rb"\u0041"),
+    "260,000 integers of 60 digits, gzip": lambda _: packed(integers(60)),
+    "a million chunks of a byte": small_chunks,
+    "norm_stats of 262,144 pads": lambda m: padding(m, "norm_stats", LIMITS.max_padded_tokens),
+    "activations of 174,000 pads, gzip": (
+        lambda m: padding(m, "activations", pads(m.d_model)).having(accept_encoding="gzip")
+    ),
+    "the same as safetensors": tensor_pads,
+    "the same by V2": v2_pads,
+    "3,300,000 cells, a wrong mask": wrong_mask,
+    "262,144 floats of 55 digits by V2, gzip": lambda m: v2_floats(55, m),
+    "embeddings of 1,024 sequences": embeddings,
+    "900 texts of words in no vocabulary": _texts(EMBEDDINGS, lambda _: hopeless(900)),
+    "texts of one endless word": _texts(TOKENIZE, lambda m: longest(m, texts.run_on)),
+    "texts of accents": _texts(INFER, lambda m: longest(m, texts.accents)),
+}
+
+
 GREEDS = (
+    *(_of_one(name, make) for name, make in ONE_REQUEST.items()),
     Greed("a template of 2 MB for 400 labels", _long_template),
     Greed("a target of 2 MB", _long_target),
     Greed("2,020 texts for 2,020 labels", _many_pairs),
@@ -135,7 +168,7 @@ GREEDS = (
     Greed("17 bodies of 16 MB without their ends", _spaces, 17, is_whole=False),
     Greed("a query of 260 KB for 1,024 documents", _long_query, 1),
     Greed("30 requests for logits of 4,000 tokens", _wide_heads, 30),
-    Greed("30 bodies of 7 MB", _many_integers, 30),
+    Greed("30 bodies of 7 MB", lambda _: [integers(19)], 30),
     Greed("answers that take long to write", _many_masks, slow_answer=True),
     Greed("sparse vectors of half a vocabulary", _sparse, 5),
     Greed("a text of 255 masks", _many_masks, 6),

@@ -8,7 +8,7 @@ answered before the request was sent.
 import asyncio
 import shutil
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -19,12 +19,12 @@ import orjson
 from tqdm import tqdm
 
 from addnorm.load.client import Client, runner
+from addnorm.load.measure.stream import PROFILES, make
 from addnorm.load.servers import Server
 from addnorm.service.runtime.bundle import Bundle
 from benchmarks import processes
 from benchmarks.findings import Findings, Options, figures_table
 from benchmarks.stress.copies import republish
-from benchmarks.stress.requests.everyday import bodies
 
 WATCH_S = 0.1
 SWITCH_S = 60.0  # a version that takes longer to appear is taken for lost
@@ -49,7 +49,7 @@ class Swaps:
 def swaps(bundle: Bundle, num_swaps: int, concurrency: int = 8, settle_s: float = 10.0) -> Swaps:
     """Serves copies of the bundle under load, replacing the served one `num_swaps` times."""
     seen = Swaps()
-    sent = list(bodies(bundle.manifest.limits, list(bundle.manifest.precisions), 200))
+    sent = list(_bodies(bundle))
     with TemporaryDirectory() as name, runner() as run:
         root = Path(name)
         republish(bundle, root, 1)
@@ -59,6 +59,15 @@ def swaps(bundle: Bundle, num_swaps: int, concurrency: int = 8, settle_s: float 
             run.run(_under_load(seen, client, len(sent), concurrency, replace))
             client.close()
     return seen
+
+
+def _bodies(bundle: Bundle) -> Iterator[bytes]:
+    """Vectors and hidden states in each precision."""
+    for precision in bundle.manifest.precisions:
+        for profile in ("small", "hidden"):
+            fields = {"precision": precision}
+            stream = make(PROFILES[profile], bundle.manifest.limits, fields=fields)
+            yield from (request.body for request in stream.requests)
 
 
 async def _under_load(

@@ -75,9 +75,7 @@ ROWS = [
     Row("nodeSelector", {"pool": "vnni"}, f"{POD} nodeSelector", {"pool": "vnni"}),
     Row("tolerations", [TOLERATION], f"{POD} tolerations", [TOLERATION]),
     Row("spread.topologyKey", ZONE, f"{SPREAD} topologyKey", ZONE),
-    Row(
-        "spread.whenUnsatisfiable", "DoNotSchedule", f"{SPREAD} whenUnsatisfiable", "DoNotSchedule"
-    ),
+    Row("spread.whenUnsatisfiable", STRICT, f"{SPREAD} whenUnsatisfiable", STRICT),
     Row("timeoutS", 60, f"{SERVER} env ADDNORM_TIMEOUT_S value", "60"),
     Row("timeoutS", 60, f"{SERVER} env ADDNORM_GRACE_S value", "60"),
     Row("timeoutS", 60, f"{POD} terminationGracePeriodSeconds", 70),

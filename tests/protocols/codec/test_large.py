@@ -265,8 +265,8 @@ LARGE: dict[str, tuple[str, bytes, str]] = {
 
 @pytest.mark.parametrize("name", LARGE)
 def test_what_is_large_does_not_hold_up_the_event_loop(serve: Serve, name: str) -> None:
-    """One of ten attempts must succeed, for the machine may be busy. `python -m benchmarks stall`
-    has figures."""
+    """One of ten attempts must succeed, for the machine may be busy. `python -m benchmarks
+    other-keys` has figures."""
     path, body, headers = LARGE[name]
     with serve() as url:
         assert any(

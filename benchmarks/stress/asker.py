@@ -1,5 +1,6 @@
-"""Asks small requests in turn every few milliseconds, `GET /livez` unless others are given, from a
-process of its own. Light: imports little."""
+"""Asks small requests in turn every few milliseconds, from a process of its own.
+
+Light: imports little."""
 
 import multiprocessing
 import os
@@ -11,9 +12,7 @@ from itertools import cycle
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-EVERY_S = 0.005
 TIMEOUT_S = 120.0
-LIVEZ = (b"GET /livez HTTP/1.1\r\nhost: livez\r\n\r\n",)
 
 
 class Delay(NamedTuple):
@@ -28,8 +27,8 @@ def delays(
     host: str,
     port: int,
     is_over: Callable[[], bool],
-    every_s: float = EVERY_S,
-    requests: Sequence[bytes] = LIVEZ,
+    every_s: float,
+    requests: Sequence[bytes],
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], object] = time.sleep,
 ) -> list[Delay]:
@@ -97,9 +96,7 @@ class Asker:
 
 
 @contextmanager
-def asker(
-    host: str, port: int, every_s: float = EVERY_S, requests: Sequence[bytes] = LIVEZ
-) -> Iterator[Asker]:
+def asker(host: str, port: int, every_s: float, requests: Sequence[bytes]) -> Iterator[Asker]:
     context = multiprocessing.get_context("spawn")  # a fork would inherit our threads' locks
     ours, theirs = context.Pipe()
     process = context.Process(

@@ -1,1 +1,0 @@
-"""Rerank beside Infinity and CrossEncoder."""
