@@ -15,7 +15,7 @@ from addnorm.export.certificate.parity import certify
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.all_graphs import Graphs
-from addnorm.export.graphs.graph import OPSET, UnfitError, check_fit
+from addnorm.export.graphs.graph import UnfitError, check_fit
 from addnorm.export.graphs.half_precision import HalfPrecisionError, to_half
 from addnorm.export.graphs.quantize import QuantizationError, measure, needs, quantize
 from addnorm.export.sources.download import DownloadError
@@ -23,6 +23,7 @@ from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import Source, UsageError
 from addnorm.model.checkpoints import CheckpointError
 from addnorm.model.config import Config
+from addnorm.model.grid import OPSET
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime import bundle as bundles

@@ -205,8 +205,8 @@ def _in_bands(node: NodeProto) -> bool:
 
 
 def _forget_sizes(model: ModelProto) -> None:
-    """Notes of shapes say which sizes vary together, and of a band's they are not true, see `_range`
-    in model/grid.py. onnxruntime would reuse buffers of other sizes."""
+    """Drops which sizes vary together: of a band's that is not true, see `_range` in model/grid.py,
+    and onnxruntime would reuse buffers of other sizes."""
     for info in model.graph.value_info:
         for size in info.type.tensor_type.shape.dim:
             if size.dim_param:

@@ -30,9 +30,9 @@ from torch import nn
 from addnorm.export.certificate.graph import attributes, places, portable_nodes, structure
 from addnorm.export.graphs import half_precision, model_file, quantize
 from addnorm.export.graphs.all_graphs import Graphs
-from addnorm.export.graphs.graph import OPSET
 from addnorm.export.graphs.model_file import Graph
 from addnorm.model.config import Config
+from addnorm.model.grid import OPSET
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime.batch import Floats
