@@ -150,7 +150,8 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
         "--max-length",
         type=int,
         metavar="N",
-        help="tokens that a text may have; what its authors cut texts to by default",
+        help="tokens that a sequence may have, and that texts are cut to; what its authors"
+        " cut texts to by default",
     )
 
 

@@ -6,6 +6,7 @@ B batch, S grid width, N rows, H heads, V vocabulary. It holds every variant tha
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -281,6 +282,19 @@ def _rotary(config: Config) -> nn.ModuleDict:
         return nn.ModuleDict({"full": full, "local": full})
     local = RotaryTable(longest, dims, rotary.local_theta, rotary.scale)
     return nn.ModuleDict({"full": full, "local": local})
+
+
+def shorten(model: Transformer, max_positions: int) -> None:
+    """The model then takes up to so many tokens, and has the weights that they need alone."""
+    model.config = config = replace(model.config, max_positions=max_positions)
+    model.rotary = _rotary(config)
+    if config.positions.added != "none":
+        kept = model.positions.weight.detach()[:max_positions].clone()
+        model.positions = nn.Embedding.from_pretrained(kept)
+    if config.positions.buckets:
+        table = model.relative_bias.table
+        model.relative_bias = RelativeBias(config.positions.buckets, config.n_heads, max_positions)
+        model.relative_bias.table = table
 
 
 def randomize(model: Transformer, seed: int) -> Transformer:

@@ -15,7 +15,7 @@ from addnorm.model import presets
 from addnorm.model.checkpoints import Checkpoint, Choices, load_checkpoint
 from addnorm.model.config import Pick
 from addnorm.model.layout import LAYOUTS
-from addnorm.model.transformer import Transformer
+from addnorm.model.transformer import Transformer, shorten
 from addnorm.service.runtime.files import sha256
 
 SEED = 42
@@ -85,7 +85,7 @@ def named(name: str, choices: Choices | None = None, max_length: int | None = No
 def checkpoint(
     folder: Path, choices: Choices | None = None, max_length: int | None = None
 ) -> Source:
-    """max_length: tokens of a text, in place of the authors' limit.
+    """max_length: tokens of a sequence, and of a text in place of the authors' limit.
 
     CheckpointError if the folder does not fit, UsageError if max_length does not.
     """
@@ -113,6 +113,8 @@ def checkpoint(
         "default_prompt_name": loaded.default_prompt_name,
     }
     found = _texts(folder, loaded.model.config.max_positions, max_length, "--max-length")
+    if max_length is not None:
+        shorten(loaded.model, max_length)
     facts |= _facts(found)
     facts["input_types"] = {} if isinstance(found, NoTexts) else dict(found.input_types)
     return Source(folder.name, loaded.model, origin, facts, found, folder, loaded)
@@ -147,6 +149,8 @@ def module(
         "labels": None if labels is None else tuple(labels),
     }
     with_texts = _texts(tokenizer, model.config.max_positions, max_length, "max_length")
+    if max_length is not None:
+        shorten(twin, max_length)
     facts |= _facts(with_texts)
     if tokenizer is not None and isinstance(with_texts, NoTexts):
         raise UsageError(f"the tokenizer cannot be used: {with_texts}")
@@ -154,7 +158,7 @@ def module(
         original = (
             None
             if reference is None
-            else Original(reference, model.config, cast(Pick, pooling), pad)
+            else Original(reference, twin.config, cast(Pick, pooling), pad)
         )
     except OriginalError as error:
         raise UsageError(str(error)) from error
@@ -202,19 +206,21 @@ def _texts(
     folder: Path | None, max_positions: int, max_length: int | None, option: str
 ) -> Texts | NoTexts:
     """option: what the caller knows max_length as."""
+    found: Texts | NoTexts
     try:
         if folder is None:
             raise NoTexts("no tokenizer was given")
         found = texts.read(folder, max_positions)
     except NoTexts as why:
-        if max_length is None:
-            return why
-        raise UsageError(f"{option} {max_length} is of texts, and it takes none: {why}") from None
+        found = why
     if max_length is None:
         return found
-    if not found.num_special < max_length <= max_positions:
+    num_special = 0 if isinstance(found, NoTexts) else found.num_special
+    if not num_special < max_length <= max_positions:
         raise UsageError(
-            f"{option} {max_length}: {found.num_special + 1} to {max_positions} for"
-            f" this model, whose texts have {found.num_special} special tokens"
+            f"{option} {max_length}: {num_special + 1} to {max_positions} for"
+            f" this model, whose texts have {num_special} special tokens"
         )
+    if isinstance(found, NoTexts):
+        return found
     return replace(found, max_text_tokens=max_length, limited_by=option)

@@ -158,7 +158,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     ),
     "version": (classifier, {"version": 0}, "version 0 of own: 1 or more"),
     "name": (classifier, {"name": "a/b"}, "name 'a/b'"),
-    "no tokenizer": (classifier, {"max_length": 5}, "max_length 5 is of texts, and it takes none"),
     "no such tokenizer": (classifier, {"tokenizer": "nowhere"}, r"no tokenizer\.json in nowhere"),
 }
 

@@ -82,10 +82,16 @@ def test_an_export_says_why_a_model_takes_no_texts(
     assert f"texts: no, because {words}" in capsys.readouterr().out
     bundle = bundles.read(tmp_path / "out" / "mine" / "1")
     assert bundles.TOKENIZER not in bundle.manifest.files
-    with pytest.raises(SystemExit, match="--max-length 9 is of texts, and it takes none: "):
-        command.export(
-            ["--checkpoint", str(folder), "--out", str(tmp_path / "out"), "--max-length", "9"]
-        )
+
+
+def test_max_length_bounds_ids_where_a_model_takes_no_texts(folder: Path, tmp_path: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    command.export(
+        ["--checkpoint", str(folder), "--out", str(tmp_path / "out"), "--max-length", "9"]
+    )
+    bundle = bundles.read(tmp_path / "out" / "mine" / "1")
+    assert bundle.manifest.limits.max_positions == 9
+    command.verify([str(bundle.path), "--checkpoint", str(folder)])
 
 
 @pytest.mark.parametrize(
@@ -117,7 +123,8 @@ def test_max_length_sets_another_limit_which_verify_knows(
     assert "an empty text" in shown
     path = tmp_path / "out" / "mine" / "1"
     bundle = bundles.read(path)
-    assert (bundle.manifest.limits.max_text_tokens, bundle.manifest.source["max_length"]) == (7, 7)
+    limits, origin = bundle.manifest.limits, bundle.manifest.source
+    assert (limits.max_text_tokens, limits.max_positions, origin["max_length"]) == (7, 7, 7)
     assert list(map(len, Tokenizer(bundle).tokens(["a " * 40, ""], truncate=True))) == [7, 2]
     command.verify([str(path), "--checkpoint", str(folder)])
     change(

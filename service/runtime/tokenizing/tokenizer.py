@@ -17,6 +17,7 @@ from addnorm.service.runtime.tokenizing.own_ids import ends_of
 # else each call starts threads of its own, which compete with the worker threads
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Characters of a text for each token that it may have. Languages have 2 to 5.
+FEWEST_CHARACTERS = 256  # that a text may have: of few tokens, all may be long
 CHARACTERS_PER_TOKEN = 16  # more are refused before any work, unless the text may be cut
 LIKELY_CHARACTERS = 8  # mostly enough to cut the text
 EDGE_CHARACTERS = 64  # at the end of a beginning: what follows may still change their tokens
@@ -65,7 +66,7 @@ class Tokenizer:
         has ids that the model lacks."""
         limits = bundle.manifest.limits
         self.max_text_tokens = max_text_tokens or limits.max_text_tokens
-        self.max_characters = CHARACTERS_PER_TOKEN * limits.max_positions
+        self.max_characters = max(CHARACTERS_PER_TOKEN * limits.max_positions, FEWEST_CHARACTERS)
         self.has_types = limits.type_vocab_size > 1 and bundle.manifest.texts_have_types
         self._whole, self._cut, self._cut_pairs = (_read(bundle) for _ in range(3))
         self._pair_strategy = (self._whole.truncation or {}).get("strategy", LONGEST_FIRST)
