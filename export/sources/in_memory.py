@@ -99,7 +99,7 @@ def _pad(loaded: Checkpoint) -> int | None:
     """The id that the family takes for a pad wherever it stands, whatever the mask says: it counts
     positions by it."""
     family = FAMILIES[loaded.model_type]
-    raw = {**family.defaults, **json_files.settings(loaded.folder / "config.json")}
+    raw = family.raw(json_files.settings(loaded.folder / "config.json"))
     return raw.get("pad_token_id") if family.position_offset(raw) else None
 
 

@@ -16,8 +16,11 @@ from addnorm.model.checkpoints.distilbert import DISTILBERT
 from addnorm.model.checkpoints.electra import ELECTRA
 from addnorm.model.checkpoints.family import ACTIVATIONS, Family, HeadTable, Raw
 from addnorm.model.checkpoints.gpt2 import GPT2
+from addnorm.model.checkpoints.gte import GTE
+from addnorm.model.checkpoints.jina_embeddings_v3 import JINA
 from addnorm.model.checkpoints.modernbert import MODERNBERT
 from addnorm.model.checkpoints.mpnet import MPNET
+from addnorm.model.checkpoints.nomic_bert import NOMIC_BERT
 from addnorm.model.checkpoints.opt import OPT
 from addnorm.model.checkpoints.reader import CheckpointError, Reader, fill, fill_head, head_config
 from addnorm.model.checkpoints.roberta import ROBERTA
@@ -28,10 +31,14 @@ from addnorm.model.config import SIZES, Config, HeadConfig
 from addnorm.model.transformer import Transformer
 
 __all__ = ["Checkpoint", "CheckpointError", "Choices", "load_checkpoint"]
+ADAPTER = "adapter_config.json"
 UNSUPPORTED_HEADS = ("ForMultipleChoice", "ForNextSentencePrediction")  # ends of classes
 FAMILIES = {
     model_type: family
-    for family in (BERT, ROBERTA, ELECTRA, MPNET, DISTILBERT, ALBERT, GPT2, OPT, MODERNBERT)
+    for family in (
+        *(BERT, ROBERTA, ELECTRA, MPNET, DISTILBERT, ALBERT, GPT2, OPT),
+        *(MODERNBERT, NOMIC_BERT, GTE, JINA),
+    )
     for model_type in family.model_types
 }
 
@@ -78,9 +85,9 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
     if problem := _problem(body):
         raise CheckpointError(problem)
     fields = json_files.settings(body / "config.json")
-    family = _family(fields)
-    raw = {**family.defaults, **fields}
     weights = read_weights(body)
+    family = _family(fields).spelled_as(weights.tensors)
+    raw = family.raw(fields)
     reader = Reader.of(family, weights.tensors, choices.ignore)
     config, table = read_config(family, raw), _head(family, raw, reader, choices.ignore)
     table = table and replace(table, **table.derived(raw))
@@ -124,6 +131,11 @@ def _problem(folder: Path) -> str | None:
     if not (folder / "config.json").is_file():
         where = "name the folder that holds it beside the weights"
         return f"there is no config.json in {folder}: {where}"
+    if (folder / ADAPTER).is_file():
+        return (
+            f"{folder / ADAPTER} is of an adapter, which transformers adds to the weights: merge it"
+            " with peft's merge_and_unload(), and export the folder of its save_pretrained()"
+        )
     return None
 
 

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 ROTARY = "its positions are rotated into queries and keys"
 RMS = "its norms are RMSNorm, which has no mean; only LayerNorm is served"
 UNSUPPORTED = {  # model_type -> reason, nearest
-    "nomic_bert": (f"{ROTARY}, and its feed-forward is gated", "bert"),
-    "new": (f"{ROTARY}, and its feed-forward is gated", "xlm-roberta"),
     "deberta": ("its scores have terms of content by relative position", "roberta"),
     "deberta-v2": ("its scores have terms of content by relative position", "xlm-roberta"),
     "esm": (f"{ROTARY}, and embeddings are scaled by the share of masked tokens", "bert"),
