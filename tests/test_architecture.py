@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from addnorm.model.checkpoints import FAMILIES
+from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.service import VERSION
 from tests.support.imports import imported
 

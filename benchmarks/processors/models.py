@@ -17,7 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from addnorm.export.sources import sources
 from addnorm.export.sources.sources import Source
 from addnorm.export.writer import Plan, export
-from addnorm.model.checkpoints import FAMILIES
+from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.presets import PRESETS
 from addnorm.model.transformer import Transformer, randomize
 from addnorm.service.runtime.manifest import Limits

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from addnorm.export.sources import sources
 from addnorm.export.sources.original import Original, OriginalError, digest
 from addnorm.export.sources.sources import Source, UsageError
-from addnorm.model.checkpoints import FAMILIES, Checkpoint, Choices, json_files
+from addnorm.model.checkpoints import Checkpoint, Choices, json_files
+from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime.bundle import TOKENIZER
 

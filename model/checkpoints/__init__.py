@@ -1,6 +1,6 @@
 """Folders as transformers and sentence-transformers write them -> Config and weights.
 
-Each family of models is a table (`bert.py` and its neighbours). What does not fit is refused.
+Each family of models is a table in `families/`. What does not fit is refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,20 +10,9 @@ from pathlib import Path
 import torch
 
 from addnorm.model.checkpoints import dense, json_files, sentence_transformers
-from addnorm.model.checkpoints.albert import ALBERT
-from addnorm.model.checkpoints.bert import BERT
-from addnorm.model.checkpoints.distilbert import DISTILBERT
-from addnorm.model.checkpoints.electra import ELECTRA
+from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.checkpoints.family import ACTIVATIONS, Family, HeadTable, Raw
-from addnorm.model.checkpoints.gpt2 import GPT2
-from addnorm.model.checkpoints.gte import GTE
-from addnorm.model.checkpoints.jina_embeddings_v3 import JINA
-from addnorm.model.checkpoints.modernbert import MODERNBERT
-from addnorm.model.checkpoints.mpnet import MPNET
-from addnorm.model.checkpoints.nomic_bert import NOMIC_BERT
-from addnorm.model.checkpoints.opt import OPT
 from addnorm.model.checkpoints.reader import CheckpointError, Reader, fill, fill_head, head_config
-from addnorm.model.checkpoints.roberta import ROBERTA
 from addnorm.model.checkpoints.sentence_transformers import SentenceTransformers
 from addnorm.model.checkpoints.unsupported import reason
 from addnorm.model.checkpoints.weights import read as read_weights
@@ -33,14 +22,6 @@ from addnorm.model.transformer import Transformer
 __all__ = ["Checkpoint", "CheckpointError", "Choices", "load_checkpoint"]
 ADAPTER = "adapter_config.json"
 UNSUPPORTED_HEADS = ("ForMultipleChoice", "ForNextSentencePrediction")  # ends of classes
-FAMILIES = {
-    model_type: family
-    for family in (
-        *(BERT, ROBERTA, ELECTRA, MPNET, DISTILBERT, ALBERT, GPT2, OPT),
-        *(MODERNBERT, NOMIC_BERT, GTE, JINA),
-    )
-    for model_type in family.model_types
-}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from addnorm.model.checkpoints import FAMILIES, CheckpointError, Choices, load_checkpoint
+from addnorm.model.checkpoints import CheckpointError, Choices, load_checkpoint
+from addnorm.model.checkpoints.families import FAMILIES
 from tests.support.families import (
     CLASSES,
     CONFIGS,

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
-from addnorm.model.checkpoints import FAMILIES, CheckpointError, load_checkpoint, read_config
+from addnorm.model.checkpoints import CheckpointError, load_checkpoint, read_config
+from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Transformer
 from tests.support.families import (

@@ -4,9 +4,9 @@ that came with its weights. Experts, as in version 2 of the embedders, are refus
 from dataclasses import replace
 from typing import Any
 
-from addnorm.model.checkpoints import bert, rotary
+from addnorm.model.checkpoints.families import bert, rotary
+from addnorm.model.checkpoints.families.jina_embeddings_v3 import EMBEDDINGS, IN_MEMORY
 from addnorm.model.checkpoints.family import Family, Raw
-from addnorm.model.checkpoints.jina_embeddings_v3 import EMBEDDINGS, IN_MEMORY
 
 GATES = {"swiglu": "silu", "geglu": "gelu"}  # what the code of before calls them
 LAYER = "encoder.layers.{}."

@@ -4,9 +4,9 @@ weights were published with. snowflake-arctic-embed-m-v2.0 is one of them."""
 from dataclasses import replace
 from typing import Any
 
-from addnorm.model.checkpoints import bert, roberta, rotary
+from addnorm.model.checkpoints.families import bert, roberta, rotary
+from addnorm.model.checkpoints.families.jina_embeddings_v3 import EMBEDDINGS, IN_MEMORY
 from addnorm.model.checkpoints.family import Family, Raw
-from addnorm.model.checkpoints.jina_embeddings_v3 import EMBEDDINGS, IN_MEMORY
 
 LM = replace(roberta.LM, norm="lm_head.norm", bias=True)
 SWAPPED = "blocks.{}.ffn.up"  # stored as values, then their gates

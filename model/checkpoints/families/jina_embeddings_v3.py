@@ -6,7 +6,7 @@ The base model, as it is without the adapters of its tasks, which lie in folders
 from dataclasses import replace
 from typing import Any
 
-from addnorm.model.checkpoints import bert, roberta, rotary
+from addnorm.model.checkpoints.families import bert, roberta, rotary
 from addnorm.model.checkpoints.family import Family, Modules, Raw
 
 LAYER = "encoder.layers.{}."
