@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from addnorm.model.checkpoints import FAMILIES
+from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.service import VERSION
 from tests.support.imports import imported
 
@@ -190,8 +190,9 @@ def test_functions_stay_short() -> None:
 
 def test_no_familys_name_stands_outside_the_checkpoint_reader() -> None:
     """A family is a table: nothing else may depend on which one it is."""
-    long = "|".join(re.escape(name) for name in FAMILIES if len(name) > 3)
-    short = "|".join(rf"\b{name}\b" for name in FAMILIES if len(name) <= 3)
+    names = FAMILIES.keys() - {"new"}  # as one calls itself
+    long = "|".join(re.escape(name) for name in names if len(name) > 3)
+    short = "|".join(rf"\b{name}\b" for name in names if len(name) <= 3)
     named = re.compile(f"{long}|{short}", re.IGNORECASE)
     reader = ROOT / "model" / "checkpoints"
     found = {

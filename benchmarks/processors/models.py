@@ -17,12 +17,14 @@ from transformers import PretrainedConfig, PreTrainedModel
 from addnorm.export.sources import sources
 from addnorm.export.sources.sources import Source
 from addnorm.export.writer import Plan, export
-from addnorm.model.checkpoints import FAMILIES
+from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.presets import PRESETS
 from addnorm.model.transformer import Transformer, randomize
 from addnorm.service.runtime.manifest import Limits
 from benchmarks.stress.requests import texts
 
+# others are earlier names of these
+FAMILY_NAMES = [name for name in FAMILIES if name in transformers.CONFIG_MAPPING]
 VOCABULARY, POSITIONS, SEED = 200, 160, 0
 NUM_WORDS = 150  # fewer: transformers adds special tokens to those of some families
 WIDTH, NUM_HEADS, NUM_LAYERS = 128, 4, 2  # int8 does not pay for narrower ones
@@ -51,7 +53,7 @@ WITH_LENS = (*PRESETS, HEADED_FAMILY, "mpnet")  # every order of blocks; a bias 
 
 
 def names() -> list[str]:
-    return [*PRESETS, *FAMILIES, *HEADS]
+    return [*PRESETS, *FAMILY_NAMES, *HEADS]
 
 
 def export_all(wanted: Sequence[str], root: Path, checkpoints: Path) -> None:
@@ -72,7 +74,7 @@ def _makers(checkpoints: Path) -> Iterator[tuple[str, Callable[[], Source]]]:
     """Names, and what reads or writes the source of each."""
     for name in PRESETS:
         yield name, partial(_preset, name)
-    for family in FAMILIES:
+    for family in FAMILY_NAMES:
         yield family, partial(_language_model, family, checkpoints / family)
     for name, (kind, own) in HEADS.items():
         yield name, partial(_headed, kind, own, checkpoints / name)

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from addnorm.export.sources import sources
 from addnorm.export.sources.original import Original, OriginalError, digest
 from addnorm.export.sources.sources import Source, UsageError
-from addnorm.model.checkpoints import FAMILIES, Checkpoint, Choices, json_files
+from addnorm.model.checkpoints import Checkpoint, Choices, json_files
+from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime.bundle import TOKENIZER
 
@@ -99,7 +100,7 @@ def _pad(loaded: Checkpoint) -> int | None:
     """The id that the family takes for a pad wherever it stands, whatever the mask says: it counts
     positions by it."""
     family = FAMILIES[loaded.model_type]
-    raw = {**family.defaults, **json_files.settings(loaded.folder / "config.json")}
+    raw = family.raw(json_files.settings(loaded.folder / "config.json"))
     return raw.get("pad_token_id") if family.position_offset(raw) else None
 
 

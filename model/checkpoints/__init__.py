@@ -1,6 +1,6 @@
 """Folders as transformers and sentence-transformers write them -> Config and weights.
 
-Each family of models is a table (`bert.py` and its neighbours). What does not fit is refused.
+Each family of models is a table in `families/`. What does not fit is refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,17 +10,9 @@ from pathlib import Path
 import torch
 
 from addnorm.model.checkpoints import dense, json_files, sentence_transformers
-from addnorm.model.checkpoints.albert import ALBERT
-from addnorm.model.checkpoints.bert import BERT
-from addnorm.model.checkpoints.distilbert import DISTILBERT
-from addnorm.model.checkpoints.electra import ELECTRA
+from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.checkpoints.family import ACTIVATIONS, Family, HeadTable, Raw
-from addnorm.model.checkpoints.gpt2 import GPT2
-from addnorm.model.checkpoints.modernbert import MODERNBERT
-from addnorm.model.checkpoints.mpnet import MPNET
-from addnorm.model.checkpoints.opt import OPT
 from addnorm.model.checkpoints.reader import CheckpointError, Reader, fill, fill_head, head_config
-from addnorm.model.checkpoints.roberta import ROBERTA
 from addnorm.model.checkpoints.sentence_transformers import SentenceTransformers
 from addnorm.model.checkpoints.unsupported import reason
 from addnorm.model.checkpoints.weights import read as read_weights
@@ -28,12 +20,8 @@ from addnorm.model.config import SIZES, Config, HeadConfig
 from addnorm.model.transformer import Transformer
 
 __all__ = ["Checkpoint", "CheckpointError", "Choices", "load_checkpoint"]
+ADAPTER = "adapter_config.json"
 UNSUPPORTED_HEADS = ("ForMultipleChoice", "ForNextSentencePrediction")  # ends of classes
-FAMILIES = {
-    model_type: family
-    for family in (BERT, ROBERTA, ELECTRA, MPNET, DISTILBERT, ALBERT, GPT2, OPT, MODERNBERT)
-    for model_type in family.model_types
-}
 
 
 @dataclass(frozen=True)
@@ -78,9 +66,9 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
     if problem := _problem(body):
         raise CheckpointError(problem)
     fields = json_files.settings(body / "config.json")
-    family = _family(fields)
-    raw = {**family.defaults, **fields}
     weights = read_weights(body)
+    family = _family(fields).spelled_as(weights.tensors)
+    raw = family.raw(fields)
     reader = Reader.of(family, weights.tensors, choices.ignore)
     config, table = read_config(family, raw), _head(family, raw, reader, choices.ignore)
     table = table and replace(table, **table.derived(raw))
@@ -124,6 +112,11 @@ def _problem(folder: Path) -> str | None:
     if not (folder / "config.json").is_file():
         where = "name the folder that holds it beside the weights"
         return f"there is no config.json in {folder}: {where}"
+    if (folder / ADAPTER).is_file():
+        return (
+            f"{folder / ADAPTER} is of an adapter, which transformers adds to the weights: merge it"
+            " with peft's merge_and_unload(), and export the folder of its save_pretrained()"
+        )
     return None
 
 

@@ -1,6 +1,6 @@
 """What a family's table says: how transformers names a model's configuration and its weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,4 +71,20 @@ class Family:
     # our embedding -> a matrix [ours, stored] that its rows are multiplied with, where there is one
     projections: Mapping[str, str] = field(default_factory=dict)
     transposed: bool = False  # whether weights of the blocks are stored [in, out]
+    swapped: tuple[str, ...] = ()  # our modules whose halves are stored in the other order
+    renamed: Mapping[str, str] = field(default_factory=dict)  # fields of other code -> config's
+    also: "Family | None" = None
     unused: tuple[str, ...] = field(default=())  # regular expressions of keys that have no effect
+
+    def raw(self, fields: Raw) -> Raw:
+        """The fields of config.json, by the names that the table has, and the defaults."""
+        named = {new: fields[old] for old, new in self.renamed.items() if old in fields}
+        return {**self.defaults, **named, **fields}
+
+    def spelled_as(self, keys: Iterable[str]) -> "Family":
+        """The table whose keys these are."""
+        if self.also is None:
+            return self
+        qkv = self.also.modules["blocks.{}.attention.qkv"]
+        key = (qkv if isinstance(qkv, str) else qkv[0]).format(0) + ".weight"
+        return self.also if any(name.endswith(key) for name in keys) else self

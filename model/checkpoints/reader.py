@@ -99,8 +99,10 @@ def fill(model: Transformer, reader: Reader, raw: Raw) -> None:
             path = ours.removeprefix("blocks.{}.")
             for index, block in enumerate(model.blocks):
                 if hasattr(block, path.partition(".")[0]):  # the first may lack a norm
-                    names = [key.format(index) for key in keys]
-                    _copy(block.get_submodule(path), names, reader, family.transposed)
+                    module, names = block.get_submodule(path), [key.format(index) for key in keys]
+                    _copy(module, names, reader, family.transposed)
+                    if ours in family.swapped:
+                        _swap_halves(module)
         elif ours == "positions":
             _copy_positions(model.positions, keys[0], offset, reader)
         elif ours == "types" and model.config.type_vocab_size == 1:
@@ -124,6 +126,11 @@ def _copy(module: nn.Module, keys: list[str], reader: Reader, transposed: bool) 
             ours.copy_(reader.read(f"{key}.{name}", ours.shape))
 
 
+def _swap_halves(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.copy_(parameter.roll(len(parameter) // 2, 0))
+
+
 def _copy_positions(positions: nn.Embedding, key: str, offset: int, reader: Reader) -> None:
     rows, width = positions.weight.shape
     table = reader.read(f"{key}.weight", torch.Size([rows + offset, width]))
@@ -134,7 +141,8 @@ def _fold_types(model: Transformer, key: str, reader: Reader) -> None:
     """The model has one type, whose vector is added at every position."""
     if f"{key}.weight" in reader:
         shape = torch.Size([1, model.tokens.weight.shape[1]])
-        model.positions.weight.add_(reader.read(f"{key}.weight", shape)[0])
+        table = model.tokens if model.config.positions.added == "none" else model.positions
+        table.weight.add_(reader.read(f"{key}.weight", shape)[0])
 
 
 def _project(embedding: nn.Module, key: str, projection: str, reader: Reader) -> None:

@@ -2,20 +2,18 @@
 
 from collections.abc import Sequence
 
-ROTARY = "its positions are rotated into queries and keys"
+PARALLEL = "its attention and feed-forward run in parallel"
 RMS = "its norms are RMSNorm, which has no mean; only LayerNorm is served"
 UNSUPPORTED = {  # model_type -> reason, nearest
-    "nomic_bert": (f"{ROTARY}, and its feed-forward is gated", "bert"),
-    "new": (f"{ROTARY}, and its feed-forward is gated", "xlm-roberta"),
     "deberta": ("its scores have terms of content by relative position", "roberta"),
     "deberta-v2": ("its scores have terms of content by relative position", "xlm-roberta"),
-    "esm": (f"{ROTARY}, and embeddings are scaled by the share of masked tokens", "bert"),
+    "esm": ("embeddings are scaled by the share of masked tokens in their sequence", "bert"),
     "xlm-roberta-xl": ("its norms stand before attention, after an embedding", "xlm-roberta"),
     "roberta-prelayernorm": ("its norms stand before attention", "roberta"),
-    "gpt_neo": ("its layers see a window of tokens in turn", "gpt2"),
-    "gpt_neox": (f"{ROTARY}, and attention and feed-forward run in parallel", "gpt2"),
-    "gptj": (f"{ROTARY}, and attention and feed-forward run in parallel", "gpt2"),
-    "phi": (f"{ROTARY}, and attention and feed-forward run in parallel", "gpt2"),
+    "gpt_neo": ("its scores are not divided by the root of a head's dimensions", "gpt2"),
+    "gpt_neox": (PARALLEL, "gpt2"),
+    "gptj": (PARALLEL, "gpt2"),
+    "phi": (PARALLEL, "gpt2"),
     "bloom": ("its positions are a bias that falls with distance (ALiBi)", "gpt2"),
     "gpt_bigcode": ("its heads share keys and values", "gpt2"),
     "xlnet": ("its positions are relative within attention", "bert"),
@@ -32,6 +30,7 @@ UNSUPPORTED = {  # model_type -> reason, nearest
     "qwen3": (RMS, "gpt2"),
     "gemma3_text": (RMS, "gpt2"),
 }
+ELSEWHERE = ("deberta-v2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
 
 
 def reason(model_type: str | None, supported: Sequence[str]) -> str:
@@ -40,7 +39,9 @@ def reason(model_type: str | None, supported: Sequence[str]) -> str:
         return f"model_type is missing; supported are {', '.join(supported)}"
     if model_type in UNSUPPORTED:
         why, nearest = UNSUPPORTED[model_type]
+        served = ". text-embeddings-inference serves it" if model_type in ELSEWHERE else ""
         return (
-            f"model_type {model_type!r} is not supported: {why}. The nearest that is: {nearest!r}"
+            f"model_type {model_type!r} is not supported: {why}. The nearest that is:"
+            f" {nearest!r}{served}"
         )
     return f"model_type is {model_type!r}; supported are {', '.join(supported)}"

@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
-from addnorm.model.checkpoints import CheckpointError, load_checkpoint
+from addnorm.model.checkpoints import CheckpointError, load_checkpoint, read_config
+from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.layout import LAYOUTS
+from addnorm.model.transformer import Transformer
 from tests.support.families import (
     CLASSES,
+    ENCODER,
     ROTARY,
     VOCAB_SIZE,
     answers,
@@ -40,10 +44,10 @@ def grids() -> Iterator[tuple[Tensor, Tensor]]:
         yield torch.randint(5, VOCAB_SIZE, (len(LENGTHS), seq), generator=draws), mask
 
 
-def largest_gaps(theirs: PreTrainedModel, folder: Path) -> tuple[float, float]:
+def gaps_of(ours: Transformer, theirs: PreTrainedModel) -> tuple[float, float]:
     """The largest differences from transformers', one sequence at a time: of a row, as a share of
     the row's largest value; of logits, as a share of their largest."""
-    ours, of_rows, of_logits = load_checkpoint(save(theirs, folder)).model, [0.0], [0.0]
+    of_rows, of_logits = [0.0], [0.0]
     for ids, mask in grids():
         for layout in LAYOUTS.values():
             ours.layout = layout
@@ -67,7 +71,8 @@ def largest_gaps(theirs: PreTrainedModel, folder: Path) -> tuple[float, float]:
 def test_long_sequences_in_ragged_grids_equal_those_of_transformers(
     class_name: str, tmp_path: Path
 ) -> None:
-    found = largest_gaps(made(class_name, **LONG), tmp_path)
+    theirs = made(class_name, **LONG)
+    found = gaps_of(load_checkpoint(save(theirs, tmp_path)).model, theirs)
     print(class_name, *(f"{gap:.1e}" for gap in found))
     assert max(found) <= 1e-5
 
@@ -114,30 +119,144 @@ def test_earlier_fields_of_config_json_give_the_same_model(
     assert new.window == (0 if made_with == NO_WINDOWS else 4)
 
 
+@pytest.mark.parametrize("model_type", ["modernbert", "nomic_bert", "gte", "jina_embeddings_v3"])
+def test_fields_that_config_json_leaves_out_are_those_of_transformers(model_type: str) -> None:
+    sizes = {**ENCODER, "pad_token_id": 0}
+    every = AutoConfig.for_model(model_type, **sizes).to_dict()
+    family = FAMILIES[model_type]
+    assert read_config(family, family.raw(every)) == read_config(family, family.raw(sizes))
+
+
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+YARNS = "_attention is 'yarn', supported is 'default'"
+MODERN, NOMIC, GTE, JINA = (f"{family}Model" for family in ROTARY)
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("class_name", "fields", "words"),
     [
         (
+            MODERN,
             {"rope_parameters": {"sliding_attention": YARN}},
-            "rope_type in rope_parameters.sliding_attention is 'yarn', supported is 'default'",
+            f"rope_parameters.sliding{YARNS}",
         ),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type in rope_scaling is 'lin"),
-        ({"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters has 'rope_theta', supported"),
-        ({**BEFORE, "global_rope_theta": "160k"}, "theta is '160k': a number over 0"),
-        ({"layer_types": ["full_attention"] * 2}, "each of num_hidden_layers 3"),
-        ({"layer_types": ["full_attention"] * 2 + ["linear_attention"]}, "'linear_attention'"),
-        ({**BEFORE, "global_attn_every_n_layers": 0}, "global_attn_every_n_layers is 0: a whole"),
-        ({"local_attention": 1}, r"window is 0 and local_layers is \(1, 2\): both are needed"),
-        ({"classifier_pooling": "max"}, "classifier_pooling is 'max', supported is 'cls' or"),
-        ({"classifier_activation": "mish"}, "classifier_activation is 'mish', supported is"),
+        (MODERN, {"rope_scaling": {"type": "linear"}}, "rope_type in rope_scaling is 'linear', s"),
+        (MODERN, {"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters has 'rope_theta', s"),
+        (MODERN, {**BEFORE, "global_rope_theta": "160k"}, "theta is '160k': a number over 0"),
+        (MODERN, {"layer_types": ["full_attention"] * 2}, "each of num_hidden_layers 3"),
+        (
+            MODERN,
+            {"layer_types": [*["full_attention"] * 2, "linear"]},
+            "'linear'.: 'full_attention",
+        ),
+        (MODERN, {**BEFORE, "global_attn_every_n_layers": 0}, "attn_every_n_layers is 0: a whole"),
+        (
+            MODERN,
+            {"local_attention": 1},
+            r"window is 0 and local_layers is \(1, 2\): both are need",
+        ),
+        (MODERN, {"classifier_pooling": "max"}, "classifier_pooling is 'max', supported is 'cls'"),
+        (MODERN, {"classifier_activation": "mish"}, "classifier_activation is 'mish', supported"),
+        (NOMIC, {"rope_parameters": YARN}, "rope_parameters is 'yarn', supported is 'default' or"),
+        (NOMIC, {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction is 0.5, supported is 1.0"),
+        (NOMIC, {"num_experts": 8}, "num_experts is 8, supported is None or 0 or 1"),
+        (NOMIC, {"head_dim": 16}, "head_dim is 16, supported is 12"),
+        (
+            GTE,
+            {"rope_scaling": {"type": "ntk", "mixed_b": 0.6}},
+            "mixed_b is 0.6, supported is None",
+        ),
+        (GTE, {"pack_qkv": False}, "pack_qkv is False, supported is True"),
+        (JINA, {"rope_parameters": {"rope_type": "ntk"}}, "is 'ntk', supported is 'default' or"),
+        (JINA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, supported is 1.0"),
     ],
 )
 def test_what_cannot_be_computed_is_refused_by_name(
-    tmp_path: Path, fields: dict[str, Any], words: str
+    tmp_path: Path, class_name: str, fields: dict[str, Any], words: str
 ) -> None:
-    folder = changed(save(made("ModernBertModel"), tmp_path), **fields)
+    folder = changed(save(made(class_name), tmp_path), **fields)
     with pytest.raises(CheckpointError, match=rf"^config\.json: .*{words}"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("class_name", ["NomicBertForMaskedLM", "GteForMaskedLM", JINA])
+def test_keys_as_in_memory_give_the_same_model(class_name: str, tmp_path: Path) -> None:
+    theirs = made(class_name)
+    theirs.save_pretrained(tmp_path / "own", save_original_format=False)
+    named, own = (
+        load_checkpoint(folder).model for folder in (save(theirs, tmp_path), tmp_path / "own")
+    )
+    assert named.config == own.config
+    for name, tensor in named.state_dict().items():
+        assert torch.equal(tensor, own.state_dict()[name]), name
+
+
+NOMICS_OWN = {  # names before transformers had the family -> those of transformers
+    "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_inner": "intermediate_size",
+    "n_layer": "num_hidden_layers", "layer_norm_epsilon": "layer_norm_eps",
+    "n_positions": "max_position_embeddings",
+}  # fmt: skip
+
+
+def test_nomics_own_config_gives_the_same_model(tmp_path: Path) -> None:
+    folder = save(made(NOMIC, rope_parameters={"rope_theta": 700.0}), tmp_path)
+    new, fields = (
+        load_checkpoint(folder).model.config,
+        json.loads((folder / "config.json").read_text()),
+    )
+    renamed = {old: fields[name] for old, name in NOMICS_OWN.items()}
+    absent = dict.fromkeys([*NOMICS_OWN.values(), "hidden_act", "rope_parameters", "head_dim"])
+    changed(folder, **absent, **renamed, activation_function="swiglu", rotary_emb_base=700)
+    assert load_checkpoint(folder).model.config == new
+
+
+@pytest.mark.parametrize(
+    ("fields", "longest"),
+    [
+        ({"max_position_embeddings": 60}, 60),
+        ({"max_position_embeddings": 60, "rope_parameters": {"rope_type": "dynamic"}}, 60),
+        ({"n_positions": 80, "max_trained_positions": 50, "rotary_scaling_factor": None}, 80),
+        ({"n_positions": 80, "max_trained_positions": 50, "rotary_scaling_factor": 2}, 50),
+        ({"n_positions": 80, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, 2048),
+    ],
+)
+def test_sequences_are_as_long_as_angles_are_fixed(
+    tmp_path: Path, fields: dict[str, Any], longest: int
+) -> None:
+    folder = save(made(NOMIC), tmp_path)
+    changed(folder, **{"max_position_embeddings": None, **fields})
+    assert load_checkpoint(folder).model.config.max_positions == longest
+
+
+def test_gtes_own_config_and_keys_give_the_angles_of_transformers(tmp_path: Path) -> None:
+    """transformers writes these angles as linear, with another base."""
+    theta, factor = 500.0, 2.0
+    linear = {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / 12)}
+    theirs = made("GteForSequenceClassification", rope_parameters=linear, **LONG)
+    folder = save(theirs, tmp_path / "new")
+    weights = load_file(folder / "model.safetensors")
+    renamed = {key.replace("gte.", "new."): tensor for key, tensor in weights.items()}
+    save_file(renamed, folder / "model.safetensors")
+    ntk = {"rope_theta": theta, "rope_scaling": {"type": "ntk", "factor": factor}}
+    names = {"model_type": "new", "architectures": ["NewForSequenceClassification"]}
+    changed(folder, rope_parameters=None, position_embedding_type="rope", **names, **ntk)
+    assert max(gaps_of(load_checkpoint(folder).model, theirs)) <= 1e-5
+
+
+def test_one_type_for_all_is_added_to_tokens_and_not_to_a_tied_head(tmp_path: Path) -> None:
+    theirs = made("JinaEmbeddingsV3ForMaskedLM")
+    ours = load_checkpoint(save(theirs, tmp_path)).model
+    stored = theirs.roberta.embeddings
+    types = stored.token_type_embeddings.weight[0]
+    assert types.abs().max() > 0.01
+    torch.testing.assert_close(ours.tokens.weight, stored.word_embeddings.weight + types)
+    assert torch.equal(ours.heads["logits"].linear.weight, stored.word_embeddings.weight)
+
+
+def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
+    folder = save(made(JINA), tmp_path)
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(
+        CheckpointError, match=r"adapter_config\.json is of an adapter, .* merge it"
+    ):
         load_checkpoint(folder)

@@ -41,8 +41,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **ENCODER, "pad_token_id": 0, "local_attention": 8, "classifier_pooling": "mean",
         "norm_bias": True, "classifier_bias": True,
     },
+    "NomicBert": {**ENCODER, "type_vocab_size": 3},
+    "Gte": {**ENCODER, "type_vocab_size": 2},
+    "JinaEmbeddingsV3": ENCODER,
 }  # fmt: skip
-ROTARY = ("ModernBert",)  # families whose positions are rotated
+ROTARY = (
+    "ModernBert",
+    "NomicBert",
+    "Gte",
+    "JinaEmbeddingsV3",
+)  # families whose positions are rotated
 _LARGER = {"hidden_size": 192, "intermediate_size": 256, "num_attention_heads": 6}
 # a size for which int8 pays
 LARGER: dict[str, dict[str, Any]] = {
@@ -99,7 +107,7 @@ def sequences(model: PreTrainedModel) -> list[tuple[list[int], list[int]]]:
     """Seeded (ids, token types) of several lengths. No id is a padding token's, which transformers
     would take for a pad."""
     draws = torch.Generator().manual_seed(1)
-    kinds = getattr(model.config, "type_vocab_size", 1)
+    kinds = getattr(model.config, "type_vocab_size", 1) or 1
     return [
         (
             torch.randint(5, VOCAB_SIZE, (length,), generator=draws).tolist(),

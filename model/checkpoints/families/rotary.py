@@ -51,10 +51,45 @@ def _of_both_kinds(raw: Raw, has_windows: bool) -> Rotary:
     return Rotary(full, None if local == full or not has_windows else local)
 
 
+def of_all_layers(raw: Raw, more_types: Sequence[str] = ()) -> Positions:
+    """Where all layers have the same angles. The base is `rope_theta` where no other is named.
+
+    more_types: "dynamic", whose angles are the paper's up to the trained length; "ntk" (NTK-aware
+    scaling with a fixed factor).
+    """
+    kind, factor = type_of(raw), _parameters(raw).get("factor", 1.0)
+    _refuse_other_types("rope_parameters", kind, (PLAIN, "linear", *more_types))
+    dims = raw["hidden_size"] // raw["num_attention_heads"]
+    theta = _parameters(raw).get("rope_theta", raw["rope_theta"])
+    for name, known in (("head_dim", dims), ("partial_rotary_factor", 1.0), ("mixed_b", None)):
+        if (value := _parameters(raw).get(name, raw.get(name))) not in (None, known):
+            raise ValueError(f"{name} is {value!r}, supported is {known!r}")
+    if kind == "linear":
+        return Positions("none", Rotary(theta, scale=factor))
+    if kind == "ntk":
+        return Positions("none", Rotary(theta * factor, scale=factor ** (2 / dims)))
+    return Positions("none", Rotary(theta))
+
+
+def type_of(raw: Raw) -> str:
+    """The type of the angles that all layers have."""
+    found: str = _parameters(raw).get("rope_type", _parameters(raw).get("type", PLAIN))
+    return found
+
+
+def _parameters(raw: Raw) -> Mapping[str, Any]:
+    return raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+
+
 def theta_of(name: str, parameters: Mapping[str, Any] | None, otherwise: float | None) -> Any:
     """The base of the angles. name: of the field. otherwise: where it is not there."""
     parameters = parameters or {}
     kind = parameters.get("rope_type", parameters.get("type", PLAIN))
-    if kind != PLAIN:
-        raise ValueError(f"rope_type in {name} is {kind!r}, supported is {PLAIN!r}")
+    _refuse_other_types(name, kind, (PLAIN,))
     return parameters.get("rope_theta", otherwise)
+
+
+def _refuse_other_types(name: str, kind: Any, types: Sequence[str]) -> None:
+    if kind not in types:
+        known = " or ".join(map(repr, types))
+        raise ValueError(f"rope_type in {name} is {kind!r}, supported is {known}")

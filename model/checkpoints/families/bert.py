@@ -39,6 +39,24 @@ ONLY = {
     "is_decoder": (False, None),
     "add_cross_attention": (False, None),
 }
+LM = HeadTable(
+    ("ForMaskedLM", "ForPreTraining"),
+    "every",
+    "cls.predictions.decoder",
+    dense="cls.predictions.transform.dense",
+    activation=None,
+    norm="cls.predictions.transform.LayerNorm",
+    bias="cls.predictions.bias",
+    tied=True,
+)
+SEQUENCE = HeadTable(
+    ("ForSequenceClassification",),
+    "first",
+    "classifier",
+    dense="pooler.dense",
+    activation="tanh",
+    labels=True,
+)
 TOKENS = HeadTable(("ForTokenClassification",), "every", "classifier", labels=True)
 SPANS = HeadTable(("ForQuestionAnswering",), "every", "qa_outputs", labels=("start", "end"))
 POSITION_IDS = r".*\.position_ids"  # a buffer of earlier releases
@@ -49,24 +67,8 @@ BERT = Family(
     config=CONFIG,
     modules=MODULES,
     heads=(
-        HeadTable(
-            ("ForMaskedLM", "ForPreTraining"),
-            "every",
-            "cls.predictions.decoder",
-            dense="cls.predictions.transform.dense",
-            activation=None,
-            norm="cls.predictions.transform.LayerNorm",
-            bias="cls.predictions.bias",
-            tied=True,
-        ),
-        HeadTable(
-            ("ForSequenceClassification",),
-            "first",
-            "classifier",
-            dense="pooler.dense",
-            activation="tanh",
-            labels=True,
-        ),
+        LM,
+        SEQUENCE,
         TOKENS,
         SPANS,
         # Stanford's ColBERT (Khattab and Zaharia, arXiv:2004.12832)

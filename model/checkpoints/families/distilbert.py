@@ -1,6 +1,6 @@
 """DistilBERT (Sanh et al., arXiv:1910.01108): `transformers.models.distilbert`."""
 
-from addnorm.model.checkpoints import bert
+from addnorm.model.checkpoints.families import bert
 from addnorm.model.checkpoints.family import Family, HeadTable
 
 LAYER = "transformer.layer.{}."

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from addnorm.model.checkpoints import bert, roberta
+from addnorm.model.checkpoints.families import bert, roberta
 from addnorm.model.checkpoints.family import Family, Raw
 from addnorm.model.config import Positions
 

@@ -5,7 +5,7 @@ The position table begins with unused rows, up to that of the padding token.
 
 from typing import Any
 
-from addnorm.model.checkpoints import bert
+from addnorm.model.checkpoints.families import bert
 from addnorm.model.checkpoints.family import Family, HeadTable, Raw
 
 LM = HeadTable(

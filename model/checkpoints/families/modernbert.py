@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from addnorm.model.checkpoints import bert, rotary
+from addnorm.model.checkpoints.families import bert, rotary
 from addnorm.model.checkpoints.family import ACTIVATIONS, Family, HeadTable, Raw
 from addnorm.model.config import Pick
 
@@ -20,19 +20,14 @@ FIXED = {
 }  # fmt: skip
 
 
-def _derived(raw: Raw) -> dict[str, Any]:
-    return {**rotary.with_windows(raw), "ffn_bias": "both" if raw["mlp_bias"] else "none"}
-
-
 def _of_heads(raw: Raw) -> dict[str, Any]:
     activation = ACTIVATIONS[raw["classifier_activation"]]
     return {"dense_bias": raw["classifier_bias"], "activation": activation}
 
 
 def _head(kind: str, linear: str = "classifier", **more: Any) -> HeadTable:
-    norm = "head.norm"
-    more = {"derived": _of_heads, **more}
-    return HeadTable((kind,), "every", linear, dense="head.dense", norm=norm, **more)
+    more = {"norm": "head.norm", "derived": _of_heads, **more}
+    return HeadTable((kind,), "every", linear, dense="head.dense", **more)
 
 
 MODERNBERT = Family(
@@ -74,9 +69,11 @@ MODERNBERT = Family(
     defaults=DEFAULTS,
     fixed=FIXED,
     only={
-        "classifier_pooling": tuple(PICKS),
-        "classifier_activation": tuple(ACTIVATIONS),
+        **{"classifier_pooling": tuple(PICKS), "classifier_activation": tuple(ACTIVATIONS)},
         **dict.fromkeys(("mlp_bias", "decoder_bias", "classifier_bias"), (True, False)),
     },
-    derived=_derived,
+    derived=lambda raw: {
+        **rotary.with_windows(raw),
+        "ffn_bias": "both" if raw["mlp_bias"] else "none",
+    },
 )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from addnorm.model.checkpoints import bert
+from addnorm.model.checkpoints.families import bert
 from addnorm.model.checkpoints.family import Family, HeadTable, Raw
 
 

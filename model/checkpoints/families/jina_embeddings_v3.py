@@ -1,0 +1,56 @@
+"""jina-embeddings-v3 (Sturua et al., arXiv:2409.10173): `transformers.models.jina_embeddings_v3`.
+
+The base model, as it is without the adapters of its tasks, which lie in folders of their own.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from addnorm.model.checkpoints.families import bert, roberta, rotary
+from addnorm.model.checkpoints.family import Family, Modules, Raw
+
+LAYER = "encoder.layers.{}."
+EMBEDDINGS = {ours: key for ours, key in bert.EMBEDDINGS.items() if ours != "positions"}
+IN_MEMORY: Modules = {  # the keys that transformers' own modules have, here and in GTE, NomicBERT
+    "embedding_norm": "embeddings.LayerNorm",
+    "blocks.{}.attention.qkv": tuple(f"layers.{{}}.self_attn.{part}_proj" for part in "qkv"),
+    "blocks.{}.attention.out": "layers.{}.self_attn.o_proj",
+    "blocks.{}.norm1": "layers.{}.post_attention_layernorm",
+    "blocks.{}.ffn.up": ("layers.{}.mlp.gate_proj", "layers.{}.mlp.up_proj"),
+    "blocks.{}.ffn.down": "layers.{}.mlp.down_proj",
+    "blocks.{}.norm2": "layers.{}.post_mlp_layernorm",
+}
+UP, DOWN = "mlp.fc1", "mlp.fc2"
+
+
+def _derived(raw: Raw) -> dict[str, Any]:
+    return {"positions": rotary.of_all_layers(raw, ["dynamic"])}
+
+
+_JINA = Family(
+    model_types=("jina_embeddings_v3",),
+    prefixes=("roberta.",),
+    config=bert.CONFIG,
+    modules={
+        **EMBEDDINGS,
+        "embedding_norm": "emb_ln",
+        "blocks.{}.attention.qkv": f"{LAYER}mixer.Wqkv",
+        "blocks.{}.attention.out": f"{LAYER}mixer.out_proj",
+        "blocks.{}.norm1": f"{LAYER}norm1",
+        "blocks.{}.ffn.up": f"{LAYER}{UP}",
+        "blocks.{}.ffn.down": f"{LAYER}{DOWN}",
+        "blocks.{}.norm2": f"{LAYER}norm2",
+    },
+    heads=(roberta.LM, roberta.SEQUENCE, bert.TOKENS, bert.SPANS),
+    defaults={
+        **bert.DEFAULTS,
+        "type_vocab_size": 1,
+        "layer_norm_eps": 1e-5,
+        "rope_theta": 20_000.0,
+    },
+    fixed=bert.FIXED,
+    derived=_derived,
+    unused=(r"pooler\..*",),
+)
+_UNGATED = {"blocks.{}.ffn.up": f"layers.{{}}.{UP}", "blocks.{}.ffn.down": f"layers.{{}}.{DOWN}"}
+JINA = replace(_JINA, also=replace(_JINA, modules={**_JINA.modules, **IN_MEMORY, **_UNGATED}))
