@@ -109,6 +109,20 @@ def test_an_emulated_processor_has_a_cpuinfo_of_its_own(name: str, tmp_path: Pat
     assert not found.has_vnni
 
 
+def test_the_files_of_an_arm_may_move(tmp_path: Path) -> None:
+    """Its links hold where the folder is moved, and take the place of those that do not."""
+    before, after = tmp_path / "before", tmp_path / "after"
+    (before / "root/usr/bin").mkdir(parents=True)
+    arm = PROCESSORS["neoverse-n1"]
+    arm.python(before)
+    before.rename(after)
+    assert (after / arm.name / "usr/bin").is_dir()
+    (after / arm.name / "usr").unlink()
+    (after / arm.name / "usr").symlink_to(before)
+    arm.python(after)
+    assert (after / arm.name / "usr/bin").is_dir()
+
+
 @pytest.mark.parametrize(
     ("only", "processors", "num_models"),
     [
