@@ -35,9 +35,9 @@ FEED_FORWARD = ("intermediate_size", "hidden_dim", "ffn_dim")
 LANGUAGE_MODELS = (transformers.AutoModelForMaskedLM, transformers.AutoModelForCausalLM)
 LABELS = ("contradiction", "neutral", "entailment")
 # what the family with most heads has besides: name -> class, and what its configuration says
-HEADED_FAMILY = "bert"
+HEADED_FAMILY, EMBEDDER = "bert", "embedder"
 HEADS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "embedder": (transformers.AutoModel, {}),
+    EMBEDDER: (transformers.AutoModel, {}),
     "reranker": (transformers.AutoModelForSequenceClassification, {"num_labels": 1}),
     "classifier": (
         transformers.AutoModelForSequenceClassification,

@@ -52,8 +52,9 @@ def test_equal_answers_are_counted_and_nothing_is_missed(tmp_path: Path) -> None
         ({"activations": [[[1.0, 2.0]], [[-0.0], [0.5]]]}, {"activations": 1}),
         ({"pooled": [[1.5]]}, {"pooled": 2}),
         ({"model": "another"}, {"model": 1}),
+        (worker.of_certificate(False, ["pooled of length 2"]), {"certificate": 1}),
     ],
-    ids=["last bit", "sign of zero", "fewer", "word"],
+    ids=["last bit", "sign of zero", "fewer", "word", "its certificate"],
 )
 def test_a_difference_is_told_with_model_processor_and_output(
     tmp_path: Path, changed: dict[str, Any], unequal: dict[str, int]
@@ -93,8 +94,14 @@ def test_the_worker_answers_every_question_on_this_machine(small: Path, tmp_path
     for name, own in found.items():
         asked = questions.questions(bundles.read(small / name / "1"))
         files = {file.stem for file in (tmp_path / NATIVE / name).iterdir()}
-        assert files == {question.name for question in asked}
-        assert {"activations", "logits", "norm_stats", "pooled"} <= own.outputs.keys()
+        assert files == {"fp32-certificate", *(question.name for question in asked)}
+        assert {
+            "certificate",
+            "activations",
+            "logits",
+            "norm_stats",
+            "pooled",
+        } <= own.outputs.keys()
         assert own.total.compared > 1000
         assert not own.not_invariant
 
