@@ -20,7 +20,10 @@ from benchmarks.processors import (
 )
 from benchmarks.processors.emulated import NATIVE, PROCESSORS, Python
 
-RAGGED = {"activations": [[[1.0, 2.0]], [[0.0], [0.5]]], "pooled": [[1.5], [2.5]], "model": "tiny"}
+RAGGED = {
+    "activations": [[[1.0, 2.0]], [[0.0], [0.5]]], "pooled": [[1.5], [2.5]], "model": "tiny",
+    **worker.of_certificate(True, []),
+}  # fmt: skip
 ALONE = {"activations": [[[1.0, 2.0]]], "pooled": [[1.5]]}
 
 
