@@ -14,6 +14,7 @@ import torch
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
+from addnorm.export.certificate.served import CertificationError
 from addnorm.export.sources import sources
 from addnorm.export.sources.sources import Source
 from addnorm.export.writer import Plan, export
@@ -53,12 +54,21 @@ def names() -> list[str]:
     return [*PRESETS, *FAMILIES, *HEADS]
 
 
-def export_all(wanted: Sequence[str], root: Path, checkpoints: Path) -> None:
-    """Bundles of the wanted names under `root`, certified on this machine."""
+def export_all(
+    wanted: Sequence[str],
+    root: Path,
+    checkpoints: Path,
+    write: Callable[[Source, Path, str, int, Plan], object] = export,
+) -> None:
+    """Bundles of the wanted names under `root`, certified on this machine. RuntimeError names one
+    that is refused."""
     for name, make in _makers(checkpoints):
         if name in wanted:
             source = make()
-            export(source, root, name, 1, _plan(name, source))
+            try:
+                write(source, root, name, 1, _plan(name, source))
+            except CertificationError as error:
+                raise RuntimeError(f"{name} is not certified: {error}") from error
 
 
 def _plan(name: str, source: Source) -> Plan:

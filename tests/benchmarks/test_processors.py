@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from addnorm.export.certificate.served import CertificationError
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.device.processor import Processor
 from benchmarks.findings import Options
@@ -107,6 +108,14 @@ def test_the_worker_answers_every_question_on_this_machine(small: Path, tmp_path
         } <= own.outputs.keys()
         assert own.total.compared > 1000
         assert not own.not_invariant
+
+
+def test_a_model_that_is_not_certified_is_named(tmp_path: Path) -> None:
+    def refuses(*_: object) -> None:
+        raise CertificationError("the bits of ReduceSum differ between processors")
+
+    with pytest.raises(RuntimeError, match="notebook is not certified: the bits of ReduceSum"):
+        models.export_all(["notebook"], tmp_path, tmp_path, refuses)
 
 
 @pytest.mark.parametrize("name", [name for name in PROCESSORS if not PROCESSORS[name].is_arm])
