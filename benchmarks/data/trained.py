@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -32,7 +33,7 @@ from benchmarks.data.made_text import KINDS, Maker, Marked
 
 NUM_STEPS, BATCH, LEARNING_RATE = 150, 16, 2e-4
 NUM_HELD_OUT, NUM_OTHERS = 200, 9
-MODERN = {
+MODERN: dict[str, Any] = {
     "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 384,
     "local_attention": 8, "max_position_embeddings": 512,
 }  # fmt: skip
