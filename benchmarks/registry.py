@@ -105,6 +105,12 @@ EXPERIMENTS = {
         only="update, deaths, autoscaling",
         environment="ray",
     ),
+    "modernbert": Experiment(
+        "ModernBERT-base's shape beside transformers behind FastAPI; what long sequences cost",
+        "benchmarks.modernbert:run",
+        8,
+        only="padded, small, 256, 2048",
+    ),
     "processors": Experiment(
         "equal bits on AVX2 and NEON, emulated: every preset, family and output",
         "benchmarks.processors.experiment:run",

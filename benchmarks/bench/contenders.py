@@ -17,6 +17,7 @@ from benchmarks.bench import texts
 from benchmarks.findings import MINILM, newest
 
 ONE_THREAD, TYPED, READY, INFINITY = "naive-1", "typed", "ready", "infinity"
+TRANSFORMERS = "transformers"  # behind FastAPI, in PyTorch
 TENSORS = {FP32: "fp32-tensors", INT8: "int8-tensors"}  # whose answers are safetensors
 # Another checkout may round otherwise, or quantize in another way, which changes single values by
 # more than 0.1. So its answers are checked coarsely.
@@ -74,6 +75,13 @@ class Servers:
         near = ours[FP32].reference.near(NAIVE_TOLERANCE)
         peer = Contender(INFINITY, server, near, bundle, make_stream=_streams_of(bundle))
         return {INFINITY: peer, **ours}
+
+    def checkpoint(self, bundle: Bundle, folder: Path) -> Contenders:
+        """folder: of the bundle's checkpoint, which transformers computes."""
+        ours = self._addnorm(bundle)
+        near = ours[FP32].reference.near(NAIVE_TOLERANCE)
+        peer = Contender(TRANSFORMERS, self._lazy(peers.pytorch(str(folder))), near, bundle)
+        return {TRANSFORMERS: peer, **ours}
 
     def _addnorm(self, bundle: Bundle) -> Contenders:
         """This checkout's server in each precision of the bundle, then the other checkout's."""

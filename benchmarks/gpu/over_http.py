@@ -1,6 +1,5 @@
 """Addnorm over HTTP beside PyTorch behind FastAPI, on the same GPU, in turn."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from statistics import median
@@ -11,7 +10,7 @@ from addnorm.load.client import Client, closed_loop, runner
 from addnorm.load.measure.stream import PROFILES, Stream, make
 from addnorm.load.servers import Server
 from addnorm.service.runtime.manifest import Limits
-from benchmarks import processes
+from benchmarks import peers, processes
 from benchmarks.gpu import shapes
 from benchmarks.gpu.setup import Setup
 from benchmarks.gpu.throughput import ROUNDS
@@ -19,7 +18,6 @@ from benchmarks.gpu.throughput import ROUNDS
 CALLERS = {"small": 32, "big": 8, "hidden": 8}  # by load
 PEER = "PyTorch"
 TIMEOUT_S = 60.0
-MODULE = "benchmarks.peers.torch_server"
 Figures = dict[str, float]
 
 
@@ -45,10 +43,9 @@ def served(setup: Setup) -> None:
 def _servers(setup: Setup, shape: str) -> Iterator[dict[str, Server]]:
     """Both processes are there at once, and one works at a time."""
     bundle = shapes.bundle(setup, shape)
-    command = (sys.executable, "-m", MODULE, shape, setup.provider)
     with ExitStack() as stack:
         ours = stack.enter_context(processes.addnorm(bundle, ADDNORM_PROVIDER=setup.provider))
-        peer = stack.enter_context(processes.program(command))
+        peer = stack.enter_context(peers.pytorch(shape, setup.provider))
         yield {**dict.fromkeys(shapes.PRECISIONS, ours), PEER: peer}
 
 

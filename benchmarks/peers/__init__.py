@@ -31,6 +31,11 @@ def naive(padded: Bundle, *flags: str) -> AbstractContextManager[Server]:
     return processes.program((*MODULE, "benchmarks.peers.naive", padded.path, *flags))
 
 
+def pytorch(model: str, device: str = "cpu") -> AbstractContextManager[Server]:
+    """model: a shape of benchmarks/gpu/shapes.py, or a folder of transformers."""
+    return processes.program((*MODULE, "benchmarks.peers.torch_server", model, device))
+
+
 @contextmanager
 def ready_made(answer: bytes) -> Iterator[Server]:
     """It returns `answer` to every request."""

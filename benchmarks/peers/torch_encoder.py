@@ -53,6 +53,24 @@ class Encoder(nn.Module):
         return x, (x * weights).sum(1) / lengths[:, None].to(x.dtype)
 
 
+class OfTransformers(nn.Module):
+    """A model of transformers with its own scaled_dot_product_attention, in float32."""
+
+    def __init__(self, folder: str, device: str) -> None:
+        from transformers import AutoModel  # which the machine of a GPU may lack
+
+        super().__init__()
+        model = AutoModel.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32)
+        self.model = model.eval().to(device)
+
+    def forward(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Encoder`."""
+        real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+        hidden = self.model(input_ids=ids, attention_mask=real.long()).last_hidden_state
+        weights = real[:, :, None].to(hidden.dtype)
+        return hidden, (hidden * weights).sum(1) / lengths[:, None]
+
+
 def encoder(config: Config, device: str) -> Encoder:
     """An encoder with random weights, in float16 on a GPU and float32 on the CPU."""
     dtype = torch.float16 if device == "cuda" else torch.float32

@@ -1,7 +1,7 @@
 """The comparison over HTTP: PyTorch behind FastAPI with dynamic batching, as most people write it.
 
-python -m benchmarks.peers.torch_server SHAPE DEVICE PORT. Requests that wait are computed together,
-up to MAX_SEQUENCES, as soon as the model is free.
+python -m benchmarks.peers.torch_server SHAPE|FOLDER DEVICE PORT. Requests that wait are computed
+together, up to MAX_SEQUENCES, as soon as the model is free.
 """
 
 import asyncio
@@ -31,8 +31,14 @@ class Body(BaseModel):
 class Batcher:
     """Computes what waits in one run."""
 
-    def __init__(self, shape: str, device: str) -> None:
-        self._model, self._device = torch_encoder.encoder(shapes.SHAPES[shape], device), device
+    def __init__(self, name: str, device: str) -> None:
+        is_folder = name not in shapes.SHAPES
+        self._model = (
+            torch_encoder.OfTransformers(name, device)
+            if is_folder
+            else torch_encoder.encoder(shapes.SHAPES[name], device)
+        )
+        self._device = device
         self._waiting: asyncio.Queue[tuple[Body, asyncio.Future[Any]]] = asyncio.Queue()
 
     async def ask(self, body: Body) -> Any:
@@ -73,8 +79,8 @@ def _num_sequences(batch: list[tuple[Body, Any]]) -> int:
     return sum(len(body.input_ids) for body, _ in batch)
 
 
-def create_app(shape: str, device: str) -> FastAPI:
-    batcher = Batcher(shape, device)
+def create_app(name: str, device: str) -> FastAPI:
+    batcher = Batcher(name, device)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -94,5 +100,5 @@ def create_app(shape: str, device: str) -> FastAPI:
 
 
 if __name__ == "__main__":
-    shape, device, port = sys.argv[1:]
-    uvicorn.run(create_app(shape, device), port=int(port), log_level="warning")
+    name, device, port = sys.argv[1:]
+    uvicorn.run(create_app(name, device), port=int(port), log_level="warning")
