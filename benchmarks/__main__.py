@@ -50,9 +50,7 @@ def _run(name: str, experiment: Experiment, arguments: argparse.Namespace) -> bo
     report = Report(arguments.out)
     passed = True
     for title, options in _runs(name, experiment, arguments):
-        findings = _findings(experiment, options)
-        if options.unused:
-            raise SystemExit(f"{name}: --only names nothing here: {', '.join(options.unused)}")
+        findings = _findings(name, experiment, options)
         print(report.add(title, findings), flush=True)
         passed &= not findings.missed
     return passed
@@ -74,12 +72,16 @@ def _runs(
     yield name, options
 
 
-def _findings(experiment: Experiment, options: Options) -> Findings:
+def _findings(name: str, experiment: Experiment, options: Options) -> Findings:
+    """SystemExit if a word of `--only` named nothing."""
     try:
-        return experiment.run(options)
+        findings = experiment.run(options)
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         # a server did not start, or a peer ended: the others still run
         return Findings("", [str(error)])
+    if options.unused:
+        raise SystemExit(f"{name}: --only names nothing here: {', '.join(options.unused)}")
+    return findings
 
 
 def _elsewhere(name: str, experiment: Experiment, arguments: argparse.Namespace) -> bool:

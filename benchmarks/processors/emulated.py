@@ -78,9 +78,9 @@ class Processor:
         (folder / "proc").mkdir(parents=True, exist_ok=True)
         (folder / "proc/cpuinfo").write_text(self._cpuinfo())
         if self.is_arm:
-            for own in sorted((root / "root").iterdir()):
-                if own.name != "proc" and not (folder / own.name).exists():
-                    (folder / own.name).symlink_to(own)
+            names = {own.name for own in (root / "root").iterdir()} - {"proc"}
+            for name in sorted(names):
+                _link(folder / name, Path("..", "root", name))
         return folder
 
     def _cpuinfo(self) -> str:
@@ -94,6 +94,13 @@ class Processor:
             }  # fmt: skip
         lines = "".join(f"{name}\t: {value}\n" for name, value in fields.items())
         return "\n".join(f"processor\t: {core}\n{lines}" for core in range(NUM_CORES)) + "\n"
+
+
+def _link(link: Path, target: Path) -> None:
+    """Relative, so that the folder may move. Takes the place of a link to somewhere else."""
+    if not link.is_symlink() or link.readlink() != target:
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
 
 
 PROCESSORS = {

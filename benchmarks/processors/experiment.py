@@ -1,15 +1,18 @@
 """Equal bits on every processor: bundles are exported here, served on emulated processors, and the
 answers to the same questions are compared number by number.
 
-Every preset and family with two layers, all in one process for each processor; all-MiniLM-L6-v2
-by `addnorm serve`, over HTTP, and by `addnorm embed`.
+Every preset and family with two layers, all in one process for each processor, one of them by
+`addnorm embed` too; all-MiniLM-L6-v2 by `addnorm serve`, over HTTP.
 """
 
+import os
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +21,7 @@ import onnxruntime
 
 from addnorm.load.sweep.tables import table
 from benchmarks.findings import Findings, Options
-from benchmarks.processors import differences, emulated, models, real_model
+from benchmarks.processors import differences, emulated, job, models, real_model
 from benchmarks.processors.differences import Compared
 from benchmarks.processors.emulated import NATIVE, PROCESSORS, Python
 from benchmarks.registry import ONNXRUNTIMES
@@ -83,9 +86,10 @@ def _found(
 ) -> tuple[list[Line], dict[str, float]]:
     """Lines of all that answered, and the seconds of each part."""
     seconds = {"export": _exported(root, names)}
-    for python in (Python.here(), *pythons):
-        seconds[python.processor] = _asked(root, python)
     processors = [python.processor for python in pythons]
+    with ThreadPoolExecutor(os.cpu_count()) as side_by_side:
+        took = side_by_side.map(partial(_asked, root), (Python.here(), *pythons))
+        seconds |= zip((NATIVE, *processors), took, strict=True)
     return [*lines(root / "answers", processors)], seconds
 
 
@@ -104,9 +108,10 @@ def _asked(root: Path, python: Python) -> float:
     """Seconds that all answers took."""
     started, out = time.monotonic(), root / "answers" / python.processor
     out.mkdir(parents=True)
-    for bundles in (root / "tiny", root / "real"):
-        if bundles.exists():
-            ask(bundles, python, out)
+    if (root / "tiny").exists():
+        ask(root / "tiny", python, out)
+    if (root / "tiny" / models.EMBEDDER).exists():
+        job.ask(root / "tiny", python, out)
     if (root / "real").exists():
         real_model.ask(root / "real", python, out)
     print(f"{python.processor}: {time.monotonic() - started:.0f} s", flush=True)

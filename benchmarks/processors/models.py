@@ -14,6 +14,7 @@ import torch
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
+from addnorm.export.certificate.served import CertificationError
 from addnorm.export.sources import sources
 from addnorm.export.sources.sources import Source
 from addnorm.export.writer import Plan, export
@@ -38,9 +39,9 @@ FEED_FORWARD = ("intermediate_size", "hidden_dim", "ffn_dim")
 LANGUAGE_MODELS = (transformers.AutoModelForMaskedLM, transformers.AutoModelForCausalLM)
 LABELS = ("contradiction", "neutral", "entailment")
 # what the family with most heads has besides: name -> class, and what its configuration says
-HEADED_FAMILY = "bert"
+HEADED_FAMILY, EMBEDDER = "bert", "embedder"
 HEADS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "embedder": (transformers.AutoModel, {}),
+    EMBEDDER: (transformers.AutoModel, {}),
     "reranker": (transformers.AutoModelForSequenceClassification, {"num_labels": 1}),
     "classifier": (
         transformers.AutoModelForSequenceClassification,
@@ -56,12 +57,21 @@ def names() -> list[str]:
     return [*PRESETS, *FAMILY_NAMES, *HEADS]
 
 
-def export_all(wanted: Sequence[str], root: Path, checkpoints: Path) -> None:
-    """Bundles of the wanted names under `root`, certified on this machine."""
+def export_all(
+    wanted: Sequence[str],
+    root: Path,
+    checkpoints: Path,
+    write: Callable[[Source, Path, str, int, Plan], object] = export,
+) -> None:
+    """Bundles of the wanted names under `root`, certified on this machine. RuntimeError names one
+    that is refused."""
     for name, make in _makers(checkpoints):
         if name in wanted:
             source = make()
-            export(source, root, name, 1, _plan(name, source))
+            try:
+                write(source, root, name, 1, _plan(name, source))
+            except CertificationError as error:
+                raise RuntimeError(f"{name} is not certified: {error}") from error
 
 
 def _plan(name: str, source: Source) -> Plan:

@@ -1,11 +1,12 @@
-"""all-MiniLM-L6-v2 on a processor: `addnorm serve`, asked over HTTP, and `addnorm embed`."""
+"""all-MiniLM-L6-v2 on a processor: `addnorm serve`, asked over HTTP.
+
+Its load compares all outputs of up to 512 tokens with the certificate; only vectors are asked for.
+"""
 
 import json
-import subprocess
 from pathlib import Path
 
 import httpx
-import pyarrow.parquet as parquet
 
 from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
@@ -13,9 +14,9 @@ from benchmarks import processes
 from benchmarks.findings import MINILM
 from benchmarks.processors.emulated import Python
 from benchmarks.processors.questions import TEXTS
+from benchmarks.processors.worker import of_certificate
 
 NAME = "all-minilm-l6-v2"
-OVER_HTTP, BY_JOB = " over HTTP", " by addnorm embed"  # behind its name
 PRECISIONS = ("fp32", "int8")
 PATIENCE_S = 1200.0
 SETTINGS = {
@@ -30,40 +31,24 @@ def export_to(root: Path) -> None:
 
 
 def ask(bundles: Path, python: Python, out: Path, name: str = NAME) -> None:
-    """Writes the vectors of TEXTS that a server and a job make on the processor."""
-    served = out / f"{name}{OVER_HTTP}"
+    """Writes the vectors of TEXTS that a server makes on the processor, and whether it has the bits
+    of the certificate."""
+    served = out / name
     served.mkdir(parents=True)
     with (
         (out / f"{python.processor}.log").open("wb") as log,
         processes.folder(
             bundles, None, log, python.command, PATIENCE_S, **SETTINGS, **python.own
         ) as server,
+        httpx.Client(base_url=f"http://{server.host}:{server.port}", timeout=PATIENCE_S) as client,
     ):
+        model = client.get(f"/v1/models/{name}").raise_for_status().json()
         for precision in PRECISIONS:
             body = {"model": name, "input": TEXTS, "precision": precision}
-            answer = httpx.post(
-                f"http://{server.host}:{server.port}/v1/embeddings", json=body, timeout=PATIENCE_S
-            )
-            answer.raise_for_status()
+            answer = client.post("/v1/embeddings", json=body).raise_for_status()
             (served / f"{precision}-embeddings.json").write_bytes(answer.content)
-    for precision in PRECISIONS:
-        _embed(bundles / name / "1", python, out / f"{name}{BY_JOB}", precision)
-
-
-def _embed(bundle: Path, python: Python, folder: Path, precision: str) -> None:
-    folder.mkdir(exist_ok=True)
-    texts, vectors = folder / "texts.jsonl", folder / f"{precision}.parquet"
-    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    words = ["-m", "addnorm", "embed", texts, vectors, "--bundle", bundle]
-    words += ["--precision", precision]
-    done = subprocess.run(
-        [*python.command, *map(str, words)],
-        env=python.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"addnorm embed on {python.processor}: {done.stderr[-2000:]}")
-    found = parquet.read_table(vectors)["vector"].to_pylist()
-    (folder / f"{precision}-vectors.json").write_text(json.dumps({"vectors": found}))
+            known = of_certificate(
+                model["reproduces_certificate"][precision],
+                model["different_from_certificate"][precision],
+            )
+            (served / f"{precision}-certificate.json").write_text(json.dumps(known))

@@ -5,7 +5,9 @@ Runs natively and on emulated processors.
 """
 
 import asyncio
+import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -42,6 +44,9 @@ def main(root: Path, out: Path) -> None:
 
 async def _ask(service: Service, out: Path) -> None:
     (model,) = service.models.all()
+    for precision, found in model.reproductions.items():
+        known = of_certificate(found.is_equal, found.different)
+        (out / f"{precision}-certificate.json").write_text(json.dumps(known))
     through = httpx.ASGITransport(app=service.app)
     async with httpx.AsyncClient(transport=through, base_url="http://here", timeout=HOUR) as here:
         for question in questions(model.bundle):
@@ -49,6 +54,11 @@ async def _ask(service: Service, out: Path) -> None:
             if answer.status_code != 200:
                 raise SystemExit(f"{model.bundle.ref}, {question.name}: {answer.text}")
             (out / f"{question.name}.json").write_bytes(answer.content)
+
+
+def of_certificate(is_equal: bool | None, different: Sequence[str]) -> dict[str, object]:
+    """What the load found of the known answers: all outputs of up to 512 tokens."""
+    return {"certificate": {"is_equal": is_equal, "different": [*different]}}
 
 
 if __name__ == "__main__":

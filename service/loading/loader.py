@@ -1,6 +1,7 @@
 """Loads bundles: each is checked and warm before it is served."""
 
 import logging
+import math
 import time
 from pathlib import Path
 
@@ -21,7 +22,9 @@ log = logging.getLogger("addnorm")
 # The paddings for which the graph of a layout is batch-invariant. The server itself always pads on
 # the right.
 PADDINGS = {"packed": ("right", "left", "holes"), "padded": ("right",)}
-MOST_CHECKED = 65  # tokens of the known answers that are also computed alone and padded
+# Tokens of the known answers that are also computed alone, and padded. Pads are dropped in the same
+# way at every length
+MOST_ALONE, MOST_PADDED = 65, 17
 NUM_NAMED = 3  # known answers with other bits, in the log
 LONGEST_CHECKED = 1024  # tokens of a sequence that must run; longer ones would take seconds
 
@@ -78,7 +81,7 @@ def _reproduction(model: Model, precision: str) -> Reproduction:
     if engine.provider != "cpu":
         return Reproduction(why="a GPU gives bits of its own")
     known = compute(engine, bundle.manifest.limits)
-    _check_invariance(model, precision, known.up_to(MOST_CHECKED))
+    _check_invariance(model, precision, known.up_to(MOST_ALONE), MOST_PADDED)
     recorded = (bundle.certificate or {}).get("known_digests", {}).get(precision)
     if recorded is None:
         return Reproduction(why="its certificate records no bits: `addnorm verify` does")
@@ -90,10 +93,13 @@ def _reproduction(model: Model, precision: str) -> Reproduction:
     return Reproduction(not differing, different=tuple(differing))
 
 
-def _check_invariance(model: Model, precision: str, known: Computed) -> None:
-    """StartupError if a sequence has other bits alone, co-batched or padded."""
+def _check_invariance(
+    model: Model, precision: str, known: Computed, most_padded: float = math.inf
+) -> None:
+    """StartupError if a sequence has other bits alone or co-batched, or one of up to most_padded
+    tokens padded."""
     paddings = PADDINGS[model.bundle.manifest.layout]
-    for failure in unequal(model.engines[precision], known, paddings):
+    for failure in unequal(model.engines[precision], known, paddings, most_padded):
         raise StartupError(f"bundle {model.bundle.path}: {precision}: {failure} on this processor")
 
 

@@ -4,6 +4,7 @@ and padded.
 Used at every load and, with more cases, by the certificate.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -71,12 +72,13 @@ class Computed(NamedTuple):
 
     @classmethod
     def together(cls, engine: Engine, batch: Batch, num_together: int) -> "Computed":
-        """Computed in batches of so many neighbours, or one more, so that none is alone; on a CPU
-        on all cores."""
+        """Computed in batches of so many neighbours, the last of which may have fewer; on a CPU on
+        all cores."""
         run = engine.run_on_all_cores if engine.provider == "cpu" else engine.run
         rows = list[Rows]()
-        for part in np.array_split(np.arange(len(batch)), max(1, len(batch) // num_together)):
-            some = Batch.joined([(batch, index) for index in part.tolist()])
+        for start in range(0, len(batch), num_together):
+            end = min(start + num_together, len(batch))
+            some = Batch.joined([(batch, index) for index in range(start, end)])
             made = run(some)
             rows += [made.span(*span) for span in pairwise(some.offsets.tolist())]
         return cls(batch, rows)
@@ -94,26 +96,29 @@ class Computed(NamedTuple):
 
 
 def pairs(
-    engine: Engine, known: Computed, paddings: Sequence[str]
+    engine: Engine, known: Computed, paddings: Sequence[str], most_padded: float = math.inf
 ) -> Iterator[tuple[str, Rows, Rows]]:
-    """Runs the sequences all together, each alone and each padded, on one thread. Yields two
-    results that should have the same bits, and what to say if they have not."""
+    """Runs the sequences all together, each alone and those of up to most_padded tokens padded, on
+    one thread. Yields two results that should have the same bits, and what to say if they have
+    not."""
     said = f"{len(known.batch)} sequences on one thread differ from the same on all cores"
     yield said, engine.run(known.batch), known.joined()
     for index, rows in enumerate(known.rows):
         sequence, words = known.batch.sequence(index), f"{rows.num_tokens} tokens alone differ from"
         alone = engine.run(sequence)
         yield f"{words} the same tokens co-batched", alone, rows
-        for where in paddings:
+        for where in paddings if rows.num_tokens <= most_padded else ():
             grid = place(sequence, rows.num_tokens + 5, where)
             real = grid.attention_mask[0] != 0
             padded = Rows(*(output[0][real] for output in engine.run_grid(grid)))
             yield f"{words} the same tokens padded ({where})", alone, padded
 
 
-def unequal(engine: Engine, known: Computed, paddings: Sequence[str]) -> Iterator[str]:
+def unequal(
+    engine: Engine, known: Computed, paddings: Sequence[str], most_padded: float = math.inf
+) -> Iterator[str]:
     """A line for each of these that differ."""
-    for words, one, other in pairs(engine, known, paddings):
+    for words, one, other in pairs(engine, known, paddings, most_padded):
         if not same_bits(one, other):
             yield words
 

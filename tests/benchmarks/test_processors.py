@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from addnorm.export.certificate.served import CertificationError
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.device.processor import Processor
 from benchmarks.findings import Options
@@ -20,7 +21,10 @@ from benchmarks.processors import (
 )
 from benchmarks.processors.emulated import NATIVE, PROCESSORS, Python
 
-RAGGED = {"activations": [[[1.0, 2.0]], [[0.0], [0.5]]], "pooled": [[1.5], [2.5]], "model": "tiny"}
+RAGGED = {
+    "activations": [[[1.0, 2.0]], [[0.0], [0.5]]], "pooled": [[1.5], [2.5]], "model": "tiny",
+    **worker.of_certificate(True, []),
+}  # fmt: skip
 ALONE = {"activations": [[[1.0, 2.0]]], "pooled": [[1.5]]}
 
 
@@ -52,8 +56,9 @@ def test_equal_answers_are_counted_and_nothing_is_missed(tmp_path: Path) -> None
         ({"activations": [[[1.0, 2.0]], [[-0.0], [0.5]]]}, {"activations": 1}),
         ({"pooled": [[1.5]]}, {"pooled": 2}),
         ({"model": "another"}, {"model": 1}),
+        (worker.of_certificate(False, ["pooled of length 2"]), {"certificate": 1}),
     ],
-    ids=["last bit", "sign of zero", "fewer", "word"],
+    ids=["last bit", "sign of zero", "fewer", "word", "its certificate"],
 )
 def test_a_difference_is_told_with_model_processor_and_output(
     tmp_path: Path, changed: dict[str, Any], unequal: dict[str, int]
@@ -93,10 +98,24 @@ def test_the_worker_answers_every_question_on_this_machine(small: Path, tmp_path
     for name, own in found.items():
         asked = questions.questions(bundles.read(small / name / "1"))
         files = {file.stem for file in (tmp_path / NATIVE / name).iterdir()}
-        assert files == {question.name for question in asked}
-        assert {"activations", "logits", "norm_stats", "pooled"} <= own.outputs.keys()
+        assert files == {"fp32-certificate", *(question.name for question in asked)}
+        assert {
+            "certificate",
+            "activations",
+            "logits",
+            "norm_stats",
+            "pooled",
+        } <= own.outputs.keys()
         assert own.total.compared > 1000
         assert not own.not_invariant
+
+
+def test_a_model_that_is_not_certified_is_named(tmp_path: Path) -> None:
+    def refuses(*_: object) -> None:
+        raise CertificationError("the bits of ReduceSum differ between processors")
+
+    with pytest.raises(RuntimeError, match="notebook is not certified: the bits of ReduceSum"):
+        models.export_all(["notebook"], tmp_path, tmp_path, refuses)
 
 
 @pytest.mark.parametrize("name", [name for name in PROCESSORS if not PROCESSORS[name].is_arm])
@@ -107,6 +126,20 @@ def test_an_emulated_processor_has_a_cpuinfo_of_its_own(name: str, tmp_path: Pat
     found = Processor.of((folder / "proc/cpuinfo").read_text())
     assert set(PROCESSORS[name].flags.split()) == set(found.instruction_sets)
     assert not found.has_vnni
+
+
+def test_the_files_of_an_arm_may_move(tmp_path: Path) -> None:
+    """Its links hold where the folder is moved, and take the place of those that do not."""
+    before, after = tmp_path / "before", tmp_path / "after"
+    (before / "root/usr/bin").mkdir(parents=True)
+    arm = PROCESSORS["neoverse-n1"]
+    arm.python(before)
+    before.rename(after)
+    assert (after / arm.name / "usr/bin").is_dir()
+    (after / arm.name / "usr").unlink()
+    (after / arm.name / "usr").symlink_to(before)
+    arm.python(after)
+    assert (after / arm.name / "usr/bin").is_dir()
 
 
 @pytest.mark.parametrize(

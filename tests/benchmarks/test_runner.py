@@ -128,6 +128,13 @@ def test_a_part_that_nothing_is_called_is_no_success(tmp_path: Path) -> None:
     assert comparison.measured([], Options(1, 1, ("two",))) == {}
 
 
+def test_an_error_is_told_before_all_parts_were_read(tmp_path: Path) -> None:
+    """Else it would read as if a part were called nothing."""
+    ends = {"ending": Experiment("", f"{__name__}:ending", 1, only="parts")}
+    assert runner.main(["ending", "--only", "one", "--out", str(tmp_path)], ends) == 1
+    assert Report(tmp_path).read()["ending"]["missed"] == ["no server"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [(["absent"], "no experiment is called absent"), (["bench", "--minutes", "0"], "above 0")],

@@ -174,6 +174,19 @@ def test_batch_variance_of_long_sequences_is_refused_there(gpt: Bundle) -> None:
         loader.check(Model(gpt, "cpu", open_engine=VariantAtLength129))
 
 
+class VariantPadded(Engine):
+    """Other bits for 17 tokens among pads."""
+
+    def run_grid(self, grid: Grid) -> list[Floats]:
+        activations, *statistics = super().run_grid(grid)
+        return [activations + (grid.attention_mask.sum() == 17), *statistics]
+
+
+def test_variance_by_padding_is_refused(gpt: Bundle) -> None:
+    with pytest.raises(StartupError, match=r"fp32: 17 tokens alone differ from .* padded \(right"):
+        loader.check(Model(gpt, "cpu", open_engine=VariantPadded))
+
+
 def test_batch_variance_of_long_sequences_is_not_certified(gpt: Bundle) -> None:
     words = r"known answers \(fp32\): 129 tokens alone differ from"
     with pytest.raises(CertificationError, match=words):

@@ -20,6 +20,7 @@ from transformers import BertForSequenceClassification
 
 from addnorm.export import command
 from benchmarks.data.made_text import Maker
+from benchmarks.data.trained import IGNORED, NUM_HELD_OUT, labelled
 from benchmarks.findings import BUILD, PEER_PYTHON
 from tests.conftest import inference_of, serving
 from tests.support import web
@@ -28,7 +29,8 @@ from tests.support.pair_scores import DIALECTS, asked, bits, logits, sigmoid
 pytestmark = pytest.mark.tasks
 TRAINED, REAL = BUILD / "trained", BUILD / "real-models"
 LIMIT = 1e-4
-SPLADE = "cognition/model"
+SPLADE, MODERN = "cognition/model", "modern-tagger"
+LOST = 0.01  # share of tokens that int8 may tag wrong and PyTorch right
 NUM_QUESTIONS, NUM_OTHERS, NUM_TEXTS = 20, 9, 60
 NUM_DOCUMENTS, NUM_ALONE = 1000, 40
 AGGREGATIONS = ("none", "simple", "first", "average", "max")
@@ -57,6 +59,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folders = [TRAINED / "cross-encoder", TRAINED / "tagger", root / "entailment"]
     for folder in folders:
         exported(folder, folder.name, root / "fp32", "fp32")
+    exported(TRAINED / MODERN, MODERN, root / "fp32", "fp32,int8")
     exported(REAL / SPLADE, "splade", root / "fp32", "fp32")
     exported(TRAINED / "cross-encoder", "cross-encoder", root / "int8", "int8")
     return root
@@ -198,6 +201,30 @@ def test_tags_are_those_of_transformers(client: httpx.Client, url: str, aggregat
     hubs = [[entry(one) for one in hub.token_classification(text, **options)] for text in texts]
     are_equal(hubs, expected)
     assert sum(map(len, expected)) > len(texts)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_trained_modernbert_tags_as_well_as_in_pytorch(
+    client: httpx.Client, precision: str
+) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(TRAINED / MODERN)
+    model = transformers.AutoModelForTokenClassification.from_pretrained(TRAINED / MODERN)
+    inputs, labels = labelled(tokenizer, list(islice(Maker(seed=1).marked(), NUM_HELD_OUT)))
+    given = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"]}
+    with torch.no_grad():
+        theirs = model(**given).logits.numpy()
+    asked_for = {name: rows.tolist() for name, rows in given.items()}
+    answer = asked(
+        client, "/v1/infer", model=MODERN, precision=precision, outputs=["logits"], **asked_for
+    )
+    ours = np.array(answer["logits"], np.float32)
+    counted = labels.numpy() != IGNORED
+    right = [(logits.argmax(-1) == labels.numpy())[counted].mean() for logits in (theirs, ours)]
+    print(f"{precision}: {right[1]:.2%} of {counted.sum()} tokens right, PyTorch {right[0]:.2%}")
+    assert right[1] >= right[0] - LOST
+    if precision == "fp32":
+        assert np.abs(ours - theirs)[counted].max() <= LIMIT
+    assert right[0] > 0.9
 
 
 def test_masks_are_filled_as_by_transformers(client: httpx.Client, url: str) -> None:
