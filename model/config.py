@@ -73,7 +73,8 @@ class Positions:
 
     added: Literal["learned", "sinusoidal", "none"] = "learned"
     rotary: Rotary | None = None
-    buckets: int = 0  # of a learned bias, see RelativeBias; 0: there is none
+    buckets: int = 0  # of a bias by distance, see RelativeBias; 0: there is none
+    alibi: bool = False  # whether the bias falls with distance, and is not learned
 
     def __post_init__(self) -> None:
         """ValueError names the field that no transformer can have."""
@@ -83,6 +84,8 @@ class Positions:
         buckets = self.buckets
         if type(buckets) is not int or buckets not in (0, *range(4, MAX_BUCKETS, 2)):
             raise ValueError(f"buckets is {buckets!r}: 0, or an even number of 4 or more")
+        if self.alibi and not buckets:
+            raise ValueError("alibi is True and buckets is 0: one is needed for each distance")
 
 
 @dataclass(frozen=True)

@@ -62,25 +62,45 @@ def rotated(qkv: Tensor, rotation: Rotation, n_heads: int) -> Tensor:
 
 
 class RelativeBias(nn.Module):
-    """A learned bias on the scores, by head and by the distance from query to key.
+    """A bias on the scores, by head and by the distance from query to key.
 
-    One table for all layers. Large distances share buckets (Raffel et al., arXiv:1910.10683).
+    One table for all layers. Learned, large distances share buckets (Raffel et al.,
+    arXiv:1910.10683). With alibi, each distance has a bucket, for keys behind and ahead, and the
+    bias is minus the distance times the head's slope (Press et al., arXiv:2108.12409).
     """
 
-    def __init__(self, num_buckets: int, n_heads: int, max_positions: int) -> None:
+    def __init__(self, num_buckets: int, n_heads: int, max_positions: int, alibi: bool) -> None:
         super().__init__()
-        self.table = nn.Embedding(num_buckets, n_heads)
         self.farthest = max_positions - 1
         distances = torch.arange(-self.farthest, max_positions)
+        if alibi:
+            self.table = nn.Embedding.from_pretrained(falling(num_buckets, n_heads))
+            chosen = distances.abs().clamp(max=num_buckets - 1)
+        else:
+            self.table = nn.Embedding(num_buckets, n_heads)
+            chosen = buckets(distances, num_buckets)
         self.buckets: Tensor
         # no weight: it follows from the shape
-        self.register_buffer("buckets", buckets(distances, num_buckets), persistent=False)
+        self.register_buffer("buckets", chosen, persistent=False)
 
     def forward(self, distances: Tensor) -> Tensor:
         """Place of key minus place of query `[B or 1, S, S]` -> `[B or 1, H, S, S]`."""
         limit = self.farthest  # pads may be farther, and are masked
         chosen = self.buckets[distances.clamp(-limit, limit) + limit]
         return self.table(chosen).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+
+
+def falling(num_distances: int, n_heads: int) -> Tensor:
+    """`[num_distances, H]`: minus the distance times each head's slope.
+
+    Of a power of two, slopes are powers of 2^(-8 / H). Of other numbers, those of the next lower
+    power of two come first, then every other one of twice as many.
+    """
+    whole = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2 ** (-8 * (i + 1) / whole) for i in range(whole)]
+    slopes += [2 ** (-4 * (i + 1) / whole) for i in range(0, 2 * whole, 2)]
+    distances = torch.arange(num_distances, dtype=torch.float64)
+    return -(distances[:, None] * torch.tensor(slopes[:n_heads], dtype=torch.float64)).float()
 
 
 def buckets(distances: Tensor, num_buckets: int) -> Tensor:

@@ -173,7 +173,7 @@ class Transformer(nn.Module):
         self.rotary = _rotary(config)
         if positions.buckets:
             self.relative_bias = RelativeBias(
-                positions.buckets, config.n_heads, config.max_positions
+                positions.buckets, config.n_heads, config.max_positions, positions.alibi
             )
         self.blocks = nn.ModuleList(
             Block(config, config.first_norm or index > 0) for index in range(config.n_blocks)
@@ -291,9 +291,9 @@ def shorten(model: Transformer, max_positions: int) -> None:
     if config.positions.added != "none":
         kept = model.positions.weight.detach()[:max_positions].clone()
         model.positions = nn.Embedding.from_pretrained(kept)
-    if config.positions.buckets:
-        table = model.relative_bias.table
-        model.relative_bias = RelativeBias(config.positions.buckets, config.n_heads, max_positions)
+    if buckets := config.positions.buckets:
+        table, alibi = model.relative_bias.table, config.positions.alibi
+        model.relative_bias = RelativeBias(buckets, config.n_heads, max_positions, alibi)
         model.relative_bias.table = table
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from addnorm.model.checkpoints import dense, json_files, sentence_transformers
-from addnorm.model.checkpoints.families import FAMILIES
+from addnorm.model.checkpoints.families import FAMILIES, name_of
 from addnorm.model.checkpoints.family import ACTIVATIONS, Family, HeadTable, Raw
 from addnorm.model.checkpoints.reader import CheckpointError, Reader, fill, fill_head, head_config
 from addnorm.model.checkpoints.sentence_transformers import SentenceTransformers
@@ -88,7 +88,7 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
     stored = [weights, *(layer.stored for layers in authors.dense.values() for layer in layers)]
     return Checkpoint(
         model=model.eval(),
-        model_type=fields["model_type"],
+        model_type=str(name_of(fields)),
         head=table.classes[0] if table else None,
         labels=labels,
         multi_label=fields.get("problem_type") == "multi_label_classification",
@@ -135,7 +135,7 @@ def _heads(
 
 def _family(fields: Raw) -> Family:
     """CheckpointError for a family that is not supported, with the reason."""
-    model_type = fields.get("model_type")
+    model_type = name_of(fields)
     if model_type not in FAMILIES:
         raise CheckpointError(f"config.json: {reason(model_type, sorted(FAMILIES))}")
     return FAMILIES[model_type]

@@ -74,6 +74,11 @@ def test_a_head_is_refused_in_words(changed: dict[str, Any], message: str) -> No
         replace(HEAD, **changed)
 
 
+def test_a_bias_that_falls_with_distance_needs_buckets() -> None:
+    with pytest.raises(ValueError, match="alibi is True and buckets is 0: one is needed for each"):
+        Positions(alibi=True)
+
+
 def test_what_fits_is_taken() -> None:
     assert replace(BODY, **BUILT, heads={"logits": HEAD}).eps == 1e-6
     assert replace(HEAD, linear=False, dense=3, activation="tanh").width == 3

@@ -119,8 +119,8 @@ def test_a_tensor_of_every_family_that_is_missing_surplus_or_misshaped_is_named(
             load_checkpoint(folder)
         for words in (f"missing: {missing};", "unexpected: not.known;", f"misshaped: {misshaped} "):
             assert words in str(failed.value), class_name
-    # opt's body stands behind a projection here, and transformers writes "new" as gte
-    assert found == FAMILIES.keys() - {"opt", "new"}
+    # opt's body stands behind a projection here; the others are not what transformers writes
+    assert found == FAMILIES.keys() - {"opt", "new", "jina_bert"}
 
 
 def test_the_name_of_the_class_says_which_head_it_is(tmp_path: Path) -> None:
