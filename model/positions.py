@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from addnorm.model.config import Config
+
 MAX_DISTANCE = 128  # from which on distances share the last bucket
 
 
@@ -50,6 +52,19 @@ class RotaryTable(nn.Module):
         """`[N]` -> the angles of each."""
         cos, sin = (F.embedding(position_ids, table)[:, None] for table in (self.cos, self.sin))
         return Rotation(cos, sin)
+
+
+def rotary_tables(config: Config) -> nn.ModuleDict:
+    """Tables of angles, for layers with a window and for the others; empty if none are rotated."""
+    rotary = config.positions.rotary
+    if not rotary:
+        return nn.ModuleDict()
+    dims, longest = config.d_model // config.n_heads, config.max_positions
+    full = RotaryTable(longest, dims, rotary.theta, rotary.scale)
+    if rotary.local_theta is None:
+        return nn.ModuleDict({"full": full, "local": full})
+    local = RotaryTable(longest, dims, rotary.local_theta, rotary.scale)
+    return nn.ModuleDict({"full": full, "local": local})
 
 
 def rotated(qkv: Tensor, rotation: Rotation, n_heads: int) -> Tensor:

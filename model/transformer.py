@@ -19,7 +19,7 @@ from addnorm.model.config import Activation, Config, HeadConfig
 from addnorm.model.grid import block_of
 from addnorm.model.layout import LAYOUTS, Layout
 from addnorm.model.pooling import picked
-from addnorm.model.positions import RelativeBias, RotaryTable, sinusoids
+from addnorm.model.positions import RelativeBias, rotary_tables, sinusoids
 
 
 class LayerNorm(nn.Module):
@@ -170,7 +170,7 @@ class Transformer(nn.Module):
             self.embedding_norm = norm(config, width)
         if config.embedding_size:
             self.projection = nn.Linear(width, config.d_model)
-        self.rotary = _rotary(config)
+        self.rotary = rotary_tables(config)
         if positions.buckets:
             self.relative_bias = RelativeBias(
                 positions.buckets, config.n_heads, config.max_positions, positions.alibi
@@ -271,23 +271,10 @@ class Transformer(nn.Module):
         return tokens + sum(parts[1:], parts[0]) if parts else tokens  # type: ignore[no-any-return]
 
 
-def _rotary(config: Config) -> nn.ModuleDict:
-    """Tables of angles, for layers with a window and for the others; empty if none are rotated."""
-    rotary = config.positions.rotary
-    if not rotary:
-        return nn.ModuleDict()
-    dims, longest = config.d_model // config.n_heads, config.max_positions
-    full = RotaryTable(longest, dims, rotary.theta, rotary.scale)
-    if rotary.local_theta is None:
-        return nn.ModuleDict({"full": full, "local": full})
-    local = RotaryTable(longest, dims, rotary.local_theta, rotary.scale)
-    return nn.ModuleDict({"full": full, "local": local})
-
-
 def shorten(model: Transformer, max_positions: int) -> None:
     """The model then takes up to so many tokens, and has the weights that they need alone."""
     model.config = config = replace(model.config, max_positions=max_positions)
-    model.rotary = _rotary(config)
+    model.rotary = rotary_tables(config)
     if config.positions.added != "none":
         kept = model.positions.weight.detach()[:max_positions].clone()
         model.positions = nn.Embedding.from_pretrained(kept)
