@@ -50,7 +50,7 @@ HEADS: dict[str, tuple[Any, dict[str, Any]]] = {
     "tagger": (transformers.AutoModelForTokenClassification, {"num_labels": 5}),
 }
 PRECISIONS = ("fp32", "int8")
-WITH_LENS = (*PRESETS, HEADED_FAMILY, "mpnet")  # every order of blocks; a bias on the scores
+WITH_LENS = (*PRESETS, HEADED_FAMILY, "mpnet", "modernbert")  # every order; a bias; windows
 
 
 def names() -> list[str]:
