@@ -64,7 +64,7 @@ class OfTransformers(nn.Module):
         self.model = model.eval().to(device)
 
     def forward(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """As `Encoder`."""
+        """Takes and gives what `Encoder` does."""
         real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
         hidden = self.model(input_ids=ids, attention_mask=real.long()).last_hidden_state
         weights = real[:, :, None].to(hidden.dtype)
