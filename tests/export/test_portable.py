@@ -1,14 +1,16 @@
 """Graphs of portable operators: as PyTorch computes, and equal bits alone and in company."""
 
+import re
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from onnxruntime import InferenceSession, SessionOptions
 
-from addnorm.export.certificate.graph import portable_nodes
+from addnorm.export.certificate.graph import attributes, portable_nodes
 from addnorm.export.graphs import all_graphs
 from addnorm.export.graphs import graph as graph_module
 from addnorm.export.graphs.model_file import Graph
@@ -33,10 +35,11 @@ CONFIGS = {
 LENGTHS = [3, 140, 1, 17, 270]
 # where windows of 64 and blocks of 128 begin and end
 EDGES = [1, 63, 64, 65, 66, 127, 128, 129, 130, 192, 193, 256, 257, 258, 17, 2, 300]
+ROTARY = Positions("none", Rotary(160_000.0, 10_000.0))
 LOCAL = replace(
     SMALL, d_model=128, n_layers=3, block="pre", first_norm=False, embedding_norm=True,
     final_norm=True, norm_bias=False, attention_bias=False, gated=True, ffn_bias="none",
-    positions=Positions("none", Rotary(160_000.0, 10_000.0)), window=64, local_layers=(1, 2),
+    positions=ROTARY, window=64, local_layers=(1, 2),
 )  # fmt: skip
 
 
@@ -65,6 +68,54 @@ def test_a_portable_graph_computes_what_pytorch_does(config: Config) -> None:
 
 def test_windows_give_equal_bits_at_every_length_in_any_company() -> None:
     same_alone_and_together(LOCAL, EDGES)
+
+
+UNLIKE = {
+    "theta": (
+        {"positions": Positions("none", Rotary(160_000.0, 10_010.0))},
+        "layer 1: rotary.local.cos is not cos of the places' angles",
+    ),
+    "no rotation": (
+        {"positions": Positions("none")},
+        "3 layers rotate queries and keys, 0 expected",
+    ),
+    "window": ({"window": 63}, r"distances are compared with \[64\], \[63\] expected"),
+    "which layers are local": (
+        {"local_layers": (0, 1), "positions": replace(ROTARY, rotary=Rotary(10_000.0))},
+        r"'local': False\}, \{.*'local': True\} expected",
+    ),
+    "gate": ({"gated": False}, "Split occurs 3 times, 0 expected"),
+}
+
+
+@pytest.mark.parametrize(("changed", "message"), UNLIKE.values(), ids=UNLIKE)
+def test_places_and_gates_are_read_back_from_the_graph(
+    local_graph: Graph, changed: dict[str, Any], message: str
+) -> None:
+    assert [*attributes.body(local_graph, LOCAL, "fp32", portable=True)] == []
+    found = attributes.body(local_graph, replace(LOCAL, **changed), "fp32", portable=True)
+    assert re.search(message, "; ".join(found))
+
+
+@pytest.mark.parametrize("kind", ["Sub", "Split"])
+def test_a_turned_rotation_and_a_swapped_gate_are_found(local_graph: Graph, kind: str) -> None:
+    """b sin - a cos; act(second) * first."""
+    twin = local_graph.copy()
+    nodes = [node for node in twin.proto.graph.node if node.op_type == kind]
+    if kind == "Split":
+        names = nodes[0].output[:]
+        del nodes[0].output[:]
+        nodes[0].output.extend(names[::-1])
+    for node in nodes if kind == "Sub" else []:
+        names = node.input[:]
+        del node.input[:]
+        node.input.extend(names[::-1])
+    assert [*attributes.body(twin, LOCAL, "fp32", portable=True)] != []
+
+
+@pytest.fixture(scope="module")
+def local_graph() -> Graph:
+    return all_graphs.Graphs.of(randomize(Transformer(LOCAL), seed=1).eval(), lens=False).body
 
 
 def same_alone_and_together(config: Config, lengths: list[int]) -> None:

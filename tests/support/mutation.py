@@ -33,6 +33,7 @@ from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Grid
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine
+from tests.support.families import LARGER, made, save
 from tests.support.texts import WORDS, tokenizer
 
 ALL = ("fp32", "fp16", "int8")
@@ -376,11 +377,13 @@ def checkpoint(folder: Path) -> Path:
 
 def subjects(folder: Path) -> Iterator[Subject]:
     """The models of the campaign, exported and certified."""
+    windowed = made("ModernBertForTokenClassification", **LARGER["ModernBert"])
     chosen = [
         (sources.preset("notebook"), ("fp32", "fp16")),  # int8 does not pay there
         (sources.preset("gpt"), ALL),
         (sources.preset("postnorm"), ALL),
         (sources.checkpoint(checkpoint(folder / "two-layer-bert")), ALL),
+        (sources.checkpoint(save(windowed, folder / "windowed")), ALL),
     ]
     for source, precisions in chosen:
         yield Subject.of(
