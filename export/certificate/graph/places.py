@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto
 
-from addnorm.export.certificate.graph.portable_nodes import Reader, Unlike
+from addnorm.export.certificate.graph.portable_nodes import BROKEN, Reader
 from addnorm.export.graphs.model_file import Graph
 from addnorm.model.config import Config, Rotary
 
@@ -69,11 +69,12 @@ def _angles(read: Reader, turn: NodeProto) -> tuple[str, str] | None:
         halves = [
             read.value(read.node(_sliced(read, x), "Slice").input[1]).tolist() for x in (a, b)
         ]
-        names = [read.chain(x, "Unsqueeze", "Gather")[1].input[0] for x in (cos, sin)]
-    except (Unlike, ValueError):
+        cosines, sines = (read.chain(x, "Unsqueeze", "Gather")[1].input[0] for x in (cos, sin))
+        are_constants = read.value(cosines).size and read.value(sines).size
+    except BROKEN:
         return None
     is_rotation = terms == [{b, cos}, {a, sin}] and halves == [[0], [1]]
-    return (names[0], names[1]) if is_rotation else None
+    return (cosines, sines) if is_rotation and are_constants else None
 
 
 def _sliced(read: Reader, half: str) -> str:
@@ -89,7 +90,7 @@ def windows(graph: Graph, config: Config) -> Iterator[str]:
             try:
                 read.node(node.input[0], "Abs")
                 found.add(int(read.value(node.input[1])))
-            except Unlike:
+            except BROKEN:
                 continue
     expected = {config.window} if config.window else set()
     if found != expected:

@@ -28,6 +28,10 @@ class Unlike(Exception):
     """A node is not what the formula has there. The message says which."""
 
 
+# what reading a node raises that lacks an input, an attribute or a number
+BROKEN = (Unlike, StopIteration, IndexError, TypeError, ValueError)
+
+
 class Reader:
     """The nodes and small constants of a graph, and of a graph within it."""
 
@@ -82,7 +86,7 @@ def attentions(graph: Graph, config: Config) -> Iterator[str]:
         try:
             if (got := _attention(graph, scan)) != meant:
                 yield f"{scan.name} (attention) has {got}, {meant} expected"
-        except Unlike as error:
+        except BROKEN as error:
             yield f"{scan.name} is no attention: {error}"
 
 
@@ -119,7 +123,7 @@ def norms(graph: Graph, count: int, eps: float) -> Iterator[str]:
         try:
             if (got := _eps(read, root)) != float(np.float32(eps)):
                 yield f"{root.name} (LayerNorm) has eps {got}, {float(np.float32(eps))} expected"
-        except Unlike as error:
+        except BROKEN as error:
             yield f"{root.name} is no LayerNorm: {error}"
 
 
@@ -156,7 +160,7 @@ def tanh_gelus(graph: Graph) -> Iterator[str]:
         try:
             _, factor, cubic = read.chain(node.input[0], "Mul", "Add", "Mul")
             got = [read.value(item.input[1])[()] for item in (factor, cubic)]
-        except Unlike as error:
+        except BROKEN as error:
             yield f"{node.name} is of no Gelu: {error}"
             continue
         if got != expected:
@@ -171,9 +175,10 @@ def gates(graph: Graph, config: Config) -> Iterator[str]:
     if len(found) != expected:
         yield f"Split occurs {len(found)} times, {expected} expected"
     for node in found:
-        first, second = node.output
-        gated = read.readers(second)
-        is_gate = [item.op_type for item in gated] == ["Mul"] and first not in gated[0].input
+        gated = read.readers(node.output[-1])
+        is_gate = [item.op_type for item in gated] == ["Mul"] and (
+            node.output[0] not in gated[0].input
+        )
         if not is_gate or structure.attributes(node) != {"axis": 1, "num_outputs": 2}:
             yield f"{node.name} (gate) does not multiply by its second half as it is"
 
