@@ -83,7 +83,7 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
             if output in authors.dense:
                 dense.fill(head, authors.dense[output])
             elif table:
-                fill_head(head, table, reader)
+                fill_head(head, table, reader, raw)
                 if table.tied and torch.equal(head.linear.weight, model.tokens.weight):
                     head.linear.weight = model.tokens.weight  # one copy in memory
     unused = reader.finish(body)
@@ -235,11 +235,13 @@ def _labels(
 
 def _in_order(named: Any) -> list[str]:
     """The labels of `id2label`, which has one for each logit's number, as a text."""
-    names = [named.get(str(i)) for i in range(len(named))] if isinstance(named, dict) else [None]
-    if not all(isinstance(name, str) for name in names):
+    keys = map(str, range(len(named)))
+    names = [named.get(key) for key in keys] if isinstance(named, dict) else [None]
+    labels = [name for name in names if isinstance(name, str)]
+    if len(labels) != len(names):
         raise CheckpointError(
             f"config.json: id2label is {named!r}: a name for each logit is needed, as in"
             ' {"0": "no", "1": "yes"}; name a file of labels with --labels FILE, or go without with'
             " --labels none"
         )
-    return names
+    return labels

@@ -183,3 +183,22 @@ def test_labels_that_do_not_name_the_logits_are_refused(tmp_path: Path, named: A
     with pytest.raises(CheckpointError, match=r"config\.json: id2label is .*: a name for each log"):
         load_checkpoint(folder)
     assert load_checkpoint(folder, Choices(labels=())).labels is None
+
+
+@pytest.mark.parametrize(
+    ("class_name", "key"),
+    [
+        ("ModernBertForMaskedLM", "decoder"),
+        ("BertForMaskedLM", "cls.predictions.decoder"),
+        ("GPT2LMHeadModel", "lm_head"),
+    ],
+)
+def test_weights_of_a_head_that_is_not_tied_must_be_there(
+    tmp_path: Path, class_name: str, key: str
+) -> None:
+    folder = save(made(class_name), tmp_path)
+    assert load_checkpoint(folder).model.heads
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "tie_word_embeddings": False}))
+    with pytest.raises(CheckpointError, match=rf"missing: {key}\.weight$"):
+        load_checkpoint(folder)
