@@ -3,9 +3,11 @@
 Each family of models is a table in `families/`. What does not fit is refused.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,7 +18,7 @@ from addnorm.model.checkpoints.reader import CheckpointError, Reader, fill, fill
 from addnorm.model.checkpoints.sentence_transformers import SentenceTransformers
 from addnorm.model.checkpoints.unsupported import reason
 from addnorm.model.checkpoints.weights import read as read_weights
-from addnorm.model.config import SIZES, Config, HeadConfig
+from addnorm.model.config import Config, HeadConfig
 from addnorm.model.transformer import Transformer
 
 __all__ = ["Checkpoint", "CheckpointError", "Choices", "load_checkpoint"]
@@ -81,7 +83,7 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
             if output in authors.dense:
                 dense.fill(head, authors.dense[output])
             elif table:
-                fill_head(head, table, reader)
+                fill_head(head, table, reader, raw)
                 if table.tied and torch.equal(head.linear.weight, model.tokens.weight):
                     head.linear.weight = model.tokens.weight  # one copy in memory
     unused = reader.finish(body)
@@ -144,7 +146,9 @@ def _family(fields: Raw) -> Family:
 def read_config(family: Family, raw: Raw) -> Config:
     """The fields of config.json, with the family's defaults -> Config, without heads."""
     for name, supported in family.only.items():
-        if (value := raw.get(name)) not in supported:
+        value = raw.get(name)
+        are_flags = [type(one) is bool for one in supported if one == value]
+        if (type(value) is bool) not in are_flags:  # 1 == True
             shown = " or ".join(map(repr, supported))
             raise CheckpointError(f"config.json: {name} is {value!r}, supported is {shown}")
     try:
@@ -161,8 +165,11 @@ def read_config(family: Family, raw: Raw) -> Config:
     try:
         return Config(**{**fields, "activation": ACTIVATIONS[activation]})
     except ValueError as error:
-        named = [name for name in SIZES if name in str(error) and name in family.config]
-        names = ", ".join(f"{name} is {family.config[name]}" for name in named)
+        names = ", ".join(
+            f"{ours} is {theirs}"
+            for ours, theirs in family.config.items()
+            if ours != theirs and re.search(rf"\b{ours}\b", str(error))
+        )
         there = f"; there {names}" if names else ""
         raise CheckpointError(f"config.json: {error}{there}") from None
 
@@ -212,10 +219,7 @@ def _labels(
         what = "--labels names"
     elif table.labels is True:
         named = fields.get("id2label")
-        indices = sorted(named or {}, key=int)
-        names = (
-            [named[index] for index in indices] if named else [f"LABEL_{i}" for i in range(width)]
-        )
+        names = _in_order(named) if named else [f"LABEL_{i}" for i in range(width)]
         what = "config.json: id2label names"
     else:
         return table.labels or None
@@ -227,3 +231,17 @@ def _labels(
             " lines with --labels FILE, or go without with --labels none"
         )
     return tuple(names)
+
+
+def _in_order(named: Any) -> list[str]:
+    """The labels of `id2label`, which has one for each logit's number, as a text."""
+    keys = map(str, range(len(named)))
+    names = [named.get(key) for key in keys] if isinstance(named, dict) else [None]
+    labels = [name for name in names if isinstance(name, str)]
+    if len(labels) != len(names):
+        raise CheckpointError(
+            f"config.json: id2label is {named!r}: a name for each logit is needed, as in"
+            ' {"0": "no", "1": "yes"}; name a file of labels with --labels FILE, or go without with'
+            " --labels none"
+        )
+    return labels

@@ -174,16 +174,15 @@ def head_config(table: HeadTable, reader: Reader, body: Config) -> HeadConfig:
     )
 
 
-def fill_head(head: Head, table: HeadTable, reader: Reader) -> None:
+def fill_head(head: Head, table: HeadTable, reader: Reader, raw: Raw) -> None:
     """Heads are stored as [out, in] in every family."""
     for module, key in (("dense", table.dense), ("norm", table.norm)):
         if key and module in head.steps:
             _copy(head.get_submodule(module), [key], reader, transposed=False)
     weight, stored = head.linear.weight, f"{table.linear}.weight"
     tokens = f"{reader.family.modules['tokens']}.weight"
-    weight.copy_(
-        reader.read(tokens if table.tied and stored not in reader else stored, weight.shape)
-    )
+    is_tied = table.tied and raw.get("tie_word_embeddings") is not False
+    weight.copy_(reader.read(tokens if is_tied and stored not in reader else stored, weight.shape))
     if head.linear.bias is not None:
         own = f"{table.linear}.bias"
         key = table.bias if isinstance(table.bias, str) else own

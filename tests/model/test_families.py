@@ -1,5 +1,6 @@
 """Every family and head against transformers itself, in PyTorch, on unusual small shapes."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +164,41 @@ def test_labels_that_do_not_match_the_head_are_refused(tmp_path: Path) -> None:
     assert load_checkpoint(folder, Choices(labels=())).labels is None
     with pytest.raises(CheckpointError, match="--labels names 1 labels"):
         load_checkpoint(folder, Choices(labels=("a",)))
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"a": "x"},
+        ["x"],
+        {"0": "a", "2": "b", "3": "c", "4": "d", "5": "e"},
+        {"0": "a", "1": "b", "2": None, "3": "d", "4": "e"},
+        "none",
+    ],
+)
+def test_labels_that_do_not_name_the_logits_are_refused(tmp_path: Path, named: Any) -> None:
+    folder = save(made("BertForSequenceClassification"), tmp_path)
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "id2label": named}))
+    with pytest.raises(CheckpointError, match=r"config\.json: id2label is .*: a name for each log"):
+        load_checkpoint(folder)
+    assert load_checkpoint(folder, Choices(labels=())).labels is None
+
+
+@pytest.mark.parametrize(
+    ("class_name", "key"),
+    [
+        ("ModernBertForMaskedLM", "decoder"),
+        ("BertForMaskedLM", "cls.predictions.decoder"),
+        ("GPT2LMHeadModel", "lm_head"),
+    ],
+)
+def test_weights_of_a_head_that_is_not_tied_must_be_there(
+    tmp_path: Path, class_name: str, key: str
+) -> None:
+    folder = save(made(class_name), tmp_path)
+    assert load_checkpoint(folder).model.heads
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "tie_word_embeddings": False}))
+    with pytest.raises(CheckpointError, match=rf"missing: {key}\.weight$"):
+        load_checkpoint(folder)

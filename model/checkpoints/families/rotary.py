@@ -16,9 +16,16 @@ def with_windows(raw: Raw) -> dict[str, Any]:
     local_layers = tuple(index for index, kind in enumerate(_kinds(raw)) if kind == LOCAL)
     return {
         "positions": Positions("none", _of_both_kinds(raw, bool(local_layers))),
-        "window": raw["local_attention"] // 2 if local_layers else 0,
+        "window": _window(raw["local_attention"]) if local_layers else 0,
         "local_layers": local_layers,
     }
+
+
+def _window(local_attention: Any) -> int:
+    """The largest distance of a key that is seen."""
+    if type(local_attention) is not int or local_attention < 2:
+        raise ValueError(f"local_attention is {local_attention!r}: a whole number of 2 or more")
+    return local_attention // 2
 
 
 def _kinds(raw: Raw) -> Sequence[str]:
