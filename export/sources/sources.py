@@ -215,11 +215,13 @@ def _texts(
         found = why
     if max_length is None:
         return found
-    num_special = 0 if isinstance(found, NoTexts) else found.num_special
+    num_special, reason = 0, ""
+    if not isinstance(found, NoTexts):
+        num_special = found.num_special
+        reason = f", whose texts have {num_special} special tokens"
     if not num_special < max_length <= max_positions:
         raise UsageError(
-            f"{option} {max_length}: {num_special + 1} to {max_positions} for"
-            f" this model, whose texts have {num_special} special tokens"
+            f"{option} {max_length}: {num_special + 1} to {max_positions} for this model{reason}"
         )
     if isinstance(found, NoTexts):
         return found
