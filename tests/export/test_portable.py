@@ -84,7 +84,7 @@ UNLIKE = {
         {"local_layers": (0, 1), "positions": replace(ROTARY, rotary=Rotary(10_000.0))},
         r"'local': False\}, \{.*'local': True\} expected",
     ),
-    "gate": ({"gated": False}, "Split occurs 3 times, 0 expected"),
+    "gate": ({"gated": False}, "3 rows are split in halves, 0 expected"),
 }
 
 
@@ -95,6 +95,13 @@ def test_places_and_gates_are_read_back_from_the_graph(
     assert [*attributes.body(local_graph, LOCAL, "fp32", portable=True)] == []
     found = attributes.body(local_graph, replace(LOCAL, **changed), "fp32", portable=True)
     assert re.search(message, "; ".join(found))
+
+
+@pytest.mark.parametrize("config", [SMALL, LOCAL], ids=["plain", "local"])
+def test_graphs_of_the_layout_padded_are_read_back_too(config: Config) -> None:
+    model = randomize(Transformer(config, "padded"), seed=1).eval()
+    graph = all_graphs.Graphs.of(model, lens=False).body
+    assert [*attributes.body(graph, config, "fp32", portable=False)] == []
 
 
 @pytest.mark.parametrize("kind", ["Sub", "Split"])

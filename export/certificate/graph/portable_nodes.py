@@ -170,10 +170,12 @@ def tanh_gelus(graph: Graph) -> Iterator[str]:
 def gates(graph: Graph, config: Config) -> Iterator[str]:
     """What differs from gated feed-forwards: of two halves, the first is activated, and only it."""
     read = Reader(graph)
-    found = [node for node in graph.proto.graph.node if node.op_type == "Split"]
+    splits = [node for node in graph.proto.graph.node if node.op_type == "Split"]
+    # the layout padded splits queries, keys and values in three
+    found = [node for node in splits if len(node.output) == 2]
     expected = config.n_layers if config.gated else 0
     if len(found) != expected:
-        yield f"Split occurs {len(found)} times, {expected} expected"
+        yield f"{len(found)} rows are split in halves, {expected} expected"
     for node in found:
         gated = read.readers(node.output[-1])
         is_gate = [item.op_type for item in gated] == ["Mul"] and (
