@@ -122,7 +122,7 @@ def test_attention_whose_order_follows_the_pads_is_not_certified(
             return Turned(self.sequences, self.seq, self.block)
 
     monkeypatch.setitem(transformer.LAYOUTS, "packed", TurnedByPads)
-    assert "'biased': True}" in refused(small(), tmp_path)  # by its attributes
+    assert "'biased': True" in refused(small(), tmp_path)  # by its attributes
     monkeypatch.setattr(parity, "same", lambda *_: [])
     message = refused(small(), tmp_path)  # by its bits
     assert "like alone: unequal rows (fp32)" in message
