@@ -31,7 +31,7 @@ own-model: .venv/ready  ## train a small model, export it by a call, serve it an
 	$(PYTHON) examples/own_model.py $(BUNDLES)
 
 test: .venv/ready  ## run the tests, in one process more than there are cores, as some tests wait
-	$(PYTHON) -m pytest --numprocesses $$(($$(nproc) + 1)) --dist loadfile
+	$(PYTHON) -m pytest --numprocesses $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder
 
 check: .venv/ready  ## formatting, lint, types, documents as `make docs` writes them, known vulnerabilities
 	$(PYTHON) -m ruff format --check .

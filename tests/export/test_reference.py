@@ -195,7 +195,6 @@ def test_a_server_may_refuse_what_was_compared_with_itself(tmp_path: Path) -> No
     ("class_name", "output"),
     [
         ("RobertaForSequenceClassification", "logits"),
-        ("BertForQuestionAnswering", "logits"),
         ("GPT2Model", "activations"),
     ],
 )
