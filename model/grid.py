@@ -174,12 +174,9 @@ class FullGrid(_Blocks):
 
     def attention_mask(self, causal: bool, relative: Tensor | None) -> Mask:
         bias = None if relative is None else relative[:, None]  # [G, 1, H, w, S]
-        if causal:
+        if causal:  # hides pads too: they stand behind all real queries
             later = torch.where(self.distances > 0, MASKED, 0.0)[:, None, None]  # [G, 1, 1, w, S]
-            bias = later if bias is None else bias + later
-        # a causal mask hides pads too: they stand behind all real queries
-        if causal:
-            return Mask(bias, None)
+            return Mask(later if bias is None else bias + later, None)
         # of a sequence without a token one pad is seen, not nothing
         return Mask(bias, self.sequences.lengths.squeeze(1).clamp(min=1))
 

@@ -273,7 +273,7 @@ def _operator(node: NodeProto) -> str:
 
 
 def _standard(model: ModelProto) -> ModelProto:
-    """Removes what the exporter wrote about its own way.
+    """Removes the notes that the exporter made.
 
     UnfitError for operators outside ai.onnx.
     """

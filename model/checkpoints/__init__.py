@@ -147,8 +147,8 @@ def read_config(family: Family, raw: Raw) -> Config:
     """The fields of config.json, with the family's defaults -> Config, without heads."""
     for name, supported in family.only.items():
         value = raw.get(name)
-        are_flags = [type(one) is bool for one in supported if one == value]
-        if (type(value) is bool) not in are_flags:  # 1 == True
+        equal = [one for one in supported if one == value]
+        if not any(isinstance(one, bool) == isinstance(value, bool) for one in equal):  # 1 == True
             shown = " or ".join(map(repr, supported))
             raise CheckpointError(f"config.json: {name} is {value!r}, supported is {shown}")
     try:

@@ -11,7 +11,7 @@ from onnx import NodeProto
 
 from addnorm.export.certificate.graph.portable_nodes import BROKEN, Reader
 from addnorm.export.graphs.model_file import Graph
-from addnorm.model.config import Config, Rotary
+from addnorm.model.config import Config
 
 Array = NDArray[Any]
 # of numbers up to 1; cos in float64 differs less between libraries
@@ -36,7 +36,8 @@ def rotations(graph: Graph, config: Config) -> Iterator[str]:
 
 def tables(config: Config, is_local: bool) -> tuple[Array, Array]:
     """cos and sin of the angles of all places `[max_positions, e / 2]`, e dimensions of a head."""
-    rotary = config.positions.rotary or Rotary()
+    rotary = config.positions.rotary
+    assert rotary
     local = rotary.theta if rotary.local_theta is None else rotary.local_theta
     theta, dims = local if is_local else rotary.theta, config.d_model // config.n_heads
     places = np.arange(config.max_positions)[:, None] / rotary.scale
@@ -46,6 +47,8 @@ def tables(config: Config, is_local: bool) -> tuple[Array, Array]:
 
 def is_table(array: Array, config: Config) -> bool:
     """Whether a float constant that is no weight is one of these tables."""
+    if not config.positions.rotary:
+        return False
     known = [table for is_local in (False, True) for table in tables(config, is_local)]
     return any(_is(array, table) for table in known)
 

@@ -33,6 +33,8 @@ MODULES: Modules = {
     "blocks.{}.ffn.down": f"{LAYER}output.dense",
     "blocks.{}.norm2": f"{LAYER}output.LayerNorm",
 }
+# where nothing is added to tokens by their place
+UNPLACED = {ours: key for ours, key in MODULES.items() if ours != "positions"}
 FIXED = {"embedding_norm": True}
 ONLY = {
     "position_embedding_type": ("absolute", None),

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from addnorm.model.checkpoints.families import bert, roberta, rotary
-from addnorm.model.checkpoints.families.jina_embeddings_v3 import EMBEDDINGS, IN_MEMORY
 from addnorm.model.checkpoints.family import Family, Raw
 
 LM = replace(roberta.LM, norm="lm_head.norm", bias=True)
@@ -25,7 +24,7 @@ _GTE = Family(
     prefixes=("gte.", "new."),
     config=bert.CONFIG,
     modules={
-        **EMBEDDINGS,
+        **bert.UNPLACED,
         "blocks.{}.attention.qkv": f"{LAYER}attention.qkv_proj",
         "blocks.{}.attention.out": f"{LAYER}attention.o_proj",
         "blocks.{}.norm1": f"{LAYER}attn_ln",
@@ -50,7 +49,7 @@ GTE = replace(
     _GTE,
     also=replace(
         _GTE,
-        modules={**_GTE.modules, **IN_MEMORY},
+        modules={**_GTE.modules, **rotary.IN_MEMORY},
         heads=(replace(LM, norm="lm_head.layer_norm"), *_GTE.heads[1:]),
         swapped=(),
     ),

@@ -22,7 +22,7 @@ JINA_BERT = Family(
     prefixes=("bert.",),
     config=bert.CONFIG,
     modules={
-        **{ours: key for ours, key in bert.MODULES.items() if ours != "positions"},
+        **bert.UNPLACED,
         "blocks.{}.ffn.up": f"{LAYER}mlp.gated_layers",
         "blocks.{}.ffn.down": f"{LAYER}mlp.wo",
         "blocks.{}.norm2": f"{LAYER}mlp.layernorm",

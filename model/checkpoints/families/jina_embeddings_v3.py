@@ -7,19 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from addnorm.model.checkpoints.families import bert, roberta, rotary
-from addnorm.model.checkpoints.family import Family, Modules, Raw
+from addnorm.model.checkpoints.family import Family, Raw
 
 LAYER = "encoder.layers.{}."
-EMBEDDINGS = {ours: key for ours, key in bert.EMBEDDINGS.items() if ours != "positions"}
-IN_MEMORY: Modules = {  # the keys that transformers' own modules have, here and in GTE, NomicBERT
-    "embedding_norm": "embeddings.LayerNorm",
-    "blocks.{}.attention.qkv": tuple(f"layers.{{}}.self_attn.{part}_proj" for part in "qkv"),
-    "blocks.{}.attention.out": "layers.{}.self_attn.o_proj",
-    "blocks.{}.norm1": "layers.{}.post_attention_layernorm",
-    "blocks.{}.ffn.up": ("layers.{}.mlp.gate_proj", "layers.{}.mlp.up_proj"),
-    "blocks.{}.ffn.down": "layers.{}.mlp.down_proj",
-    "blocks.{}.norm2": "layers.{}.post_mlp_layernorm",
-}
 UP, DOWN = "mlp.fc1", "mlp.fc2"
 
 
@@ -32,7 +22,7 @@ _JINA = Family(
     prefixes=("roberta.",),
     config=bert.CONFIG,
     modules={
-        **EMBEDDINGS,
+        **bert.UNPLACED,
         "embedding_norm": "emb_ln",
         "blocks.{}.attention.qkv": f"{LAYER}mixer.Wqkv",
         "blocks.{}.attention.out": f"{LAYER}mixer.out_proj",
@@ -53,4 +43,6 @@ _JINA = Family(
     unused=(r"pooler\..*",),
 )
 _UNGATED = {"blocks.{}.ffn.up": f"layers.{{}}.{UP}", "blocks.{}.ffn.down": f"layers.{{}}.{DOWN}"}
-JINA = replace(_JINA, also=replace(_JINA, modules={**_JINA.modules, **IN_MEMORY, **_UNGATED}))
+JINA = replace(
+    _JINA, also=replace(_JINA, modules={**_JINA.modules, **rotary.IN_MEMORY, **_UNGATED})
+)

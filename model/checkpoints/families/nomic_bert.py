@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from addnorm.model.checkpoints.families import bert, rotary
-from addnorm.model.checkpoints.families.jina_embeddings_v3 import EMBEDDINGS, IN_MEMORY
 from addnorm.model.checkpoints.family import Family, Raw
 
 GATES = {"swiglu": "silu", "geglu": "gelu"}  # what the code of before calls them
@@ -28,7 +27,7 @@ _NOMIC = Family(
     prefixes=("nomic_bert.", "bert."),
     config=bert.CONFIG,
     modules={
-        **EMBEDDINGS,
+        **bert.UNPLACED,
         "embedding_norm": "emb_ln",
         "blocks.{}.attention.qkv": f"{LAYER}attn.Wqkv",
         "blocks.{}.attention.out": f"{LAYER}attn.out_proj",
@@ -72,4 +71,4 @@ _NOMIC = Family(
     },
     unused=(r"pooler\..*", bert.POSITION_IDS),
 )
-NOMIC_BERT = replace(_NOMIC, also=replace(_NOMIC, modules={**_NOMIC.modules, **IN_MEMORY}))
+NOMIC_BERT = replace(_NOMIC, also=replace(_NOMIC, modules={**_NOMIC.modules, **rotary.IN_MEMORY}))

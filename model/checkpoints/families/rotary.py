@@ -1,13 +1,24 @@
-"""What config.json says of rotated positions: in `rope_parameters`, or in other fields, as releases
-of transformers before 5 wrote it. ValueError for what cannot be computed."""
+"""What families of rotated positions share: what config.json says of the angles, in
+`rope_parameters` or in fields of earlier releases, and names of weights. ValueError for what cannot
+be computed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from addnorm.model.checkpoints.family import Raw
+from addnorm.model.checkpoints.family import Modules, Raw
 from addnorm.model.config import Positions, Rotary
 
 PLAIN = "default"  # the paper's own angles
+# keys of transformers' own modules, in families whose weights came with other code
+IN_MEMORY: Modules = {
+    "embedding_norm": "embeddings.LayerNorm",
+    "blocks.{}.attention.qkv": tuple(f"layers.{{}}.self_attn.{part}_proj" for part in "qkv"),
+    "blocks.{}.attention.out": "layers.{}.self_attn.o_proj",
+    "blocks.{}.norm1": "layers.{}.post_attention_layernorm",
+    "blocks.{}.ffn.up": ("layers.{}.mlp.gate_proj", "layers.{}.mlp.up_proj"),
+    "blocks.{}.ffn.down": "layers.{}.mlp.down_proj",
+    "blocks.{}.norm2": "layers.{}.post_mlp_layernorm",
+}
 FULL, LOCAL = "full_attention", "sliding_attention"  # kinds of layers
 
 

@@ -16,8 +16,8 @@ from addnorm.service.runtime.tokenizing.own_ids import ends_of
 
 # else each call starts threads of its own, which compete with the worker threads
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+FEWEST_CHARACTERS = 256  # that any text may have: of few tokens, all may be long
 # Characters of a text for each token that it may have. Languages have 2 to 5.
-FEWEST_CHARACTERS = 256  # that a text may have: of few tokens, all may be long
 CHARACTERS_PER_TOKEN = 16  # more are refused before any work, unless the text may be cut
 LIKELY_CHARACTERS = 8  # mostly enough to cut the text
 EDGE_CHARACTERS = 64  # at the end of a beginning: what follows may still change their tokens
