@@ -116,7 +116,7 @@ def _cors(settings: Settings) -> list[Middleware]:
             CORSMiddleware,
             allow_origins=[origin.strip() for origin in settings.cors_origins.split(",")],
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", "x-request-id", "x-request-timeout-ms"],
+            allow_headers=["*"],  # repeats those asked for: SDKs send headers of their own
             expose_headers=[
                 "retry-after",
                 "server-timing",

@@ -7,9 +7,16 @@ import re
 import time
 from contextlib import nullcontext, suppress
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from addnorm.service.errors import Draining, OutOfMemory, OutOfScope, TooManyConnections
+from addnorm.service.errors import (
+    Draining,
+    MethodNotAllowed,
+    OutOfMemory,
+    OutOfScope,
+    TooManyConnections,
+)
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.protocols.protocol import Envelopes, Scopes
 from addnorm.service.scheduling.arrivals import Arrivals
@@ -122,6 +129,8 @@ class HeadMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            if scope["method"] == "OPTIONS":
+                _refuse_preflight(scope)
             is_probe = scope["path"].startswith(self._probes)
             if self._readiness.draining and not is_probe:
                 await _discard_body(receive)
@@ -132,6 +141,19 @@ class HeadMiddleware:
             if error and not (is_probe and isinstance(error, TooManyConnections)):
                 raise error
         await self._app(scope, receive, send)
+
+
+def _refuse_preflight(scope: Scope) -> None:
+    """MethodNotAllowed if a browser asks whether a page of another origin may call. Where that is
+    set, such a request does not come as far as here."""
+    headers = Headers(scope=scope)
+    if "access-control-request-method" in headers:
+        origin = headers.get("origin", "")[:200]
+        raise MethodNotAllowed(
+            f"OPTIONS {scope['path']}: pages of {origin} may not call this server; to let them,"
+            f" set ADDNORM_CORS_ORIGINS={origin}",
+            headers={"allow": "GET, POST"},
+        )
 
 
 async def _discard_body(receive: Receive) -> None:

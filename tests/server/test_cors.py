@@ -1,0 +1,49 @@
+"""Pages of other origins: what browsers ask for before a request, and what they are told."""
+
+import httpx
+import pytest
+
+from tests.conftest import Serve
+from tests.support import web
+
+PAGE = "https://page.example"
+# as OpenAI's and Cohere's SDKs have a browser ask
+ASKED = "authorization,content-type,x-fern-language,x-stainless-os,x-stainless-retry-count"
+PREFLIGHT = {
+    "origin": PAGE,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": ASKED,
+}
+
+
+@pytest.mark.parametrize("origins", [PAGE, f"https://two.example, {PAGE}", "*"])
+def test_an_allowed_origin_may_send_the_headers_it_asks_for(serve: Serve, origins: str) -> None:
+    with serve(cors_origins=origins) as url:
+        answer = web.options(f"{url}/v1/embeddings", headers=PREFLIGHT)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["access-control-allow-headers"] == ASKED
+    assert answer.headers["access-control-allow-origin"] in (PAGE, "*")
+    assert "access-control-allow-credentials" not in answer.headers
+
+
+def test_another_origin_is_told_nothing(serve: Serve) -> None:
+    with serve(cors_origins="https://two.example") as url:
+        answer = web.options(f"{url}/v1/embeddings", headers=PREFLIGHT)
+    assert answer.status_code == 400
+    assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v2/rerank", "/nothing"])
+def test_without_the_setting_the_answer_names_it(client: httpx.Client, path: str) -> None:
+    answer = client.options(path, headers=PREFLIGHT)
+    assert answer.status_code == 405
+    assert f"ADDNORM_CORS_ORIGINS={PAGE}" in answer.text
+    plain = client.options("/v1/embeddings")
+    assert (plain.status_code, plain.headers["allow"]) == (405, "POST")
+    assert "ADDNORM_CORS_ORIGINS" not in plain.text
+
+
+def test_it_is_named_where_keys_are_needed_too(serve: Serve) -> None:
+    with serve(api_keys="web infer web-0123456789abcdef") as url:
+        answer = web.options(f"{url}/v1/embeddings", headers=PREFLIGHT)
+    assert "ADDNORM_CORS_ORIGINS" in answer.text
