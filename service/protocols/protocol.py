@@ -124,13 +124,17 @@ class Mounted(NamedTuple):
 
 class Envelopes:
     """Which envelope the error of a path has: that of the protocol whose path it begins with, the
-    longest one if there are several."""
+    longest one if there are several. All paths begin with the root, which has its own."""
 
     def __init__(self, mounted: Iterable[Mounted], default: Envelope) -> None:
-        found = {"": default} | dict(pair for each in mounted for pair in each.envelopes())
+        pairs = [pair for each in mounted for pair in each.envelopes()]
+        self._root = next((envelope for path, envelope in pairs if path == "/"), default)
+        found = {"": default} | {path: envelope for path, envelope in pairs if path != "/"}
         self._longest_first = sorted(found.items(), key=lambda pair: -len(pair[0]))
 
     def of(self, path: str) -> Envelope:
+        if path == "/":
+            return self._root
         return next(known for start, known in self._longest_first if path.startswith(start))
 
 

@@ -36,19 +36,24 @@ class Documented(FastAPI):
 
 
 class ByPath:
-    """Finds a route whose path has no parameters in a dictionary; the router tries all in turn."""
+    """Dispatches inferences: a route whose path has no parameters is found in a dictionary, as the
+    router tries all in turn. FastAPI has all other paths, and other methods of these."""
 
-    def __init__(self, routes: Sequence[InferenceRoute], others: Router) -> None:
+    def __init__(self, routes: Sequence[InferenceRoute], fastapi: ASGIApp) -> None:
         # of several with one path the first, as the router has it
         self._by_path = {
             route.path: route for route in reversed(routes) if not route.param_convertors
         }
-        self._others = others
+        self._by_pattern = Router(routes, redirect_slashes=False, default=fastapi)
+        self._fastapi = fastapi
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("method") != "POST":
+            await self._fastapi(scope, receive, send)
+            return
         route = self._by_path.get(scope.get("path", ""))
         if route is None:
-            await self._others(scope, receive, send)
+            await self._by_pattern(scope, receive, send)
             return
         scope["route"] = route
         await route.handle(scope, receive, send)
@@ -70,8 +75,7 @@ def create_app(
         for route in router.routes
         if isinstance(route, InferenceRoute)
     ]
-    others = Router(direct, redirect_slashes=False, default=_fastapi(mounted))
-    app: ASGIApp = ByPath(direct, others)
+    app: ASGIApp = ByPath(direct, _fastapi(mounted))
     middleware = [
         *_cors(settings),
         Middleware(ErrorMiddleware, Envelopes(mounted, OPENAI_ERRORS.envelope)),

@@ -130,7 +130,7 @@ class HeadMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             if scope["method"] == "OPTIONS":
-                _refuse_preflight(scope)
+                _reject_preflight(scope)
             is_probe = scope["path"].startswith(self._probes)
             if self._readiness.draining and not is_probe:
                 await _discard_body(receive)
@@ -143,7 +143,7 @@ class HeadMiddleware:
         await self._app(scope, receive, send)
 
 
-def _refuse_preflight(scope: Scope) -> None:
+def _reject_preflight(scope: Scope) -> None:
     """MethodNotAllowed if a browser asks whether a page of another origin may call. Where that is
     set, such a request does not come as far as here."""
     headers = Headers(scope=scope)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from addnorm.service.errors import ModelNotFound
+from addnorm.service.errors import ModelNotFound, NotFound
 from addnorm.service.inference.outputs import OUTPUTS
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.openapi import by_name
@@ -115,7 +115,15 @@ class ModelListRoutes:
         router.get("/{name}/{version}", summary="One version of a model", responses=NAMED)(
             self.show_version
         )
+        router.post("/{name:path}:predict", include_in_schema=False)(self.predict)
         return router
+
+    async def predict(self, name: str) -> None:
+        """KServe's first protocol, which nobody should be told to ask by GET."""
+        raise NotFound(
+            f"POST /v1/models/{name[:200]}:predict is KServe's V1 protocol, which is not served"
+            f" here: send the request to /v2/models/{name[:200]}/infer, as V2 has it"
+        )
 
     async def list_models(self) -> ModelList:
         short = {"vector_ranges": None}  # they are long

@@ -7,6 +7,6 @@ from addnorm.service.protocols.routes.inference_route import Inferring
 
 PROTOCOL = Protocol(
     tag="inference",
-    routes=(Inferring(embeddings.ENDPOINT, completions.ENDPOINT),),
+    routes=(Inferring(*embeddings.ENDPOINTS, completions.ENDPOINT),),
     errors=OPENAI_ERRORS,
 )

@@ -60,6 +60,7 @@ class EmbeddingsRequest(Strict):
         " Means something only of models trained for it.",
     )
     user: str | None = Field(None, description="Has no effect.")
+    modality: Literal["text"] | None = Field(None, description="Has no effect.")
     truncate: bool | None = Field(
         None,
         description="Whether texts that are too long are cut, as the model's authors do it, instead"
@@ -162,13 +163,19 @@ def encode(as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
     return Payload((yield from written(body, response.num_bytes)))
 
 
-ENDPOINT = JsonEndpoint(
-    path="/v1/embeddings",
-    name="embeddings",
-    summary="Embeddings, as OpenAI's clients ask for them",
-    body=EmbeddingsRequest,
-    make=embed,
-    response=EmbeddingsResponse,
-    examples=EXAMPLES,
-    answers=ANSWERS,
+ENDPOINTS = tuple(
+    JsonEndpoint(
+        path=path,
+        name=name,
+        summary="Embeddings, as OpenAI's clients ask for them",
+        body=EmbeddingsRequest,
+        make=embed,
+        response=EmbeddingsResponse,
+        examples=EXAMPLES,
+        answers=ANSWERS,
+    )
+    for path, name in (
+        ("/v1/embeddings", "embeddings"),
+        ("/embeddings", "root_embeddings"),
+    )
 )

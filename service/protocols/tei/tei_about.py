@@ -45,13 +45,14 @@ class TeiAboutRoutes:
             " text-embeddings-inference does",
             responses={status: documented[status] for status in (400, 503)},
         )(self.info)
-        router.get(
-            "/health",
-            name="tei_health",
-            summary="Whether every model gives its known answer: an empty answer",
-            responses={503: documented[503]},
-            response_class=Response,
-        )(self.health)
+        for path, name in (("/health", "tei_health"), ("/ping", "sagemaker_ping")):
+            router.get(
+                path,
+                name=name,
+                summary="Whether every model gives its known answer: an empty answer",
+                responses={503: documented[503]},
+                response_class=Response,
+            )(self.health)
         return router
 
     async def info(self) -> TeiInfo:

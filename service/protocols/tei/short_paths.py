@@ -1,0 +1,82 @@
+"""The root, and the paths that Amazon SageMaker asks: the model and the body tell the task.
+
+Source: text-embeddings-inference's router, and huggingface_hub's client, which posts to a server's
+root whatever its user asks for.
+"""
+
+from typing import Any
+
+from pydantic import Field, RootModel
+
+from addnorm.service.inference.request_path import Call
+from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.openapi import errors
+from addnorm.service.protocols.codec.validation import Strict, fit
+from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, SharedEndpoint, Variant
+from addnorm.service.protocols.huggingface import inference_client
+from addnorm.service.protocols.tei import tei_schema, tei_tasks
+from addnorm.service.protocols.tei.tei_about import described
+from addnorm.service.protocols.tei.tei_schema import (
+    TeiEmbedRequest,
+    TeiError,
+    TeiPrediction,
+    TeiPredictRequest,
+    TeiRank,
+    TeiRerankRequest,
+)
+
+
+class TeiInputsRequest(Strict, extra="allow"):
+    """A body of /embed, or of /predict if the model classifies."""
+
+    inputs: Any = Field(description="As the route of the model's task takes them.")
+
+
+class RootBody(
+    RootModel[
+        TeiEmbedRequest | TeiPredictRequest | TeiRerankRequest | inference_client.HuggingFaceRequest
+    ]
+):
+    """huggingface_hub's if it has `parameters`, that of /rerank if it has `query`, else that of
+    /embed, or of /predict where the server's model classifies."""
+
+
+class RootError(RootModel[TeiError | inference_client.HuggingFaceError]):
+    """Once the body is read, the dialect's own."""
+
+
+async def by_model(asked: TeiInputsRequest, call: Call, tools: Tools) -> Decoded:
+    """What the model is made for. text-embeddings-inference has two tasks of texts alone, all
+    others are the hub client's."""
+    tasks, sent = described(tools.models).bundle.tasks, asked.model_dump()
+    if "embed" in tasks and not isinstance(asked.inputs, dict):
+        return await tei_tasks.embed(fit(TeiEmbedRequest, sent), call, tools)
+    if "classify" in tasks:
+        return await tei_tasks.predict(fit(TeiPredictRequest, sent), call, tools)
+    return await of_hub(fit(inference_client.HuggingFaceRequest, sent), call, tools)
+
+
+async def of_hub(asked: inference_client.HuggingFaceRequest, call: Call, tools: Tools) -> Decoded:
+    call = call._replace(names={"model": described(tools.models).bundle.ref})
+    return await inference_client.infer(asked, call, tools)
+
+
+VARIANTS = {
+    "parameters": Variant(inference_client.HuggingFaceRequest, inference_client.error_body, of_hub),
+    "query": Variant(TeiRerankRequest, tei_schema.error_body, tei_tasks.rerank),
+    "inputs": Variant(TeiInputsRequest, tei_schema.error_body, by_model),
+}
+ENDPOINTS = tuple(
+    SharedEndpoint(
+        path=path,
+        name=name,
+        summary="What the model is made for, as text-embeddings-inference and huggingface_hub's"
+        " client ask for it",
+        body=RootBody,
+        variants=VARIANTS,
+        response=list[list[float]] | list[TeiRank] | list[TeiPrediction] | list[Any],
+        examples={"texts": tei_tasks.TEXTS},
+        errors=ErrorFormat(tei_schema.error_body, errors(RootError, tei_schema.error_body)),
+    )
+    for path, name in (("/", "tei_root"), ("/invocations", "sagemaker_invocations"))
+)

@@ -1,0 +1,96 @@
+"""Short paths of text-embeddings-inference and Infinity: the same answers as the long ones."""
+
+from typing import Any
+
+import httpx
+import pytest
+from huggingface_hub import InferenceClient
+
+from tests.conftest import inference_of, linked, serving
+from tests.support import web
+from tests.support.task_models import NLI
+
+TEXTS = ["pads are dropped", "a b c"]
+ROOTS = ("/", "/invocations")
+
+
+def posted(client: httpx.Client, path: str, body: Any) -> Any:
+    answer = client.post(path, json=body)
+    assert answer.status_code == 200, f"{path}: {answer.text}"
+    found = answer.json()
+    return {**found, "id": None} if isinstance(found, dict) else found
+
+
+@pytest.mark.parametrize("path", ROOTS)
+def test_the_root_embeds_and_reranks_by_the_body(task_client: httpx.Client, path: str) -> None:
+    for long, body in (
+        ("/embed", {"inputs": TEXTS, "truncate": True}),
+        ("/embed", {"inputs": TEXTS[0], "normalize": False}),
+        ("/rerank", {"query": "a", "texts": TEXTS, "raw_scores": True}),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": TEXTS}}),
+    ):
+        assert posted(task_client, path, body) == posted(task_client, long, body)
+
+
+@pytest.mark.parametrize("path", ROOTS)
+@pytest.mark.parametrize("name", ["classifier", "reranker", "masked-lm", "tagger"])
+def test_the_root_does_what_its_one_model_is_made_for(
+    task_bundles: Any, tmp_path_factory: pytest.TempPathFactory, name: str, path: str
+) -> None:
+    root = linked(tmp_path_factory.mktemp("one"), [task_bundles / name])
+    with serving(inference_of(root)) as url, web.client(base_url=url) as client:
+        if name == "classifier":
+            body = {"inputs": [["a b"], ["a", "b"]]}
+            assert posted(client, path, body) == posted(client, "/predict", body)
+            found = InferenceClient(model=url).text_classification("a b")
+            assert {one.label for one in found} == set(NLI)
+        elif name == "masked-lm":
+            found = InferenceClient(model=url).fill_mask("a [MASK]", top_k=2)
+            assert found == InferenceClient(model=f"{url}/hf/{name}").fill_mask("a [MASK]", top_k=2)
+        elif name == "tagger":
+            for body in ({"inputs": "a b c"}, {"inputs": "a", "parameters": {"stride": None}}):
+                assert posted(client, path, body) == posted(client, f"/hf/{name}", body)
+        else:
+            body = {"query": "a", "texts": TEXTS}
+            assert posted(client, path, body) == posted(client, "/rerank", body)
+
+
+def test_the_page_stays_at_the_root(task_client: httpx.Client) -> None:
+    answer = task_client.get("/")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert task_client.put("/").status_code == 405
+
+
+def test_hub_clients_may_be_given_the_root(task_url: str) -> None:
+    vectors = InferenceClient(model=task_url).feature_extraction(TEXTS[0])
+    long = InferenceClient(model=f"{task_url}/embed").feature_extraction(TEXTS[0])
+    assert vectors.tolist() == long.tolist()
+
+
+def test_a_body_of_no_dialect_is_told_what_is_taken(task_client: httpx.Client) -> None:
+    answer = task_client.post("/", json={"text": "a"})
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith("parameters or query or inputs is missing")
+
+
+def test_embeddings_need_no_v1(task_client: httpx.Client) -> None:
+    body = {"model": "embedder", "input": TEXTS, "modality": "text"}
+    long = posted(task_client, "/v1/embeddings", body)
+    assert posted(task_client, "/embeddings", body) == long
+    assert task_client.post("/embeddings", json={"input": 1}).json()["error"]["param"] == "input"
+    assert task_client.post("/v1/embeddings", json={**body, "modality": "image"}).status_code == 400
+
+
+def test_ping_is_health_and_needs_no_key(task_bundles: Any) -> None:
+    service = inference_of(task_bundles, api_keys="a infer 0123456789abcdef")
+    with serving(service) as url:
+        answer = web.get(f"{url}/ping")
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert web.post(f"{url}/invocations", json={"inputs": "a"}).status_code == 401
+
+
+@pytest.mark.parametrize("name", ["embedder", "nobody", "BAAI/bge-small"])
+def test_kserves_first_protocol_is_answered_in_words(task_client: httpx.Client, name: str) -> None:
+    answer = task_client.post(f"/v1/models/{name}:predict", json={"instances": [[1]]})
+    assert answer.status_code == 404
+    assert f"send the request to /v2/models/{name}/infer" in answer.json()["error"]["message"]
