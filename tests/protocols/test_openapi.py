@@ -138,13 +138,12 @@ def floats(in_base64: str) -> list[float]:
 def test_every_error_is_documented_with_an_example_of_its_envelope(
     document: dict[str, Any], client: httpx.Client
 ) -> None:
-    for method, path, spec in operations(document):
+    for _, path, spec in operations(document):
         if path.startswith("/v2") and path not in TASKS:
             continue  # another envelope, by other tests
         errors = {status: answer for status, answer in spec["responses"].items() if status != "200"}
         assert path == "/metrics" or path.endswith("/health") or "503" in errors, path
-        other = "GET" if method == "post" else "POST"
-        sent = client.request(other, path.replace("{", "").replace("}", "")).json()
+        sent = client.put(path.replace("{", "").replace("}", "")).json()
         for status, answer in errors.items():
             schema = {**answer["content"][JSON]["schema"], "components": document["components"]}
             jsonschema.validate(sent, schema)
