@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
 
 log = logging.getLogger("addnorm")
 MIB = 2**20
@@ -268,6 +268,22 @@ class Settings(BaseModel):
         ),
     )
 
+    aliases: dict[str, str] = Field(
+        {},
+        description=(
+            "Other names of models, as text-embedding-3-small=NAME,BAAI/bge-m3=NAME?prompt=query"
+            "&precision=int8&dimensions=256. Set it where clients insist on names of their own."
+        ),
+    )
+
+    default_precision: Literal["fp32", "fp16", "int8"] | None = Field(
+        None,
+        description=(
+            "Precision of requests that name none, of models that have it. Set it where clients"
+            " cannot ask for int8; by default each bundle says."
+        ),
+    )
+
     @field_validator("trusted_keys")
     @classmethod
     def _names_a_file(cls, value: str | None) -> str | None:
@@ -275,20 +291,21 @@ class Settings(BaseModel):
             raise ValueError("it names no file")
         return value
 
-    @field_validator("default_models", mode="before")
+    @field_validator("default_models", "aliases", mode="before")
     @classmethod
-    def _by_task(cls, value: Any) -> Any:
-        """task=NAME, commas between."""
+    def _by_name(cls, value: Any, info: ValidationInfo) -> Any:
+        """task=NAME or NAME=MODEL, commas between."""
         if not isinstance(value, str):
             return value
         named: dict[str, str] = {}
         for entry in filter(None, map(str.strip, value.split(","))):
-            task, _, name = map(str.strip, entry.partition("="))
-            if not task or not name:
-                raise ValueError(f"{entry!r} is not of the form task=NAME")
-            if task in named:
-                raise ValueError(f"{task} stands there twice")
-            named[task] = name
+            key, _, name = map(str.strip, entry.partition("="))
+            if not key or not name:
+                form = "task=NAME" if info.field_name == "default_models" else "NAME=MODEL"
+                raise ValueError(f"{entry!r} is not of the form {form}")
+            if key in named:
+                raise ValueError(f"{key} stands there twice")
+            named[key] = name
         return named
 
     @field_validator("port", mode="before")

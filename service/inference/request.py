@@ -74,6 +74,7 @@ def check(request: InferenceRequest, settings: Settings) -> int:
     _check_types(request)
     for output in request.outputs:
         output.check(request.model.bundle)
+    _check_lens(request)
     return _check_answer(request, settings)
 
 
@@ -113,6 +114,18 @@ def _check_size(request: InferenceRequest, settings: Settings) -> None:
                 f"{request.field} has {value} {what}, the limit is {limit}: send less at once",
                 param=request.field,
             )
+
+
+def _check_lens(request: InferenceRequest) -> None:
+    """InvalidInput if the request is for a precision that no lens shows."""
+    precision = request.precision or request.model.default_precision
+    shown = next((output.name for output in request.outputs if output.is_of_lens), None)
+    if shown and precision != "fp32":
+        raise InvalidInput(
+            f"{shown} is of fp32, and this request is computed in {precision}: ask for"
+            ' "precision": "fp32"',
+            param="precision",
+        )
 
 
 def _check_tokens(request: InferenceRequest) -> None:

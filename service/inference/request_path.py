@@ -38,8 +38,13 @@ class Call(NamedTuple):
 
     def model(self, models: Models, ref: str | None, task: Task | None = None) -> Model:
         """The model that is meant. The log names it from now on, even if the request fails."""
-        model = models.find(ref, task)
-        self.context.model = model.name
+        model, prompt_name = self.model_and_prompt(models, ref, None, task)
+        if prompt_name is not None:
+            raise InvalidInput(
+                f"model names the prompt {prompt_name[:60]!r}, which has no meaning here: send"
+                f" {model.name!r}",
+                param="model",
+            )
         return model
 
     def model_and_prompt(
@@ -49,18 +54,18 @@ class Call(NamedTuple):
         prompt_name: str | None,
         task: Task | None = None,
     ) -> tuple[Model, str | None]:
-        """The model as `model` finds it, and its prompt. `NAME:PROMPT` names both, for clients that
-        can only name a model."""
-        if ref is None:
-            return self.model(models, None, task), prompt_name
-        ref, colon, prompt = ref.partition(":")
-        if colon and prompt_name is not None:
+        """The model as `model` finds it, and its prompt, which its name may say too."""
+        meant = models.meant(ref, task)
+        if meant.prompt_name is not None and prompt_name is not None:
             raise InvalidInput(
                 f"prompt_name is {prompt_name[:60]!r}, but model already names the prompt"
-                f" {prompt[:60]!r}: send one of them",
+                f" {meant.prompt_name[:60]!r}: send one of them",
                 param="prompt_name",
             )
-        return self.model(models, ref, task), prompt if colon else prompt_name
+        context = self.context
+        context.model = meant.model.name
+        context.precision, context.dimensions = meant.precision, meant.dimensions
+        return meant.model, meant.prompt_name if prompt_name is None else prompt_name
 
 
 class Answered(NamedTuple, Generic[Encoded]):
@@ -84,6 +89,7 @@ class RequestPath:
         with self.bodies.reserve(call.held_bytes, call.deadline.key):
             request, encode = await prepare()
         del prepare  # it may hold the body
+        request = _as_named(request, context)
         request = request._replace(key=context.key, route=call.route, anew=call.anew)
         if request.timeout_s is not None and not call.sets_timeout:
             call.deadline.timeout_s = request.timeout_s
@@ -94,6 +100,16 @@ class RequestPath:
         context.stages_s |= stages_s
         context.is_inferred = True
         return Answered(encoded, request)
+
+
+def _as_named(request: InferenceRequest, context: RequestContext) -> InferenceRequest:
+    """The request with what its model's name asks for, where its body does not say."""
+    if request.precision is None and context.precision is not None:
+        request = request._replace(precision=context.precision)
+    if context.dimensions is not None:
+        outputs = tuple(output.narrowed(context.dimensions) for output in request.outputs)
+        request = request._replace(outputs=outputs)
+    return request
 
 
 def _note(context: RequestContext, request: InferenceRequest) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import folders
 from addnorm.service.loading.known_answers import LENGTHS, compute, different, digests
+from addnorm.service.models.names import read_aliases
 from addnorm.service.models.registry import WORDS, Model, Models, Reproduction
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
@@ -40,7 +41,14 @@ def load(bundle: Bundle, settings: Settings, before: Model | None = None) -> Mod
             " export it again with `reference=`, the module that its weights come from"
         )
     cuda = CudaOptions(settings.cuda_tf32, settings.cuda_memory_bytes)
-    model = Model(bundle, settings.provider, settings.token_budget, settings.num_cores, cuda)
+    model = Model(
+        bundle,
+        settings.provider,
+        settings.token_budget,
+        settings.num_cores,
+        cuda,
+        default_precision=settings.default_precision,
+    )
     with runs_in_words(f"{bundle.ref} cannot run here"):
         model.warm_up(before)
         check(model)
@@ -125,10 +133,10 @@ def load_all(root: Path, settings: Settings) -> Models:
     found = folders.find(root)
     for problem in found.unreadable.values():
         log.error("%s", problem)
-    defaults = _default_models(settings)
+    defaults, aliases = _default_models(settings), read_aliases(settings.aliases)
     trusted = settings.trusted_key_files
     models = [load(bundles.read(path, trusted), settings) for path in found.paths]
-    return Models(models, root, defaults)
+    return Models(models, root, defaults, aliases)
 
 
 def _default_models(settings: Settings) -> dict[Task, str]:

@@ -6,7 +6,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from addnorm.service.errors import InvalidInput, ModelNotFound
+from addnorm.service.errors import InvalidInput, ModelNotFound, StartupError
+from addnorm.service.models.names import TAG, Alias, check_alias, check_distinct
 from addnorm.service.models.usage import Statistics
 from addnorm.service.models.warm_up import BUDGETS, WARM_UP_S, measured_rates, smallest_good
 from addnorm.service.runtime.bundle import Bundle
@@ -19,6 +20,7 @@ from addnorm.service.settings import usable_cores
 
 log = logging.getLogger("addnorm")
 NO_DEFAULTS: Mapping[Task, str] = MappingProxyType({})
+NO_ALIASES: Mapping[str, Alias] = MappingProxyType({})
 WORDS: dict[Task, str] = {
     "embed": "embed texts",
     "rerank": "rerank",
@@ -59,10 +61,18 @@ class Model:
         num_threads: int | None = None,
         cuda: CudaOptions = CUDA_DEFAULTS,
         open_engine: Callable[..., Engine] = Engine,
+        default_precision: str | None = None,
     ) -> None:
         """token_budget: of a micro-batch; 0 if warm_up is to choose it. num_threads: of a run on
-        all cores; None if the process's. open_engine: makes each engine."""
+        all cores; None if the process's. open_engine: makes each engine. default_precision: of
+        requests that name none, if the bundle has it."""
         self.bundle = bundle
+        is_there = default_precision in bundle.manifest.precisions
+        self.default_precision = (
+            default_precision
+            if default_precision and is_there
+            else bundle.manifest.default_precision
+        )
         self.tokenizer = text.load(bundle)
         self.tokenizers_by_type = text.load_by_type(bundle)
         threads = num_threads or usable_cores()
@@ -99,8 +109,8 @@ class Model:
         return self.runner(precision).engine
 
     def runner(self, precision: str | None) -> Runner:
-        """None: the bundle's default. InvalidInput if the model has no such precision."""
-        precision = precision or self.bundle.manifest.default_precision
+        """None: the default. InvalidInput if the model has no such precision."""
+        precision = precision or self.default_precision
         if precision not in self.engines:
             raise InvalidInput(
                 f"precision is {precision!r}: {self.bundle.ref} has {', '.join(self.engines)}",
@@ -143,8 +153,17 @@ class Entry(NamedTuple):
     reason: str
 
 
+class Meant(NamedTuple):
+    """A model, and what else the name says that it was found by."""
+
+    model: "Model"
+    prompt_name: str | None = None
+    precision: str | None = None
+    dimensions: int | None = None
+
+
 class Models:
-    """All served models, found by `name` or `name/version`. One thread may change them while others
+    """All served models, found by the names of `names.py`. One thread may change them while others
     read.
 
     Readers see one mapping that is never changed, only replaced.
@@ -155,16 +174,35 @@ class Models:
         models: list[Model],
         root: Path | None = None,
         defaults: Mapping[Task, str] = NO_DEFAULTS,
+        aliases: Mapping[str, Alias] = NO_ALIASES,
     ) -> None:
         """root: the folder they were loaded from. defaults: the model of requests for a task that
-        name none."""
+        name none. StartupError for an alias that is another name too, or of what there is not."""
         self.root = root
+        self.aliases = aliases
         self._defaults = defaults
         self._versions: Mapping[str, Mapping[int, Model]] = {}
         # state and reason of versions that are not served, or broken on disk
         self._notes: Mapping[str, tuple[State, str]] = {}
         for model in models:
+            self.check_distinct(model.bundle)
             self.add(model)
+        for name, alias in aliases.items():
+            self._check(name, alias)
+
+    def check_distinct(self, bundle: Bundle) -> None:
+        """StartupError if the bundle has a name that is an alias."""
+        check_distinct(self.aliases, bundle)
+
+    def _check(self, name: str, alias: Alias) -> None:
+        if alias.ref in self.aliases:
+            raise StartupError(
+                f"ADDNORM_ALIASES: {name} is an alias of an alias: write the name of the bundle"
+            )
+        try:
+            check_alias(name, alias, self._named(alias.ref).bundle)
+        except ModelNotFound as error:
+            raise StartupError(f"ADDNORM_ALIASES: {name}: {error}") from None
 
     def __iter__(self) -> Iterator[tuple[str, Mapping[int, Model]]]:
         """(name, {version: model}), names sorted."""
@@ -215,35 +253,61 @@ class Models:
 
     def versions(self, name: str) -> Mapping[int, Model]:
         """All versions of one model."""
-        served = self._versions
-        if name not in served:
-            raise ModelNotFound(
-                f"model {name[:200]!r} is not served here;"
-                f" served are: {', '.join(sorted(served)) or 'none'}",
-                param="model",
-            )
-        return served[name]
+        if name not in self._versions:
+            raise self.not_served(name)
+        return self._versions[name]
 
     def find(self, ref: str | None, task: Task | None = None) -> Model:
-        """The model meant by `name`, `name/version`, or nothing where one model is served.
+        """The model meant by a name, or by nothing where one model is served.
 
         task: what it must be made for. Without a name it is the default for the task, or the one
         model that is made for it.
         """
+        return self.meant(ref, task).model
+
+    def meant(self, ref: str | None, task: Task | None = None) -> Meant:
+        """The model that `find` finds, with what else its name says."""
         if ref is None:
             ref = self._default(task) if task else self._only()
-        model = self._named(ref)
+        alias, suffix = self._split(ref)
+        model = self._named(alias.ref)
         # every model has pooled vectors, also if it is made for something else
         if task and task not in ("embed", *model.bundle.tasks):
             raise InvalidInput(
                 f"{model.bundle.ref} cannot {WORDS[task]}: it can {_words(model.bundle.tasks)}",
                 param="model",
             )
-        return model
+        if suffix == TAG and TAG not in model.bundle.manifest.prompts:
+            suffix = None
+        if suffix is not None and alias.prompt_name is not None:
+            raise InvalidInput(
+                f"model is {ref[:200]!r}, whose name before the colon has the prompt"
+                f" {alias.prompt_name!r} already: leave the colon and what follows it out",
+                param="model",
+            )
+        prompt_name = alias.prompt_name if suffix is None else suffix
+        return Meant(model, prompt_name, alias.precision, alias.dimensions)
+
+    def _split(self, ref: str) -> tuple[Alias, str | None]:
+        """The alias or bundle that the name begins with, the longest of them, and what stands after
+        its colon. ModelNotFound names the whole."""
+        head = ref
+        while head:
+            if known := self.aliases.get(head):
+                break
+            if ":" not in head and head.partition("/")[0] in self._versions:
+                known = Alias(head)
+                break
+            head = head.rpartition(":")[0]
+        else:
+            raise self.not_served(ref)
+        return known, ref[len(head) + 1 :] if len(head) < len(ref) else None
 
     def _named(self, ref: str) -> Model:
         name, slash, version = ref.partition("/")
-        versions = self.versions(name)
+        versions = self._versions.get(name)
+        if versions is None:
+            raise self.not_served(ref)
         if not slash:
             return versions[max(versions)]
         number = (
@@ -255,6 +319,13 @@ class Models:
                 f"model {name!r} has no version {version[:200]!r}: it has {known}", param="model"
             )
         return versions[number]
+
+    def not_served(self, ref: str) -> ModelNotFound:
+        """Names the whole, not a part of it."""
+        served = ", ".join([*sorted(self._versions), *self.aliases]) or "none"
+        return ModelNotFound(
+            f"model {ref[:200]!r} is not served here; served are: {served}", param="model"
+        )
 
     def _default(self, task: Task) -> str:
         if task in self._defaults:

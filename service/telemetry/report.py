@@ -30,7 +30,7 @@ class Reporter:
 
     def report(self, scope: Scope, context: RequestContext) -> None:
         # the route's template: there is no bound on the number of paths
-        route = getattr(scope.get("route"), "path", "unknown")
+        route = getattr(scope.get("route"), "path_format", "unknown")
         now, status = time.monotonic(), context.status or 500
         seconds = now - context.started
         self._metrics.count_request(route, context.model, status, seconds)

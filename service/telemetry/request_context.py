@@ -30,6 +30,8 @@ class RequestContext:
     is_closing: Callable[[], bool] | None = None  # whether the connection is lost, or soon is
     # what decoding found
     model: str = ""
+    precision: str | None = None  # that the model's name asks for, as the next
+    dimensions: int | None = None
     statistics: Statistics | None = None  # of the model's version
     num_sequences: int = 0
     real_tokens: int = 0

@@ -16,7 +16,7 @@ def models(defaults: Any = None, **tasks: tuple[str, ...]) -> Models:
     made: Any = [
         SimpleNamespace(
             bundle=SimpleNamespace(
-                manifest=SimpleNamespace(name=name, version=version),
+                manifest=SimpleNamespace(name=name, version=version, prompts={}),
                 ref=f"{name}/{version}",
                 tasks=own if version == 2 else ("classify",),
             )

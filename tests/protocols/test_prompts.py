@@ -79,5 +79,5 @@ def test_openais_sdk_names_an_alias(task_client: httpx.Client, task_url: str) ->
         assert sdk.models.retrieve("embedder:query").id == "embedder:query"
         with pytest.raises(BadRequestError, match="has no such prompt"):
             sdk.embeddings.create(model="embedder:nobody", input="a")
-        with pytest.raises(NotFoundError, match="'nobody' is not served here"):
+        with pytest.raises(NotFoundError, match="'nobody:query' is not served here"):
             sdk.embeddings.create(model="nobody:query", input="a")

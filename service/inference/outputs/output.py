@@ -131,6 +131,10 @@ class Output(Generic[Made_co]):
     def check(self, bundle: Bundle) -> None:
         """InvalidInput if an option does not fit the model."""
 
+    def narrowed(self, dimensions: int) -> "Output[Made_co]":
+        """So many dimensions, where it has them and the request does not say how many."""
+        return self
+
     @property
     def remedy(self) -> str | None:
         """What to ask for if the response is too large; None: another output."""

@@ -1,7 +1,8 @@
 """The output `pooled`: a vector for each sequence or span, whole or cut, in float32 or smaller
 numbers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -42,6 +43,9 @@ class VectorsOutput(Output[Made_co]):
     @classmethod
     def fields(cls) -> tuple[str, ...]:
         return ("pooling", "spans")
+
+    def narrowed(self, dimensions: int) -> Self:
+        return self if self.dimensions else replace(self, dimensions=dimensions)
 
     def check(self, bundle: Bundle) -> None:
         check_dimensions("dimensions", self.dimensions, bundle)

@@ -232,8 +232,8 @@ ENDPOINTS = tuple(
         examples=EXAMPLES,
     )
     for path, name in (
-        ("/hf/{model}", "hugging_face"),
         ("/hf/{model}/{version:int}", "hugging_face_version"),
+        ("/hf/{model:path}", "hugging_face"),  # names may have slashes
     )
 )
 
@@ -247,15 +247,14 @@ class HealthRoutes:
     def router(self) -> APIRouter:
         router = APIRouter(generate_unique_id_function=by_name)
         router.get(
-            "/hf/{model}/health",
+            "/hf/{model:path}/health",
             summary="Whether the model is served, as huggingface_hub's client asks",
             responses={404: {"model": HuggingFaceError, "description": "No such model."}},
         )(self.hugging_face_health)
         return router
 
     async def hugging_face_health(self, model: str) -> dict[str, str]:
-        name, _, prompt = model.partition(":")
-        prompts = self.parts.models.find(name).bundle.manifest.prompts
-        if prompt and prompt not in prompts:
-            raise ModelNotFound(f"model {name!r} has no prompt {prompt[:60]!r}", param="model")
+        found, prompt, *_ = self.parts.models.meant(model)
+        if prompt not in (None, *found.bundle.manifest.prompts):
+            raise ModelNotFound(f"model {model[:200]!r} has no such prompt", param="model")
         return {"status": "ok"}

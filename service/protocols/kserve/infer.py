@@ -68,8 +68,8 @@ LENGTH = {
 
 async def infer(asked: V2InferRequest, tail: memoryview, call: Call, tools: Tools) -> Decoded:
     """tail: the bytes after the JSON. InvalidInput names the field."""
-    model = call.model(tools.models, ref(**call.names))
-    _check_name(asked, model)
+    model = call.model(tools.models, ref(tools.models, **call.names))
+    _check_name(asked, model, call.names["model"])
     _check_parameters(asked)
     work = one_step(partial(_from_tensors, asked, tail))
     batch, padding = await tools.bodies.read(call.num_bytes, work, call.deadline)
@@ -93,10 +93,10 @@ def _from_tensors(asked: V2InferRequest, tail: memoryview) -> tuple[Batch, Paddi
     return from_grid(input_ids, mask, grids.get("token_type_ids"))
 
 
-def _check_name(asked: V2InferRequest, model: Model) -> None:
-    if asked.model_name not in (None, model.name):
+def _check_name(asked: V2InferRequest, model: Model, named: str) -> None:
+    if asked.model_name not in (None, model.name, named):
         raise InvalidInput(
-            f"model_name is {asked.model_name!r:.200}, the path says {model.name!r}",
+            f"model_name is {asked.model_name!r:.200}, the path says {named[:200]!r}",
             param="model_name",
         )
 
@@ -213,11 +213,11 @@ class V2Endpoint(Endpoint[Decoded]):
 ENDPOINTS = tuple(
     V2Endpoint(path=path, name=name, summary=summary, body=V2InferRequest, response=V2InferResponse)
     for path, name, summary in (
-        ("/v2/models/{model}/infer", "infer", "Inference by the latest version"),
         (
-            "/v2/models/{model}/versions/{version}/infer",
+            "/v2/models/{model:path}/versions/{version}/infer",
             "infer_version",
             "Inference by one version",
         ),
+        ("/v2/models/{model:path}/infer", "infer", "Inference by the latest version"),
     )
 )

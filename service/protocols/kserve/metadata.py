@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from addnorm.service import VERSION
-from addnorm.service.errors import NotFound
+from addnorm.service.errors import MethodNotAllowed
 from addnorm.service.models.registry import Model, Models
 from addnorm.service.protocols.codec.openapi import Responses
 from addnorm.service.protocols.kserve import tensors
@@ -40,13 +40,6 @@ class MetadataRoutes:
         self._add_health(router)
         for suffix, model_route, version_route, model_summary, version_summary in (
             (
-                "",
-                self.model_metadata,
-                self.version_metadata,
-                "A model's inputs and outputs",
-                "One version's inputs and outputs",
-            ),
-            (
                 "/config",
                 self.model_config,
                 self.version_config,
@@ -60,11 +53,24 @@ class MetadataRoutes:
                 "Whether a model can be asked",
                 "Whether a version can be asked",
             ),
+            # a name may have slashes, as an alias: what it would swallow stands before it
+            ("/infer", self.infer_by_get, self.infer_by_get, None, None),
+            (
+                "",
+                self.model_metadata,
+                self.version_metadata,
+                "A model's inputs and outputs",
+                "One version's inputs and outputs",
+            ),
         ):
-            path = "/models/{model}"
-            router.get(path + suffix, summary=model_summary, responses=V2_ERRORS)(model_route)
-            path += "/versions/{version}"
-            router.get(path + suffix, summary=version_summary, responses=V2_ERRORS)(version_route)
+            model, version = "/models/{model:path}", "/versions/{version}"
+            for path, summary, route in (
+                (model + version + suffix, version_summary, version_route),
+                (model + suffix, model_summary, model_route),
+            ):
+                router.get(
+                    path, summary=summary, responses=V2_ERRORS, include_in_schema=bool(summary)
+                )(route)
         return router
 
     def _add_health(self, router: APIRouter) -> None:
@@ -88,6 +94,9 @@ class MetadataRoutes:
         await self.parts.readiness.check()
         return Ready(ready=True)
 
+    async def infer_by_get(self, request: Request) -> None:
+        raise MethodNotAllowed(f"GET {request.url.path}: send POST", headers={"allow": "POST"})
+
     async def model_metadata(self, model: str) -> ModelMetadata:
         return self._metadata(model)
 
@@ -96,9 +105,10 @@ class MetadataRoutes:
 
     def _metadata(self, model: str, version: str | None = None) -> ModelMetadata:
         bundle = find(self.parts.models, model, version).bundle
+        versions = self.parts.models.versions(bundle.manifest.name)
         return ModelMetadata(
             name=model,
-            versions=[str(number) for number in sorted(self.parts.models.versions(model))],
+            versions=[str(number) for number in sorted(versions)],
             platform=PLATFORM,
             inputs=[
                 TensorMetadata(name=name, datatype="INT64", shape=[-1, -1])
@@ -142,17 +152,18 @@ class MetadataRoutes:
         return await self._ready(model, version)
 
     async def _ready(self, model: str, version: str | None = None) -> ModelReady:
-        find(self.parts.models, model, version)
-        await self.parts.readiness.check(model)
+        found = find(self.parts.models, model, version)
+        await self.parts.readiness.check(found.name)
         return ModelReady(name=model, ready=True)
 
 
 def find(models: Models, model: str, version: str | None = None) -> Model:
-    return models.find(ref(model, version))
+    return models.find(ref(models, model, version))
 
 
-def ref(model: str, version: str | None = None) -> str:
-    """`name` or `name/version`. A slash in `model` is rejected: it would name a version."""
-    if "/" in model:
-        raise NotFound(f"model {model[:200]!r} is not served here", param="model")
-    return model if version is None else f"{model}/{version}"
+def ref(models: Models, model: str, version: str | None = None) -> str:
+    """What names the model. A slash in `model` that is not an alias's is rejected: it would name a
+    version."""
+    if "/" in model and model not in models.aliases:
+        raise models.not_served(model)
+    return model if version is None else f"{models.find(model).name}/{version}"

@@ -94,12 +94,12 @@ class RepositoryRoutes:
                 " folder of bundles, as it is",
                 param=name[:60],
             )
-        await asyncio.to_thread(self.parts.repository.load, ref(model))
+        await asyncio.to_thread(self.parts.repository.load, ref(self.parts.models, model))
         return Response()
 
     async def unload(self, request: Request, model: str) -> Response:
         await self._read(request, UnloadRequest)
-        await asyncio.to_thread(self.parts.repository.unload, ref(model))
+        await asyncio.to_thread(self.parts.repository.unload, ref(self.parts.models, model))
         return Response()
 
     async def _read(self, request: Request, model: type[Body]) -> Body:

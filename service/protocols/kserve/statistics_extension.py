@@ -75,14 +75,19 @@ class StatisticsRoutes:
         router.get("/models/stats", summary="Counts and times of every model", **documented)(
             self.all_statistics
         )
-        router.get(
-            "/models/{model}/stats", summary="Counts and times of a model's versions", **documented
-        )(self.model_statistics)
-        router.get(
-            "/models/{model}/versions/{version}/stats",
-            summary="Counts and times of one version",
-            **documented,
-        )(self.version_statistics)
+        for path, summary, statistics in (
+            (
+                "/models/{model:path}/versions/{version}/stats",
+                "Counts and times of one version",
+                self.version_statistics,
+            ),
+            (
+                "/models/{model:path}/stats",
+                "Counts and times of a model's versions",
+                self.model_statistics,
+            ),
+        ):
+            router.get(path, summary=summary, **documented)(statistics)
         return router
 
     async def all_statistics(self) -> Response:
@@ -90,7 +95,7 @@ class StatisticsRoutes:
         return await self._answer([model for versions in served for _, model in versions])
 
     async def model_statistics(self, model: str) -> Response:
-        served = self.parts.models.versions(model)
+        served = self.parts.models.versions(find(self.parts.models, model).name)
         return await self._answer([served[number] for number in sorted(served)])
 
     async def version_statistics(self, model: str, version: str) -> Response:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from addnorm.service.errors import ModelNotFound, NotFound
 from addnorm.service.inference.outputs import OUTPUTS
-from addnorm.service.models.registry import Model
+from addnorm.service.models.registry import Model, Models
 from addnorm.service.protocols.codec.openapi import by_name
 from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
 from addnorm.service.protocols.protocol import Parts
@@ -39,13 +39,14 @@ class ModelEntry(BaseModel):
     )
     aliases: list[str] = Field(
         description="Names under which its prompts are put before each text, for clients that can"
-        " only name a model."
+        " only name a model, and the other names that the operator gave it."
     )
     labels: list[str] | None = Field(
         description="Of the logits, in their order; null where they have no names."
     )
     limits: Limits
     precisions: list[str]
+    default_precision: str = Field(description="Of requests that name no precision.")
     prompts: dict[str, str] = Field(
         description="Name of each prompt, and what it puts before a text."
     )
@@ -115,6 +116,7 @@ class ModelListRoutes:
         router.get("/{name}/{version}", summary="One version of a model", responses=NAMED)(
             self.show_version
         )
+        router.get("/{name:path}", include_in_schema=False)(self.show_model)  # a name with slashes
         router.post("/{name:path}:predict", include_in_schema=False)(self.predict)
         return router
 
@@ -126,19 +128,26 @@ class ModelListRoutes:
         )
 
     async def list_models(self) -> ModelList:
-        short = {"vector_ranges": None}  # they are long
-        entries = (_entry(*each) for each in self.parts.models)
+        models, short = self.parts.models, {"vector_ranges": None}  # they are long
+        entries = [_entry(models, name, versions) for name, versions in models]
+        found = {name: alias for name, alias in models.aliases.items() if models.get(alias.ref)}
+        entries += [await self.show_model(name) for name in found]
         return ModelList(data=[entry.model_copy(update=short) for entry in entries])
 
     async def show_model(self, name: str) -> ModelEntry:
         """Shows a model, which may be named by an alias."""
-        ref, models = name.partition(":")[0], self.parts.models
-        versions, model = models.versions(ref.partition("/")[0]), models.find(ref)
-        entry = _entry(ref, versions, model)
-        if name not in (entry.id, *entry.aliases):
-            known = ", ".join(entry.prompts) or "none"
+        models = self.parts.models
+        model, prompt, precision, _ = models.meant(name)
+        prompts = model.bundle.manifest.prompts
+        if prompt not in (None, *prompts):
+            known = ", ".join(prompts) or "none"
             raise ModelNotFound(f"model {name[:200]!r}: its prompts are {known}", param="model")
-        return entry.model_copy(update={"id": name})
+        base = name.removesuffix(f":{prompt}")
+        entry = _entry(models, base, models.versions(model.name), model)
+        about = {"id": name, "default_precision": precision or entry.default_precision}
+        if prompt and name in models.aliases:
+            about["default_prompt_name"] = prompt
+        return entry.model_copy(update=about)
 
     async def show_version(self, name: str, version: str) -> ModelEntry:
         return await self.show_model(f"{name}/{version}")
@@ -152,7 +161,9 @@ class ModelListRoutes:
         return await self.show_certificate(f"{name}/{version}")
 
 
-def _entry(ref: str, versions: Mapping[int, Model], model: Model | None = None) -> ModelEntry:
+def _entry(
+    models: Models, ref: str, versions: Mapping[int, Model], model: Model | None = None
+) -> ModelEntry:
     """The entry of one version, the latest by default. It has the numbers of all versions."""
     model = model or versions[max(versions)]
     manifest = model.bundle.manifest
@@ -164,10 +175,14 @@ def _entry(ref: str, versions: Mapping[int, Model], model: Model | None = None) 
         inputs=_inputs(model),
         outputs=list(OUTPUTS.names(model.bundle)),
         tasks=list(model.bundle.tasks),
-        aliases=[f"{ref}:{prompt}" for prompt in manifest.prompts],
+        aliases=[
+            *(f"{ref}:{prompt}" for prompt in manifest.prompts),
+            *(name for name, alias in models.aliases.items() if models.get(alias.ref) is model),
+        ],
         labels=None if manifest.labels is None else list(manifest.labels),
         limits=manifest.limits,
         precisions=list(manifest.precisions),
+        default_precision=model.default_precision,
         prompts=manifest.prompts,
         default_prompt_name=manifest.default_prompt_name,
         pooling=manifest.pooling,

@@ -218,7 +218,6 @@ def _names(asked: Options, bundle: Bundle) -> Sequence[str]:
     asked.known.check_names(names, bundle)
     _check_fields(asked, names)
     _check_dtype(asked, names)
-    _check_lens(names, asked, bundle)
     return names
 
 
@@ -245,18 +244,6 @@ def _check_fields(asked: Options, names: Sequence[str]) -> None:
     if asked.normalize and not {"pooled", "token_vectors"} & set(names):
         raise InvalidInput(
             "normalize is set, but outputs lacks 'pooled' and 'token_vectors'", param="normalize"
-        )
-
-
-def _check_lens(names: Sequence[str], asked: Options, bundle: Bundle) -> None:
-    """InvalidInput if the request is for a precision that no lens shows."""
-    precision = asked.precision or bundle.manifest.default_precision
-    shown = [name for name in names if asked.known.by_name[name].is_of_lens]
-    if shown and precision != "fp32":
-        raise InvalidInput(
-            f"{shown[0]} is of fp32, and this request is computed in {precision}: ask for"
-            ' "precision": "fp32"',
-            param="precision",
         )
 
 

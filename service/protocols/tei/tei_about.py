@@ -58,7 +58,7 @@ class TeiAboutRoutes:
     async def info(self) -> TeiInfo:
         model, settings = described(self.parts.models), self.parts.settings
         bundle, manifest = model.bundle, model.bundle.manifest
-        precision = manifest.default_precision
+        precision = model.default_precision
         return TeiInfo(
             model_id=bundle.ref,
             model_sha=bundle.manifest_sha256 or None,
