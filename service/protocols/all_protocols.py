@@ -1,11 +1,14 @@
 """The protocols that are served, in the documentation's order."""
 
 from addnorm.service.protocols import (
+    azure,
     cohere,
     huggingface,
     kserve,
     models,
     native,
+    nvidia,
+    ollama,
     openai,
     operations,
     tei,
@@ -21,6 +24,9 @@ PROTOCOLS: tuple[Protocol, ...] = (
     cohere.PROTOCOL,
     tei.PROTOCOL,
     vllm.PROTOCOL,
+    azure.PROTOCOL,
+    nvidia.PROTOCOL,
+    ollama.PROTOCOL,
     huggingface.PROTOCOL,
     models.PROTOCOL,
     kserve.PROTOCOL,

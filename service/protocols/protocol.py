@@ -91,7 +91,8 @@ class Protocol:
     tag: str  # of the documentation
     routes: tuple[Routes, ...]
     errors: ErrorFormat
-    # of API keys: what a path needs that is not `infer`; `/a/*` is all below /a/. None: no key
+    # of API keys: what a path needs that is not `infer`; `/a/*` is all below /a/, `GET /a` is by
+    # this method alone. None: no key
     scopes: Mapping[str, Scope | None] = field(default_factory=dict)
     # beginnings of paths that orchestrators ask: answered while draining and over the connection
     # limit, not traced; health checks that succeed are not logged either
@@ -147,8 +148,10 @@ class Scopes:
         self._below = [(path.removesuffix("*"), named.pop(path)) for path in below]
         self._exact = named
 
-    def needed(self, path: str) -> Scope | None:
+    def needed(self, method: str, path: str) -> Scope | None:
         """None: open to all."""
+        if (by_method := f"{method} {path}") in self._exact:
+            return self._exact[by_method]
         if path in self._exact:
             return self._exact[path]
         return next((scope for start, scope in self._below if path.startswith(start)), "infer")

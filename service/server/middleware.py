@@ -177,14 +177,13 @@ class AuthMiddleware:
         if not self._keys or scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        needed = self._scopes.needed(scope["path"])
+        needed = self._scopes.needed(scope["method"], scope["path"])
         if needed is None:
             if not scope["path"].startswith(self._probes):
                 await self._arrivals.begin("")
             await self._app(scope, receive, send)
             return
-        sent = (value for name, value in scope["headers"] if name == b"authorization")
-        key = self._keys.find(next(sent, b""))
+        key = self._keys.find(_authorization(scope))
         context_of(scope).key = key.name
         await self._arrivals.begin(key.name)
         if needed not in key.scopes:
@@ -192,3 +191,13 @@ class AuthMiddleware:
             raise OutOfScope(f"the API key {key.name!r} is for {allowed}; this needs {needed}")
         with self._keys.counted(key) if key.max_at_once else UNLIMITED:
             await self._app(scope, receive, send)
+
+
+def _authorization(scope: Scope) -> bytes:
+    """What the header says. Azure's clients send the key alone, in a header of their own."""
+    headers: dict[bytes, bytes] = dict(
+        reversed(scope["headers"])
+    )  # of several equal names the first
+    if b"authorization" not in headers and b"api-key" in headers:
+        return b"Bearer " + headers[b"api-key"]
+    return headers.get(b"authorization", b"")

@@ -20,7 +20,11 @@ from tests.support.task_models import DEFAULTS
 from tests.support.texts import TEXT_MODEL
 
 EACH_TIME = ("id", "created")  # another value in each answer
-OF_EXAMPLE = {"a vector": "embedder", "entities": "tagger"}  # the path's model
+OF_EXAMPLE = {
+    "a vector": "embedder",
+    "entities": "tagger",
+    "passages": "reranker",
+}  # the path's model
 # of routes without an example: no model is loaded or unloaded by these
 OF_REPOSITORY: dict[str, Any] = {"ready": False, "parameters": {}}
 NOBODY, UNKNOWN = "nobody", "not_known"

@@ -189,7 +189,7 @@ BAD: dict[str, tuple[dict[str, Any], type[openai.APIStatusError], str, str]] = {
     ),
     "a field misspelt": (
         {"extra_body": {"dimension": 3}}, openai.BadRequestError, "invalid_input",
-        "dimension is unknown; known are input, model",
+        "dimension is unknown; known are dtype, dimensions",
     ),
     "ids to be cut": (
         {"input": [1], "extra_body": {"truncate": True}}, openai.BadRequestError, "invalid_input",

@@ -1,5 +1,6 @@
 """Token ids on routes for texts: whether they can be the model's own is told by their ends."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,3 +111,28 @@ def test_langchain_with_its_defaults_is_told_what_to_set(
             assert max(own.encode(text)) <= max(map(max, ids_of(TEXTS)))  # none is out of range
             with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False"):
                 ask(text)
+
+
+# whose callers know the model's vocabulary
+TAKE_IDS = {
+    ("/v1/infer", "input_ids"), ("/v1/completions", "prompt"), ("/decode", "ids"),
+    ("/detokenize", "tokens"),
+}  # fmt: skip
+
+
+def test_no_field_of_any_dialect_takes_ids_of_another_vocabulary(task_client: httpx.Client) -> None:
+    """Fields of every documented body, so that a new dialect is here by itself."""
+    document = task_client.get("/openapi.json").json()
+    asked = set()
+    for path, methods in document["paths"].items():
+        if "requestBody" not in methods.get("post", {}) or "/repository/" in path:
+            continue
+        content = methods["post"]["requestBody"]["content"]["application/json"]
+        for example in content.get("examples", {}).values():
+            place = path.replace("{model}", "embedder").replace("{version}", "1")
+            for field, ids in itertools.product(example["value"], ([4, 5], [[4, 5]])):
+                body = example["value"] | {"model": "embedder", field: ids}
+                answer = task_client.post(place, json=body)
+                if answer.status_code == 200:
+                    asked.add((path, field))
+    assert asked <= TAKE_IDS

@@ -109,7 +109,7 @@ def test_paths_need_their_scope(closed: httpx.Client, method: str, path: str, sc
 def test_a_path_that_looks_like_another_leads_nowhere(
     closed: httpx.Client, path: str, scope: str | None
 ) -> None:
-    assert Scopes(PROTOCOLS).needed(path) == scope
+    assert Scopes(PROTOCOLS).needed("GET", path) == scope
     lines = ("host: x", f"authorization: Bearer {RUN}", "connection: close", "", "")
     request = "\r\n".join((f"GET {path} HTTP/1.1", *lines))
     with socket.create_connection(("127.0.0.1", closed.base_url.port or 0)) as caller:
@@ -117,13 +117,14 @@ def test_a_path_that_looks_like_another_leads_nowhere(
         assert caller.recv(100).startswith(b"HTTP/1.1 404")
 
 
+OPEN = ("/livez", "/readyz", "/health", "/ping", "/v2/health/live", "/v2/health/ready")
+
+
 def test_every_documented_route_but_health_needs_a_key(closed: httpx.Client) -> None:
     for path, methods in closed.get("/openapi.json").json()["paths"].items():
         for method in methods:
             status = closed.request(method, path).status_code
-            assert (status == 401) == (
-                path not in ("/livez", "/readyz", "/health", "/v2/health/live", "/v2/health/ready")
-            ), path
+            assert (status == 401) == (path not in OPEN), path
 
 
 @pytest.mark.parametrize("path", ["/v1/infer", "/v2/models/notebook/infer", "/metrics"])

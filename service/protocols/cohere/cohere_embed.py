@@ -4,7 +4,6 @@
 documents.
 """
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, get_args
 
@@ -22,20 +21,15 @@ from addnorm.service.protocols.codec.negotiation import written
 from addnorm.service.protocols.codec.payload import Payload, base64_of
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
+from addnorm.service.protocols.texts.input_types import typed
 from addnorm.service.protocols.texts.task_options import Strings
 from addnorm.service.protocols.texts.texts import TextsToTokenize
+from addnorm.service.protocols.texts.truncation import Truncation, check_limit
 from addnorm.service.runtime.manifest import Precision
 from addnorm.service.scheduling.cooperative import Steps
 
 InputType = Literal["search_query", "search_document", "classification", "clustering"]
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
-# the first of these prompts that the model has, in any case
-PROMPTS: dict[InputType, tuple[str, ...]] = {
-    "search_query": ("query", "search_query"),
-    "search_document": ("document", "passage", "corpus", "search_document"),
-    "classification": ("classification",),
-    "clustering": ("clustering",),
-}
 KINDS: tuple[EmbeddingType, ...] = get_args(EmbeddingType)
 # of a number as JSON; of base64 also as float32 until it is written
 NUMBER_BYTES = dict.fromkeys(KINDS, JSON_BYTES_PER_BYTE) | {
@@ -67,7 +61,7 @@ class EmbedRequest(Strict):
         description="Only the first so many, scaled to length 1 where the model's vectors are."
         " Means something only of models trained for it. Not for int8 and uint8.",
     )
-    truncate: Literal["NONE", "START", "END"] = Field(
+    truncate: Truncation = Field(
         "END", description="Which end of a text that is too long is cut; NONE: it is rejected."
     )
     max_tokens: int | None = Field(
@@ -146,33 +140,19 @@ def _checked_texts(asked: EmbedRequest) -> list[str]:
 
 def _check_limits(asked: EmbedRequest, model: Model) -> None:
     check_dimensions("output_dimension", asked.output_dimension, model.bundle)
-    limit = model.bundle.manifest.limits.max_text_tokens
-    if asked.max_tokens is not None and asked.max_tokens < limit:
-        raise InvalidInput(
-            f"max_tokens is {asked.max_tokens}: {model.bundle.ref} cuts texts to {limit} tokens,"
-            " and to no other number: leave it out",
-            param="max_tokens",
-        )
+    check_limit("max_tokens", asked.max_tokens, model)
 
 
 def _prompted(
     asked: EmbedRequest, texts: list[str], model: Model, alias: str | None
 ) -> TextsToTokenize:
     """alias: the prompt that the model's name has."""
-    prompts, cut = model.bundle.manifest.prompts, asked.truncate != "NONE"
-    name = alias
-    if asked.input_type is not None:
-        name = _prompt_name(asked.input_type, prompts)
-        if alias is not None and alias != name:
-            raise InvalidInput(
-                f"input_type is {asked.input_type!r}, but model already names the prompt"
-                f" {alias[:60]!r}: send a model without a prompt",
-                param="input_type",
-            )
-    if asked.input_type is not None and name is None:  # and no default prompt either
-        made = TextsToTokenize("texts", texts, cut, model)
+    cut = asked.truncate != "NONE"
+    if asked.input_type is None:
+        made = TextsToTokenize.prompted("texts", texts, cut, model, alias)
     else:
-        made = TextsToTokenize.prompted("texts", texts, cut, model, name)
+        made = TextsToTokenize("texts", texts, cut, model)
+        made = typed(made, "input_type", asked.input_type, alias)
     if asked.truncate == "START" and made.prompt:
         raise InvalidInput(
             "truncate is 'START', which would cut off the prompt that is put before each text:"
@@ -180,11 +160,6 @@ def _prompted(
             param="truncate",
         )
     return made._replace(left=asked.truncate == "START", can_cut=False)
-
-
-def _prompt_name(input_type: InputType, prompts: Mapping[str, str]) -> str | None:
-    by_lower = {name.lower(): name for name in prompts}
-    return next((by_lower[name] for name in PROMPTS[input_type] if name in by_lower), None)
 
 
 def _dtype(kind: EmbeddingType) -> VectorDType:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from addnorm.service.errors import InvalidInput, ServiceError
+from addnorm.service.errors import ServiceError
 from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
@@ -21,6 +21,7 @@ from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, JsonEndpoin
 from addnorm.service.protocols.texts.places import query_with
 from addnorm.service.protocols.texts.text_tasks import TextTask, score_pairs
 from addnorm.service.protocols.texts.texts import TextsToTokenize
+from addnorm.service.protocols.texts.truncation import check_limit
 from addnorm.service.runtime.manifest import Precision
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks.classification import Function, best
@@ -55,6 +56,18 @@ class RerankRequest(Strict):
         None, ge=1, description="At least the model's limit, to which query and document are cut."
     )
     priority: int | None = Field(None, description="Has no effect.")
+    top_k: int | None = Field(None, ge=0, description="`top_n`, as Voyage calls it.")
+    truncation: bool = Field(
+        True, description="Voyage's: whether what is too long is cut, instead of rejected."
+    )
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, description="vLLM's: at least the model's limit, which -1 stands for."
+    )
+
+    @property
+    def is_voyage(self) -> bool:
+        """Whether it has a field that only Voyage's clients send."""
+        return not {"top_k", "truncation"}.isdisjoint(self.model_fields_set)
 
 
 class RerankedText(BaseModel):
@@ -64,7 +77,7 @@ class RerankedText(BaseModel):
 class RerankResult(BaseModel):
     index: int = Field(description="Of the document, as sent.")
     relevance_score: float
-    document: RerankedText | None = None
+    document: RerankedText | str | None = None
 
 
 class RerankUsage(BaseModel):
@@ -79,6 +92,9 @@ class RerankResponse(BaseModel):
     object: Literal["rerank"]
     model: str
     results: list[RerankResult]
+    data: list[RerankResult] | None = Field(
+        None, description="The results for Voyage's clients, who send `top_k` or `truncation`."
+    )
     usage: RerankUsage
     meta: dict[str, Any] = Field(description="Cohere's place for the number of tokens.")
 
@@ -100,17 +116,12 @@ EXAMPLES: dict[str, Any] = {
 async def rerank(asked: RerankRequest, call: Call, tools: Tools) -> Decoded:
     """InvalidInput names the field."""
     model = call.model(tools.models, asked.model, "rerank")
-    limit = model.bundle.manifest.limits.max_text_tokens
-    if asked.max_tokens_per_doc is not None and asked.max_tokens_per_doc < limit:
-        raise InvalidInput(
-            f"max_tokens_per_doc is {asked.max_tokens_per_doc}: {model.bundle.ref} cuts a query"
-            f" with its document to {limit} tokens, and to no other number; leave it out",
-            param="max_tokens_per_doc",
-        )
+    check_limit("max_tokens_per_doc", asked.max_tokens_per_doc, model)
+    check_limit("truncate_prompt_tokens", asked.truncate_prompt_tokens, model, whole=-1)
     documents = [text if isinstance(text, str) else text.text for text in asked.documents]
     pairs = [(asked.query, document) for document in documents]
     texts = TextsToTokenize(
-        "documents", pairs, truncate=True, model=model, named=query_with("documents")
+        "documents", pairs, asked.truncation, model, can_cut=False, named=query_with("documents")
     )
     function: Function = "none" if asked.raw_scores else "sigmoid"
     sent_back = call.num_bytes if asked.return_documents else 0
@@ -133,7 +144,7 @@ def _encode_rerank(
             "relevance_score": scores[index],
             **({"document": {"text": documents[index]}} if asked.return_documents else {}),
         }
-        for index in best(scores, asked.top_n or None)
+        for index in best(scores, asked.top_n or asked.top_k or None)
     ]
     num_tokens = response.request.batch.num_tokens
     body = {
@@ -141,10 +152,19 @@ def _encode_rerank(
         "object": "rerank",
         "model": response.request.model.name,
         "results": results,
+        **({"data": _for_voyage(results)} if asked.is_voyage else {}),
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         "meta": {"tokens": {"input_tokens": num_tokens}},
     }
     return Payload((yield from written(body, response.num_bytes)))
+
+
+def _for_voyage(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Documents as plain texts."""
+    return [
+        {**result, "document": result["document"]["text"]} if "document" in result else result
+        for result in results
+    ]
 
 
 def error_body(error: ServiceError) -> dict[str, Any]:

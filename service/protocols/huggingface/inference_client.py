@@ -73,6 +73,7 @@ class TaskParameters(ClassifyOptions, TagOptions, FillMaskOptions, ZeroShotOptio
 class HuggingFaceRequest(Strict):
     inputs: Annotated[Inputs, PlainValidator(_inputs, Inputs)]
     parameters: TaskParameters | None = None
+    options: dict[str, Any] | None = Field(None, description="Has no effect.")
     prompt_name: str | None = PROMPT_NAME
     truncate: bool | None = Field(
         None, description="Whether texts that are too long are cut, instead of rejected."

@@ -8,15 +8,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.outputs import Pooled
-from addnorm.service.inference.outputs.small_vectors import VectorDType
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import written
 from addnorm.service.protocols.codec.payload import Payload, base64_of
-from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
+from addnorm.service.protocols.openai.embeddings_fields import EmbeddingsFields
 from addnorm.service.protocols.texts.sequences import (
     OTHER_VOCABULARY,
     Sequences,
@@ -33,8 +33,8 @@ HINT = (
 )
 
 
-class EmbeddingsRequest(Strict):
-    """OpenAI's fields; `dtype`, `truncate`, `precision` and `prompt_name` are ours."""
+class EmbeddingsRequest(EmbeddingsFields):
+    """OpenAI's fields, others', and ours: `dtype`, `truncate`, `precision`, `prompt_name`."""
 
     input: Sequences = Field(
         description="A text, token ids of the model's own vocabulary with its special tokens, or a"
@@ -48,23 +48,6 @@ class EmbeddingsRequest(Strict):
         None,
         description="Numbers, which is the default, or base64 of their bytes, which is quicker:"
         " little-endian float32, or a byte for each number of a smaller dtype.",
-    )
-    dtype: VectorDType = Field(
-        "float32",
-        description="int8 and uint8 by the bundle's ranges, for vectors of all dimensions; binary"
-        " and ubinary by the numbers' signs, eight dimensions a byte.",
-    )
-    dimensions: int | None = Field(
-        None,
-        description="Only the first so many, scaled to length 1 where the model's vectors are."
-        " Means something only of models trained for it.",
-    )
-    user: str | None = Field(None, description="Has no effect.")
-    modality: Literal["text"] | None = Field(None, description="Has no effect.")
-    truncate: bool | None = Field(
-        None,
-        description="Whether texts that are too long are cut, as the model's authors do it, instead"
-        " of rejected.",
     )
     precision: Precision | None = Field(
         None, description="One the model has; by default as it says."
@@ -86,6 +69,7 @@ class EmbeddingsUsage(BaseModel):
 class EmbeddingsResponse(BaseModel):
     """A vector for each sequence, in the order sent."""
 
+    id: str = Field(description="The request's.")
     object: Literal["list"]
     data: list[Embedding]
     model: str
@@ -107,6 +91,7 @@ VECTORS: list[list[Any]] = [
 ]
 ANSWERS = {
     name: {
+        "id": "8b9001ab7034cb63c64b322b6861c03e",
         "object": "list",
         "data": [
             {"object": "embedding", "index": index, "embedding": vector}
@@ -124,34 +109,49 @@ async def embed(asked: EmbeddingsRequest, call: Call, tools: Tools) -> Decoded:
     model, prompt_name = call.model_and_prompt(
         tools.models, asked.model, asked.prompt_name, "embed"
     )
-    as_base64 = asked.encoding_format == "base64"
-    truncate = bool(asked.truncate)
-    sent = SequencesToRead("input", asked.input, truncate, model, prompt_name, hint=HINT)
+    if asked.truncate == "START" and (prompt_name or asked.typed()):
+        raise InvalidInput(
+            "truncate is 'START', which would cut off the prompt that is put before each text:"
+            " send 'END' or 'NONE'",
+            param="truncate",
+        )
+    as_base64 = (asked.encoding_format or asked.embedding_type) == "base64"
+    normalize = model.bundle.manifest.normalize
+    output = Pooled(
+        normalize=normalize if asked.normalized is None else asked.normalized,
+        dimensions=asked.vector_dimensions(),
+        dtype=asked.vector_dtype(),
+    )
+    sent = SequencesToRead(
+        "input",
+        asked.input,
+        asked.cuts(model),
+        model,
+        prompt_name,
+        left=asked.truncate == "START",
+        hint=HINT,
+        input_type=asked.typed(),
+    )
     request = InferenceRequest(
         model,
         *await sent.read(call, tools),
-        (
-            Pooled(
-                normalize=model.bundle.manifest.normalize,
-                dimensions=asked.dimensions,
-                dtype=asked.dtype,
-            ),
-        ),
+        (output,),
         precision=asked.precision,
         binary=as_base64,
         field="input",
         hint=HINT,
     )
-    return request, partial(encode, as_base64)
+    return request, partial(encode, as_base64, call.context.request_id)
 
 
-def encode(as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
+def encode(as_base64: bool, request_id: str, response: InferenceResponse) -> Steps[Payload]:
     """InferenceResponse -> JSON. Numbers have the fewest digits that give the same float back."""
     request = response.request
     vectors = response.value(Pooled).joined
     values = [base64_of(vector) for vector in vectors] if as_base64 else vectors
     num_tokens = request.batch.num_tokens
     body = {
+        "id": request_id,
         "object": "list",
         "data": [
             {"object": "embedding", "index": index, "embedding": value}

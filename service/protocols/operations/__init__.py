@@ -7,7 +7,16 @@ from addnorm.service.protocols.protocol import OtherRoutes, Protocol
 
 # orchestrators have no key, and the pages themselves hold nothing private: what they show they ask
 # for, with the key that their reader types
-OPEN = ("/livez", "/readyz", "/docs", "/openapi.json", "/swagger/*", "/", "/page/*", "/models/*")
+OPEN = (
+    "/livez",
+    "/readyz",
+    "/docs",
+    "/openapi.json",
+    "/swagger/*",
+    "GET /",
+    "/page/*",
+    "/models/*",
+)
 PROTOCOL = Protocol(
     tag="operations",
     routes=(OtherRoutes(OperationsRoutes), OtherRoutes(PageRoutes)),

@@ -75,6 +75,7 @@ class Cutting(Strict):
     truncation_direction: Literal["Left", "Right", "left", "right"] = Field(
         "right", description="At which end they are cut."
     )
+    options: dict[str, Any] | None = Field(None, description="Has no effect.")
 
     @property
     def cuts(self) -> bool:
@@ -104,6 +105,7 @@ class TeiRerankRequest(Cutting):
         False, description="Whether scores are the model's own numbers, instead of 0 to 1."
     )
     return_text: bool = False
+    top_n: int | None = Field(None, ge=0, description="Only the best so many; all for 0.")
 
 
 class TeiPredictRequest(Cutting):

@@ -128,7 +128,7 @@ def _ranks(asked: TeiRerankRequest, task: TextTask, response: InferenceResponse)
             **({"text": asked.texts[index]} if asked.return_text else {}),
             "score": scores[index],
         }
-        for index in best(scores)
+        for index in best(scores, asked.top_n or None)
     ]
 
 

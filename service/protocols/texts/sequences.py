@@ -10,6 +10,8 @@ from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.inference.request_path import Call
 from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.validation import Strict
+from addnorm.service.protocols.texts.input_types import typed
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.tokenizing.own_ids import Ends, has_ends
@@ -19,6 +21,13 @@ from addnorm.service.scheduling.cooperative import one_step
 Row = Annotated[list[int], Field(fail_fast=True)]  # a bad body must not cost a million errors
 Integers = Annotated[list[Row], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
+
+
+class TextObject(Strict):
+    text: str
+
+
+OBJECTS = TypeAdapter(Annotated[list[TextObject], Field(fail_fast=True)])
 ONE_ROW, ROWS, TEXTS = TypeAdapter(Row), TypeAdapter(Integers), TypeAdapter(Strings)
 # where ids that are not the model's own may come from
 OTHER_VOCABULARY = ". Ids of another vocabulary, such as tiktoken's, mean nothing to it"
@@ -29,6 +38,8 @@ def _sequences(value: Any) -> list[str] | list[list[int]]:
     if isinstance(value, str):
         return [value]
     first = value[0] if isinstance(value, list) and value else []
+    if isinstance(first, dict):  # Jina's
+        return [each.text for each in OBJECTS.validate_python(value, strict=True)]
     is_pair = isinstance(first, list) and first and isinstance(first[0], str)
     if not isinstance(value, list) or is_pair or not isinstance(first, str | list | int | float):
         raise PydanticCustomError(
@@ -44,7 +55,7 @@ def _sequences(value: Any) -> list[str] | list[list[int]]:
 
 Sequences = Annotated[
     list[str] | list[list[int]],
-    PlainValidator(_sequences, str | list[str] | list[int] | list[list[int]]),
+    PlainValidator(_sequences, str | list[str] | list[int] | list[list[int]] | list[TextObject]),
 ]
 
 
@@ -58,6 +69,7 @@ class SequencesToRead(NamedTuple):
     prompt_name: str | None
     left: bool = False  # whether texts are cut at their beginnings
     hint: str = OTHER_VOCABULARY  # why ids may be none of the model's own
+    input_type: tuple[str, str] | None = None  # the field that has it, and the type
     only_own: bool = True  # whether ids are rejected that nothing tells to be the model's own
 
     async def read(self, call: Call, tools: Tools) -> tuple[Batch, Padding]:
@@ -67,6 +79,8 @@ class SequencesToRead(NamedTuple):
             raise EmptyInput(f"{field} is empty: send at least one text or sequence", param=field)
         if isinstance(sequences[0], str):
             texts = TextsToTokenize.prompted(field, sequences, bool(truncate), model, prompt_name)
+            if self.input_type:
+                texts = typed(texts, *self.input_type, prompt_name)
             texts = texts._replace(can_cut=truncate is not None, left=left)
             return await tools.texts.tokenize(texts, call.deadline)
         for index, sequence in enumerate(sequences):

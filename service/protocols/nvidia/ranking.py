@@ -1,0 +1,114 @@
+"""Passages by how well they answer a query. Source: NVIDIA's API reference of its reranking, and
+langchain-nvidia-ai-endpoints."""
+
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from addnorm.service.errors import ServiceError
+from addnorm.service.inference.request import InferenceResponse
+from addnorm.service.inference.request_path import Call
+from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.negotiation import written
+from addnorm.service.protocols.codec.openapi import errors
+from addnorm.service.protocols.codec.payload import Payload
+from addnorm.service.protocols.codec.validation import Strict
+from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, JsonEndpoint
+from addnorm.service.protocols.texts.places import query_with
+from addnorm.service.protocols.texts.text_tasks import TextTask, score_pairs
+from addnorm.service.protocols.texts.texts import TextsToTokenize
+from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.tasks.classification import best
+
+
+class Passage(Strict):
+    text: str
+
+
+class RankingRequest(Strict):
+    model: str | None = Field(None, description="By default the one model that can rerank.")
+    query: Passage
+    passages: Annotated[list[Passage], Field(fail_fast=True)]
+    truncate: Literal["NONE", "END"] = Field(
+        "NONE", description="END: what is too long is cut, instead of rejected."
+    )
+
+
+class Ranking(BaseModel):
+    index: int
+    logit: float
+
+
+class RankingUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class RankingResponse(BaseModel):
+    """The best passage first."""
+
+    rankings: list[Ranking]
+    usage: RankingUsage
+
+
+class NvidiaError(BaseModel):
+    object: Literal["error"]
+    message: str
+    type: str
+    detail: str = Field(description="The message again, where LangChain looks for it.")
+
+
+def error_body(error: ServiceError) -> dict[str, Any]:
+    message = error.message
+    return {"object": "error", "message": message, "type": error.type, "detail": message}
+
+
+NVIDIA_ERRORS = ErrorFormat(error_body, errors(NvidiaError, error_body))
+
+
+async def rank(asked: RankingRequest, call: Call, tools: Tools) -> Decoded:
+    """InvalidInput names the field."""
+    model = call.model(tools.models, call.names.get("model", asked.model), "rerank")
+    pairs = [(asked.query.text, passage.text) for passage in asked.passages]
+    texts = TextsToTokenize(
+        "passages",
+        pairs,
+        asked.truncate == "END",
+        model,
+        can_cut=False,
+        named=query_with("passages"),
+    )
+    task = await score_pairs(call, tools, texts, "none")
+    return task.request, partial(_encode, task)
+
+
+def _encode(task: TextTask, response: InferenceResponse) -> Steps[Payload]:
+    scores = list(task.finish(response))
+    num_tokens = response.request.batch.num_tokens
+    body = {
+        "rankings": [{"index": index, "logit": scores[index]} for index in best(scores)],
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+    }
+    return Payload((yield from written(body, response.num_bytes)))
+
+
+EXAMPLE = {
+    "query": {"text": "What is dropped?"},
+    "passages": [{"text": "Pads are dropped."}, {"text": "Bread is baked."}],
+}
+ENDPOINTS = tuple(
+    JsonEndpoint(
+        path=path,
+        name=name,
+        summary="Passages by how well they answer a query, as NVIDIA's clients ask for it",
+        body=RankingRequest,
+        make=rank,
+        response=RankingResponse,
+        examples={title: EXAMPLE},
+    )
+    for path, name, title in (
+        ("/v1/ranking", "nvidia_ranking", "two passages"),
+        ("/v1/retrieval/{model:path}/reranking", "nvidia_reranking", "passages"),
+    )
+)

@@ -1,0 +1,17 @@
+"""Ollama's embeddings, and what it says of its models."""
+
+from addnorm.service.protocols.ollama import ollama_embed
+from addnorm.service.protocols.ollama.ollama_models import SHOW_ENDPOINT, OllamaRoutes
+from addnorm.service.protocols.protocol import OtherRoutes, Protocol
+from addnorm.service.protocols.routes.body_route import Answering
+from addnorm.service.protocols.routes.inference_route import Inferring
+
+PROTOCOL = Protocol(
+    tag="Ollama",
+    routes=(
+        Inferring(*ollama_embed.ENDPOINTS),
+        Answering(SHOW_ENDPOINT),
+        OtherRoutes(OllamaRoutes),
+    ),
+    errors=ollama_embed.OLLAMA_ERRORS,
+)

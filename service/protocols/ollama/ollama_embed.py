@@ -1,0 +1,128 @@
+"""Ollama's two routes of embeddings. Source: its API reference and its Python client."""
+
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from addnorm.service.errors import ServiceError
+from addnorm.service.inference.outputs import Pooled
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.inference.request_path import Call
+from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.negotiation import written
+from addnorm.service.protocols.codec.openapi import errors
+from addnorm.service.protocols.codec.payload import Payload
+from addnorm.service.protocols.codec.validation import Strict
+from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, JsonEndpoint
+from addnorm.service.protocols.tei.tei_schema import Texts
+from addnorm.service.protocols.texts.texts import TextsToTokenize
+from addnorm.service.scheduling.cooperative import Steps
+
+NO_EFFECT = Field(None, description="Has no effect.")
+
+
+class OllamaOptions(Strict):
+    model: str
+    options: dict[str, Any] | None = NO_EFFECT
+    keep_alive: str | float | int | None = NO_EFFECT
+
+
+class OllamaEmbedRequest(OllamaOptions):
+    input: Texts = Field(description="A text, or a list of texts.")
+    truncate: bool = Field(True, description="Whether texts that are too long are cut.")
+    dimensions: int | None = Field(None, description="Only the first so many.")
+
+
+class OllamaEmbeddingsRequest(OllamaOptions):
+    prompt: str
+
+
+class OllamaEmbedResponse(BaseModel):
+    """Vectors in the order sent. Times are nanoseconds."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbeddingsResponse(BaseModel):
+    embedding: list[float]
+
+
+class OllamaError(BaseModel):
+    error: str
+
+
+def error_body(error: ServiceError) -> dict[str, Any]:
+    return {"error": error.message}
+
+
+OLLAMA_ERRORS = ErrorFormat(error_body, errors(OllamaError, error_body))
+
+
+async def embed(asked: OllamaEmbedRequest, call: Call, tools: Tools) -> Decoded:
+    of = asked.input, asked.truncate, asked.dimensions
+    return await _request(asked, "input", *of, call, tools), partial(_encode, asked.model)
+
+
+async def embeddings(asked: OllamaEmbeddingsRequest, call: Call, tools: Tools) -> Decoded:
+    return await _request(asked, "prompt", [asked.prompt], True, None, call, tools), _encode_one
+
+
+async def _request(
+    asked: OllamaOptions,
+    field: str,
+    sent: list[str],
+    truncate: bool,
+    dimensions: int | None,
+    call: Call,
+    tools: Tools,
+) -> InferenceRequest:
+    """InvalidInput names the field."""
+    model, prompt_name = call.model_and_prompt(tools.models, asked.model, None, "embed")
+    texts = TextsToTokenize.prompted(field, sent, truncate, model, prompt_name)
+    batch, padding = await tools.texts.tokenize(texts, call.deadline)
+    output = Pooled(normalize=model.bundle.manifest.normalize, dimensions=dimensions)
+    return InferenceRequest(model, batch, padding, (output,), field=field)
+
+
+def _encode(name: str, response: InferenceResponse) -> Steps[Payload]:
+    body = {
+        "model": name,
+        "embeddings": response.value(Pooled).joined,
+        "total_duration": 0,
+        "load_duration": 0,
+        "prompt_eval_count": response.request.batch.num_tokens,
+    }
+    return Payload((yield from written(body, response.num_bytes)))
+
+
+def _encode_one(response: InferenceResponse) -> Steps[Payload]:
+    (vector,) = response.value(Pooled).joined
+    return Payload((yield from written({"embedding": vector}, response.num_bytes)))
+
+
+MODEL, TEXT = "all-minilm-l6-v2:latest", "Pads are dropped."
+ENDPOINTS = (
+    JsonEndpoint(
+        path="/api/embed",
+        name="ollama_embed",
+        summary="Vectors of texts, as Ollama's clients ask for them",
+        body=OllamaEmbedRequest,
+        make=embed,
+        response=OllamaEmbedResponse,
+        examples={"texts": {"model": MODEL, "input": [TEXT]}},
+    ),
+    JsonEndpoint(
+        path="/api/embeddings",
+        name="ollama_embeddings",
+        summary="The vector of one text, as Ollama's older clients ask for it",
+        body=OllamaEmbeddingsRequest,
+        make=embeddings,
+        response=OllamaEmbeddingsResponse,
+        examples={"a text": {"model": MODEL, "prompt": TEXT}},
+    ),
+)

@@ -1,0 +1,38 @@
+"""What texts are for, in the words of several dialects -> one of the model's prompts."""
+
+from addnorm.service.errors import InvalidInput
+from addnorm.service.protocols.texts.texts import TextsToTokenize
+
+QUERY = ("query", "search_query", "retrieval.query")
+DOCUMENT = ("document", "passage", "corpus", "search_document", "retrieval.passage")
+# the first of these prompts that the model has, in any case
+PROMPTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(QUERY, QUERY),
+    **dict.fromkeys(DOCUMENT, DOCUMENT),
+    "classification": ("classification",),
+    "clustering": ("clustering",),
+    "separation": ("clustering", "separation"),
+    "text-matching": ("text-matching", "sts"),
+    "text": (),
+}
+
+
+def typed(
+    texts: TextsToTokenize, field: str, input_type: str, named: str | None
+) -> TextsToTokenize:
+    """The texts with the prompt of this type, without one if the model has none of it. field: the
+    caller's name for the type. named: the prompt that the model's name has. InvalidInput if that is
+    another one."""
+    manifest = texts.model.bundle.manifest
+    by_lower = {name.lower(): name for name in manifest.prompts}
+    found = (by_lower[name] for name in PROMPTS[input_type] if name in by_lower)
+    name = next(found, None)
+    if named is not None and named != name:
+        raise InvalidInput(
+            f"{field} is {input_type!r}, but model already names the prompt {named[:60]!r}: send a"
+            " model without a prompt",
+            param=field,
+        )
+    if name is None:  # and no default prompt either
+        return texts._replace(prompt="")
+    return TextsToTokenize.prompted(texts.field, texts.texts, texts.truncate, texts.model, name)

@@ -1,0 +1,162 @@
+"""Dialects over tasks that others have too: the same bits, their own fields, their own errors."""
+
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.conftest import inference_of, serving
+from tests.support import web
+from tests.support.task_models import MAX_TEXT_TOKENS, PROMPTS
+
+TEXTS = ["pads are dropped", "a b c"]
+QUERY = "padding costs nothing."
+LONG = "a " * 2 * MAX_TEXT_TOKENS
+MODEL = "embedder"
+
+
+def posted(client: httpx.Client, path: str, **body: Any) -> Any:
+    answer = client.post(path, json=body)
+    assert answer.status_code == 200, f"{path}: {answer.text}"
+    return answer.json()
+
+
+def vectors(client: httpx.Client, texts: list[str] | str = TEXTS, **fields: Any) -> Any:
+    body = {"model": MODEL, "input": texts, **fields}
+    return [entry["embedding"] for entry in posted(client, "/v1/embeddings", **body)["data"]]
+
+
+def test_ollamas_vectors_have_openais_bits(task_client: httpx.Client) -> None:
+    expected = vectors(task_client)
+    for model in (MODEL, f"{MODEL}:latest"):
+        answer = posted(
+            task_client, "/api/embed", model=model, input=TEXTS, options={}, keep_alive="5m"
+        )
+        assert (answer["embeddings"], answer["model"]) == (expected, model)
+        one = posted(task_client, "/api/embeddings", model=model, prompt=TEXTS[0])
+        assert one == {"embedding": expected[0]}
+    assert (
+        posted(task_client, "/api/embed", model=MODEL, input=TEXTS[0])["embeddings"] == expected[:1]
+    )
+    short = posted(task_client, "/api/embed", model=MODEL, input=TEXTS, dimensions=5)["embeddings"]
+    assert np.shape(short) == (2, 5)
+
+
+def test_ollama_cuts_unless_it_is_told_not_to(task_client: httpx.Client) -> None:
+    cut = posted(task_client, "/api/embed", model=MODEL, input=LONG)["embeddings"]
+    assert cut == vectors(task_client, LONG, truncate=True)
+    body = {"model": MODEL, "input": LONG, "truncate": False}
+    answer = task_client.post("/api/embed", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith("input[0] has 82 tokens")
+
+
+def test_ollama_lists_and_shows_what_is_served(task_client: httpx.Client) -> None:
+    tags = task_client.get("/api/tags").json()["models"]
+    listed = [entry["id"] for entry in task_client.get("/v1/models").json()["data"]]
+    assert [tag["name"] for tag in tags] == [f"{name}:latest" for name in listed]
+    assert all(tag["size"] > 1000 and len(tag["digest"]) == 64 for tag in tags)
+    for named in ({"model": f"{MODEL}:latest"}, {"name": MODEL}):
+        shown = posted(task_client, "/api/show", **named)
+        assert shown["capabilities"] == ["embedding"]
+        assert shown["model_info"]["addnorm.embedding_length"] == len(vectors(task_client)[0])
+    assert task_client.get("/api/version").json()["version"]
+    wrong = task_client.post("/api/show", json={"model": "nobody"})
+    assert (wrong.status_code, list(wrong.json())) == (404, ["error"])
+
+
+@pytest.mark.parametrize("path", ["/v1/ranking", "/v1/retrieval/reranker/reranking"])
+def test_nvidias_logits_are_the_raw_scores(task_client: httpx.Client, path: str) -> None:
+    texts = TEXTS * 3
+    body = {"query": {"text": QUERY}, "passages": [{"text": text} for text in texts]}
+    ranked = posted(task_client, path, model="reranker", truncate="END", **body)["rankings"]
+    raw = posted(task_client, "/rerank", query=QUERY, texts=texts, raw_scores=True)
+    assert ranked == [{"index": rank["index"], "logit": rank["score"]} for rank in raw]
+    answer = task_client.post(path, json={**body, "passages": [{"text": LONG}]})
+    assert answer.status_code == 400
+    assert answer.json()["detail"].startswith("query with passages[0] has")
+
+
+@pytest.mark.parametrize(
+    "path", ["/openai/v1/embeddings", "/openai/deployments/embedder/embeddings?api-version=1"]
+)
+def test_azures_paths_are_openais(task_bundles: Any, task_client: httpx.Client, path: str) -> None:
+    body = {"model": MODEL, "input": TEXTS}
+    found = posted(task_client, path, **body)["data"]
+    assert [entry["embedding"] for entry in found] == vectors(task_client)
+    key = "0123456789abcdef"
+    with serving(inference_of(task_bundles, api_keys=f"a infer {key}")) as url:
+        for headers, status in (({"api-key": key}, 200), ({"api-key": "x" * 16}, 401), ({}, 401)):
+            assert web.post(f"{url}{path}", json=body, headers=headers).status_code == status
+
+
+def test_fields_of_others_mean_what_openais_do(task_client: httpx.Client) -> None:
+    query = vectors(task_client, [PROMPTS["query"] + text for text in TEXTS])
+    passage = vectors(task_client, [PROMPTS["passage"] + text for text in TEXTS])
+    for fields, expected in (
+        ({"input_type": "query", "truncate": "NONE"}, query),
+        ({"input_type": "passage", "truncate": "END"}, passage),
+        ({"input_type": "document", "truncation": True}, passage),
+        ({"input_type": "text"}, vectors(task_client)),
+        ({"task": "retrieval.query", "late_chunking": False}, query),
+        ({"task": "retrieval.passage", "embedding_type": "float"}, passage),
+        ({"task": "text-matching"}, vectors(task_client)),
+        ({"output_dimension": 5}, vectors(task_client, dimensions=5)),
+        ({"output_dtype": "ubinary"}, vectors(task_client, dtype="ubinary")),
+        ({"embedding_type": "binary"}, vectors(task_client, dtype="binary")),
+        ({"embedding_type": "base64"}, vectors(task_client, encoding_format="base64")),
+        ({"normalized": True, "input_type": None}, posted(task_client, "/embed", inputs=TEXTS)),
+    ):
+        assert vectors(task_client, **fields) == expected, fields
+    objects: Any = [{"text": text} for text in TEXTS]
+    assert vectors(task_client, objects) == vectors(task_client)
+
+
+def test_texts_are_cut_as_others_ask_for_it(task_client: httpx.Client) -> None:
+    cut = vectors(task_client, LONG, truncate=True)
+    for fields in ({"truncate": "END"}, {"truncation": True}, {"truncate_prompt_tokens": -1}):
+        assert vectors(task_client, LONG, **fields) == cut, fields
+    ends = "b " + LONG
+    assert vectors(task_client, ends, truncate="START") == cut
+    assert vectors(task_client, ends, truncate="END") != cut
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"late_chunking": True}, "late_chunking: Input should be False"),
+        ({"truncate_prompt_tokens": 7}, "truncate_prompt_tokens is 7: embedder/1 cuts texts to 40"),
+        ({"input_type": "query", "task": "retrieval.query"}, "task and input_type are both set"),
+        ({"input_type": "query", "truncate": "START"}, "which would cut off the prompt"),
+        ({"input_type": "query", "model": "embedder:passage"}, "already names the prompt"),
+        ({"input": [{"text": "a", "image": "b"}]}, "image is unknown"),
+        ({"unknown": 1}, "unknown is unknown; known are"),
+    ],
+)
+def test_what_cannot_be_honoured_is_rejected(
+    task_client: httpx.Client, fields: dict[str, Any], words: str
+) -> None:
+    body = {"model": MODEL, "input": TEXTS} | fields
+    answer = task_client.post("/v1/embeddings", json=body)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+
+def test_rerank_has_the_fields_of_voyage_vllm_and_litellm(task_client: httpx.Client) -> None:
+    body = {"query": QUERY, "documents": TEXTS * 3}
+    results = posted(task_client, "/v1/rerank", **body)["results"]
+    assert "data" not in posted(task_client, "/v1/rerank", **body, truncate_prompt_tokens=-1)
+    voyage = posted(
+        task_client, "/v1/rerank", **body, top_k=2, truncation=True, return_documents=True
+    )
+    assert [{**one, "document": None} for one in voyage["data"]] == [
+        {**one, "document": None} for one in results[:2]
+    ]
+    assert voyage["data"][0]["document"] == body["documents"][results[0]["index"]]
+    long = {"query": QUERY, "documents": [LONG], "truncation": False}
+    assert task_client.post("/v1/rerank", json=long).status_code == 400
+    tei = {"query": QUERY, "texts": TEXTS * 3}
+    ranks = posted(task_client, "/rerank", **tei)
+    assert posted(task_client, "/rerank", **tei, top_n=2) == ranks[:2]
+    assert posted(task_client, "/embed", inputs=TEXTS, options={"wait_for_model": True})
