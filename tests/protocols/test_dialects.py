@@ -160,3 +160,41 @@ def test_rerank_has_the_fields_of_voyage_vllm_and_litellm(task_client: httpx.Cli
     ranks = posted(task_client, "/rerank", **tei)
     assert posted(task_client, "/rerank", **tei, top_n=2) == ranks[:2]
     assert posted(task_client, "/embed", inputs=TEXTS, options={"wait_for_model": True})
+
+
+def test_vllms_scores_classes_and_vectors_are_those_of_other_routes(
+    task_client: httpx.Client,
+) -> None:
+    raw = posted(task_client, "/rerank", query=QUERY, texts=TEXTS)
+    scores = {rank["index"]: rank["score"] for rank in raw}
+    for first in (QUERY, [QUERY] * 2):
+        data = posted(task_client, "/score", text_1=first, text_2=TEXTS)["data"]
+        assert {entry["index"]: entry["score"] for entry in data} == scores
+    body = {"text_1": [QUERY] * 3, "text_2": TEXTS}
+    assert "text_1 has 3 texts, text_2 has 2" in task_client.post("/score", json=body).text
+    native = posted(task_client, "/v1/classify", texts=TEXTS)["results"]
+    classes = posted(task_client, "/classify", input=TEXTS)["data"]
+    for entry, labels in zip(classes, native, strict=True):
+        assert (entry["label"], max(entry["probs"])) == (labels[0]["label"], labels[0]["score"])
+        assert entry["num_classes"] == len(entry["probs"]) == len(labels)
+    pooled = posted(task_client, "/pooling", model=MODEL, input=TEXTS)["data"]
+    assert [entry["data"] for entry in pooled] == vectors(task_client)
+    cut = posted(task_client, "/pooling", input=LONG, truncate_prompt_tokens=-1)["data"]
+    assert [entry["data"] for entry in cut] == vectors(task_client, LONG, truncate=True)
+
+
+def test_hugging_faces_javascript_examples_run_as_they_are_printed(
+    task_client: httpx.Client,
+) -> None:
+    """Without parameters, or with a list of one, as in the README of @huggingface/inference."""
+    entities = posted(task_client, "/hf/tagger", inputs=QUERY)
+    simple = {"aggregation_strategy": "simple"}
+    assert entities == posted(task_client, "/hf/tagger", inputs=QUERY, parameters=simple)
+    masked = posted(task_client, "/hf/masked-lm", inputs="a [MASK] b")
+    assert masked == posted(task_client, "/hf/masked-lm", inputs="a [MASK] b", parameters={})
+    labels = {"candidate_labels": ["a", "b"]}
+    zero_shot = [
+        posted(task_client, "/hf/classifier", inputs=inputs, parameters=labels)
+        for inputs in (QUERY, [QUERY])
+    ]
+    assert zero_shot[0] == zero_shot[1]

@@ -211,7 +211,8 @@ def test_nothing_that_is_asked_of_hugging_faces_route_is_ignored(
 
 
 def test_what_is_cut_stays_the_task_it_was(task_client: httpx.Client) -> None:
-    body = {"inputs": LONG, "truncate": True, "parameters": {"ignore_labels": []}}
+    parameters = {"ignore_labels": [], "aggregation_strategy": "none"}
+    body = {"inputs": LONG, "truncate": True, "parameters": parameters}
     tags = task_client.post("/hf/tagger", json=body).json()
     assert len(tags) == 38  # of 40 tokens, two of which are special
     two = {"source_sentence": LONG, "sentences": ["a " * 50]}

@@ -38,7 +38,9 @@ from addnorm.service.protocols.texts.task_options import (
 from addnorm.service.protocols.texts.text_tasks import TextTask
 from addnorm.service.protocols.texts.texts import PROMPT_NAME, TextsToTokenize
 from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.tasks.pieces import Pieces
 from addnorm.service.tasks.similarity import cosines
+from addnorm.service.tasks.tagging import Aggregation
 
 Strings = Annotated[list[str], Field(fail_fast=True)]
 
@@ -66,6 +68,10 @@ class TaskParameters(ClassifyOptions, TagOptions, FillMaskOptions, ZeroShotOptio
     """Parameters of all tasks; which of them a task knows is checked once the task is known."""
 
     top_k: int | None = Field(None, ge=1)
+    aggregation_strategy: Aggregation = Field(
+        "simple",
+        description="As in /v1/tag, but `simple` by default, as Hugging Face's API has it.",
+    )
     candidate_labels: Labels = Field([], description="Makes it a zero-shot classification.")
     stride: None = Field(None, description="Texts are not split.")
 
@@ -127,7 +133,9 @@ async def infer(asked: HuggingFaceRequest, call: Call, tools: Tools) -> Decoded:
     if run is None:
         return await _features(call, tools, to_tokenize, asked)
     task = await run(call, tools, to_tokenize, parameters)
-    return task.request, partial(_encode, task, isinstance(asked.inputs, str), run)
+    # transformers answers a list of one text by one object too, in this task
+    is_one = isinstance(asked.inputs, str) or (run is text_tasks.zero_shot and len(texts) == 1)
+    return task.request, partial(_encode, task, is_one, run)
 
 
 def _check_known(parameters: TaskParameters, known: type[Strict], what: str) -> None:
@@ -149,8 +157,15 @@ def _task(asked: HuggingFaceRequest, model: Model) -> tuple[type[Strict], Any]:
     tasks = (BY_TASK[task] for task in model.bundle.tasks if task in BY_TASK)
     found = next(tasks, (Strict, None))
     if found[1] is text_tasks.fill_masks and asked.parameters is None:
-        return Strict, None  # the client sends parameters with every task but this one
+        # Python's client sends parameters with every task but this one, JavaScript's with none
+        return found if _has_mask(asked, model) else (Strict, None)
     return found
+
+
+def _has_mask(asked: HuggingFaceRequest, model: Model) -> bool:
+    mask = Pieces.of(model.tokenizer.library).mask if model.tokenizer else None
+    texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+    return mask is not None and isinstance(texts, list) and all(mask[1] in text for text in texts)
 
 
 async def _features(

@@ -1,13 +1,15 @@
-"""vLLM's routes for tokens."""
+"""vLLM's routes for tokens, and those of its pooling models."""
 
 from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
 from addnorm.service.protocols.protocol import OtherRoutes, Protocol
 from addnorm.service.protocols.routes.body_route import Answering
-from addnorm.service.protocols.vllm import vllm_tokens
+from addnorm.service.protocols.routes.inference_route import Inferring
+from addnorm.service.protocols.vllm import vllm_pooling, vllm_tokens
 
 PROTOCOL = Protocol(
     tag="vLLM",
     routes=(
+        Inferring(*vllm_pooling.ENDPOINTS),
         Answering(vllm_tokens.ENDPOINT),
         OtherRoutes(vllm_tokens.TokenizerInfoRoutes),
     ),

@@ -102,7 +102,7 @@ CASES: dict[str, Case] = {
         of_pairs,
     ),
     "labels for each text, /hf": (
-        "/hf/{model}",
+        "/hf/{model:path}",
         {"inputs": ["a"] * 250, "parameters": {"candidate_labels": LABELS}, "truncate": True},
         of_pairs,
     ),

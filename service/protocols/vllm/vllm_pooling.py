@@ -1,0 +1,165 @@
+"""vLLM's /score, /classify and /pooling. Source: vLLM's pooling entrypoints."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from addnorm.service.errors import InvalidInput
+from addnorm.service.inference.outputs import Logits, Pooled
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.inference.request_path import Call
+from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.negotiation import written
+from addnorm.service.protocols.codec.payload import Payload
+from addnorm.service.protocols.codec.validation import Strict
+from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
+from addnorm.service.protocols.tei.tei_schema import Texts
+from addnorm.service.protocols.texts.text_tasks import TextTask, score_pairs
+from addnorm.service.protocols.texts.texts import TextsToTokenize
+from addnorm.service.protocols.texts.truncation import check_limit
+from addnorm.service.runtime.manifest import Task
+from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.tasks import classification
+from addnorm.service.tasks.classification import Function
+
+
+class _Asked(Strict):
+    model: str | None = Field(None, description="By default the one model made for this.")
+    user: str | None = Field(None, description="Has no effect.")
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, description="Cuts. At least the model's limit, which -1 stands for."
+    )
+
+
+class ScoreRequest(_Asked):
+    text_1: Texts = Field(description="One text, or as many as text_2 has.")
+    text_2: Texts = Field(description="Each is scored with its text of text_1.")
+
+
+class InputRequest(_Asked):
+    input: Texts = Field(description="A text, or a list of texts.")
+
+
+class VllmUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class VllmResponse(BaseModel):
+    """An entry for each text or pair, in the order sent."""
+
+    id: str
+    object: str
+    model: str
+    data: list[dict[str, Any]]
+    usage: VllmUsage
+
+
+async def score(asked: ScoreRequest, call: Call, tools: Tools) -> Decoded:
+    """InvalidInput if the two lists do not fit each other."""
+    first, second = asked.text_1, asked.text_2
+    if len(first) not in (1, len(second)):
+        raise InvalidInput(
+            f"text_1 has {len(first)} texts, text_2 has {len(second)}: send one, or as many",
+            param="text_1",
+        )
+    pairs = list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
+    texts = _texts(asked, "text_2", pairs, "rerank", call, tools)
+    task = await score_pairs(call, tools, texts, "sigmoid")
+    return task.request, partial(_encode_scores, task, call.context.request_id)
+
+
+def _encode_scores(task: TextTask, request_id: str, response: InferenceResponse) -> Steps[Payload]:
+    scores = task.finish(response)
+    entries = ({"object": "score", "score": score} for score in scores)
+    return (yield from _encode(entries, request_id, response))
+
+
+async def classify(asked: InputRequest, call: Call, tools: Tools) -> Decoded:
+    texts = _texts(asked, "input", asked.input, "classify", call, tools)
+    batch, padding = await tools.texts.tokenize(texts, call.deadline)
+    request = InferenceRequest(texts.model, batch, padding, (Logits(),), field="input")
+    return request, partial(_encode_classes, call.context.request_id)
+
+
+def _encode_classes(request_id: str, response: InferenceResponse) -> Steps[Payload]:
+    manifest, logits = response.request.model.bundle.manifest, response.value(Logits).joined
+    labels = classification.label_names(manifest.labels, logits.shape[1])
+    function: Function | None = "sigmoid" if manifest.multi_label else None
+    entries = (
+        {"label": labels[int(probs.argmax())], "probs": probs, "num_classes": len(labels)}
+        for probs in classification.probabilities(logits, function)
+    )
+    return (yield from _encode(entries, request_id, response))
+
+
+async def pool(asked: InputRequest, call: Call, tools: Tools) -> Decoded:
+    texts = _texts(asked, "input", asked.input, "embed", call, tools)
+    batch, padding = await tools.texts.tokenize(texts, call.deadline)
+    output = Pooled(normalize=texts.model.bundle.manifest.normalize)
+    request = InferenceRequest(texts.model, batch, padding, (output,), field="input")
+    return request, partial(_encode_vectors, call.context.request_id)
+
+
+def _encode_vectors(request_id: str, response: InferenceResponse) -> Steps[Payload]:
+    vectors = response.value(Pooled).joined
+    entries = ({"object": "pooling", "data": vector} for vector in vectors)
+    return (yield from _encode(entries, request_id, response))
+
+
+def _texts(
+    asked: _Asked, field: str, sent: list[Any], task: Task, call: Call, tools: Tools
+) -> TextsToTokenize:
+    model, prompt_name = call.model_and_prompt(tools.models, asked.model, None, task)
+    check_limit("truncate_prompt_tokens", asked.truncate_prompt_tokens, model, whole=-1)
+    cut = asked.truncate_prompt_tokens is not None
+    made = TextsToTokenize.prompted(field, sent, cut, model, prompt_name)
+    return made._replace(can_cut=False)
+
+
+def _encode(
+    entries: Iterable[dict[str, Any]], request_id: str, response: InferenceResponse
+) -> Steps[Payload]:
+    num_tokens = response.request.batch.num_tokens
+    body = {
+        "id": request_id,
+        "object": "list",
+        "model": response.request.model.name,
+        "data": [{"index": index, **entry} for index, entry in enumerate(entries)],
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+    }
+    return Payload((yield from written(body, response.num_bytes)))
+
+
+TEXTS = ["Pads are dropped."]
+ENDPOINTS = (
+    JsonEndpoint(
+        path="/score",
+        name="vllm_score",
+        summary="Scores of pairs of texts, as vLLM answers",
+        body=ScoreRequest,
+        make=score,
+        response=VllmResponse,
+        examples={"a pair": {"text_1": "What is dropped?", "text_2": TEXTS}},
+    ),
+    JsonEndpoint(
+        path="/classify",
+        name="vllm_classify",
+        summary="The label of each text with the probabilities of all, as vLLM answers",
+        body=InputRequest,
+        make=classify,
+        response=VllmResponse,
+        examples={"a text": {"input": TEXTS}},
+    ),
+    JsonEndpoint(
+        path="/pooling",
+        name="vllm_pooling",
+        summary="Vectors of texts, as vLLM answers",
+        body=InputRequest,
+        make=pool,
+        response=VllmResponse,
+        examples={"a text": {"input": TEXTS}},
+    ),
+)
