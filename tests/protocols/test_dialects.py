@@ -73,6 +73,7 @@ def test_nvidias_logits_are_the_raw_scores(task_client: httpx.Client, path: str)
     ranked = posted(task_client, path, model="reranker", truncate="END", **body)["rankings"]
     raw = posted(task_client, "/rerank", query=QUERY, texts=texts, raw_scores=True)
     assert ranked == [{"index": rank["index"], "logit": rank["score"]} for rank in raw]
+    assert posted(task_client, path, model="reranker", top_k=2, **body)["rankings"] == ranked[:2]
     answer = task_client.post(path, json={**body, "passages": [{"text": LONG}]})
     assert answer.status_code == 400
     assert answer.json()["detail"].startswith("query with passages[0] has")

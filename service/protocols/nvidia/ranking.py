@@ -33,6 +33,9 @@ class RankingRequest(Strict):
     truncate: Literal["NONE", "END"] = Field(
         "NONE", description="END: what is too long is cut, instead of rejected."
     )
+    top_k: int | None = Field(
+        None, ge=0, description="Only the best so many; all for 0. litellm sends it."
+    )
 
 
 class Ranking(BaseModel):
@@ -80,14 +83,16 @@ async def rank(asked: RankingRequest, call: Call, tools: Tools) -> Decoded:
         named=query_with("passages"),
     )
     task = await score_pairs(call, tools, texts, "none")
-    return task.request, partial(_encode, task)
+    return task.request, partial(_encode, task, asked.top_k)
 
 
-def _encode(task: TextTask, response: InferenceResponse) -> Steps[Payload]:
+def _encode(task: TextTask, top_k: int | None, response: InferenceResponse) -> Steps[Payload]:
     scores = list(task.finish(response))
     num_tokens = response.request.batch.num_tokens
     body = {
-        "rankings": [{"index": index, "logit": scores[index]} for index in best(scores)],
+        "rankings": [
+            {"index": index, "logit": scores[index]} for index in best(scores, top_k or None)
+        ],
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
     return Payload((yield from written(body, response.num_bytes)))
