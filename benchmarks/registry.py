@@ -155,6 +155,11 @@ PROOFS = {
     "clients": Proof(
         "unmodified clients that need an environment of their own", 1, ("build/clients/ready",)
     ),
+    "client_packages": Proof(
+        "packages with a URL, a key and a model set: bits and order as of the plain routes",
+        1,
+        ("build/packages/ready",),
+    ),
     "lm_eval": Proof(
         "lm-eval's local-completions against a server, beside its own model",
         5,
