@@ -30,7 +30,8 @@ def test_headers_are_those_of_starlette() -> None:
     [
         ("/one", "first"),  # of two with one path
         ("/two", "others"),
-        ("/of/{name}", "others"),  # a path with parameters is no name of a route
+        ("/of/a/b", "others"),
+        ("/of/a", "third"),  # by its pattern
         ("", "others"),
     ],
 )
