@@ -73,7 +73,9 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
     raw = family.raw(fields)
     reader = Reader.of(family, weights.tensors, choices.ignore)
     config, table = read_config(family, raw), _head(family, raw, reader, choices.ignore)
-    table = table and replace(table, **table.derived(raw))
+    if table and table.tied and authors.is_embedder and not _is_stored(table, reader):
+        table = None  # a language model that was trained on as an embedder
+    table = table and _decided(table, raw)
     config = replace(config, heads=_heads(table, reader, config, authors))
     labels = _labels(table, fields, config, choices) if table else None
     model = Transformer(config)
@@ -199,6 +201,14 @@ def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> 
             f" --ignore {found[0].linear}"
         )
     return found[0] if found else None
+
+
+def _decided(table: HeadTable, raw: Raw) -> HeadTable:
+    """The table with what config.json decides. CheckpointError for what is not supported."""
+    try:
+        return replace(table, **table.derived(raw))
+    except ValueError as error:
+        raise CheckpointError(f"config.json: {error}") from None
 
 
 def _is_stored(head: HeadTable, reader: Reader) -> bool:

@@ -67,6 +67,7 @@ class SentenceTransformers:
 
     transformer: the folder of config.json, weights and tokenizer. dense: by the output that they
     make. mask: of a MultiVectorEncoder. settings: of the transformer module, from `settings_file`.
+    is_embedder: whether modules.json lists a pooling.
     """
 
     transformer: Path
@@ -78,6 +79,7 @@ class SentenceTransformers:
     mask: Mask | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     settings_file: str = "sentence_bert_config.json"
+    is_embedder: bool = False
 
 
 def read(folder: Path) -> SentenceTransformers:
@@ -105,6 +107,7 @@ def read(folder: Path) -> SentenceTransformers:
         mask=found.mask,
         settings=settings,
         settings_file=file.name if file else SentenceTransformers.settings_file,
+        is_embedder=found.pooling is not None,
     )
 
 
