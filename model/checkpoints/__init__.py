@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from addnorm.model.checkpoints import dense, json_files, sentence_transformers
+from addnorm.model.checkpoints import dense, json_files, logit_score, sentence_transformers
 from addnorm.model.checkpoints.families import FAMILIES, name_of
 from addnorm.model.checkpoints.family import ACTIVATIONS, Family, HeadTable, Raw
 from addnorm.model.checkpoints.reader import CheckpointError, Reader, fill, fill_head, head_config
@@ -84,6 +84,8 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
         for output, head in model.named_heads():
             if output in authors.dense:
                 dense.fill(head, authors.dense[output])
+            elif table and authors.score:
+                authors.score.fill(head, table, reader, raw, config)
             elif table:
                 fill_head(head, table, reader, raw)
                 if table.tied and torch.equal(head.linear.weight, model.tokens.weight):
@@ -128,7 +130,10 @@ def _heads(
     table: HeadTable | None, reader: Reader, config: Config, authors: SentenceTransformers
 ) -> dict[str, HeadConfig]:
     """Heads by output: the head that came with the transformer, and those made of Dense modules."""
-    heads = {table.output: head_config(table, reader, config)} if table else {}
+    if authors.score:
+        authors.score.check(table, config)
+    own = logit_score.HEAD if authors.score else table and head_config(table, reader, config)
+    heads = {table.output: own} if table and own else {}
     for output, layers in authors.dense.items():
         if output in heads:
             raise CheckpointError(f"{layers[0].folder}: the weights have a head for {output} too")

@@ -189,12 +189,18 @@ def fill_head(head: Head, table: HeadTable, reader: Reader, raw: Raw) -> None:
     for module, key in (("dense", table.dense), ("norm", table.norm)):
         if key and module in head.steps:
             _copy(head.get_submodule(module), [key], reader, transposed=False)
-    weight, stored = head.linear.weight, f"{table.linear}.weight"
-    tokens = f"{reader.family.modules['tokens']}.weight"
-    is_tied = table.tied and raw.get("tie_word_embeddings") is not False
-    weight.copy_(reader.read(tokens if is_tied and stored not in reader else stored, weight.shape))
+    weight = head.linear.weight
+    weight.copy_(reader.read(tied_or_own(table, reader, raw), weight.shape))
     if head.linear.bias is not None:
         own = f"{table.linear}.bias"
         key = table.bias if isinstance(table.bias, str) else own
         head.linear.bias.copy_(reader.read(key, head.linear.bias.shape))
         reader.used.add(own)  # some versions store the same vector twice
+
+
+def tied_or_own(table: HeadTable, reader: Reader, raw: Raw) -> str:
+    """The key of the linear layer's weight: that of the token embeddings, where it is not stored
+    and may be theirs."""
+    stored, tokens = f"{table.linear}.weight", f"{reader.family.modules['tokens']}.weight"
+    is_tied = table.tied and raw.get("tie_word_embeddings") is not False
+    return tokens if is_tied and stored not in reader else stored
