@@ -13,6 +13,7 @@ Pick = Literal["every", "first", "last", "mean", "max", "weighted_mean", "mean_s
 
 
 MAX_BUCKETS = 2**16  # of distances; more than any text has tokens
+MAX_POSITIONS = 2**20  # tables of angles have a row for each
 SIZES = (
     "vocab_size", "d_model", "n_heads", "d_ff", "n_layers", "max_positions", "type_vocab_size",
 )  # fmt: skip
@@ -153,6 +154,8 @@ class Config:
             raise ValueError(f"layer_groups is {groups!r}: None, or 1 to n_layers {self.n_layers}")
 
     def _refuse_places(self) -> None:
+        if self.max_positions > MAX_POSITIONS:
+            raise ValueError(f"max_positions is {self.max_positions}, the limit is {MAX_POSITIONS}")
         if not isinstance(self.positions, Positions):
             raise ValueError(
                 f"positions is {self.positions!r}: a Positions is needed, of addnorm.model.config"

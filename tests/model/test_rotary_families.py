@@ -144,6 +144,14 @@ MODERN, NOMIC, GTE, JINA, QWEN, EURO = (f"{family}Model" for family in ROTARY)
         ),
         (MODERN, {"rope_scaling": {"type": "linear"}}, "rope_type in rope_scaling is 'linear', s"),
         (MODERN, {"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters has 'rope_theta', s"),
+        (MODERN, {"rope_parameters": []}, r"rope_parameters is \[\]: an object is needed$"),
+        (MODERN, {"rope_scaling": "linear"}, "rope_scaling is 'linear': an object is needed$"),
+        (NOMIC, {"rope_parameters": []}, r"rope_parameters is \[\]: an object is needed$"),
+        (
+            MODERN,
+            {"max_position_embeddings": 10**9},
+            "max_positions is 1000000000, the limit is 1048576; there max_positions is max_pos",
+        ),
         (MODERN, {**BEFORE, "global_rope_theta": "160k"}, "theta is '160k': a number over 0"),
         (MODERN, {"layer_types": ["full_attention"] * 2}, "each of num_hidden_layers 3"),
         (
