@@ -73,7 +73,7 @@ class Attention(nn.Module):
         super().__init__()
         self.n_heads, self.kv_heads = config.n_heads, config.kv_heads
         dims, bias = config.head_dims, config.attention_bias
-        self.widths = [heads * dims for heads in (self.n_heads, self.kv_heads, self.kv_heads)]
+        self.widths = config.qkv_widths
         self.qkv = nn.Linear(config.d_model, sum(self.widths), bias)
         self.out = nn.Linear(self.n_heads * dims, config.d_model, bias)
         self.has_norms = config.qk_norm

@@ -201,6 +201,11 @@ class Config:
         return self.n_kv_heads or self.n_heads
 
     @property
+    def qkv_widths(self) -> list[int]:
+        """How many numbers a row's queries, keys and values are."""
+        return [heads * self.head_dims for heads in (self.n_heads, self.kv_heads, self.kv_heads)]
+
+    @property
     def n_norms(self) -> int:
         """Norms that a token passes through, those of heads not counted."""
         per_block = 1 if self.block == "single" else 2

@@ -84,7 +84,8 @@ class PaddedGrid:
     def to_grid(self, qkv: Tensor, share: int) -> Sequence[Tensor]:
         width = qkv.shape[-1] // (share + 2)
         sizes = width if share == 1 else [share * width, width, width]
-        return qkv.reshape(*self.mask.shape, -1).split(sizes, -1)
+        parts: Sequence[Tensor] = qkv.reshape(*self.mask.shape, -1).split(sizes, -1)
+        return parts
 
     def from_grid(self, context: Tensor) -> Tensor:
         return context.reshape(-1, context.shape[-1])

@@ -56,12 +56,18 @@ def _cases(bundle: Bundle, authors: "_Authors") -> dict[str, Sequence[Text]]:
     }
     if authors.ids("").tokens:
         cases["an empty text"] = [""]
-    if bundle.manifest.pair_template:  # where the authors cut, the end of the template is lost
-        cases["pairs in their template"] = [("a", "b"), SENTENCES, (*words[:1], "")]
+    if bundle.manifest.pair_template:
+        cases["pairs in their template"] = _whole_pairs(authors, limit)
     elif authors.num_special_of_pair < limit:
         cases["pairs"] = [("a", "b"), ("a", ""), ("", "a")]
         cases[f"pairs cut to {limit}"] = _cut_pairs(" ".join(words), limit)[authors.strategy]
     return cases
+
+
+def _whole_pairs(authors: "_Authors", limit: int) -> list[Text]:
+    """Those that fit, and a first one: where authors cut, the end of their template is lost."""
+    first, *others = [("a", "b"), SENTENCES, (SENTENCES[1], "")]
+    return [first, *(pair for pair in others if len(authors.ids(pair).tokens) <= limit)]
 
 
 def _cut_pairs(words: str, limit: int) -> dict[str, list[Text]]:

@@ -64,10 +64,10 @@ class PackedAttention:
     def _first_cells(self, made_by: Mapping[str, NodeProto], queries: str) -> str:
         """`[G, B, w]`: of a query's g cells in the table the first."""
         if self._share == 1:
-            return made_by[queries].input[1]
+            return str(made_by[queries].input[1])
         gather = made_by[made_by[queries].input[0]]
         unsqueezed = made_by[made_by[gather.input[1]].input[0]]
-        return unsqueezed.input[0]
+        return str(unsqueezed.input[0])
 
     def write(self) -> None:
         """The Scan, from rows to `contexts` and the softmax that a lens shows."""
@@ -98,7 +98,8 @@ class PackedAttention:
 
     def _shared(self, part: int) -> Array:
         """`[H, 1]`: likewise of the head of keys, or of values, that each head of queries reads."""
-        return self._own(0) // (self._parts * self._share) * self._parts + part
+        heads: Array = np.arange(self._n_heads)[:, None] // self._share
+        return heads * self._parts + part
 
     def _gathered(self, cells: str, firsts: Array) -> str:
         """cells `[..., n]` of rows of K * e -> `[..., H, n, e / P]`"""

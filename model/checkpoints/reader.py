@@ -101,7 +101,8 @@ def fill(model: Transformer, reader: Reader, raw: Raw) -> None:
             for index, block in enumerate(model.blocks):
                 if hasattr(block, path.partition(".")[0]):  # the first may lack a norm
                     module, names = block.get_submodule(path), [key.format(index) for key in keys]
-                    sizes = block.attention.widths if path == QKV and len(names) > 1 else None
+                    is_split = path == QKV and len(names) > 1
+                    sizes = model.config.qkv_widths if is_split else None
                     _copy(module, names, reader, family.transposed, sizes)
                     if ours in family.swapped:
                         _swap_halves(module)
