@@ -156,7 +156,7 @@ def attend_with_probabilities(
 
 
 def _num_heads(q: Tensor, k: Tensor, n_heads: int) -> dict[str, int]:
-    """As ONNX's Attention names them."""
+    """The attributes of ONNX's Attention."""
     return {"q_num_heads": n_heads, "kv_num_heads": n_heads * k.shape[-1] // q.shape[-1]}
 
 

@@ -65,7 +65,7 @@ def _cases(bundle: Bundle, authors: "_Authors") -> dict[str, Sequence[Text]]:
 
 
 def _whole_pairs(authors: "_Authors", limit: int) -> list[Text]:
-    """Those that fit, and a first one: where authors cut, the end of their template is lost."""
+    """Pairs that fit, and a first one: where authors cut, the end of their template is lost."""
     first, *others = [("a", "b"), SENTENCES, (SENTENCES[1], "")]
     return [first, *(pair for pair in others if len(authors.ids(pair).tokens) <= limit)]
 

@@ -135,7 +135,7 @@ def test_a_pair_as_one_text() -> None:
 def test_the_form_of_a_classifier_has_the_same_weights(
     root: Path, model: PreTrainedModel, tmp_path: Path
 ) -> None:
-    """As the hub has it: one label, the difference of the two rows."""
+    """The hub has it so: one label, the difference of the two rows."""
     twin = made(
         "Qwen3ForSequenceClassification", vocab_size=410, max_position_embeddings=300, num_labels=1
     )
