@@ -33,7 +33,6 @@ class Call(NamedTuple):
     names: Mapping[str, str] = NO_NAMES  # that the route's path has: a model, a version
     num_bytes: int = 0  # of the body, decompressed
     held_bytes: int = 0  # what the body and its values count as while they are held
-    sets_timeout: bool = False  # whether the deadline is the caller's own: it wins over the body's
     anew: bool = False  # whether all is computed, whatever the cache holds
 
     def model(self, models: Models, ref: str | None, task: Task | None = None) -> Model:
@@ -85,8 +84,8 @@ class RequestPath:
             request, encode = await prepare()
         del prepare  # it may hold the body
         request = request._replace(key=context.key, route=call.route, anew=call.anew)
-        if request.timeout_s is not None and not call.sets_timeout:
-            call.deadline.timeout_s = request.timeout_s
+        if request.timeout_s is not None and not call.deadline.is_callers:
+            call.deadline.timeout_s, call.deadline.is_callers = request.timeout_s, True
         context.decoded_from = started
         context.stages_s = {"decode": time.monotonic() - started}
         _note(context, request)
