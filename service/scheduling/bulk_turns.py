@@ -33,7 +33,7 @@ class BulkTurns:
     def __init__(self, num_workers: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._num_workers, self._clock = num_workers, clock
         self._others_at = -math.inf  # when another request was last computed
-        self._num_running = self._num_waiting = 0
+        self.num_running = self._num_waiting = 0
         self._keys: dict[str, KeyPieces] = {}
         self._fairness: StartTimeFairQueue[KeyPieces] = StartTimeFairQueue()
 
@@ -65,7 +65,7 @@ class BulkTurns:
         try:
             yield
         finally:
-            self._num_running -= 1
+            self.num_running -= 1
             self._start_waiting()
 
     async def _begin(self, key: str, cost_s: float) -> None:
@@ -80,17 +80,17 @@ class BulkTurns:
             await started
         except asyncio.CancelledError:
             if not started.cancelled():  # it had begun at the same moment
-                self._num_running -= 1
+                self.num_running -= 1
                 self._start_waiting()
             raise
 
     def _start_waiting(self) -> None:
-        while self._num_waiting and self._num_running < self.num_lanes:
+        while self._num_waiting and self.num_running < self.num_lanes:
             flow = self._fairness.next()
             started, cost_s = flow.waiting.popleft()
             flow.num_jobs -= 1
             self._num_waiting -= 1
             if not started.done():  # else its caller has left
                 self._fairness.charge(cost_s)
-                self._num_running += 1
+                self.num_running += 1
                 started.set_result(None)
