@@ -273,6 +273,15 @@ class Settings(BaseModel):
         ),
     )
 
+    truncate: bool | None = Field(
+        None,
+        description=(
+            "Whether texts that are too long are cut where the request and the model's name do not"
+            " say. By default as what a route is modelled on does. Set it to true for clients that"
+            " send long texts to /v1/embeddings and have no field for it."
+        ),
+    )
+
     default_models: dict[str, str] = Field(
         {},
         description=(

@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.pipeline import Pipeline
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.models.registry import Model, Models
+from addnorm.service.models.registry import TRUNCATE_SUFFIX, Model, Models
 from addnorm.service.runtime.manifest import Task
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import Steps
@@ -35,9 +35,17 @@ class Call(NamedTuple):
     held_bytes: int = 0  # what the body and its values count as while they are held
     anew: bool = False  # whether all is computed, whatever the cache holds
 
+    def _without_suffix(self, ref: str | None) -> str | None:
+        """`NAME:truncate` is NAME, whose long texts are cut: for clients that can only name a
+        model."""
+        if ref is None or not ref.endswith(TRUNCATE_SUFFIX):
+            return ref
+        self.context.cuts_texts = True
+        return ref.removesuffix(TRUNCATE_SUFFIX)
+
     def model(self, models: Models, ref: str | None, task: Task | None = None) -> Model:
         """The model that is meant. The log names it from now on, even if the request fails."""
-        model = models.find(ref, task)
+        model = models.find(self._without_suffix(ref), task)
         self.context.model = model.name
         return model
 
@@ -50,6 +58,7 @@ class Call(NamedTuple):
     ) -> tuple[Model, str | None]:
         """The model as `model` finds it, and its prompt. `NAME:PROMPT` names both, for clients that
         can only name a model."""
+        ref = self._without_suffix(ref)
         if ref is None:
             return self.model(models, None, task), prompt_name
         ref, colon, prompt = ref.partition(":")

@@ -1,5 +1,5 @@
-"""Bulk requests: the bits of any other request, in pieces; given time by their size, rejected before
-anything is computed, dropped with their caller, counted while they last."""
+"""Bulk requests have the bits of any other, and are computed in pieces. Their time follows their
+size. They are rejected before anything is computed, dropped with their caller, and counted."""
 
 import asyncio
 from collections.abc import Iterator
@@ -194,9 +194,7 @@ def test_what_others_take_comes_on_top(models: Models, target: Any) -> None:
 
 
 def test_what_can_never_be_held_is_refused(models: Models) -> None:
-    with (
-        service(models, max_pending_response_bytes=2 * 2**20) as on,
-        pytest.raises(InvalidInput, match=r"would take \d+ MiB, the limit is 2: send less"),
-    ):
-        rows = [[1] * 60] * 100
-        run(on, asked(models, Activations(), rows)._replace(answer_bytes=10))
+    request = asked(models, Activations(), [[1] * 60] * 100)._replace(answer_bytes=10)
+    too_much = pytest.raises(InvalidInput, match=r"would take \d+ MiB, the limit is 2: send less")
+    with service(models, max_pending_response_bytes=2 * 2**20) as on, too_much:
+        run(on, request)
