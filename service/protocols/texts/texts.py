@@ -291,10 +291,8 @@ def _in_steps(
 
 
 def _too_long(asked: TextsToTokenize, index: int, size: int, unit: str, limit: int) -> InvalidInput:
-    cut = (
-        f'shorten it, or send "truncate": true, or the model "{asked.model.name}{TRUNCATE_SUFFIX}"'
-    )
-    remedy = cut if asked.can_cut else "shorten it"
+    name = f"{asked.model.name}{TRUNCATE_SUFFIX}"
+    cut = f', or send "truncate": true, or the model "{name}"' if asked.can_cut else ""
     of_type = f" of a {asked.input_type}" if asked.input_type else ""
     return InvalidInput(
         f"{asked.place(index)} has {size} {unit}, {size - limit} more than"
