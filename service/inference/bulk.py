@@ -103,8 +103,8 @@ class Bulk:
         deadline: Deadline,
         encode_s: float,
     ) -> tuple[Gather, dict[str, float]]:
-        """As `Computing.rows` of an admitted bulk request. If the caller leaves, the pieces that
-        have not begun are dropped."""
+        """What `Computing.rows` gives, of an admitted bulk request. If the caller leaves, the
+        pieces that have not begun are dropped."""
         started = time.monotonic()
         run = _Run(self._computing, self.turns, request, runner, needs, deadline, encode_s)
         with self._promised.counted(request.key, self._compute_s(request)):

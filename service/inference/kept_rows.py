@@ -84,7 +84,7 @@ class JoinedRows:
         }
 
     def receive(self, sequences: Ints, kept: KeptRows) -> None:
-        """Of some sequences of the batch, by index."""
+        """What was kept of some sequences of the batch, by index."""
         if self._all:
             assert kept.rows
             self._all.receive(sequences.tolist(), kept.rows)

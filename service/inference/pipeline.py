@@ -81,7 +81,9 @@ class Pipeline:
             held_bytes += batch_bytes(request)
             self.bulk.check_held(request, held_bytes)
             self.bulk.admit(request, deadline, self.cost.predicted_s(request, num_bytes))
-        rows = self.bulk.rows if is_bulk else self._ordinary_rows
+        else:
+            self.bulk.turns.note_other()
+        rows = self.bulk.rows if is_bulk else self._computing.rows
         with self.responses.reserve(held_bytes, request.key), promised as encode_s:
             gather, stages_s = await rows(request, runner, needs, deadline, encode_s)
             started = time.monotonic()
@@ -95,10 +97,6 @@ class Pipeline:
                 encoded = await threads.finish(work, deadline, encode_s or SLICE_S)
         deadline.check()
         return encoded, {**stages_s, "encode": time.monotonic() - started}
-
-    async def _ordinary_rows(self, *asked: Any) -> tuple[Gather, dict[str, float]]:
-        self.bulk.turns.note_other()
-        return await self._computing.rows(*asked)
 
     @contextmanager
     def _promised(

@@ -92,7 +92,7 @@ def kept_bytes(request: InferenceRequest, engine: Engine, picks: Sequence[Pick])
 
 
 def batch_bytes(request: InferenceRequest) -> int:
-    """Of its token ids and types."""
+    """Bytes of its token ids and types."""
     batch = request.batch
     return batch.tokens.nbytes + (0 if batch.types is None else batch.types.nbytes)
 

@@ -135,7 +135,7 @@ def test_the_rest_is_dropped_when_the_caller_leaves(models: Models) -> None:
 
 
 def of_server(timeout_s: float) -> Deadline:
-    """As where the caller names none."""
+    """A deadline where the caller names none."""
     deadline = Deadline(timeout_s)
     deadline.is_callers = False
     return deadline

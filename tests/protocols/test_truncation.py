@@ -43,7 +43,7 @@ SETTINGS = (None, True, False)
 
 @pytest.fixture(scope="module")
 def clients(task_bundles: Path) -> Iterator[dict[bool | None, httpx.Client]]:
-    """Of a server for each value of the setting."""
+    """A client of a server for each value of the setting."""
     models = load_all(task_bundles, Settings(worker_threads=2, default_models=DEFAULTS))
     with ExitStack() as stack:
         made = {}

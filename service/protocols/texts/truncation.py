@@ -5,7 +5,7 @@ from addnorm.service.protocols.codec.decoding import Tools
 
 
 def cuts(call: Call, tools: Tools, sent: bool | None, by_default: bool = False) -> bool:
-    """As the request says, or its model's name, or the setting, or by_default: as what the route is
+    """The request says so, or its model's name, or the setting, or by_default: what the route is
     modelled on does."""
     if sent is not None:
         return sent
@@ -22,7 +22,7 @@ def cuts_sequences(
     sent: bool | None,
     by_default: bool = False,
 ) -> bool:
-    """As `cuts` of texts. Token ids are never cut: of these only what was sent, to be rejected."""
+    """The same as `cuts` for texts. Token ids are never cut: what was sent for them is rejected."""
     if sequences and isinstance(sequences[0], str):
         return cuts(call, tools, sent, by_default)
     return bool(sent)
