@@ -54,13 +54,12 @@ def certify_again(bundle: Bundle, source: Source, provider: str = "cpu") -> None
     """
     _check_source(bundle, source)
     say(f"verifying {bundle.ref} on {provider}")
-    reference = source.in_layout("padded")
     if provider == "cuda":
         assert bundle.certificate
-        section = measured(bundle, reference, source.folder)
+        section = measured(bundle, source.in_layout("padded"), source.folder)
         certificate = {**bundle.certificate, "cuda": section}
     else:
-        new = certificate_of(bundle, reference, source)
+        new = certificate_of(bundle, source)
         certificate = {**new, **_kept(bundle)}
         _tell_other_bits(_certificate_before(bundle), certificate)
     bundles.write_certificate(bundle, certificate)

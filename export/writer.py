@@ -10,7 +10,7 @@ from safetensors.numpy import save
 
 from addnorm.export import vector_ranges
 from addnorm.export.certificate.forward import refuse_unlike
-from addnorm.export.certificate.graph.exact import RANGES, heads, versions
+from addnorm.export.certificate.graph.exact import RANGES, Expected, heads, versions
 from addnorm.export.certificate.parity import certify
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.graphs import model_file
@@ -27,6 +27,7 @@ from addnorm.model.grid import OPSET
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.batch import Floats
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Limits
 from addnorm.service.runtime.tokenizing import tokenizer as text
@@ -87,9 +88,8 @@ def export(source: Source, out: Path, name: str, version: int | None, plan: Plan
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        bundle = write_uncertified(source, partial, name, version, plan)
-        reference = source.in_layout("padded")
-        bundles.write_certificate(bundle, certificate_of(bundle, reference, source))
+        bundle, expected = write_uncertified(source, partial, name, version, plan)
+        bundles.write_certificate(bundle, certificate_of(bundle, source, expected))
         partial.rename(place)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -99,9 +99,13 @@ def export(source: Source, out: Path, name: str, version: int | None, plan: Plan
     return bundles.read(place)
 
 
-def certificate_of(bundle: Bundle, reference: Transformer, source: Source) -> dict[str, Any]:
-    """CertificationError names what failed."""
-    found = certify(bundle, reference, source.folder, source.original)
+def certificate_of(
+    bundle: Bundle, source: Source, expected: Expected | None = None
+) -> dict[str, Any]:
+    """expected: what the files were written from; None: it is exported again.
+    CertificationError names what failed."""
+    reference = source.in_layout("padded")
+    found = certify(bundle, reference, source.folder, source.original, expected)
     return {**found, "compared_with": source.compared_with()}
 
 
@@ -115,8 +119,10 @@ def _version(folder: Path, asked: int | None) -> int:
     return asked
 
 
-def write_uncertified(source: Source, folder: Path, name: str, version: int, plan: Plan) -> Bundle:
-    """The graphs and the manifest, not yet certified."""
+def write_uncertified(
+    source: Source, folder: Path, name: str, version: int, plan: Plan
+) -> tuple[Bundle, Expected]:
+    """The graphs and the manifest, not yet certified, and what they were written from."""
     model, config = source.in_layout(plan.layout), source.model.config
     say(f"exporting {name}/{version}: {config.n_layers} layers, d_model {config.d_model}")
     check_fit(model)
@@ -124,7 +130,7 @@ def write_uncertified(source: Source, folder: Path, name: str, version: int, pla
     if source.original:
         say("comparing the model with its reference")
         refuse_unlike(source.in_layout("padded"), source.original, limits)
-    _write_graphs(model, folder, plan, limits)
+    expected = _write_graphs(model, folder, plan, limits)
     manifest = {
         "name": name,
         "version": version,
@@ -146,10 +152,11 @@ def write_uncertified(source: Source, folder: Path, name: str, version: int, pla
     bundle = bundles.write_manifest(folder, manifest)
     text.load(bundle)  # raises StartupError now, not only when it is served
     if not _has_ranges(source):
-        return bundle
+        return bundle, expected
     say("measuring the ranges of its vectors")
     ranges = vector_ranges.measured(bundle)
-    return bundles.write_manifest(folder, {**manifest, "vector_ranges": ranges})
+    bundle = bundles.write_manifest(folder, {**manifest, "vector_ranges": ranges})
+    return bundle, expected
 
 
 def _limits(source: Source, config: Config, folder: Path) -> Limits:
@@ -174,10 +181,11 @@ def _has_ranges(source: Source) -> bool:
     return not isinstance(texts, NoTexts) and texts.num_ids <= source.model.config.vocab_size
 
 
-def _write_graphs(model: Transformer, folder: Path, plan: Plan, limits: Limits) -> None:
+def _write_graphs(model: Transformer, folder: Path, plan: Plan, limits: Limits) -> Expected:
     """The body in each precision, the lens, and the heads. fp16 and int8 are made from fp32."""
     say("exporting the graphs with PyTorch")
     graphs = Graphs.of(model, plan.lens)
+    ranges: dict[str, Floats] = {}
     if "fp32" in plan.precisions:
         say(f"writing {GRAPHS['fp32']}")
         shared = plan.lens or plan.is_for_gpus
@@ -201,6 +209,7 @@ def _write_graphs(model: Transformer, folder: Path, plan: Plan, limits: Limits) 
         file = bundles.head_file(output)
         say(f"writing {file}")
         model_file.save(head, folder / file)
+    return Expected(model, graphs, ranges)
 
 
 def say(text: str) -> None:

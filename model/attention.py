@@ -1,6 +1,7 @@
 """Attention over rows `[N, d_model]`, and what a forward pass shows of itself.
 
-B batch, S grid width, N rows, H heads, h chosen heads; G blocks of w queries.
+B batch, S grid width, N rows, H heads of e dimensions, K of them with keys and values of their own,
+h chosen heads; G blocks of w queries.
 """
 
 import math
@@ -15,6 +16,7 @@ from torch.onnx.ops import symbolic, symbolic_multi_out
 
 from addnorm.model.config import Config
 from addnorm.model.grid import OPSET, Grid, Mask
+from addnorm.model.norms import norm
 from addnorm.model.positions import Rotation, rotated
 
 AFTER_SOFTMAX = 3  # what the operator shows of its scores
@@ -60,19 +62,31 @@ class View(NamedTuple):
 
 
 class Attention(nn.Module):
-    """Scaled dot-product attention with H heads (Vaswani et al., arXiv:1706.03762, section 3.2)."""
+    """Scaled dot-product attention with H heads (Vaswani et al., arXiv:1706.03762, section 3.2).
+
+    Each of K heads of keys and values is for H / K heads of queries, neighbours (Ainslie et al.,
+    arXiv:2305.13245). With norms of queries and keys, each head's e dimensions are normalized
+    before they are rotated (Henry et al., arXiv:2010.04245); these norms leave no statistics.
+    """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.n_heads = config.n_heads
-        self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=config.attention_bias)
-        self.out = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
+        self.n_heads, self.kv_heads = config.n_heads, config.kv_heads
+        dims, bias = config.head_dims, config.attention_bias
+        self.widths = config.qkv_widths
+        self.qkv = nn.Linear(config.d_model, sum(self.widths), bias)
+        self.out = nn.Linear(self.n_heads * dims, config.d_model, bias)
+        self.has_norms = config.qk_norm
+        if config.qk_norm:
+            self.q_norm, self.k_norm = norm(config, dims), norm(config, dims)
 
     def forward(self, x: Tensor, view: View, trace: Trace) -> Tensor:
         """[N, d] -> [N, d]"""
         grid, mask, rotation = view
-        qkv = self.qkv(x)
-        q, k, v = grid.to_grid(rotated(qkv, rotation, self.n_heads) if rotation else qkv)
+        qkv = self._normalized(self.qkv(x)) if self.has_norms else self.qkv(x)
+        if rotation:
+            qkv = rotated(qkv, rotation, self.n_heads + self.kv_heads)
+        q, k, v = grid.to_grid(qkv, self.n_heads // self.kv_heads)
         if trace.heads is None:
             context = attend(q, k, v, mask, self.n_heads)  # like q
         else:
@@ -81,10 +95,18 @@ class Attention(nn.Module):
             trace.attentions.append(grid.attentions(probabilities))
         return self.out(grid.from_grid(context))  # type: ignore[no-any-return]
 
+    def _normalized(self, qkv: Tensor) -> Tensor:
+        """[N, (H + 2K) * e] -> the same with queries and keys normalized, head by head."""
+        (dims,) = self.q_norm.shape
+        q, k, v = qkv.split(self.widths, -1)
+        q, _, _ = self.q_norm(q.unflatten(-1, (-1, dims)))
+        k, _, _ = self.k_norm(k.unflatten(-1, (-1, dims)))
+        return torch.cat([q.flatten(1), k.flatten(1), v], -1)
+
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, n_heads: int) -> Tensor:
-    """softmax(q k^T / sqrt(d_head) + mask) v, head by head. q, k, v `[B, S, d]`; in blocks q
-    `[G, B, w, d]`, and k, v may be `[G, B, K, d]` -> like q.
+    """softmax(q k^T / sqrt(e) + mask) v, head by head. q `[B, S, H * e]`; k, v `[B, S, K * e]`. In
+    blocks q `[G, B, w, H * e]`, and k, v may have an axis G too -> like q.
 
     In an export it is ONNX's operator. This takes the numbers of keys as they are: a mask of
     `[B, 1, S, S]` would have to be written, copied for each head, and read again.
@@ -92,13 +114,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, n_heads: int) -> Tensor:
     if is_in_onnx_export():
         name = "Attention" if q.dim() == 3 else _in_blocks(k)
         inputs = (q, k, v, mask.bias, None, None, mask.num_keys)
-        attributes: dict[str, Any] = {"q_num_heads": n_heads, "kv_num_heads": n_heads}
+        attributes: dict[str, Any] = _num_heads(q, k, n_heads)
         shape, version = q.shape, OPSET
         return symbolic(name, inputs, attributes, dtype=q.dtype, shape=shape, version=version)
     if q.dim() == 4:
         return torch.stack([attend(*block, n_heads) for block in _blocks(q, k, v, mask)])
     bias = mask.as_bias(k.shape[1])
-    q, k, v = (x.unflatten(-1, (n_heads, -1)).transpose(1, 2) for x in (q, k, v))  # [B, H, S, d/H]
+    q, k, v = _by_head(q, k, v, n_heads)
     context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     return context.transpose(1, 2).flatten(2)
 
@@ -111,8 +133,7 @@ def attend_with_probabilities(
     if is_in_onnx_export():
         inputs = (q, k, v, mask.bias, None, None, mask.num_keys, heads)
         attributes: dict[str, Any] = {
-            "q_num_heads": n_heads,
-            "kv_num_heads": n_heads,
+            **_num_heads(q, k, n_heads),
             "qk_matmul_output_mode": AFTER_SOFTMAX,
         }
         num_blocks, batch, width, _ = q.shape
@@ -128,10 +149,25 @@ def attend_with_probabilities(
         context, probabilities = map(torch.stack, zip(*made, strict=True))
         return context, probabilities
     bias = mask.as_bias(k.shape[1])
-    q, k, v = (x.unflatten(-1, (n_heads, -1)).transpose(1, 2) for x in (q, k, v))  # [B, H, S, d/H]
+    q, k, v = _by_head(q, k, v, n_heads)
     scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]) + bias
     probabilities = scores.softmax(-1)
     return (probabilities @ v).transpose(1, 2).flatten(2), probabilities[:, heads]
+
+
+def _num_heads(q: Tensor, k: Tensor, n_heads: int) -> dict[str, int]:
+    """The attributes of ONNX's Attention."""
+    return {"q_num_heads": n_heads, "kv_num_heads": n_heads * k.shape[-1] // q.shape[-1]}
+
+
+def _by_head(q: Tensor, k: Tensor, v: Tensor, n_heads: int) -> list[Tensor]:
+    """-> three `[B, H, S, e]`, keys and values repeated where several heads share them."""
+    share = q.shape[-1] // k.shape[-1]
+    heads = (n_heads, n_heads // share, n_heads // share)
+    q, k, v = (
+        x.unflatten(-1, (num, -1)).transpose(1, 2) for x, num in zip((q, k, v), heads, strict=True)
+    )
+    return [q, *((x if share == 1 else x.repeat_interleave(share, 1)) for x in (k, v))]
 
 
 def _in_blocks(k: Tensor) -> str:

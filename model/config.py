@@ -13,9 +13,11 @@ Pick = Literal["every", "first", "last", "mean", "max", "weighted_mean", "mean_s
 
 
 MAX_BUCKETS = 2**16  # of distances; more than any text has tokens
+MAX_POSITIONS = 2**20  # tables of angles have a row for each
 SIZES = (
     "vocab_size", "d_model", "n_heads", "d_ff", "n_layers", "max_positions", "type_vocab_size",
 )  # fmt: skip
+OPTIONAL_SIZES = ("embedding_size", "n_kv_heads", "d_head")
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class Config:
     causal: bool = False
     block: Literal["post", "pre", "single"] = "post"  # see Block
     activation: Activation = "gelu"
-    norm: Literal["layer", "std"] = "layer"  # see LayerNorm
+    norm: Literal["layer", "std", "rms"] = "layer"  # see LayerNorm
     norm_bias: bool = True  # whether norms have a beta
     eps: float = 1e-5
     positions: Positions = field(default_factory=Positions)
@@ -114,6 +116,9 @@ class Config:
     first_norm: bool = True  # of order pre: whether the first block has a norm before attention
     final_norm: bool = False
     attention_bias: bool = True
+    n_kv_heads: int | None = None  # of keys and values, each for several of queries; None: n_heads
+    d_head: int | None = None  # dimensions of a head; None: d_model / n_heads
+    qk_norm: bool = False  # see Attention
     gated: bool = False  # see FeedForward
     ffn_bias: Literal["both", "down", "none"] = "both"  # which layers of the feed-forward have one
     layer_groups: int | None = None  # layers of a group share their weights; None: each has its own
@@ -123,18 +128,25 @@ class Config:
     def __post_init__(self) -> None:
         """ValueError names the field that no transformer can have, or that contradicts another."""
         refuse_unknown(self)
-        _refuse_sizes(
-            self, *SIZES, *(["embedding_size"] if self.embedding_size is not None else [])
-        )
+        given = [name for name in OPTIONAL_SIZES if getattr(self, name) is not None]
+        _refuse_sizes(self, *SIZES, *given)
         _refuse_numbers(self, "eps", "embedding_scale")
-        if self.d_model % self.n_heads:
-            raise ValueError(
-                f"d_model {self.d_model} is no multiple of n_heads {self.n_heads}: each head has"
-                " the same number of dimensions"
-            )
+        self._refuse_attention_heads()
         self._refuse_counts()
         self._refuse_places()
         self._refuse_heads()
+
+    def _refuse_attention_heads(self) -> None:
+        if self.d_head is None and self.d_model % self.n_heads:
+            raise ValueError(
+                f"d_model {self.d_model} is no multiple of n_heads {self.n_heads}: each head has"
+                " the same number of dimensions; d_head names another number"
+            )
+        if self.n_heads % self.kv_heads:
+            raise ValueError(
+                f"n_kv_heads {self.n_kv_heads} does not divide n_heads {self.n_heads}: each head of"
+                " keys and values is for the same number of heads of queries"
+            )
 
     def _refuse_counts(self) -> None:
         groups = self.layer_groups
@@ -142,13 +154,15 @@ class Config:
             raise ValueError(f"layer_groups is {groups!r}: None, or 1 to n_layers {self.n_layers}")
 
     def _refuse_places(self) -> None:
+        if self.max_positions > MAX_POSITIONS:
+            raise ValueError(f"max_positions is {self.max_positions}, the limit is {MAX_POSITIONS}")
         if not isinstance(self.positions, Positions):
             raise ValueError(
                 f"positions is {self.positions!r}: a Positions is needed, of addnorm.model.config"
             )
-        if self.positions.rotary and self.d_model // self.n_heads % 2:
+        if self.positions.rotary and self.head_dims % 2:
             raise ValueError(
-                f"a head has {self.d_model // self.n_heads} dimensions (d_model {self.d_model} /"
+                f"a head has {self.head_dims} dimensions (d_model {self.d_model} /"
                 f" n_heads {self.n_heads}): rotary positions need an even number"
             )
         if type(self.window) is not int or self.window < 0:
@@ -177,8 +191,23 @@ class Config:
                 raise ValueError(f"heads[{name!r}] is {head!r}: a HeadConfig is needed")
 
     @property
+    def head_dims(self) -> int:
+        """Dimensions of each head of attention."""
+        return self.d_head or self.d_model // self.n_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys, and of values."""
+        return self.n_kv_heads or self.n_heads
+
+    @property
+    def qkv_widths(self) -> list[int]:
+        """How many numbers a row's queries, keys and values are."""
+        return [heads * self.head_dims for heads in (self.n_heads, self.kv_heads, self.kv_heads)]
+
+    @property
     def n_norms(self) -> int:
-        """LayerNorms that a token passes through, the heads' own not counted."""
+        """Norms that a token passes through, those of heads not counted."""
         per_block = 1 if self.block == "single" else 2
         blocks = per_block * self.n_layers - (not self.first_norm)
         return self.embedding_norm + blocks + self.final_norm

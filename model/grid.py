@@ -1,7 +1,8 @@
 """What attention sees of rows: a grid of queries, keys and values, and a mask.
 
 B is the batch, S the grid's width, N the number of rows. In the packed layout queries come in G
-blocks of w places, and keys by K places.
+blocks of w places, and keys by K places. A row has queries of d numbers, and keys and values of d /
+g each, where g heads of queries share keys.
 """
 
 from collections.abc import Sequence
@@ -52,10 +53,10 @@ class Grid(Protocol):
 
     distances: Tensor  # [B, S, S], in blocks [G, w, K]: place of the key minus place of the query
 
-    def to_grid(self, qkv: Tensor) -> Sequence[Tensor]:
-        """Rows `[N, 3 * d]` of queries, keys, values -> three `[B, S, d]` on attention's grid. The
-        queries may be in G blocks of w places, `[G, B, w, d]`, and keys and values before each of
-        these, `[G, B, K, d]`."""
+    def to_grid(self, qkv: Tensor, share: int) -> Sequence[Tensor]:
+        """Rows `[N, d + 2 * d / g]` of queries, keys, values -> `[B, S, d]` and two `[B, S, d / g]`
+        on attention's grid. The queries may be in G blocks of w places, `[G, B, w, d]`, and keys
+        and values before each of these, `[G, B, K, d / g]`. share: g."""
         ...
 
     def from_grid(self, context: Tensor) -> Tensor:
@@ -80,8 +81,11 @@ class PaddedGrid:
         self.mask, self.window = mask, window
         self.distances = positions[:, None, :] - positions[:, :, None]
 
-    def to_grid(self, qkv: Tensor) -> Sequence[Tensor]:
-        return qkv.reshape(*self.mask.shape, -1).chunk(3, -1)
+    def to_grid(self, qkv: Tensor, share: int) -> Sequence[Tensor]:
+        width = qkv.shape[-1] // (share + 2)
+        sizes = width if share == 1 else [share * width, width, width]
+        parts: Sequence[Tensor] = qkv.reshape(*self.mask.shape, -1).split(sizes, -1)
+        return parts
 
     def from_grid(self, context: Tensor) -> Tensor:
         return context.reshape(-1, context.shape[-1])
@@ -148,10 +152,17 @@ class _Blocks:
         cells = (blocks * (lengths.shape[0] - 1) + numbers) * width + sequences.positions
         self.cells = sequences.gather(cells)
 
-    def to_grid(self, qkv: Tensor) -> Sequence[Tensor]:
-        parts = qkv.reshape(-1, qkv.shape[-1] // 3)  # [3 * N, d], without a copy
-        rows = (self.query_rows, self.key_rows, self.key_rows)
-        return [F.embedding(3 * own + i, parts) for i, own in enumerate(rows)]
+    def to_grid(self, qkv: Tensor, share: int) -> Sequence[Tensor]:
+        count = share + 2
+        parts = qkv.reshape(-1, qkv.shape[-1] // count)  # [(g + 2) * N, d / g], without a copy
+        queries = count * self.query_rows
+        if share == 1:
+            q = F.embedding(queries, parts)
+        else:
+            steps = torch.arange(share, device=queries.device)
+            q = F.embedding(queries[..., None] + steps, parts).flatten(-2)
+        k, v = (F.embedding(count * self.key_rows + (share + i), parts) for i in range(2))
+        return q, k, v
 
     def from_grid(self, context: Tensor) -> Tensor:
         return context.reshape(-1, context.shape[-1]).index_select(0, self.cells)

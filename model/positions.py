@@ -59,7 +59,7 @@ def rotary_tables(config: Config) -> nn.ModuleDict:
     rotary = config.positions.rotary
     if not rotary:
         return nn.ModuleDict()
-    dims, longest = config.d_model // config.n_heads, config.max_positions
+    dims, longest = config.head_dims, config.max_positions
     full = RotaryTable(longest, dims, rotary.theta, rotary.scale)
     if rotary.local_theta is None:
         return nn.ModuleDict({"full": full, "local": full})
@@ -67,13 +67,14 @@ def rotary_tables(config: Config) -> nn.ModuleDict:
     return nn.ModuleDict({"full": full, "local": local})
 
 
-def rotated(qkv: Tensor, rotation: Rotation, n_heads: int) -> Tensor:
-    """Rows of queries, keys, values `[N, 3 * d]` -> the same with queries and keys rotated."""
-    d_model = qkv.shape[-1] // 3
-    first, second = qkv[:, : 2 * d_model].unflatten(-1, (2 * n_heads, 2, -1)).unbind(-2)
+def rotated(qkv: Tensor, rotation: Rotation, num_turned: int) -> Tensor:
+    """Rows of queries, keys, values `[N, (H + 2K) * e]` -> the same with queries and keys rotated.
+    num_turned: H + K, the heads of queries and keys."""
     cos, sin = rotation
+    width = num_turned * 2 * cos.shape[-1]
+    first, second = qkv[:, :width].unflatten(-1, (num_turned, 2, -1)).unbind(-2)
     turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-    return torch.cat([turned.flatten(1), qkv[:, 2 * d_model :]], -1)
+    return torch.cat([turned.flatten(1), qkv[:, width:]], -1)
 
 
 class RelativeBias(nn.Module):

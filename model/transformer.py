@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,49 +17,9 @@ from addnorm.model.attention import Attention, Trace, View
 from addnorm.model.config import Activation, Config, HeadConfig
 from addnorm.model.grid import block_of
 from addnorm.model.layout import LAYOUTS, Layout
+from addnorm.model.norms import norm
 from addnorm.model.pooling import picked
 from addnorm.model.positions import RelativeBias, rotary_tables, sinusoids
-
-
-class LayerNorm(nn.Module):
-    """gamma * (x - mean) / denominator + beta over the trailing axes `normalized_shape`.
-
-    kind "layer": the denominator is sqrt(biased variance + eps) (Ba et al., arXiv:1607.06450).
-    kind "std": it is unbiased std + eps, as many tutorials write it.
-    bias: whether there is a beta.
-    """
-
-    def __init__(
-        self,
-        normalized_shape: int | tuple[int, ...],
-        eps: float = 1e-5,
-        kind: Literal["layer", "std"] = "layer",
-        bias: bool = True,
-    ) -> None:
-        super().__init__()
-        self.shape = (
-            (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-        )
-        self.eps, self.kind = eps, kind
-        self.gamma = nn.Parameter(torch.ones(self.shape))
-        self.beta = nn.Parameter(torch.zeros(self.shape)) if bias else None
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x `[..., *normalized_shape]` -> y like x; mean, 1 / denominator `[..., 1, ...]`."""
-        if self.kind == "layer":  # one ONNX LayerNormalization node, whose statistics come for free
-            return torch.native_layer_norm(x, self.shape, self.gamma, self.beta, self.eps)
-        axes = list(range(-len(self.shape), 0))
-        mean = x.mean(axes, keepdim=True)
-        centred = x - mean
-        variance = centred.square().sum(axes, keepdim=True) / (math.prod(self.shape) - 1)
-        rstd = 1.0 / (variance.sqrt() + self.eps)
-        y = self.gamma * (centred * rstd)
-        return y if self.beta is None else y + self.beta, mean, rstd
-
-
-def norm(config: Config, width: int | None = None) -> LayerNorm:
-    """width: d_model if None."""
-    return LayerNorm(width or config.d_model, config.eps, config.norm, config.norm_bias)
 
 
 class FeedForward(nn.Module):
@@ -157,7 +116,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.layout = LAYOUTS[layout]
-        self.block = block_of(config.d_model // config.n_heads)
+        self.block = block_of(config.head_dims)
         width, positions = config.embedding_size or config.d_model, config.positions
         self.tokens = nn.Embedding(config.vocab_size, width)
         if positions.added == "learned":

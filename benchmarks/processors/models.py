@@ -32,6 +32,7 @@ WIDTH, NUM_HEADS, NUM_LAYERS = 128, 4, 2  # int8 does not pay for narrower ones
 SIZES = {
     "vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": NUM_LAYERS,
     "num_attention_heads": NUM_HEADS, "max_position_embeddings": POSITIONS + 8,
+    "num_key_value_heads": 2,  # shared by heads of queries, in families that have such
     "local_attention": 32,  # windows shorter than its sequences, in families that have any
 }  # fmt: skip
 # families whose feed-forward has a name of its own ignore the first

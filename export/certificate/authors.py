@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from addnorm.export import vector_ranges
 from addnorm.export.certificate import tolerances
 from addnorm.export.certificate.embedded import Ids, by_torch, served
-from addnorm.export.sources import texts
+from addnorm.export.sources import pair_template, texts
 from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import ServiceError
@@ -56,10 +56,18 @@ def _cases(bundle: Bundle, authors: "_Authors") -> dict[str, Sequence[Text]]:
     }
     if authors.ids("").tokens:
         cases["an empty text"] = [""]
-    if authors.num_special_of_pair < limit:
+    if bundle.manifest.pair_template:
+        cases["pairs in their template"] = _whole_pairs(authors, limit)
+    elif authors.num_special_of_pair < limit:
         cases["pairs"] = [("a", "b"), ("a", ""), ("", "a")]
         cases[f"pairs cut to {limit}"] = _cut_pairs(" ".join(words), limit)[authors.strategy]
     return cases
+
+
+def _whole_pairs(authors: "_Authors", limit: int) -> list[Text]:
+    """Pairs that fit, and a first one: where authors cut, the end of their template is lost."""
+    first, *others = [("a", "b"), SENTENCES, (SENTENCES[1], "")]
+    return [first, *(pair for pair in others if len(authors.ids(pair).tokens) <= limit)]
 
 
 def _cut_pairs(words: str, limit: int) -> dict[str, list[Text]]:
@@ -85,13 +93,19 @@ class _Authors:
 
     def __init__(self, bundle: Bundle, reference: Transformer, folder: Path) -> None:
         self.manifest, self.reference = bundle.manifest, reference
-        self.tokenizer = texts.load_tokenizer(sentence_transformers.read(folder))
+        found = sentence_transformers.read(folder)
+        self.tokenizer, self.told = texts.load_tokenizer(found), texts.told_pairs(found)
         self.num_special_of_pair = self.tokenizer.num_special_tokens_to_add(pair=True)
         truncation = json.loads((bundle.path / TOKENIZER).read_bytes()).get("truncation") or {}
         self.strategy = STRATEGIES.get(truncation.get("strategy", ""), "longest_first")
 
     def ids(self, text: Text) -> Ids:
         """Cut to the limit. The default prompt stands before a single text."""
+        if self.manifest.pair_template and not isinstance(text, str):
+            instruction, settings = self.told
+            told = pair_template.rendered(self.tokenizer, instruction, *text, settings)
+            tokens = self.tokenizer(told, add_special_tokens=False)["input_ids"]
+            return Ids([*tokens], [0] * len(tokens))
         strategy, parts = self.strategy, tuple[str, ...](text)
         if isinstance(text, str):
             prompts, name = self.manifest.prompts, self.manifest.default_prompt_name

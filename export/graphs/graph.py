@@ -38,7 +38,7 @@ def check_fit(model: Transformer) -> None:
     bits with pads than without. The packed layout splits it itself, into equal parts.
     """
     config = model.config
-    dims = config.d_model // config.n_heads
+    dims = config.head_dims
     weights = model.state_dict().items()
     found = [_not_finite(name, tensor) for name, tensor in weights if not tensor.isfinite().all()]
     width = dims // num_parts(dims) if model.layout is LAYOUTS["packed"] else dims

@@ -105,7 +105,7 @@ class _Halving:
         self._cast_outputs(node)
 
     def _convert(self, node: NodeProto, floats: Sequence[str]) -> None:
-        kind = self._kind(node.op_type, floats)
+        kind = self._kind(node, floats)
         is_masked = node.op_type in ATTENTION
         names = {name: self._in(name, kind, is_masked) for name in floats}
         for item in _nodes(node):
@@ -121,12 +121,14 @@ class _Halving:
             self._types[name] = FLOAT if is_statistic else kind
             self._of_weights.add(name)
 
-    def _kind(self, operator: str, floats: Sequence[str]) -> int:
-        """Which type the node computes in."""
-        if operator in IN_HALF:
+    def _kind(self, node: NodeProto, floats: Sequence[str]) -> int:
+        """Which type the node computes in. Squares (of an RMSNorm) may leave fp16."""
+        if node.op_type in IN_HALF:
             return int(HALF)
         computed = {self._types[name] for name in floats if name not in self._constants}
-        return int(FLOAT if operator in IN_FLOAT or FLOAT in computed else HALF)
+        is_square = node.op_type == "Mul" and len({*node.input}) == 1
+        is_float = is_square or node.op_type in IN_FLOAT or FLOAT in computed
+        return int(FLOAT if is_float else HALF)
 
     def _in(self, name: str, kind: int, is_masked: bool) -> str:
         """The name of a value in that type. is_masked: it may hold a mask's numbers."""

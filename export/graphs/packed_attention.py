@@ -4,7 +4,8 @@ Queries, keys and values are gathered by head, straight from the rows, and what 
 straight back to rows. No copy is transposed: onnxruntime makes the Transpose of the keys a part of
 their product.
 
-B batch, S grid width, N rows, H heads of e dimensions, in P parts; G blocks of w queries.
+B batch, S grid width, N rows, H heads of e dimensions, in P parts; G blocks of w queries. K heads
+have keys and values, and g = H / K heads of queries read each of them.
 """
 
 import math
@@ -42,28 +43,38 @@ class PackedAttention:
         attention, *_ = body.node
         outside = dict(zip((item.name for item in body.input), scan.input, strict=True))
         read = [outside.get(name, name) for name in attention.input] + [""] * 7
-        query, key = made_by[read[0]], made_by[read[1]]
-        table = made_by[query.input[0]]  # [3 * N, H * e], of `qkv` [N, 3 * H * e]
+        key = made_by[read[1]]
+        table = made_by[key.input[0]]  # [(g + 2) * N, K * e], of `qkv` [N, (H + 2K) * e]
+        self._n_heads: int = attribute(attention, "q_num_heads", 0)
+        self._kv_heads: int = attribute(attention, "kv_num_heads", 0)
+        self._share = self._n_heads // self._kv_heads
         self._qkv, self._query_cells, self._key_cells = (
-            table.input[0], query.input[1], key.input[1],  # [G, B, w]; [B, S] or [G, B, K]
+            table.input[0], self._first_cells(made_by, read[0]), key.input[1],
         )  # fmt: skip
         self._in_bands = read[1] == outside.get(attention.input[1])
         self._bias = read[3]  # [G, B or 1, H or 1, w, S or K]
         self._num_keys = read[6]  # [B]; "" where the bias masks all that a query must not see
         # [h] heads whose softmax a lens shows
         self._shown = next((node.input[1] for node in body.node if node.op_type == "Gather"), "")
-        self._n_heads: int = attribute(attention, "q_num_heads", 0)
-        self._dims = int(value(table.input[1])[-1]) // self._n_heads
+        self._dims = int(value(table.input[1])[-1]) // self._kv_heads
         self._parts = num_parts(self._dims)
         self._width = self._dims // self._parts  # of a part
         self.contexts: list[str] = []  # of each part, [G, B, H, w, e / P + 1]
+
+    def _first_cells(self, made_by: Mapping[str, NodeProto], queries: str) -> str:
+        """`[G, B, w]`: of a query's g cells in the table the first."""
+        if self._share == 1:
+            return str(made_by[queries].input[1])
+        gather = made_by[made_by[queries].input[0]]
+        unsqueezed = made_by[made_by[gather.input[1]].input[0]]
+        return str(unsqueezed.input[0])
 
     def write(self) -> None:
         """The Scan, from rows to `contexts` and the softmax that a lens shows."""
         parts = range(self._parts)
         self.contexts = [f"{PREFIX}{self._scan.output[0]}.{part}" for part in parts]
-        queries = [self._gathered(self._query_cells, part) for part in parts]
-        keys = [self._gathered(self._key_cells, part) for part in parts]
+        queries = [self._gathered(self._query_cells, self._own(part)) for part in parts]
+        keys = [self._gathered(self._key_cells, self._shared(part)) for part in parts]
         values = [self._values(part) for part in parts]
         block = _Block(self._scan.name, self._nodes.constants)
         given = [*queries, *(keys + values if self._in_bands else [])]
@@ -81,32 +92,41 @@ class PackedAttention:
         outputs = [*self.contexts, *self._scan.output[1:]]
         self._nodes.nodes.append(block.scan(inputs, outputs))
 
-    def _gathered(self, cells: str, part: int) -> str:
-        """cells `[..., n]` of rows of H * e -> `[..., H, n, e / P]`"""
-        table = self._nodes.make("Reshape", self._qkv, [-1, self._width])
-        return self._nodes.make("Gather", table, self._by_head(cells, part))
+    def _own(self, part: int) -> Array:
+        """`[H, 1]`: where a part of each head of queries lies behind the first."""
+        return np.arange(self._n_heads)[:, None] * self._parts + part
 
-    def _by_head(self, cells: str, part: int) -> str:
-        """cells `[..., n]` of rows of all heads -> `[..., H, n]` of a part of each head."""
-        make, firsts = self._nodes.make, np.arange(self._n_heads)[:, None] * self._parts + part
-        starts = make("Mul", make("Unsqueeze", cells, [-2]), self._n_heads * self._parts)
+    def _shared(self, part: int) -> Array:
+        """`[H, 1]`: likewise of the head of keys, or of values, that each head of queries reads."""
+        heads: Array = np.arange(self._n_heads)[:, None] // self._share
+        return heads * self._parts + part
+
+    def _gathered(self, cells: str, firsts: Array) -> str:
+        """cells `[..., n]` of rows of K * e -> `[..., H, n, e / P]`"""
+        table = self._nodes.make("Reshape", self._qkv, [-1, self._width])
+        return self._nodes.make("Gather", table, self._by_head(cells, firsts))
+
+    def _by_head(self, cells: str, firsts: Array) -> str:
+        """cells `[..., n]` of rows of K heads -> `[..., H, n]` of a part of each head."""
+        make = self._nodes.make
+        starts = make("Mul", make("Unsqueeze", cells, [-2]), self._kv_heads * self._parts)
         return make("Add", starts, firsts)
 
     def _values(self, part: int) -> str:
         """-> `[B, H, S, e / P + 1]`: the values and a column of ones; zeros at pads, which then
         add nothing to a sum."""
-        make, count, width = self._nodes.make, self._n_heads * self._parts, self._width
-        rows = make("Reshape", self._qkv, [-1, 3 * count, width])
+        make, count, width = self._nodes.make, self._kv_heads * self._parts, self._width
+        rows = make("Reshape", self._qkv, [-1, (self._share + 2) * count, width])
         # negative pads cut: queries and keys go, and a last column comes
-        table = make("Pad", rows, [0, -2 * count, 0, 0, 0, 1], 1.0)
-        cells = make("Div", self._key_cells, 3)  # 3 * row + 1 -> row
+        table = make("Pad", rows, [0, -(self._share + 1) * count, 0, 0, 0, 1], 1.0)
+        cells = make("Div", self._key_cells, self._share + 2)  # (g + 2) * row + g -> row
         if self._num_keys:
             # row 0 is the filler's, which no sequence reads; pads read it, and find zeros
             zeros = self._nodes.constant("zeros", np.zeros((1, count, width + 1), np.float32))
             table = make("ScatterND", table, [[0]], zeros)
             cells = make("Where", self._seen, cells, 0)
         table = make("Reshape", table, [-1, width + 1])
-        return make("Gather", table, self._by_head(cells, part))
+        return make("Gather", table, self._by_head(cells, self._shared(part)))
 
     @cached_property
     def _seen(self) -> str:

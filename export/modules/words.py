@@ -23,7 +23,7 @@ def _found(shape: Shape, config: Config, limits: list[int]) -> Iterator[tuple[st
     yield (
         "attention",
         (
-            f"{config.n_heads} heads of {config.d_model // config.n_heads} (shapes),"
+            f"{config.n_heads} heads of {config.head_dims} (shapes),"
             f" {block.attention.scores} (trial: 1 of {block.attention.num_tried} agrees)"
         ),
     )

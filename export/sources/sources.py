@@ -174,7 +174,11 @@ def _facts(found: Texts | NoTexts) -> dict[str, Any]:
     """What the manifest says of texts."""
     if isinstance(found, NoTexts):
         return {"texts_have_types": True, "special_tokens": {}}
-    return {"texts_have_types": found.has_types, "special_tokens": dict(found.special_tokens)}
+    return {
+        "texts_have_types": found.has_types,
+        "special_tokens": dict(found.special_tokens),
+        "pair_template": found.pair_template,
+    }
 
 
 def recorded(origin: Mapping[str, Any], name: str | None) -> Source:

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from addnorm.export.sources import folder_tokenizer
+from addnorm.export.sources import folder_tokenizer, pair_template
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.model.checkpoints import json_files, sentence_transformers
 from addnorm.model.checkpoints.sentence_transformers import MODULES, SentenceTransformers
 from addnorm.service.runtime.bundle import TOKENIZER
 from addnorm.service.runtime.manifest import InputRules, InputType
+from addnorm.service.runtime.tokenizing.pair_text import Template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,6 +23,7 @@ NOT_DONE = {
     " to serve queries without them",
     "processing_kwargs": "which is not supported",
 }
+CHAT_TEMPLATE = "chat_template"  # its settings, of which alone processing_kwargs may speak
 LENGTHS: dict[InputType, str] = {"query": "query_length", "document": "document_length"}
 
 
@@ -37,6 +39,7 @@ class Texts:
     has_types: bool  # whether transformers' tokenizer gives the second text of a pair its own type
     special_tokens: Mapping[str, str]  # those of SPECIAL_TOKENS that the authors name
     input_types: Mapping[InputType, InputRules]  # of a MultiVectorEncoder
+    pair_template: Template | None = None  # of a reranker that reads a pair as one text
 
     def __str__(self) -> str:
         limits = [f"yes, up to {self.max_text_tokens} tokens ({self.limited_by})"]
@@ -68,12 +71,23 @@ def read(folder: Path, max_positions: int) -> Texts:
     limit = min(limit, max_positions)
     num_ids = 1 + max(tokenizer.get_vocab().values(), default=-1)
     rules = _input_types(authors, tokenizer, max_positions)
-    return Texts(content, limit, limited_by, num_special, num_ids, has_types, special, rules)
+    template = pair_template.read(tokenizer, *told_pairs(authors))
+    return Texts(
+        content, limit, limited_by, num_special, num_ids, has_types, special, rules, template
+    )
 
 
 def load_tokenizer(authors: SentenceTransformers) -> "PreTrainedTokenizerBase":
     """NoTexts if there is none. CheckpointError if one of its files is broken."""
     return folder_tokenizer.load(authors.transformer, _arguments(authors))
+
+
+def told_pairs(authors: SentenceTransformers) -> tuple[str, Mapping[str, Any]]:
+    """What sentence-transformers fills a chat template with beside a pair: the instruction, and the
+    template's own settings."""
+    instruction = authors.prompts.get(authors.default_prompt_name or "", "")
+    processing = authors.settings.get("processing_kwargs") or {}
+    return instruction, processing.get(CHAT_TEMPLATE) or {}
 
 
 def _arguments(authors: SentenceTransformers) -> Mapping[str, Any]:
@@ -89,7 +103,8 @@ def _refuse_what_is_not_done(
     if tokenizer.truncation_side != "right":
         raise NoTexts(f"{folder_tokenizer.CONFIG} cuts them on the left, which is not supported")
     for name, why in NOT_DONE.items():
-        if authors.settings.get(name):
+        asked = authors.settings.get(name)
+        if asked and not (name == "processing_kwargs" and {*asked} == {CHAT_TEMPLATE}):
             raise NoTexts(f"{authors.settings_file} has {name}: {why}")
     for name in LENGTHS.values():
         if authors.settings.get(name) and authors.mask is None:

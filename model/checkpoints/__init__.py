@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from addnorm.model.checkpoints import dense, json_files, sentence_transformers
+from addnorm.model.checkpoints import dense, json_files, logit_score, sentence_transformers
 from addnorm.model.checkpoints.families import FAMILIES, name_of
 from addnorm.model.checkpoints.family import ACTIVATIONS, Family, HeadTable, Raw
 from addnorm.model.checkpoints.reader import CheckpointError, Reader, fill, fill_head, head_config
@@ -73,7 +73,9 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
     raw = family.raw(fields)
     reader = Reader.of(family, weights.tensors, choices.ignore)
     config, table = read_config(family, raw), _head(family, raw, reader, choices.ignore)
-    table = table and replace(table, **table.derived(raw))
+    if table and table.tied and authors.is_embedder and not _is_stored(table, reader):
+        table = None  # a language model that was trained on as an embedder
+    table = table and _decided(table, raw)
     config = replace(config, heads=_heads(table, reader, config, authors))
     labels = _labels(table, fields, config, choices) if table else None
     model = Transformer(config)
@@ -82,6 +84,8 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
         for output, head in model.named_heads():
             if output in authors.dense:
                 dense.fill(head, authors.dense[output])
+            elif table and authors.score:
+                authors.score.fill(head, table, reader, raw, config)
             elif table:
                 fill_head(head, table, reader, raw)
                 if table.tied and torch.equal(head.linear.weight, model.tokens.weight):
@@ -126,7 +130,10 @@ def _heads(
     table: HeadTable | None, reader: Reader, config: Config, authors: SentenceTransformers
 ) -> dict[str, HeadConfig]:
     """Heads by output: the head that came with the transformer, and those made of Dense modules."""
-    heads = {table.output: head_config(table, reader, config)} if table else {}
+    if authors.score:
+        authors.score.check(table, config)
+    own = logit_score.HEAD if authors.score else table and head_config(table, reader, config)
+    heads = {table.output: own} if table and own else {}
     for output, layers in authors.dense.items():
         if output in heads:
             raise CheckpointError(f"{layers[0].folder}: the weights have a head for {output} too")
@@ -199,6 +206,14 @@ def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> 
             f" --ignore {found[0].linear}"
         )
     return found[0] if found else None
+
+
+def _decided(table: HeadTable, raw: Raw) -> HeadTable:
+    """The table with what config.json decides. CheckpointError for what is not supported."""
+    try:
+        return replace(table, **table.derived(raw))
+    except ValueError as error:
+        raise CheckpointError(f"config.json: {error}") from None
 
 
 def _is_stored(head: HeadTable, reader: Reader) -> bool:

@@ -12,6 +12,7 @@ from addnorm.model.checkpoints.family import Family, HeadTable, Raw
 from addnorm.model.config import Config, HeadConfig
 from addnorm.model.transformer import Head, Transformer
 
+QKV = "attention.qkv"  # of a block; heads of queries may be more than those of keys
 THEIRS = {"gamma": "weight", "beta": "bias"}  # of our norms
 # copied to float32; fewer bits are quantized, and mean nothing without their scales
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -100,7 +101,9 @@ def fill(model: Transformer, reader: Reader, raw: Raw) -> None:
             for index, block in enumerate(model.blocks):
                 if hasattr(block, path.partition(".")[0]):  # the first may lack a norm
                     module, names = block.get_submodule(path), [key.format(index) for key in keys]
-                    _copy(module, names, reader, family.transposed)
+                    is_split = path == QKV and len(names) > 1
+                    sizes = model.config.qkv_widths if is_split else None
+                    _copy(module, names, reader, family.transposed, sizes)
                     if ours in family.swapped:
                         _swap_halves(module)
         elif ours == "positions":
@@ -113,15 +116,23 @@ def fill(model: Transformer, reader: Reader, raw: Raw) -> None:
             _copy(model.get_submodule(ours), list(keys), reader, family.transposed)
 
 
-def _copy(module: nn.Module, keys: list[str], reader: Reader, transposed: bool) -> None:
+def _copy(
+    module: nn.Module,
+    keys: list[str],
+    reader: Reader,
+    transposed: bool,
+    sizes: list[int] | None = None,
+) -> None:
     """One of our modules from one of theirs, or from several that lie end to end in it.
 
-    transposed: whether weights of linear layers are stored [in, out].
+    transposed: whether weights of linear layers are stored [in, out]. sizes: how many rows each of
+    several has; None: equally many.
     """
     for own, parameter in module.named_parameters():
         name = THEIRS.get(own, own)
         turned = transposed and isinstance(module, nn.Linear) and name == "weight"
-        for key, part in zip(keys, parameter.chunk(len(keys)), strict=True):
+        parts = parameter.split(sizes) if sizes else parameter.chunk(len(keys))
+        for key, part in zip(keys, parts, strict=True):
             ours = part.T if turned else part
             ours.copy_(reader.read(f"{key}.{name}", ours.shape))
 
@@ -179,12 +190,18 @@ def fill_head(head: Head, table: HeadTable, reader: Reader, raw: Raw) -> None:
     for module, key in (("dense", table.dense), ("norm", table.norm)):
         if key and module in head.steps:
             _copy(head.get_submodule(module), [key], reader, transposed=False)
-    weight, stored = head.linear.weight, f"{table.linear}.weight"
-    tokens = f"{reader.family.modules['tokens']}.weight"
-    is_tied = table.tied and raw.get("tie_word_embeddings") is not False
-    weight.copy_(reader.read(tokens if is_tied and stored not in reader else stored, weight.shape))
+    weight = head.linear.weight
+    weight.copy_(reader.read(tied_or_own(table, reader, raw), weight.shape))
     if head.linear.bias is not None:
         own = f"{table.linear}.bias"
         key = table.bias if isinstance(table.bias, str) else own
         head.linear.bias.copy_(reader.read(key, head.linear.bias.shape))
         reader.used.add(own)  # some versions store the same vector twice
+
+
+def tied_or_own(table: HeadTable, reader: Reader, raw: Raw) -> str:
+    """The key of the linear layer's weight: that of the token embeddings, where it is not stored
+    and may be theirs."""
+    stored, tokens = f"{table.linear}.weight", f"{reader.family.modules['tokens']}.weight"
+    is_tied = table.tied and raw.get("tie_word_embeddings") is not False
+    return tokens if is_tied and stored not in reader else stored

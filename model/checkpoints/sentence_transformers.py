@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from addnorm.model.checkpoints import dense, json_files, multi_vector
+from addnorm.model.checkpoints import dense, json_files, logit_score, multi_vector
 from addnorm.model.checkpoints.dense import Dense
+from addnorm.model.checkpoints.logit_score import LogitScore
 from addnorm.model.checkpoints.multi_vector import Mask
 from addnorm.model.checkpoints.reader import CheckpointError
 from addnorm.model.config import Pick
@@ -42,6 +43,7 @@ KINDS = (
     "Normalize",
     "MultiVectorMask",
     "SpladePooling",
+    "LogitScore",
 )
 TRANSFORMERS = ("Transformer", "MLMTransformer")
 SPLADE = {"pooling_strategy": "max", "activation_function": "relu"}  # that sparse vectors are of
@@ -67,6 +69,7 @@ class SentenceTransformers:
 
     transformer: the folder of config.json, weights and tokenizer. dense: by the output that they
     make. mask: of a MultiVectorEncoder. settings: of the transformer module, from `settings_file`.
+    is_embedder: whether modules.json lists a pooling. score: of a language model that reranks.
     """
 
     transformer: Path
@@ -78,6 +81,8 @@ class SentenceTransformers:
     mask: Mask | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     settings_file: str = "sentence_bert_config.json"
+    is_embedder: bool = False
+    score: LogitScore | None = None
 
 
 def read(folder: Path) -> SentenceTransformers:
@@ -90,11 +95,10 @@ def read(folder: Path) -> SentenceTransformers:
     # named after a family, whose name does not matter
     file = next(iter(sorted(transformer.glob("sentence_*_config.json"))), None)
     settings = json_files.settings(file) if file else {}
-    if (made := settings.get("module_output_name")) not in (None, "token_embeddings", "scores"):
+    known = (logit_score.MADE,) if found.score else (None, "token_embeddings", "scores")
+    if (made := settings.get("module_output_name")) not in known:
         assert file
-        raise CheckpointError(
-            f"{file}: module_output_name is {made!r}, supported is 'token_embeddings'"
-        )
+        raise CheckpointError(f"{file}: module_output_name is {made!r}, supported is {known[-1]!r}")
     return SentenceTransformers(
         transformer=transformer,
         pooling=found.pooling or "mean",
@@ -105,6 +109,8 @@ def read(folder: Path) -> SentenceTransformers:
         mask=found.mask,
         settings=settings,
         settings_file=file.name if file else SentenceTransformers.settings_file,
+        is_embedder=found.pooling is not None,
+        score=found.score,
     )
 
 
@@ -136,6 +142,7 @@ class _Modules:
         self.dense: dict[str, list[Dense]] = {}
         self.normalize = False
         self.mask: Mask | None = None
+        self.score: LogitScore | None = None
 
     def add(self, kind: str, folder: Path) -> None:
         if kind in TRANSFORMERS and self.transformer is None:
@@ -152,6 +159,8 @@ class _Modules:
             if "token_vectors" not in self.dense:
                 raise refused(kind, NO_DENSE)
             self.mask = multi_vector.read(folder)
+        elif kind == "LogitScore" and not (self.score or self.pooling or self.dense):
+            self.score = logit_score.read(folder)
         elif kind == "SpladePooling":
             _check_splade(folder / "config.json")
         elif kind != "Dropout":  # which does nothing outside training

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 PARALLEL = "its attention and feed-forward run in parallel"
-RMS = "its norms are RMSNorm, which has no mean; only LayerNorm is served"
+T5 = "its scores are not divided by the root of a head's dimensions, and it has a decoder"
 UNSUPPORTED = {  # model_type -> reason, nearest
     "deberta": ("its scores have terms of content by relative position", "roberta"),
     "deberta-v2": ("its scores have terms of content by relative position", "xlm-roberta"),
@@ -20,17 +20,16 @@ UNSUPPORTED = {  # model_type -> reason, nearest
     "longformer": ("its attention is sparse", "roberta"),
     "big_bird": ("its attention is sparse", "roberta"),
     "clip": ("it has a tower of images", "bert"),
-    "t5": (f"{RMS}, and it has a decoder", "bert"),
-    "mt5": (f"{RMS}, and it has a decoder", "xlm-roberta"),
+    "t5": (T5, "bert"),
+    "mt5": (T5, "xlm-roberta"),
     "bart": ("it has an encoder and a decoder", "roberta"),
     "mbart": ("it has an encoder and a decoder", "xlm-roberta"),
-    "llama": (RMS, "gpt2"),
-    "mistral": (RMS, "gpt2"),
-    "qwen2": (RMS, "gpt2"),
-    "qwen3": (RMS, "gpt2"),
-    "gemma3_text": (RMS, "gpt2"),
+    "llama": ("there is no table of its weights", "qwen3"),
+    "mistral": ("there is no table of its weights", "qwen3"),
+    "qwen2": ("there is no table of its weights", "qwen3"),
+    "gemma3_text": ("its blocks have norms after attention and feed-forward too", "qwen3"),
 }
-ELSEWHERE = ("deberta-v2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
+ELSEWHERE = ("deberta-v2", "gemma3_text", "llama", "mistral", "qwen2")
 
 
 def reason(model_type: str | None, supported: Sequence[str]) -> str:

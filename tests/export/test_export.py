@@ -23,8 +23,9 @@ from addnorm.model import transformer
 from addnorm.model.config import Config, HeadConfig
 from addnorm.model.grid import MASKED, FullGrid, Mask, Sequences
 from addnorm.model.layout import Packed
+from addnorm.model.norms import LayerNorm
 from addnorm.model.presets import PRESETS, build
-from addnorm.model.transformer import LayerNorm, Transformer, randomize
+from addnorm.model.transformer import Transformer, randomize
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.files import describe
 

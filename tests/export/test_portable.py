@@ -17,7 +17,8 @@ from addnorm.export.graphs.model_file import Graph
 from addnorm.export.graphs.packed_attention import num_parts
 from addnorm.export.graphs.portable import lane_sums, portable
 from addnorm.model.config import Config, Positions, Rotary
-from addnorm.model.transformer import LayerNorm, Transformer, randomize
+from addnorm.model.norms import LayerNorm
+from addnorm.model.transformer import Transformer, randomize
 
 SMALL = Config(vocab_size=50, d_model=64, n_heads=2, d_ff=64, n_layers=2, max_positions=300)
 CONFIGS = {
@@ -30,6 +31,9 @@ CONFIGS = {
     ),
     "unbiased deviation, heads in two parts": replace(
         SMALL, d_model=160, n_heads=1, norm="std", activation="relu"
+    ),
+    "shared keys of two parts": replace(
+        SMALL, n_heads=4, n_kv_heads=2, d_head=160, norm="rms", norm_bias=False, qk_norm=True
     ),
 }
 LENGTHS = [3, 140, 1, 17, 270]
@@ -70,6 +74,58 @@ def test_windows_give_equal_bits_at_every_length_in_any_company() -> None:
     same_alone_and_together(LOCAL, EDGES)
 
 
+SHARED = replace(
+    SMALL, n_heads=4, n_kv_heads=2, d_head=32, norm="rms", norm_bias=False, qk_norm=True,
+    block="pre", causal=True, final_norm=True, attention_bias=False, gated=True, ffn_bias="none",
+    activation="silu", positions=Positions("none", Rotary(1e6)),
+)  # fmt: skip
+
+
+def test_shared_keys_give_equal_bits_in_any_company() -> None:
+    same_alone_and_together(SHARED, LENGTHS)
+    windows = replace(SHARED, causal=False, window=64, local_layers=(1,))
+    same_alone_and_together(windows, [130, 1, 64])
+
+
+UNLIKE_SHARED = {
+    "heads of keys": ({"n_kv_heads": 1}, "'kv_heads': 2, .*, 'kv_heads': 1, .* expected"),
+    "eps": ({"eps": 1e-6}, r"\(RMSNorm\) has eps 9.99.*e-06, 9.99.*e-07 expected"),
+    "kind": ({"norm": "layer"}, "is no LayerNorm: .* not Sub"),
+    "kind, std": ({"norm": "std"}, r"the norms add \[\] to the deviation"),
+    "norms of queries": ({"qk_norm": False}, "Sqrt occurs 9 times, 5 expected"),
+    "width": ({"d_head": 64, "n_kv_heads": None}, r"RMSNorms are of \[32, 32, .* expected"),
+}
+
+
+@pytest.mark.parametrize(("changed", "message"), UNLIKE_SHARED.values(), ids=UNLIKE_SHARED)
+def test_norms_and_shared_heads_are_read_back_from_the_graph(
+    shared_graph: Graph, changed: dict[str, Any], message: str
+) -> None:
+    assert [*attributes.body(shared_graph, SHARED, "fp32", portable=True)] == []
+    found = attributes.body(shared_graph, replace(SHARED, **changed), "fp32", portable=True)
+    assert re.search(message, "; ".join(found))
+
+
+def test_a_norm_of_another_square_and_keys_of_another_head_are_found(shared_graph: Graph) -> None:
+    twin = shared_graph.copy()
+    roots = {node.output[0] for node in twin.proto.graph.node if node.op_type == "Sqrt"}
+    scaled = next(node for node in twin.proto.graph.node if {*node.input} & roots)
+    scaled.input[0] = "tokens.weight"
+    found = "; ".join(attributes.body(twin, SHARED, "fp32", portable=True))
+    assert "is not divided by the root of its mean square" in found
+    twin = shared_graph.copy()
+    for item in twin.proto.graph.initializer:
+        if item.name == "portable.[[0],[0],[1],[1]]":
+            item.raw_data = np.array([[0], [1], [0], [1]]).tobytes()
+    found = "; ".join(attributes.body(twin, SHARED, "fp32", portable=True))
+    assert "heads of queries read the keys [0, 1, 0, 1]" in found
+
+
+@pytest.fixture(scope="module")
+def shared_graph() -> Graph:
+    return all_graphs.Graphs.of(randomize(Transformer(SHARED), seed=1).eval(), lens=False).body
+
+
 UNLIKE = {
     "theta": (
         {"positions": Positions("none", Rotary(160_000.0, 10_010.0))},
@@ -97,10 +153,13 @@ def test_places_and_gates_are_read_back_from_the_graph(
     assert re.search(message, "; ".join(found))
 
 
-def test_graphs_of_the_layout_padded_are_read_back_too() -> None:
-    model = randomize(Transformer(LOCAL, "padded"), seed=1).eval()
+@pytest.mark.parametrize("config", [LOCAL, SHARED], ids=["windows", "shared keys"])
+def test_graphs_of_the_layout_padded_are_read_back_too(config: Config) -> None:
+    model = randomize(Transformer(config, "padded"), seed=1).eval()
     graph = all_graphs.Graphs.of(model, lens=False).body
-    assert [*attributes.body(graph, LOCAL, "fp32", portable=False)] == []
+    assert [*attributes.body(graph, config, "fp32", portable=False)] == []
+    unlike = attributes.body(graph, replace(config, eps=1e-3), "fp32", portable=False)
+    assert "1e-03" in (found := "; ".join(unlike)) or "0.001" in found
 
 
 @pytest.mark.parametrize("kind", ["Sub", "Split"])

@@ -22,7 +22,7 @@ def again(tmp_path: Path) -> Callable[[Bundle, Source, Plan], Bundle]:
     def again(first: Bundle, source: Source, plan: Plan) -> Bundle:
         manifest = first.manifest
         with shared_exports():
-            return write_uncertified(source, tmp_path, manifest.name, manifest.version, plan)
+            return write_uncertified(source, tmp_path, manifest.name, manifest.version, plan)[0]
 
     return again
 

@@ -41,6 +41,11 @@ def test_a_field_of_a_head_takes_no_odd_value(name: str) -> None:
         ({"activation": "geluu"}, "activation is 'geluu': known are 'identity', 'relu', 'gelu'"),
         ({"causal": 1}, "causal is 1: True or False"),
         ({"eps": 0.0}, "eps is 0.0: a number over 0"),
+        ({"n_kv_heads": 3}, "n_kv_heads 3 does not divide n_heads 2: each head of keys and values"),
+        (
+            {"positions": Positions(rotary=Rotary()), "d_head": 5},
+            "a head has 5 dimensions .*: rotary positions need an even",
+        ),
         ({"layer_groups": 3}, "layer_groups is 3: None, or 1 to n_layers 2"),
         ({"d_model": 9}, "d_model 9 is no multiple of n_heads 2"),
         ({"heads": {"logits": 3}}, r"heads\['logits'\] is 3: a HeadConfig is needed"),
@@ -81,4 +86,5 @@ def test_a_bias_that_falls_with_distance_needs_buckets() -> None:
 
 def test_what_fits_is_taken() -> None:
     assert replace(BODY, **BUILT, heads={"logits": HEAD}).eps == 1e-6
+    assert replace(BODY, d_model=9, d_head=5, n_kv_heads=1).head_dims == 5
     assert replace(HEAD, linear=False, dense=3, activation="tanh").width == 3

@@ -12,11 +12,11 @@ from torch import nn
 from addnorm.model.config import Positions
 from addnorm.model.grid import BLOCK
 from addnorm.model.layout import LAYOUTS
+from addnorm.model.norms import LayerNorm
 from addnorm.model.presets import PRESETS, build
 from addnorm.model.transformer import (
     Config,
     FeedForward,
-    LayerNorm,
     Transformer,
     randomize,
     sinusoids,
@@ -83,6 +83,40 @@ def test_std_norm_divides_by_the_unbiased_deviation_plus_eps() -> None:
         [(v - mean) / (std + 1e-6) for v in (6.5, 2.1, 8.3)], abs=1e-6
     )
     assert got[1].tolist() == [0, 0, 0]  # a PAD row of zeros stays zero
+
+
+def test_rms_norm_is_pytorchs_own_and_subtracts_no_mean() -> None:
+    x = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(1)) + 3
+    y, mean, rstd = LayerNorm(6, 1e-5, "rms", bias=False)(x)
+    torch.testing.assert_close(y, nn.RMSNorm(6, eps=1e-5)(x))
+    torch.testing.assert_close(rstd[..., 0], (x.square().mean(-1) + 1e-5).rsqrt())
+    assert not mean.any()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_heads_share_keys_as_if_each_had_a_copy(layout: str) -> None:
+    grouped = randomize(Transformer(GROUPED, layout), 0).eval()
+    single = Transformer(replace(GROUPED, n_kv_heads=None), layout).eval()
+    weights = grouped.state_dict()
+    for name in [name for name in weights if ".qkv." in name]:
+        q, k, v = weights[name].split(grouped.blocks[0].attention.widths)
+        heads = (part.unflatten(0, (2, 6)).repeat_interleave(2, 0).flatten(0, 1) for part in (k, v))
+        weights[name] = torch.cat([q, *heads])
+    single.load_state_dict(weights)
+    ids = torch.randint(11, (3, 40), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(40) < torch.tensor([40, 1, 17])[:, None]
+    shown = [torch.arange(4)] * GROUPED.n_layers
+    with torch.no_grad():
+        for one, other in zip(grouped(ids, mask), single(ids, mask), strict=True):
+            torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+        (_, maps), (_, expected) = (x.lens(ids, mask, None, shown) for x in (grouped, single))
+    torch.testing.assert_close(maps, expected)
+
+
+GROUPED = Config(
+    vocab_size=11, d_model=16, n_heads=4, d_ff=16, n_layers=2, max_positions=40, block="pre",
+    n_kv_heads=2, d_head=6, norm="rms", norm_bias=False, qk_norm=True,
+)  # fmt: skip
 
 
 def test_add_and_norm_example() -> None:
@@ -158,7 +192,7 @@ def test_layouts_agree_wherever_the_pads_stand(preset: str, block: int) -> None:
 
 
 @pytest.mark.parametrize("block", ["post", "pre", "single"])
-@pytest.mark.parametrize("norm", ["layer", "std"])
+@pytest.mark.parametrize("norm", ["layer", "std", "rms"])
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_every_combination_runs_and_only_causal_ones_hide_the_future(

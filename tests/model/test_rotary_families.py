@@ -119,9 +119,11 @@ def test_earlier_fields_of_config_json_give_the_same_model(
     assert new.window == (0 if made_with == NO_WINDOWS else 4)
 
 
-@pytest.mark.parametrize("model_type", ["modernbert", "nomic_bert", "gte", "jina_embeddings_v3"])
+@pytest.mark.parametrize(
+    "model_type", ["modernbert", "nomic_bert", "gte", "jina_embeddings_v3", "qwen3", "eurobert"]
+)
 def test_fields_that_config_json_leaves_out_are_those_of_transformers(model_type: str) -> None:
-    sizes = {**ENCODER, "pad_token_id": 0}
+    sizes = {**ENCODER, "pad_token_id": 0, "num_key_value_heads": 1, "head_dim": 12}
     every = AutoConfig.for_model(model_type, **sizes).to_dict()
     family = FAMILIES[model_type]
     assert read_config(family, family.raw(every)) == read_config(family, family.raw(sizes))
@@ -129,7 +131,7 @@ def test_fields_that_config_json_leaves_out_are_those_of_transformers(model_type
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
 YARNS = "_attention is 'yarn', supported is 'default'"
-MODERN, NOMIC, GTE, JINA = (f"{family}Model" for family in ROTARY)
+MODERN, NOMIC, GTE, JINA, QWEN, EURO = (f"{family}Model" for family in ROTARY)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +144,14 @@ MODERN, NOMIC, GTE, JINA = (f"{family}Model" for family in ROTARY)
         ),
         (MODERN, {"rope_scaling": {"type": "linear"}}, "rope_type in rope_scaling is 'linear', s"),
         (MODERN, {"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters has 'rope_theta', s"),
+        (MODERN, {"rope_parameters": []}, r"rope_parameters is \[\]: an object is needed$"),
+        (MODERN, {"rope_scaling": "linear"}, "rope_scaling is 'linear': an object is needed$"),
+        (NOMIC, {"rope_parameters": []}, r"rope_parameters is \[\]: an object is needed$"),
+        (
+            MODERN,
+            {"max_position_embeddings": 10**9},
+            "max_positions is 1000000000, the limit is 1048576; there max_positions is max_pos",
+        ),
         (MODERN, {**BEFORE, "global_rope_theta": "160k"}, "theta is '160k': a number over 0"),
         (MODERN, {"layer_types": ["full_attention"] * 2}, "each of num_hidden_layers 3"),
         (
@@ -169,6 +179,20 @@ MODERN, NOMIC, GTE, JINA = (f"{family}Model" for family in ROTARY)
         (GTE, {"pack_qkv": False}, "pack_qkv is False, supported is True"),
         (JINA, {"rope_parameters": {"rope_type": "ntk"}}, "is 'ntk', supported is 'default' or"),
         (JINA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, supported is 1.0"),
+        (QWEN, {"rope_parameters": YARN}, "rope_parameters is 'yarn', supported is 'default' or"),
+        (QWEN, {"use_sliding_window": True}, "use_sliding_window is True, supported is False"),
+        (
+            QWEN,
+            {"layer_types": ["sliding_attention"] * 3},
+            "layer_types has .'sliding_attention'.,",
+        ),
+        (QWEN, {"num_key_value_heads": 4}, "n_kv_heads is num_key_value_heads$"),
+        (
+            "EuroBertForSequenceClassification",
+            {"classifier_pooling": "late"},
+            "classifier_pooling is 'late', supported is 'bos' or 'mean'",
+        ),
+        (EURO, {"mlp_bias": 1}, "mlp_bias is 1, supported is True or False"),
     ],
 )
 def test_what_cannot_be_computed_is_refused_by_name(
@@ -260,3 +284,36 @@ def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
         CheckpointError, match=r"adapter_config\.json is of an adapter, .* merge it"
     ):
         load_checkpoint(folder)
+
+
+def test_an_embedder_has_no_head_of_the_language_model_that_it_was(tmp_path: Path) -> None:
+    """Its config.json names that class still, and its head is tied to the embeddings."""
+    folder = save(made("Qwen3ForCausalLM", tie_word_embeddings=True), tmp_path)
+    assert load_checkpoint(folder).model.heads.keys() == {"logits"}
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text('{"pooling_mode_lasttoken": true}')
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    listed = [
+        {"path": path, "type": f"sentence_transformers.models.{kind}"}
+        for path, kind in kinds.items()
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    found = load_checkpoint(folder)
+    assert not found.model.heads
+    assert (found.pooling, found.normalize) == ("last", True)
+
+
+@pytest.mark.parametrize(
+    ("class_name", "changed"),
+    [
+        ("EuroBertForSequenceClassification", {"classifier_pooling": "bos"}),
+        ("EuroBertForMaskedLM", {"mlp_bias": True, "attention_bias": True}),
+        ("EuroBertModel", {"num_key_value_heads": None}),
+        ("Qwen3ForCausalLM", {"attention_bias": True, "tie_word_embeddings": True}),
+    ],
+)
+def test_other_settings_of_rms_families(
+    class_name: str, changed: dict[str, Any], tmp_path: Path
+) -> None:
+    theirs = made(class_name, **LONG, **changed)
+    assert max(gaps_of(load_checkpoint(save(theirs, tmp_path)).model, theirs)) <= 1e-5

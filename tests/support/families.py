@@ -44,12 +44,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "NomicBert": {**ENCODER, "type_vocab_size": 3},
     "Gte": {**ENCODER, "type_vocab_size": 2},
     "JinaEmbeddingsV3": ENCODER,
+    "Qwen3": {
+        **ENCODER, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10,
+        "pad_token_id": 0, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    },
+    "EuroBert": {
+        **ENCODER, "num_attention_heads": 6, "num_key_value_heads": 3, "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 3, "classifier_pooling": "mean",
+    },
 }  # fmt: skip
 ROTARY = (
     "ModernBert",
     "NomicBert",
     "Gte",
     "JinaEmbeddingsV3",
+    "Qwen3",
+    "EuroBert",
 )  # families whose positions are rotated
 _LARGER = {"hidden_size": 192, "intermediate_size": 256, "num_attention_heads": 6}
 # a size for which int8 pays
@@ -64,7 +74,7 @@ HEADS = (
     "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
 )  # fmt: skip
 UNSUPPORTED = {  # decoders of encoders; a body behind a projection
-    *(f"{name}ForCausalLM" for name in CONFIGS if name != "OPT"),
+    *(f"{name}ForCausalLM" for name in CONFIGS if name not in ("OPT", "Qwen3")),
     "BertLMHeadModel", "OPTModel", "OPTForQuestionAnswering",
 }  # fmt: skip
 CLASSES = sorted(

@@ -378,12 +378,14 @@ def checkpoint(folder: Path) -> Path:
 def subjects(folder: Path) -> Iterator[Subject]:
     """The models of the campaign, exported and certified."""
     windowed = made("ModernBertForTokenClassification", **LARGER["ModernBert"])
+    shared = made("Qwen3ForTokenClassification", **LARGER["Qwen3"])
     chosen = [
         (sources.preset("notebook"), ("fp32", "fp16")),  # int8 does not pay there
         (sources.preset("gpt"), ALL),
         (sources.preset("postnorm"), ALL),
         (sources.checkpoint(checkpoint(folder / "two-layer-bert")), ALL),
         (sources.checkpoint(save(windowed, folder / "windowed")), ALL),
+        (sources.checkpoint(save(shared, folder / "shared-keys")), ALL),
     ]
     for source, precisions in chosen:
         yield Subject.of(

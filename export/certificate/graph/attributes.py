@@ -26,30 +26,38 @@ def body(graph: Graph, config: Config, precision: str, portable: bool) -> Iterat
     yield from portable_nodes.gates(graph, config)
     if portable:
         yield from portable_nodes.attentions(graph, config)
-        yield from _portable(graph, config, config.n_norms, config.activation, config.n_layers)
+        yield from _portable(graph, config, _widths(config), config.activation, config.n_layers)
         return
     own = {"softmax_precision": TensorProto.FLOAT} if precision == "fp16" else {}
-    heads = {"q_num_heads": config.n_heads, "kv_num_heads": config.n_heads}
+    heads = {"q_num_heads": config.n_heads, "kv_num_heads": config.kv_heads}
     yield from _each(graph.proto, "Attention", heads | own, config.n_layers)
-    yield from _attributes(graph, config, config.n_norms, config.activation, config.n_layers)
+    yield from _attributes(graph, config, _widths(config), config.activation, config.n_layers)
+
+
+def _widths(config: Config) -> list[int]:
+    """How many numbers each norm of the body is of."""
+    of_rows = [config.d_model] * (config.n_norms - config.embedding_norm)
+    of_embeddings = [config.embedding_size or config.d_model] * config.embedding_norm
+    return of_embeddings + of_rows + [config.head_dims] * (2 * config.n_layers * config.qk_norm)
 
 
 def head(graph: Graph, config: Config, made: HeadConfig, portable: bool) -> Iterator[str]:
     """What differs from the reference's Config."""
     compare = _portable if portable else _attributes
-    norms, activations = int(made.norm), int(made.dense is not None)
-    yield from compare(graph, config, norms, made.activation, activations)
+    widths = [made.dense or config.d_model] * made.norm
+    yield from compare(graph, config, widths, made.activation, int(made.dense is not None))
 
 
 def _portable(
-    graph: Graph, config: Config, norms: int, activation: Activation, activations: int
+    graph: Graph, config: Config, widths: list[int], activation: Activation, activations: int
 ) -> Iterator[str]:
-    """What operators say as attributes, read from the nodes that take their place."""
+    """What operators say as attributes, read from the nodes that take their place. widths: of the
+    norms."""
     yield from portable_nodes.foreign(graph)
-    if config.norm == "layer":
-        yield from portable_nodes.norms(graph, norms, config.eps)
+    if config.norm == "std":
+        yield from _std_norms(graph, config, len(widths))
     else:
-        yield from _std_norms(graph, config, norms)
+        yield from portable_nodes.norms(graph, config, widths)
     for operator, names in PORTABLE_OPERATORS.items():
         expected = {"approximate": b"none"} if operator == "Gelu" else {}
         yield from _each(graph.proto, operator, expected, activations * (activation in names))
@@ -59,10 +67,11 @@ def _portable(
 
 
 def _attributes(
-    graph: Graph, config: Config, norms: int, activation: Activation, activations: int
+    graph: Graph, config: Config, widths: list[int], activation: Activation, activations: int
 ) -> Iterator[str]:
-    """Attributes of the operators that the model's Config decides, and how often each occurs."""
-    model = graph.proto
+    """Attributes of the operators that the model's Config decides, and how often each occurs.
+    widths: of the norms."""
+    model, norms = graph.proto, len(widths)
     norm = {"epsilon": float(np.float32(config.eps)), "axis": -1, "stash_type": 1}
     gelu = {"approximate": b"tanh" if activation == "gelu_tanh" else b"none"}
     yield from _each(model, "LayerNormalization", norm, norms * (config.norm == "layer"))
@@ -70,6 +79,7 @@ def _attributes(
         expected = gelu if operator == "Gelu" else {}
         yield from _each(model, operator, expected, activations * (activation in names))
     yield from _std_norms(graph, config, norms * (config.norm == "std"))
+    yield from _rms_norms(graph, config, norms * (config.norm == "rms"))
     yield from _products(model)
 
 
@@ -96,12 +106,25 @@ def _std_norms(graph: Graph, config: Config, count: int) -> Iterator[str]:
     """Each such norm adds eps to a square root."""
     nodes = graph.proto.graph.node
     roots = {node.output[0] for node in nodes if node.op_type == "Sqrt"}
+    found = [node for node in nodes if node.op_type == "Add" and roots & {*node.input}]
+    yield from _eps(graph, found, "deviation", [config.eps] * count)
+
+
+def _rms_norms(graph: Graph, config: Config, count: int) -> Iterator[str]:
+    """Each such norm adds eps to a mean square, of which it takes 1 / x."""
+    nodes = graph.proto.graph.node
+    sums = {node.input[0] for node in nodes if node.op_type == "Reciprocal"} if count else set()
+    found = [node for node in nodes if node.op_type == "Add" and node.output[0] in sums]
+    yield from _eps(graph, found, "mean square", [config.eps] * count)
+
+
+def _eps(graph: Graph, nodes: list[NodeProto], what: str, eps: list[float]) -> Iterator[str]:
+    """eps: of each norm. what: it is added to."""
     constants = {item.name: item for item in graph.proto.graph.initializer}
-    additions = [node for node in nodes if node.op_type == "Add"]
-    added = [_added(node, constants, graph) for node in additions if roots & {*node.input}]
-    expected = [float(np.float32(config.eps))] * count
+    added = [_added(node, constants, graph) for node in nodes]
+    expected = [float(np.float32(number)) for number in eps]
     if added != expected:
-        yield f"the norms add {added} to the deviation, {expected} expected"
+        yield f"the norms add {added} to the {what}, {expected} expected"
 
 
 def _added(node: NodeProto, constants: Mapping[str, TensorProto], graph: Graph) -> float | None:

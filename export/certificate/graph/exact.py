@@ -5,8 +5,8 @@
                 within rounding
     attributes  of norms, activations, attention and products: as in the reference's Config
     ranges      those that int8 was made with: equal to new ones up to rounding
-    graph       node by node: as in a fresh export of the reference; for fp16, `to_half` of that,
-                and for int8, `quantize`
+    graph       node by node: as in an export of the reference; for fp16, `to_half` of that, and for
+                int8, `quantize`
 
 The first three know nothing of the exporter, so they show its mistakes.
 """
@@ -83,7 +83,7 @@ def _load(bundle: Bundle, path: Path, owner: Path | None = None) -> Graph:
 
 @dataclass(frozen=True)
 class Expected:
-    """What those files must hold: exported from the reference, by the exporter installed here."""
+    """What those files must hold: exported by the exporter installed here."""
 
     reference: Transformer
     graphs: Graphs  # fp32

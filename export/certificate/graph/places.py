@@ -39,7 +39,7 @@ def tables(config: Config, is_local: bool) -> tuple[Array, Array]:
     rotary = config.positions.rotary
     assert rotary
     local = rotary.theta if rotary.local_theta is None else rotary.local_theta
-    theta, dims = local if is_local else rotary.theta, config.d_model // config.n_heads
+    theta, dims = local if is_local else rotary.theta, config.head_dims
     places = np.arange(config.max_positions)[:, None] / rotary.scale
     angles = places / np.float64(theta) ** (np.arange(0, dims, 2) / dims)
     return np.cos(angles), np.sin(angles)

@@ -72,9 +72,10 @@ def attentions(graph: Graph, config: Config) -> Iterator[str]:
     scans = [node for node in graph.proto.graph.node if node.op_type == "Scan"]
     if len(scans) != config.n_layers:
         yield f"Scan occurs {len(scans)} times, {config.n_layers} expected"
-    dims = config.d_model // config.n_heads
+    dims = config.head_dims
     expected = {
         "heads": config.n_heads,
+        "kv_heads": config.kv_heads,
         "dims": dims,
         "scale": np.float32(1 / math.sqrt(dims)),
         "biased": config.causal or config.positions.buckets > 0,
@@ -97,7 +98,10 @@ def _attention(graph: Graph, scan: NodeProto) -> dict[str, Any]:
     width = int(read.value(read.node(table, "Reshape").input[1])[-1])
     firsts = read.value(read.node(cells, "Add").input[1])
     keys = [node.input[0] for node in body.node if node.op_type == "Transpose"]
-    parts, is_local = len(keys), {*keys} <= {item.name for item in body.input}
+    given = dict(zip((item.name for item in body.input), scan.input, strict=True))
+    parts, is_local = len(keys), {*keys} <= given.keys()
+    key_cells = read.node(given.get(keys[0], keys[0]), "Gather").input[1]
+    shared = read.value(read.node(key_cells, "Add").input[1]).flatten().tolist()
     exp = next(node for node in body.node if node.op_type == "Exp")
     scores = read.node(exp.input[0], "Sub")
     largest = read.node(scores.input[1], "ReduceMax")
@@ -106,6 +110,7 @@ def _attention(graph: Graph, scan: NodeProto) -> dict[str, Any]:
     scale = next(node for node in body.node if node.op_type == "Mul")
     return {
         "heads": len(firsts),
+        "kv_heads": _evenly_shared(shared),
         "dims": width * parts,
         "scale": read.value(scale.input[1])[()],
         "biased": len(scan.input) > (3 * parts if is_local else parts),
@@ -113,40 +118,62 @@ def _attention(graph: Graph, scan: NodeProto) -> dict[str, Any]:
     }
 
 
-def norms(graph: Graph, count: int, eps: float) -> Iterator[str]:
-    """What differs from `count` LayerNorms of this eps."""
-    read = Reader(graph)
+def _evenly_shared(cells: list[int]) -> int:
+    """Heads of keys, by the cell that each head of queries reads. Neighbours read the same one."""
+    known = sorted({*cells})
+    if cells != [cell for cell in known for _ in range(len(cells) // len(known))]:
+        raise Unlike(f"heads of queries read the keys {cells}")
+    return len(known)
+
+
+def norms(graph: Graph, config: Config, widths: list[int]) -> Iterator[str]:
+    """What differs from norms of the Config's kind and eps, of rows so wide."""
+    read, kind = Reader(graph), "RMSNorm" if config.norm == "rms" else "LayerNorm"
     roots = [node for node in graph.proto.graph.node if node.op_type == "Sqrt"]
-    if len(roots) != count:
-        yield f"Sqrt occurs {len(roots)} times, {count} expected"
+    if len(roots) != len(widths):
+        yield f"Sqrt occurs {len(roots)} times, {len(widths)} expected"
+    found, eps = list[int](), float(np.float32(config.eps))
     for root in roots:
         try:
-            if (got := _eps(read, root)) != float(np.float32(eps)):
-                yield f"{root.name} (LayerNorm) has eps {got}, {float(np.float32(eps))} expected"
+            got, width = _eps(read, root, config.norm == "rms")
+            found.append(width)
+            if got != eps:
+                yield f"{root.name} ({kind}) has eps {got}, {eps} expected"
         except BROKEN as error:
-            yield f"{root.name} is no LayerNorm: {error}"
+            yield f"{root.name} is no {kind}: {error}"
+    if len(found) == len(widths) and sorted(found) != sorted(widths):
+        yield f"{kind}s are of {sorted(found)} numbers, {sorted(widths)} expected"
 
 
-def _eps(read: Reader, root: NodeProto) -> float:
-    """The eps in sqrt(1 / (mean((x - mean(x))^2) + eps))."""
+def _eps(read: Reader, root: NodeProto, is_rms: bool) -> tuple[float, int]:
+    """The eps in sqrt(1 / (mean((x - mean(x))^2) + eps)), or in that of x^2, and how wide x is."""
     one, total = read.node(root.input[0], "Div").input
     variance, eps = read.node(total, "Add").input
     if read.value(one) != 1:
         raise Unlike(f"{root.input[0]} is not 1 by {total}")
-    square = read.node(_mean_of(read, variance), "Mul")
-    centred = read.node(square.input[0], "Sub")
-    if len({*square.input}) != 1 or _mean_of(read, centred.input[1]) != centred.input[0]:
-        raise Unlike(f"{variance} is not the mean square of what is centred")
-    return float(read.value(eps))
+    squares, width = _mean_of(read, variance)
+    square = read.node(squares, "Mul")
+    x = square.input[0]
+    if len({*square.input}) != 1:
+        raise Unlike(f"{squares} is no square")
+    if is_rms:
+        divided = [{*node.input} for node in read.readers(root.output[0])]
+        if {x, root.output[0]} not in divided:
+            raise Unlike(f"{x} is not divided by the root of its mean square")
+    else:
+        centred = read.node(x, "Sub")
+        if _mean_of(read, centred.input[1])[0] != centred.input[0]:
+            raise Unlike(f"{variance} is not the mean square of what is centred")
+    return float(read.value(eps)), width
 
 
-def _mean_of(read: Reader, name: str) -> str:
-    """What a value is the mean of, along the last axis."""
+def _mean_of(read: Reader, name: str) -> tuple[str, int]:
+    """What a value is the mean of, along the last axis, and how wide that is."""
     total, lanes = read.chain(name, "MatMul", "MatMul")
     width = len(read.value(lanes.input[1]))
     if not (read.value(total.input[1]) == np.float32(1 / width)).all():
         raise Unlike(f"{name} is no mean of {width} numbers")
-    return str(lanes.input[0])
+    return str(lanes.input[0]), width
 
 
 def tanh_gelus(graph: Graph) -> Iterator[str]:

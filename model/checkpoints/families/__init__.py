@@ -4,6 +4,7 @@ from addnorm.model.checkpoints.families.albert import ALBERT
 from addnorm.model.checkpoints.families.bert import BERT
 from addnorm.model.checkpoints.families.distilbert import DISTILBERT
 from addnorm.model.checkpoints.families.electra import ELECTRA
+from addnorm.model.checkpoints.families.eurobert import EUROBERT
 from addnorm.model.checkpoints.families.gpt2 import GPT2
 from addnorm.model.checkpoints.families.gte import GTE
 from addnorm.model.checkpoints.families.jina_bert import JINA_BERT
@@ -12,6 +13,7 @@ from addnorm.model.checkpoints.families.modernbert import MODERNBERT
 from addnorm.model.checkpoints.families.mpnet import MPNET
 from addnorm.model.checkpoints.families.nomic_bert import NOMIC_BERT
 from addnorm.model.checkpoints.families.opt import OPT
+from addnorm.model.checkpoints.families.qwen3 import QWEN3
 from addnorm.model.checkpoints.families.roberta import ROBERTA
 from addnorm.model.checkpoints.family import Raw
 
@@ -20,6 +22,7 @@ FAMILIES = {  # by the model_type of config.json
     for family in (
         *(BERT, ROBERTA, ELECTRA, MPNET, DISTILBERT, ALBERT, GPT2, OPT),
         *(MODERNBERT, NOMIC_BERT, GTE, JINA, JINA_BERT),
+        *(QWEN3, EUROBERT),
     )
     for model_type in family.model_types
 }

@@ -59,7 +59,7 @@ def _kinds(raw: Raw) -> Sequence[str]:
 
 def _of_both_kinds(raw: Raw, has_windows: bool) -> Rotary:
     theta_of("rope_scaling", raw.get("rope_scaling"), 0.0)
-    nested = raw["rope_parameters"] or {}
+    nested = _object("rope_parameters", raw["rope_parameters"])
     if unknown := [name for name in nested if name not in (FULL, LOCAL)]:
         raise ValueError(f"rope_parameters has {unknown[0]!r}, supported are {FULL!r}, {LOCAL!r}")
     full, local = (
@@ -96,12 +96,23 @@ def type_of(raw: Raw) -> str:
 
 
 def _parameters(raw: Raw) -> Mapping[str, Any]:
-    return raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    scaling, parameters = (
+        _object(name, raw.get(name)) for name in ("rope_scaling", "rope_parameters")
+    )
+    return scaling or parameters
+
+
+def _object(name: str, value: Any) -> Mapping[str, Any]:
+    """name: of the field. An absent one has no parameters."""
+    found = {} if value is None else value
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{name} is {value!r}: an object is needed")
+    return found
 
 
 def theta_of(name: str, parameters: Mapping[str, Any] | None, otherwise: float | None) -> Any:
     """The base of the angles. name: of the field. otherwise: where it is not there."""
-    parameters = parameters or {}
+    parameters = _object(name, parameters)
     kind = parameters.get("rope_type", parameters.get("type", PLAIN))
     _refuse_other_types(name, kind, (PLAIN,))
     return parameters.get("rope_theta", otherwise)

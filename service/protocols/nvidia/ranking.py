@@ -18,6 +18,7 @@ from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, JsonEndpoin
 from addnorm.service.protocols.texts.places import query_with
 from addnorm.service.protocols.texts.text_tasks import TextTask, score_pairs
 from addnorm.service.protocols.texts.texts import TextsToTokenize
+from addnorm.service.protocols.texts.truncation import cuts
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks.classification import best
 
@@ -30,8 +31,8 @@ class RankingRequest(Strict):
     model: str | None = Field(None, description="By default the one model that can rerank.")
     query: Passage
     passages: Annotated[list[Passage], Field(fail_fast=True)]
-    truncate: Literal["NONE", "END"] = Field(
-        "NONE", description="END: what is too long is cut, instead of rejected."
+    truncate: Literal["NONE", "END"] | None = Field(
+        None, description="END: what is too long is cut, instead of rejected."
     )
     top_k: int | None = Field(
         None, ge=0, description="Only the best so many; all for 0. litellm sends it."
@@ -77,7 +78,7 @@ async def rank(asked: RankingRequest, call: Call, tools: Tools) -> Decoded:
     texts = TextsToTokenize(
         "passages",
         pairs,
-        asked.truncate == "END",
+        cuts(call, tools, None if asked.truncate is None else asked.truncate == "END"),
         model,
         can_cut=False,
         named=query_with("passages"),

@@ -17,6 +17,7 @@ from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, JsonEndpoint
 from addnorm.service.protocols.tei.tei_schema import Texts
 from addnorm.service.protocols.texts.texts import TextsToTokenize
+from addnorm.service.protocols.texts.truncation import cuts
 from addnorm.service.scheduling.cooperative import Steps
 
 NO_EFFECT = Field(None, description="Has no effect.")
@@ -30,7 +31,9 @@ class OllamaOptions(Strict):
 
 class OllamaEmbedRequest(OllamaOptions):
     input: Texts = Field(description="A text, or a list of texts.")
-    truncate: bool = Field(True, description="Whether texts that are too long are cut.")
+    truncate: bool | None = Field(
+        None, description="Whether texts that are too long are cut, as by default."
+    )
     dimensions: int | None = Field(None, description="Only the first so many.")
 
 
@@ -43,8 +46,6 @@ class OllamaEmbedResponse(BaseModel):
 
     model: str
     embeddings: list[list[float]]
-    total_duration: int
-    load_duration: int
     prompt_eval_count: int
 
 
@@ -76,14 +77,15 @@ async def _request(
     asked: OllamaOptions,
     field: str,
     sent: list[str],
-    truncate: bool,
+    truncate: bool | None,
     dimensions: int | None,
     call: Call,
     tools: Tools,
 ) -> InferenceRequest:
     """InvalidInput names the field."""
     model, prompt_name = call.model_and_prompt(tools.models, asked.model, None, "embed")
-    texts = TextsToTokenize.prompted(field, sent, truncate, model, prompt_name)
+    cut = cuts(call, tools, truncate, by_default=True)
+    texts = TextsToTokenize.prompted(field, sent, cut, model, prompt_name)
     batch, padding = await tools.texts.tokenize(texts, call.deadline)
     output = Pooled(normalize=model.bundle.manifest.normalize, dimensions=dimensions)
     return InferenceRequest(model, batch, padding, (output,), field=field)
@@ -93,8 +95,6 @@ def _encode(name: str, response: InferenceResponse) -> Steps[Payload]:
     body = {
         "model": name,
         "embeddings": response.value(Pooled).joined,
-        "total_duration": 0,
-        "load_duration": 0,
         "prompt_eval_count": response.request.batch.num_tokens,
     }
     return Payload((yield from written(body, response.num_bytes)))

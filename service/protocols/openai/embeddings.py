@@ -23,6 +23,7 @@ from addnorm.service.protocols.texts.sequences import (
     SequencesToRead,
 )
 from addnorm.service.protocols.texts.texts import PROMPT_NAME
+from addnorm.service.protocols.texts.truncation import cuts_sequences
 from addnorm.service.runtime.manifest import Precision
 from addnorm.service.scheduling.cooperative import Steps
 
@@ -125,7 +126,7 @@ async def embed(asked: EmbeddingsRequest, call: Call, tools: Tools) -> Decoded:
     sent = SequencesToRead(
         "input",
         asked.input,
-        asked.cuts(model),
+        cuts_sequences(call, tools, asked.input, asked.cuts(model)),
         model,
         prompt_name,
         left=asked.truncate == "START",

@@ -74,9 +74,10 @@ class EmbeddingsFields(Strict):
             return "task", self.task
         return None if self.input_type is None else ("input_type", self.input_type)
 
-    def cuts(self, model: Model) -> bool:
-        """Whether texts that are too long are cut. InvalidInput if to another length."""
+    def cuts(self, model: Model) -> bool | None:
+        """Whether texts that are too long are cut, where a field says so. InvalidInput if another
+        length is asked for."""
         check_limit("truncate_prompt_tokens", self.truncate_prompt_tokens, model, whole=-1)
-        if self.truncate is None:
-            return bool(self.truncation) or self.truncate_prompt_tokens is not None
-        return self.truncate not in (False, "NONE")
+        if self.truncate is not None:
+            return self.truncate not in (False, "NONE")
+        return self.truncation if self.truncate_prompt_tokens is None else True

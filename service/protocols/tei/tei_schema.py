@@ -78,10 +78,6 @@ class Cutting(Strict):
     options: dict[str, Any] | None = Field(None, description="Has no effect.")
 
     @property
-    def cuts(self) -> bool:
-        return self.truncate is not False
-
-    @property
     def left(self) -> bool:
         return self.truncation_direction.lower() == "left"
 

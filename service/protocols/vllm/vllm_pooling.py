@@ -18,7 +18,7 @@ from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.tei.tei_schema import Texts
 from addnorm.service.protocols.texts.text_tasks import TextTask, score_pairs
 from addnorm.service.protocols.texts.texts import TextsToTokenize
-from addnorm.service.protocols.texts.truncation import check_limit
+from addnorm.service.protocols.texts.truncation import check_limit, cuts
 from addnorm.service.runtime.manifest import Task
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks import classification
@@ -114,7 +114,7 @@ def _texts(
 ) -> TextsToTokenize:
     model, prompt_name = call.model_and_prompt(tools.models, asked.model, None, task)
     check_limit("truncate_prompt_tokens", asked.truncate_prompt_tokens, model, whole=-1)
-    cut = asked.truncate_prompt_tokens is not None
+    cut = cuts(call, tools, None if asked.truncate_prompt_tokens is None else True)
     made = TextsToTokenize.prompted(field, sent, cut, model, prompt_name)
     return made._replace(can_cut=False)
 

@@ -13,6 +13,7 @@ from addnorm.service.errors import StartupError
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
 from addnorm.service.runtime.manifest import InputType
 from addnorm.service.runtime.tokenizing.own_ids import ends_of
+from addnorm.service.runtime.tokenizing.pair_text import pair_text
 
 # else each call starts threads of its own, which compete with the worker threads
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -68,6 +69,7 @@ class Tokenizer:
         self.max_text_tokens = max_text_tokens or limits.max_text_tokens
         self.max_characters = max(CHARACTERS_PER_TOKEN * limits.max_positions, FEWEST_CHARACTERS)
         self.has_types = limits.type_vocab_size > 1 and bundle.manifest.texts_have_types
+        self._template = bundle.manifest.pair_template
         self._whole, self._cut, self._cut_pairs = (_read(bundle) for _ in range(3))
         self._pair_strategy = (self._whole.truncation or {}).get("strategy", LONGEST_FIRST)
         for tokenizer in (self._whole, self._cut, self._cut_pairs):
@@ -134,6 +136,8 @@ class Tokenizer:
     def _encoded(
         self, encode: Encode, texts: Sequence[Text], truncate: bool, left: bool = False
     ) -> list[Encoding]:
+        if self._template:
+            texts = [self._as_one(*numbered, truncate) for numbered in enumerate(texts)]
         if not truncate:
             return encode(self._whole, list(texts))
         readable = self._whole_ends if left else self._readable
@@ -146,6 +150,25 @@ class Tokenizer:
             else:
                 found += encode(cutters[0], list(group))
         return found
+
+    def _as_one(self, index: int, text: Text, truncate: bool) -> str:
+        """A pair in the template. truncate: cuts its second text."""
+        if isinstance(text, str):
+            return text
+        assert self._template
+        first, second = text
+        if truncate and len(second) > self.max_characters:
+            second = self._beginning(index, second, self.max_text_tokens, 1)
+        is_readable = not truncate or len(first) <= self.max_characters
+        limit = self.max_text_tokens if truncate else None
+        told = (
+            pair_text(self._template, (first, second), self._whole, limit) if is_readable else None
+        )
+        if told is None:
+            raise CannotCut(
+                index, "is cut in its second text only: the first leaves no room for it"
+            )
+        return told
 
     @cached_property
     def _left(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:

@@ -1,0 +1,58 @@
+"""EuroBERT (Boizard et al., arXiv:2503.05500): `transformers.models.eurobert`."""
+
+from typing import Any
+
+from addnorm.model.checkpoints.families import qwen3
+from addnorm.model.checkpoints.family import Family, HeadTable, Raw
+from addnorm.model.config import Pick
+
+PICKS: dict[str, Pick] = {"bos": "first", "mean": "mean"}
+
+
+def _of_classifier(raw: Raw) -> dict[str, Any]:
+    if (pooling := raw["classifier_pooling"]) not in PICKS:
+        known = " or ".join(map(repr, PICKS))
+        raise ValueError(f"classifier_pooling is {pooling!r}, supported is {known}")
+    return {"pick": PICKS[pooling]}
+
+
+EUROBERT = Family(
+    model_types=("eurobert",),
+    prefixes=("model.",),
+    config=qwen3.CONFIG,
+    modules=qwen3.MODULES,
+    heads=(
+        HeadTable(
+            ("ForMaskedLM",),
+            "every",
+            "lm_head",
+            tied=True,
+            derived=lambda raw: {"bias": raw["mlp_bias"]},
+        ),
+        HeadTable(
+            ("ForSequenceClassification",),
+            "first",
+            "classifier",
+            dense="dense",
+            activation="gelu",
+            labels=True,
+            derived=_of_classifier,
+        ),
+        HeadTable(("ForTokenClassification",), "every", "classifier", labels=True),
+    ),
+    defaults={
+        **qwen3.DEFAULTS,
+        "rms_norm_eps": 1e-5,
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "mlp_bias": False,
+        "classifier_pooling": "late",
+    },
+    fixed=qwen3.FIXED,
+    renamed={"clf_pooling": "classifier_pooling"},
+    derived=lambda raw: {
+        **qwen3.positions(raw),
+        "ffn_bias": "both" if raw["mlp_bias"] else "none",
+    },
+    only=dict.fromkeys(("attention_bias", "mlp_bias"), qwen3.BOTH),
+)

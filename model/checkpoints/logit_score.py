@@ -1,0 +1,66 @@
+"""sentence-transformers' LogitScore: a language model as a reranker. Its score is the logit of one
+token after a sequence, such as "yes", less that of another, such as "no"."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from addnorm.model.checkpoints import json_files
+from addnorm.model.checkpoints.family import HeadTable, Raw
+from addnorm.model.checkpoints.reader import CheckpointError, Reader, tied_or_own
+from addnorm.model.config import Config, HeadConfig
+from addnorm.model.transformer import Head
+
+MADE = "causal_logits"  # what the transformer's module calls the logits that this one reads
+
+
+@dataclass(frozen=True)
+class LogitScore:
+    """Ids of tokens. no: None if its logit is not taken away."""
+
+    folder: Path
+    yes: int
+    no: int | None
+
+    def check(self, table: HeadTable | None, config: Config) -> None:
+        """CheckpointError if the model has no logits of tokens, or not of these."""
+        if table is None or not table.tied or table.dense or table.pick != "every":
+            raise CheckpointError(f"{self.folder}: config.json names no language model to score by")
+        for token in (self.yes, self.no):
+            if token is not None and not 0 <= token < config.vocab_size:
+                raise CheckpointError(
+                    f"{self.folder}: token {token}: 0 to {config.vocab_size - 1} are in the"
+                    " vocabulary"
+                )
+
+    def fill(self, head: Head, table: HeadTable, reader: Reader, raw: Raw, config: Config) -> None:
+        """One row of the language model's matrix less another."""
+        shape = torch.Size([config.vocab_size, config.d_model])
+        rows = reader.read(tied_or_own(table, reader, raw), shape).float()
+        score = rows[self.yes] if self.no is None else rows[self.yes] - rows[self.no]
+        head.linear.weight.copy_(score[None])
+
+
+HEAD = HeadConfig("last", 1, bias=False)
+
+
+def read(folder: Path) -> LogitScore:
+    """CheckpointError if its config.json is broken."""
+    file = folder / "config.json"
+    config = json_files.settings(file)
+    if (read_from := config.get("module_input_name", MADE)) != MADE:
+        raise CheckpointError(f"{file}: module_input_name is {read_from!r}, supported is {MADE!r}")
+    return LogitScore(folder, _id(file, config, "true_token_id"), _id_or_none(file, config))
+
+
+def _id_or_none(file: Path, config: dict[str, Any]) -> int | None:
+    name = "false_token_id"
+    return None if config.get(name) is None else _id(file, config, name)
+
+
+def _id(file: Path, config: dict[str, Any], name: str) -> int:
+    if type(token := config.get(name)) is not int:
+        raise CheckpointError(f"{file}: {name} is {token!r}: the id of a token is needed")
+    return token
