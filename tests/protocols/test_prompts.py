@@ -6,6 +6,7 @@ import httpx
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
+from tests.support import web
 from tests.support.task_models import PROMPTS
 
 TEXTS = ["a b c", "", "the text"]
@@ -22,10 +23,10 @@ def test_an_alias_is_the_model_with_its_prompt(
     task_client: httpx.Client, path: str, prompt: str
 ) -> None:
     body = {FIELDS[path]: TEXTS}
-    expected = post(task_client, path, "embedder", **body, prompt_name=prompt).json()
+    expected = web.answered(post(task_client, path, "embedder", **body, prompt_name=prompt))
     for alias in (f"embedder:{prompt}", f"embedder/1:{prompt}"):
-        assert post(task_client, path, alias, **body).json() == expected
-    assert post(task_client, path, "embedder", **body).json() != expected
+        assert web.answered(post(task_client, path, alias, **body)) == expected
+    assert web.answered(post(task_client, path, "embedder", **body)) != expected
 
 
 @pytest.mark.parametrize("path", FIELDS)

@@ -101,7 +101,7 @@ def test_a_name_that_cuts_changes_nothing_else(clients: dict[bool | None, httpx.
         body = {"model": "embedder", "input": [LONG, "a text"], **changed}
         answer = clients[None].post("/v1/embeddings", json=body)
         assert answer.status_code == 200, answer.text
-        return answer.json()
+        return web.answered(answer)
 
     assert embeddings(model="embedder:truncate") == embeddings(truncate=True)
     with_prompt = embeddings(model="embedder:query:truncate")

@@ -28,3 +28,9 @@ def post(url: str, **named: Any) -> httpx.Response:
 
 def options(url: str, **named: Any) -> httpx.Response:
     return httpx.options(url, **{"timeout": PATIENCE_S, **named})
+
+
+def answered(response: httpx.Response) -> Any:
+    """The body without its id, which every answer has of its own."""
+    body = response.json()
+    return {name: value for name, value in body.items() if name != "id"}
