@@ -5,8 +5,7 @@ from collections.abc import Sequence
 PARALLEL = "its attention and feed-forward run in parallel"
 RMS = "its norms are RMSNorm, which has no mean; only LayerNorm is served"
 UNSUPPORTED = {  # model_type -> reason, nearest
-    "deberta": ("its scores have terms of content by relative position", "roberta"),
-    "deberta-v2": ("its scores have terms of content by relative position", "xlm-roberta"),
+    "deberta": ("its queries and values alone have a bias", "deberta-v2"),
     "esm": ("embeddings are scaled by the share of masked tokens in their sequence", "bert"),
     "xlm-roberta-xl": ("its norms stand before attention, after an embedding", "xlm-roberta"),
     "roberta-prelayernorm": ("its norms stand before attention", "roberta"),
@@ -30,7 +29,7 @@ UNSUPPORTED = {  # model_type -> reason, nearest
     "qwen3": (RMS, "gpt2"),
     "gemma3_text": (RMS, "gpt2"),
 }
-ELSEWHERE = ("deberta-v2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
+ELSEWHERE = ("gemma3_text", "llama", "mistral", "qwen2", "qwen3")
 
 
 def reason(model_type: str | None, supported: Sequence[str]) -> str:

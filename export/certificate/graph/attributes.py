@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
-from addnorm.export.certificate.graph import places, portable_nodes, structure
+from addnorm.export.certificate.graph import distances, places, portable_nodes, structure
 from addnorm.export.graphs.model_file import Graph
 from addnorm.model.config import Activation, Config, HeadConfig
 
@@ -24,14 +24,18 @@ def body(graph: Graph, config: Config, precision: str, portable: bool) -> Iterat
     yield from places.rotations(graph, config)
     yield from places.windows(graph, config)
     yield from portable_nodes.gates(graph, config)
+    yield from distances.vectors(graph, config)
+    norms = config.n_norms + distances.has_norm(config)
     if portable:
         yield from portable_nodes.attentions(graph, config)
-        yield from _portable(graph, config, config.n_norms, config.activation, config.n_layers)
+        yield from _portable(graph, config, norms, config.activation, config.n_layers)
         return
-    own = {"softmax_precision": TensorProto.FLOAT} if precision == "fp16" else {}
+    own: dict[str, Any] = {"softmax_precision": TensorProto.FLOAT} if precision == "fp16" else {}
     heads = {"q_num_heads": config.n_heads, "kv_num_heads": config.n_heads}
+    if config.positions.disentangled:
+        own["scale"] = float(distances.scale(config))
     yield from _each(graph.proto, "Attention", heads | own, config.n_layers)
-    yield from _attributes(graph, config, config.n_norms, config.activation, config.n_layers)
+    yield from _attributes(graph, config, norms, config.activation, config.n_layers)
 
 
 def head(graph: Graph, config: Config, made: HeadConfig, portable: bool) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from addnorm.model.checkpoints.families.albert import ALBERT
 from addnorm.model.checkpoints.families.bert import BERT
+from addnorm.model.checkpoints.families.deberta_v2 import DEBERTA_V2
 from addnorm.model.checkpoints.families.distilbert import DISTILBERT
 from addnorm.model.checkpoints.families.electra import ELECTRA
 from addnorm.model.checkpoints.families.gpt2 import GPT2
@@ -19,7 +20,7 @@ FAMILIES = {  # by the model_type of config.json
     model_type: family
     for family in (
         *(BERT, ROBERTA, ELECTRA, MPNET, DISTILBERT, ALBERT, GPT2, OPT),
-        *(MODERNBERT, NOMIC_BERT, GTE, JINA, JINA_BERT),
+        *(MODERNBERT, NOMIC_BERT, GTE, JINA, JINA_BERT, DEBERTA_V2),
     )
     for model_type in family.model_types
 }
