@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto
 
-from addnorm.export.certificate.graph.portable_nodes import BROKEN, Reader
+from addnorm.export.certificate.graph.reading import BROKEN, Reader
 from addnorm.export.graphs.model_file import Graph
 from addnorm.model.config import Config
 
