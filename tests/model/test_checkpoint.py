@@ -108,7 +108,7 @@ def test_one_message_lists_missing_unexpected_and_misshaped_keys(folder: Path) -
         (
             "model_type",
             "gemma3_text",
-            "'gemma3_text' is not supported: .* The nearest that is: 'gpt2'. text-embed",
+            "'gemma3_text' is not supported: .* The nearest that is: 'qwen3'. text-embed",
         ),
         ("model_type", "made-up", "model_type is 'made-up'; supported are albert, bert, "),
         ("model_type", None, "model_type is missing"),

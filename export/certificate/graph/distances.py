@@ -31,7 +31,7 @@ def has_norm(config: Config) -> bool:
 
 def scale(config: Config) -> np.float32:
     """What scores are multiplied with."""
-    dims = config.d_model // config.n_heads
+    dims = config.head_dims
     return np.float32(1 / math.sqrt(dims * (1 + len(terms(config)))))
 
 
