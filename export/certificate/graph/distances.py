@@ -113,4 +113,4 @@ def _projection(made: NodeProto, vectors: str) -> str:
     """key or query: by the part of attention's own projections, or by the weight's name."""
     if made.op_type == "Split":
         return ("query", "key", "value")[[*made.output].index(vectors)]
-    return made.input[1].split(".")[-2]
+    return str(made.input[1]).split(".")[-2]
