@@ -81,8 +81,9 @@ def found(read: Reader, scan: NodeProto, body: GraphProto, total: str) -> Iterat
         products = [*_summed(read, flat.input[0])]
         sources = {_source(read, product, outside) for product in products}
         by = [product.input[0] for product in products]
-        if is_by_key == (by == queries) or len(sources) != 1:
-            raise Unlike(f"{leaf.output[0]} multiplies {by} with {sources}")
+        meant = {("query", scan.input[-1]) if is_by_key else ("key", scan.input[-2])}
+        if is_by_key == (by == queries) or sources != meant:
+            raise Unlike(f"{leaf.output[0]} multiplies {by} with {sources}, {meant} expected")
         yield "p2c" if is_by_key else "c2p"
 
 
@@ -97,10 +98,19 @@ def _summed(read: Reader, name: str) -> Iterator[NodeProto]:
 
 
 def _source(read: Reader, product: NodeProto, outside: dict[str, str]) -> tuple[str, str]:
-    """(vectors, input of the Scan) that a product's columns are picked from and by."""
+    """What a product's columns are picked from, distances' keys or queries, and by which input of
+    the Scan."""
     _, picked = read.chain(product.input[1], "Transpose", "Gather")
     add, mul, lifted = read.chain(picked.input[1], "Add", "Mul", "Unsqueeze")
     heads = read.value(add.input[1])
     if read.value(mul.input[1]) < heads.size:
         raise Unlike(f"{add.output[0]} does not pick by head")
-    return read.node(picked.input[0], "Reshape").input[0], outside[lifted.input[0]]
+    vectors = read.node(picked.input[0], "Reshape").input[0]
+    return _projection(read.made(vectors), vectors), outside[lifted.input[0]]
+
+
+def _projection(made: NodeProto, vectors: str) -> str:
+    """key or query: by the part of attention's own projections, or by the weight's name."""
+    if made.op_type == "Split":
+        return ("query", "key", "value")[[*made.output].index(vectors)]
+    return str(made.input[1]).split(".")[-2]

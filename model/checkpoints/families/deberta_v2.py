@@ -37,7 +37,8 @@ def _disentangled(raw: Raw) -> Disentangled:
     farthest, buckets = raw["max_relative_positions"], raw["position_buckets"]
     farthest = farthest if farthest > 0 else raw["max_position_embeddings"]
     return Disentangled(
-        *((buckets, farthest) if buckets > 0 else (farthest, 0)),
+        span=buckets if buckets > 0 else farthest,
+        farthest=farthest if buckets > 0 else 0,
         c2p="c2p" in terms,
         p2c="p2c" in terms,
         shared=raw["share_att_key"],
