@@ -78,6 +78,15 @@ class Settings(BaseModel):
             "Deadline of a request that sends no x-request-timeout-ms. Match it to your clients'."
         ),
     )
+    bulk_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description=(
+            "Longest deadline of a request of more than 1,024 sequences or 65,536 tokens that sends"
+            " no x-request-timeout-ms; within it the deadline follows its size. Match it to your"
+            " indexing clients'."
+        ),
+    )
     known_answer_timeout_s: float = Field(
         2.0,
         gt=0,
@@ -119,13 +128,17 @@ class Settings(BaseModel):
         ),
     )
     max_sequences: int = Field(
-        1024, ge=1, description="Sequences in one request. Raise for bulk callers."
+        2048,
+        ge=1,
+        description="Sequences in one request. Raise for clients that send more at once.",
     )
     max_tokens: int = Field(
-        65_536, ge=1, description="Real tokens in one request. Raise with max_queue_tokens."
+        300_000,
+        ge=1,
+        description="Real tokens in one request. Raise for clients that send more at once.",
     )
     max_padded_tokens: int = Field(
-        262_144, ge=1, description="Tokens, pads included, in one request. Raise for sparse grids."
+        300_000, ge=1, description="Tokens, pads included, in one request. Raise for sparse grids."
     )
     max_body_bytes: int = Field(
         16 * MIB, ge=1, description="Bytes of a request body. Raise for very wide grids."
@@ -257,6 +270,15 @@ class Settings(BaseModel):
         description=(
             "Whether routes for texts take token ids that do not begin and end with the model's "
             "special tokens. Set it where every client sends ids of the model's own vocabulary."
+        ),
+    )
+
+    truncate: bool | None = Field(
+        None,
+        description=(
+            "Whether texts that are too long are cut where the request and the model's name do not"
+            " say. By default as what a route is modelled on does. Set it to true for clients that"
+            " send long texts to /v1/embeddings and have no field for it."
         ),
     )
 

@@ -80,7 +80,7 @@ def test_every_setting_is_described_with_its_value_and_where_it_comes_from(
 def test_only_the_loader_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ADDNORM_MAX_SEQUENCES", "1")
     assert read_settings().max_sequences == 1
-    assert Settings().max_sequences == 1024
+    assert Settings().max_sequences == 2048
     with pytest.raises(ValidationError, match="no_such"):
         Settings(no_such=1)
 

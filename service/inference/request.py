@@ -91,6 +91,12 @@ def kept_bytes(request: InferenceRequest, engine: Engine, picks: Sequence[Pick])
     return BINARY_BYTES * (engine.d_model * num_rows + max(of_heads, default=0))
 
 
+def batch_bytes(request: InferenceRequest) -> int:
+    """Bytes of its token ids and types."""
+    batch = request.batch
+    return batch.tokens.nbytes + (0 if batch.types is None else batch.types.nbytes)
+
+
 def has_lens(request: InferenceRequest) -> bool:
     """Whether an output is made by a lens."""
     return any(output.is_of_lens for output in request.outputs)
@@ -101,12 +107,7 @@ def _check_size(request: InferenceRequest, settings: Settings) -> None:
     for what, value, limit in (
         ("sequences", len(request.padding.lengths), settings.max_sequences),
         ("tokens with pads", num_padded_tokens, settings.max_padded_tokens),
-        # if the queue can never hold so many, a retry does not help
-        (
-            "real tokens",
-            request.batch.num_tokens,
-            min(settings.max_tokens, settings.max_queue_tokens),
-        ),
+        ("real tokens", request.batch.num_tokens, settings.max_tokens),
     ):
         if value > limit:
             raise InvalidInput(

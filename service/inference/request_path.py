@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.pipeline import Pipeline
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.models.registry import Model, Models
+from addnorm.service.models.registry import TRUNCATE_SUFFIX, Model, Models
 from addnorm.service.runtime.manifest import Task
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import Steps
@@ -33,12 +33,19 @@ class Call(NamedTuple):
     names: Mapping[str, str] = NO_NAMES  # that the route's path has: a model, a version
     num_bytes: int = 0  # of the body, decompressed
     held_bytes: int = 0  # what the body and its values count as while they are held
-    sets_timeout: bool = False  # whether the deadline is the caller's own: it wins over the body's
     anew: bool = False  # whether all is computed, whatever the cache holds
+
+    def _without_suffix(self, ref: str | None) -> str | None:
+        """`NAME:truncate` is NAME, whose long texts are cut: for clients that can only name a
+        model."""
+        if ref is None or not ref.endswith(TRUNCATE_SUFFIX):
+            return ref
+        self.context.cuts_texts = True
+        return ref.removesuffix(TRUNCATE_SUFFIX)
 
     def model(self, models: Models, ref: str | None, task: Task | None = None) -> Model:
         """The model that is meant. The log names it from now on, even if the request fails."""
-        model = models.find(ref, task)
+        model = models.find(self._without_suffix(ref), task)
         self.context.model = model.name
         return model
 
@@ -51,6 +58,7 @@ class Call(NamedTuple):
     ) -> tuple[Model, str | None]:
         """The model as `model` finds it, and its prompt. `NAME:PROMPT` names both, for clients that
         can only name a model."""
+        ref = self._without_suffix(ref)
         if ref is None:
             return self.model(models, None, task), prompt_name
         ref, colon, prompt = ref.partition(":")
@@ -85,8 +93,8 @@ class RequestPath:
             request, encode = await prepare()
         del prepare  # it may hold the body
         request = request._replace(key=context.key, route=call.route, anew=call.anew)
-        if request.timeout_s is not None and not call.sets_timeout:
-            call.deadline.timeout_s = request.timeout_s
+        if request.timeout_s is not None and not call.deadline.is_callers:
+            call.deadline.timeout_s, call.deadline.is_callers = request.timeout_s, True
         context.decoded_from = started
         context.stages_s = {"decode": time.monotonic() - started}
         _note(context, request)

@@ -18,6 +18,7 @@ from addnorm.service.scheduling.job import Target
 from addnorm.service.settings import usable_cores
 
 log = logging.getLogger("addnorm")
+TRUNCATE_SUFFIX = ":truncate"  # of a model's name, in requests: long texts are cut
 NO_DEFAULTS: Mapping[Task, str] = MappingProxyType({})
 WORDS: dict[Task, str] = {
     "embed": "embed texts",

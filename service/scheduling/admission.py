@@ -110,20 +110,23 @@ class AdmissionControl:
         deadline: float,
         key: str = "",
         results: Results | None = None,
+        is_piece: bool = False,
     ) -> Job:
         """Queues the batch for the API key of this name. Overloaded or Expired if it is not
         admitted. Sequences that are computed for another job already count as nothing.
 
-        results: a row for each token if None.
+        results: a row for each token if None. is_piece: of a bulk request, which was admitted as a
+        whole.
         """
         results = results or AllRows(batch)
         if deadline <= now:
             raise Expired("deadline: it passed before the request was read")
         self.queue.sweep(now)
         backlog = self.queue.backlog(key, target)
-        if num_tokens := backlog.in_flight.num_new_tokens(results):
+        num_tokens = 0 if is_piece else backlog.in_flight.num_new_tokens(results)
+        if num_tokens:
             self._check(Arrival(target, backlog, num_tokens, deadline - now))
-        return self.queue.add(target, batch, now, deadline, backlog, results)
+        return self.queue.add(target, batch, now, deadline, backlog, results, is_piece)
 
     def _check(self, arrival: Arrival) -> None:
         if self._is_full(arrival):

@@ -18,12 +18,17 @@ class Deadline:
         """timeout_s: from `arrived`, a time of time.monotonic(); from now if None. key: the name of
         the caller's API key, for fairness among keys."""
         self.timeout_s, self.key = timeout_s, key
+        self.is_callers = True  # False: the caller named none, and a bulk request gets more time
         self.arrived = time.monotonic() if arrived is None else arrived
         self.has_left = False
         self.stop: Callable[[], object] | None = None  # ends the present stage
 
     def left_s(self) -> float:
         return self.arrived + self.timeout_s - time.monotonic()
+
+    def of_piece(self) -> "Deadline":
+        """The same for a part of the work that is waited for by itself."""
+        return Deadline(self.timeout_s, self.arrived, self.key)
 
     def check(self) -> None:
         """ClientGone or Expired if nobody waits for the response any more."""

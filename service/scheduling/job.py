@@ -133,6 +133,7 @@ class Job:
     future: Future[Any] = field(default_factory=Future)
     started: float | None = None  # when its first sequence was taken
     finished: float | None = None
+    is_piece: bool = False  # of a bulk request: it runs on one core, and with no other jobs
 
     def __post_init__(self) -> None:
         self._num_settled = 0

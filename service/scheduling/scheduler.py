@@ -114,16 +114,19 @@ class Scheduler:
         timeout_s: float,
         key: str = "",
         results: Results | None = None,
+        is_piece: bool = False,
     ) -> Job:
         """Queues the batch, or raises Overloaded or Expired. Cancelling the job's future removes it
         from the queue.
 
         key: the name of the caller's API key, for fairness among keys. results: a row for each
-        token if None.
+        token if None. is_piece: of a bulk request, which was admitted as a whole.
         """
         now, results = time.monotonic(), results or AllRows(batch)
         with self._changed:
-            job = self._admission.submit(target, batch, now, now + timeout_s, key, results)
+            job = self._admission.submit(
+                target, batch, now, now + timeout_s, key, results, is_piece
+            )
             self._changed.notify(max(1, self._queue.num_tokens // MIN_TOKENS_PER_WORKER))
         return job
 
@@ -151,6 +154,11 @@ class Scheduler:
     def num_queued_tokens(self) -> int:
         with self._changed:
             return self._queue.num_tokens
+
+    def wait_s(self) -> float:
+        """Predicted time until everything that waits now is computed."""
+        with self._changed:
+            return self._queue.wait_s()
 
     def is_idle(self) -> bool:
         """Whether nothing waits and a worker has nothing to do."""
@@ -217,7 +225,7 @@ class Scheduler:
     def _leaves_cores_idle(self, micro: MicroBatch) -> bool:
         """Whether the other workers would be idle for most of its run on one thread: all that waits
         and runs is less."""
-        if not micro.target.run_on_all_cores:
+        if not micro.target.run_on_all_cores or micro.sequences[0].job.is_piece:
             return False
         running = [other for worker in self._workers for other in worker.todo]
         others_s = sum(other.cost_s for other in running) + self._queue.worker_s()

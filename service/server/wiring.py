@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from opentelemetry.trace import Tracer
 
+from addnorm.service.inference.computing import Computing
 from addnorm.service.inference.pipeline import Pipeline
 from addnorm.service.inference.request_path import RequestPath
 from addnorm.service.inference.sequence_cache import SequenceCache
@@ -95,9 +96,8 @@ def build(
     responses = ByteBudget("responses", settings.max_pending_response_bytes)
     pools = Pools(settings.num_cores)
     metrics, cache = Metrics(), SequenceCache(settings.cache_bytes)
-    pipeline = Pipeline(
-        settings, scheduler, responses, pools.encoders, pools.lens, cache, metrics.count_lookups
-    )
+    computing = Computing(scheduler, pools.encoders, cache, metrics.count_lookups)
+    pipeline = Pipeline(settings, computing, responses, pools.encoders, pools.lens)
     invariance_check = InvarianceCheck(
         settings.invariance_check_share, scheduler.is_idle, metrics.count_invariance_check
     )

@@ -31,6 +31,7 @@ class RequestContext:
     # what decoding found
     model: str = ""
     statistics: Statistics | None = None  # of the model's version
+    cuts_texts: bool = False  # the model's name says that texts that are too long are cut
     num_sequences: int = 0
     real_tokens: int = 0
     pad_tokens: int = 0

@@ -13,6 +13,7 @@ from onnxruntime import InferenceSession, SessionOptions
 from addnorm.export.certificate.graph import attributes, portable_nodes
 from addnorm.export.graphs import all_graphs
 from addnorm.export.graphs import graph as graph_module
+from addnorm.export.graphs.half_precision import to_half
 from addnorm.export.graphs.model_file import Graph
 from addnorm.export.graphs.packed_attention import num_parts
 from addnorm.export.graphs.portable import lane_sums, portable
@@ -168,6 +169,8 @@ def test_graphs_of_the_layout_padded_are_read_back_too(config: Config) -> None:
     model = randomize(Transformer(config, "padded"), seed=1).eval()
     graph = all_graphs.Graphs.of(model, lens=False).body
     assert [*attributes.body(graph, config, "fp32", portable=False)] == []
+    half = to_half(graph)
+    assert [*attributes.body(half, config, "fp16", portable=False)] == []
     unlike = attributes.body(graph, replace(config, eps=1e-3), "fp32", portable=False)
     assert "1e-03" in (found := "; ".join(unlike)) or "0.001" in found
 

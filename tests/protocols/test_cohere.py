@@ -230,7 +230,7 @@ def test_embeddings_that_do_not_fit_are_rejected(
     ("changes", "words"),
     [
         ({"documents": []}, "documents is empty"),
-        ({"documents": ["b"] * 1025}, "documents has 1025 texts, the limit is 1024"),
+        ({"documents": ["b"] * 2049}, "documents has 2049 texts, the limit is 2048"),
         ({"top_n": -1}, "top_n: Input should be greater than or equal to 0, got -1"),
         ({"rank_fields": ["title"]}, "rank_fields is unknown"),
         ({"model": "classifier"}, "classifier/1 cannot rerank"),

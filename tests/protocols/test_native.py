@@ -250,15 +250,11 @@ BAD: dict[str, tuple[Any, int, str]] = {
         "attention_mask[0][2] is 9223372036854775808",
     ),
     "too many sequences": (
-        changed(input_ids=[[1]] * 1025), 400, "1025 sequences, the limit is 1024",
+        changed(input_ids=[[1]] * 2049), 400, "2049 sequences, the limit is 2048",
     ),
     "too many tokens with pads": (
-        changed(input_ids=[[1] * 262_145], attention_mask=[[0] * 262_145]), 400,
-        "262145 tokens with pads, the limit is 262144",
-    ),
-    "too many tokens": (
-        changed(model="gpt", input_ids=[[1] * 100] * 700), 400,
-        "70000 real tokens, the limit is 65536",
+        changed(input_ids=[[1] * 300_001], attention_mask=[[0] * 300_001]), 400,
+        "300001 tokens with pads, the limit is 300000",
     ),
     "unknown key": (changed(inputs=[[1]]), 400, "inputs is unknown; known are model"),
     "outputs empty": (

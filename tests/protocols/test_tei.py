@@ -209,7 +209,7 @@ def test_info_describes_the_model_that_embeds(task_client: httpx.Client) -> None
 
 BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("/embed", {"inputs": []}, "Empty", "inputs is empty"),
-    ("/embed", {"inputs": [""] * 1025}, "Validation", "inputs has 1025 texts, the limit is 1024"),
+    ("/embed", {"inputs": [""] * 2049}, "Validation", "inputs has 2049 texts, the limit is 2048"),
     ("/embed", {"inputs": 1}, "Validation", "inputs: Input should be"),
     ("/embed", {}, "Validation", "inputs is missing"),
     ("/embed", {"inputs": "a", "model": "x"}, "Validation", "model is unknown; known are"),
@@ -239,7 +239,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("/decode", {"ids": []}, "Empty", "ids is empty"),
     ("/decode", {"ids": [23]}, "Validation", "ids has 23: ids of tokens of embedder/1 are 0 to 22"),
     ("/decode", {"ids": [-1]}, "Validation", "ids has -1"),
-    ("/decode", {"ids": [[4]] * 1025}, "Validation", "ids has 1025 lists, the limit is 1024"),
+    ("/decode", {"ids": [[4]] * 2049}, "Validation", "ids has 2049 lists, the limit is 2048"),
 ]  # fmt: skip
 
 

@@ -232,7 +232,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         f"texts[0] has 600 characters, 344 more than {TEXT_MODEL}/1 takes (256)",
     ),
     "none": ({"texts": []}, "texts is empty: send at least one text"),
-    "too many": ({"texts": ["a"] * 1025}, "texts has 1025 texts, the limit is 1024"),
+    "too many": ({"texts": ["a"] * 2049}, "texts has 2049 texts, the limit is 2048"),
     "one text": ({"texts": "a"}, 'texts: Input should be a valid list, got "a"'),
     "a number": ({"texts": ["a", 1]}, "texts[1]: Input should be a text, or a pair"),
     "bytes that are no text": ({"texts": ["\ud800"]}, "the body is not a JSON object"),

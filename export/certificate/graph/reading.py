@@ -53,6 +53,11 @@ class Reader:
             raise Unlike(f"{name} is no constant")
         return self._graph.value(self._constants[name])
 
+    def uncast(self, name: str) -> str:
+        """What a value was before it was cast to another type."""
+        made = self._made_by.get(name)
+        return str(made.input[0]) if made is not None and made.op_type == "Cast" else name
+
     def chain(self, name: str, *operators: str) -> list[NodeProto]:
         """Nodes that make a value, each of what the next one makes, along first inputs."""
         found = []

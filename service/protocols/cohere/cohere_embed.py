@@ -24,6 +24,7 @@ from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.texts.task_options import Strings
 from addnorm.service.protocols.texts.texts import TextsToTokenize
+from addnorm.service.protocols.texts.truncation import cuts
 from addnorm.service.runtime.manifest import Precision
 from addnorm.service.scheduling.cooperative import Steps
 
@@ -67,8 +68,10 @@ class EmbedRequest(Strict):
         description="Only the first so many, scaled to length 1 where the model's vectors are."
         " Means something only of models trained for it. Not for int8 and uint8.",
     )
-    truncate: Literal["NONE", "START", "END"] = Field(
-        "END", description="Which end of a text that is too long is cut; NONE: it is rejected."
+    truncate: Literal["NONE", "START", "END"] | None = Field(
+        None,
+        description="Which end of a text that is too long is cut, END by default; NONE: it is"
+        " rejected.",
     )
     max_tokens: int | None = Field(
         None, description="Has no effect; rejected if it is below what the model cuts texts to."
@@ -109,7 +112,9 @@ async def embed(is_v1: bool, asked: EmbedRequest, call: Call, tools: Tools) -> D
     model, alias = call.model_and_prompt(tools.models, asked.model, None, "embed")
     _check_limits(asked, model)
     types = list(dict.fromkeys(asked.embedding_types or KINDS[:1]))
-    texts = _prompted(asked, sent, model, alias)
+    sent_cut = None if asked.truncate is None else asked.truncate != "NONE"
+    cut = cuts(call, tools, sent_cut, by_default=True)
+    texts = _prompted(asked, sent, model, alias, cut)
     batch, padding = await tools.texts.tokenize(texts, call.deadline)
     dtypes = dict.fromkeys(_dtype(kind) for kind in types)
     output = PooledByDType(
@@ -156,10 +161,10 @@ def _check_limits(asked: EmbedRequest, model: Model) -> None:
 
 
 def _prompted(
-    asked: EmbedRequest, texts: list[str], model: Model, alias: str | None
+    asked: EmbedRequest, texts: list[str], model: Model, alias: str | None, cut: bool
 ) -> TextsToTokenize:
     """alias: the prompt that the model's name has."""
-    prompts, cut = model.bundle.manifest.prompts, asked.truncate != "NONE"
+    prompts = model.bundle.manifest.prompts
     name = alias
     if asked.input_type is not None:
         name = _prompt_name(asked.input_type, prompts)

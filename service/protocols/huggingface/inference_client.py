@@ -37,6 +37,7 @@ from addnorm.service.protocols.texts.task_options import (
 )
 from addnorm.service.protocols.texts.text_tasks import TextTask
 from addnorm.service.protocols.texts.texts import PROMPT_NAME, TextsToTokenize
+from addnorm.service.protocols.texts.truncation import cuts
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks.similarity import cosines
 
@@ -117,10 +118,10 @@ async def infer(asked: HuggingFaceRequest, call: Call, tools: Tools) -> Decoded:
     if isinstance(asked.inputs, Sentences):
         return await _similarity(call, tools, model, asked, prompt_name)
     texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
-    to_tokenize = TextsToTokenize.prompted(
-        "inputs", texts, bool(asked.truncate), model, prompt_name
-    )
     known, run = _task(asked, model)
+    # sentence-transformers cuts texts, transformers' pipelines for the other tasks do not
+    truncate = cuts(call, tools, asked.truncate, by_default=run is None)
+    to_tokenize = TextsToTokenize.prompted("inputs", texts, truncate, model, prompt_name)
     parameters = asked.parameters or TaskParameters()
     _check_known(parameters, known, f"what is asked of {model.bundle.ref}")
     if run is None:
@@ -186,7 +187,8 @@ async def _similarity(
     if not asked.inputs.sentences:
         raise InvalidInput("inputs.sentences is empty: send at least one text", param="inputs")
     sentences = [asked.inputs.source_sentence, *asked.inputs.sentences]
-    texts = TextsToTokenize.prompted("inputs", sentences, bool(asked.truncate), model, prompt_name)
+    truncate = cuts(call, tools, asked.truncate, by_default=True)
+    texts = TextsToTokenize.prompted("inputs", sentences, truncate, model, prompt_name)
     texts = texts._replace(named=source_or_sentence)
     batch, padding = await tools.texts.tokenize(texts, call.deadline)
     request = InferenceRequest(model, batch, padding, (Pooled(normalize=True),), field="inputs")

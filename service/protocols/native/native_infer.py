@@ -31,6 +31,7 @@ from addnorm.service.protocols.native.native_schema import (
 )
 from addnorm.service.protocols.texts import spans
 from addnorm.service.protocols.texts.texts import TextsToTokenize
+from addnorm.service.protocols.texts.truncation import cuts
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.tokenizing.tokenizer import Text
@@ -100,10 +101,11 @@ async def _read_texts(
             " token_type_ids",
             param="texts",
         )
+    truncate = cuts(call, tools, asked.truncate)
     if asked.input_type is None:
-        texts = TextsToTokenize.prompted("texts", given, asked.truncate, model, prompt_name)
+        texts = TextsToTokenize.prompted("texts", given, truncate, model, prompt_name)
     elif prompt_name is None:
-        texts = TextsToTokenize.typed("texts", given, asked.truncate, model, asked.input_type)
+        texts = TextsToTokenize.typed("texts", given, truncate, model, asked.input_type)
     else:
         raise InvalidInput(
             f"input_type is {asked.input_type!r}, and the prompt {prompt_name[:60]!r} is named too:"

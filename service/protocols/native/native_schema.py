@@ -95,8 +95,8 @@ class InferRequest(Options):
         " their prompt, their limit, and `token_vectors` without the tokens that the model's"
         " authors leave out.",
     )
-    truncate: bool = Field(
-        False,
+    truncate: bool | None = Field(
+        None,
         description="Whether texts that are too long are cut, as the model's authors do it, instead"
         " of rejected.",
     )

@@ -23,6 +23,7 @@ from addnorm.service.protocols.texts.task_options import (
 )
 from addnorm.service.protocols.texts.text_tasks import TextTask
 from addnorm.service.protocols.texts.texts import PROMPT_NAME, Texts, TextsToTokenize
+from addnorm.service.protocols.texts.truncation import cuts
 from addnorm.service.runtime.manifest import Precision, Task
 from addnorm.service.scheduling.cooperative import Steps
 
@@ -32,8 +33,8 @@ class TextsRequest(Strict):
         None, description="`name` or `name/version`; by default the one model made for this."
     )
     texts: Texts
-    truncate: bool = Field(
-        False, description="Whether texts that are too long are cut, instead of rejected."
+    truncate: bool | None = Field(
+        None, description="Whether texts that are too long are cut, instead of rejected."
     )
     prompt_name: str | None = PROMPT_NAME
     precision: Precision | None = Field(
@@ -162,7 +163,8 @@ ROUTES = (
 async def infer(route: Route, asked: TextsRequest, call: Call, tools: Tools) -> Decoded:
     """InvalidInput names the field."""
     model, prompt = call.model_and_prompt(tools.models, asked.model, asked.prompt_name, route.task)
-    texts = TextsToTokenize.prompted("texts", asked.texts, asked.truncate, model, prompt)
+    truncate = cuts(call, tools, asked.truncate)
+    texts = TextsToTokenize.prompted("texts", asked.texts, truncate, model, prompt)
     task = await route.run(call, tools, texts, asked, asked.precision)
     return task.request, partial(encode, task)
 

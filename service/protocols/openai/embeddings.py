@@ -23,6 +23,7 @@ from addnorm.service.protocols.texts.sequences import (
     SequencesToRead,
 )
 from addnorm.service.protocols.texts.texts import PROMPT_NAME
+from addnorm.service.protocols.texts.truncation import cuts_sequences
 from addnorm.service.runtime.manifest import Precision
 from addnorm.service.scheduling.cooperative import Steps
 
@@ -124,7 +125,7 @@ async def embed(asked: EmbeddingsRequest, call: Call, tools: Tools) -> Decoded:
         tools.models, asked.model, asked.prompt_name, "embed"
     )
     as_base64 = asked.encoding_format == "base64"
-    truncate = bool(asked.truncate)
+    truncate = cuts_sequences(call, tools, asked.input, asked.truncate)
     sent = SequencesToRead("input", asked.input, truncate, model, prompt_name, hint=HINT)
     request = InferenceRequest(
         model,

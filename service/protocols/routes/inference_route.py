@@ -20,7 +20,7 @@ from addnorm.service.protocols.codec.payload import compressing
 from addnorm.service.protocols.endpoint import Decoded, Endpoint
 from addnorm.service.protocols.protocol import EndpointRoutes, Handler, Parts
 from addnorm.service.protocols.routes.payload_response import PayloadResponse
-from addnorm.service.protocols.routes.request_deadline import TIMEOUT_HEADER, begin_deadline
+from addnorm.service.protocols.routes.request_deadline import begin_deadline
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.telemetry.request_context import context_of
 
@@ -120,7 +120,6 @@ class InferenceHandler:
             names=request.path_params,
             num_bytes=len(body),
             held_bytes=held_bytes(body, headers),
-            sets_timeout=TIMEOUT_HEADER in headers,
             anew="no-cache" in headers.get("cache-control", "").lower(),  # RFC 9111, 5.2.1.4
         )
         return call, partial(self._decode, RawRequest(body, headers, call))

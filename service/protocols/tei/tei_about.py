@@ -69,7 +69,7 @@ class TeiAboutRoutes:
             max_batch_tokens=settings.max_tokens,
             max_batch_requests=None,
             max_client_batch_size=settings.max_sequences,
-            auto_truncate=True,
+            auto_truncate=settings.truncate is not False,
             tokenization_workers=settings.num_cores,
             version=VERSION,
             sha=None,

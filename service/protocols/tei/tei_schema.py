@@ -77,10 +77,6 @@ class Cutting(Strict):
     )
 
     @property
-    def cuts(self) -> bool:
-        return self.truncate is not False
-
-    @property
     def left(self) -> bool:
         return self.truncation_direction.lower() == "left"
 

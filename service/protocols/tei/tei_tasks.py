@@ -32,6 +32,7 @@ from addnorm.service.protocols.texts.sequences import OTHER_VOCABULARY, Sequence
 from addnorm.service.protocols.texts.task_options import ClassifyOptions
 from addnorm.service.protocols.texts.text_tasks import TextTask, classify, score_pairs
 from addnorm.service.protocols.texts.texts import TextsToTokenize
+from addnorm.service.protocols.texts.truncation import cuts, cuts_sequences
 from addnorm.service.runtime.batch import Floats, Ints
 from addnorm.service.runtime.manifest import Task
 from addnorm.service.scheduling.cooperative import Steps
@@ -81,7 +82,7 @@ async def similarity(asked: TeiSimilarityRequest, call: Call, tools: Tools) -> D
     texts = TextsToTokenize.prompted(
         FIELD,
         [asked.inputs.source_sentence, *sentences],
-        options.cuts,
+        cuts(call, tools, options.truncate, by_default=True),
         model,
         options.prompt_name,
     )._replace(left=options.left, named=source_or_sentence)
@@ -97,7 +98,8 @@ async def similarity(asked: TeiSimilarityRequest, call: Call, tools: Tools) -> D
 
 async def predict(asked: TeiPredictRequest, call: Call, tools: Tools) -> Decoded:
     model = call.model(tools.models, None, "classify")
-    texts = TextsToTokenize(FIELD, asked.inputs.texts, asked.cuts, model, left=asked.left)
+    truncate = cuts(call, tools, asked.truncate, by_default=True)
+    texts = TextsToTokenize(FIELD, asked.inputs.texts, truncate, model, left=asked.left)
     options = ClassifyOptions(function_to_apply="none" if asked.raw_scores else None)
     task = await classify(call, tools, texts, options)
 
@@ -111,8 +113,9 @@ async def predict(asked: TeiPredictRequest, call: Call, tools: Tools) -> Decoded
 async def rerank(asked: TeiRerankRequest, call: Call, tools: Tools) -> Decoded:
     model = call.model(tools.models, None, "rerank")
     pairs = [(asked.query, text) for text in asked.texts]
+    truncate = cuts(call, tools, asked.truncate, by_default=True)
     texts = TextsToTokenize(
-        "texts", pairs, asked.cuts, model, left=asked.left, named=query_with("texts")
+        "texts", pairs, truncate, model, left=asked.left, named=query_with("texts")
     )
     function: Function = "none" if asked.raw_scores else "sigmoid"
     sent_back = call.num_bytes if asked.return_text else 0
@@ -142,9 +145,8 @@ async def _of_sequences(
 ) -> Decoded:
     """One output of texts or ids. shape: by default it is the response as it is."""
     model = call.model(tools.models, None, task)
-    are_texts = isinstance(next(iter(asked.inputs), None), str)
-    cuts = asked.cuts if are_texts else bool(asked.truncate)
-    sent = SequencesToRead(FIELD, asked.inputs, cuts, model, asked.prompt_name, asked.left)
+    truncate = cuts_sequences(call, tools, asked.inputs, asked.truncate, by_default=True)
+    sent = SequencesToRead(FIELD, asked.inputs, truncate, model, asked.prompt_name, asked.left)
     batch, padding = await sent.read(call, tools)
     request = InferenceRequest(model, batch, padding, (output,), field=FIELD, hint=OTHER_VOCABULARY)
     shape = shape or partial(_as_it_is, type(output))

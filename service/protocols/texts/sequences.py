@@ -83,7 +83,7 @@ class SequencesToRead(NamedTuple):
                 param="prompt_name",
             )
         rows = [ids for ids in sequences if isinstance(ids, list)]  # all of them
-        is_checked = self.only_own and not tools.texts.trusts_token_ids
+        is_checked = self.only_own and not tools.texts.settings.trust_token_ids
         work = one_step(partial(self._ragged, rows, is_checked))
         return await tools.bodies.read(call.num_bytes, work, call.deadline)
 

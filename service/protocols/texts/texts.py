@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from tokenizers import Encoding
 
 from addnorm.service.errors import EmptyInput, InvalidInput
-from addnorm.service.models.registry import Model
+from addnorm.service.models.registry import TRUNCATE_SUFFIX, Model
 from addnorm.service.protocols.texts.places import Place, in_list
 from addnorm.service.protocols.texts.sizes import check_pairs, check_size
 from addnorm.service.protocols.texts.text_steps import batched, decoded_ids, portions, with_batch
@@ -129,12 +129,7 @@ class TextReader:
     def __init__(self, settings: Settings, budget: ByteBudget, threads: CooperativePool) -> None:
         """budget: of the bytes of bodies under way, which texts count as; threads: where long texts
         are tokenized. Not those that read or encode, whose steps are longer."""
-        self._settings, self._budget, self._threads = settings, budget, threads
-
-    @property
-    def trusts_token_ids(self) -> bool:
-        """Whether ids in place of texts are taken as they are."""
-        return self._settings.trust_token_ids
+        self.settings, self._budget, self._threads = settings, budget, threads
 
     async def tokenize(self, asked: TextsToTokenize, deadline: Deadline) -> tuple[Batch, Padding]:
         """Ragged sequences with special tokens. InvalidInput for a text that is too long."""
@@ -164,7 +159,7 @@ class TextReader:
                     param=asked.field,
                 )
 
-        return _in_steps(asked, work, check, self._settings.max_tokens)
+        return _in_steps(asked, work, check, self.settings.max_tokens)
 
     async def tokenize_with(
         self,
@@ -173,7 +168,7 @@ class TextReader:
         deadline: Deadline,
     ) -> list[Made]:
         """What `work` makes of each text, by its deadline and while its caller is there."""
-        steps = _in_steps(asked, work, lambda index, made: None, self._settings.max_tokens)
+        steps = _in_steps(asked, work, lambda index, made: None, self.settings.max_tokens)
         return await self._finish(asked, steps, deadline)
 
     async def _finish(self, asked: TextsToTokenize, steps: Steps[Done], deadline: Deadline) -> Done:
@@ -203,8 +198,8 @@ class TextReader:
         if model.tokenizer is None:
             raise InvalidInput(f"{model.bundle.ref} has no tokenizer: its ids have no texts")
         num = sum(map(len, rows))
-        check_size(field, len(rows), "lists", self._settings.max_sequences)
-        check_size(field, num, "ids", self._settings.max_tokens)
+        check_size(field, len(rows), "lists", self.settings.max_sequences)
+        check_size(field, num, "ids", self.settings.max_tokens)
         steps = decoded_ids(field, rows, skip_special_tokens, model.tokenizer, model.bundle.ref)
         return await self.run(steps, len(rows), num, deadline)
 
@@ -212,7 +207,7 @@ class TextReader:
         """InvalidInput if the texts, each with every one of so many of another field, are too many
         pairs. Known from the sizes: called before they are made."""
         self.tokenizer(asked)
-        check_pairs(asked.field, len(asked.texts), field, num, self._settings.max_sequences)
+        check_pairs(asked.field, len(asked.texts), field, num, self.settings.max_sequences)
 
     def tokenizer(self, asked: TextsToTokenize) -> Tokenizer:
         """The model's tokenizer. InvalidInput if there is none, or the texts are over a limit."""
@@ -226,7 +221,7 @@ class TextReader:
             )
         if not texts:
             raise EmptyInput(f"{field} is empty: send at least one text", param=field)
-        check_size(field, len(texts), "texts", self._settings.max_sequences)
+        check_size(field, len(texts), "texts", self.settings.max_sequences)
         limit = tokenizer.max_characters
         if not asked.truncate and (longest := max(sizes := asked.sizes())) > limit:
             raise _too_long(asked, sizes.index(longest), longest, "characters", limit)
@@ -296,10 +291,11 @@ def _in_steps(
 
 
 def _too_long(asked: TextsToTokenize, index: int, size: int, unit: str, limit: int) -> InvalidInput:
-    remedy = 'shorten it, or send "truncate": true' if asked.can_cut else "shorten it"
+    name = f"{asked.model.name}{TRUNCATE_SUFFIX}"
+    cut = f', or send "truncate": true, or the model "{name}"' if asked.can_cut else ""
     of_type = f" of a {asked.input_type}" if asked.input_type else ""
     return InvalidInput(
         f"{asked.place(index)} has {size} {unit}, {size - limit} more than"
-        f" {asked.model.bundle.ref} takes{of_type} ({limit}): {remedy}",
+        f" {asked.model.bundle.ref} takes{of_type} ({limit}): shorten it{cut}",
         param=asked.field,
     )

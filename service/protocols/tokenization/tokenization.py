@@ -15,6 +15,7 @@ from addnorm.service.protocols.codec.negotiation import fragment
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import JsonEndpoint
 from addnorm.service.protocols.texts.texts import PROMPT_NAME, Texts, TextsToTokenize
+from addnorm.service.protocols.texts.truncation import cuts
 from addnorm.service.runtime.tokenizing.tokenizer import Text, Tokenizer
 
 
@@ -23,8 +24,8 @@ class TokenizeRequest(Strict):
         None, description="`name` or `name/version`; the latest version by default."
     )
     texts: Texts
-    truncate: bool = Field(
-        False, description="Whether texts are cut to the model's limit, as /v1/infer would."
+    truncate: bool | None = Field(
+        None, description="Whether texts are cut to the model's limit, as /v1/infer would."
     )
     prompt_name: str | None = PROMPT_NAME
 
@@ -128,10 +129,11 @@ def _answer(model: Model, tokenizer: Tokenizer, shown: list[Shown]) -> bytes:
 async def tokenize(asked: TokenizeRequest, call: Call, tools: Tools) -> bytes:
     """InvalidInput names the field."""
     model, prompt_name = call.model_and_prompt(tools.models, asked.model, asked.prompt_name)
-    texts = TextsToTokenize.prompted("texts", asked.texts, asked.truncate, model, prompt_name)
+    truncate = cuts(call, tools, asked.truncate)
+    texts = TextsToTokenize.prompted("texts", asked.texts, truncate, model, prompt_name)
     tokenizer = tools.texts.tokenizer(texts)
     # texts that are too long are shown too, so that callers see by how much
-    work = partial(_shown, tokenizer, asked.truncate)
+    work = partial(_shown, tokenizer, truncate)
     shown = await tools.texts.tokenize_with(texts, work, call.deadline)
     return _answer(model, tokenizer, shown)
 

@@ -84,9 +84,11 @@ class JobQueue:
         deadline: float,
         backlog: Backlog,
         results: Results,
+        is_piece: bool = False,
     ) -> Job:
         """Queues the batch as a job of this backlog."""
         job = self._make_job(target, batch, now, deadline, results)
+        job.is_piece = is_piece
         self._backlog_of[job] = backlog
         sequences, job.waiting = job.waiting, []
         alone = [own for own in sequences if not backlog.in_flight.join(own)]
@@ -170,7 +172,7 @@ class JobQueue:
         job = self._next()
         target = job.target
         share = target.token_budget
-        if target.is_shared_out:
+        if target.is_shared_out and not job.is_piece:
             share = max(MIN_TOKENS_PER_WORKER, math.ceil(target.num_tokens / num_idle))
         candidates = self._candidates(job, CANDIDATE_BATCHES * target.token_budget)
         taken = _nearest(candidates, job.waiting[-1], min(target.token_budget, share))
@@ -230,14 +232,16 @@ class JobQueue:
 
     def _following(self, job: Job) -> Iterator[Job]:
         """The job, then the other jobs of its target in the order of this turn, its own backlog's
-        first."""
+        first. Pieces of bulk requests keep no other job waiting, so they run apart."""
         yield job
         own = self._backlog_of.get(job)
         smallest_first = own is not None and own.is_for_smallest()
         others = (backlog for backlog in self.active[job.target] if backlog is not own)
         for backlog in chain([own] if own else [], others):
             jobs = backlog.by_size if smallest_first else backlog.by_age
-            yield from (other for other in jobs if other is not job)
+            yield from (
+                other for other in jobs if other is not job and other.is_piece is job.is_piece
+            )
 
     def settle(self, micro: MicroBatch, error: Exception | None, now: float) -> None:
         """The rows of the micro-batch were delivered, or an error came in their place. The error

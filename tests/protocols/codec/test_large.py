@@ -180,8 +180,8 @@ def test_what_stands_in_strings_is_not_counted_wherever_a_block_ends(text: str, 
         text,
         text,
     ]
-    bad = body[:-1] + b"".join(b',"k%d":0' % n for n in range(2025)) + b"}"
-    with pytest.raises(InvalidInput, match="more than 2024 keys"):
+    bad = body[:-1] + b"".join(b',"k%d":0' % n for n in range(3049)) + b"}"
+    with pytest.raises(InvalidInput, match="more than 3048 keys"):
         run_now(validated(INFER.request, bad, SETTINGS))
 
 

@@ -138,7 +138,7 @@ TEXTS: list[tuple[str, str, dict[str, Any]]] = [
     ("/embed_all", "inputs", {"truncate": False}),
     ("/embed_sparse", "inputs", {"truncate": False}),
     ("/tokenize", "inputs", {}),
-    ("/hf/embedder", "inputs", {}),
+    ("/hf/embedder", "inputs", {"truncate": False}),
     ("/hf/tagger", "inputs", {}),
     ("/hf/classifier", "inputs", {}),
     ("/hf/masked-lm", "inputs", {"parameters": {}}),
@@ -243,10 +243,10 @@ FACTORS: dict[str, tuple[str, Any, str]] = {
         "hypothesis_template: Input should have 1000 characters or fewer, got 300002",
     ),
     "each text with each label": (
-        "/v1/zero-shot", zero_shot(900, 1000), "which makes 900000 pairs, the limit is 1024",
+        "/v1/zero-shot", zero_shot(900, 1000), "which makes 900000 pairs, the limit is 2048",
     ),
     "each text with each label, /hf": (
-        HF, hugging_face(900, 1000), "which makes 900000 pairs, the limit is 1024",
+        HF, hugging_face(900, 1000), "which makes 900000 pairs, the limit is 2048",
     ),
     "each label for each text": (
         "/v1/zero-shot", zero_shot(60, candidate_labels=[LARGE]),
@@ -262,8 +262,8 @@ FACTORS: dict[str, tuple[str, Any, str]] = {
         "embedding_types: Input should have 6 items or fewer, got 3000",
     ),
     "a prompt for each text": (
-        "/v1/infer", {**INFER, "texts": texts(2000), "prompt_name": "query"},
-        "texts has 2000 texts, the limit is 1024",
+        "/v1/infer", {**INFER, "texts": texts(4000), "prompt_name": "query"},
+        "texts has 4000 texts, the limit is 2048",
     ),
 }  # fmt: skip
 

@@ -58,7 +58,7 @@ def test_the_configuration_is_the_metadata_without_the_batch(client: httpx.Clien
             (tensor["name"], tensor["data_type"], tensor["dims"]) for tensor in theirs
         ] == expected
     assert [tensor["optional"] for tensor in config["input"]] == [False, True]
-    assert config["max_batch_size"] == 1024
+    assert config["max_batch_size"] == 2048
     assert config["dynamic_batching"] == {}
     assert config["model_transaction_policy"] == {"decoupled": False}
 

@@ -1,0 +1,144 @@
+"""What is kept of a request's rows: from the cache, and the rest by a job of the scheduler."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from addnorm.service.errors import NotFinite
+from addnorm.service.inference.kept_rows import KeptRows, RowKeeper
+from addnorm.service.inference.request import InferenceRequest
+from addnorm.service.inference.reuse import Reuse
+from addnorm.service.inference.sequence_cache import SequenceCache, sequence_digests
+from addnorm.service.models.registry import Runner
+from addnorm.service.runtime.batch import Batch
+from addnorm.service.runtime.manifest import Pick
+from addnorm.service.scheduling.cooperative import CooperativePool, run_now
+from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.job import Job
+from addnorm.service.scheduling.scheduler import Scheduler
+
+Gather = Callable[[], KeptRows]  # puts together what was held and what was computed
+Report = Callable[[str, int, int, int], None]
+NO_STAGES = {"queue": 0.0, "infer": 0.0}
+QUICK_TOKENS, QUICK_SEQUENCES = 8192, 64  # their digests take about 0.1 ms
+
+
+class Computing:
+    """Shared by all requests."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        encoders: CooperativePool,
+        cache: SequenceCache,
+        report: Report,
+    ) -> None:
+        """encoders: where many digests are made; report: called with the model, and how many
+        sequences of a request the cache held, how many it did not, and how many of those have an
+        equal one in the request."""
+        self.scheduler, self.cache = scheduler, cache
+        self._encoders, self._report = encoders, report
+
+    async def rows(
+        self,
+        request: InferenceRequest,
+        runner: Runner,
+        needs: Sequence[Pick],
+        deadline: Deadline,
+        encode_s: float,
+        is_piece: bool = False,
+    ) -> tuple[Gather, dict[str, float]]:
+        """How to gather what is kept of the batch, and the seconds that it waited and ran.
+
+        encode_s: the time that must be left once it is there. is_piece: of a bulk request.
+        """
+        batch = request.batch
+        if not len(batch):
+            return partial(KeptRows, batch, runner.engine.empty(), {}), NO_STAGES
+        digests = await self._digests(request, deadline)
+        left_s = deadline.left_s() - encode_s
+        reuse, job = self._submit(request, runner, needs, digests, left_s, is_piece)
+        if digests:
+            num_held = reuse.num_held
+            num_missed = len(batch) - num_held
+            self._report(request.model.name, num_held, num_missed, num_missed - len(reuse.missing))
+        if job is None:
+            return partial(reuse.gathered, None), NO_STAGES
+        computed = await _wait_for(job, request, deadline, reuse.missing)
+        return partial(reuse.gathered, computed), _stages_s(job)
+
+    async def _digests(self, request: InferenceRequest, deadline: Deadline) -> list[bytes] | None:
+        """None if nothing is held and merged."""
+        if request.anew or not self.cache.max_bytes:
+            return None
+        batch = request.batch
+        made = sequence_digests(batch)
+        if batch.num_tokens <= QUICK_TOKENS and len(batch) <= QUICK_SEQUENCES:
+            return run_now(made)
+        return await self._encoders.finish(made, deadline)
+
+    def _submit(
+        self,
+        request: InferenceRequest,
+        runner: Runner,
+        needs: Sequence[Pick],
+        digests: Sequence[bytes] | None,
+        left_s: float,
+        is_piece: bool,
+    ) -> tuple[Reuse, Job | None]:
+        """What the cache holds of the batch, and the job that computes the rest, if there is any.
+
+        A run that ends between look-up and submission would be neither held nor in flight. So the
+        cache is asked again while no run can end. If it has more then, all is prepared again.
+        """
+        target, key = runner.target, request.key
+        found = dict(self.cache.find(target, key, digests, needs))
+        while True:
+            reuse = Reuse.of(request.batch, needs, digests, found)
+            if not reuse.missing:
+                return reuse, None
+            missing = [digests[index] for index in reuse.missing] if digests else None
+            batch, results = self._prepared(runner, key, reuse, missing)
+            with self.scheduler.paused():
+                more = self.cache.find(target, key, missing, needs)
+                if not more:
+                    submitted = target, batch, left_s, key, results, is_piece
+                    return reuse, self.scheduler.submit(*submitted)
+            found |= more
+
+    def _prepared(
+        self, runner: Runner, key: str, reuse: Reuse, missing: Sequence[bytes] | None
+    ) -> tuple[Batch, RowKeeper]:
+        """The batch of what is missing, and what keeps its rows. What that keeps is held.
+
+        missing: digests of its sequences, if it is held.
+        """
+        batch = reuse.to_compute()
+        hold = partial(self.cache.hold, runner.target, key, missing) if missing else None
+        return batch, RowKeeper(batch, reuse.picks, runner.engine.d_model, missing, hold)
+
+
+async def _wait_for(
+    job: Job, request: InferenceRequest, deadline: Deadline, sequences: Sequence[int]
+) -> KeptRows:
+    """What the job keeps. Cancels it when the time is up or the caller leaves.
+
+    sequences: of the request, that the job computes.
+    """
+    try:
+        kept: KeptRows = await deadline.wait(asyncio.wrap_future(job.future))
+    except NotFinite as error:
+        own = NotFinite(error.output, sequences[error.sequence])
+        raise by_row(request, own) from error
+    return kept
+
+
+def _stages_s(job: Job) -> dict[str, float]:
+    assert job.started is not None
+    assert job.finished is not None
+    return {"queue": job.started - job.submitted, "infer": job.finished - job.started}
+
+
+def by_row(request: InferenceRequest, error: NotFinite) -> NotFinite:
+    """The same error, by the row of the caller's layout: the batch has no rows of pads only."""
+    return NotFinite(error.output, request.padding.row_of(error.sequence))

@@ -1,0 +1,200 @@
+"""Bulk requests have the bits of any other, and are computed in pieces. Their time follows their
+size. They are rejected before anything is computed, dropped with their caller, and counted."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from addnorm.service.errors import ClientGone, DeadlineNotMet, InvalidInput
+from addnorm.service.inference.bulk import pieces
+from addnorm.service.inference.outputs import Activations, Output, Pooled
+from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.loading.loader import load_all
+from addnorm.service.models.registry import Models
+from addnorm.service.runtime.unpadding import from_lists
+from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.server.wiring import Service, build
+from addnorm.service.settings import Settings
+from tests.support.waiting import PATIENCE_S, eventually, runs_held_up
+
+LENGTHS = [1 + 7 * number % 23 for number in range(400)]
+ROWS = [[1 + (5 * row + column) % 40 for column in range(size)] for row, size in enumerate(LENGTHS)]
+
+
+@pytest.fixture(scope="module")
+def models(small: Path) -> Models:
+    return load_all(small, Settings(worker_threads=2))
+
+
+@pytest.fixture
+def target(models: Models) -> Iterator[Any]:
+    """Its rate is as it was afterwards."""
+    target = models.find("gpt").target(None)
+    before = target.tokens_per_s
+    yield target
+    target.tokens_per_s = before
+
+
+@contextmanager
+def service(models: Models, **changed: Any) -> Iterator[Service]:
+    """One that takes more than 64 tokens for a bulk request."""
+    changed = {"worker_threads": 2, "max_queue_tokens": 64, "cache_bytes": 0, **changed}
+    made = build(models, Settings(**changed))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def asked(models: Models, output: Output[Any], rows: list[list[int]] = ROWS) -> InferenceRequest:
+    return InferenceRequest(models.find("gpt"), *from_lists(rows), (output,))
+
+
+def values(response: InferenceResponse) -> Steps[list[Any]]:
+    yield
+    (value,) = response.values.values()
+    return [np.array(own) for own in value.for_json()]  # type: ignore[attr-defined]
+
+
+def run(on: Service, request: InferenceRequest, deadline: Deadline | None = None) -> Any:
+    deadline = deadline or Deadline(PATIENCE_S)
+    return asyncio.run(on.pipeline.run(request, values, deadline))[0]
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 2**20])
+@pytest.mark.parametrize("output", [Pooled(), Activations()])
+def test_a_bulk_request_has_the_bits_of_any_other(
+    models: Models, output: Output[Any], cache_bytes: int
+) -> None:
+    request = asked(models, output)
+    with service(models, max_queue_tokens=65_536) as whole:
+        assert not whole.pipeline.bulk.covers(request)
+        expected = run(whole, request)
+    with service(models, cache_bytes=cache_bytes) as in_pieces:
+        assert in_pieces.pipeline.bulk.covers(request)
+        for _ in range(2):  # the second time from the cache
+            for own, others in zip(run(in_pieces, request), expected, strict=True):
+                assert own.tobytes() == others.tobytes()
+
+
+def test_pieces_hold_each_sequence_once_and_are_of_similar_length() -> None:
+    lengths = np.array(LENGTHS)
+    made = list(pieces(lengths, 64))
+    assert sorted(np.concatenate(made).tolist()) == list(range(len(lengths)))
+    for piece in made:
+        assert lengths[piece].sum() <= 64
+        assert (np.diff(piece) > 0).all()
+    longest = [int(lengths[piece].max()) for piece in made]
+    assert longest == sorted(longest, reverse=True)
+    assert [piece.tolist() for piece in pieces(np.array([90, 2, 3]), 64)] == [[0], [1, 2]]
+
+
+def test_the_queue_holds_little_of_it(models: Models) -> None:
+    async def ask(on: Service) -> int:
+        work = asyncio.create_task(
+            on.pipeline.run(asked(models, Pooled()), values, Deadline(PATIENCE_S))
+        )
+        with runs_held_up(models, "gpt") as go:
+            most = 0
+            while on.scheduler.num_busy < 2:
+                await asyncio.sleep(0.001)
+            most = on.scheduler.num_queued_tokens()
+            go.set()
+        await work
+        return most
+
+    with service(models) as on:
+        assert asyncio.run(ask(on)) <= 256 < sum(LENGTHS)
+
+
+def test_the_rest_is_dropped_when_the_caller_leaves(models: Models) -> None:
+    async def leave(on: Service) -> None:
+        deadline = Deadline(PATIENCE_S)
+        with runs_held_up(models, "gpt") as go:
+            work = asyncio.create_task(on.pipeline.run(asked(models, Pooled()), values, deadline))
+            while not on.scheduler.num_busy:
+                await asyncio.sleep(0.001)
+            assert on.pipeline.responses.num_bytes
+            deadline.leave()
+            with pytest.raises(ClientGone):
+                await work
+            go.set()
+
+    with service(models) as on:
+        asyncio.run(leave(on))
+        assert eventually(lambda: not on.scheduler.num_busy)
+        assert on.scheduler.num_queued_tokens() == 0
+        assert on.pipeline.responses.num_bytes == 0
+        assert not on.pipeline.bulk.turns.num_running
+
+
+def of_server(timeout_s: float) -> Deadline:
+    """A deadline where the caller names none."""
+    deadline = Deadline(timeout_s)
+    deadline.is_callers = False
+    return deadline
+
+
+def test_its_deadline_follows_its_size_at_the_measured_speed(models: Models, target: Any) -> None:
+    request = asked(models, Pooled())
+    target.tokens_per_s = request.batch.num_tokens / 20  # of one of two workers
+    with service(models) as on:
+        run(on, request, deadline := of_server(1.0))
+        assert deadline.timeout_s == pytest.approx(4 * 1.2 * 10, rel=0.1)
+        target.tokens_per_s = 1e9
+        run(on, request, deadline := of_server(30.0))
+        assert deadline.timeout_s == 30
+        target.tokens_per_s = request.batch.num_tokens / 20
+        run(on, request, deadline := Deadline(60))
+        assert deadline.timeout_s == 60, "it is the caller's"
+    target.tokens_per_s = request.batch.num_tokens / 20
+    with service(models, bulk_timeout_s=31.0) as on:
+        run(on, request, deadline := of_server(30.0))
+        assert deadline.timeout_s == 31
+
+
+@pytest.mark.parametrize("is_callers", [True, False])
+def test_what_cannot_end_in_time_is_rejected_before_anything_is_computed(
+    models: Models, target: Any, is_callers: bool
+) -> None:
+    request = asked(models, Pooled())
+    target.tokens_per_s = request.batch.num_tokens / 2000
+    deadline = Deadline(600) if is_callers else of_server(30)
+    with service(models) as on, runs_held_up(models, "gpt"):  # a run would never end
+        with pytest.raises(DeadlineNotMet, match="send less at once") as rejected:
+            run(on, request, deadline)
+        assert rejected.value.status == 429
+        assert rejected.value.retry_after_s == 1
+        assert on.scheduler.num_busy == 0
+        assert on.pipeline.responses.num_bytes == 0
+
+
+def test_what_others_take_comes_on_top(models: Models, target: Any) -> None:
+    async def ask_two(on: Service) -> None:
+        request = asked(models, Pooled())
+        with runs_held_up(models, "gpt") as go:
+            first = asyncio.create_task(on.pipeline.run(request, values, Deadline(200)))
+            while not on.scheduler.num_busy:
+                await asyncio.sleep(0.001)
+            with pytest.raises(DeadlineNotMet) as rejected:
+                await on.pipeline.run(request, values, Deadline(20))
+            assert rejected.value.retry_after_s >= 10
+            go.set()
+        await first
+
+    target.tokens_per_s = sum(LENGTHS) / 20
+    with service(models) as on:
+        asyncio.run(ask_two(on))
+
+
+def test_what_can_never_be_held_is_refused(models: Models) -> None:
+    request = asked(models, Activations(), [[1] * 60] * 100)._replace(answer_bytes=10)
+    too_much = pytest.raises(InvalidInput, match=r"would take \d+ MiB, the limit is 2: send less")
+    with service(models, max_pending_response_bytes=2 * 2**20) as on, too_much:
+        run(on, request)
