@@ -1,4 +1,4 @@
-"""DeBERTa's tokenizer where its folder has sentencepiece's file alone: converted with the file's
+"""A tokenizer where its folder has `spm.model` of sentencepiece alone: converted with the file's
 own normalization, and compared with the library that wrote it."""
 
 import random
@@ -55,7 +55,7 @@ def restore(tokenizer: "PreTrainedTokenizerBase", file: Path) -> None:
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
-    """By the vocabulary, without what is put around a text."""
+    """A text's, by the vocabulary, without what is put around it."""
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     return [str(tokenizer.id_to_token(number)) for number in ids]
 

@@ -11,8 +11,7 @@ LAYER, LM = f"{bert.LAYER}attention.self.", "lm_predictions.lm_head"
 DEFAULTS = {
     **bert.DEFAULTS, "type_vocab_size": 0, "layer_norm_eps": 1e-7, "pooler_hidden_act": "gelu",
     "relative_attention": False, "position_buckets": -1, "max_relative_positions": -1,
-    "pos_att_type": None, "share_att_key": False, "norm_rel_ebd": "none",
-    "position_biased_input": True,
+    "pos_att_type": "", "share_att_key": False, "norm_rel_ebd": "", "position_biased_input": True,
 }  # fmt: skip
 
 
@@ -60,10 +59,8 @@ DEBERTA_V2 = Family(
     },
     heads=(
         bert.LM,
-        replace(  # of the first release; its last layer is not stored, but the token embeddings
-            bert.LM, linear=f"{LM}.decoder", dense=f"{LM}.dense", norm=f"{LM}.LayerNorm",
-            bias=f"{LM}.bias",
-        ),
+        replace(bert.LM, linear=f"{LM}.decoder", dense=f"{LM}.dense", norm=f"{LM}.LayerNorm",
+                bias=f"{LM}.bias"),  # of the first release
         replace(
             bert.SEQUENCE, derived=lambda raw: {"activation": ACTIVATIONS[raw["pooler_hidden_act"]]}
         ),
