@@ -15,6 +15,7 @@ from torch.onnx import is_in_onnx_export
 from torch.onnx.ops import symbolic, symbolic_multi_out
 
 from addnorm.model.config import Config
+from addnorm.model.disentangled import DistanceProjections, Places, by_distance
 from addnorm.model.grid import OPSET, Grid, Mask
 from addnorm.model.norms import norm
 from addnorm.model.positions import Rotation, rotated
@@ -59,6 +60,7 @@ class View(NamedTuple):
     grid: Grid
     mask: Mask
     rotation: Rotation | None
+    places: Places | None = None
 
 
 class Attention(nn.Module):
@@ -79,10 +81,14 @@ class Attention(nn.Module):
         self.has_norms = config.qk_norm
         if config.qk_norm:
             self.q_norm, self.k_norm = norm(config, dims), norm(config, dims)
+        if shape := config.positions.disentangled:
+            self.distances = DistanceProjections(config, shape)
 
     def forward(self, x: Tensor, view: View, trace: Trace) -> Tensor:
         """[N, d] -> [N, d]"""
-        grid, mask, rotation = view
+        grid, mask, rotation, places = view
+        if places:
+            mask = mask._replace(terms=self.distances(places, self.qkv))
         qkv = self._normalized(self.qkv(x)) if self.has_norms else self.qkv(x)
         if rotation:
             qkv = rotated(qkv, rotation, self.n_heads + self.kv_heads)
@@ -106,23 +112,41 @@ class Attention(nn.Module):
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, n_heads: int) -> Tensor:
     """softmax(q k^T / sqrt(e) + mask) v, head by head. q `[B, S, H * e]`; k, v `[B, S, K * e]`. In
-    blocks q `[G, B, w, H * e]`, and k, v may have an axis G too -> like q.
+    blocks q `[G, B, w, H * e]`, and k, v may have an axis G too -> like q. The mask's terms have
+    their own scale.
 
     In an export it is ONNX's operator. This takes the numbers of keys as they are: a mask of
     `[B, 1, S, S]` would have to be written, copied for each head, and read again.
     """
     if is_in_onnx_export():
         name = "Attention" if q.dim() == 3 else _in_blocks(k)
-        inputs = (q, k, v, mask.bias, None, None, mask.num_keys)
+        bias = mask.bias if q.dim() == 4 or not mask.terms else _bias(q, k, mask, n_heads)
+        terms = (None, *mask.terms) if mask.terms and q.dim() == 4 else ()
+        inputs = (q, k, v, bias, None, None, mask.num_keys, *terms)
         attributes: dict[str, Any] = _num_heads(q, k, n_heads)
+        if mask.terms:
+            attributes["scale"] = _scale(q, mask, n_heads)
         shape, version = q.shape, OPSET
         return symbolic(name, inputs, attributes, dtype=q.dtype, shape=shape, version=version)
     if q.dim() == 4:
         return torch.stack([attend(*block, n_heads) for block in _blocks(q, k, v, mask)])
-    bias = mask.as_bias(k.shape[1])
+    bias, scale = _bias(q, k, mask, n_heads), _scale(q, mask, n_heads)
     q, k, v = _by_head(q, k, v, n_heads)
-    context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
     return context.transpose(1, 2).flatten(2)
+
+
+def _scale(q: Tensor, mask: Mask, n_heads: int) -> float:
+    head_dims = q.shape[-1] // n_heads
+    return mask.terms.scale(head_dims) if mask.terms else 1 / math.sqrt(head_dims)
+
+
+def _bias(q: Tensor, k: Tensor, mask: Mask, n_heads: int) -> Tensor:
+    """What is added to query times key: the mask, and terms of their distance."""
+    bias = mask.as_bias(k.shape[1])
+    if not mask.terms:
+        return bias
+    return bias + by_distance(q, k, mask.terms, n_heads) * _scale(q, mask, n_heads)
 
 
 def attend_with_probabilities(
@@ -131,11 +155,14 @@ def attend_with_probabilities(
     """`attend`, and the softmax of some heads `[h]`: `[B, h, S, S]`, queries before keys; in blocks
     `[G, B, h, w, K]`. An export takes queries in blocks only."""
     if is_in_onnx_export():
-        inputs = (q, k, v, mask.bias, None, None, mask.num_keys, heads)
+        terms = mask.terms or ()
+        inputs = (q, k, v, mask.bias, None, None, mask.num_keys, heads, *terms)
         attributes: dict[str, Any] = {
             **_num_heads(q, k, n_heads),
             "qk_matmul_output_mode": AFTER_SOFTMAX,
         }
+        if mask.terms:
+            attributes["scale"] = _scale(q, mask, n_heads)
         num_blocks, batch, width, _ = q.shape
         shapes = (q.shape, (num_blocks, batch, heads.shape[0], width, k.shape[-2]))
         context, probabilities = symbolic_multi_out(
@@ -148,9 +175,9 @@ def attend_with_probabilities(
         made = [attend_with_probabilities(*block, n_heads, heads) for block in blocks]
         context, probabilities = map(torch.stack, zip(*made, strict=True))
         return context, probabilities
-    bias = mask.as_bias(k.shape[1])
+    bias, scale = _bias(q, k, mask, n_heads), _scale(q, mask, n_heads)
     q, k, v = _by_head(q, k, v, n_heads)
-    scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]) + bias
+    scores = q @ k.transpose(2, 3) * scale + bias
     probabilities = scores.softmax(-1)
     return (probabilities @ v).transpose(1, 2).flatten(2), probabilities[:, heads]
 
@@ -180,5 +207,6 @@ def _blocks(
     """What each block of queries is computed of."""
     biases = [None] * len(q) if mask.bias is None else mask.bias
     keys, values = ((x if x.dim() == 4 else [x] * len(q)) for x in (k, v))
-    for own, key, value, bias in zip(q, keys, values, biases, strict=True):
-        yield own, key, value, Mask(bias, mask.num_keys)
+    terms = [None] * len(q) if mask.terms is None else mask.terms.blocks()
+    for own, key, value, bias, term in zip(q, keys, values, biases, terms, strict=True):
+        yield own, key, value, Mask(bias, mask.num_keys, term)

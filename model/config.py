@@ -69,20 +69,48 @@ class Rotary:
 
 
 @dataclass(frozen=True)
+class Disentangled:
+    """Scores have terms of content by distance (He et al., arXiv:2006.03654), see
+    model/disentangled.py."""
+
+    span: int  # vectors of distances behind, and as many of those ahead; farther: the last one
+    farthest: int = 0  # if distances share vectors, in buckets that reach so far; 0: they do not
+    c2p: bool = True  # whether queries are multiplied with distances
+    p2c: bool = True  # whether keys are
+    shared: bool = True  # whether distances are projected as tokens are, or by weights of their own
+    norm: bool = True  # whether the distances' vectors have a norm
+
+    def __post_init__(self) -> None:
+        """ValueError names the field that no transformer can have."""
+        refuse_unknown(self)
+        _refuse_sizes(self, "span")
+        if not (self.c2p or self.p2c):
+            raise ValueError("c2p and p2c are False: distances would have no effect")
+        least = self.span // 2 + 2
+        if type(self.farthest) is not int or 0 != self.farthest < least:
+            raise ValueError(f"farthest is {self.farthest!r}: 0, or {least} or more")
+        if self.farthest and self.span % 2:
+            raise ValueError(f"span is {self.span} and farthest {self.farthest}: buckets are even")
+
+
+@dataclass(frozen=True)
 class Positions:
     """How a transformer knows places: by what is added to tokens, by what is rotated into queries
-    and keys, by a bias on the scores. Some have two of these."""
+    and keys, by a bias on the scores, by terms of the scores. Some have two of these."""
 
     added: Literal["learned", "sinusoidal", "none"] = "learned"
     rotary: Rotary | None = None
     buckets: int = 0  # of a bias by distance, see RelativeBias; 0: there is none
     alibi: bool = False  # whether the bias falls with distance, and is not learned
+    disentangled: Disentangled | None = None
 
     def __post_init__(self) -> None:
         """ValueError names the field that no transformer can have."""
         refuse_unknown(self)
         if not (self.rotary is None or isinstance(self.rotary, Rotary)):
             raise ValueError(f"rotary is {self.rotary!r}: None, or a Rotary")
+        if not (self.disentangled is None or isinstance(self.disentangled, Disentangled)):
+            raise ValueError(f"disentangled is {self.disentangled!r}: None, or a Disentangled")
         buckets = self.buckets
         if type(buckets) is not int or buckets not in (0, *range(4, MAX_BUCKETS, 2)):
             raise ValueError(f"buckets is {buckets!r}: 0, or an even number of 4 or more")
@@ -179,6 +207,11 @@ class Config:
             raise ValueError(
                 f"window is {self.window} and local_layers is {self.local_layers!r}: both are"
                 " needed, or neither"
+            )
+        if self.positions.disentangled and (self.causal or self.window or self.positions.buckets):
+            raise ValueError(
+                f"positions are disentangled, and causal is {self.causal}, window {self.window},"
+                f" buckets {self.positions.buckets}: scores have distances, or one of these"
             )
         if not self.first_norm and self.block != "pre":
             raise ValueError(f"first_norm is False and block is {self.block!r}: it is of order pre")

@@ -14,6 +14,8 @@ from torch.nn import functional as F
 from torch.onnx import is_in_onnx_export
 from torch.onnx.ops import symbolic
 
+from addnorm.model.disentangled import Terms
+
 OPSET = 24  # of ONNX, the first whose Attention takes numbers of keys
 
 # finite: minus infinity makes NaN where every key is masked, and 0 * NaN reaches neighbours
@@ -38,6 +40,7 @@ class Mask(NamedTuple):
     # [B or 1, H or 1, S, S] added to the scores; in blocks [G, B or 1, H or 1, w, K]
     bias: Tensor | None
     num_keys: Tensor | None  # [B] of each sequence the first so many keys are seen; None: all
+    terms: Terms | None = None  # of the scores, by distance
 
     def as_bias(self, seq: int) -> Tensor:
         """All of it as numbers to add to the scores, `[B or 1, H or 1, S, S]`."""
@@ -51,7 +54,9 @@ class Mask(NamedTuple):
 class Grid(Protocol):
     """Where a layout puts rows for attention."""
 
-    distances: Tensor  # [B, S, S], in blocks [G, w, K]: place of the key minus place of the query
+    # [B, S, S], in blocks [G, w, K], in a tiled grid [G, L]: place of the key minus the query's
+    distances: Tensor
+    tiles: Tensor | None  # [G, G, 2 * w] in a tiled grid: the same by tile, see TiledGrid
 
     def to_grid(self, qkv: Tensor, share: int) -> Sequence[Tensor]:
         """Rows `[N, d + 2 * d / g]` of queries, keys, values -> `[B, S, d]` and two `[B, S, d / g]`
@@ -75,6 +80,8 @@ class Grid(Protocol):
 
 class PaddedGrid:
     """The caller's own grid."""
+
+    tiles: Tensor | None = None
 
     def __init__(self, mask: Tensor, positions: Tensor, window: int) -> None:
         """mask `[B, S]`: which cells are real; positions `[B, S]` among these."""
@@ -133,6 +140,7 @@ class _Blocks:
     """
 
     distances: Tensor
+    tiles: Tensor | None = None
     query_rows: Tensor  # [G, B, w]
     key_rows: Tensor  # [B, S] or [G, B, K]
     cells: Tensor  # [N] of [G, B, w]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from addnorm.model.grid import BLOCK, BandGrid, FullGrid, Grid, PaddedGrid, Sequences
+from addnorm.model.tiled_grid import TiledGrid
 
 
 class Layout(Protocol):
@@ -24,8 +25,9 @@ class Layout(Protocol):
         """Caller's cells `[B, S]` -> rows `[N]`."""
         ...
 
-    def grid(self, window: int) -> Grid:
-        """Where attention has the rows. window: 0, or the distance of the farthest keys seen."""
+    def grid(self, window: int, tiled: bool = False) -> Grid:
+        """Where attention has the rows. window: 0, or the distance of the farthest keys seen.
+        tiled: whether blocks list distances by column."""
         ...
 
     def scatter(self, rows: Tensor) -> Tensor:
@@ -45,7 +47,7 @@ class Padded:
     def gather(self, cells: Tensor) -> Tensor:
         return cells.reshape(-1)
 
-    def grid(self, window: int) -> Grid:
+    def grid(self, window: int, tiled: bool = False) -> Grid:
         return PaddedGrid(self.mask, self.positions, window)
 
     def scatter(self, rows: Tensor) -> Tensor:
@@ -81,9 +83,11 @@ class Packed:
     def gather(self, cells: Tensor) -> Tensor:
         return self.sequences.gather(cells)
 
-    def grid(self, window: int) -> Grid:
+    def grid(self, window: int, tiled: bool = False) -> Grid:
         if window:
             return BandGrid(self.sequences, self.seq, self.block, window)
+        if tiled:
+            return TiledGrid(self.sequences, self.seq, self.block)
         return FullGrid(self.sequences, self.seq, self.block)
 
     def scatter(self, rows: Tensor) -> Tensor:

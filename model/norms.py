@@ -51,7 +51,8 @@ class LayerNorm(nn.Module):
 
     def _rms(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         square = (x * x).mean(list(range(-len(self.shape), 0)), keepdim=True)
-        return x, torch.zeros_like(square), (1.0 / (square + self.eps)).sqrt()
+        # not zeros_like, whose shape to_half would take for numbers
+        return x, square * 0.0, (1.0 / (square + self.eps)).sqrt()
 
 
 def norm(config: Config, width: int | None = None) -> LayerNorm:

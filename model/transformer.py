@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from addnorm.model.attention import Attention, Trace, View
 from addnorm.model.config import Activation, Config, HeadConfig
+from addnorm.model.disentangled import Distances
 from addnorm.model.grid import block_of
 from addnorm.model.layout import LAYOUTS, Layout
 from addnorm.model.norms import norm
@@ -134,6 +135,8 @@ class Transformer(nn.Module):
             self.relative_bias = RelativeBias(
                 positions.buckets, config.n_heads, config.max_positions, positions.alibi
             )
+        if shape := positions.disentangled:
+            self.distances = Distances(config, norm(config) if shape.norm else None)
         self.blocks = nn.ModuleList(
             Block(config, config.first_norm or index > 0) for index in range(config.n_blocks)
         )
@@ -211,11 +214,13 @@ class Transformer(nn.Module):
     def _view(self, layout: Layout, is_local: bool) -> View:
         """How local layers see the rows, or the others."""
         config = self.config
-        grid = layout.grid(config.window if is_local else 0)
+        is_tiled = config.positions.disentangled is not None
+        grid = layout.grid(config.window if is_local else 0, is_tiled)
         relative = self.relative_bias(grid.distances) if config.positions.buckets else None
         table = self.rotary["local" if is_local else "full"] if self.rotary else None
         rotation = table(layout.position_ids) if table else None
-        return View(grid, grid.attention_mask(config.causal, relative), rotation)
+        places = self.distances(grid.distances, grid.tiles) if is_tiled else None
+        return View(grid, grid.attention_mask(config.causal, relative), rotation, places)
 
     def embed(self, token_ids: Tensor, position_ids: Tensor, type_ids: Tensor) -> Tensor:
         """Three times `[N]` -> `[N, d]`."""
@@ -241,6 +246,8 @@ def shorten(model: Transformer, max_positions: int) -> None:
         table, alibi = model.relative_bias.table, config.positions.alibi
         model.relative_bias = RelativeBias(buckets, config.n_heads, max_positions, alibi)
         model.relative_bias.table = table
+    if config.positions.disentangled:
+        model.distances.limit(config)
 
 
 def randomize(model: Transformer, seed: int) -> Transformer:

@@ -34,6 +34,8 @@ SIZES = {
     "num_attention_heads": NUM_HEADS, "max_position_embeddings": POSITIONS + 8,
     "num_key_value_heads": 2,  # shared by heads of queries, in families that have such
     "local_attention": 32,  # windows shorter than its sequences, in families that have any
+    "relative_attention": True, "position_buckets": 32, "pos_att_type": "c2p|p2c",
+    "share_att_key": True, "norm_rel_ebd": "layer_norm",  # of the family with distances
 }  # fmt: skip
 # families whose feed-forward has a name of its own ignore the first
 FEED_FORWARD = ("intermediate_size", "hidden_dim", "ffn_dim")
@@ -51,7 +53,8 @@ HEADS: dict[str, tuple[Any, dict[str, Any]]] = {
     "tagger": (transformers.AutoModelForTokenClassification, {"num_labels": 5}),
 }
 PRECISIONS = ("fp32", "int8")
-WITH_LENS = (*PRESETS, HEADED_FAMILY, "mpnet", "modernbert")  # every order; a bias; windows
+# every order; a bias; windows; distances
+WITH_LENS = (*PRESETS, HEADED_FAMILY, "mpnet", "modernbert", "deberta-v2")
 
 
 def names() -> list[str]:

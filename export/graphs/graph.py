@@ -12,14 +12,17 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 from torch import nn
 from torch.export import Dim
 
+from addnorm.export.graphs.distance_terms import DistanceTerms, plain_terms
 from addnorm.export.graphs.model_file import EXTERNAL, MIN_BYTES, Array, Graph
 from addnorm.export.graphs.packed_attention import MAX_TERMS, num_parts
 from addnorm.model.attention import ATTENTION_IN_BANDS, ATTENTION_IN_BLOCKS
+from addnorm.model.disentangled import WEIGHT
 from addnorm.model.grid import OPSET
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Head, Transformer
 
 BIAS = 3  # which input of Attention
+TERMS = 8  # the first of those that say which terms of distances its scores have
 MIN_PART = 32  # dimensions of a head whose products are made in parts: less would be slow
 BODY_INPUTS = ["input_ids", "attention_mask"]  # and token_type_ids, where the model has types
 BODY_OUTPUTS = ["activations", "norm_mean", "norm_rstd"]
@@ -191,6 +194,7 @@ def _scanned(model: ModelProto) -> ModelProto:
     domain = ATTENTION_IN_BLOCKS.partition("::")[0]
     if any(_in_bands(node) for node in model.graph.node):
         _forget_sizes(model)
+    _drop_marks(model)
     for node in model.graph.node:
         if node.domain == domain:
             node.CopyFrom(_scan(node))
@@ -200,8 +204,22 @@ def _scanned(model: ModelProto) -> ModelProto:
     return model
 
 
+def _drop_marks(model: ModelProto) -> None:
+    """Weights that were marked are read as they are."""
+    marks = [node for node in model.graph.node if _name(node) == WEIGHT]
+    weights = {node.output[0]: node.input[0] for node in marks}
+    for node in marks:
+        model.graph.node.remove(node)
+    for node in model.graph.node:
+        node.input[:] = [weights.get(name, name) for name in node.input]
+
+
 def _in_bands(node: NodeProto) -> bool:
-    return "::".join((node.domain, node.op_type)) == ATTENTION_IN_BANDS
+    return _name(node) == ATTENTION_IN_BANDS
+
+
+def _name(node: NodeProto) -> str:
+    return f"{node.domain}::{node.op_type}"
 
 
 def _forget_sizes(model: ModelProto) -> None:
@@ -217,25 +235,30 @@ def _scan(node: NodeProto) -> NodeProto:
     """Its queries, and a bias if there is one, are cut along axis 0; in bands keys and values too.
     The others are the same for all.
 
-    Input 7, if there is one, names the heads whose softmax is its output 1.
+    Input 7, if there is one, names the heads whose softmax is its output 1. Those from TERMS on are
+    tables of distances, and their rows, which are cut too.
     """
     read, context = [*node.input], f"{node.output[0]}.block"
     cut = [
         0,
         *([1, 2] if _in_bands(node) else []),
         *([BIAS] if len(read) > BIAS and read[BIAS] else []),
+        *([TERMS + 2, TERMS + 3] if len(read) > TERMS else []),
     ]
     for index in cut:
         read[index] += ".block"
+    terms: list[NodeProto] = []
+    if len(read) > TERMS:
+        terms, read[BIAS] = plain_terms(node, read[0], read[1], DistanceTerms(*read[TERMS:]))
     attention = helper.make_node("Attention", read[:7], [context], f"{node.name}.block")
     attention.attribute.extend(node.attribute)
-    nodes, made = [attention], [_floats(context, 3)]
+    nodes, made = [*terms, attention], [_floats(context, 3)]
     if len(node.output) > 1:
         shown = f"{node.output[1]}.block"
         attention.output.extend(["", "", f"{shown}.all"])
         nodes += _chosen(attention, heads=read[7], made=shown)
         made.append(_floats(shown, 4))
-    arguments = [_floats(read[index], 4 if index == BIAS else 3) for index in cut]
+    arguments = [_argument(read[index], index) for index in cut]
     body = helper.make_graph(nodes, f"{node.name}.body", arguments, made)
     inputs = [node.input[index] for index in cut]
     scan = helper.make_node("Scan", inputs, [*node.output], node.name, num_scan_inputs=len(cut))
@@ -262,6 +285,12 @@ def _chosen(attention: NodeProto, heads: str, made: str) -> list[NodeProto]:
         helper.make_node("Reshape", [shown, shape], [reshaped]),
         helper.make_node("Gather", [reshaped, heads], [made], axis=1),
     ]
+
+
+def _argument(name: str, index: int) -> ValueInfoProto:
+    if index > TERMS:
+        return helper.make_tensor_value_info(name, TensorProto.INT64, [None] * (index - TERMS - 1))
+    return _floats(name, 4 if index == BIAS else 3)
 
 
 def _floats(name: str, rank: int) -> ValueInfoProto:

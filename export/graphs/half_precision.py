@@ -115,7 +115,8 @@ class _Halving:
                 item.attribute.append(SOFTMAX_IN_FLOAT)
         for body in _bodies(node):
             for info in (*body.input, *body.output):
-                info.type.tensor_type.elem_type = kind
+                if info.type.tensor_type.elem_type == FLOAT:  # others are numbers of rows
+                    info.type.tensor_type.elem_type = kind
         for index, name in enumerate(node.output):
             is_statistic = index in STATISTICS.get(node.op_type, ())
             self._types[name] = FLOAT if is_statistic else kind

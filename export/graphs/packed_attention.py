@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
+from addnorm.export.graphs.distance_terms import DistanceTerms, TermsOfBlock
 from addnorm.export.graphs.nodes import PREFIX, Array, Nodes, attribute
 from addnorm.model.grid import MASKED
 
@@ -40,7 +41,7 @@ class PackedAttention:
         """nodes: where to write. made_by: the node of each output so far. value: of a constant."""
         self._nodes, self._scan = nodes, scan
         body = next(item.g for item in scan.attribute if item.name == "body")
-        attention, *_ = body.node
+        attention = next(node for node in body.node if node.op_type == "Attention")
         outside = dict(zip((item.name for item in body.input), scan.input, strict=True))
         read = [outside.get(name, name) for name in attention.input] + [""] * 7
         key = made_by[read[1]]
@@ -52,11 +53,14 @@ class PackedAttention:
             table.input[0], self._first_cells(made_by, read[0]), key.input[1],
         )  # fmt: skip
         self._in_bands = read[1] == outside.get(attention.input[1])
-        self._bias = read[3]  # [G, B or 1, H or 1, w, S or K]
+        self._terms = DistanceTerms.read(body, outside)
+        self._bias = "" if self._terms else read[3]  # [G, B or 1, H or 1, w, S or K]
         self._num_keys = read[6]  # [B]; "" where the bias masks all that a query must not see
         # [h] heads whose softmax a lens shows
-        self._shown = next((node.input[1] for node in body.node if node.op_type == "Gather"), "")
+        gathers = [node for node in body.node if node.op_type == "Gather"]
+        self._shown = next((node.input[1] for node in gathers if attribute(node, "axis", 0)), "")
         self._dims = int(value(table.input[1])[-1]) // self._kv_heads
+        self._scale: float = attribute(attention, "scale", 1 / math.sqrt(self._dims))
         self._parts = num_parts(self._dims)
         self._width = self._dims // self._parts  # of a part
         self.contexts: list[str] = []  # of each part, [G, B, H, w, e / P + 1]
@@ -82,15 +86,36 @@ class PackedAttention:
         if self._in_bands:
             keys = [block.given(f"keys_{part}") for part in parts]
             values = [block.given(f"values_{part}") for part in parts]
-        scores = block.scores(own, keys, 1 / math.sqrt(self._dims))
+        products = block.products(own, keys)
+        if self._terms:
+            products += self._by_distance(block, own, keys, self._terms)
+        scores = block.scores(products, self._scale)
         if self._bias:
             scores = block.make("Add", scores, block.given("bias"))
         if self._mask:
             scores = block.make("Add", scores, self._mask)
         block.attend(scores, values, self._shown)
-        inputs = [*given, *([self._bias] if self._bias else [])]
+        inputs = [*given, *([self._bias] if self._bias else []), *(self._terms or ())[2:]]
         outputs = [*self.contexts, *self._scan.output[1:]]
         self._nodes.nodes.append(block.scan(inputs, outputs))
+
+    def _by_distance(
+        self, block: "_Block", queries: Sequence[str], keys: Sequence[str], terms: DistanceTerms
+    ) -> list[str]:
+        """Both terms of a block's scores, `[B, H, w, S]`, not scaled."""
+        make, found = self._nodes.make, []
+        width = make("Shape", self._query_cells, start=2, end=3)
+        rows, tiles = block.given("rows", rank=1), block.given("tiles", rank=2)
+        written = TermsOfBlock(block, self._n_heads, self._parts, width)
+        if terms.keys:
+            table = make("Reshape", terms.keys, [-1, self._width])
+            found.append(written.c2p(queries, table, rows))
+        if terms.queries:
+            table = make("Reshape", terms.queries, [-1, self._width])
+            shape = make("Concat", [0, 0, -1], width, [self._width], axis=0)
+            by_tile = [make("Reshape", key, shape) for key in keys]
+            found.append(written.p2c(by_tile, table, tiles))
+        return found
 
     def _own(self, part: int) -> Array:
         """`[H, 1]`: where a part of each head of queries lies behind the first."""
@@ -137,9 +162,10 @@ class PackedAttention:
 
     @cached_property
     def _mask(self) -> str:
-        """`[B, 1, 1, S]`, or "". Only a bias needs it: it depends on the place, so a pad's score
-        could be the largest. Without one, pads score as their sequence's first token."""
-        if not self._bias or not self._num_keys:
+        """`[B, 1, 1, S]`, or "". Only a bias and terms of distances need it: they depend on the
+        place, so a pad's score could be the largest. Without them, pads score as their sequence's
+        first token."""
+        if not (self._bias or self._terms) or not self._num_keys:
             return ""
         mask = self._nodes.make("Where", self._seen, 0.0, MASKED)
         return self._nodes.make("Unsqueeze", mask, [1, 2])
@@ -176,21 +202,24 @@ class _Block(Nodes):
     def __init__(self, name: str, constants: dict[str, Array]) -> None:
         super().__init__(f"{name}.", constants)
         self._name = name
-        self._inputs: list[str] = []
+        self._inputs: list[ValueInfoProto] = []
         self._outputs: list[str] = []
 
-    def given(self, name: str) -> str:
-        """The block of one more input of the Scan."""
-        self._inputs.append(f"{PREFIX}{self._name}.{name}")
-        return self._inputs[-1]
+    def given(self, name: str, rank: int = 0) -> str:
+        """The block of one more input of the Scan: floats, or whole numbers if it has a rank."""
+        whole = f"{PREFIX}{self._name}.{name}"
+        self._inputs.append(_whole_numbers(whole, rank) if rank else _floats(whole))
+        return whole
 
-    def scores(self, queries: Sequence[str], keys: Sequence[str], scale: float) -> str:
-        """queries `[B, H, w, e / P]`, keys `[B, H, S, e / P]` -> `[B, H, w, S]`. Parts are added in
-        their order."""
-        products = [
+    def products(self, queries: Sequence[str], keys: Sequence[str]) -> list[str]:
+        """queries `[B, H, w, e / P]`, keys `[B, H, S, e / P]` -> of each part `[B, H, w, S]`."""
+        return [
             self.make("MatMul", query, self._transposed(key))
             for query, key in zip(queries, keys, strict=True)
         ]
+
+    def scores(self, products: Sequence[str], scale: float) -> str:
+        """Products are added in their order."""
         total = products[0]
         for product in products[1:]:
             total = self.make("Add", total, product)
@@ -211,11 +240,15 @@ class _Block(Nodes):
 
     def scan(self, inputs: Sequence[str], outputs: Sequence[str]) -> NodeProto:
         """inputs `[G, ...]` are cut along axis 0, outputs joined along it."""
-        read, made = (list(map(_floats, names)) for names in (self._inputs, self._outputs))
-        body = helper.make_graph(self.nodes, f"{self._name}.body", read, made)
+        made = list(map(_floats, self._outputs))
+        body = helper.make_graph(self.nodes, f"{self._name}.body", self._inputs, made)
         return helper.make_node(
             "Scan", inputs, outputs, self._name, body=body, num_scan_inputs=len(inputs)
         )
+
+
+def _whole_numbers(name: str, rank: int) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.INT64, [None] * rank)
 
 
 def _floats(name: str) -> ValueInfoProto:

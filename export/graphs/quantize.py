@@ -94,11 +94,13 @@ def large_gemms(model: ModelProto) -> dict[str, NodeProto]:
     """The Gemms that int8 pays for, by their weight's name. QuantizationError if there is none.
 
     Layers may share a weight. Each use then has int8 weights and ranges of its own, "name#1" and so
-    on: it is more accurate, and onnxruntime's exact kernels do not take one constant twice.
+    on: it is more accurate, and onnxruntime's exact kernels do not take one constant twice. A
+    product of constants alone is left out: it is made once, when a graph is loaded.
     """
     constants = {item.name: item for item in model.graph.initializer}
+    varying = _varying(model)
     gemms = [node for node in model.graph.node if node.op_type == "Gemm"]
-    large = [node for node in gemms if _pays(constants[node.input[1]])]
+    large = [node for node in gemms if node.input[0] in varying and _pays(constants[node.input[1]])]
     if not large:
         why = f"no weight of the body has {MIN_ENTRIES} entries or more"
         raise QuantizationError(f"int8 does not pay: {why}; leave it out of --precision")
@@ -107,6 +109,15 @@ def large_gemms(model: ModelProto) -> dict[str, NodeProto]:
         uses = sum(weight_of(name) == gemm.input[1] for name in named)
         named[f"{gemm.input[1]}{USE}{uses}" if uses else gemm.input[1]] = gemm
     return named
+
+
+def _varying(model: ModelProto) -> set[str]:
+    """Values that are not made of constants alone."""
+    varying = {item.name for item in model.graph.input}
+    for node in model.graph.node:
+        if not varying.isdisjoint(read_by(node)):
+            varying.update(node.output)
+    return varying
 
 
 def weight_of(name: str) -> str:

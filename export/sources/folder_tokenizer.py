@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
+from addnorm.export.sources import sentencepieces
 from addnorm.model.checkpoints import CheckpointError, json_files
 from addnorm.service.runtime.bundle import TOKENIZER
 
@@ -48,6 +49,11 @@ def load(folder: Path, settings: Mapping[str, Any]) -> "PreTrainedTokenizerBase"
     if not found.is_fast:
         name = type(found).__name__
         raise NoTexts(f"transformers' {name} cannot be written as {TOKENIZER}")
+    if not (folder / TOKENIZER).exists() and (folder / sentencepieces.FILE).exists():
+        try:
+            sentencepieces.restore(found, folder / sentencepieces.FILE)
+        except sentencepieces.UnlikeError as error:
+            raise NoTexts(f"{folder / sentencepieces.FILE} cannot be converted: {error}") from None
     return found
 
 

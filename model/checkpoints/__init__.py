@@ -193,10 +193,11 @@ def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> 
                 f"config.json: the head of {name} is not supported. For the body alone, remove"
                 " architectures there, and leave the head's weights out with --ignore"
             )
-        for head in family.heads:
-            if name.endswith(head.classes):
-                is_there = _is_stored(head, reader) or not head.may_be_absent
-                return head if head in kept and is_there else None
+        named = [head for head in family.heads if name.endswith(head.classes)]
+        if named:  # two where releases of transformers keep it in two ways
+            head = next((head for head in named if _is_stored(head, reader)), named[0])
+            is_there = _is_stored(head, reader) or not head.may_be_absent
+            return head if head in kept and is_there else None
     found = [head for head in kept if _is_stored(head, reader)]
     if len(found) > 1:
         key, classes = f"{found[0].linear}.weight", [head.classes[0] for head in found]

@@ -99,21 +99,29 @@ def fill(model: Transformer, reader: Reader, raw: Raw) -> None:
         if ours.startswith("blocks."):
             path = ours.removeprefix("blocks.{}.")
             for index, block in enumerate(model.blocks):
-                if hasattr(block, path.partition(".")[0]):  # the first may lack a norm
-                    module, names = block.get_submodule(path), [key.format(index) for key in keys]
+                if module := _part(block, path):  # the first may lack a norm
+                    names = [key.format(index) for key in keys]
                     is_split = path == QKV and len(names) > 1
                     sizes = model.config.qkv_widths if is_split else None
                     _copy(module, names, reader, family.transposed, sizes)
                     if ours in family.swapped:
                         _swap_halves(module)
-        elif ours == "positions":
+        elif ours == "positions" and model.config.positions.added != "none":
             _copy_positions(model.positions, keys[0], offset, reader)
         elif ours == "types" and model.config.type_vocab_size == 1:
             _fold_types(model, keys[0], reader)
         elif ours in family.projections and f"{family.projections[ours]}.weight" in reader:
             _project(model.get_submodule(ours), keys[0], family.projections[ours], reader)
-        elif hasattr(model, ours.partition(".")[0]):
-            _copy(model.get_submodule(ours), list(keys), reader, family.transposed)
+        elif module := _part(model, ours):
+            _copy(module, list(keys), reader, family.transposed)
+
+
+def _part(module: nn.Module, path: str) -> nn.Module | None:
+    """None where the shape has no such part."""
+    try:
+        return module.get_submodule(path)
+    except AttributeError:
+        return None
 
 
 def _copy(

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 PARALLEL = "its attention and feed-forward run in parallel"
 T5 = "its scores are not divided by the root of a head's dimensions, and it has a decoder"
 UNSUPPORTED = {  # model_type -> reason, nearest
-    "deberta": ("its scores have terms of content by relative position", "roberta"),
-    "deberta-v2": ("its scores have terms of content by relative position", "xlm-roberta"),
+    "deberta": ("its queries and values alone have a bias", "deberta-v2"),
     "esm": ("embeddings are scaled by the share of masked tokens in their sequence", "bert"),
     "xlm-roberta-xl": ("its norms stand before attention, after an embedding", "xlm-roberta"),
     "roberta-prelayernorm": ("its norms stand before attention", "roberta"),
@@ -29,7 +28,7 @@ UNSUPPORTED = {  # model_type -> reason, nearest
     "qwen2": ("there is no table of its weights", "qwen3"),
     "gemma3_text": ("its blocks have norms after attention and feed-forward too", "qwen3"),
 }
-ELSEWHERE = ("deberta-v2", "gemma3_text", "llama", "mistral", "qwen2")
+ELSEWHERE = ("gemma3_text", "llama", "mistral", "qwen2")
 
 
 def reason(model_type: str | None, supported: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ import pytest
 import sentencepiece
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
-from addnorm.export.sources import folder_tokenizer
+from addnorm.export.sources import folder_tokenizer, sentencepieces
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from tests.support.sentence_transformers import write_settings
 from tests.support.texts import WORDS, ids_of
@@ -78,6 +78,42 @@ def test_a_vocabulary_without_tokenizer_json_is_converted(
 ) -> None:
     expected = write(tmp_path)
     assert served(tmp_path) == expected
+
+
+def deberta(folder: Path, **fields: bool) -> sentencepiece.SentencePieceProcessor:
+    """Its file alone, with a vocabulary of many scripts."""
+    written, lines = io.BytesIO(), [*CORPUS, *sentencepieces.PIECES, *sentencepieces.texts()]
+    names = {"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=written, vocab_size=150, minloglevel=2,
+        pad_id=0, bos_id=1, eos_id=2, unk_id=3, **names,
+    )  # fmt: skip
+    (folder / sentencepieces.FILE).write_bytes(written.getvalue())
+    write_settings(folder, model_type="deberta-v2")
+    write_settings(folder, folder_tokenizer.CONFIG, **fields)
+    return sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+
+
+@pytest.mark.parametrize("lowers", [False, True])
+def test_debertas_file_alone_gives_sentencepieces_ids(tmp_path: Path, lowers: bool) -> None:
+    """Where transformers has NFC in the place of the file's own normalization."""
+    original = deberta(tmp_path, do_lower_case=lowers)
+    texts = [
+        "ﬁne ① Ａ５",
+        "a\u200bb\tc\n",
+        "  two  spaces ",
+        "ﾃｷｽﾄ 🙂 q",
+        "",
+        *sentencepieces.texts(),
+    ]
+    meant = [[1, *original.encode(text.lower() if lowers else text), 2] for text in texts]
+    assert served(tmp_path, texts) == meant
+
+
+def test_a_file_that_cannot_be_converted_is_refused_with_a_text(tmp_path: Path) -> None:
+    deberta(tmp_path, split_by_punct=True)
+    with pytest.raises(NoTexts, match=r"spm\.model cannot be converted: '.*' becomes \["):
+        folder_tokenizer.load(tmp_path, {})
 
 
 def test_settings_beside_tokenizer_json_win_as_in_transformers(tmp_path: Path) -> None:

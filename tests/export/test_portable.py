@@ -13,14 +13,18 @@ from onnxruntime import InferenceSession, SessionOptions
 from addnorm.export.certificate.graph import attributes, portable_nodes
 from addnorm.export.graphs import all_graphs
 from addnorm.export.graphs import graph as graph_module
+from addnorm.export.graphs.half_precision import to_half
 from addnorm.export.graphs.model_file import Graph
 from addnorm.export.graphs.packed_attention import num_parts
 from addnorm.export.graphs.portable import lane_sums, portable
-from addnorm.model.config import Config, Positions, Rotary
+from addnorm.model.config import Config, Disentangled, Positions, Rotary
 from addnorm.model.norms import LayerNorm
 from addnorm.model.transformer import Transformer, randomize
 
 SMALL = Config(vocab_size=50, d_model=64, n_heads=2, d_ff=64, n_layers=2, max_positions=300)
+DISTANCES = replace(
+    SMALL, eps=1e-7, positions=Positions("none", disentangled=Disentangled(span=16, farthest=90))
+)
 CONFIGS = {
     "post": SMALL,
     "pre, causal": replace(
@@ -34,6 +38,13 @@ CONFIGS = {
     ),
     "shared keys of two parts": replace(
         SMALL, n_heads=4, n_kv_heads=2, d_head=160, norm="rms", norm_bias=False, qk_norm=True
+    ),
+    "distances": DISTANCES,
+    "distances of keys alone, heads in two parts": replace(
+        DISTANCES,
+        d_model=160,
+        n_heads=1,
+        positions=Positions(disentangled=Disentangled(20, c2p=False, shared=False, norm=False)),
     ),
 }
 LENGTHS = [3, 140, 1, 17, 270]
@@ -158,8 +169,51 @@ def test_graphs_of_the_layout_padded_are_read_back_too(config: Config) -> None:
     model = randomize(Transformer(config, "padded"), seed=1).eval()
     graph = all_graphs.Graphs.of(model, lens=False).body
     assert [*attributes.body(graph, config, "fp32", portable=False)] == []
+    half = to_half(graph)
+    assert [*attributes.body(half, config, "fp16", portable=False)] == []
     unlike = attributes.body(graph, replace(config, eps=1e-3), "fp32", portable=False)
     assert "1e-03" in (found := "; ".join(unlike)) or "0.001" in found
+
+
+def distances(**fields: Any) -> dict[str, Any]:
+    shape = DISTANCES.positions.disentangled
+    assert shape
+    return {"positions": replace(DISTANCES.positions, disentangled=replace(shape, **fields))}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (distances(farthest=91), "distances have other vectors than those of the Config"),
+        (distances(c2p=False), r"'terms': \['c2p', 'p2c'\].*'terms': \['p2c'\].* expected"),
+        (distances(norm=False), "Sqrt occurs 5 times, 4 expected"),
+        ({"positions": Positions("none")}, r"'terms': \['c2p', 'p2c'\].*'terms': \[\].* expected"),
+    ],
+)
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_terms_of_distances_are_read_back_from_the_graph(
+    layout: str, changed: dict[str, Any], message: str
+) -> None:
+    graph, is_portable = distance_graph(layout), layout == "packed"
+    assert [*attributes.body(graph, DISTANCES, "fp32", is_portable)] == []
+    found = "; ".join(attributes.body(graph, replace(DISTANCES, **changed), "fp32", is_portable))
+    assert re.search(message, found) if is_portable else found
+
+
+@cache
+def distance_graph(layout: str) -> Graph:
+    model = randomize(Transformer(DISTANCES, layout), seed=1).eval()
+    return all_graphs.Graphs.of(model, lens=False).body
+
+
+def test_swapped_terms_of_distances_are_found() -> None:
+    """Queries times what keys are multiplied with, and the other way round."""
+    twin = distance_graph("packed").copy()
+    scan = next(node for node in twin.proto.graph.node if node.op_type == "Scan")
+    body = next(item.g for item in scan.attribute if item.name == "body")
+    first, second = (node for node in body.node if node.op_type == "Gather")
+    first.input[1], second.input[1] = second.input[1], first.input[1]
+    assert [*attributes.body(twin, DISTANCES, "fp32", portable=True)]
 
 
 @pytest.mark.parametrize("kind", ["Sub", "Split"])

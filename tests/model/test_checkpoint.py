@@ -107,8 +107,8 @@ def test_one_message_lists_missing_unexpected_and_misshaped_keys(folder: Path) -
     [
         (
             "model_type",
-            "deberta-v2",
-            "'deberta-v2' is not supported: .* The nearest that is: 'xlm-roberta'. text-embed",
+            "gemma3_text",
+            "'gemma3_text' is not supported: .* The nearest that is: 'qwen3'. text-embed",
         ),
         ("model_type", "made-up", "model_type is 'made-up'; supported are albert, bert, "),
         ("model_type", None, "model_type is missing"),

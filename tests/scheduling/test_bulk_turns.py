@@ -63,25 +63,28 @@ def test_keys_begin_pieces_in_equal_shares_however_many_each_has() -> None:
     assert began[-2:] == ["many"] * 2, began
 
 
-def test_a_caller_who_leaves_gives_its_turn_to_the_next() -> None:
-    async def leave(begun: bool) -> bool:
-        turns = beside_others()
-        async with AsyncExitStack() as first:
-            if not begun:
-                await first.enter_async_context(turns.turn("a", 1.0))
-            gone = asyncio.create_task(hold(turns))
-            await asyncio.sleep(0)
-            gone.cancel()  # it waits, or its turn has begun and it does not know yet
-            await asyncio.gather(gone, return_exceptions=True)
-        async with asyncio.timeout(10), turns.turn("b", 1.0):
-            return gone.cancelled()
-
+@pytest.mark.parametrize("left", ["while it waits", "as its turn begins", "in its turn"])
+def test_a_caller_who_leaves_gives_its_turn_to_the_next(left: str) -> None:
     async def hold(turns: BulkTurns) -> None:
         async with turns.turn("a", 1.0):
             await asyncio.Event().wait()
 
-    assert asyncio.run(leave(begun=False))
-    assert asyncio.run(leave(begun=True))
+    async def leave() -> None:
+        turns = beside_others()
+        async with AsyncExitStack() as first:
+            if left != "in its turn":
+                await first.enter_async_context(turns.turn("a", 1.0))
+            gone = asyncio.create_task(hold(turns))
+            await settled()
+            if left == "as its turn begins":
+                await first.aclose()  # the turn is its own now, and it does not know yet
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+        assert turns.num_running == 0
+        async with asyncio.timeout(10), turns.turn("b", 1.0):
+            assert gone.cancelled()
+
+    asyncio.run(leave())
 
 
 def piece(queue: Queue, target: Target, *sizes: int) -> Job:

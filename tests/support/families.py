@@ -44,6 +44,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "NomicBert": {**ENCODER, "type_vocab_size": 3},
     "Gte": {**ENCODER, "type_vocab_size": 2},
     "JinaEmbeddingsV3": ENCODER,
+    "DebertaV2": {
+        **ENCODER, "relative_attention": True, "position_buckets": 8, "norm_rel_ebd": "layer_norm",
+        "pos_att_type": "p2c|c2p", "share_att_key": True, "position_biased_input": False,
+    },
     "Qwen3": {
         **ENCODER, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10,
         "pad_token_id": 0, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},

@@ -162,7 +162,7 @@ def node(draws: random.Random, model: ModelProto) -> str:
 def input_(draws: random.Random, model: ModelProto) -> str:
     """Two inputs of a node swapped, or one read from elsewhere."""
     graph, nodes = model.graph, list(structure.nodes(model.graph))
-    index = draws.randrange(len(nodes))
+    index = draws.choice([index for index, node in enumerate(nodes) if node.input])
     found = nodes[index]
     place = draws.randrange(len(found.input))
     if len(found.input) > 1 and draws.random() < 0.5:
@@ -379,6 +379,7 @@ def subjects(folder: Path) -> Iterator[Subject]:
     """The models of the campaign, exported and certified."""
     windowed = made("ModernBertForTokenClassification", **LARGER["ModernBert"])
     shared = made("Qwen3ForTokenClassification", **LARGER["Qwen3"])
+    disentangled = made("DebertaV2Model", **{**LARGER["DebertaV2"], "num_hidden_layers": 2})
     chosen = [
         (sources.preset("notebook"), ("fp32", "fp16")),  # int8 does not pay there
         (sources.preset("gpt"), ALL),
@@ -386,6 +387,7 @@ def subjects(folder: Path) -> Iterator[Subject]:
         (sources.checkpoint(checkpoint(folder / "two-layer-bert")), ALL),
         (sources.checkpoint(save(windowed, folder / "windowed")), ALL),
         (sources.checkpoint(save(shared, folder / "shared-keys")), ALL),
+        (sources.checkpoint(save(disentangled, folder / "disentangled")), ALL),
     ]
     for source, precisions in chosen:
         yield Subject.of(

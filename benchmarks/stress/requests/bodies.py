@@ -168,8 +168,10 @@ def embeddings(manifest: Manifest) -> Request:
 
 
 def hopeless(num_texts: int) -> list[str]:
-    """Texts with as many tokens as a request may have, each a word that costs a search."""
-    return [texts.hopeless_words(LIMITS.max_tokens // num_texts - 3)] * num_texts
+    """Texts with as many tokens as a request may have and JSON holds, each a word that costs a
+    search."""
+    num_words = min(LIMITS.max_tokens, JSON_BYTES // len(texts.hopeless_words(1).encode() + b" "))
+    return [texts.hopeless_words(num_words // num_texts - 3)] * num_texts
 
 
 def longest(manifest: Manifest, make: Callable[[int], str]) -> list[str]:

@@ -123,6 +123,12 @@ def _empty_texts(manifest: Manifest) -> list[Request]:
     return [Request.json("/v1/tokenize", {"model": manifest.name, "texts": [""] * 1024})]
 
 
+def _bulk(manifest: Manifest) -> list[Request]:
+    """About as many tokens as a request may have."""
+    documents = [f"{number} " + "pads are dropped " * 45 for number in range(LIMITS.max_sequences)]
+    return [Request.json("/v1/embeddings", {"model": manifest.name, "input": documents})]
+
+
 def _openapi(_: Manifest) -> list[Request]:
     return [Request("/openapi.json")]
 
@@ -144,15 +150,15 @@ ONE_REQUEST: dict[str, Callable[[Manifest], Request]] = {  # again and again
     "8 MiB of escapes for a name, gzip": lambda _: long_name(rb"\u0041"),
     "260,000 integers of 60 digits, gzip": lambda _: packed(integers(60)),
     "a million chunks of a byte": small_chunks,
-    "norm_stats of 262,144 pads": lambda m: padding(m, "norm_stats", LIMITS.max_padded_tokens),
+    "norm_stats of 300,000 pads": lambda m: padding(m, "norm_stats", LIMITS.max_padded_tokens),
     "activations of 174,000 pads, gzip": (
         lambda m: padding(m, "activations", pads(m.d_model)).having(accept_encoding="gzip")
     ),
     "the same as safetensors": tensor_pads,
     "the same by V2": v2_pads,
     "3,300,000 cells, a wrong mask": wrong_mask,
-    "262,144 floats of 55 digits by V2, gzip": lambda m: v2_floats(55, m),
-    "embeddings of 1,024 sequences": embeddings,
+    "300,000 floats of 55 digits by V2, gzip": lambda m: v2_floats(55, m),
+    "embeddings of 2,048 sequences": embeddings,
     "900 texts of words in no vocabulary": _texts(EMBEDDINGS, lambda _: hopeless(900)),
     "texts of one endless word": _texts(TOKENIZE, lambda m: longest(m, texts.run_on)),
     "texts of accents": _texts(INFER, lambda m: longest(m, texts.accents)),
@@ -176,6 +182,7 @@ GREEDS = (
     Greed("a type of vectors asked for 3,850 times", _repeated_types),
     Greed("a label of 4 MB for 60 texts", _long_label),
     Greed("1,024 empty texts", _empty_texts, 4),
+    Greed("2,048 texts of 140 tokens", _bulk, 1),
     Greed("the OpenAPI document", _openapi, 4),
     Greed("a log that nobody reads", _small, 4, log_is_read=False),
 )

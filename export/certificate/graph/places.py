@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto
 
-from addnorm.export.certificate.graph.portable_nodes import BROKEN, Reader
+from addnorm.export.certificate.graph.reading import BROKEN, Reader
 from addnorm.export.graphs.model_file import Graph
 from addnorm.model.config import Config
 
@@ -72,7 +72,9 @@ def _angles(read: Reader, turn: NodeProto) -> tuple[str, str] | None:
         halves = [
             read.value(read.node(_sliced(read, x), "Slice").input[1]).tolist() for x in (a, b)
         ]
-        cosines, sines = (read.chain(x, "Unsqueeze", "Gather")[1].input[0] for x in (cos, sin))
+        cosines, sines = (
+            read.chain(read.uncast(x), "Unsqueeze", "Gather")[1].input[0] for x in (cos, sin)
+        )
         are_constants = read.value(cosines).size and read.value(sines).size
     except BROKEN:
         return None

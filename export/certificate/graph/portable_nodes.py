@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import GraphProto, NodeProto, TensorProto
+from onnx import NodeProto, TensorProto
 
-from addnorm.export.certificate.graph import structure
+from addnorm.export.certificate.graph import distances, structure
+from addnorm.export.certificate.graph.reading import BROKEN, Reader, Unlike
 from addnorm.export.graphs.model_file import Graph
 from addnorm.model.config import Config
 
@@ -24,49 +25,6 @@ NOT_PORTABLE = {  # their bits differ between processors
 LANES = 16
 
 
-class Unlike(Exception):
-    """A node is not what the formula has there. The message says which."""
-
-
-# what reading a node raises that lacks an input, an attribute or a number
-BROKEN = (Unlike, StopIteration, IndexError, TypeError, ValueError)
-
-
-class Reader:
-    """The nodes and small constants of a graph, and of a graph within it."""
-
-    def __init__(self, graph: Graph, inner: GraphProto | None = None) -> None:
-        self._graph = graph
-        nodes = [*graph.proto.graph.node, *(inner.node if inner else [])]
-        self._nodes = nodes
-        self._made_by: dict[str, NodeProto] = {name: node for node in nodes for name in node.output}
-        self._constants = {item.name: item for item in graph.proto.graph.initializer}
-
-    def node(self, name: str, operator: str) -> NodeProto:
-        """What makes a value. Unlike if it is another operator."""
-        made = self._made_by.get(name)
-        if made is None or made.op_type != operator:
-            raise Unlike(f"{name} is made by {made.op_type if made else 'nothing'}, not {operator}")
-        return made
-
-    def readers(self, name: str) -> list[NodeProto]:
-        """The nodes that read a value."""
-        return [node for node in self._nodes if name in node.input]
-
-    def value(self, name: str) -> Array:
-        if name not in self._constants:
-            raise Unlike(f"{name} is no constant")
-        return self._graph.value(self._constants[name])
-
-    def chain(self, name: str, *operators: str) -> list[NodeProto]:
-        """Nodes that make a value, each of what the next one makes, along first inputs."""
-        found = []
-        for operator in operators:
-            found.append(self.node(name, operator))
-            name = found[-1].input[0]
-        return found
-
-
 def attentions(graph: Graph, config: Config) -> Iterator[str]:
     """What differs from the Config in heads, scale, and in whether the scores have a bias."""
     scans = [node for node in graph.proto.graph.node if node.op_type == "Scan"]
@@ -77,8 +35,9 @@ def attentions(graph: Graph, config: Config) -> Iterator[str]:
         "heads": config.n_heads,
         "kv_heads": config.kv_heads,
         "dims": dims,
-        "scale": np.float32(1 / math.sqrt(dims)),
+        "scale": distances.scale(config),
         "biased": config.causal or config.positions.buckets > 0,
+        "terms": distances.terms(config),
         "local": False,
     }
     for layer, scan in enumerate(scans):
@@ -97,7 +56,9 @@ def _attention(graph: Graph, scan: NodeProto) -> dict[str, Any]:
     table, cells = read.node(scan.input[0], "Gather").input
     width = int(read.value(read.node(table, "Reshape").input[1])[-1])
     firsts = read.value(read.node(cells, "Add").input[1])
-    keys = [node.input[0] for node in body.node if node.op_type == "Transpose"]
+    inner = {name for node in body.node for name in node.output}
+    turned = [node.input[0] for node in body.node if node.op_type == "Transpose"]
+    keys = [name for name in turned if name not in inner]
     given = dict(zip((item.name for item in body.input), scan.input, strict=True))
     parts, is_local = len(keys), {*keys} <= given.keys()
     key_cells = read.node(given.get(keys[0], keys[0]), "Gather").input[1]
@@ -107,13 +68,16 @@ def _attention(graph: Graph, scan: NodeProto) -> dict[str, Any]:
     largest = read.node(scores.input[1], "ReduceMax")
     if largest.input[0] != scores.input[0] or read.value(largest.input[1]).tolist() != [-1]:
         raise Unlike(f"{largest.output[0]} is not the largest score of a query")
-    scale = next(node for node in body.node if node.op_type == "Mul")
+    scale = _scaled(read, scores.input[0])
+    terms = [*distances.found(read, scan, body, scale.input[0])]
+    num_floats = len(scan.input) - (2 if terms else 0)
     return {
         "heads": len(firsts),
         "kv_heads": _evenly_shared(shared),
         "dims": width * parts,
         "scale": read.value(scale.input[1])[()],
-        "biased": len(scan.input) > (3 * parts if is_local else parts),
+        "biased": num_floats > (3 * parts if is_local else parts),
+        "terms": terms,
         "local": is_local,  # keys and values are cut as queries are
     }
 
@@ -124,6 +88,13 @@ def _evenly_shared(cells: list[int]) -> int:
     if cells != [cell for cell in known for _ in range(len(cells) // len(known))]:
         raise Unlike(f"heads of queries read the keys {cells}")
     return len(known)
+
+
+def _scaled(read: Reader, scores: str) -> NodeProto:
+    """The product with the scale, before a mask is added."""
+    while (made := read.made(scores)).op_type == "Add":
+        scores = made.input[0]
+    return read.node(scores, "Mul")
 
 
 def norms(graph: Graph, config: Config, widths: list[int]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from addnorm.model.checkpoints.families.albert import ALBERT
 from addnorm.model.checkpoints.families.bert import BERT
+from addnorm.model.checkpoints.families.deberta_v2 import DEBERTA_V2
 from addnorm.model.checkpoints.families.distilbert import DISTILBERT
 from addnorm.model.checkpoints.families.electra import ELECTRA
 from addnorm.model.checkpoints.families.eurobert import EUROBERT
@@ -22,7 +23,7 @@ FAMILIES = {  # by the model_type of config.json
     for family in (
         *(BERT, ROBERTA, ELECTRA, MPNET, DISTILBERT, ALBERT, GPT2, OPT),
         *(MODERNBERT, NOMIC_BERT, GTE, JINA, JINA_BERT),
-        *(QWEN3, EUROBERT),
+        *(DEBERTA_V2, QWEN3, EUROBERT),
     )
     for model_type in family.model_types
 }

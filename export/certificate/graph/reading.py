@@ -1,0 +1,67 @@
+"""Follows values through the nodes of a graph. Knows nothing of the exporter."""
+
+from typing import Any
+
+from numpy.typing import NDArray
+from onnx import GraphProto, NodeProto
+
+from addnorm.export.graphs.model_file import Graph
+
+Array = NDArray[Any]
+
+
+class Unlike(Exception):
+    """A node is not what the formula has there. The message says which."""
+
+
+# what reading a node raises that lacks an input, an attribute or a number
+BROKEN = (Unlike, StopIteration, IndexError, TypeError, ValueError)
+
+
+class Reader:
+    """The nodes and small constants of a graph, and of a graph within it."""
+
+    def __init__(self, graph: Graph, inner: GraphProto | None = None) -> None:
+        self._graph = graph
+        nodes = [*graph.proto.graph.node, *(inner.node if inner else [])]
+        self._nodes = nodes
+        self._made_by: dict[str, NodeProto] = {name: node for node in nodes for name in node.output}
+        self._constants = {item.name: item for item in graph.proto.graph.initializer}
+
+    def node(self, name: str, operator: str) -> NodeProto:
+        """What makes a value. Unlike if it is another operator."""
+        made = self._made_by.get(name)
+        if made is None or made.op_type != operator:
+            raise Unlike(f"{name} is made by {made.op_type if made else 'nothing'}, not {operator}")
+        return made
+
+    def made(self, name: str) -> NodeProto:
+        """What makes a value. Unlike if nothing does."""
+        if name not in self._made_by:
+            raise Unlike(f"{name} is made by nothing")
+        return self._made_by[name]
+
+    def is_constant(self, name: str) -> bool:
+        return name in self._constants
+
+    def readers(self, name: str) -> list[NodeProto]:
+        """The nodes that read a value."""
+        return [node for node in self._nodes if name in node.input]
+
+    def value(self, name: str) -> Array:
+        if name not in self._constants:
+            raise Unlike(f"{name} is no constant")
+        return self._graph.value(self._constants[name])
+
+    def uncast(self, name: str) -> str:
+        """What a value was before it was cast to another type."""
+        made = self._made_by.get(name)
+        return str(made.input[0]) if made is not None and made.op_type == "Cast" else name
+
+    def chain(self, name: str, *operators: str) -> list[NodeProto]:
+        """Nodes that make a value, each of what the next one makes, along first inputs."""
+        found = []
+        for operator in operators:
+            found.append(self.node(name, operator))
+            name = found[-1].input[0]
+        return found

@@ -1,0 +1,151 @@
+"""Scores with terms of content by distance: DeBERTa v2 and v3 beside transformers, blocks beside
+the whole grid, and what is refused by name."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+from addnorm.model.checkpoints import CheckpointError, load_checkpoint
+from addnorm.model.config import Config, Disentangled, Positions
+from addnorm.model.disentangled import skewed, vectors_of
+from addnorm.model.layout import LAYOUTS
+from addnorm.model.transformer import Transformer, randomize, shorten
+from tests.support.families import answers, made, save
+from tests.support.ragged_grids import gaps_of
+
+LONG = {"max_position_embeddings": 256}
+SHAPE = Config(
+    vocab_size=50, d_model=16, n_heads=2, d_ff=24, n_layers=2, max_positions=80,
+    positions=Positions("none", disentangled=Disentangled(span=8, farthest=30)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("head", "fields"),
+    [
+        ("Model", {"share_att_key": False}),
+        ("ForMaskedLM", {"pos_att_type": "c2p", "legacy": False}),
+        ("ForMaskedLM", {"pos_att_type": ["p2c"], "share_att_key": False, "norm_rel_ebd": "none"}),
+        ("ForSequenceClassification", {"pooler_hidden_act": "tanh", "max_relative_positions": 90}),
+        ("ForSequenceClassification", {"num_labels": 1}),
+        ("ForTokenClassification", {"position_buckets": -1, "max_relative_positions": 30}),
+        ("ForQuestionAnswering", {"position_biased_input": True, "type_vocab_size": 2}),
+    ],
+)
+def test_long_sequences_in_ragged_grids_equal_those_of_transformers(
+    head: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    theirs = made(f"DebertaV2{head}", **LONG, **fields)
+    assert max(gaps_of(load_checkpoint(save(theirs, tmp_path)).model, theirs)) <= 1e-5
+
+
+@pytest.mark.parametrize(("span", "farthest"), [(256, 512), (8, 300), (64, 65), (30, 0)])
+def test_distances_have_the_vectors_of_transformers(span: int, farthest: int) -> None:
+    distances = torch.arange(-1200, 1201)
+    theirs = make_log_bucket_position(distances, span, farthest) if farthest else distances
+    expected = (theirs.long() + span).clamp(0, 2 * span - 1)
+    assert torch.equal(vectors_of(distances, Disentangled(span, farthest)), expected)
+
+
+@pytest.mark.parametrize(("n", "columns"), [(1, 1), (1, 3), (3, 3), (4, 7)])
+def test_rows_are_shifted_into_their_place(n: int, columns: int) -> None:
+    by_distance = torch.arange(n * (columns + n)).view(n, -1)
+    shifted = skewed(by_distance[None])[0]
+    rows, places = torch.arange(n)[:, None], torch.arange(columns)
+    assert torch.equal(shifted, by_distance.gather(1, places - rows + n - 1))
+
+
+@pytest.mark.parametrize("seq", [1, 2, 15, 16, 17, 33, 80])
+def test_blocks_equal_the_whole_grid(seq: int) -> None:
+    models = [randomize(Transformer(SHAPE, layout), 0).eval() for layout in LAYOUTS]
+    ids = torch.randint(0, 50, (3, seq), generator=torch.Generator().manual_seed(seq))
+    mask = torch.ones_like(ids)
+    mask[1, seq // 2 :], mask[2, ::2] = 0, 0
+    heads = [torch.arange(2)] * SHAPE.n_layers
+    for model in models:
+        model.block = 16
+    with torch.no_grad():
+        packed, padded = (model(ids, mask)[0] for model in models)
+        maps = [model.lens(ids, mask, None, heads)[1] for model in models]
+    torch.testing.assert_close(packed, padded, atol=5e-6, rtol=1e-5)
+    for left, right in zip(*maps, strict=True):
+        # a map is by place in blocks, and by cell in the whole grid
+        torch.testing.assert_close(left[:2], right[:2], atol=5e-6, rtol=1e-5)
+
+
+def test_a_shortened_model_computes_as_before() -> None:
+    model = randomize(Transformer(SHAPE), 0).eval()
+    ids = torch.randint(0, 50, (2, 20))
+    with torch.no_grad():
+        before = model(ids, torch.ones_like(ids))[0]
+        shorten(model, 20)
+        assert len(model.distances.chosen) == 39
+        assert torch.equal(model(ids, torch.ones_like(ids))[0], before)
+
+
+def test_the_first_release_names_no_head_and_has_one(tmp_path: Path) -> None:
+    theirs = made("DebertaV2ForMaskedLM", legacy=False)
+    folder = save(theirs, tmp_path)
+    fields = json.loads((folder / "config.json").read_text())
+    del fields["architectures"], fields["legacy"]
+    (folder / "config.json").write_text(json.dumps(fields))
+    ours = load_checkpoint(folder).model
+    ids = [7, 8, 9]
+    logits = answers(theirs, ids, [0] * 3)[1]
+    with torch.no_grad():
+        rows = ours(torch.tensor([ids]), torch.ones(1, 3))[0]
+        got = ours.head("logits", rows, torch.ones(1, 3))[0]
+    assert logits is not None
+    torch.testing.assert_close(got, logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"conv_kernel_size": 3}, "conv_kernel_size is 3, supported is None or 0"),
+        ({"relative_attention": False}, "relative_attention is False, supported is True"),
+        ({"pos_att_type": "p2p"}, "pos_att_type names p2p, supported are c2p and p2c"),
+        ({"pos_att_type": None}, "c2p and p2c are False: distances would have no effect"),
+        ({"embedding_size": 20}, "embedding_size is 20, supported is 36"),
+        ({"model_type": "deberta"}, "'deberta' is not supported: .* nearest that is: 'deberta-v2'"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(
+    fields: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    folder = save(made("DebertaV2Model", num_hidden_layers=1), tmp_path)
+    config = {**json.loads((folder / "config.json").read_text()), **fields}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=words):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"causal": True}, "positions are disentangled, and causal is True"),
+        ({"window": 3, "local_layers": (0,)}, "window 3"),
+        ({"positions": replace(SHAPE.positions, buckets=8)}, "buckets 8"),
+    ],
+)
+def test_no_shape_has_another_bias_beside_distances(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        replace(SHAPE, **changed)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"span": 0}, "span is 0"),
+        ({"span": 8, "farthest": 5}, "farthest is 5: 0, or 6 or more"),
+        ({"span": 7, "farthest": 50}, "buckets are even"),
+    ],
+)
+def test_distances_that_no_transformer_has_are_refused(fields: dict[str, int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Disentangled(**fields)
