@@ -20,7 +20,7 @@ from addnorm.service.inference.outputs import (
 from addnorm.service.inference.outputs.output import Asked
 from addnorm.service.inference.outputs.per_token import SomeTokenVectors
 from addnorm.service.inference.request import InferenceResponse
-from addnorm.service.models.registry import Model
+from addnorm.service.models.model import Model
 from addnorm.service.runtime.manifest import InputType, Task
 from addnorm.service.tasks.classification import probabilities
 

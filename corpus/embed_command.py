@@ -20,7 +20,7 @@ from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.in_process import open_service
 from addnorm.corpus.parts import Parts, Plan
 from addnorm.corpus.texts_source import Source
-from addnorm.service.models.registry import Model
+from addnorm.service.models.model import Model
 from addnorm.service.runtime.device import memory
 from addnorm.service.runtime.fingerprint import METADATA_KEY, to_text
 from addnorm.service.runtime.manifest import InputType, Precision

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from addnorm.export.certificate import embedded
 from addnorm.export.certificate.embedded import Array, Embedded
 from addnorm.export.certificate.served import path_of
-from addnorm.service.models.registry import Model
+from addnorm.service.models.model import Model
 from addnorm.service.runtime.batch import Floats
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
 from addnorm.service.runtime.manifest import Manifest

@@ -17,7 +17,7 @@ import torch
 from addnorm.load.measure.stream import PROFILES, make
 from addnorm.service.inference import heads
 from addnorm.service.loading import loader
-from addnorm.service.models.registry import Model
+from addnorm.service.models.model import Model
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Batch, Ints
 from addnorm.service.runtime.engine import Engine

@@ -27,7 +27,7 @@ from addnorm.export.certificate.graph import structure
 from addnorm.export.certificate.served import CertificationError
 from addnorm.model.transformer import Transformer
 from addnorm.service.loading.loader import check
-from addnorm.service.models.registry import Model
+from addnorm.service.models.model import Model
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.device.cuda import CUDA_DEFAULTS, gpu_name
 from addnorm.service.runtime.device.placement import CPU, Node, operator

@@ -23,7 +23,7 @@ from addnorm.model.transformer import Transformer
 from addnorm.service.errors import NotFinite
 from addnorm.service.loading import known_answers
 from addnorm.service.loading.loader import PADDINGS
-from addnorm.service.models.registry import Model
+from addnorm.service.models.model import Model
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
 from addnorm.service.runtime.device import memory, placement

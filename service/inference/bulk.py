@@ -14,7 +14,7 @@ from addnorm.service.inference.computing import Computing, Gather, by_row
 from addnorm.service.inference.cost import Promised
 from addnorm.service.inference.kept_rows import JoinedRows
 from addnorm.service.inference.request import InferenceRequest
-from addnorm.service.models.registry import Runner
+from addnorm.service.models.model import Runner
 from addnorm.service.runtime.batch import Batch, Ints, Padding
 from addnorm.service.runtime.manifest import Pick
 from addnorm.service.scheduling.admission import OWN_MARGIN, WAIT_FACTOR

@@ -9,7 +9,7 @@ from addnorm.service.inference.kept_rows import KeptRows, RowKeeper
 from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.inference.reuse import Reuse
 from addnorm.service.inference.sequence_cache import SequenceCache, sequence_digests
-from addnorm.service.models.registry import Runner
+from addnorm.service.models.model import Runner
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.manifest import Pick
 from addnorm.service.scheduling.cooperative import CooperativePool, run_now

@@ -11,7 +11,7 @@ from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.kept_rows import needed
 from addnorm.service.inference.outputs import DType, Output, Value
 from addnorm.service.inference.outputs.output import BINARY_BYTES
-from addnorm.service.models.registry import Model, Runner
+from addnorm.service.models.model import Model, Runner
 from addnorm.service.runtime.batch import Batch, Ints, Padding
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Pick

@@ -11,7 +11,8 @@ from typing import Generic, NamedTuple, TypeVar
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.pipeline import Pipeline
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.models.registry import TRUNCATE_SUFFIX, Model, Models
+from addnorm.service.models.model import Model
+from addnorm.service.models.registry import TRUNCATE_SUFFIX, Models
 from addnorm.service.runtime.manifest import Task
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import Steps

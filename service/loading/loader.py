@@ -8,8 +8,9 @@ from pathlib import Path
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import folders
 from addnorm.service.loading.known_answers import LENGTHS, compute, different, digests
+from addnorm.service.models.model import Model, Reproduction
 from addnorm.service.models.names import read_aliases
-from addnorm.service.models.registry import TRUNCATE_SUFFIX, WORDS, Model, Models, Reproduction
+from addnorm.service.models.registry import TRUNCATE_SUFFIX, WORDS, Models
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.bundle import Bundle

@@ -17,7 +17,8 @@ from addnorm.service.errors import BundleRefused, NotFound, StartupError
 from addnorm.service.loading import folders
 from addnorm.service.loading.loader import load
 from addnorm.service.locks import LockOrder, new_lock
-from addnorm.service.models.registry import Model, Models
+from addnorm.service.models.model import Model
+from addnorm.service.models.registry import Models
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.device import memory
 from addnorm.service.runtime.engine import Engine

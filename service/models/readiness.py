@@ -7,7 +7,8 @@ import asyncio
 import time
 
 from addnorm.service.errors import NotReady, ServiceError, WorkersHung
-from addnorm.service.models.registry import Model, Models
+from addnorm.service.models.model import Model
+from addnorm.service.models.registry import Models
 from addnorm.service.runtime import selfcheck
 from addnorm.service.scheduling.job import Job, Target
 from addnorm.service.scheduling.scheduler import Scheduler

@@ -1,24 +1,16 @@
 """The models that are served: name and version -> engines. Knows no requests."""
 
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from addnorm.service.errors import InvalidInput, ModelNotFound, StartupError
+from addnorm.service.models.model import Model
 from addnorm.service.models.names import TAG, Alias, check_alias, check_distinct
-from addnorm.service.models.usage import Statistics
-from addnorm.service.models.warm_up import BUDGETS, WARM_UP_S, measured_rates, smallest_good
 from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.device.cuda import CUDA_DEFAULTS, CudaOptions
-from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Task
-from addnorm.service.runtime.tokenizing import tokenizer as text
-from addnorm.service.scheduling.job import Target
-from addnorm.service.settings import usable_cores
 
-log = logging.getLogger("addnorm")
 TRUNCATE_SUFFIX = ":truncate"  # of a model's name, in requests: long texts are cut
 NO_DEFAULTS: Mapping[Task, str] = MappingProxyType({})
 NO_ALIASES: Mapping[str, Alias] = MappingProxyType({})
@@ -33,111 +25,6 @@ WORDS: dict[Task, str] = {
     "complete": "score completions",
 }
 State = Literal["READY", "LOADING", "UNAVAILABLE"]  # in KServe's words
-
-
-class Runner(NamedTuple):
-    """What computes requests of a model in one precision, and how jobs see it."""
-
-    engine: Engine
-    target: Target
-
-
-class Reproduction(NamedTuple):
-    """Whether an engine gives the bits of the known answers in its certificate."""
-
-    is_equal: bool | None = None  # None: not compared
-    why: str = ""  # why it was not compared
-    different: tuple[str, ...] = ()  # the known answers that have other bits, in words
-
-
-class Model:
-    """One version of one model: its bundle, and for each precision an engine and the target that
-    its jobs go to."""
-
-    def __init__(
-        self,
-        bundle: Bundle,
-        provider: str,
-        token_budget: int = 0,
-        num_threads: int | None = None,
-        cuda: CudaOptions = CUDA_DEFAULTS,
-        open_engine: Callable[..., Engine] = Engine,
-        default_precision: str | None = None,
-    ) -> None:
-        """token_budget: of a micro-batch; 0 if warm_up is to choose it. num_threads: of a run on
-        all cores; None if the process's. open_engine: makes each engine. default_precision: of
-        requests that name none, if the bundle has it."""
-        self.bundle = bundle
-        is_there = default_precision in bundle.manifest.precisions
-        self.default_precision = (
-            default_precision
-            if default_precision and is_there
-            else bundle.manifest.default_precision
-        )
-        self.tokenizer = text.load(bundle)
-        self.tokenizers_by_type = text.load_by_type(bundle)
-        threads = num_threads or usable_cores()
-        self.engines = {
-            name: open_engine(bundle, name, provider, threads, cuda)
-            for name in bundle.manifest.precisions
-        }
-        self.reproductions = dict.fromkeys(self.engines, Reproduction())  # loading finds them
-        self.token_budget = token_budget
-        name = bundle.manifest.name
-        self.statistics = Statistics()
-        self.targets = {
-            precision: Target(
-                self.statistics.timed(engine.compute),
-                token_budget or BUDGETS[engine.provider][1],
-                name,
-                exact=engine.provider == "cpu",
-                run_on_all_cores=self.statistics.timed(engine.run_on_all_cores)
-                if engine.provider == "cpu"
-                else None,
-                is_shared_out=engine.provider == "cpu",
-            )
-            for precision, engine in self.engines.items()
-        }
-
-    @property
-    def name(self) -> str:
-        return self.bundle.manifest.name
-
-    def target(self, precision: str | None) -> Target:
-        return self.runner(precision).target
-
-    def engine(self, precision: str | None) -> Engine:
-        return self.runner(precision).engine
-
-    def runner(self, precision: str | None) -> Runner:
-        """None: the default. InvalidInput if the model has no such precision."""
-        precision = precision or self.default_precision
-        if precision not in self.engines:
-            raise InvalidInput(
-                f"precision is {precision!r}: {self.bundle.ref} has {', '.join(self.engines)}",
-                param="precision",
-            )
-        return Runner(self.engines[precision], self.targets[precision])
-
-    def warm_up(self, before: "Model | None" = None) -> None:
-        """Runs growing micro-batches: memory is allocated for the largest, and each target gets its
-        token budget.
-
-        before: the version that runs now. If it has the same shape, its budgets and rates are
-        taken: while it works, nothing can be measured.
-        """
-        alike = before and before.bundle.manifest.config == self.bundle.manifest.config
-        known = before.targets if before and alike else {}
-        for precision, engine in self.engines.items():
-            target, like = self.targets[precision], known.get(precision)
-            seconds = 0.0 if like else WARM_UP_S / len(self.engines)
-            rates = measured_rates(engine, self.bundle.manifest.limits, seconds)
-            target.tokens_per_s = max(rates.values())
-            if like:
-                target.token_budget, target.tokens_per_s = like.token_budget, like.tokens_per_s
-            elif not self.token_budget:
-                target.token_budget = budget = smallest_good(rates)
-                log.info("%s %s: %d tokens a micro-batch", self.bundle.ref, precision, budget)
 
 
 def _words(tasks: Sequence[Task]) -> str:

@@ -7,7 +7,8 @@ from prometheus_client import Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from addnorm.service.models.registry import Model, Models
+from addnorm.service.models.model import Model
+from addnorm.service.models.registry import Models
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.telemetry import logs

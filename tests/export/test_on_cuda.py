@@ -21,7 +21,7 @@ from addnorm.export.certificate.served import CertificationError
 from addnorm.model.presets import build
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import loader
-from addnorm.service.models.registry import Model
+from addnorm.service.models.model import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.bundle import CERTIFICATE, Bundle

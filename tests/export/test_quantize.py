@@ -25,7 +25,7 @@ from addnorm.export.graphs import quantize as quantizing
 from addnorm.export.graphs.model_file import load
 from addnorm.model.presets import build
 from addnorm.service.loading.loader import check
-from addnorm.service.models.registry import Model
+from addnorm.service.models.model import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
 from tests.support.exports import shared_exports

@@ -21,7 +21,7 @@ from addnorm.model.config import Config, HeadConfig, Pick
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import loader
-from addnorm.service.models.registry import Model
+from addnorm.service.models.model import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import CERTIFICATE
 from addnorm.service.runtime.manifest import Limits

@@ -12,7 +12,7 @@ from addnorm.export import vector_ranges
 from addnorm.export.certificate import authors, tolerances
 from addnorm.export.certificate.served import path_of
 from addnorm.export.sources import sources
-from addnorm.service.models.registry import Model
+from addnorm.service.models.model import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import TOKENIZER
 from addnorm.service.runtime.manifest import Manifest

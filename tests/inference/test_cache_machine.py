@@ -38,7 +38,8 @@ from addnorm.service.inference.outputs import (
     PromptLogprobs,
 )
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.models.registry import Model, Models
+from addnorm.service.models.model import Model
+from addnorm.service.models.registry import Models
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.bundle import Bundle

@@ -17,7 +17,8 @@ import pytest
 
 from addnorm.service.inference.sequence_cache import SequenceCache
 from addnorm.service.loading import folders
-from addnorm.service.models.registry import Model, Models
+from addnorm.service.models.model import Model
+from addnorm.service.models.registry import Models
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.server.wiring import build

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from addnorm.service.models.registry import Model, Models
+from addnorm.service.models.model import Model
+from addnorm.service.models.registry import Models
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.scheduling.job import Run

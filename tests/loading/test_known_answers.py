@@ -18,7 +18,8 @@ from addnorm.export.certificate.served import CertificationError
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import loader
 from addnorm.service.loading.known_answers import TOGETHER, compute, different, digests
-from addnorm.service.models.registry import Model, Models, Reproduction
+from addnorm.service.models.model import Model, Reproduction
+from addnorm.service.models.registry import Models
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Floats, Grid
 from addnorm.service.runtime.bundle import Bundle

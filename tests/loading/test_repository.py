@@ -23,7 +23,8 @@ import pytest
 from addnorm.service.errors import BundleRefused, NotFound
 from addnorm.service.loading import folders
 from addnorm.service.loading.repository import Repository
-from addnorm.service.models.registry import Model, Models
+from addnorm.service.models.model import Model
+from addnorm.service.models.registry import Models
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.server.wiring import Service

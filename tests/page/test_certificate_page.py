@@ -9,7 +9,8 @@ from tests.support import web
 
 pytest.importorskip("selenium", reason="selenium is not installed: pip install 'addnorm[dev]'")
 
-from addnorm.service.models.registry import Models, Reproduction
+from addnorm.service.models.model import Reproduction
+from addnorm.service.models.registry import Models
 from tests.support.pages import Playground
 
 

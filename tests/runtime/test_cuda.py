@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 
 from addnorm.service.errors import StartupError
-from addnorm.service.models.registry import Model
+from addnorm.service.models.model import Model
 from addnorm.service.models.warm_up import measured_rates
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import session

@@ -12,7 +12,7 @@ import pytest
 
 from addnorm.service.errors import StartupError
 from addnorm.service.loading.loader import load
-from addnorm.service.models.registry import Model
+from addnorm.service.models.model import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
 from addnorm.service.settings import Settings

@@ -13,7 +13,8 @@ import pytest
 
 from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError
 from addnorm.service.inference import heads
-from addnorm.service.models.registry import Model, Models
+from addnorm.service.models.model import Model
+from addnorm.service.models.registry import Models
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.manifest import Task
 from addnorm.service.scheduling.job import MicroBatch, Target

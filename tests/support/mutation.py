@@ -28,7 +28,7 @@ from addnorm.export.graphs.model_file import Graph
 from addnorm.export.sources import sources
 from addnorm.export.sources.sources import Source
 from addnorm.export.writer import GRAPHS, Plan, export
-from addnorm.service.models.registry import Model
+from addnorm.service.models.model import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Grid
 from addnorm.service.runtime.bundle import Bundle

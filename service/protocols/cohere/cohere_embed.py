@@ -15,7 +15,7 @@ from addnorm.service.inference.outputs.pooled import PooledByDType, check_dimens
 from addnorm.service.inference.outputs.small_vectors import VectorDType, width_of
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
-from addnorm.service.models.registry import Model
+from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import written
 from addnorm.service.protocols.codec.payload import Payload, base64_of

@@ -18,7 +18,7 @@ from addnorm.service.errors import InvalidInput, ModelNotFound, ServiceError
 from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
-from addnorm.service.models.registry import Model
+from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import written
 from addnorm.service.protocols.codec.openapi import by_name, errors

@@ -11,7 +11,7 @@ from addnorm.service.errors import InvalidInput, UnknownField
 from addnorm.service.inference.outputs import Output, Pooled, Value
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
-from addnorm.service.models.registry import Model
+from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, OCTETS, written
 from addnorm.service.protocols.codec.openapi import Responses, body_schema

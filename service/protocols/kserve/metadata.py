@@ -6,7 +6,8 @@ from fastapi import APIRouter, Request
 
 from addnorm.service import VERSION
 from addnorm.service.errors import MethodNotAllowed
-from addnorm.service.models.registry import Model, Models
+from addnorm.service.models.model import Model
+from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.openapi import Responses
 from addnorm.service.protocols.kserve import tensors
 from addnorm.service.protocols.kserve.schema import (

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
-from addnorm.service.models.registry import Model
+from addnorm.service.models.model import Model
 from addnorm.service.models.usage import Sum
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.kserve.metadata import find

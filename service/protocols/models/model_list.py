@@ -9,7 +9,8 @@ from pydantic import BaseModel, Field
 
 from addnorm.service.errors import ModelNotFound, NotFound
 from addnorm.service.inference.outputs import OUTPUTS
-from addnorm.service.models.registry import Model, Models
+from addnorm.service.models.model import Model
+from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.openapi import by_name
 from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
 from addnorm.service.protocols.protocol import Parts

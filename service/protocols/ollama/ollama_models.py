@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field
 
 from addnorm.service import VERSION
 from addnorm.service.inference.request_path import Call
+from addnorm.service.models.model import Model
 from addnorm.service.models.names import TAG
-from addnorm.service.models.registry import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.openapi import by_name
 from addnorm.service.protocols.codec.validation import Strict

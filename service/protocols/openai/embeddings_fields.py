@@ -7,7 +7,7 @@ from pydantic import Field
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.outputs.small_vectors import VectorDType
-from addnorm.service.models.registry import Model
+from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.texts.truncation import Truncation, check_limit
 

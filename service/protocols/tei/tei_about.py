@@ -7,7 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from addnorm.service import VERSION
-from addnorm.service.models.registry import Model, Models
+from addnorm.service.models.model import Model
+from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.openapi import by_name
 from addnorm.service.protocols.protocol import Parts
 from addnorm.service.protocols.tei.tei_schema import TEI_ERRORS, TeiInfo

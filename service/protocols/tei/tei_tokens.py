@@ -10,7 +10,7 @@ from tokenizers import Encoding
 
 from addnorm.service.errors import EmptyInput
 from addnorm.service.inference.request_path import Call
-from addnorm.service.models.registry import Model
+from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import fragment
 from addnorm.service.protocols.endpoint import JsonEndpoint

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.inference.request_path import Call
-from addnorm.service.models.registry import Model
+from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.texts.input_types import typed

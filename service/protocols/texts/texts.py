@@ -15,7 +15,8 @@ from pydantic_core import PydanticCustomError
 from tokenizers import Encoding
 
 from addnorm.service.errors import EmptyInput, InvalidInput
-from addnorm.service.models.registry import TRUNCATE_SUFFIX, Model
+from addnorm.service.models.model import Model
+from addnorm.service.models.registry import TRUNCATE_SUFFIX
 from addnorm.service.protocols.texts.places import Place, in_list
 from addnorm.service.protocols.texts.sizes import check_pairs, check_size
 from addnorm.service.protocols.texts.text_steps import batched, decoded_ids, portions, with_batch

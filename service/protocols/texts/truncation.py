@@ -4,7 +4,7 @@ from typing import Literal
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.request_path import Call
-from addnorm.service.models.registry import Model
+from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 
 Truncation = Literal["NONE", "START", "END"]  # Cohere's and NVIDIA's

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from tokenizers import Encoding
 
 from addnorm.service.inference.request_path import Call
-from addnorm.service.models.registry import Model
+from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import fragment
 from addnorm.service.protocols.codec.validation import Strict

@@ -13,7 +13,8 @@ import pytest
 
 from addnorm.model.presets import PRESETS
 from addnorm.service.errors import InvalidInput
-from addnorm.service.models.registry import Model, Models
+from addnorm.service.models.model import Model
+from addnorm.service.models.registry import Models
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
