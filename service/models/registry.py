@@ -11,6 +11,7 @@ from addnorm.service.models.names import TAG, Alias, check_alias, check_distinct
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Task
 
+MAX_NAME = 1000  # characters of a name that may be known: each of its colons is tried
 TRUNCATE_SUFFIX = ":truncate"  # of a model's name, in requests: long texts are cut
 NO_DEFAULTS: Mapping[Task, str] = MappingProxyType({})
 NO_ALIASES: Mapping[str, Alias] = MappingProxyType({})
@@ -179,7 +180,7 @@ class Models:
     def _split(self, ref: str) -> tuple[Alias, str | None]:
         """The alias or bundle that the name begins with, the longest of them, and what stands after
         its colon. ModelNotFound names the whole."""
-        head = ref
+        head = ref if len(ref) <= MAX_NAME else ""
         while head:
             if known := self.aliases.get(head):
                 break

@@ -119,7 +119,7 @@ def test_attention_whose_order_follows_the_pads_is_not_certified(
             return Mask(bias[None, :, None, None, :].expand(1, -1, 1, self.seq, -1), None)
 
     class TurnedByPads(Packed):
-        def grid(self, window: int) -> Turned:
+        def grid(self, window: int, tiled: bool = False) -> Turned:
             return Turned(self.sequences, self.seq, self.block)
 
     monkeypatch.setitem(transformer.LAYOUTS, "packed", TurnedByPads)

@@ -35,7 +35,7 @@ DEFAULTS = {
     "embed": "embedder", "rerank": "reranker", "classify": "classifier", "tag": "tagger",
     "fill_mask": "masked-lm", "sparse": "masked-lm", "complete": "gpt",
 }  # fmt: skip
-CREATED = re.compile(rb'"created":\d+')
+OWN_FIELDS = re.compile(rb'"(created|id)":("[^"]*"|\d+)')  # every answer has its own
 SMALL = Sent(
     "/v1/embeddings",
     "/v1/embeddings",
@@ -55,7 +55,7 @@ class Answer(NamedTuple):
     @classmethod
     def of(cls, client: httpx.Client, sent: Sent) -> "Answer":
         answer = client.post(sent.path, content=sent.content, headers=dict(sent.headers))
-        body = CREATED.sub(b"", answer.content)
+        body = OWN_FIELDS.sub(b"", answer.content)
         kind, fingerprint = (
             answer.headers.get(name, "") for name in ("content-type", "x-addnorm-fingerprint")
         )

@@ -13,8 +13,7 @@ import pytest
 
 from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError
 from addnorm.service.inference import heads
-from addnorm.service.models.model import Model
-from addnorm.service.models.registry import Models
+from addnorm.service.models.registry import Meant, Models
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.manifest import Task
 from addnorm.service.scheduling.job import MicroBatch, Target
@@ -347,7 +346,7 @@ def test_the_traceback_of_an_error_of_ours_names_its_request(
     few: Models, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(Models):
-        def find(self, ref: str | None, task: Task | None = None) -> Model:
+        def meant(self, ref: str | None, task: Task | None = None) -> Meant:
             raise TypeError("a mistake of ours")
 
     with (

@@ -309,9 +309,6 @@ def test_a_full_queue_and_an_impossible_deadline_are_rejected_with_retry_after(
         ThreadPoolExecutor(16) as callers,
     ):
         with web.client(base_url=url, timeout=60) as client:
-            full = client.post("/v1/infer", json={**LONG, "input_ids": [[7] * 500] * 3})
-            assert full.status_code == 400  # it would never fit
-            assert "1500 real tokens, the limit is 1000" in full.json()["error"]["message"]
             one = {**LONG, "model": "encoder", "input_ids": [[7] * 500] * 2}
             asked = [callers.submit(client.post, "/v1/infer", json=one) for _ in range(16)]
             assert eventually(lambda: any(one.done() for one in asked))  # it did not wait
