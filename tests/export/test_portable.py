@@ -206,6 +206,14 @@ def distance_graph(layout: str) -> Graph:
     return all_graphs.Graphs.of(model, lens=False).body
 
 
+def test_a_lens_of_terms_of_distances_is_read_back_too() -> None:
+    """An export that kept one width had a table of its distances alone."""
+    model = randomize(Transformer(DISTANCES, "packed"), seed=1).eval()
+    lens = all_graphs.Graphs.of(model, lens=True).lens
+    assert lens
+    assert [*attributes.body(lens, DISTANCES, "fp32", portable=True)] == []
+
+
 def test_swapped_terms_of_distances_are_found() -> None:
     """Queries times what keys are multiplied with, and the other way round."""
     twin = distance_graph("packed").copy()
