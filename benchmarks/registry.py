@@ -142,7 +142,7 @@ EXPERIMENTS = {
 }
 GROUPS = {"stress": ("overload", "swaps", "other-keys")}  # a name for several
 PROOFS = {
-    "families": Proof("every family and head through HTTP, beside transformers", 4),
+    "families": Proof("every family and head through HTTP, beside transformers", 20),
     "modules": Proof(
         "modules as people write them, over HTTP; every change of a Config refused", 5
     ),
