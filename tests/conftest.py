@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -33,6 +32,7 @@ from tests.support.locks import CheckedLock, taken_wrongly
 from tests.support.signing import Signer
 from tests.support.task_models import DEFAULTS, export_task_models
 from tests.support.texts import TEXT_MODEL, checkpoint
+from tests.support.waiting import eventually
 
 GOLDEN = Path(__file__).parent / "golden"
 # What is asked again is computed again: a cache would compare an answer with itself.
@@ -180,8 +180,7 @@ def serving(service: Service, connection: type[Connection] = Connection) -> Iter
     server = Server(service, connection)
     thread = threading.Thread(target=server.run)
     thread.start()
-    while not server.started:
-        time.sleep(0.01)
+    assert eventually(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]
     scheme = "https" if service.settings.tls_cert else "http"
     try:

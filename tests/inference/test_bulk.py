@@ -21,7 +21,7 @@ from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
-from tests.support.waiting import PATIENCE_S, eventually, runs_held_up
+from tests.support.waiting import PATIENCE_S, eventually, runs_held_up, until
 
 LENGTHS = [1 + 7 * number % 23 for number in range(400)]
 ROWS = [[1 + (5 * row + column) % 40 for column in range(size)] for row, size in enumerate(LENGTHS)]
@@ -29,7 +29,8 @@ ROWS = [[1 + (5 * row + column) % 40 for column in range(size)] for row, size in
 
 @pytest.fixture(scope="module")
 def models(small: Path) -> Models:
-    return load_all(small, Settings(worker_threads=2))
+    """A micro-batch holds one piece: warm-up may choose a budget that holds all that is queued."""
+    return load_all(small, Settings(worker_threads=2, token_budget=128))
 
 
 @pytest.fixture
@@ -102,8 +103,7 @@ def test_the_queue_holds_little_of_it(models: Models) -> None:
         )
         with runs_held_up(models, "gpt") as go:
             most = 0
-            while on.scheduler.num_busy < 2:
-                await asyncio.sleep(0.001)
+            await until(lambda: on.scheduler.num_busy == 2)
             most = on.scheduler.num_queued_tokens()
             go.set()
         await work
@@ -118,8 +118,7 @@ def test_the_rest_is_dropped_when_the_caller_leaves(models: Models) -> None:
         deadline = Deadline(PATIENCE_S)
         with runs_held_up(models, "gpt") as go:
             work = asyncio.create_task(on.pipeline.run(asked(models, Pooled()), values, deadline))
-            while not on.scheduler.num_busy:
-                await asyncio.sleep(0.001)
+            await until(lambda: on.scheduler.num_busy)
             assert on.pipeline.responses.num_bytes
             deadline.leave()
             with pytest.raises(ClientGone):
@@ -180,8 +179,7 @@ def test_what_others_take_comes_on_top(models: Models, target: Any) -> None:
         request = asked(models, Pooled())
         with runs_held_up(models, "gpt") as go:
             first = asyncio.create_task(on.pipeline.run(request, values, Deadline(200)))
-            while not on.scheduler.num_busy:
-                await asyncio.sleep(0.001)
+            await until(lambda: on.scheduler.num_busy)
             with pytest.raises(DeadlineNotMet) as rejected:
                 await on.pipeline.run(request, values, Deadline(20))
             assert rejected.value.retry_after_s >= 10

@@ -16,7 +16,7 @@ from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN, inference_of
 from tests.support.metrics import samples
-from tests.support.waiting import PATIENCE_S, runs_held_up
+from tests.support.waiting import PATIENCE_S, runs_held_up, until
 
 GOOD = json.dumps(
     {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}
@@ -71,12 +71,6 @@ class Call:
         bodies = [part["body"] for part in parts]
         assert all(isinstance(body, bytes) for body in bodies)  # as ASGI has it
         return Answer(start["status"], dict(start["headers"]), b"".join(bodies))
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Which connection makes room for a new one, once as many are open as may be."""
 
-import asyncio
 import socket
 import threading
 from contextlib import ExitStack, closing
@@ -12,7 +11,7 @@ from addnorm.service.errors import ServiceError
 from addnorm.service.server.http.connection import Connection
 from addnorm.service.server.http.room import SILENT_S, Room
 from tests.conftest import Serve
-from tests.support.waiting import PATIENCE_S, eventually
+from tests.support.waiting import PATIENCE_S, eventually, until
 
 LATER = 10 * SILENT_S
 
@@ -77,8 +76,7 @@ def test_a_body_that_the_server_does_not_read_is_not_awaited_from_its_caller(ser
     made, go = list[Connection](), threading.Event()
 
     async def reads_late(scope: Any, receive: Any, send: Any) -> None:
-        while not go.is_set():
-            await asyncio.sleep(0.002)
+        await until(go.is_set)
         while (await receive())["type"] != "http.disconnect":
             pass
 

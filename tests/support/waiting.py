@@ -1,5 +1,6 @@
 """Waiting for what happens on another thread, and making it wait."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,13 @@ def eventually(condition: Callable[[], bool]) -> bool:
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.002)
     return condition()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Waits on the event loop. TimeoutError if it never comes."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.002)
 
 
 @contextmanager
