@@ -12,7 +12,7 @@ from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.pipeline import Pipeline
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.model import Model
-from addnorm.service.models.registry import TRUNCATE_SUFFIX, Models
+from addnorm.service.models.registry import Models
 from addnorm.service.runtime.manifest import Task
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import Steps
@@ -36,14 +36,6 @@ class Call(NamedTuple):
     held_bytes: int = 0  # what the body and its values count as while they are held
     anew: bool = False  # whether all is computed, whatever the cache holds
 
-    def _without_suffix(self, ref: str | None) -> str | None:
-        """`NAME:truncate` is NAME, whose long texts are cut: for clients that can only name a
-        model."""
-        if ref is None or not ref.endswith(TRUNCATE_SUFFIX):
-            return ref
-        self.context.cuts_texts = True
-        return ref.removesuffix(TRUNCATE_SUFFIX)
-
     def model(self, models: Models, ref: str | None, task: Task | None = None) -> Model:
         """The model that is meant. The log names it from now on, even if the request fails."""
         model, prompt_name = self.model_and_prompt(models, ref, None, task)
@@ -63,7 +55,7 @@ class Call(NamedTuple):
         task: Task | None = None,
     ) -> tuple[Model, str | None]:
         """The model as `model` finds it, and its prompt, which its name may say too."""
-        meant = models.meant(self._without_suffix(ref), task)
+        meant = models.meant(ref, task)
         if meant.prompt_name is not None and prompt_name is not None:
             raise InvalidInput(
                 f"prompt_name is {prompt_name[:60]!r}, but model already names the prompt"
@@ -71,7 +63,7 @@ class Call(NamedTuple):
                 param="prompt_name",
             )
         context = self.context
-        context.model = meant.model.name
+        context.model, context.cuts_texts = meant.model.name, meant.cuts_texts
         context.precision, context.dimensions = meant.precision, meant.dimensions
         return meant.model, meant.prompt_name if prompt_name is None else prompt_name
 

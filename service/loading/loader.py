@@ -10,7 +10,7 @@ from addnorm.service.loading import folders
 from addnorm.service.loading.known_answers import LENGTHS, compute, different, digests
 from addnorm.service.models.model import Model, Reproduction
 from addnorm.service.models.names import read_aliases
-from addnorm.service.models.registry import TRUNCATE_SUFFIX, WORDS, Models
+from addnorm.service.models.registry import WORDS, Models
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.bundle import Bundle
@@ -40,11 +40,6 @@ def load(bundle: Bundle, settings: Settings, before: Model | None = None) -> Mod
         raise StartupError(
             f"{bundle.ref} was compared with itself alone, and ADDNORM_REQUIRE_REFERENCE is set:"
             " export it again with `reference=`, the module that its weights come from"
-        )
-    if TRUNCATE_SUFFIX.removeprefix(":") in bundle.manifest.prompts:
-        raise StartupError(
-            f"{bundle.ref} has a prompt 'truncate', and NAME{TRUNCATE_SUFFIX} means that texts are"
-            " cut: export it again with another name for the prompt"
         )
     cuda = CudaOptions(settings.cuda_tf32, settings.cuda_memory_bytes)
     model = Model(

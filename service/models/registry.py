@@ -1,18 +1,25 @@
 """The models that are served: name and version -> engines. Knows no requests."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from addnorm.service.errors import InvalidInput, ModelNotFound, StartupError
 from addnorm.service.models.model import Model
-from addnorm.service.models.names import TAG, Alias, check_alias, check_distinct
+from addnorm.service.models.names import (
+    TAG,
+    TRUNCATE_SUFFIX,
+    Alias,
+    check_alias,
+    check_distinct,
+    check_prompts,
+)
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Task
 
 MAX_NAME = 1000  # characters of a name that may be known: each of its colons is tried
-TRUNCATE_SUFFIX = ":truncate"  # of a model's name, in requests: long texts are cut
 NO_DEFAULTS: Mapping[Task, str] = MappingProxyType({})
 NO_ALIASES: Mapping[str, Alias] = MappingProxyType({})
 WORDS: dict[Task, str] = {
@@ -42,13 +49,16 @@ class Entry(NamedTuple):
     reason: str
 
 
-class Meant(NamedTuple):
+@dataclass(frozen=True)
+class Meant:
     """A model, and what else the name says that it was found by."""
 
-    model: "Model"
-    prompt_name: str | None = None
-    precision: str | None = None
-    dimensions: int | None = None
+    model: Model
+    name: str  # an alias or a bundle's own, without what follows its colon
+    prompt_name: str | None
+    precision: str | None
+    dimensions: int | None
+    cuts_texts: bool  # that are too long
 
 
 class Models:
@@ -74,13 +84,14 @@ class Models:
         # state and reason of versions that are not served, or broken on disk
         self._notes: Mapping[str, tuple[State, str]] = {}
         for model in models:
-            self.check_distinct(model.bundle)
+            self.check_names(model.bundle)
             self.add(model)
         for name, alias in aliases.items():
             self._check(name, alias)
 
-    def check_distinct(self, bundle: Bundle) -> None:
-        """StartupError if the bundle has a name that is an alias."""
+    def check_names(self, bundle: Bundle) -> None:
+        """StartupError if a name of the bundle's is an alias, or means something else."""
+        check_prompts(bundle)
         check_distinct(self.aliases, bundle)
 
     def _check(self, name: str, alias: Alias) -> None:
@@ -158,7 +169,8 @@ class Models:
         """The model that `find` finds, with what else its name says."""
         if ref is None:
             ref = self._default(task) if task else self._only()
-        alias, suffix = self._split(ref)
+        whole = ref.removesuffix(TRUNCATE_SUFFIX)
+        name, alias, suffix = self._split(whole)
         model = self._named(alias.ref)
         # every model has pooled vectors, also if it is made for something else
         if task and task not in ("embed", *model.bundle.tasks):
@@ -170,16 +182,17 @@ class Models:
             suffix = None
         if suffix is not None and alias.prompt_name is not None:
             raise InvalidInput(
-                f"model is {ref[:200]!r}, whose name before the colon has the prompt"
+                f"model is {whole[:200]!r}, whose name before the colon has the prompt"
                 f" {alias.prompt_name!r} already: leave the colon and what follows it out",
                 param="model",
             )
         prompt_name = alias.prompt_name if suffix is None else suffix
-        return Meant(model, prompt_name, alias.precision, alias.dimensions)
+        cuts_texts = whole != ref
+        return Meant(model, name, prompt_name, alias.precision, alias.dimensions, cuts_texts)
 
-    def _split(self, ref: str) -> tuple[Alias, str | None]:
-        """The alias or bundle that the name begins with, the longest of them, and what stands after
-        its colon. ModelNotFound names the whole."""
+    def _split(self, ref: str) -> tuple[str, Alias, str | None]:
+        """What the name begins with, the longest that is known; what that stands for; and what
+        follows its colon. ModelNotFound names the whole."""
         head = ref if len(ref) <= MAX_NAME else ""
         while head:
             if known := self.aliases.get(head):
@@ -190,7 +203,7 @@ class Models:
             head = head.rpartition(":")[0]
         else:
             raise self.not_served(ref)
-        return known, ref[len(head) + 1 :] if len(head) < len(ref) else None
+        return head, known, ref[len(head) + 1 :] if len(head) < len(ref) else None
 
     def _named(self, ref: str) -> Model:
         name, slash, version = ref.partition("/")

@@ -195,9 +195,8 @@ class AuthMiddleware:
 
 def _authorization(scope: Scope) -> bytes:
     """What the header says. Azure's clients send the key alone, in a header of their own."""
-    headers: dict[bytes, bytes] = dict(
-        reversed(scope["headers"])
-    )  # of several equal names the first
+    # of several equal names the first
+    headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
     if b"authorization" not in headers and b"api-key" in headers:
         return b"Bearer " + headers[b"api-key"]
     return headers.get(b"authorization", b"")

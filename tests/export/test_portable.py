@@ -20,6 +20,7 @@ from addnorm.export.graphs.portable import lane_sums, portable
 from addnorm.model.config import Config, Disentangled, Positions, Rotary
 from addnorm.model.norms import LayerNorm
 from addnorm.model.transformer import Transformer, randomize
+from tests.support.exports import shared_exports
 
 SMALL = Config(vocab_size=50, d_model=64, n_heads=2, d_ff=64, n_layers=2, max_positions=300)
 DISTANCES = replace(
@@ -134,7 +135,7 @@ def test_a_norm_of_another_square_and_keys_of_another_head_are_found(shared_grap
 
 @pytest.fixture(scope="module")
 def shared_graph() -> Graph:
-    return all_graphs.Graphs.of(randomize(Transformer(SHARED), seed=1).eval(), lens=False).body
+    return graph_of(SHARED)
 
 
 UNLIKE = {
@@ -166,8 +167,7 @@ def test_places_and_gates_are_read_back_from_the_graph(
 
 @pytest.mark.parametrize("config", [LOCAL, SHARED], ids=["windows", "shared keys"])
 def test_graphs_of_the_layout_padded_are_read_back_too(config: Config) -> None:
-    model = randomize(Transformer(config, "padded"), seed=1).eval()
-    graph = all_graphs.Graphs.of(model, lens=False).body
+    graph = graph_of(config, "padded")
     assert [*attributes.body(graph, config, "fp32", portable=False)] == []
     half = to_half(graph)
     assert [*attributes.body(half, config, "fp16", portable=False)] == []
@@ -194,29 +194,23 @@ def distances(**fields: Any) -> dict[str, Any]:
 def test_terms_of_distances_are_read_back_from_the_graph(
     layout: str, changed: dict[str, Any], message: str
 ) -> None:
-    graph, is_portable = distance_graph(layout), layout == "packed"
+    graph, is_portable = graph_of(DISTANCES, layout), layout == "packed"
     assert [*attributes.body(graph, DISTANCES, "fp32", is_portable)] == []
     found = "; ".join(attributes.body(graph, replace(DISTANCES, **changed), "fp32", is_portable))
     assert re.search(message, found) if is_portable else found
 
 
-@cache
-def distance_graph(layout: str) -> Graph:
-    model = randomize(Transformer(DISTANCES, layout), seed=1).eval()
-    return all_graphs.Graphs.of(model, lens=False).body
-
-
 def test_a_lens_of_terms_of_distances_is_read_back_too() -> None:
     """An export that kept one width had a table of its distances alone."""
-    model = randomize(Transformer(DISTANCES, "packed"), seed=1).eval()
+    model = model_of(replace(DISTANCES, n_layers=1))
     lens = all_graphs.Graphs.of(model, lens=True).lens
     assert lens
-    assert [*attributes.body(lens, DISTANCES, "fp32", portable=True)] == []
+    assert [*attributes.body(lens, model.config, "fp32", portable=True)] == []
 
 
 def test_swapped_terms_of_distances_are_found() -> None:
     """Queries times what keys are multiplied with, and the other way round."""
-    twin = distance_graph("packed").copy()
+    twin = graph_of(DISTANCES).copy()
     scan = next(node for node in twin.proto.graph.node if node.op_type == "Scan")
     body = next(item.g for item in scan.attribute if item.name == "body")
     first, second = (node for node in body.node if node.op_type == "Gather")
@@ -242,12 +236,20 @@ def test_a_turned_rotation_and_a_swapped_gate_are_found(local_graph: Graph, kind
 
 @pytest.fixture(scope="module")
 def local_graph() -> Graph:
-    return all_graphs.Graphs.of(randomize(Transformer(LOCAL), seed=1).eval(), lens=False).body
+    return graph_of(LOCAL)
+
+
+def model_of(config: Config, layout: str = "packed") -> Transformer:
+    return randomize(Transformer(config, layout), seed=1).eval()
+
+
+def graph_of(config: Config, layout: str = "packed") -> Graph:
+    with shared_exports():
+        return all_graphs.Graphs.of(model_of(config, layout), lens=False).body
 
 
 def same_alone_and_together(config: Config, lengths: list[int]) -> None:
-    model = randomize(Transformer(config), seed=1).eval()
-    graph = all_graphs.Graphs.of(model, lens=False).body
+    model, graph = model_of(config), graph_of(config)
     assert [*portable_nodes.foreign(graph)] == []
     run, given = session(graph).run, grid(lengths)
     with torch.no_grad():

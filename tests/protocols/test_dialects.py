@@ -116,7 +116,11 @@ def test_fields_of_others_mean_what_openais_do(task_client: httpx.Client) -> Non
 
 def test_texts_are_cut_as_others_ask_for_it(task_client: httpx.Client) -> None:
     cut = vectors(task_client, LONG, truncate=True)
-    for fields in ({"truncate": "END"}, {"truncation": True}, {"truncate_prompt_tokens": -1}):
+    for fields in (
+        {"truncate": "END"},
+        {"truncation": True, "truncate": True},
+        {"truncate_prompt_tokens": -1},
+    ):
         assert vectors(task_client, LONG, **fields) == cut, fields
     ends = "b " + LONG
     assert vectors(task_client, ends, truncate="START") == cut
@@ -133,6 +137,11 @@ def test_texts_are_cut_as_others_ask_for_it(task_client: httpx.Client) -> None:
         ({"input_type": "query", "model": "embedder:passage"}, "already names the prompt"),
         ({"input": [{"text": "a", "image": "b"}]}, "image is unknown"),
         ({"unknown": 1}, "unknown is unknown; known are"),
+        ({"dtype": "int8", "output_dtype": "binary"}, "output_dtype and dtype mean the same"),
+        ({"dtype": "float32", "embedding_type": "binary"}, "mean the same"),
+        ({"dimensions": 3, "output_dimension": 4}, "output_dimension and dimensions mean the same"),
+        ({"truncate": "END", "truncation": False}, "truncation and truncate mean the same"),
+        ({"truncate": False, "truncate_prompt_tokens": -1}, "mean the same"),
     ],
 )
 def test_what_cannot_be_honoured_is_rejected(
@@ -155,6 +164,9 @@ def test_rerank_has_the_fields_of_voyage_vllm_and_litellm(task_client: httpx.Cli
         {**one, "document": None} for one in results[:2]
     ]
     assert voyage["data"][0]["document"] == body["documents"][results[0]["index"]]
+    both = task_client.post("/v1/rerank", json={**body, "top_n": 1, "top_k": 2})
+    assert "top_k and top_n mean the same" in both.json()["message"]
+    assert len(posted(task_client, "/v1/rerank", **body, top_n=2, top_k=2)["results"]) == 2
     long = {"query": QUERY, "documents": [LONG], "truncation": False}
     assert task_client.post("/v1/rerank", json=long).status_code == 400
     tei = {"query": QUERY, "texts": TEXTS * 3}

@@ -13,6 +13,7 @@ import pytest
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import loader
 from addnorm.service.loading.loader import load_all
+from addnorm.service.models.registry import Models
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
@@ -30,6 +31,7 @@ ROUTES: list[tuple[str, str, dict[str, Any], bool]] = [
     ("/v1/fill-mask", "masked-lm", {"texts": [MASKED]}, False),
     ("/v1/embed", "embedder", {"texts": [LONG]}, True),
     ("/v2/embed", "embedder", {"texts": [LONG]}, True),
+    ("/api/embed", "embedder", {"input": LONG}, True),
     ("/embed", "", {"inputs": LONG}, True),
     ("/predict", "", {"inputs": LONG}, True),
     ("/rerank", "", {"query": "b", "texts": [LONG]}, True),
@@ -38,6 +40,8 @@ ROUTES: list[tuple[str, str, dict[str, Any], bool]] = [
     ("/hf/", "embedder", {"inputs": {"source_sentence": "a", "sentences": [LONG]}}, True),
     ("/hf/", "classifier", {"inputs": LONG}, False),
 ]
+COHERE = ("/v1/embed", "/v2/embed")
+WITHOUT_FIELD: tuple[Any, ...] = ("/api/embeddings", "embedder", {"prompt": LONG}, True)
 SETTINGS = (None, True, False)
 
 
@@ -66,7 +70,7 @@ def is_cut(
     return False
 
 
-@pytest.mark.parametrize(("path", "model", "body", "by_default"), ROUTES)
+@pytest.mark.parametrize(("path", "model", "body", "by_default"), [*ROUTES, WITHOUT_FIELD])
 def test_the_setting_decides_where_nothing_else_is_said(
     clients: dict[bool | None, httpx.Client],
     path: str,
@@ -90,9 +94,9 @@ def test_the_models_name_wins_over_the_setting_and_the_request_over_both(
 ) -> None:
     for version in ("",) if path == "/hf/" else ("", "/1"):
         assert is_cut(clients[False], path, model + version, body, ":truncate")
-    sent = {"truncate": "NONE" if path.endswith("/embed") else False}
+    sent = {"truncate": "NONE" if path in COHERE else False}
     assert not is_cut(clients[True], path, model, {**body, **sent}, ":truncate")
-    sent = {"truncate": "END" if path.endswith("/embed") else True}
+    sent = {"truncate": "END" if path in COHERE else True}
     assert is_cut(clients[False], path, model, {**body, **sent})
 
 
@@ -121,4 +125,4 @@ def test_a_prompt_of_that_name_ends_the_start(task_bundles: Path) -> None:
     manifest = read.manifest.model_copy(update={"prompts": {"truncate": "cut: "}})
     named = replace(read, manifest=manifest)
     with pytest.raises(StartupError, match="has a prompt 'truncate'"):
-        loader.load(named, Settings())
+        Models([loader.load(named, Settings())])

@@ -32,6 +32,7 @@ WORDS = {
 BLOCK_BYTES = 1024 * 1024
 
 Body = TypeVar("Body", bound=BaseModel)
+Value = TypeVar("Value")
 
 
 def validated(model: type[Body], body: bytes, settings: Settings) -> Steps[Body]:
@@ -76,6 +77,19 @@ def fit(model: type[Body], value: dict[str, Any]) -> Body:
         return model.model_validate(value)
     except ValidationError as error:
         raise _validation_error(error, model) from None
+
+
+def agreed(**sent: Value | None) -> Value | None:
+    """What fields of one meaning say, each None if it was not sent. InvalidInput if two differ."""
+    said = {field: value for field, value in sent.items() if value is not None}
+    (first, value), *others = said.items() or [("", None)]
+    for field, other in others:
+        if other != value:
+            raise InvalidInput(
+                f"{field} and {first} mean the same and say different things: send one of them",
+                param=field,
+            )
+    return value
 
 
 def _check_each_key_once(body: bytes, value: Any, settings: Settings) -> None:

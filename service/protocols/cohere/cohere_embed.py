@@ -156,13 +156,9 @@ def _prompted(
     else:
         made = TextsToTokenize("texts", texts, cut, model)
         made = typed(made, "input_type", asked.input_type, alias)
-    if asked.truncate == "START" and made.prompt:
-        raise InvalidInput(
-            "truncate is 'START', which would cut off the prompt that is put before each text:"
-            " send 'END' or 'NONE'",
-            param="truncate",
-        )
-    return made._replace(left=asked.truncate == "START", can_cut=False)
+    made = made._replace(left=asked.truncate == "START", can_cut=False)
+    made.check_prompt_is_kept()
+    return made
 
 
 def _dtype(kind: EmbeddingType) -> VectorDType:

@@ -16,7 +16,7 @@ from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import written
 from addnorm.service.protocols.codec.openapi import errors
 from addnorm.service.protocols.codec.payload import Payload
-from addnorm.service.protocols.codec.validation import Strict
+from addnorm.service.protocols.codec.validation import Strict, agreed
 from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, JsonEndpoint
 from addnorm.service.protocols.texts.places import query_with
 from addnorm.service.protocols.texts.text_tasks import TextTask, score_pairs
@@ -118,6 +118,7 @@ async def rerank(asked: RerankRequest, call: Call, tools: Tools) -> Decoded:
     model = call.model(tools.models, asked.model, "rerank")
     check_limit("max_tokens_per_doc", asked.max_tokens_per_doc, model)
     check_limit("truncate_prompt_tokens", asked.truncate_prompt_tokens, model, whole=-1)
+    num_best = agreed(top_n=asked.top_n, top_k=asked.top_k) or None
     documents = [text if isinstance(text, str) else text.text for text in asked.documents]
     pairs = [(asked.query, document) for document in documents]
     texts = TextsToTokenize(
@@ -126,12 +127,13 @@ async def rerank(asked: RerankRequest, call: Call, tools: Tools) -> Decoded:
     function: Function = "none" if asked.raw_scores else "sigmoid"
     sent_back = call.num_bytes if asked.return_documents else 0
     task = await score_pairs(call, tools, texts, function, asked.precision, sent_back)
-    encode = partial(_encode_rerank, asked, documents, call.context.request_id, task)
+    encode = partial(_encode_rerank, asked, num_best, documents, call.context.request_id, task)
     return task.request, encode
 
 
 def _encode_rerank(
     asked: RerankRequest,
+    num_best: int | None,
     documents: list[str],
     request_id: str,
     task: TextTask,
@@ -144,7 +146,7 @@ def _encode_rerank(
             "relevance_score": scores[index],
             **({"document": {"text": documents[index]}} if asked.return_documents else {}),
         }
-        for index in best(scores, asked.top_n or asked.top_k or None)
+        for index in best(scores, num_best)
     ]
     num_tokens = response.request.batch.num_tokens
     body = {

@@ -272,7 +272,7 @@ class HealthRoutes:
         return router
 
     async def hugging_face_health(self, model: str) -> dict[str, str]:
-        found, prompt, *_ = self.parts.models.meant(model)
-        if prompt not in (None, *found.bundle.manifest.prompts):
+        meant = self.parts.models.meant(model)
+        if meant.prompt_name not in (None, *meant.model.bundle.manifest.prompts):
             raise ModelNotFound(f"model {model[:200]!r} has no such prompt", param="model")
         return {"status": "ok"}

@@ -138,14 +138,14 @@ class ModelListRoutes:
     async def show_model(self, name: str) -> ModelEntry:
         """Shows a model, which may be named by an alias."""
         models = self.parts.models
-        model, prompt, precision, _ = models.meant(name)
+        meant = models.meant(name)
+        model, prompt = meant.model, meant.prompt_name
         prompts = model.bundle.manifest.prompts
         if prompt not in (None, *prompts):
             known = ", ".join(prompts) or "none"
             raise ModelNotFound(f"model {name[:200]!r}: its prompts are {known}", param="model")
-        base = name.removesuffix(f":{prompt}")
-        entry = _entry(models, base, models.versions(model.name), model)
-        about = {"id": name, "default_precision": precision or entry.default_precision}
+        entry = _entry(models, meant.name, models.versions(model.name), model)
+        about = {"id": name, "default_precision": meant.precision or entry.default_precision}
         if prompt and name in models.aliases:
             about["default_prompt_name"] = prompt
         return entry.model_copy(update=about)

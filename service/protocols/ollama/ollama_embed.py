@@ -42,7 +42,7 @@ class OllamaEmbeddingsRequest(OllamaOptions):
 
 
 class OllamaEmbedResponse(BaseModel):
-    """Vectors in the order sent. Times are nanoseconds."""
+    """Vectors in the order sent."""
 
     model: str
     embeddings: list[list[float]]
@@ -70,7 +70,7 @@ async def embed(asked: OllamaEmbedRequest, call: Call, tools: Tools) -> Decoded:
 
 
 async def embeddings(asked: OllamaEmbeddingsRequest, call: Call, tools: Tools) -> Decoded:
-    return await _request(asked, "prompt", [asked.prompt], True, None, call, tools), _encode_one
+    return await _request(asked, "prompt", [asked.prompt], None, None, call, tools), _encode_one
 
 
 async def _request(

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
@@ -110,12 +109,6 @@ async def embed(asked: EmbeddingsRequest, call: Call, tools: Tools) -> Decoded:
     model, prompt_name = call.model_and_prompt(
         tools.models, asked.model, asked.prompt_name, "embed"
     )
-    if asked.truncate == "START" and (prompt_name or asked.typed()):
-        raise InvalidInput(
-            "truncate is 'START', which would cut off the prompt that is put before each text:"
-            " send 'END' or 'NONE'",
-            param="truncate",
-        )
     as_base64 = (asked.encoding_format or asked.embedding_type) == "base64"
     normalize = model.bundle.manifest.normalize
     output = Pooled(
@@ -130,6 +123,7 @@ async def embed(asked: EmbeddingsRequest, call: Call, tools: Tools) -> Decoded:
         model,
         prompt_name,
         left=asked.truncate == "START",
+        keeps_prompt=True,
         hint=HINT,
         input_type=asked.typed(),
     )

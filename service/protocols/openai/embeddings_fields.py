@@ -8,7 +8,7 @@ from pydantic import Field
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.outputs.small_vectors import VectorDType
 from addnorm.service.models.model import Model
-from addnorm.service.protocols.codec.validation import Strict
+from addnorm.service.protocols.codec.validation import Strict, agreed
 from addnorm.service.protocols.texts.truncation import Truncation, check_limit
 
 InputType = Literal["query", "document", "passage", "text", "search_query", "search_document"]
@@ -17,11 +17,15 @@ JinaTask = Literal[
 ]
 
 
+# what other words for a number's type mean; base64 says how the numbers are written
+DTYPES: dict[str, VectorDType | None] = {"float": "float32", "base64": None}
+
+
 class EmbeddingsFields(Strict):
-    dtype: VectorDType = Field(
-        "float32",
-        description="int8 and uint8 by the bundle's ranges, for vectors of all dimensions; binary"
-        " and ubinary by the numbers' signs, eight dimensions a byte.",
+    dtype: VectorDType | None = Field(
+        None,
+        description="float32 by default; int8 and uint8 by the bundle's ranges, for vectors of all"
+        " dimensions; binary and ubinary by the numbers' signs, eight dimensions a byte.",
     )
     dimensions: int | None = Field(
         None,
@@ -60,11 +64,15 @@ class EmbeddingsFields(Strict):
     user: str | None = Field(None, description="Has no effect.")
 
     def vector_dtype(self) -> VectorDType:
-        kind = self.output_dtype or self.embedding_type or "float"
-        return self.dtype if kind in ("float", "base64") else kind  # type: ignore[return-value]
+        named = {
+            field: DTYPES.get(kind, kind)
+            for field in ("dtype", "output_dtype", "embedding_type")
+            if (kind := getattr(self, field)) is not None
+        }
+        return agreed(**named) or "float32"
 
     def vector_dimensions(self) -> int | None:
-        return self.dimensions if self.dimensions is not None else self.output_dimension
+        return agreed(dimensions=self.dimensions, output_dimension=self.output_dimension)
 
     def typed(self) -> tuple[str, str] | None:
         """The field that says what the texts are for, and what it says."""
@@ -78,6 +86,8 @@ class EmbeddingsFields(Strict):
         """Whether texts that are too long are cut, where a field says so. InvalidInput if another
         length is asked for."""
         check_limit("truncate_prompt_tokens", self.truncate_prompt_tokens, model, whole=-1)
-        if self.truncate is not None:
-            return self.truncate not in (False, "NONE")
-        return self.truncation if self.truncate_prompt_tokens is None else True
+        return agreed(
+            truncate=None if self.truncate is None else self.truncate not in (False, "NONE"),
+            truncation=self.truncation,
+            truncate_prompt_tokens=None if self.truncate_prompt_tokens is None else True,
+        )

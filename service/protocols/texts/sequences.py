@@ -68,6 +68,7 @@ class SequencesToRead(NamedTuple):
     model: Model
     prompt_name: str | None
     left: bool = False  # whether texts are cut at their beginnings
+    keeps_prompt: bool = False  # whether it is rejected if that would cut off the prompt
     hint: str = OTHER_VOCABULARY  # why ids may be none of the model's own
     input_type: tuple[str, str] | None = None  # the field that has it, and the type
     only_own: bool = True  # whether ids are rejected that nothing tells to be the model's own
@@ -82,6 +83,8 @@ class SequencesToRead(NamedTuple):
             if self.input_type:
                 texts = typed(texts, *self.input_type, prompt_name)
             texts = texts._replace(can_cut=truncate is not None, left=left)
+            if self.keeps_prompt:
+                texts.check_prompt_is_kept()
             return await tools.texts.tokenize(texts, call.deadline)
         for index, sequence in enumerate(sequences):
             if not sequence:

@@ -16,7 +16,7 @@ from tokenizers import Encoding
 
 from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.models.model import Model
-from addnorm.service.models.registry import TRUNCATE_SUFFIX
+from addnorm.service.models.names import TRUNCATE_SUFFIX
 from addnorm.service.protocols.texts.places import Place, in_list
 from addnorm.service.protocols.texts.sizes import check_pairs, check_size
 from addnorm.service.protocols.texts.text_steps import batched, decoded_ids, portions, with_batch
@@ -73,6 +73,15 @@ class TextsToTokenize(NamedTuple):
     def place(self, index: int, part: int | None = None) -> str:
         """What the caller calls a text. part: which of its pair."""
         return (self.named or in_list(self.field))(index, part)
+
+    def check_prompt_is_kept(self) -> None:
+        """InvalidInput if the prompt stands where texts are cut."""
+        if self.left and self.prompt:
+            raise InvalidInput(
+                "truncate is 'START', which would cut off the prompt that is put before each text:"
+                " send 'END' or 'NONE'",
+                param="truncate",
+            )
 
     def whole(self, texts: Sequence[Text]) -> Sequence[Text]:
         """Some of the texts, with their prompt."""
