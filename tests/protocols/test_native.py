@@ -462,13 +462,13 @@ def test_a_caller_who_leaves_is_no_error_of_ours_and_is_not_computed_to_the_end(
 
     def computed() -> float:
         found = samples(client.get("/metrics").text)
-        return found.get(("addnorm_micro_batch_tokens_sum", (("model", "encoder"),)), 0.0)
+        return found.get(("addnorm_micro_batch_tokens_sum", (("model", "minilm"),)), 0.0)
 
     before, errors, computed_before = count("499"), count("500"), computed()
     for _ in range(3):
         leave(url, b"{", 0.0, 1000)
     long = json.dumps(
-        {"model": "encoder", "input_ids": [[7] * 500] * 60, "outputs": ["pooled"]}
+        {"model": "minilm", "input_ids": [[7] * 500] * 60, "outputs": ["pooled"]}
     ).encode()
     leave(url, long, 0.3, len(long))
     assert eventually(lambda: count("499") == before + 4)
