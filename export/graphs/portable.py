@@ -89,20 +89,24 @@ class _Rewriting(Nodes):
     def _value(self, name: str) -> Array:
         return self._source.value(self._given[name])
 
-    def _sum(self, x: str, width: int, weight: float, to: str = "") -> str:
-        """weight times the sum of each row of x `[N, width]` -> `[N, 1]`."""
+    def _sum(self, x: str, width: int, weight: float, to: str = "", columns: int = 1) -> str:
+        """weight times the sum of each row of x `[N, width]` -> `[N, columns]`, which are equal."""
         lanes = self.constant(f"lanes_{width}", lane_sums(width))
-        column = np.full((LANES, 1), weight, np.float32)
-        total = self.constant(f"sum_of_lanes_{column[0, 0]!s}", column)
+        weights = np.full((LANES, columns), weight, np.float32)
+        shape = f"_x{columns}" if columns > 1 else ""
+        total = self.constant(f"sum_of_lanes_{weights[0, 0]!s}{shape}", weights)
         return self.make("MatMul", self.make("MatMul", x, lanes), total, to=to)
 
     def _layer_norm(self, node: NodeProto) -> None:
         x, gamma, *beta = node.input
         y, mean, rstd = [*node.output, "", ""][:3]
         width = self._given[gamma].dims[0]
-        mean = self._sum(x, width, 1 / width, to=mean)
+        # of a constant the session computes it once, when it is made. There a product with one
+        # column has other bits on ARM
+        columns = width if x in self._given else 1
+        mean = self._sum(x, width, 1 / width, to=mean, columns=columns)
         centred = self.make("Sub", x, mean)
-        variance = self._sum(self.make("Mul", centred, centred), width, 1 / width)
+        variance = self._sum(self.make("Mul", centred, centred), width, 1 / width, columns=columns)
         variance = self.make("Add", variance, attribute(node, "epsilon", 1e-5))
         # not 1 / sqrt: onnxruntime makes x (1 / y) a slower x / y, where nothing else reads 1 / y
         rstd = self.make("Sqrt", self.make("Div", 1.0, variance), to=rstd)

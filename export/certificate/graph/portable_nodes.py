@@ -187,9 +187,10 @@ def is_of_a_formula(array: Array) -> bool:
     """Whether a float constant that is no weight is one of those that sums are made with."""
     if array.ndim == 2 and array.shape[1] == LANES:
         lanes = [index * LANES // len(array) for index in range(len(array))]
-        return bool((array == np.eye(LANES, dtype=array.dtype)[lanes]).all())
-    if array.shape == (LANES, 1):
-        return bool((array == array[0]).all())
+        if (array == np.eye(LANES, dtype=array.dtype)[lanes]).all():
+            return True
+    if array.ndim == 2 and len(array) == LANES:
+        return bool((array == array[0, 0]).all())
     return not array.any() and len(array) == 1
 
 
