@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from onnx import numpy_helper
 from onnxruntime import InferenceSession, SessionOptions
 
 from addnorm.export.certificate.graph import attributes, portable_nodes
@@ -16,7 +17,7 @@ from addnorm.export.graphs import graph as graph_module
 from addnorm.export.graphs.half_precision import to_half
 from addnorm.export.graphs.model_file import Graph
 from addnorm.export.graphs.packed_attention import num_parts
-from addnorm.export.graphs.portable import lane_sums, portable
+from addnorm.export.graphs.portable import LANES, lane_sums, portable
 from addnorm.model.config import Config, Disentangled, Positions, Rotary
 from addnorm.model.norms import LayerNorm
 from addnorm.model.transformer import Transformer, randomize
@@ -216,6 +217,15 @@ def test_swapped_terms_of_distances_are_found() -> None:
     first, second = (node for node in body.node if node.op_type == "Gather")
     first.input[1], second.input[1] = second.input[1], first.input[1]
     assert [*attributes.body(twin, DISTANCES, "fp32", portable=True)]
+
+
+def test_a_constant_times_one_column_is_found() -> None:
+    """A session computes it when it is made, and by another way on ARM."""
+    twin = graph_of(DISTANCES).copy()
+    item = next(it for it in twin.proto.graph.initializer if it.name.endswith("_x64"))
+    assert item.dims == [LANES, 64]
+    item.CopyFrom(numpy_helper.from_array(np.full((LANES, 1), 1 / 64, np.float32), item.name))
+    assert len([*portable_nodes.foreign(twin)]) == 2  # of the mean, of the variance
 
 
 @pytest.mark.parametrize("kind", ["Sub", "Split"])

@@ -195,7 +195,10 @@ def is_of_a_formula(array: Array) -> bool:
 
 
 def foreign(graph: Graph) -> Iterator[str]:
-    """Operators that no portable graph has. Sums of whole numbers are exact in any order."""
+    """Operators that no portable graph has. Sums of whole numbers are exact in any order. A product
+    of constants is computed when the session is made: with one column it has other bits on ARM."""
+    widths = {item.name: item.dims[-1] for item in graph.proto.graph.initializer if item.dims}
+    constants = {item.name for item in graph.proto.graph.initializer}
     nodes = [*structure.nodes(graph.proto.graph)]
     made_by = {name: node for node in nodes for name in node.output}
     for node in nodes:
@@ -203,3 +206,7 @@ def foreign(graph: Graph) -> Iterator[str]:
         is_exact = cast is not None and structure.attributes(cast).get("to") == TensorProto.INT64
         if node.op_type in NOT_PORTABLE and not is_exact:
             yield f"{node.name}: the bits of {node.op_type} differ between processors"
+        if node.input and constants.issuperset(node.input):
+            constants.update(node.output)
+            if node.op_type == "MatMul" and widths.get(node.input[1]) == 1:
+                yield f"{node.name}: a constant times one column has other bits on ARM"
