@@ -3,6 +3,7 @@
 The marks, and what they need of the machine, are those of benchmarks/registry.py.
 """
 
+import faulthandler
 from collections.abc import Mapping
 
 import pytest
@@ -25,8 +26,10 @@ def deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.hook.pytest_deselected(items=unasked)
 
 
-def skip_if_absent(item: pytest.Item, proofs: Mapping[str, Proof] = PROOFS) -> None:
+def allow(item: pytest.Item, proofs: Mapping[str, Proof] = PROOFS) -> None:
+    """Skips a proof without what it needs. It may take longer than a test that hangs."""
     for name in _proofs(item):
+        faulthandler.cancel_dump_traceback_later()
         if absent := needs.in_words(proofs[name].needs):
             pytest.skip(absent)
 
