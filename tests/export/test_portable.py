@@ -54,9 +54,9 @@ LENGTHS = [3, 140, 1, 17, 270]
 EDGES = [1, 63, 64, 65, 66, 127, 128, 129, 130, 192, 193, 256, 257, 258, 17, 2, 300]
 ROTARY = Positions("none", Rotary(160_000.0, 10_000.0))
 LOCAL = replace(
-    SMALL, d_model=128, n_layers=3, block="pre", first_norm=False, embedding_norm=True,
-    final_norm=True, norm_bias=False, attention_bias=False, gated=True, ffn_bias="none",
-    positions=ROTARY, window=64, local_layers=(1, 2),
+    SMALL, d_model=128, n_layers=3, max_positions=2049, block="pre", first_norm=False,
+    embedding_norm=True, final_norm=True, norm_bias=False, attention_bias=False, gated=True,
+    ffn_bias="none", positions=ROTARY, window=64, local_layers=(1, 2),
 )  # fmt: skip
 
 
@@ -85,6 +85,7 @@ def test_a_portable_graph_computes_what_pytorch_does(config: Config) -> None:
 
 def test_windows_give_equal_bits_at_every_length_in_any_company() -> None:
     same_alone_and_together(LOCAL, EDGES)
+    same_alone_and_together(LOCAL, [2049, 130, 1])
 
 
 SHARED = replace(
