@@ -119,7 +119,7 @@ def _check_size(request: InferenceRequest, settings: Settings) -> None:
 
 def _check_lens(request: InferenceRequest) -> None:
     """InvalidInput if the request is for a precision that no lens shows."""
-    precision = request.precision or request.model.default_precision
+    precision = request.runner.precision
     shown = next((output.name for output in request.outputs if output.is_of_lens), None)
     if shown and precision != "fp32":
         raise InvalidInput(
