@@ -24,7 +24,7 @@ serve: .venv/serve $(BUNDLES)/notebook  ## export the notebook preset if there i
 	@echo "Once it listens:  curl -s localhost:$${ADDNORM_PORT:-8000}/v1/infer -H 'content-type: application/json' -d '{\"model\": \"notebook\", \"input_ids\": [[1, 3, 4, 5, 2]]}'"
 	$(ADDNORM) serve --bundles $(BUNDLES)
 
-minilm: .venv/ready $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## a real checkpoint, served and compared with transformers
+minilm: .venv/serve $(MINILM) $(BUNDLES)/all-minilm-l6-v2  ## a real checkpoint, served and compared with transformers
 	$(PYTHON) examples/minilm.py $(MINILM) $(BUNDLES)
 
 own-model: .venv/ready  ## train a small model, export it by a call, serve it and compare it with PyTorch

@@ -23,6 +23,9 @@ COMMANDS = {
         "addnorm.export.command", "write a certified bundle of a preset or a checkpoint", EXPORT
     ),
     "verify": Command("addnorm.export.command", "make a bundle's certificate again", EXPORT),
+    "keep": Command(
+        "addnorm.export.kept", "export models for `serve`, unless they were exported before", EXPORT
+    ),
     "sign": Command("addnorm.service.command", "sign a bundle with a key", SIGN),
     "serve": Command("addnorm.service.command", "serve a folder of bundles", SERVE),
     "settings": Command(

@@ -4,10 +4,12 @@ import argparse
 import os
 import resource
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from addnorm.service.environment import describe, read_settings
 from addnorm.service.errors import StartupError
@@ -23,16 +25,10 @@ OPTIONS = [name for name in Settings.model_fields if name != "api_keys"]
 
 def serve(arguments: Sequence[str]) -> None:
     """Serves until told to stop. Exits with one line and code 1 if it cannot start."""
-    parser = _parser(
-        "serve", "Serves a folder of bundles.", "addnorm serve --bundles bundles --port 9000"
-    )
-    parser.add_argument(
-        "--bundles",
-        type=Path,
-        default=Path("bundles"),
-        help="folder of <name>/<version>/ (bundles)",
-    )
+    parser = _serve_parser()
     found = parser.parse_args(arguments)
+    if found.models and found.bundles:
+        parser.error("name models, or a folder of bundles with --bundles")
     open_standard_files()
     logs.configure("info")  # until the settings are read
     open_all_files()
@@ -41,8 +37,24 @@ def serve(arguments: Sequence[str]) -> None:
         signal.signal(ending, lambda *_: sys.exit(0))
     for unused in (signal.SIGUSR1, signal.SIGUSR2):  # that end a process by default
         signal.signal(unused, signal.SIG_IGN)
-    with _one_line():
-        process.serve(found.bundles, read_settings(**_given(found)))
+    with _one_line(), TemporaryDirectory(prefix="addnorm-") as links:
+        options = read_settings(**_given(found))
+        if not found.models:
+            process.serve(found.bundles or Path("bundles"), options)
+            return
+        # a process of its own: what PyTorch takes of memory goes with it
+        exporter = [sys.executable, "-m", "addnorm", "keep", *found.models]
+        options_of_it = ["--precision", found.precision, "--kept", found.kept, "--links", links]
+        if code := subprocess.run([*exporter, *options_of_it], check=False).returncode:
+            sys.exit(code)  # it has said why
+        aliases = {**aliases_of(found.models), **options.aliases}
+        process.serve(Path(links), options.model_copy(update={"aliases": aliases}))
+
+
+def aliases_of(models: Sequence[str]) -> dict[str, str]:
+    """ORG/NAME -> NAME, the bundle's, for the models of a hub."""
+    names = [model.partition("@")[0] for model in models if not Path(model).exists()]
+    return {name: name.rpartition("/")[2] for name in names if "/" in name}
 
 
 def settings(arguments: Sequence[str]) -> None:
@@ -65,6 +77,39 @@ def sign(arguments: Sequence[str]) -> None:
         files = signature.sign(bundle.path, options.key, options.certificate, options.chain)
         print(f"signed {', '.join(files)}")
         print(f"wrote {bundle.path / signature.SIGNATURE}")
+
+
+def _serve_parser() -> argparse.ArgumentParser:
+    parser = _parser(
+        "serve",
+        "Serves models, or a folder of bundles. A model is exported first, unless it was before.",
+        "addnorm serve sentence-transformers/all-MiniLM-L6-v2 --precision int8 --port 9000",
+    )
+    parser.add_argument(
+        "models",
+        nargs="*",
+        metavar="ORG/NAME[@REVISION]|DIR",
+        help="models of the Hugging Face hub, or folders of checkpoints",
+    )
+    parser.add_argument(
+        "--bundles",
+        type=Path,
+        help="folder of <name>/<version>/ (bundles, where no model is named)",
+    )
+    parser.add_argument(
+        "--precision",
+        default="fp32",
+        metavar="P[,P]",
+        help="of the models that are named; the first is for requests that name none (fp32)",
+    )
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    parser.add_argument(
+        "--kept",
+        default=str(Path(home) / "addnorm"),
+        metavar="DIR",
+        help="where their bundles are kept for the next start (%(default)s)",
+    )
+    return parser
 
 
 def _sign_parser() -> argparse.ArgumentParser:

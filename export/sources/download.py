@@ -2,13 +2,19 @@
 
 import glob
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from addnorm.model.checkpoints import weights
+from addnorm.model.weight_files import FILES, INDEX
 
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
+
+TIMEOUT_S = 20.0  # of the first word of the hub
 ADDRESS = re.compile(r"([A-Za-z0-9_][\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 MODULE = re.compile(
     r"[0-9]+_[^/]+"
@@ -56,12 +62,11 @@ def fetch(
     DownloadError if it fails.
     """
     # takes seconds to import, and few exports download
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import snapshot_download
 
     print(f"downloading {repository}@{revision}", flush=True)
-    hub = HfApi(endpoint)
-    try:
-        found = hub.model_info(repository, revision=revision)
+    with _in_words(repository, revision, endpoint):
+        found = _info(repository, revision, endpoint)
         files = wanted(sibling.rfilename for sibling in found.siblings or ())
         folder = snapshot_download(
             repository,
@@ -70,11 +75,32 @@ def fetch(
             endpoint=endpoint,
             cache_dir=cache,
         )
-    except Exception as error:  # of its HTTP client too, which differs between releases
-        raise DownloadError(
-            f"{repository} cannot be downloaded from {hub.endpoint}: {_reason(error, revision)}"
-        ) from None
     return Download(Path(folder), repository, str(found.sha))
+
+
+def commit(repository: str, revision: str, endpoint: str | None = None) -> str:
+    """The hash of the commit that the hub has at a revision. DownloadError if it says none."""
+    with _in_words(repository, revision, endpoint):
+        return str(_info(repository, revision, endpoint).sha)
+
+
+def _info(repository: str, revision: str, endpoint: str | None) -> "ModelInfo":
+    from huggingface_hub import HfApi
+
+    return HfApi(endpoint).model_info(repository, revision=revision, timeout=TIMEOUT_S)
+
+
+@contextmanager
+def _in_words(repository: str, revision: str, endpoint: str | None) -> Iterator[None]:
+    from huggingface_hub import HfApi
+
+    try:
+        yield
+    except Exception as error:  # of its HTTP client too, which differs between releases
+        where = HfApi(endpoint).endpoint
+        raise DownloadError(
+            f"{repository} cannot be downloaded from {where}: {_reason(error, revision)}"
+        ) from None
 
 
 def wanted(listed: Iterable[str]) -> list[str]:
@@ -97,9 +123,9 @@ def _settings(names: list[str]) -> list[str]:
 
 def _weights(names: list[str]) -> list[str]:
     """What is read first of those that are there; an index comes with its shards."""
-    for file in weights.FILES:
-        if file in names and file.endswith(weights.INDEX):
-            stem, suffix = file.removesuffix(weights.INDEX).split(".")
+    for file in FILES:
+        if file in names and file.endswith(INDEX):
+            stem, suffix = file.removesuffix(INDEX).split(".")
             return [file, *(n for n in names if fnmatchcase(n, f"{stem}-*-of-*.{suffix}"))]
         if file in names:
             return [file]

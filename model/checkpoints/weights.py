@@ -18,10 +18,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from addnorm.model.checkpoints.reader import CheckpointError
+from addnorm.model.weight_files import FILES, INDEX, PICKLED, SAFE
 
-INDEX = ".index.json"  # after the name of the file that is in shards
-SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"  # the first that is there is read
-FILES = (SAFE, SAFE + INDEX, PICKLED, PICKLED + INDEX)
 GLOBAL = re.compile(r"GLOBAL (\S+)")  # in PyTorch's message, the class or function wanted
 LFS = b"version https://git-lfs.github.com/spec/"
 

@@ -21,12 +21,18 @@ class Process:
     """`addnorm serve` on a free port, its log read line by line."""
 
     def __init__(
-        self, bundles: Path, *arguments: str, max_files: int | None = None, **environment: str
+        self,
+        bundles: Path | None,
+        *arguments: str,
+        max_files: int | None = None,
+        **environment: str,
     ) -> None:
-        """max_files: that it may open; None: as many as this process."""
+        """bundles: None if the arguments name models. max_files: that it may open; None: as many as
+        this process."""
         self.lines: list[dict[str, Any]] = []
         limited = ["sh", "-c", f'ulimit -n {max_files}; exec "$@"', "sh"] if max_files else []
-        command = [sys.executable, "-m", "addnorm", "serve", "--bundles", str(bundles)]
+        command = [sys.executable, "-m", "addnorm", "serve"]
+        command += [] if bundles is None else ["--bundles", str(bundles)]
         self.process = subprocess.Popen(
             [*limited, *command, *arguments],
             env={**os.environ, "ADDNORM_PORT": "0", **environment},
@@ -43,7 +49,8 @@ class Process:
         assert self.process.stderr
         with self.process.stderr:
             for line in self.process.stderr:
-                self.lines.append(json.loads(line))
+                if line.startswith("{"):  # no warning of an exporter's
+                    self.lines.append(json.loads(line))
 
     def wait_for(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         deadline = time.monotonic() + 60
