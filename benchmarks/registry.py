@@ -107,9 +107,20 @@ EXPERIMENTS = {
     ),
     "modernbert": Experiment(
         "ModernBERT-base's shape beside transformers behind FastAPI; what long sequences cost",
-        "benchmarks.modernbert:run",
+        "benchmarks.families:modernbert",
         8,
-        only="padded, small, 256, 2048",
+        only="padded, small, tokens",
+    ),
+    "deberta": Experiment(
+        "DeBERTa-v3-base's shape beside transformers behind FastAPI, and beside BERT-base's",
+        "benchmarks.families:deberta",
+        8,
+        only="padded, small, tokens",
+    ),
+    "qwen3": Experiment(
+        "Qwen3-Embedding-0.6B's shape beside transformers behind FastAPI",
+        "benchmarks.families:qwen3",
+        8,
     ),
     "processors": Experiment(
         "equal bits on AVX2 and NEON, emulated: every preset, family and output",
