@@ -193,6 +193,11 @@ PROOFS = {
     "killed_job": Proof("`addnorm embed` of 600,000 texts, killed twice: the same bytes", 10),
     "mutants": Proof("a thousand mutations of graphs and weights, all refused", 6),
     "large_model": Proof("a model of more than 2 GB: memory and answers; needs 8 GB", 8),
+    "mixed_fleet": Proof(
+        "this machine and an emulated ARM behind haproxy: the same bits and one fingerprint",
+        3,
+        (ARM, "qemu-aarch64"),
+    ),
     "chart": Proof("the Helm chart, rendered and compared with schemas", 1, ("build/chart/ready",)),
     "pictures": Proof(
         "takes docs/playground.png, and the pages in light, dark and at phone width",
