@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from addnorm.service.errors import StartupError
 from addnorm.service.loading import folders
 from addnorm.service.loading.loader import load
 from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.manifest import Head, tasks_of
 from addnorm.service.settings import Settings
 from tests.support.bundles import flip
 
@@ -121,3 +123,22 @@ def test_the_command_ends_with_one_line_and_not_zero(
 def test_no_bundle_at_all(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="make one with `addnorm export"):
         folders.find(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "is_causal", "tasks"),
+    [
+        (None, None, False, ("embed",)),
+        (("first", 1), None, False, ("rerank", "classify")),
+        (("first", 2), ("no", "yes"), False, ("classify",)),
+        (("every", 2), ("B", "O"), False, ("tag",)),
+        (("every", 2), ("start", "end"), False, ("embed",)),  # of spans, which no task reads
+        (("every", 9), None, False, ("fill_mask", "sparse")),
+        (("every", 9), None, True, ("complete",)),
+    ],
+)
+def test_a_model_is_for_what_its_head_makes(
+    logits: Any, labels: Any, is_causal: bool, tasks: tuple[str, ...]
+) -> None:
+    heads = {} if logits is None else {"logits": Head(pick=logits[0], width=logits[1])}
+    assert tasks_of(heads, labels, 9, is_causal) == tasks
