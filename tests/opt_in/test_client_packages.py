@@ -1,5 +1,6 @@
 """Unmodified packages with a URL, a key and a model set, against a server with tiny models."""
 
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,13 @@ from benchmarks.peers.grpc_packages import GRPC_PACKAGES
 from tests.conftest import inference_of, serving
 from tests.support.task_models import DEFAULTS
 
+CLIENTS = Path(__file__).parents[2] / "docs" / "clients.md"
+PYTHON = BUILD / "packages/bin/python"
 pytestmark = pytest.mark.client_packages
 
 
 def assert_works(program: str, *arguments: str) -> None:
-    command = [BUILD / "packages/bin/python", peers.program(program), *arguments]
+    command = [PYTHON, peers.program(program), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     print(f"{arguments[-1]}: {done.stdout}")
@@ -40,3 +43,13 @@ def both(task_bundles: Path) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("name", GRPC_PACKAGES)
 def test_a_package_gets_over_grpc_what_http_gives(both: tuple[str, str], name: str) -> None:
     assert_works("grpc_packages", *both, name)
+
+
+def test_the_program_of_the_clients_page_runs_over_grpc(small: Path) -> None:
+    pytest.importorskip("grpc")
+    programs = re.findall(r"```python\n(.+?)```", CLIENTS.read_text(), re.DOTALL)
+    (program,) = (each for each in programs if "localhost:8001" in each)
+    service = inference_of(small, grpc_port=0)
+    with serving(service):
+        program = program.replace("localhost:8001", f"localhost:{service.grpc.port}")
+        subprocess.run([PYTHON, "-c", program], check=True, timeout=60)

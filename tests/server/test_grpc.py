@@ -129,6 +129,7 @@ def test_it_says_what_http_says_of_the_server_and_its_models(
     for place in ("inputs", "outputs"):
         found = [(each.name, each.datatype, [*each.shape]) for each in getattr(about, place)]
         assert found == [tuple(each.values()) for each in plain[place]]
+    assert [*call("ServerMetadata").extensions] == ["binary_tensor_data", "parameters"]
     assert call("ServerMetadata").version == web.get(f"{url}/v2").json()["version"]
     index = web.post(f"{url}/v2/repository/index", json={}).json()
     assert [each.name for each in call("RepositoryIndex").models] == [

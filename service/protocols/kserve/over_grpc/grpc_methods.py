@@ -21,6 +21,7 @@ from addnorm.service.scheduling.cooperative import one_step
 INFERENCE, HEALTH = "inference.GRPCInferenceService", "grpc.health.v1.Health"
 # beginnings of paths that orchestrators ask: open to all, and answered while draining
 PROBES = (f"/{INFERENCE}/ServerLive", f"/{INFERENCE}/ServerReady", f"/{HEALTH}/")
+EXTENSIONS = ("binary_tensor_data", "parameters")  # the others of HTTP are not offered
 Receive = Callable[[], Awaitable[bytes]]
 
 
@@ -127,7 +128,8 @@ class About:
         return {"status": "SERVING" if await self._is_ready() else "NOT_SERVING"}
 
     async def server_metadata(self, asked: Any) -> dict[str, Any]:
-        return (await self._metadata.server_metadata()).model_dump()
+        about = await self._metadata.server_metadata()
+        return {**about.model_dump(), "extensions": EXTENSIONS}
 
     async def model_ready(self, asked: Any) -> dict[str, Any]:
         """A model that is not served is not ready, as Triton has it."""
