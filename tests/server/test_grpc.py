@@ -19,7 +19,11 @@ from pydantic import SecretStr
 
 from addnorm.service.errors import StartupError
 from addnorm.service.models.registry import Models
-from addnorm.service.protocols.kserve.over_grpc.grpc_methods import Answer, GrpcMethod
+from addnorm.service.protocols.kserve.over_grpc.grpc_methods import (
+    Answer,
+    GrpcMethod,
+    grpc_methods,
+)
 from addnorm.service.protocols.kserve.over_grpc.messages import DESCRIPTORS, message_types
 from addnorm.service.server.process import Server, check_address
 from addnorm.service.server.wiring import Service, build
@@ -274,7 +278,7 @@ def test_a_call_that_is_cancelled_frees_its_job(few: Models) -> None:
         assert eventually(lambda: service.scheduler.num_queued_tokens() == 5)
         second.cancel()
         assert eventually(lambda: service.grpc.calls.in_flight == 1)
-        assert statuses(service, "499") == 1
+        assert eventually(lambda: statuses(service, "499") == 1)
         go.set()
         assert first.result(timeout=PATIENCE_S).outputs
         assert_first_alone_was_computed(service)
@@ -423,6 +427,15 @@ def test_slow_callers_and_faults_end_in_words(few: Models) -> None:
     service.close()
 
 
+def test_who_is_not_let_in_is_told_before_the_message_is_read(few: Models) -> None:
+    service = build(few, Settings(**OWN, api_keys=SecretStr(f"asker infer {KEY}")))
+    (method,) = (each for each in grpc_methods(service.grpc.calls.parts) if each.path == INFER)
+    assert told_to(Slow(sends=False), service, method.answer)[0] == "UNAUTHENTICATED"
+    service.readiness.draining = True
+    assert told_to(Slow(sends=False), service, method.answer)[0] == "UNAVAILABLE"
+    service.close()
+
+
 def test_a_call_is_counted_and_logged_as_a_request(
     few: Models, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -464,6 +477,7 @@ def test_a_signal_lets_calls_under_way_end_and_rejects_new_ones(few: Models) -> 
             "UNAVAILABLE",
             "the server is shutting down: send the request to another",
         )
+        assert not server._is_drained()
         assert call("Check").status == 2
         assert not call("ServerReady").ready
         go.set()
