@@ -107,9 +107,20 @@ EXPERIMENTS = {
     ),
     "modernbert": Experiment(
         "ModernBERT-base's shape beside transformers behind FastAPI; what long sequences cost",
-        "benchmarks.modernbert:run",
+        "benchmarks.families:modernbert",
         8,
-        only="padded, small, 256, 2048",
+        only="padded, small, tokens",
+    ),
+    "deberta": Experiment(
+        "DeBERTa-v3-base's shape beside transformers behind FastAPI, and beside BERT-base's",
+        "benchmarks.families:deberta",
+        8,
+        only="padded, small, tokens",
+    ),
+    "qwen3": Experiment(
+        "Qwen3-Embedding-0.6B's shape beside transformers behind FastAPI",
+        "benchmarks.families:qwen3",
+        8,
     ),
     "processors": Experiment(
         "equal bits on AVX2 and NEON, emulated: every preset, family and output",
@@ -182,6 +193,11 @@ PROOFS = {
     "killed_job": Proof("`addnorm embed` of 600,000 texts, killed twice: the same bytes", 10),
     "mutants": Proof("a thousand mutations of graphs and weights, all refused", 6),
     "large_model": Proof("a model of more than 2 GB: memory and answers; needs 8 GB", 8),
+    "mixed_fleet": Proof(
+        "this machine and an emulated ARM behind haproxy: the same bits and one fingerprint",
+        3,
+        (ARM, "qemu-aarch64"),
+    ),
     "chart": Proof("the Helm chart, rendered and compared with schemas", 1, ("build/chart/ready",)),
     "pictures": Proof(
         "takes docs/playground.png, and the pages in light, dark and at phone width",

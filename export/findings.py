@@ -6,7 +6,7 @@ from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import Source
 from addnorm.model.checkpoints import Checkpoint
 from addnorm.model.config import Config, Pick
-from addnorm.service.runtime.manifest import Pooling
+from addnorm.service.runtime.manifest import Pooling, Task, tasks_of
 
 NUM_SHOWN = 5  # of labels, files and keys
 POOLINGS: dict[Pooling, str] = {
@@ -33,6 +33,7 @@ def lines(source: Source) -> Iterator[str]:
     for output, head in config.heads.items():
         names = f": {_few(source.facts['labels'])}" if _is_labelled(source, output) else ""
         yield f"{output}: {head.width:,} {PICKS[head.pick]}{names}"
+    yield f"tasks: {', '.join(_tasks(source, config))}"
     normalized = "normalized" if source.facts["normalize"] else "not normalized"
     yield f"pooling: {POOLINGS[source.facts['pooling']]}, {normalized}"
     if loaded:
@@ -43,6 +44,12 @@ def lines(source: Source) -> Iterator[str]:
         yield f"weights: {_weights(loaded, source.origin['weights'])}"
         ignored = [key for key in loaded.unused if not key.endswith(".")]  # others are prefixes
         yield f"ignored weights: {_few(ignored) or 'none'}"
+
+
+def _tasks(source: Source, config: Config) -> tuple[Task, ...]:
+    """All that it is served for."""
+    labels = source.facts["labels"]
+    return tasks_of(config.heads, labels, config.vocab_size, config.causal)
 
 
 def _place(source: Source) -> str:

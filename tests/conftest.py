@@ -52,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--cache-requests", type=int, default=400, help="compared with the cache")
     parser.addoption("--cache-examples", type=int, default=12, help="of orders of events")
-    parser.addoption("--fuzz-s", type=int, default=15, help="seconds that requests are made up for")
+    parser.addoption("--fuzz-s", type=int, default=8, help="seconds that requests are made up for")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -54,13 +54,13 @@ class Encoder(nn.Module):
 
 
 class OfTransformers(nn.Module):
-    """A model of transformers with its own scaled_dot_product_attention, in float32."""
+    """A model of transformers in float32, with scaled_dot_product_attention if it has that."""
 
     def __init__(self, folder: str, device: str) -> None:
         from transformers import AutoModel  # which the machine of a GPU may lack
 
         super().__init__()
-        model = AutoModel.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32)
+        model = AutoModel.from_pretrained(folder, dtype=torch.float32)
         self.model = model.eval().to(device)
 
     def forward(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

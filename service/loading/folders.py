@@ -46,5 +46,17 @@ def find(root: Path) -> Listing:
     if found.unreadable:
         reasons = "; ".join(found.unreadable.values())
         raise StartupError(f"no bundle under {root} can be read: {reasons}")
+    raise StartupError(_why_none(root))
+
+
+def _why_none(root: Path) -> str:
+    """What the folder is instead, and what to do."""
+    whole = root.absolute()
+    if (root / bundles.MANIFEST).is_file():
+        return f"{root} is a bundle: name the folder of its name's folder, {whole.parents[1]}"
+    if any(root.glob(f"*/{bundles.MANIFEST}")):
+        return f"{root} holds versions of one bundle: name the folder above, {whole.parent}"
+    if (root / "config.json").is_file():
+        return f"{root} is a checkpoint: `addnorm serve {root}` exports it and serves it"
     command = f"addnorm export --preset notebook --out {root}"
-    raise StartupError(f"no bundle under {root}: make one with `{command}`")
+    return f"no bundle under {root}: make one with `{command}`"

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from addnorm.service.errors import InvalidInput, ModelNotFound, StartupError
+from addnorm.service.errors import InvalidInput, ModelNotFound, ServiceError, StartupError
 from addnorm.service.models.model import Model
 from addnorm.service.models.names import (
     TAG,
@@ -88,6 +88,11 @@ class Models:
             self.add(model)
         for name, alias in aliases.items():
             self._check(name, alias)
+        for task, name in defaults.items():
+            try:
+                self.find(name, task)
+            except ServiceError as error:
+                raise StartupError(f"ADDNORM_DEFAULT_MODELS: {task}={name}: {error}") from None
 
     def check_names(self, bundle: Bundle) -> None:
         """StartupError if a name of the bundle's is an alias, or means something else."""

@@ -31,7 +31,7 @@ from pydantic import ValidationError
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime import files, signature
 from addnorm.service.runtime.files import TooLarge
-from addnorm.service.runtime.manifest import FORMAT, Certified, Manifest, Task
+from addnorm.service.runtime.manifest import FORMAT, Certified, Manifest, Task, tasks_of
 from addnorm.service.runtime.signature import SIGNATURE
 
 MANIFEST, CERTIFICATE = "manifest.json", "certificate.json"
@@ -79,19 +79,10 @@ class Bundle:
 
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
-        """What the model is made for, by its heads. Every model has pooled vectors, but only those
-        without logits are made for them."""
-        tasks: list[Task] = ["multi_vector"] if "token_vectors" in self.manifest.heads else []
-        logits = self.manifest.heads.get("logits")
-        if logits is None:
-            return (*tasks, "embed")
-        if logits.pick != "every":
-            return (*tasks, "rerank", "classify") if logits.width == 1 else (*tasks, "classify")
-        if logits.width != self.manifest.limits.vocab_size:
-            return (*tasks, "tag")
-        if self.manifest.config["causal"]:
-            return (*tasks, "complete")
-        return (*tasks, "fill_mask", "sparse")
+        """What the model is made for."""
+        manifest = self.manifest
+        limits, is_causal = manifest.limits, manifest.config["causal"]
+        return tasks_of(manifest.heads, manifest.labels, limits.vocab_size, is_causal)
 
     @property
     def is_compared(self) -> bool:

@@ -2,9 +2,9 @@
 files."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ Pooling = Literal["mean", "first", "last", "max", "weighted_mean", "mean_sqrt"]
 Pick = Literal["every"] | Pooling
 Precision = Literal["fp32", "fp16", "int8"]
 InputType = Literal["query", "document"]
+SPANS = ("start", "end")  # labels of question answering: of the logits of each token
 Task = Literal[
     "embed", "rerank", "classify", "tag", "fill_mask", "sparse", "multi_vector", "complete"
 ]
@@ -66,6 +67,31 @@ class Head(_Part):
 
     pick: Pick
     width: Size
+
+
+class AnyHead(Protocol):
+    """A head of a manifest, or of a Config."""
+
+    @property
+    def pick(self) -> Pick: ...
+    @property
+    def width(self) -> int: ...
+
+
+def tasks_of(
+    heads: Mapping[str, AnyHead], labels: Sequence[str] | None, vocab_size: int, is_causal: bool
+) -> tuple[Task, ...]:
+    """What a model is made for, by its heads. Every model has pooled vectors, but only those
+    without logits are made for them, and those whose logits no task reads."""
+    tasks: tuple[Task, ...] = ("multi_vector",) if "token_vectors" in heads else ()
+    logits = heads.get("logits")
+    if logits is None or tuple(labels or ()) == SPANS:
+        return (*tasks, "embed")
+    if logits.pick != "every":
+        return (*tasks, "rerank", "classify") if logits.width == 1 else (*tasks, "classify")
+    if logits.width != vocab_size:
+        return (*tasks, "tag")
+    return (*tasks, "complete") if is_causal else (*tasks, "fill_mask", "sparse")
 
 
 class Int8(_Part):

@@ -19,6 +19,7 @@ checkpoint: {folder}
 family: bert, ForTokenClassification
 shape: 2 layers, 2 attention heads, 8 positions, 2 token types, d_model 16, vocabulary of 50
 logits: 7 for each token: O, PER, ORG, LOC, MISC and 2 more
+tasks: tag
 pooling: the mean of its tokens, not normalized
 prompts: none
 texts: no, because there is no tokenizer.json in {folder}, and no vocabulary to make it of

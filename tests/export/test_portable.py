@@ -23,9 +23,12 @@ from addnorm.model.norms import LayerNorm
 from addnorm.model.transformer import Transformer, randomize
 from tests.support.exports import shared_exports
 
-SMALL = Config(vocab_size=50, d_model=64, n_heads=2, d_ff=64, n_layers=2, max_positions=300)
+SMALL = Config(vocab_size=50, d_model=64, n_heads=2, d_ff=64, n_layers=1, max_positions=300)
 DISTANCES = replace(
-    SMALL, eps=1e-7, positions=Positions("none", disentangled=Disentangled(span=16, farthest=90))
+    SMALL,
+    n_layers=2,
+    eps=1e-7,
+    positions=Positions("none", disentangled=Disentangled(span=16, farthest=90)),
 )
 CONFIGS = {
     "post": SMALL,
@@ -44,6 +47,7 @@ CONFIGS = {
     "distances": DISTANCES,
     "distances of keys alone, heads in two parts": replace(
         DISTANCES,
+        n_layers=1,
         d_model=160,
         n_heads=1,
         positions=Positions(disentangled=Disentangled(20, c2p=False, shared=False, norm=False)),
@@ -89,15 +93,15 @@ def test_windows_give_equal_bits_at_every_length_in_any_company() -> None:
 
 
 SHARED = replace(
-    SMALL, n_heads=4, n_kv_heads=2, d_head=32, norm="rms", norm_bias=False, qk_norm=True,
-    block="pre", causal=True, final_norm=True, attention_bias=False, gated=True, ffn_bias="none",
-    activation="silu", positions=Positions("none", Rotary(1e6)),
+    SMALL, n_layers=2, n_heads=4, n_kv_heads=2, d_head=32, norm="rms", norm_bias=False,
+    qk_norm=True, block="pre", causal=True, final_norm=True, attention_bias=False, gated=True,
+    ffn_bias="none", activation="silu", positions=Positions("none", Rotary(1e6)),
 )  # fmt: skip
 
 
 def test_shared_keys_give_equal_bits_in_any_company() -> None:
     same_alone_and_together(SHARED, LENGTHS)
-    windows = replace(SHARED, causal=False, window=64, local_layers=(1,))
+    windows = replace(SHARED, causal=False, window=64, n_layers=1, local_layers=(0,))
     same_alone_and_together(windows, [130, 1, 64])
 
 

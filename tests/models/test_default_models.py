@@ -1,11 +1,12 @@
 """Which model answers a request for a task that names none."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from addnorm.service.errors import InvalidInput, ModelNotFound, StartupError
+from addnorm.service.errors import InvalidInput, StartupError
 from addnorm.service.loading.loader import load_all
 from addnorm.service.models.registry import Models
 from addnorm.service.settings import Settings
@@ -48,7 +49,6 @@ def test_the_default_is_taken_where_several_can() -> None:
          " ADDNORM_DEFAULT_MODELS=embed=large"),
         ({}, "one", "tag", "one/2 cannot tag tokens: it can rerank"),
         ({}, "one/1", "rerank", "one/1 cannot rerank: it can classify texts"),
-        ({"tag": "one"}, None, "tag", "one/2 cannot tag tokens: it can rerank"),
     ],
 )  # fmt: skip
 def test_a_request_that_finds_no_model_is_told_which_there_are(
@@ -63,9 +63,27 @@ def test_every_model_embeds_if_it_is_named() -> None:
     assert models(**SEVERAL).find("one", "embed").bundle.ref == "one/2"
 
 
-def test_a_default_that_is_not_served_is_named() -> None:
-    with pytest.raises(ModelNotFound, match="'gone' is not served here"):
-        models({"embed": "gone"}, **SEVERAL).find(None, "embed")
+@pytest.mark.parametrize(
+    ("defaults", "words"),
+    [
+        ({"embed": "gone"}, "DEFAULT_MODELS: embed=gone: model 'gone' is not served here"),
+        ({"tag": "one"}, "DEFAULT_MODELS: tag=one: one/2 cannot tag tokens: it can rerank"),
+    ],
+)
+def test_a_default_that_cannot_answer_ends_the_start(defaults: Any, words: str) -> None:
+    with pytest.raises(StartupError, match=words):
+        models(defaults, **SEVERAL)
+
+
+def test_a_folder_that_holds_no_bundles_is_told_for_what_it_is(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    for folder, words in (
+        (small / "notebook" / "1", f"is a bundle: .*{small}$"),
+        (small / "notebook", f"holds versions of one bundle: .*{small}$"),
+        (tmp_path, f"is a checkpoint: `addnorm serve {tmp_path}`"),
+    ):
+        with pytest.raises(StartupError, match=words):
+            load_all(folder, Settings())
 
 
 def test_a_default_for_no_task_ends_the_start(small: Any) -> None:

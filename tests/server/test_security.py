@@ -214,8 +214,10 @@ def test_nothing_is_unpickled_run_or_taken_from_elsewhere() -> None:
         "subprocess",
         "yaml",
     }
+    command = ROOT / "service" / "command.py"  # runs the exporter, before anybody is served
     for path in (ROOT / "service").rglob("*.py"):
-        assert not {name.partition(".")[0] for name in imported(path)} & banned, path
+        found = {name.partition(".")[0] for name in imported(path)} & banned
+        assert found == ({"subprocess"} if path == command else set()), path
     for package in ("service", "model", "export"):
         for path in (ROOT / package).rglob("*.py"):
             text = path.read_text()

@@ -29,8 +29,15 @@ class Balancer(Server):
 
     def num_up(self) -> int:
         """Servers that get requests."""
-        rows = [row for row in self._statistics() if row["svname"].startswith("replica")]
-        return sum(row["status"].startswith("UP") for row in rows)  # "UP 1/2": a check failed
+        return sum(row["status"].startswith("UP") for row in self._replicas())  # "UP 1/2" too
+
+    def num_answered(self) -> list[int]:
+        """Requests with an answer of 2xx, for each server that gets requests."""
+        rows = self._replicas()
+        return [int(row["hrsp_2xx"]) for row in rows if row["status"].startswith("UP")]
+
+    def _replicas(self) -> list[dict[str, str]]:
+        return [row for row in self._statistics() if row["svname"].startswith("replica")]
 
     def _statistics(self) -> list[dict[str, str]]:
         with socket.socket(socket.AF_UNIX) as control:

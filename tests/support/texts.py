@@ -81,7 +81,7 @@ def checkpoint(folder: Path) -> Path:
     """
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=len(WORDS), hidden_size=D_MODEL, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=len(WORDS), hidden_size=D_MODEL, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=64,
         max_position_embeddings=MAX_POSITIONS,
     )  # fmt: skip

@@ -12,8 +12,8 @@ from addnorm.service.runtime.batch import Batch, Rows
 PATIENCE_S = 60.0  # for what must happen, however busy the machine is
 
 
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + PATIENCE_S
+def eventually(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
+    deadline = time.monotonic() + patience_s
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.002)
     return condition()

@@ -64,11 +64,6 @@ class RerankRequest(Strict):
         None, ge=-1, description="vLLM's: at least the model's limit, which -1 stands for."
     )
 
-    @property
-    def is_voyage(self) -> bool:
-        """Whether it has a field that only Voyage's clients send."""
-        return not {"top_k", "truncation"}.isdisjoint(self.model_fields_set)
-
 
 class RerankedText(BaseModel):
     text: str
@@ -92,9 +87,7 @@ class RerankResponse(BaseModel):
     object: Literal["rerank"]
     model: str
     results: list[RerankResult]
-    data: list[RerankResult] | None = Field(
-        None, description="The results for Voyage's clients, who send `top_k` or `truncation`."
-    )
+    data: list[RerankResult] = Field(description="The results, where Voyage's clients read them.")
     usage: RerankUsage
     meta: dict[str, Any] = Field(description="Cohere's place for the number of tokens.")
 
@@ -125,7 +118,7 @@ async def rerank(asked: RerankRequest, call: Call, tools: Tools) -> Decoded:
         "documents", pairs, asked.truncation, model, can_cut=False, named=query_with("documents")
     )
     function: Function = "none" if asked.raw_scores else "sigmoid"
-    sent_back = call.num_bytes if asked.return_documents else 0
+    sent_back = 2 * call.num_bytes if asked.return_documents else 0
     task = await score_pairs(call, tools, texts, function, asked.precision, sent_back)
     encode = partial(_encode_rerank, asked, num_best, documents, call.context.request_id, task)
     return task.request, encode
@@ -154,7 +147,7 @@ def _encode_rerank(
         "object": "rerank",
         "model": response.request.model.name,
         "results": results,
-        **({"data": _for_voyage(results)} if asked.is_voyage else {}),
+        "data": _for_voyage(results),
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         "meta": {"tokens": {"input_tokens": num_tokens}},
     }

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import AliasChoices, BaseModel, Field
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.outputs import Logits, Pooled
@@ -34,8 +34,14 @@ class _Asked(Strict):
 
 
 class ScoreRequest(_Asked):
-    text_1: Texts = Field(description="One text, or as many as text_2 has.")
-    text_2: Texts = Field(description="Each is scored with its text of text_1.")
+    text_1: Texts = Field(
+        validation_alias=AliasChoices("text_1", "queries", "data_1"),
+        description="One text, or as many as text_2 has. `queries` and `data_1` mean the same.",
+    )
+    text_2: Texts = Field(
+        validation_alias=AliasChoices("text_2", "documents", "data_2"),
+        description="Each is scored with its text of text_1. `documents` and `data_2` mean it too.",
+    )
 
 
 class InputRequest(_Asked):

@@ -1,0 +1,168 @@
+"""Families in the shapes of their published models, with random weights: beside transformers behind
+FastAPI, and engines alone at fixed lengths."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from addnorm.export.sources import sources
+from addnorm.export.writer import Plan, export
+from addnorm.load.measure.contender import FP32, INT8, Line
+from addnorm.load.measure.rounds import Rounds, Side, served
+from addnorm.load.sweep.tables import TITLES, Row, ratios
+from addnorm.service.runtime.bundle import Bundle
+from benchmarks import comparison
+from benchmarks.bench.ceilings import Offline, fixed
+from benchmarks.bench.contenders import TRANSFORMERS, Servers
+from benchmarks.comparison import Goal
+from benchmarks.findings import BUILD, BUNDLES, Findings, Options, newest
+
+SEED = 0
+WHO = (TRANSFORMERS, FP32, INT8)
+LINES = {
+    "padded": Line("big", 8, WHO),
+    "small": Line("small", 8, WHO),
+    "alone": Line("small", 1, WHO),
+}
+ROWS = (
+    Row("32 sequences, 70 % padding, 8 callers", "tokens_per_s", "padded", TRANSFORMERS),
+    Row("1 - 4 sequences, 8 callers", "tokens_per_s", "small", TRANSFORMERS),
+    Row("the same", "p99_ms", "small", TRANSFORMERS),
+    Row("1 - 4 sequences, 1 caller", "tokens_per_s", "alone", TRANSFORMERS),
+    Row("the same", "p99_ms", "alone", TRANSFORMERS),
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The tokens/s of an engine over those of another, each a shape at so many tokens."""
+
+    over: tuple[str, int]
+    under: tuple[str, int]
+    least: float
+
+    def lines(self, figures: Rounds) -> Iterator[tuple[str, str | None]]:
+        """What was found in each precision, and what was missed of it."""
+        over, under = (_line(*side) for side in (self.over, self.under))
+        for who in (FP32, INT8):
+            ours, theirs = (figures.get(f"{line}/{who}", []) for line in (over, under))
+            if found := sorted(ratios(ours, theirs, "tokens_per_s")):
+                middle = found[len(found) // 2]
+                said = f"{who}: {over} at {middle:.2f} x the tokens/s of {under}"
+                wanted = f"{said}, at least {self.least} x is wanted"
+                yield said, None if middle >= self.least else wanted
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model of transformers with random weights. fields: of its configuration, beside the
+    defaults."""
+
+    family: str  # the beginning of its classes' names
+    max_length: int
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def bundle(self, name: str) -> Bundle:
+        """Made at the first call."""
+        if not (BUILD / name / "config.json").exists():
+            self._write(BUILD / name)
+        if not (BUNDLES / name).exists():
+            source = sources.checkpoint(BUILD / name, max_length=self.max_length)
+            export(source, BUNDLES, name, None, Plan(precisions=(FP32, INT8)))
+        return newest(name)
+
+    def _write(self, folder: Path) -> None:
+        import torch
+        import transformers
+
+        torch.manual_seed(SEED)
+        config = getattr(transformers, f"{self.family}Config")(**self.fields)
+        getattr(transformers, f"{self.family}Model")(config).save_pretrained(folder)
+
+
+SHAPES = {
+    "modernbert-base": Shape("ModernBert", 2048, {"max_position_embeddings": 2048}),
+    "bert-base": Shape("Bert", 512),
+    "deberta-v3-base": Shape(
+        "DebertaV2",
+        512,
+        {
+            "vocab_size": 128_100, "hidden_size": 768, "intermediate_size": 3072,
+            "num_hidden_layers": 12, "num_attention_heads": 12, "type_vocab_size": 0,
+            "relative_attention": True, "position_buckets": 256, "pos_att_type": "p2c|c2p",
+            "share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False,
+            "layer_norm_eps": 1e-7,
+        },
+    ),
+    "qwen3-0.6b": Shape(
+        "Qwen3",
+        512,
+        {
+            "vocab_size": 151_669, "hidden_size": 1024, "intermediate_size": 3072,
+            "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+            "head_dim": 128, "max_position_embeddings": 2048,
+        },
+    ),
+}  # fmt: skip
+
+
+def modernbert(options: Options) -> Findings:
+    pair = Pair(("modernbert-base", 2048), ("modernbert-base", 256), 0.65)
+    return _compared("modernbert-base", ("padded", "small"), (2.0, 4.0), [pair], options)
+
+
+def deberta(options: Options) -> Findings:
+    pairs = [Pair(("deberta-v3-base", n), ("bert-base", n), 0.5) for n in (128, 512)]
+    return _compared("deberta-v3-base", ("padded", "small"), (2.0, 3.5), pairs, options)
+
+
+def qwen3(options: Options) -> Findings:
+    """No goals: it is for whom a vector a second is enough."""
+    return _compared("qwen3-0.6b", ("alone",), (0.0, 0.0), [], options)
+
+
+def _compared(
+    name: str,
+    lines: tuple[str, ...],
+    least: tuple[float, float],
+    pairs: list[Pair],
+    options: Options,
+) -> Findings:
+    """least: of the first line's tokens/s over those of transformers, in fp32 and in int8."""
+    bundle = SHAPES[name].bundle(name)
+    engines = sorted({side for pair in pairs for side in (pair.over, pair.under)})
+    with ExitStack() as stack:
+        models = Servers(stack).checkpoint(bundle, BUILD / name)
+        over_http = served(models, {line: LINES[line] for line in lines})
+        sides = [*over_http, *(made for engine in engines for made in _engine(*engine))]
+        figures = comparison.measured(sides, options)
+    goals = [
+        Goal(lines[0], who, TRANSFORMERS, "tokens_per_s", goal)
+        for who, goal in zip((FP32, INT8), least, strict=True)
+    ]
+    rows = [*ROWS, *(Row(_line(*engine), "tokens_per_s", _line(*engine)) for engine in engines)]
+    found = comparison.compared(figures, rows, {**TITLES, TRANSFORMERS: "transformers"}, goals)
+    said = [line for pair in pairs for line in pair.lines(figures)]
+    shown = "\n".join(["", *(f"- {line}" for line, _ in said)])
+    missed = [*found.missed, *(wanted for _, wanted in said if wanted)]
+    return Findings(f"{found.tables}\n{shown}", missed, figures)
+
+
+def _line(name: str, length: int) -> str:
+    return f"{name}, {length} tokens"
+
+
+def _engine(name: str, length: int) -> Iterator[Side]:
+    """One sequence at a time, without a server."""
+    bundle = SHAPES[name].bundle(name)
+    sequences = fixed(length, 4, bundle.manifest.limits)
+    for who in (FP32, INT8):
+        rate = partial(Offline(bundle, who).tokens_per_s, sequences, 1, length)
+        yield Side(_line(name, length), who, partial(_rate, rate), partial(rate, 0.1))
+
+
+def _rate(rate: partial[float], seconds: float) -> dict[str, float]:
+    return {"tokens_per_s": rate(seconds)}
