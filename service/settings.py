@@ -24,6 +24,15 @@ class Settings(BaseModel):
         "127.0.0.1", description="Address to listen on. 0.0.0.0 to be reached from other machines."
     )
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on. 0 takes a free one.")
+    grpc_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description=(
+            "Port of the Open Inference Protocol over gRPC, which needs `addnorm[grpc]`; 0 takes a "
+            "free one. Set it for clients that speak nothing else, as KServe's gRPC router."
+        ),
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severity that is logged. debug while looking for a fault."
     )
@@ -330,13 +339,19 @@ class Settings(BaseModel):
             named[key] = name
         return named
 
-    @field_validator("port", mode="before")
+    @field_validator("port", "grpc_port", mode="before")
     @classmethod
-    def _ignore_service_link(cls, value: Any) -> Any:
-        """Kubernetes injects ADDNORM_PORT=tcp://10.0.0.1:8000 for a service called addnorm."""
+    def _ignore_service_link(cls, value: Any, info: ValidationInfo) -> Any:
+        """Kubernetes injects ADDNORM_PORT=tcp://10.0.0.1:8000 for a service called addnorm, and
+        ADDNORM_GRPC_PORT for one called addnorm-grpc."""
         if isinstance(value, str) and value.startswith("tcp://"):
-            log.warning("ADDNORM_PORT=%s is a Kubernetes service link, not a port: ignored", value)
-            return cls.model_fields["port"].default
+            name = str(info.field_name)
+            log.warning(
+                "ADDNORM_%s=%s is a Kubernetes service link, not a port: ignored",
+                name.upper(),
+                value,
+            )
+            return cls.model_fields[name].default
         return value
 
     @field_validator("log_level", "provider", mode="before")

@@ -62,8 +62,12 @@ def opened(root: Path) -> set[str]:
     """Files that are no modules, which the server opens."""
     return {
         f"addnorm/{path.relative_to(root)}"
-        for folder in ("service/page", "service/runtime/pooling")
-        for path in (root / folder).iterdir()
+        for files in (
+            "service/page/*",
+            "service/runtime/pooling/*",
+            "service/protocols/kserve/over_grpc/*.binpb",
+        )
+        for path in root.glob(files)
     }
 
 

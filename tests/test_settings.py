@@ -19,6 +19,8 @@ def test_a_kubernetes_service_link_is_ignored_with_one_warning(
     assert read_settings().port == 8000
     assert len(caplog.records) == 1
     assert "service link" in caplog.text
+    monkeypatch.setenv("ADDNORM_GRPC_PORT", "tcp://10.0.0.2:8001")
+    assert read_settings().grpc_port is None
 
 
 def test_misspelt_names_get_a_warning_with_the_nearest(

@@ -17,7 +17,7 @@ from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
 from addnorm.service.protocols.operations import probes
 from addnorm.service.protocols.protocol import Envelopes, Mounted, Scopes
 from addnorm.service.protocols.routes.inference_route import InferenceRoute
-from addnorm.service.server.auth import Keys
+from addnorm.service.server.auth import Entrance
 from addnorm.service.server.middleware import (
     AuthMiddleware,
     ErrorMiddleware,
@@ -62,7 +62,7 @@ class ByPath:
 def create_app(
     mounted: Sequence[Mounted],
     settings: Settings,
-    keys: Keys,
+    entrance: Entrance,
     readiness: Readiness,
     reporter: Reporter,
     probed: tuple[str, ...],
@@ -80,7 +80,7 @@ def create_app(
         *_cors(settings),
         Middleware(ErrorMiddleware, Envelopes(mounted, OPENAI_ERRORS.envelope)),
         Middleware(HeadMiddleware, readiness, probed),
-        Middleware(AuthMiddleware, keys, Scopes(each.protocol for each in mounted), probed),
+        Middleware(AuthMiddleware, entrance, Scopes(each.protocol for each in mounted), probed),
     ]
     for kind, arguments, named in reversed(middleware):
         app = kind(app, *arguments, **named)

@@ -1,23 +1,27 @@
 """API keys: which callers may use which paths, and how many requests at once.
 
-Holds digests only. Knows no HTTP but the Authorization header.
+Holds digests only. Knows no HTTP but the headers that carry a key.
 """
 
 import hashlib
 import hmac
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
-from addnorm.service.errors import StartupError, TooManyAtOnce, Unauthenticated
+from addnorm.service.errors import OutOfScope, StartupError, TooManyAtOnce, Unauthenticated
+from addnorm.service.scheduling.arrivals import Arrivals
 from addnorm.service.settings import Settings
+from addnorm.service.telemetry.request_context import RequestContext
 
 SCOPES = ("infer", "admin", "metrics")
 LEAST_CHARACTERS = 16  # of a key written out; one drawn at random has more
 COMMENT = re.compile(r"(?:^|\s)#.*")  # a # within a word is part of it
+UNLIMITED = nullcontext()
 log = logging.getLogger("addnorm")
+Headers = Sequence[tuple[bytes, bytes]]  # names in lower case
 
 
 class Key(NamedTuple):
@@ -87,6 +91,43 @@ class Keys:
         except OSError:
             return None
         return status and (status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+class Entrance:
+    """Where requests begin, over HTTP and over gRPC. With keys they begin in turns of these: what
+    needs none shares one turn."""
+
+    def __init__(self, keys: Keys) -> None:
+        self.keys, self._arrivals = keys, Arrivals()
+
+    async def enter(
+        self, headers: Headers, needed: str | None, context: RequestContext, is_probe: bool
+    ) -> AbstractContextManager[None]:
+        """What counts the request while it is answered. Unauthenticated, OutOfScope, TooManyAtOnce.
+
+        needed: a scope; None: no key. is_probe: such a request waits for no turn.
+        """
+        if not self.keys:
+            return UNLIMITED
+        if needed is None:
+            if not is_probe:
+                await self._arrivals.begin("")
+            return UNLIMITED
+        key = self.keys.find(_authorization(headers))
+        context.key = key.name
+        await self._arrivals.begin(key.name)
+        if needed not in key.scopes:
+            allowed = ", ".join(sorted(key.scopes))
+            raise OutOfScope(f"the API key {key.name!r} is for {allowed}; this needs {needed}")
+        return self.keys.counted(key) if key.max_at_once else UNLIMITED
+
+
+def _authorization(headers: Headers) -> bytes:
+    """What the header says. Azure's clients send the key alone, in a header of their own."""
+    sent = dict(reversed(headers))  # of several equal names the first
+    if b"authorization" not in sent and b"api-key" in sent:
+        return b"Bearer " + sent[b"api-key"]
+    return sent.get(b"authorization", b"")
 
 
 def _read(settings: Settings) -> dict[bytes, Key]:

@@ -1,5 +1,6 @@
 """The one place that turns an exception into a response."""
 
+import logging
 import math
 
 import orjson
@@ -15,20 +16,46 @@ from addnorm.service.errors import (
     ServiceError,
 )
 from addnorm.service.protocols.codec.negotiation import JSON
-from addnorm.service.telemetry.request_context import Envelope
+from addnorm.service.telemetry.request_context import Envelope, RequestContext
 
+log = logging.getLogger("addnorm")
 STARLETTE = {404: NotFound, 405: MethodNotAllowed}  # what its routers raise
 
 
 def error_response(envelope: Envelope, error: ServiceError) -> Response:
     headers = dict(error.headers)
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if (seconds := retry_after(error)) is not None:
+        headers["retry-after"] = str(seconds)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     if error.ends_connection:
         headers["connection"] = "close"
     return Response(orjson.dumps(envelope(error)), error.status, headers, JSON)
+
+
+def retry_after(error: ServiceError) -> int | None:
+    """Whole seconds; None if a retry would not help."""
+    return None if error.retry_after_s is None else max(1, math.ceil(error.retry_after_s))
+
+
+def noted(error: Exception, method: str, path: str, context: RequestContext) -> ServiceError:
+    """What the caller of a request is told of any exception, as its report says from now on."""
+    known = service_error(error, method, path, context.request_id)
+    context.note(known)
+    if known.status == 500 or isinstance(known, OutOfMemory):
+        where = f"{method} {path}, request {context.request_id}"
+        traceback = error if known.status == 500 else None
+        log.error("%s: %s", where, known.message, exc_info=traceback)
+    _forget_frames(error)
+    return known
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Frees what its frames hold: bodies and rows. Some of these frames hold the future that holds
+    the error, and so all of them would stay until the collector looks for such cycles."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def service_error(error: Exception, method: str, path: str, request_id: str) -> ServiceError:

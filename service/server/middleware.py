@@ -1,11 +1,10 @@
 """ASGI middleware in the order that requests pass it: context, errors, heads, API keys."""
 
 import asyncio
-import logging
 import random
 import re
 import time
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,20 +12,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from addnorm.service.errors import (
     Draining,
     MethodNotAllowed,
-    OutOfMemory,
-    OutOfScope,
     TooManyConnections,
 )
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.protocols.protocol import Envelopes, Scopes
-from addnorm.service.scheduling.arrivals import Arrivals
-from addnorm.service.server.auth import Keys
-from addnorm.service.server.error_response import error_response, service_error
+from addnorm.service.server.auth import Entrance
+from addnorm.service.server.error_response import error_response, noted
 from addnorm.service.telemetry.report import Reporter
 from addnorm.service.telemetry.request_context import RequestContext, attach_context, context_of
 
-log = logging.getLogger("addnorm")
-UNLIMITED = nullcontext()
 REQUEST_ID = re.compile(rb"[\w.:-]{1,128}")
 DISCARD_S = 1.0  # longest time to read a body that is discarded
 
@@ -44,7 +38,7 @@ class RequestMiddleware:
             return
         sent = (value for name, value in scope["headers"] if name == b"x-request-id")
         context = attach_context(scope.setdefault("state", {}))
-        context.request_id = _request_id(next(sent, b""))
+        context.request_id = request_id(next(sent, b""))
         context.started = time.monotonic()
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # uvicorn leaves the body out
@@ -83,7 +77,7 @@ class RequestMiddleware:
         return send_marked
 
 
-def _request_id(sent: bytes) -> str:
+def request_id(sent: bytes) -> str:
     """The caller's, or a new one."""
     return sent.decode() if REQUEST_ID.fullmatch(sent) else f"{random.getrandbits(128):032x}"
 
@@ -100,24 +94,9 @@ class ErrorMiddleware:
         except Exception as error:  # whatever it is, the caller gets a response
             if scope["type"] != "http" or (context := context_of(scope)).status is not None:
                 raise  # the response has begun: only the connection can be closed
-            method, path = scope["method"], scope["path"]
-            known = service_error(error, method, path, context.request_id)
-            context.note(known)
-            if known.status == 500 or isinstance(known, OutOfMemory):
-                where = f"{method} {path}, request {context.request_id}"
-                traceback = error if known.status == 500 else None
-                log.error("%s: %s", where, known.message, exc_info=traceback)
-            envelope = context.envelope or self._envelopes.of(path)
-            _forget_frames(error)
+            known = noted(error, scope["method"], scope["path"], context)
+            envelope = context.envelope or self._envelopes.of(scope["path"])
             await error_response(envelope, known)(scope, receive, send)
-
-
-def _forget_frames(error: BaseException | None) -> None:
-    """Frees what its frames hold: bodies and rows. Some of these frames hold the future that holds
-    the error, and so all of them would stay until the collector looks for such cycles."""
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
 
 
 class HeadMiddleware:
@@ -134,9 +113,7 @@ class HeadMiddleware:
             is_probe = scope["path"].startswith(self._probes)
             if self._readiness.draining and not is_probe:
                 await _discard_body(receive)
-                raise Draining(
-                    "the server is shutting down: send the request to another", retry_after_s=1
-                )
+                self._readiness.check_open()
             error = context_of(scope).head_error
             if error and not (is_probe and isinstance(error, TooManyConnections)):
                 raise error
@@ -165,38 +142,19 @@ async def _discard_body(receive: Receive) -> None:
 
 
 class AuthMiddleware:
-    """Rejects callers without a key for the path, and keys with too many requests under way. With
-    keys, requests begin in turns of these: what needs none shares one turn."""
+    """Rejects callers without a key for the path, and keys with too many requests under way."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, scopes: Scopes, probes: tuple[str, ...]) -> None:
+    def __init__(
+        self, app: ASGIApp, entrance: Entrance, scopes: Scopes, probes: tuple[str, ...]
+    ) -> None:
         """probes: beginnings of paths that wait for no turn."""
-        self._app, self._keys, self._scopes, self._probes = app, keys, scopes, probes
-        self._arrivals = Arrivals()
+        self._app, self._entrance, self._scopes, self._probes = app, entrance, scopes, probes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._keys or scope["type"] != "http":
+        if not self._entrance.keys or scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        needed = self._scopes.needed(scope["method"], scope["path"])
-        if needed is None:
-            if not scope["path"].startswith(self._probes):
-                await self._arrivals.begin("")
+        path = scope["path"]
+        needed, is_probe = self._scopes.needed(scope["method"], path), path.startswith(self._probes)
+        with await self._entrance.enter(scope["headers"], needed, context_of(scope), is_probe):
             await self._app(scope, receive, send)
-            return
-        key = self._keys.find(_authorization(scope))
-        context_of(scope).key = key.name
-        await self._arrivals.begin(key.name)
-        if needed not in key.scopes:
-            allowed = ", ".join(sorted(key.scopes))
-            raise OutOfScope(f"the API key {key.name!r} is for {allowed}; this needs {needed}")
-        with self._keys.counted(key) if key.max_at_once else UNLIMITED:
-            await self._app(scope, receive, send)
-
-
-def _authorization(scope: Scope) -> bytes:
-    """What the header says. Azure's clients send the key alone, in a header of their own."""
-    # of several equal names the first
-    headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
-    if b"authorization" not in headers and b"api-key" in headers:
-        return b"Bearer " + headers[b"api-key"]
-    return headers.get(b"authorization", b"")

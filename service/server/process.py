@@ -29,6 +29,7 @@ import uvicorn
 from addnorm.service.errors import StartupError
 from addnorm.service.loading.loader import load_all
 from addnorm.service.runtime.device import memory
+from addnorm.service.server.grpc.grpc_listener import check_installed
 from addnorm.service.server.http.connection import Connection, protocol_factory
 from addnorm.service.server.middleware import RequestMiddleware
 from addnorm.service.server.wiring import Service, build
@@ -57,6 +58,7 @@ def serve(bundles: Path, settings: Settings) -> None:
 
     StartupError if a bundle cannot be trusted, or the port is in use.
     """
+    check_installed(settings)
     check_address(settings)
     logs.configure(settings.log_level)
     sys.setswitchinterval(SWITCH_S)
@@ -113,21 +115,29 @@ def limit_connections(settings: Settings) -> Settings:
 
 
 def check_address(settings: Settings) -> None:
-    """StartupError if the address cannot be listened on, before any model is loaded."""
+    """StartupError if an address cannot be listened on, before any model is loaded."""
+    _check_port(settings, "port", settings.port)
+    if settings.grpc_port is not None:
+        _check_port(settings, "grpc_port", settings.grpc_port)
+
+
+def _check_port(settings: Settings, name: str, port: int) -> None:
+    """name: of the port's setting."""
+    variable, option = f"ADDNORM_{name.upper()}", f"--{name.replace('_', '-')}"
     try:
         found = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         for family, *_, address in found:
             _check_bind(family, address)
     except (OSError, UnicodeError) as error:  # the latter of a host that is no name
         is_used = isinstance(error, OSError) and error.errno == EADDRINUSE
         how = (
-            "end what listens there, or choose another port with --port or ADDNORM_PORT"
+            f"end what listens there, or choose another port with {option} or {variable}"
             if is_used
-            else "set ADDNORM_HOST and ADDNORM_PORT"
+            else f"set ADDNORM_HOST and {variable}"
         )
-        where = f"ADDNORM_HOST={settings.host} ADDNORM_PORT={settings.port}"
+        where = f"ADDNORM_HOST={settings.host} {variable}={port}"
         raise StartupError(
             f"{where}: cannot listen there: {getattr(error, 'strerror', error)}; {how}"
         ) from None
@@ -188,6 +198,7 @@ class Server(uvicorn.Server):
         connections that are ready. So with one descriptor, new connections would wait for long
         while others are busy.
         """
+        await self._service.grpc.start()  # first: what answers over HTTP has both
         await super().startup(sockets)
         connection = partial(
             cast(Any, self.config.http_protocol_class),
@@ -241,11 +252,18 @@ class Server(uvicorn.Server):
             cast(Connection, connection).sweep(now)
 
     def _is_drained(self) -> bool:
-        return self._service.app.in_flight == 0 or time.monotonic() > self._drain_until
+        num_in_flight = self._service.app.in_flight + self._service.grpc.calls.in_flight
+        return num_in_flight == 0 or time.monotonic() > self._drain_until
+
+    def _left_s(self) -> float:
+        """What is left of the drain, in seconds."""
+        left_s = self._drain_until - time.monotonic()
+        return max(0.0, min(left_s, self._service.settings.grace_s))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Callers that still take their answers have until the end of the drain."""
         cutting_off = asyncio.create_task(self._cut_off())
+        await self._service.grpc.stop(0.0 if self.force_exit else self._left_s())
         await super().shutdown(sockets)
         cutting_off.cancel()
 

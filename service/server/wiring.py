@@ -16,6 +16,7 @@ from addnorm.service.models.registry import Models
 from addnorm.service.protocols.all_protocols import PROTOCOLS
 from addnorm.service.protocols.codec.bodies import BodyReader
 from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.kserve.over_grpc.grpc_methods import PROBES
 from addnorm.service.protocols.protocol import Mounted, Parts, Protocol
 from addnorm.service.protocols.routes.receiving import BodyReceiver
 from addnorm.service.protocols.texts.texts import TextReader
@@ -23,7 +24,9 @@ from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import CooperativePool
 from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.server.app import create_app
-from addnorm.service.server.auth import Keys
+from addnorm.service.server.auth import Entrance, Keys
+from addnorm.service.server.grpc.grpc_calls import GrpcCalls
+from addnorm.service.server.grpc.grpc_listener import GrpcListener
 from addnorm.service.server.middleware import RequestMiddleware
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.exposition import Exposition
@@ -45,6 +48,7 @@ class Service(Parts):
     """Can be asked over HTTP through `app`, or directly through its parts."""
 
     app: RequestMiddleware
+    grpc: GrpcListener
     scheduler: Scheduler
     keys: Keys
     metrics: Metrics
@@ -117,11 +121,13 @@ def build(
         ),
         readers=pools.readers,
     )
-    app = _app(parts, protocols, keys, metrics, tracer)
+    entrance = Entrance(keys)
+    app = _app(parts, protocols, entrance, metrics, tracer)
     scheduler.start((metrics, invariance_check))
     return Service(
         **vars(parts),
         app=app,
+        grpc=GrpcListener(GrpcCalls(parts, entrance, Reporter(metrics, PROBES, PROBES, tracer))),
         scheduler=scheduler,
         keys=keys,
         metrics=metrics,
@@ -132,7 +138,7 @@ def build(
 def _app(
     parts: Parts,
     protocols: Sequence[Protocol],
-    keys: Keys,
+    entrance: Entrance,
     metrics: Metrics,
     tracer: Tracer | None,
 ) -> RequestMiddleware:
@@ -140,7 +146,7 @@ def _app(
     probes = (*health, *(path for protocol in protocols for path in protocol.other_probes))
     mounted = [Mounted.of(protocol, parts) for protocol in protocols]
     reporter = Reporter(metrics, health, probes, tracer)
-    return create_app(mounted, parts.settings, keys, parts.readiness, reporter, probes)
+    return create_app(mounted, parts.settings, entrance, parts.readiness, reporter, probes)
 
 
 def num_workers(models: Models, settings: Settings) -> int:

@@ -1,6 +1,6 @@
 """KServe's open inference protocol (V2) with Triton's extensions.
 
-Source: the KServe Open Inference Protocol and Triton's HTTP server. gRPC is not offered.
+Source: the KServe Open Inference Protocol and Triton's HTTP server. `over_grpc/` has it over gRPC.
 """
 
 from addnorm.service.protocols.endpoint import ErrorFormat

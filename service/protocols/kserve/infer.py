@@ -1,6 +1,6 @@
 """POST /v2/models/{model}/infer: tensors as JSON or as bytes, which each tensor chooses."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from addnorm.service.errors import InvalidInput, UnknownField
 from addnorm.service.inference.outputs import Output, Pooled, Value
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.request_path import Call
+from addnorm.service.inference.request_path import Call, Encoded, Prepared
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, OCTETS, written
@@ -66,12 +66,22 @@ LENGTH = {
 }
 
 
-async def infer(asked: V2InferRequest, tail: memoryview, call: Call, tools: Tools) -> Decoded:
-    """tail: the bytes after the JSON. InvalidInput names the field."""
+# writes the wanted outputs of a response to the request with this id
+Write = Callable[[list[Wanted], str | None, InferenceResponse], Steps[Encoded]]
+
+
+async def infer(
+    asked: V2InferRequest,
+    contents: Iterable[memoryview | None],
+    call: Call,
+    tools: Tools,
+    write: Write[Encoded],
+) -> Prepared[Encoded]:
+    """contents: as `tensors.read` takes them. InvalidInput names the field."""
     model = call.model(tools.models, ref(tools.models, **call.names))
     _check_name(asked, model, call.names["model"])
     _check_parameters(asked)
-    work = one_step(partial(_from_tensors, asked, tail))
+    work = one_step(partial(_from_tensors, asked, contents))
     batch, padding = await tools.bodies.read(call.num_bytes, work, call.deadline)
     wanted, own = _wanted(asked, model), asked.parameters
     request = InferenceRequest(
@@ -83,11 +93,13 @@ async def infer(asked: V2InferRequest, tail: memoryview, call: Call, tools: Tool
         timeout_s=own.timeout / 1e6 or None,
         binary=all(output.binary for output in wanted),
     )
-    return request, partial(encode, wanted, asked.id)
+    return request, partial(write, wanted, asked.id)
 
 
-def _from_tensors(asked: V2InferRequest, tail: memoryview) -> tuple[Batch, Padding]:
-    grids = tensors.read(asked.inputs, tail)
+def _from_tensors(
+    asked: V2InferRequest, contents: Iterable[memoryview | None]
+) -> tuple[Batch, Padding]:
+    grids = tensors.read(asked.inputs, contents)
     input_ids = grids["input_ids"].astype(np.int64, copy=False)
     mask = grids.get("attention_mask", np.ones_like(input_ids))
     return from_grid(input_ids, mask, grids.get("token_type_ids"))
@@ -157,10 +169,7 @@ def encode(
     wanted: list[Wanted], request_id: str | None, response: InferenceResponse
 ) -> Steps[Payload]:
     """InferenceResponse -> JSON, and the bytes of the outputs that go out so, not copied."""
-    manifest = response.request.model.bundle.manifest
-    made: dict[str, NDArray[Any]] = {}
-    for output, value in response.values.items():
-        made |= value.tensors(output.name)
+    manifest, made = response.request.model.bundle.manifest, tensors_of(response)
     described: list[dict[str, Any]] = []
     raw: list[bytes | memoryview] = []
     for name, native, binary in wanted:
@@ -185,13 +194,22 @@ def encode(
     )
 
 
+def tensors_of(response: InferenceResponse) -> dict[str, NDArray[Any]]:
+    """All tensors that were made, by their native names."""
+    made: dict[str, NDArray[Any]] = {}
+    for output, value in response.values.items():
+        made |= value.tensors(output.name)
+    return made
+
+
 class V2Endpoint(Endpoint[Decoded]):
     """JSON, and after it the bytes of tensors."""
 
     async def decode(self, raw: RawRequest, tools: Tools) -> Decoded:
         body, tail = tensors.split(raw)
         asked = await tools.bodies.read_json(V2InferRequest, body, raw.call.deadline)
-        return await infer(asked, tail, raw.call, tools)
+        contents = tensors.after_json(asked.inputs, tail)
+        return await infer(asked, contents, raw.call, tools, encode)
 
     def documentation(self, errors: Responses) -> dict[str, Any]:
         as_json = {"schema": body_schema(self.body), "examples": EXAMPLES}

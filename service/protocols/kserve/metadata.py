@@ -99,12 +99,12 @@ class MetadataRoutes:
         raise MethodNotAllowed(f"GET {request.url.path}: send POST", headers={"allow": "POST"})
 
     async def model_metadata(self, model: str) -> ModelMetadata:
-        return self._metadata(model)
+        return self.about(model)
 
     async def version_metadata(self, model: str, version: str) -> ModelMetadata:
-        return self._metadata(model, version)
+        return self.about(model, version)
 
-    def _metadata(self, model: str, version: str | None = None) -> ModelMetadata:
+    def about(self, model: str, version: str | None = None) -> ModelMetadata:
         bundle = find(self.parts.models, model, version).bundle
         versions = self.parts.models.versions(bundle.manifest.name)
         return ModelMetadata(

@@ -80,11 +80,15 @@ class RepositoryRoutes:
         return router
 
     async def index(self, request: Request) -> list[ModelState]:
-        asked = await self._read(request, IndexRequest)
+        return self.states((await self._read(request, IndexRequest)).ready)
+
+    def states(self, ready: bool) -> list[ModelState]:
+        """ready: whether to name only what is. Forbidden unless ADDNORM_ADMIN is set."""
+        self._check_open()
         return [
             ModelState(name=name, version=str(version), state=state, reason=reason)
             for name, version, state, reason in self.parts.models.index()
-            if state == "READY" or not asked.ready
+            if state == "READY" or not ready
         ]
 
     async def load(self, request: Request, model: str) -> Response:
@@ -104,11 +108,14 @@ class RepositoryRoutes:
 
     async def _read(self, request: Request, model: type[Body]) -> Body:
         """The body, which may be empty. Forbidden unless ADDNORM_ADMIN is set."""
+        self._check_open()
+        body = await self.parts.receiver.receive(request)
+        deadline = Deadline(self.parts.settings.timeout_s)
+        return await self.parts.tools.bodies.read_json(model, body or b"{}", deadline)
+
+    def _check_open(self) -> None:
         if not self.parts.settings.admin:
             raise Forbidden(
                 "the model repository is closed: start the server with ADDNORM_ADMIN=true to open"
                 " it"
             )
-        body = await self.parts.receiver.receive(request)
-        deadline = Deadline(self.parts.settings.timeout_s)
-        return await self.parts.tools.bodies.read_json(model, body or b"{}", deadline)

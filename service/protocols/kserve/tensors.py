@@ -4,6 +4,7 @@ Source: Triton's binary tensor data extension. The bytes follow the JSON, little
 and in the tensors' order.
 """
 
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -101,10 +102,15 @@ def split(raw: RawRequest) -> tuple[bytes, memoryview]:
     return raw.body[: int(length)], body[int(length) :]
 
 
-def read(inputs: list[InputTensor], raw: memoryview) -> dict[str, NDArray[Any]]:
-    """Name -> `[batch, seq]`, not copied if sent as bytes. InvalidInput says what does not fit."""
+def read(
+    inputs: Sequence[InputTensor], contents: Iterable[memoryview | None]
+) -> dict[str, NDArray[Any]]:
+    """Name -> `[batch, seq]`, not copied if sent as bytes. InvalidInput says what does not fit.
+
+    contents: the bytes of each input, None where it has its values in `data`.
+    """
     grids: dict[str, NDArray[Any]] = {}
-    for tensor in inputs:
+    for tensor, raw in zip(inputs, contents, strict=True):
         if tensor.name not in INPUTS:
             raise InvalidInput(
                 f"inputs has {tensor.name[:200]!r}: known are {', '.join(INPUTS)}",
@@ -112,24 +118,30 @@ def read(inputs: list[InputTensor], raw: memoryview) -> dict[str, NDArray[Any]]:
             )
         if tensor.name in grids:
             raise InvalidInput(f"inputs has {tensor.name!r} twice", param="inputs")
-        num_bytes = _num_bytes(tensor, len(raw))
-        grids[tensor.name] = _grid(tensor, raw[:num_bytes])
-        raw = raw[num_bytes:]
-    if raw:
-        raise InvalidInput(
-            f"unexpected additional input data: {len(raw)} bytes after the last tensor",
-            param="inputs",
-        )
+        grids[tensor.name] = _grid(tensor, raw)
     if "input_ids" not in grids:
         raise InvalidInput("inputs lacks input_ids", param="inputs")
     return grids
 
 
-def _num_bytes(tensor: InputTensor, num_left: int) -> int:
-    """How many of the bytes that are left belong to this tensor."""
-    num_bytes = tensor.parameters.binary_data_size
-    if num_bytes is None:
-        return 0
+def after_json(inputs: Sequence[InputTensor], tail: memoryview) -> Iterator[memoryview | None]:
+    """The bytes of each input, as they follow the JSON."""
+    for tensor in inputs:
+        num_bytes = tensor.parameters.binary_data_size
+        if num_bytes is not None:
+            _check_size(tensor, num_bytes, len(tail))
+            yield tail[:num_bytes]
+            tail = tail[num_bytes:]
+        else:
+            yield None
+    if tail:
+        raise InvalidInput(
+            f"unexpected additional input data: {len(tail)} bytes after the last tensor",
+            param="inputs",
+        )
+
+
+def _check_size(tensor: InputTensor, num_bytes: int, num_left: int) -> None:
     if tensor.data is not None:
         raise InvalidInput(f"{tensor.name} has both data and binary_data_size", param=tensor.name)
     if num_bytes > num_left:
@@ -138,10 +150,9 @@ def _num_bytes(tensor: InputTensor, num_left: int) -> int:
             " additional bytes",
             param=tensor.name,
         )
-    return num_bytes
 
 
-def _grid(tensor: InputTensor, raw: memoryview) -> NDArray[Any]:
+def _grid(tensor: InputTensor, raw: memoryview | None) -> NDArray[Any]:
     if any(name.startswith("shared_memory") for name in tensor.parameters.model_extra or {}):
         raise InvalidInput(f"{tensor.name}: shared memory is not offered", param=tensor.name)
     if tensor.datatype not in INPUTS[tensor.name]:
@@ -150,11 +161,7 @@ def _grid(tensor: InputTensor, raw: memoryview) -> NDArray[Any]:
             f" {', '.join(INPUTS[tensor.name])}",
             param=tensor.name,
         )
-    values = (
-        _from_json(tensor)
-        if tensor.parameters.binary_data_size is None
-        else _from_bytes(tensor, raw)
-    )
+    values = _from_json(tensor) if raw is None else _from_bytes(tensor, raw)
     num_values = tensor.shape[0] * tensor.shape[1]
     if len(values) != num_values:
         raise InvalidInput(

@@ -1,0 +1,153 @@
+"""The methods of GRPCInferenceService and of gRPC's health service: bytes in, bytes out."""
+
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from addnorm.service.errors import InvalidInput, NotFound, NotReady
+from addnorm.service.inference.pipeline import QUICK_BYTES
+from addnorm.service.inference.request_path import Call, Prepared
+from addnorm.service.protocols.codec.payload import NO_HEADERS
+from addnorm.service.protocols.kserve import infer
+from addnorm.service.protocols.kserve.metadata import MetadataRoutes, find
+from addnorm.service.protocols.kserve.over_grpc import infer_message
+from addnorm.service.protocols.kserve.over_grpc.messages import message_types, parse
+from addnorm.service.protocols.kserve.repository_extension import RepositoryRoutes
+from addnorm.service.protocols.protocol import Parts
+from addnorm.service.protocols.routes.payload_response import FINGERPRINT_HEADER, server_timing
+from addnorm.service.scheduling.cooperative import one_step
+
+INFERENCE, HEALTH = "inference.GRPCInferenceService", "grpc.health.v1.Health"
+# beginnings of paths that orchestrators ask: open to all, and answered while draining
+PROBES = (f"/{INFERENCE}/ServerLive", f"/{INFERENCE}/ServerReady", f"/{HEALTH}/")
+EXTENSIONS = ("binary_tensor_data", "parameters")  # the others of HTTP are not offered
+Receive = Callable[[], Awaitable[bytes]]
+
+
+class Answer(NamedTuple):
+    message: bytes
+    metadata: Mapping[str, str] = NO_HEADERS
+
+
+class GrpcMethod(NamedTuple):
+    """receive, which is called once, gives the call's message."""
+
+    path: str
+    answer: Callable[[Receive, Call], Awaitable[Answer]]
+
+    @property
+    def path_format(self) -> str:  # what a route is called in the report
+        return self.path
+
+    @property
+    def is_probe(self) -> bool:
+        return self.path.startswith(PROBES)
+
+
+def grpc_methods(parts: Parts) -> list[GrpcMethod]:
+    about, inference = About(parts), f"/{INFERENCE}/"
+    return [
+        GrpcMethod(inference + "ModelInfer", partial(model_infer, parts)),
+        GrpcMethod(f"/{HEALTH}/Check", answering("grpc.health.v1.HealthCheck", about.health)),
+        *(
+            GrpcMethod(inference + name, answering(f"inference.{name}", make))
+            for name, make in (
+                ("ServerLive", about.server_live),
+                ("ServerReady", about.server_ready),
+                ("ServerMetadata", about.server_metadata),
+                ("ModelReady", about.model_ready),
+                ("ModelMetadata", about.model_metadata),
+                ("RepositoryIndex", about.repository_index),
+            )
+        ),
+    ]
+
+
+def answering(
+    name: str, make: Callable[[Any], Awaitable[dict[str, Any]]]
+) -> Callable[[Receive, Call], Awaitable[Answer]]:
+    """make: the request -> the fields of the response. name: of both, without their endings."""
+
+    async def answer(receive: Receive, call: Call) -> Answer:
+        fields = await make(parse(f"{name}Request", await receive()))
+        return Answer(message_types()[f"{name}Response"](**fields).SerializeToString())
+
+    return answer
+
+
+async def model_infer(parts: Parts, receive: Receive, call: Call) -> Answer:
+    path, context = parts.request_path, call.context
+    path.pipeline.scheduler.admit(call.deadline.timeout_s, context.key, math.inf)
+    # the body is no variable here: it must not be held while the response is computed
+    message, inference = await path.answer(*_prepared(parts, await receive(), call))
+    fingerprint = {FINGERPRINT_HEADER: inference.fingerprint}
+    return Answer(message, fingerprint | server_timing(context.stages_s))
+
+
+def _prepared(
+    parts: Parts, body: bytes, call: Call
+) -> tuple[Call, Callable[[], Awaitable[Prepared[bytes]]]]:
+    call.deadline.check()
+    num_held = infer_message.HELD_PER_BYTE * len(body) if len(body) > QUICK_BYTES else 0
+    call = call._replace(num_bytes=len(body), held_bytes=num_held)
+    return call, partial(_decode, parts, body, call)
+
+
+async def _decode(parts: Parts, body: bytes, call: Call) -> Prepared[bytes]:
+    tools = parts.tools
+    work = one_step(partial(infer_message.read, body))
+    message, asked = await tools.bodies.read(len(body), work, call.deadline)
+    version = {"version": message.model_version} if message.model_version else {}
+    call = call._replace(names={"model": message.model_name, **version})
+    contents = infer_message.contents(message)
+    request, encode = await infer.infer(asked, contents, call, tools, infer_message.write)
+    return request._replace(binary=True), encode
+
+
+class About:
+    """What the methods without an inference answer: the fields of their responses."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._metadata, self._repository = MetadataRoutes(parts), RepositoryRoutes(parts)
+
+    async def server_live(self, asked: Any) -> dict[str, Any]:
+        try:
+            self._parts.readiness.check_alive()
+        except NotReady:
+            return {"live": False}
+        return {"live": True}
+
+    async def server_ready(self, asked: Any) -> dict[str, Any]:
+        return {"ready": await self._is_ready()}
+
+    async def health(self, asked: Any) -> dict[str, Any]:
+        if asked.service not in ("", INFERENCE, HEALTH):
+            raise NotFound(f"there is no service {asked.service[:200]!r}: known is {INFERENCE}")
+        return {"status": "SERVING" if await self._is_ready() else "NOT_SERVING"}
+
+    async def server_metadata(self, asked: Any) -> dict[str, Any]:
+        about = await self._metadata.server_metadata()
+        return {**about.model_dump(), "extensions": EXTENSIONS}
+
+    async def model_ready(self, asked: Any) -> dict[str, Any]:
+        """A model that is not served is not ready, as Triton has it."""
+        try:
+            model = find(self._parts.models, asked.name, asked.version or None)
+        except (InvalidInput, NotFound):
+            return {"ready": False}
+        return {"ready": await self._is_ready(model.name)}
+
+    async def model_metadata(self, asked: Any) -> dict[str, Any]:
+        return self._metadata.about(asked.name, asked.version or None).model_dump()
+
+    async def repository_index(self, asked: Any) -> dict[str, Any]:
+        return {"models": [each.model_dump() for each in self._repository.states(asked.ready)]}
+
+    async def _is_ready(self, name: str | None = None) -> bool:
+        try:
+            await self._parts.readiness.check(name)
+        except NotReady:
+            return False
+        return True

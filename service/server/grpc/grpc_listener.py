@@ -1,0 +1,98 @@
+"""Where calls over gRPC arrive: grpcio's asyncio server, in the event loop that serves HTTP.
+
+grpcio is imported only where it is used: a server without a port for gRPC does without it.
+"""
+
+from collections import defaultdict
+from importlib.util import find_spec
+from typing import Any
+
+from addnorm.service.errors import StartupError
+from addnorm.service.protocols.kserve.over_grpc.grpc_methods import GrpcMethod, grpc_methods
+from addnorm.service.server.grpc.grpc_calls import Caller, GrpcCalls
+from addnorm.service.settings import Settings
+
+
+def check_installed(settings: Settings) -> None:
+    """StartupError if gRPC is asked for, and its packages are not there."""
+    missing = [name for name in ("grpc", "google.protobuf") if not _is_installed(name)]
+    if settings.grpc_port is not None and missing:
+        raise StartupError(
+            f"ADDNORM_GRPC_PORT={settings.grpc_port}: the package {missing[0]} is not installed;"
+            " run `pip install 'addnorm[grpc]'`, or unset it"
+        )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        return False
+
+
+class GrpcListener:
+    """Listens if the settings say so."""
+
+    def __init__(self, calls: GrpcCalls) -> None:
+        self.port: int | None = None  # once it listens
+        self.calls, self._settings = calls, calls.parts.settings
+        self._server: Any = None
+
+    async def start(self) -> None:
+        if self._settings.grpc_port is None:
+            return
+        import grpc
+
+        self._server = grpc.aio.server(options=_options(self._settings))
+        self._server.add_generic_rpc_handlers(self._handlers())
+        self.port = self._bind(self._settings.grpc_port)
+        await self._server.start()
+
+    async def stop(self, grace_s: float) -> None:
+        """Calls under way have so long to end."""
+        if self._server:
+            await self._server.stop(grace_s)
+
+    def _bind(self, port: int) -> int:
+        """The port that it took. RuntimeError if it is in use."""
+        import grpc
+
+        host, settings = self._settings.host, self._settings
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if settings.tls_key is None or settings.tls_cert is None:
+            taken: int = self._server.add_insecure_port(address)
+            return taken
+        pair = settings.tls_key.read_bytes(), settings.tls_cert.read_bytes()
+        taken = self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+        return taken
+
+    def _handlers(self) -> list[Any]:
+        import grpc
+
+        services: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+        for method in grpc_methods(self.calls.parts):
+            _, service, name = method.path.split("/")
+            services[service][name] = self._handler(method)
+        return [grpc.method_handlers_generic_handler(*pair) for pair in services.items()]
+
+    def _handler(self, method: GrpcMethod) -> Any:
+        """A handler of streams, which are the same on the wire: it is called before the message is
+        received, and sees the answer sent."""
+        import grpc
+
+        async def answer(_: object, caller: Caller) -> None:
+            await self.calls.answer(method, caller)
+
+        return grpc.stream_stream_rpc_method_handler(answer)
+
+
+def _options(settings: Settings) -> list[tuple[str, int]]:
+    options = [
+        ("grpc.max_receive_message_length", settings.max_body_bytes),
+        ("grpc.max_send_message_length", -1),  # max_response_bytes is checked before any work
+        ("grpc.max_metadata_size", settings.max_header_bytes),
+        ("grpc.so_reuseport", 0),  # else a second server on the port would get half of the calls
+    ]
+    if settings.connection_max_age_s:
+        options.append(("grpc.max_connection_age_ms", round(settings.connection_max_age_s * 1000)))
+    return options
