@@ -78,11 +78,12 @@ def watched(command: list[str]) -> tuple[list[Step], int]:
     poller = Thread(target=poll)
     poller.start()
     assert process.stdout
-    for line in process.stdout:
-        print(line, end="", flush=True)
-        now = time.monotonic()
-        steps.append(Step(step, now - started, peaks[0]))
-        step, started, peaks[0] = line.strip(), now, Memory()
+    with process.stdout:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            now = time.monotonic()
+            steps.append(Step(step, now - started, peaks[0]))
+            step, started, peaks[0] = line.strip(), now, Memory()
     poller.join()
     steps.append(Step(step, time.monotonic() - started, peaks[0]))
     return steps, process.wait()

@@ -21,7 +21,7 @@ from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.modules.recognize import recognized
 from addnorm.export.sources.original import tensor_of
 from addnorm.export.sources.sources import UsageError
-from addnorm.model.config import Config, HeadConfig, Positions
+from addnorm.model.config import Config, Disentangled, HeadConfig, Positions, Rotary
 from addnorm.model.transformer import ACTIVATIONS
 from tests.conftest import inference_of, serving
 from tests.support import web
@@ -171,9 +171,16 @@ def mutations(right: Config) -> Iterator[dict[str, Any]]:
     yield from ({name: not getattr(right, name)} for name in (
         "causal", "norm_bias", "final_norm", "attention_bias", "embedding_norm",
     ))  # fmt: skip
-    yield from ({"norm": "std"}, {"positions": "sinusoidal"}, {"type_vocab_size": 2})
+    yield from ({"norm": "std"}, {"positions": Positions("sinusoidal")}, {"type_vocab_size": 2})
     yield from (
         {"positions": Positions(buckets=4)},
+        {"positions": Positions("none", Rotary(10_000.0))},
+        {"positions": Positions("none", disentangled=Disentangled(span=8)), "causal": False},
+        {"window": 2, "local_layers": (1,)},
+        {"gated": True},
+        {"ffn_bias": "none"},
+        {"qk_norm": True},
+        {"n_kv_heads": right.n_heads // 2},
         {"d_ff": 47},
         {"n_layers": 1},
         {"embedding_size": 16},
