@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import sys
 
 import httpx
@@ -17,7 +16,7 @@ parser.add_argument("--index", required=True, help="file or folder; made if it i
 parser.add_argument("--model", required=True, help="that made the vectors")
 parser.add_argument("--reranker", help="a model of the server; without, the order is the index's")
 parser.add_argument("--top", type=int, default=5)
-server = httpx.Client(base_url=os.environ.get("ADDNORM_URL", "http://localhost:8000"), timeout=60)
+parser.add_argument("--url", default="http://localhost:8000")
 
 
 def read(path):
@@ -29,10 +28,10 @@ def read(path):
     return table.column("text").to_pylist(), numbers, stored
 
 
-def embed(model, query, stored):
+def embed(options, stored):
     """The query's vector. The program ends if the server is not what made the index."""
-    answer = server.post("/v1/embeddings", json={"model": model, "input": query})
-    answer.raise_for_status()
+    body = {"model": options.model, "input": options.query}
+    answer = httpx.post(f"{options.url}/v1/embeddings", json=body, timeout=60).raise_for_status()
     if (now := answer.headers["x-addnorm-fingerprint"]) != stored:
         sys.exit(f"the index was made by {stored}, the server is {now}: see `addnorm check`")
     return np.float32(answer.json()["data"][0]["embedding"])
@@ -43,7 +42,8 @@ def show(options, found):
     if options.reranker:
         body = {"model": options.reranker, "query": options.query}
         body["documents"] = [text for _, _, text in found]
-        answer = server.post("/v1/rerank", json=body).raise_for_status().json()
-        found = [(one["relevance_score"], *found[one["index"]][1:]) for one in answer["results"]]
+        answer = httpx.post(f"{options.url}/v1/rerank", json=body, timeout=60).raise_for_status()
+        results = answer.json()["results"]  # the best first
+        found = [(one["relevance_score"], *found[one["index"]][1:]) for one in results]
     for score, row, text in found[: options.top]:
         print(f"{score:.3f}  {row:4}  {text[:80]}")

@@ -16,7 +16,7 @@ if not fingerprint.exists():
     fingerprint.write_text(stored)
 
 index = faiss.read_index(str(file))
-query = asking.embed(options.model, options.query, fingerprint.read_text())
+query = asking.embed(options, fingerprint.read_text())
 scores, rows = index.search(query[None], asking.CANDIDATES)
 found = zip(scores[0], rows[0], strict=True)
 asking.show(options, [(score, row, texts[row]) for score, row in found if row >= 0])

@@ -16,6 +16,6 @@ if "docs" not in database.list_tables().tables:
     database.create_table("docs", table.replace_schema_metadata({"fingerprint": stored}))
 
 docs = database.open_table("docs")  # without `create_index` its search is exact
-query = asking.embed(options.model, options.query, docs.schema.metadata[b"fingerprint"].decode())
+query = asking.embed(options, docs.schema.metadata[b"fingerprint"].decode())
 found = docs.search(query).metric("dot").limit(asking.CANDIDATES).to_list()
 asking.show(options, [(1 - one["_distance"], one["row"], one["text"]) for one in found])

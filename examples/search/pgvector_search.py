@@ -21,7 +21,7 @@ with psycopg.connect(postgres.get_uri()) as connection:
             for row, (text, vector) in enumerate(zip(texts, vectors, strict=True)):
                 copy.write_row((row, text, str(vector.tolist()), stored))
     (made_by,) = connection.execute("SELECT fingerprint FROM docs LIMIT 1").fetchone()
-    query = asking.embed(options.model, options.query, made_by)
+    query = asking.embed(options, made_by)
     # exact without an index; CREATE INDEX ... USING hnsw (v vector_ip_ops) for millions of rows
     nearest = NEAREST.format(asking.CANDIDATES)
     found = connection.execute(nearest, {"q": str(query.tolist())}).fetchall()

@@ -14,7 +14,7 @@ if not client.collection_exists("docs"):
     client.upload_collection("docs", vectors, payload, ids=range(len(texts)))
 
 (any_point,) = client.retrieve("docs", [0])
-query = asking.embed(options.model, options.query, any_point.payload["fingerprint"])
+query = asking.embed(options, any_point.payload["fingerprint"])
 found = client.query_points("docs", query, limit=asking.CANDIDATES).points
 asking.show(options, [(one.score, one.id, one.payload["text"]) for one in found])
 client.close()
