@@ -180,7 +180,7 @@ PROOFS = {
         "`addnorm check` tells apart indexes made in many ways", 4, (BERT, SERVED, REAL, PEER)
     ),
     "killed_job": Proof("`addnorm embed` of 600,000 texts, killed twice: the same bytes", 10),
-    "s3": Proof(
+    "object_store": Proof(
         "`addnorm embed` from and to a local S3 server, killed twice: the same bytes",
         1,
         ("build/s3/ready",),

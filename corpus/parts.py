@@ -40,15 +40,12 @@ class Parts:
     def opened(self) -> Iterator[Self]:
         """Goes on where another process stopped. CorpusError if that one did another job, or still
         runs, or if a part is lost."""
-        try:
+        with _one_line(self.folder):
             self.folder.make_folder()
             with self._locked():
                 self._check_bytes()
                 self.num_rows = sum(self._read_sizes())
                 yield self
-        except (pa.ArrowException, OSError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise CorpusError(f"{self.folder}: {reason}") from None
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -128,8 +125,9 @@ class Parts:
 
     def is_done(self) -> bool:
         """Whether OUT is there. CorpusError if it is something else than this job's result."""
-        if not self.out.exists():
-            return False
+        with _one_line(self.out):
+            if not self.out.exists():
+                return False
         found = plan_of(self.out)
         if found is None:
             raise CorpusError(f"{self.out} exists, and no such job made it: name another OUT")
@@ -137,6 +135,16 @@ class Parts:
         if self.folder.exists():  # the job was killed just before it ended
             self.folder.remove_folder()
         return True
+
+
+@contextmanager
+def _one_line(where: Location) -> Iterator[None]:
+    """What pyarrow and the system say of a place they cannot read or write."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise CorpusError(f"{where}: {reason}") from None
 
 
 def plan_of(path: Location) -> Plan | None:

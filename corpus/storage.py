@@ -112,7 +112,7 @@ class Location:
         return pq.ParquetFile(file, buffer_size=BUFFER_BYTES, **options)
 
     def make_folder(self) -> None:
-        """In a store this is an empty object: it shows early whether anything can be written."""
+        """A store gets an empty object, which shows early whether anything can be written."""
         self.files.create_dir(self.path)
 
     def remove_folder(self) -> None:

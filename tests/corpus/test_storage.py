@@ -92,6 +92,19 @@ class _Sent:
         self.num_bytes.append(content.size)
 
 
+def test_a_store_that_does_not_answer_is_named() -> None:
+    files: Any = _Gone()
+    with pytest.raises(CorpusError, match=r"^s3://bucket/out.parquet: no route to host$"):
+        Parts(Location("bucket/out.parquet", files, "s3://"), PLAN, {}).is_done()
+    with pytest.raises(CorpusError, match=r"^s3://bucket/texts cannot be read: no route to host$"):
+        Source(Location("bucket/texts", files, "s3://"), ["text"])
+
+
+class _Gone:
+    def get_file_info(self, path: str) -> fs.FileInfo:
+        raise OSError("no route\nto host")
+
+
 @pytest.mark.parametrize(
     ("outer", "within"),
     [("texts", True), ("texts/v.parquet", True), ("texts/more", False), ("tex", False)],

@@ -17,7 +17,7 @@ from benchmarks.processes import LOOPBACK, program
 from tests.support import corpus_files
 from tests.support.texts import TEXT_MODEL
 
-pytestmark = pytest.mark.s3
+pytestmark = pytest.mark.object_store
 NUM_ROWS = 100_000  # seven windows
 KILLED_AFTER = (2, 4)  # parts that are seen before the process is killed
 BUCKET = "corpus"
