@@ -107,7 +107,7 @@ $(TRAINED)/cross-encoder: | $(MINILM)
 	$(PYTHON) -m benchmarks.data.trained $(TRAINED) $(MINILM)
 
 # Environments of their own, for what clashes with Addnorm's packages or is heavy
-WITHOUT_TORCH = clients packages chart
+WITHOUT_TORCH = clients packages chart s3 search
 build/%/ready: benchmarks/environments/%.txt
 	$(PYTHON3) -m venv build/$*
 	$(if $(filter $*,$(WITHOUT_TORCH)),,build/$*/bin/pip --disable-pip-version-check install $(TORCH))

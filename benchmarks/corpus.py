@@ -9,13 +9,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tqdm import tqdm
-
 from addnorm.corpus import embedding_job
 from addnorm.corpus.columns import EmbedOptions
 from addnorm.corpus.embedder import Embedder
-from addnorm.corpus.embedding_job import Progress
 from addnorm.corpus.parts import Parts
+from addnorm.corpus.progress import Progress
+from addnorm.corpus.storage import Location
 from addnorm.corpus.texts_source import Source
 from addnorm.load.measure.contender import FP32, INT8
 from addnorm.load.measure.rounds import Side
@@ -39,7 +38,8 @@ def speed(options: Options) -> Findings:
     bundle = newest("all-minilm-l6-v2").path
     with TemporaryDirectory() as place, ExitStack() as stack:
         folder, runner = Path(place), stack.enter_context(asyncio.Runner())
-        source = Source(texts.write(folder / "texts.parquet", NUM_ROWS, bundle), ["text"])
+        rows = texts.write(folder / "texts.parquet", NUM_ROWS, bundle)
+        source = Source(Location.of(rows), ["text"])
         sides = list[Side]()
         for precision in filter(options.wants, (FP32, INT8)):
             own = EmbedOptions(precision=precision, truncate=True)
@@ -81,10 +81,10 @@ def _job(
     def measure(_: float) -> Figures:
         out = folder / "speed.parquet"
         out.unlink(missing_ok=True)
-        parts = Parts(out, {"input": {}, "options": {}}, {})
+        parts = Parts(Location.of(out), {"input": {}, "options": {}}, {})
         started = time.perf_counter()
         with parts.opened():
-            progress = Progress(tqdm(disable=True))
+            progress = Progress(NUM_ROWS, shown=False)
             runner.run(embedding_job.run(source, embedder, parts, "vector", progress))
             parts.join(parts.num_rows)
         return {"tokens_per_s": progress.num_tokens / (time.perf_counter() - started)}

@@ -191,6 +191,16 @@ PROOFS = {
         "`addnorm check` tells apart indexes made in many ways", 4, (BERT, SERVED, REAL, PEER)
     ),
     "killed_job": Proof("`addnorm embed` of 600,000 texts, killed twice: the same bytes", 10),
+    "object_store": Proof(
+        "`addnorm embed` from and to a local S3 server, killed twice: the same bytes",
+        1,
+        ("build/s3/ready",),
+    ),
+    "search": Proof(
+        "the programs of examples/search/: the same rows as an exact search",
+        2,
+        (SERVED, "build/search/ready"),
+    ),
     "mutants": Proof("a thousand mutations of graphs and weights, all refused", 6),
     "large_model": Proof("a model of more than 2 GB: memory and answers; needs 8 GB", 8),
     "mixed_fleet": Proof(

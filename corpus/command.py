@@ -18,6 +18,7 @@ from addnorm.corpus.embeddings_client import DTYPES, Embedded, Options
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.index_check import Report, report
 from addnorm.corpus.parts import PLAN_KEY, plan_of
+from addnorm.corpus.storage import Location
 from addnorm.corpus.vectors_file import Sample, VectorsFile
 from addnorm.service.runtime.fingerprint import Recorded, from_text
 from addnorm.service.runtime.manifest import Precision
@@ -65,7 +66,7 @@ async def _check(options: argparse.Namespace) -> Report:
         _check_writable(options.json)
     _complete(options)
     key = client.api_key(options.api_key_env) if options.api_key_env else None
-    file = VectorsFile(options.vectors, options.text_column, options.vector_column)
+    file = VectorsFile(Location.of(options.vectors), options.text_column, options.vector_column)
     stored = _recorded(file, options.fingerprint)
     sample = file.draw_sample(options.sample, options.seed)
     print(
@@ -88,7 +89,7 @@ class Job(BaseModel):
 
 def _complete(options: argparse.Namespace) -> None:
     """Options that are not given are those that `addnorm embed` had, if it made the file."""
-    plan = plan_of(options.vectors) or {}
+    plan = plan_of(Location.of(options.vectors)) or {}
     try:
         job = Job.model_validate({**plan.get("options", {}), **plan.get("columns", {})})
     except ValidationError as error:
@@ -164,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Example: addnorm check vectors.parquet --url http://localhost:8000",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("vectors", type=Path, metavar="VECTORS.parquet")
+    parser.add_argument("vectors", metavar="VECTORS.parquet", help="a file, or its s3://...")
     parser.add_argument("--text-column", metavar="NAME", help="text by default")
     parser.add_argument("--vector-column", metavar="NAME", help="vector by default")
     parser.add_argument(

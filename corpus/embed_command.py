@@ -2,23 +2,23 @@
 
 import argparse
 import asyncio
-import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
-
-from tqdm import tqdm
 
 from addnorm.corpus import embedding_job
 from addnorm.corpus.columns import KINDS, DType, EmbedOptions
 from addnorm.corpus.command import positive
 from addnorm.corpus.embedder import Embedder, as_dict
-from addnorm.corpus.embedding_job import WINDOW_ROWS, Progress
+from addnorm.corpus.embedding_job import WINDOW_ROWS
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.in_process import open_service
 from addnorm.corpus.parts import Parts, Plan
+from addnorm.corpus.progress import Progress
+from addnorm.corpus.storage import Location
 from addnorm.corpus.texts_source import Source
 from addnorm.service.models.model import Model
 from addnorm.service.runtime.device import memory
@@ -54,6 +54,7 @@ def embed(arguments: Sequence[str], means: Means = MEANS) -> None:
     options = _parser().parse_args(arguments)
     memory.share_arenas()
     try:
+        options.out, options.input = _out(options.out), Location.of(options.input)
         _embed(options, means)
     except CorpusError as error:
         print(f"addnorm embed: {error}", file=sys.stderr)
@@ -121,8 +122,7 @@ def _run(
 ) -> str:
     """What was done."""
     left = num_rows - parts.num_rows
-    with tqdm(total=num_rows, initial=parts.num_rows, unit=" rows", disable=None) as bar:
-        progress = Progress(bar)
+    with closing(Progress(num_rows, parts.num_rows)) as progress:
         job = embedding_job.run(
             source, embedder, parts, options.vector_column, progress, window_rows
         )
@@ -135,11 +135,7 @@ def _run(
 
 def _source(options: argparse.Namespace) -> Source:
     """CorpusError if IN or OUT do not fit."""
-    if not options.out.name:
-        raise CorpusError("OUT is no name of a file")
-    if not (folder := Path(os.path.realpath(options.out)).parent).is_dir():
-        raise CorpusError(f"there is no folder {folder}")
-    if options.input.resolve() in (options.out.resolve(), options.out.resolve().parent):
+    if options.out.is_within(options.input):
         raise CorpusError(f"{options.out} would be read as a part of {options.input}: name another")
     columns = [options.text_column, *filter(None, [options.second_text_column])]
     if options.second_text_column and options.output != "scores":
@@ -153,6 +149,17 @@ def _source(options: argparse.Namespace) -> Source:
             " with --vector-column"
         )
     return source
+
+
+def _out(name: str) -> Location:
+    """CorpusError if OUT cannot be written, as far as is known before anything is read."""
+    path = name.partition("?")[0] if "://" in name else name
+    if not path.endswith(".parquet"):
+        raise CorpusError(f"{path}: OUT is written as Parquet: name a file that ends in .parquet")
+    out = Location.of(name)
+    if out.on_disk and not (folder := Path(out.resolved().path).parent).is_dir():
+        raise CorpusError(f"there is no folder {folder}")
+    return out
 
 
 def _asked(options: argparse.Namespace) -> EmbedOptions:
@@ -180,11 +187,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "input",
-        type=Path,
         metavar="IN",
-        help="a file .parquet, .jsonl, .ndjson or .csv, or a folder",
+        help="a file .parquet, .jsonl, .ndjson or .csv, or a folder of them; or its s3://...",
     )
-    parser.add_argument("out", type=Path, metavar="OUT.parquet")
+    parser.add_argument("out", metavar="OUT.parquet", help="a file, or s3://...")
     parser.add_argument(
         "--bundle", type=Path, required=True, metavar="DIR", help="<name>/<version>"
     )

@@ -4,15 +4,14 @@ While a window is computed, the next one is read and tokenized, and the one befo
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from addnorm.corpus.embedder import Computing, Embedder, joined
 from addnorm.corpus.parts import Parts
+from addnorm.corpus.progress import Progress
 from addnorm.corpus.texts_source import Source
 from addnorm.service.runtime.batch import Batch
 
@@ -29,24 +28,6 @@ class Window(NamedTuple):
     first_row: int
     rows: pa.Table
     batch: Batch
-
-
-@dataclass
-class Progress:
-    """Told of each request that is computed."""
-
-    bar: Any
-    num_tokens: int = 0
-    started: float = field(default_factory=time.monotonic)
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.num_tokens / max(time.monotonic() - self.started, 1e-9)
-
-    def count(self, batch: Batch) -> None:
-        self.num_tokens += batch.num_tokens
-        self.bar.set_postfix_str(f"{self.tokens_per_s:,.0f} tokens/s", refresh=False)
-        self.bar.update(len(batch))
 
 
 async def run(

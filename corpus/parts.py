@@ -3,11 +3,11 @@ to OUT at the end. A process that is killed at any moment loses only what it had
 """
 
 import fcntl
+import fnmatch
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.index_check import Difference
+from addnorm.corpus.storage import Location
 
 PLAN_KEY = "addnorm.job"  # of the metadata of OUT and its parts: what they were made of
 FIRST_ROW_KEY = "addnorm.first_row"  # of a part's
@@ -24,13 +25,14 @@ Plan = Mapping[str, Mapping[str, Any]]  # JSON
 
 
 class Parts:
-    """The finished parts of one job, on disk. One process at a time works on them."""
+    """The finished parts of one job. One process at a time works on them; on a disk it is the only
+    one that can."""
 
-    def __init__(self, out: Path, plan: Plan, metadata: Mapping[str, str]) -> None:
+    def __init__(self, out: Location, plan: Plan, metadata: Mapping[str, str]) -> None:
         """plan: what decides the result. metadata: of OUT, besides."""
         # a link stays: what it leads to is written
-        self.out, self.plan = Path(os.path.realpath(out)), plan
-        self.folder = self.out.with_name(f"{self.out.name}.parts")
+        self.out, self.plan = out.resolved(), plan
+        self.folder = replace(self.out, path=f"{self.out.path}.parts")
         self._metadata = {**metadata, PLAN_KEY: json.dumps(plan, sort_keys=True)}
         self.num_rows = 0  # that are written
 
@@ -38,30 +40,33 @@ class Parts:
     def opened(self) -> Iterator[Self]:
         """Goes on where another process stopped. CorpusError if that one did another job, or still
         runs, or if a part is lost."""
-        try:
-            self.folder.mkdir(exist_ok=True)
-            with (self.folder / "lock").open("w") as lock:
-                self._lock(lock)
+        with _one_line(self.folder):
+            self.folder.make_folder()
+            with self._locked():
                 self._check_bytes()
                 self.num_rows = sum(self._read_sizes())
                 yield self
-        except (pa.ArrowException, OSError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise CorpusError(f"{self.folder}: {reason}") from None
 
-    def _lock(self, file: Any) -> None:
-        """The system frees it when the process ends, however that is."""
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CorpusError(f"another process writes {self.out}: wait until it ends") from None
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The system frees it when the process ends, however that is. Stores have no such lock."""
+        if not self.out.on_disk:
+            yield
+            return
+        with Path((self.folder / "lock").path).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                message = f"another process writes {self.out}: wait until it ends"
+                raise CorpusError(message) from None
+            yield
 
     def _check_bytes(self) -> None:
         """CorpusError names a part whose bytes have changed. A job of days must not find it at its
         end."""
         for path in self._paths():
             try:
-                with pq.ParquetFile(path, page_checksum_verification=True) as part:
+                with path.open_parquet(page_checksum_verification=True) as part:
                     for _ in part.iter_batches():
                         pass
             except (pa.ArrowException, OSError) as error:
@@ -71,7 +76,7 @@ class Parts:
         """Rows of each part, in order. CorpusError if one is missing, or of another job."""
         sizes = list[int]()
         for path in self._paths():
-            found = pq.read_metadata(path)
+            found = path.open_parquet().metadata
             told = (found.metadata or {}).get(FIRST_ROW_KEY.encode())
             if path != self._path(sum(sizes)) or told != str(sum(sizes)).encode():
                 raise CorpusError(
@@ -84,17 +89,18 @@ class Parts:
             sizes.append(found.num_rows)
         return sizes
 
-    def _paths(self) -> list[Path]:
-        return sorted(self.folder.glob("part-*.parquet"))
+    def _paths(self) -> list[Location]:
+        names = fnmatch.filter(self.folder.names_within(), "part-*.parquet")
+        return [self.folder / name for name in names]
 
-    def _path(self, first_row: int) -> Path:
+    def _path(self, first_row: int) -> Location:
         return self.folder / f"part-{first_row:012d}.parquet"
 
     def add(self, table: pa.Table) -> None:
         """Writes the next rows. Once it returns, they are safe."""
         metadata = {**self._metadata, FIRST_ROW_KEY: str(self.num_rows)}
         schema = table.schema.with_metadata(metadata)
-        with _whole(self._path(self.num_rows)) as partial, _writer(partial, schema) as writer:
+        with self._path(self.num_rows).whole() as partial, _writer(partial, schema) as writer:
             writer.write_table(table, row_group_size=table.num_rows)
         self.num_rows += table.num_rows
 
@@ -106,34 +112,45 @@ class Parts:
                 f"{self.folder} has {num_found} rows, IN {num_rows}: remove it to start again"
             )
         paths = self._paths()
-        schema = pq.read_schema(paths[0]).with_metadata(self._metadata)
+        schema = paths[0].open_parquet().schema_arrow.with_metadata(self._metadata)
         with (
-            _whole(self.out, self.folder / "joined.tmp") as partial,
+            self.out.whole((self.folder / "joined.tmp").path) as partial,
             _writer(partial, schema) as writer,
         ):
             for path in paths:
-                with pq.ParquetFile(path, page_checksum_verification=True) as part:
+                with path.open_parquet(page_checksum_verification=True) as part:
                     table = part.read().replace_schema_metadata(self._metadata)
                 writer.write_table(table, row_group_size=table.num_rows)
-        shutil.rmtree(self.folder)
+        self.folder.remove_folder()
 
     def is_done(self) -> bool:
         """Whether OUT is there. CorpusError if it is something else than this job's result."""
-        if not self.out.exists():
-            return False
+        with _one_line(self.out):
+            if not self.out.exists():
+                return False
         found = plan_of(self.out)
         if found is None:
             raise CorpusError(f"{self.out} exists, and no such job made it: name another OUT")
         _check_same(found, self.plan, self.out, self.out)
         if self.folder.exists():  # the job was killed just before it ended
-            shutil.rmtree(self.folder)
+            self.folder.remove_folder()
         return True
 
 
-def plan_of(path: Path) -> Plan | None:
+@contextmanager
+def _one_line(where: Location) -> Iterator[None]:
+    """What pyarrow and the system say of a place they cannot read or write."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise CorpusError(f"{where}: {reason}") from None
+
+
+def plan_of(path: Location) -> Plan | None:
     """None if no job made the file."""
     try:
-        return _plan(pq.read_metadata(path))
+        return _plan(path.open_parquet().metadata)
     except (pa.ArrowException, OSError):
         return None
 
@@ -147,26 +164,11 @@ def _plan(metadata: pq.FileMetaData) -> Plan | None:
     return found if is_plan else None
 
 
-@contextmanager
-def _whole(path: Path, partial: Path | None = None) -> Iterator[Path]:
-    """Yields where to write a file that appears at `path` whole or not at all."""
-    partial = partial or path.with_name(f"{path.name}.tmp")
-    yield partial
-    with partial.open("rb+") as file:
-        os.fsync(file.fileno())
-    partial.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     return pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True)
 
 
-def _check_same(old: Plan, new: Plan, where: Path, to_remove: Path) -> None:
+def _check_same(old: Plan, new: Plan, where: Location, to_remove: Location) -> None:
     """CorpusError names what another job was made of. A text that was rejected may be cut: of the
     texts before it this changes nothing."""
     if new["options"].get("truncate"):

@@ -1,13 +1,15 @@
-"""Files of rows that have texts: Parquet, JSON lines or CSV, one or a folder of them.
+"""Files of rows that have texts: Parquet, JSON lines or CSV, one or a folder of them,
+which may have folders.
 
 They are read in pieces, always the same ones. Memory does not grow with the files.
 """
 
 import csv
 import hashlib
+import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import orjson
@@ -16,6 +18,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from addnorm.corpus.errors import CorpusError
+from addnorm.corpus.storage import Location
 from addnorm.corpus.vectors_file import check_texts, first_not_utf8
 from addnorm.service.runtime.tokenizing.tokenizer import Text
 
@@ -28,19 +31,20 @@ class Format(NamedTuple):
     """schema: of a file. read: its rows, with the columns of a schema in pieces of any size; a
     column that the file lacks is null."""
 
-    schema: Callable[[Path], pa.Schema]
-    read: Callable[[Path, pa.Schema], Pieces]
+    schema: Callable[[Location], pa.Schema]
+    read: Callable[[Location, pa.Schema], Pieces]
 
 
 class Source:
-    """Rows of one or more files, by the files' names, with all columns of all files."""
+    """Rows of one or more files, in the order of their paths, with all columns of all files."""
 
-    def __init__(self, path: Path, text_columns: Sequence[str]) -> None:
+    def __init__(self, path: Location, text_columns: Sequence[str]) -> None:
         """text_columns: one, or two for pairs. CorpusError if a file or a column does not fit."""
         self.path, self.text_columns = path, list(text_columns)
-        self.files = _files(path)
+        with _one_line(path):
+            self.files = _files(path)  # by their paths within IN
         schemas = []
-        for file in self.files:
+        for file in self.files.values():
             with _one_line(file):
                 schemas.append(FORMATS[file.suffix].schema(file))
         try:
@@ -63,12 +67,12 @@ class Source:
             check_texts(self.schema.field(name).type, path, name)
 
     def digests(self) -> dict[str, str]:
-        """Digests of the files' bytes, by file name."""
+        """Digests of the files' bytes, by their paths within IN."""
         found = {}
-        for path in self.files:
-            with _one_line(path), path.open("rb") as file:
+        for name, path in self.files.items():
+            with _one_line(path), path.open() as file:
                 digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
-            found[path.name] = digest.hexdigest()
+            found[name] = digest.hexdigest()
         return found
 
     def count(self) -> int:
@@ -92,7 +96,7 @@ class Source:
             row += piece.num_rows
 
     def _pieces(self, schema: pa.Schema) -> Pieces:
-        for file in self.files:
+        for file in self.files.values():
             with _one_line(file):
                 for piece in FORMATS[file.suffix].read(file, schema):
                     for start in range(0, piece.num_rows, PIECE_ROWS):
@@ -113,7 +117,7 @@ def check_rows(column: Any, name: str, first_row: int) -> None:
         raise CorpusError(f"row {first_row + broken}: column {name!r} is not UTF-8")
 
 
-def _check_storable(path: Path, schema: pa.Schema) -> None:
+def _check_storable(path: Location, schema: pa.Schema) -> None:
     """CorpusError if Parquet cannot have such columns: an object without fields, for instance."""
     try:
         pq.ParquetWriter(pa.BufferOutputStream(), schema).close()
@@ -121,16 +125,13 @@ def _check_storable(path: Path, schema: pa.Schema) -> None:
         raise CorpusError(f"{path}: the result cannot have its columns: {_short(error)}") from None
 
 
-def _files(path: Path) -> list[Path]:
+def _files(path: Location) -> dict[str, Location]:
     """CorpusError if there is none that can be read."""
     known = ", ".join(FORMATS)
-    if path.is_dir():
-        found = sorted(file for file in path.iterdir() if not file.name.startswith("."))
-        if folders := [file.name for file in found if file.is_dir()]:
-            raise CorpusError(
-                f"{path} has a folder {folders[0]!r}: IN is one folder of files, without others"
-            )
-        files = [file for file in found if file.suffix in FORMATS]
+    if path.is_folder():
+        names = [PurePosixPath(name) for name in path.names_within()]
+        shown = [name for name in names if not any(part.startswith(".") for part in name.parts)]
+        files = {str(name): path / str(name) for name in shown if name.suffix in FORMATS}
         if not files:
             raise CorpusError(f"{path} has no file that ends in {known}")
         return files
@@ -138,11 +139,11 @@ def _files(path: Path) -> list[Path]:
         raise CorpusError(f"{path}: its name must end in one of {known}")
     if not path.exists():
         raise CorpusError(f"there is no file {path}")
-    return [path]
+    return {path.name: path}
 
 
 @contextmanager
-def _one_line(path: Path) -> Iterator[None]:
+def _one_line(path: Location) -> Iterator[None]:
     """What pyarrow and the system say of a file they cannot read."""
     try:
         yield
@@ -165,32 +166,36 @@ def _fitted(piece: Any, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _read_parquet(path: Path, schema: pa.Schema) -> Pieces:
-    # mapped: otherwise a row group's columns are read into memory as a whole
-    file = pq.ParquetFile(path, memory_map=True)
+def _parquet_schema(path: Location) -> pa.Schema:
+    return path.open_parquet().schema_arrow
+
+
+def _read_parquet(path: Location, schema: pa.Schema) -> Pieces:
+    file = path.open_parquet()
     names = [name for name in schema.names if name in file.schema_arrow.names]
     for piece in file.iter_batches(PIECE_ROWS, columns=names):
         yield _fitted(piece, schema)
 
 
-def _csv_schema(path: Path) -> pa.Schema:
+def _csv_schema(path: Location) -> pa.Schema:
     """All columns are strings, so that they are carried over as they are written."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    with io.TextIOWrapper(path.open(), newline="", encoding="utf-8-sig") as file:
         return pa.schema([(name, pa.string()) for name in next(csv.reader(file), [])])
 
 
-def _read_csv(path: Path, schema: pa.Schema) -> Pieces:
+def _read_csv(path: Location, schema: pa.Schema) -> Pieces:
     types = {field.name: field.type for field in _csv_schema(path)}
-    for piece in pa.csv.open_csv(
-        path,
-        read_options=pa.csv.ReadOptions(use_threads=False),
-        parse_options=pa.csv.ParseOptions(newlines_in_values=True),
-        convert_options=pa.csv.ConvertOptions(column_types=types, strings_can_be_null=False),
-    ):
-        yield _fitted(piece, schema)
+    with path.open() as file:
+        for piece in pa.csv.open_csv(
+            file,
+            read_options=pa.csv.ReadOptions(use_threads=False),
+            parse_options=pa.csv.ParseOptions(newlines_in_values=True),
+            convert_options=pa.csv.ConvertOptions(column_types=types, strings_can_be_null=False),
+        ):
+            yield _fitted(piece, schema)
 
 
-def _jsonl_schema(path: Path) -> pa.Schema:
+def _jsonl_schema(path: Location) -> pa.Schema:
     found = pa.schema([])
     for rows in _read_json_rows(path):
         names = dict.fromkeys(name for row in rows for name in row)
@@ -200,7 +205,7 @@ def _jsonl_schema(path: Path) -> pa.Schema:
     return found
 
 
-def _read_jsonl(path: Path, schema: pa.Schema) -> Pieces:
+def _read_jsonl(path: Location, schema: pa.Schema) -> Pieces:
     for rows in _read_json_rows(path):
         yield pa.RecordBatch.from_arrays(
             [pa.array([row.get(field.name) for row in rows], field.type) for field in schema],
@@ -208,10 +213,10 @@ def _read_jsonl(path: Path, schema: pa.Schema) -> Pieces:
         )
 
 
-def _read_json_rows(path: Path) -> Iterator[list[dict[str, Any]]]:
+def _read_json_rows(path: Location) -> Iterator[list[dict[str, Any]]]:
     """PIECE_ROWS at a time. Empty lines are no rows."""
     rows = list[dict[str, Any]]()
-    with path.open("rb") as file:
+    with path.open() as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -223,7 +228,7 @@ def _read_json_rows(path: Path) -> Iterator[list[dict[str, Any]]]:
         yield rows
 
 
-def _json_row(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def _json_row(path: Location, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError as error:
@@ -235,7 +240,7 @@ def _json_row(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 _JSONL = Format(_jsonl_schema, _read_jsonl)
 FORMATS = {
-    ".parquet": Format(pq.read_schema, _read_parquet),
+    ".parquet": Format(_parquet_schema, _read_parquet),
     ".jsonl": _JSONL,
     ".ndjson": _JSONL,
     ".csv": Format(_csv_schema, _read_csv),

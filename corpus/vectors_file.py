@@ -6,16 +6,15 @@ Memory does not grow with the file, nor with its row groups.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from addnorm.corpus.errors import CorpusError
+from addnorm.corpus.storage import Location
 from addnorm.service.runtime.fingerprint import METADATA_KEY
 
 BATCH_ROWS = 1024
@@ -34,14 +33,13 @@ class Sample:
 class VectorsFile:
     """An open file that has the two columns."""
 
-    def __init__(self, path: Path, text_column: str, vector_column: str) -> None:
+    def __init__(self, path: Location, text_column: str, vector_column: str) -> None:
         """CorpusError if the file or a column does not fit."""
         self.path, self.columns = path, (text_column, vector_column)
         with _one_line(path):
-            if path.is_dir():
+            if path.is_folder():
                 raise CorpusError(f"{path} is a folder: name one Parquet file in it")
-            # mapped: otherwise a row group's columns are read into memory as a whole
-            self._file = pq.ParquetFile(path, memory_map=True)
+            self._file = path.open_parquet()
         self.num_rows: int = self._file.metadata.num_rows
         if not self.num_rows:
             raise CorpusError(f"{path} has no rows")
@@ -98,7 +96,7 @@ class VectorsFile:
 
 
 @contextmanager
-def _one_line(path: Path) -> Iterator[None]:
+def _one_line(path: Location) -> Iterator[None]:
     """What pyarrow and the system say of a file they cannot read."""
     try:
         yield
@@ -107,7 +105,7 @@ def _one_line(path: Path) -> Iterator[None]:
         raise CorpusError(f"{path} cannot be read as a Parquet file: {reason[:300]}") from None
 
 
-def check_texts(found: pa.DataType, path: Path, name: str) -> None:
+def check_texts(found: pa.DataType, path: Location, name: str) -> None:
     kind = found.value_type if pa.types.is_dictionary(found) else found
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise CorpusError(
@@ -116,7 +114,7 @@ def check_texts(found: pa.DataType, path: Path, name: str) -> None:
         )
 
 
-def _check_vectors(found: pa.DataType, path: Path, name: str) -> None:
+def _check_vectors(found: pa.DataType, path: Location, name: str) -> None:
     kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     if not any(is_kind(found) for is_kind in kinds) or found.value_type not in NUMBERS:
         raise CorpusError(

@@ -19,8 +19,11 @@ from addnorm.corpus import command, embed_command, embedder, in_process
 from addnorm.corpus.embed_command import Means
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.parts import PLAN_KEY, Parts, plan_of
+from addnorm.corpus.progress import Progress
 from addnorm.corpus.ray_data import Addnorm
+from addnorm.corpus.storage import Location
 from addnorm.service.runtime import bundle as bundles
+from addnorm.service.runtime.batch import Batch
 from addnorm.service.server.wiring import Service
 from tests.conftest import inference_of, serving
 from tests.support import corpus_files, web
@@ -136,11 +139,14 @@ def test_rows_keep_their_order_and_columns_and_get_the_servers_bits(
     assert same_bits(array(made.column("vector")), expected)
 
 
-def test_a_folder_is_read_by_the_names_of_its_files(
-    embed: Embed, rows: pa.Table, source: Path, tmp_path: Path
+@pytest.mark.parametrize("second", ["b.parquet", "b/deep/a.parquet"])
+def test_a_folder_is_read_by_the_paths_of_its_files(
+    embed: Embed, rows: pa.Table, source: Path, tmp_path: Path, second: str
 ) -> None:
-    (folder := tmp_path / "folder").mkdir()
-    corpus_files.write(rows.slice(700), folder / "b.parquet")
+    (tmp_path / "folder" / second).parent.mkdir(parents=True)
+    folder = tmp_path / "folder"
+    (folder / "again").symlink_to(folder)  # links to folders are not followed
+    corpus_files.write(rows.slice(700), folder / second)
     corpus_files.write(rows.slice(0, 700).drop_columns("language"), folder / "a.jsonl")
     made = embed(folder)
     assert made.column("id").to_pylist() == rows.column("id").to_pylist()
@@ -460,8 +466,34 @@ def test_a_folder_is_read_whole_or_refused(
     (folder / "a.csv").write_text("text\na\n")
     (folder / ".hidden.csv").write_text("text\nb\n")
     assert embed(folder).column("text").to_pylist() == ["a"]
-    (folder / "more").mkdir()
-    assert "has a folder 'more'" in refused(folder)
+    (folder / "a.csv").unlink()
+    assert "has no file that ends in .parquet" in refused(folder)
+
+
+@pytest.mark.parametrize("out", ["vectors.csv", "vectors.jsonl", "vectors", "s3://bucket/v.csv"])
+def test_only_parquet_is_written(
+    means: Means, tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str
+) -> None:
+    """It is said before IN or the bundle is opened."""
+    out = out if "://" in out else str(tmp_path / out)
+    with pytest.raises(SystemExit) as ended:
+        embed_command.embed([str(tmp_path / "texts.csv"), out, "--bundle", "none"], means)
+    assert ended.value.code == embed_command.NOT_DONE
+    said = f"{out}: OUT is written as Parquet: name a file that ends in .parquet"
+    assert capsys.readouterr().err == f"addnorm embed: {said}\n"
+
+
+def test_a_log_gets_a_line_from_time_to_time(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    progress = Progress(10_000, 5_000, clock=lambda: now[0])
+    batch = Batch.of([np.array([1, 2, 3])] * 100)
+    for second in range(1, 46):
+        now[0] = second
+        progress.count(batch)
+    progress.close()
+    assert capsys.readouterr().err == (
+        "addnorm embed: 8,000 of 10,000 rows, 300 tokens a second, about 0:00:20 left\n"
+    )
 
 
 def test_a_model_that_is_not_made_to_embed_is_told(
@@ -474,9 +506,9 @@ def test_a_model_that_is_not_made_to_embed_is_told(
 def test_two_processes_do_not_write_one_file(
     stopped: Path, source: Path, refused: Callable[..., str]
 ) -> None:
-    plan = plan_of(next(stopped.glob("part-*.parquet")))
+    plan = plan_of(Location.of(next(stopped.glob("part-*.parquet"))))
     assert plan
-    with Parts(source.with_name("vectors.parquet"), plan, {}).opened():
+    with Parts(Location.of(source.with_name("vectors.parquet")), plan, {}).opened():
         assert "another process writes" in refused(source)
 
 

@@ -1,0 +1,160 @@
+"""Where files lie: on this machine's disks, or in a store that pyarrow knows by a URI (`s3://`).
+
+Knows no formats but Parquet, which is read in pieces from either.
+"""
+
+import io
+import os
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from addnorm.corpus.errors import CorpusError
+
+BUFFER_BYTES = 2**20  # asked of a store at once
+_DISK = fs.LocalFileSystem()
+
+
+@dataclass(frozen=True)
+class Location:
+    """A file or a folder, which need not exist."""
+
+    path: str  # as the file system has it
+    files: fs.FileSystem = field(default_factory=lambda: _DISK)
+    prefix: str = ""  # of a store's paths, in messages. Without what a URI says of keys
+
+    @classmethod
+    def of(cls, name: str | Path) -> Self:
+        """A path of the disk, or a URI. CorpusError if there is no such store."""
+        scheme = re.match(r"([a-z][a-z0-9+.-]*://)", str(name))
+        if scheme is None:
+            return cls(str(Path(name)))
+        try:
+            files, path = fs.FileSystem.from_uri(str(name))
+        except (pa.ArrowException, OSError) as error:
+            where = scheme[1] + str(name).removeprefix(scheme[1]).rpartition("@")[2].split("?")[0]
+            reason = " ".join(str(error).replace(str(name), where).split())
+            raise CorpusError(f"{where}: {reason}") from None
+        if isinstance(files, fs.LocalFileSystem):
+            return cls(path)
+        return cls(path.rstrip("/"), files, scheme[1])
+
+    def __str__(self) -> str:
+        return f"{self.prefix}{self.path}"
+
+    def __truediv__(self, name: str) -> Self:
+        return replace(self, path=f"{self.path}/{name}")
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.path).name
+
+    @property
+    def suffix(self) -> str:
+        return PurePosixPath(self.path).suffix
+
+    @property
+    def on_disk(self) -> bool:
+        return self.files is _DISK
+
+    def resolved(self) -> Self:
+        """What a link leads to. Stores have no links."""
+        return replace(self, path=os.path.realpath(self.path)) if self.on_disk else self
+
+    def is_within(self, other: "Location") -> bool:
+        """Whether this is the other one, or lies in it at any depth."""
+        own, outer = self.resolved(), other.resolved()
+        same = (own.on_disk, own.prefix) == (outer.on_disk, outer.prefix)
+        return same and PurePosixPath(own.path).is_relative_to(outer.path)
+
+    def exists(self) -> bool:
+        if self.on_disk:
+            return Path(self.path).exists()
+        return bool(self.files.get_file_info(self.path).type != fs.FileType.NotFound)
+
+    def is_folder(self) -> bool:
+        if self.on_disk:
+            return Path(self.path).is_dir()
+        return bool(self.files.get_file_info(self.path).type == fs.FileType.Directory)
+
+    def names_within(self) -> list[str]:
+        """Paths of the folder's files at any depth, from the folder on, in order. Links to folders
+        are not followed."""
+        if self.on_disk:
+            walked = os.walk(self.path, onerror=_raise)
+            found = [os.path.join(folder, name) for folder, _, names in walked for name in names]
+        else:
+            infos = self.files.get_file_info(fs.FileSelector(self.path, recursive=True))
+            found = [info.path for info in infos if info.is_file]
+        return sorted(PurePosixPath(path).relative_to(self.path).as_posix() for path in found)
+
+    def open(self) -> io.BufferedReader:
+        """From the beginning to the end."""
+        if self.on_disk:
+            return Path(self.path).open("rb")
+        stream: Any = self.files.open_input_stream(self.path, compression=None)
+        return io.BufferedReader(stream, BUFFER_BYTES)
+
+    def open_parquet(self, **options: Any) -> pq.ParquetFile:
+        """To be read in pieces: a row group's columns are not read into memory as a whole."""
+        if self.on_disk:
+            return pq.ParquetFile(self.path, memory_map=True, **options)
+        file = self.files.open_input_file(self.path)
+        return pq.ParquetFile(file, buffer_size=BUFFER_BYTES, **options)
+
+    def make_folder(self) -> None:
+        """A store gets an empty object, which shows early whether anything can be written."""
+        self.files.create_dir(self.path)
+
+    def remove_folder(self) -> None:
+        self.files.delete_dir(self.path)
+
+    @contextmanager
+    def whole(self, partial: str = "") -> Iterator[Path]:
+        """Yields where to write, on the disk, a file that appears here whole or not at all.
+
+        partial: where that is, for a file on the disk; beside it if empty.
+        """
+        if self.on_disk:
+            beside = Path(partial or f"{self.path}.tmp")
+            yield beside
+            _replace(beside, Path(self.path))
+            return
+        with TemporaryDirectory(prefix="addnorm-") as folder:
+            yield (written := Path(folder) / self.name)
+            # in a thread: an interrupt, which stops the main one, must not end it in the middle
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(self._send, written).result()
+
+    def _send(self, written: Path) -> None:
+        """A store has no rename, but shows no object before all of it was sent. pyarrow completes
+        an object also when an error ends the writing: so it is one call that has all bytes."""
+        with (
+            pa.memory_map(str(written)) as content,
+            self.files.open_output_stream(self.path, compression=None) as stream,
+        ):
+            stream.write(content.read_buffer())
+
+
+def _replace(partial: Path, path: Path) -> None:
+    with partial.open("rb+") as file:
+        os.fsync(file.fileno())
+    partial.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _raise(error: OSError) -> None:
+    raise error

@@ -1,0 +1,123 @@
+"""Files in a store that has no rename, no lock and no links give what those of a disk give."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import fs
+
+from addnorm.corpus.errors import CorpusError
+from addnorm.corpus.parts import Parts
+from addnorm.corpus.storage import Location
+from addnorm.corpus.texts_source import Source
+from tests.support import corpus_files
+
+PLAN = {"input": {"texts.csv": "digest"}, "options": {"output": "pooled"}}
+OUT, SECOND_PART = "out.parquet", "out.parquet.parts/part-000000000300.parquet"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Location:
+    """A bucket of objects, which lie below tmp_path/bucket."""
+    (tmp_path / "bucket").mkdir()
+    files = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    return Location("bucket", files, "s3://")
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv"])
+def test_a_folder_of_a_store_is_read_as_one_of_a_disk(
+    store: Location, tmp_path: Path, suffix: str
+) -> None:
+    folder, rows = tmp_path / "bucket" / "texts", corpus_files.table(1000)
+    (folder / "b/deep").mkdir(parents=True)
+    corpus_files.write(rows.slice(0, 600), folder / f"a{suffix}")
+    corpus_files.write(rows.slice(600), folder / f"b/deep/a{suffix}")
+    (folder / "b/.hidden").mkdir()
+    corpus_files.write(rows, folder / f"b/.hidden/a{suffix}")
+    of_disk, of_store = (Source(at, ["text"]) for at in (Location.of(folder), store / "texts"))
+    assert of_store.digests() == of_disk.digests()
+    assert list(of_store.digests()) == [f"a{suffix}", f"b/deep/a{suffix}"]
+    assert of_store.count() == 1000
+    assert list(of_store.pieces()) == list(of_disk.pieces())
+    assert pa.Table.from_batches(of_store.pieces()).equals(rows)
+
+
+def test_a_job_that_was_killed_leaves_whole_objects_and_goes_on(
+    store: Location, tmp_path: Path
+) -> None:
+    rows = corpus_files.table(900)
+    with Parts(store / OUT, PLAN, {}).opened() as parts:
+        parts.add(rows.slice(0, 300))
+    with suppress(KeyboardInterrupt), (store / SECOND_PART).whole() as path:
+        path.write_bytes(b"half of a part")
+        raise KeyboardInterrupt
+    assert (store / f"{OUT}.parts").names_within() == ["part-000000000000.parquet"]
+    for out, start in ((Location.of(tmp_path) / OUT, 0), (store / OUT, 300)):
+        with Parts(out, PLAN, {}).opened() as parts:
+            assert parts.num_rows == start
+            for first in range(start, 900, 300):
+                parts.add(rows.slice(first, 300))
+            parts.join(900)
+        assert Parts(out, PLAN, {}).is_done()
+    assert (tmp_path / "bucket" / OUT).read_bytes() == (tmp_path / OUT).read_bytes()
+    assert store.names_within() == [OUT]
+
+
+def test_an_object_is_sent_in_one_call() -> None:
+    """pyarrow completes an object whose writing ended early: half of one would look whole."""
+    sent = _Sent()
+    files: Any = sent
+    with Location("bucket/a", files, "s3://").whole() as path:
+        path.write_bytes(bytes(20_000_000))
+    assert sent.num_bytes == [20_000_000]
+
+
+class _Sent:
+    """A store, and a stream to it."""
+
+    def __init__(self) -> None:
+        self.num_bytes = list[int]()
+
+    def open_output_stream(self, path: str, compression: None) -> "_Sent":
+        return self
+
+    def __enter__(self) -> "_Sent":
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def write(self, content: pa.Buffer) -> None:
+        self.num_bytes.append(content.size)
+
+
+def test_a_store_that_does_not_answer_is_named() -> None:
+    files: Any = _Gone()
+    with pytest.raises(CorpusError, match=r"^s3://bucket/out.parquet: no route to host$"):
+        Parts(Location("bucket/out.parquet", files, "s3://"), PLAN, {}).is_done()
+    with pytest.raises(CorpusError, match=r"^s3://bucket/texts cannot be read: no route to host$"):
+        Source(Location("bucket/texts", files, "s3://"), ["text"])
+
+
+class _Gone:
+    def get_file_info(self, path: str) -> fs.FileInfo:
+        raise OSError("no route\nto host")
+
+
+@pytest.mark.parametrize(
+    ("outer", "within"),
+    [("texts", True), ("texts/v.parquet", True), ("texts/more", False), ("tex", False)],
+)
+def test_what_lies_in_a_folder(store: Location, tmp_path: Path, outer: str, within: bool) -> None:
+    for root in (store, Location.of(tmp_path)):
+        assert (root / "texts/v.parquet").is_within(root / outer) == within
+        assert (root / "texts/v.parquet").is_within(root)
+    assert not (store / "texts/v.parquet").is_within(Location.of("/"))
+
+
+def test_what_a_store_says_is_one_line_without_keys() -> None:
+    with pytest.raises(CorpusError) as raised:
+        Location.of("nope://key:secret@bucket/a.parquet?token=secret")
+    assert str(raised.value).startswith("nope://bucket/a.parquet: ")
+    assert "secret" not in str(raised.value)
