@@ -1,12 +1,17 @@
 """A client of the methods over gRPC, by the messages that the server itself reads and writes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from addnorm.service.models.registry import Models
 from addnorm.service.protocols.kserve.over_grpc.grpc_methods import HEALTH, INFERENCE
 from addnorm.service.protocols.kserve.over_grpc.messages import message_types
+from addnorm.service.server.wiring import Service, build
+from addnorm.service.settings import Settings
+from tests.conftest import OWN, serving
 from tests.support.waiting import PATIENCE_S
 
 FIELDS = {
@@ -91,3 +96,20 @@ def tensors(answer: Any) -> dict[str, np.ndarray]:
     """Every output of a ModelInferResponse."""
     pairs = zip(answer.outputs, answer.raw_output_contents, strict=True)
     return {about.name: np.frombuffer(raw, "<f4").reshape(about.shape) for about, raw in pairs}
+
+
+ALONE = inputs(input_ids=(np.array([[1, 3, 4, 5, 2]]), "INT64"))
+
+
+@contextmanager
+def calling(
+    models: Models, certificate: bytes = b"", **changed: Any
+) -> Iterator[tuple[GrpcClient, Service, str]]:
+    """A client of a server with these settings, its service and its URL."""
+    service = build(models, Settings(**{**OWN, "grpc_port": 0, **changed}))
+    with serving(service) as url:
+        client = GrpcClient(service.grpc.port, certificate)
+        try:
+            yield client, service, url
+        finally:
+            client.close()

@@ -1,0 +1,209 @@
+"""The messages of the Open Inference Protocol over gRPC: the bits and the words of HTTP."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from addnorm.service.models.registry import Models
+from addnorm.service.protocols.kserve.over_grpc.messages import DESCRIPTORS, message_types
+from addnorm.service.server.wiring import Service
+from tests.support import web
+from tests.support.grpc_client import (
+    ALONE,
+    GrpcClient,
+    calling,
+    inputs,
+    outputs,
+    refusal,
+    tensors,
+)
+from tests.support.waiting import PATIENCE_S
+
+grpc = pytest.importorskip("grpc")
+
+IDS = np.array([[1, 3, 4, 0, 0], [0, 5, 0, 2, 1]])
+MASK = np.array([[1, 1, 1, 0, 0], [0, 1, 0, 1, 1]])
+
+
+@pytest.fixture(scope="module")
+def called(few: Models) -> Iterator[tuple[GrpcClient, Service, str]]:
+    with calling(few, admin=True) as called:
+        yield called
+
+
+@pytest.fixture(scope="module")
+def call(called: tuple[GrpcClient, Service, str]) -> GrpcClient:
+    return called[0]
+
+
+def posted(url: str, **body: Any) -> Any:
+    answer = web.post(f"{url}/v2/models/{body.pop('model')}/infer", json=body)
+    return answer.json()
+
+
+def in_json(array: np.ndarray, name: str) -> dict[str, Any]:
+    return {"name": name, "shape": array.shape, "datatype": "INT64", "data": array.tolist()}
+
+
+@pytest.mark.parametrize("raw", [True, False])
+@pytest.mark.parametrize(
+    ("ids", "mask"),
+    [("INT64", "INT64"), ("INT32", "INT32"), ("INT64", "BOOL"), ("INT64", "UINT8"),
+     ("INT64", "FP32")],
+)  # fmt: skip
+@pytest.mark.parametrize("model", ["gpt", "notebook"])
+def test_every_output_has_the_bits_that_it_has_over_http(
+    called: tuple[GrpcClient, Service, str], model: str, ids: str, mask: str, raw: bool
+) -> None:
+    call, _, url = called
+    sent = inputs(raw, input_ids=(IDS, ids), attention_mask=(MASK, mask))
+    parameters = {"pooling": {"string_param": "mean"}, "normalize": {"bool_param": True}}
+    answer = call("ModelInfer", model_name=model, id="7", parameters=parameters, **sent)
+    plain = posted(
+        url, model=model, inputs=[in_json(IDS, "input_ids"), in_json(MASK, "attention_mask")],
+        parameters={"pooling": "mean", "normalize": True},
+    )  # fmt: skip
+    assert (answer.model_name, answer.model_version, answer.id) == (model, "1", "7")
+    found = tensors(answer)
+    assert [*found] == [output["name"] for output in plain["outputs"]]
+    for output in plain["outputs"]:
+        expected = np.array(output["data"], np.float32).reshape(output["shape"])
+        assert found[output["name"]].tobytes() == expected.tobytes()
+
+
+def test_outputs_come_in_the_order_asked_for_with_the_fingerprint(call: GrpcClient) -> None:
+    body = message_types()["inference.ModelInferRequest"](
+        model_name="gpt", model_version="1", outputs=outputs(["pooled", "activations"]), **ALONE
+    )
+    answer, ended = call.method("ModelInfer").with_call(
+        body.SerializeToString(), metadata=[("x-request-id", "mine")], timeout=PATIENCE_S
+    )
+    assert [*tensors(answer)] == ["pooled", "activations"]
+    told = {each.key: each.value for each in ended.trailing_metadata()}
+    assert told["x-request-id"] == "mine"
+    assert len(told["x-addnorm-fingerprint"]) == 32
+    assert "infer;dur=" in told["server-timing"]
+
+
+def test_it_says_what_http_says_of_the_server_and_its_models(
+    called: tuple[GrpcClient, Service, str],
+) -> None:
+    call, _, url = called
+    assert call("ServerLive").live
+    assert call("ServerReady").ready
+    assert call("ModelReady", name="gpt", version="1").ready
+    assert not call("ModelReady", name="bert").ready
+    plain = web.get(f"{url}/v2/models/gpt").json()
+    about = call("ModelMetadata", name="gpt")
+    assert {name: getattr(about, name) for name in ("name", "platform")} == {
+        name: plain[name] for name in ("name", "platform")
+    }
+    for place in ("inputs", "outputs"):
+        found = [(each.name, each.datatype, [*each.shape]) for each in getattr(about, place)]
+        assert found == [tuple(each.values()) for each in plain[place]]
+    assert [*call("ServerMetadata").extensions] == ["binary_tensor_data", "parameters"]
+    assert call("ServerMetadata").version == web.get(f"{url}/v2").json()["version"]
+    index = web.post(f"{url}/v2/repository/index", json={}).json()
+    assert [each.name for each in call("RepositoryIndex").models] == [
+        each["name"] for each in index
+    ]
+
+
+@pytest.mark.parametrize("service", ["", "inference.GRPCInferenceService"])
+def test_the_health_service_says_whether_it_serves(call: GrpcClient, service: str) -> None:
+    assert call("Check", service=service).status == 1
+    assert call.refused("Check", service="x")[:2] == (
+        "NOT_FOUND",
+        "there is no service 'x': known is inference.GRPCInferenceService",
+    )
+
+
+WRONG: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "another model": ({"model_name": "bert"}, {"model": "bert"}),
+    "another version": ({"model_name": "gpt", "model_version": "7"}, {"model": "gpt/versions/7"}),
+    "a parameter of Triton": (
+        {"parameters": {"sequence_id": {"int64_param": 1}}},
+        {"parameters": {"sequence_id": 1}},
+    ),
+    "a parameter of another kind": (
+        {"parameters": {"normalize": {"string_param": "yes"}}},
+        {"parameters": {"normalize": "yes"}},
+    ),
+    "an unknown output": (
+        {"outputs": [{"name": "x"}]},
+        {"outputs": [{"name": "x"}]},
+    ),
+    "a class count": (
+        {"outputs": [{"name": "pooled", "parameters": {"classification": {"int64_param": 3}}}]},
+        {"outputs": [{"name": "pooled", "parameters": {"classification": 3}}]},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_mistakes_are_answered_in_the_words_of_http(
+    called: tuple[GrpcClient, Service, str], what: str
+) -> None:
+    call, _, url = called
+    over_grpc, over_http = WRONG[what]
+    plain = posted(url, **{"model": "gpt", "inputs": [in_json(IDS, "input_ids")], **over_http})
+    sent = inputs(input_ids=(IDS, "INT64"))
+    refused = call.refused("ModelInfer", **{"model_name": "gpt", **sent, **over_grpc})
+    is_about_the_model = "model_name" in over_grpc
+    assert refused.code == ("NOT_FOUND" if is_about_the_model else "INVALID_ARGUMENT")
+    assert refused.words == plain["error"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (inputs(input_ids=(np.array([[1, 1000]]), "INT64")),
+         "input_ids[0][1] is 1000: ids of gpt/1 are 0 to 999"),
+        ({**ALONE, "raw_input_contents": [b"\0" * 8, b""]},
+         "raw_input_contents has 2 entries, inputs 1: send one for each, or none and `contents`"),
+        ({**inputs(False, input_ids=(IDS, "INT64")), "raw_input_contents": [b""]},
+         "input_ids has both contents and raw_input_contents: send one of them"),
+        ({**ALONE, "raw_input_contents": [b"\0" * 9]},
+         "input_ids has 9 bytes, no multiple of the 8 of INT64"),
+        ({"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, 2]}]},
+         "input_ids has 0 values, its shape [1, 2] 2"),
+        ({"inputs": [{"name": "input_ids", "datatype": "BYTES", "shape": [1, 2]}]},
+         "input_ids has datatype 'BYTES': send INT64, INT32"),
+        ({"inputs": [{"name": "attention_mask", "datatype": "UINT8", "shape": [1, 1],
+                      "contents": {"uint_contents": [300]}}]},
+         "attention_mask has values in uint_contents that are no UINT8"),
+        ({"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, 1],
+                      "parameters": {"shared_memory_region": {"string_param": "a"}}}]},
+         "input_ids: shared memory is not offered"),
+        ({}, "inputs lacks input_ids"),
+    ],
+)  # fmt: skip
+def test_what_only_messages_get_wrong_is_said_in_words(
+    call: GrpcClient, sent: dict[str, Any], words: str
+) -> None:
+    assert call.refused("ModelInfer", model_name="gpt", **sent)[:2] == ("INVALID_ARGUMENT", words)
+
+
+def test_a_body_that_is_no_message_is_rejected(call: GrpcClient) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        call.method("ModelInfer")(b"\xff\xff", timeout=PATIENCE_S)
+    code, words, _ = refusal(caught.value)
+    assert code == "INVALID_ARGUMENT"
+    assert words.startswith("the message is no inference.ModelInferRequest: ")
+
+
+def test_the_descriptors_are_those_of_the_proto_files(tmp_path: Path) -> None:
+    protoc = pytest.importorskip("grpc_tools.protoc")
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+    folder, made = DESCRIPTORS.parent, tmp_path / "made"
+    files = sorted(path.name for path in folder.glob("*.proto"))
+    assert protoc.main(["", f"-I{folder}", f"--descriptor_set_out={made}", *files]) == 0
+    compiled, kept = (
+        {file.name: file for file in FileDescriptorSet.FromString(path.read_bytes()).file}
+        for path in (made, DESCRIPTORS)
+    )
+    assert compiled == kept, "run `make service/protocols/kserve/over_grpc/messages.binpb`"
