@@ -37,18 +37,24 @@ def serve(arguments: Sequence[str]) -> None:
         signal.signal(ending, lambda *_: sys.exit(0))
     for unused in (signal.SIGUSR1, signal.SIGUSR2):  # that end a process by default
         signal.signal(unused, signal.SIG_IGN)
-    with _one_line(), TemporaryDirectory(prefix="addnorm-") as links:
-        options = read_settings(**_given(found))
-        if not found.models:
-            process.serve(found.bundles or Path("bundles"), options)
-            return
+    with _one_line():
+        settings = read_settings(**_given(found))
+        if found.models:
+            _serve_models(found, settings)
+        else:
+            process.serve(found.bundles or Path("bundles"), settings)
+
+
+def _serve_models(found: argparse.Namespace, settings: Settings) -> None:
+    """Serves the models that are named. Exits if one of them cannot be exported."""
+    with TemporaryDirectory(prefix="addnorm-") as links:
         # a process of its own: what PyTorch takes of memory goes with it
         exporter = [sys.executable, "-m", "addnorm", "keep", *found.models]
-        options_of_it = ["--precision", found.precision, "--kept", found.kept, "--links", links]
-        if code := subprocess.run([*exporter, *options_of_it], check=False).returncode:
+        options = ["--precision", found.precision, "--kept", found.kept, "--links", links]
+        if code := subprocess.run([*exporter, *options], check=False).returncode:
             sys.exit(code)  # it has said why
-        aliases = {**aliases_of(found.models), **options.aliases}
-        process.serve(Path(links), options.model_copy(update={"aliases": aliases}))
+        aliases = {**aliases_of(found.models), **settings.aliases}
+        process.serve(Path(links), settings.model_copy(update={"aliases": aliases}))
 
 
 def aliases_of(models: Sequence[str]) -> dict[str, str]:
