@@ -53,7 +53,7 @@ def test_an_alert_points_to_its_row(alert: str) -> None:
 
 
 def test_every_metric_that_is_named_exists() -> None:
-    """In commands too, where tests of all pages do not look."""
+    """Commands count too: the test of all pages looks at words in backticks only."""
     reference = (ROOT / "docs/reference.md").read_text()
     known = set(re.findall(r"^\| `(addnorm_\w+)`", reference, re.M))
     named = {
