@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from errno import ENOSPC
 from pathlib import Path
 
 from addnorm.export import findings, verifying, writer
@@ -56,6 +57,11 @@ def _one_line(command: str) -> Iterator[None]:
         yield
     except REFUSALS as error:
         sys.exit(f"addnorm {command}: {error}")
+    except OSError as error:
+        if error.errno != ENOSPC:
+            raise
+        where = f" for {error.filename}" if error.filename else ""
+        sys.exit(f"addnorm {command}: the disk is full{where}; nothing was left on it")
 
 
 def _source(options: argparse.Namespace) -> Source:
