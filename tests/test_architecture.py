@@ -4,14 +4,12 @@ import ast
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from addnorm.model.checkpoints.families import FAMILIES
-from addnorm.service import VERSION
 from tests.support.imports import imported
 
 ROOT = Path(__file__).parent.parent
@@ -130,10 +128,6 @@ def test_every_request_over_a_network_says_how_long_it_waits() -> None:
         if not clock & {str(given.arg) for given in call.keywords}
     }
     assert not found, "tests take tests/support/web.py"
-
-
-def test_the_version_stands_in_the_package_and_in_pyproject() -> None:
-    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == VERSION
 
 
 def test_no_import_cycle() -> None:

@@ -10,6 +10,7 @@ from shutil import copy, copytree, ignore_patterns
 import pytest
 
 from addnorm.__main__ import COMMANDS, main
+from addnorm.service import VERSION
 
 pytest.importorskip("setuptools")
 ROOT = Path(__file__).parent.parent
@@ -88,7 +89,8 @@ def test_the_wheel_holds_addnorm_alone(unpacked: Path, tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     installed = {name for name in names if ".dist-info/" not in name}
-    assert installed == modules(ROOT) | opened(ROOT)
+    assert installed == modules(ROOT) | opened(ROOT) | {"addnorm/py.typed"}
+    assert version(wheel) == VERSION
     assert {name.partition("/")[0] for name in names} == {
         "addnorm",
         f"addnorm-{version(wheel)}.dist-info",
