@@ -15,7 +15,7 @@
 #       the same.
 #   EXTRAS
 #       of pyproject.toml, besides what serving needs: `trace` for OpenTelemetry's SDK, `signing` for
-#       ADDNORM_TRUSTED_KEYS (38 MB); EXTRAS="trace signing" for both
+#       ADDNORM_TRUSTED_KEYS (38 MB), `grpc` for ADDNORM_GRPC_PORT; EXTRAS="trace signing" for two
 
 # ---- requirements: pyproject's, as lists ----
 # The next stages see only the lists, so a change of the sources or of the tools' settings installs
