@@ -6,18 +6,17 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import NamedTuple
 
-from addnorm.service import VERSION
+from addnorm.service import VERSION, to_install
 
 
 class Command(NamedTuple):
     module: str  # has a function of the command's name, which takes the arguments
     meaning: str
-    package: str  # what pip installs with all that the command imports
+    extra: str  # of pyproject.toml, with all that the command imports
     cannot_run: int = 1  # exit code
 
 
-EXPORT, CORPUS, LOAD = "addnorm[export]", "addnorm[corpus]", "addnorm[load]"
-SERVE, SIGN = "addnorm", "addnorm[signing]"
+EXPORT, CORPUS, LOAD, SERVE, SIGN = "export", "corpus", "load", "", "signing"
 COMMANDS = {
     "export": Command(
         "addnorm.export.command", "write a certified bundle of a preset or a checkpoint", EXPORT
@@ -77,11 +76,8 @@ def _run(name: str, arguments: list[str]) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("addnorm"):
             raise
-        print(
-            f"addnorm {name}: the package {error.name} is not installed;"
-            f" run `pip install '{command.package}'`",
-            file=sys.stderr,
-        )
+        missing = f"addnorm {name}: the package {error.name} is not installed"
+        print(f"{missing}; {to_install(command.extra)}", file=sys.stderr)
         sys.exit(command.cannot_run)
 
 

@@ -27,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
         prog="addnorm load",
         description=DESCRIPTION,
         epilog="Example: addnorm load --bundle bundles/all-minilm-l6-v2/1 --model "
-        "all-minilm-l6-v2 --seconds 5. With --html, install addnorm[load].",
+        "all-minilm-l6-v2 --seconds 5. --html needs the extra `load`.",
     )
     found.add_argument("--url", default="http://127.0.0.1:8000")
     found.add_argument(

@@ -4,5 +4,12 @@ import os
 
 VERSION = "0.1.0"
 
+
+def to_install(extra: str) -> str:
+    """What brings an extra's packages. No index has Addnorm: it comes as a clone or a wheel."""
+    wheel = f"addnorm-{VERSION}-py3-none-any.whl"
+    return f"run `pip install '.[{extra}]'` in a clone, or `pip install './{wheel}[{extra}]'`"
+
+
 # onnxruntime sends telemetry by default; it reads this when it is first imported
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

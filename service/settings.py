@@ -29,8 +29,8 @@ class Settings(BaseModel):
         ge=0,
         le=65535,
         description=(
-            "Port of the Open Inference Protocol over gRPC, which needs `addnorm[grpc]`; 0 takes a "
-            "free one. Set it for clients that speak nothing else, as KServe's gRPC router."
+            "Port of the Open Inference Protocol over gRPC, which needs the extra `grpc`; 0 takes "
+            "a free one. Set it for clients that speak nothing else, as KServe's gRPC router."
         ),
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from addnorm.service import to_install
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime.files import TooLarge, read
 
@@ -93,7 +94,7 @@ def _verifiers(trusted: Sequence[Path]) -> dict[str, list["Verifier"]]:
         from model_signing import verifying
     except ModuleNotFoundError as error:
         message = f"{KEYS} is set, but the package {error.name} is not installed"
-        raise StartupError(f"{message}; run `pip install 'addnorm[signing]'`") from None
+        raise StartupError(f"{message}; {to_install('signing')}") from None
     keys, certificates = [], []
     for file in trusted:
         try:

@@ -42,7 +42,7 @@ def tracer_of_environment() -> Tracer | None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
-        log.warning("no traces: OTEL_ variables ask for them, install addnorm[trace]")
+        log.warning("no traces: OTEL_ variables ask for them, install the extra `trace`")
         return None
     ours = Resource.create({"service.name": "addnorm", "service.version": VERSION})
     provider = TracerProvider(resource=ours.merge(OTELResourceDetector().detect()))

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support import web
 
-pytest.importorskip("selenium", reason="selenium is not installed: pip install 'addnorm[dev]'")
+pytest.importorskip("selenium", reason="selenium is not installed: `make browser`")
 
 from addnorm.service.models.model import Reproduction
 from addnorm.service.models.registry import Models

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import web
 
-pytest.importorskip("selenium", reason="selenium is not installed: pip install 'addnorm[dev]'")
+pytest.importorskip("selenium", reason="selenium is not installed: `make browser`")
 
 from selenium.webdriver import ActionChains, Keys
 

@@ -290,7 +290,7 @@ def test_without_the_extra_the_start_says_what_to_install(
     with pytest.raises(
         StartupError,
         match=r"^ADDNORM_TRUSTED_KEYS is set, but the package model_signing is not installed; run"
-        r" `pip install 'addnorm\[signing\]'`$",
+        r" `pip install '\.\[signing\]'` in a clone",
     ):
         bundles.read(copy, [alice.public])
     with pytest.raises(ModuleNotFoundError):  # `addnorm` names the extra

@@ -317,4 +317,4 @@ def test_without_the_package_the_start_ends_in_one_line(small: Path) -> None:
         capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert ended.returncode
-    assert json.dumps("run `pip install 'addnorm[grpc]'`")[1:-1] in ended.stderr
+    assert json.dumps("run `pip install '.[grpc]'` in a clone")[1:-1] in ended.stderr

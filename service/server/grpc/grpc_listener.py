@@ -7,6 +7,7 @@ from collections import defaultdict
 from importlib.util import find_spec
 from typing import Any
 
+from addnorm.service import to_install
 from addnorm.service.errors import StartupError
 from addnorm.service.protocols.kserve.over_grpc.grpc_methods import GrpcMethod, grpc_methods
 from addnorm.service.server.grpc.grpc_calls import Caller, GrpcCalls
@@ -19,7 +20,7 @@ def check_installed(settings: Settings) -> None:
     if settings.grpc_port is not None and missing:
         raise StartupError(
             f"ADDNORM_GRPC_PORT={settings.grpc_port}: the package {missing[0]} is not installed;"
-            " run `pip install 'addnorm[grpc]'`, or unset it"
+            f" {to_install('grpc')}, or unset it"
         )
 
 
