@@ -9,6 +9,7 @@ from pathlib import Path
 from shutil import copy, copytree, ignore_patterns
 
 import pytest
+from packaging.requirements import Requirement
 
 from addnorm.__main__ import COMMANDS, main
 from addnorm.service import VERSION, to_install
@@ -141,3 +142,19 @@ def test_nothing_says_to_install_what_no_index_has() -> None:
         pytest.skip("this is no checkout of git")
     said = re.compile(r"pip install[^\n`]* '?addnorm(?![-/\w])")
     assert not [file for file, text in texts.items() if said.search(text)]
+
+
+def test_the_lock_has_what_serving_and_exporting_need() -> None:
+    """PyTorch is left out: its builds for CPUs and for CUDA differ."""
+    command = [sys.executable, "deploy/requirements.py", "export", "grpc", "signing", "trace"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    text = (ROOT / "requirements.lock").read_text()
+    locked = dict(
+        line.removesuffix(" \\").split("==") for line in text.splitlines() if "==" in line
+    )
+    assert "//" not in text
+    assert "torch" not in locked
+    for needed in map(Requirement, listed.splitlines()):
+        if needed.name != "torch":
+            name = needed.name.lower().replace("_", "-")
+            assert needed.specifier.contains(locked[name]), needed
