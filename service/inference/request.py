@@ -119,11 +119,10 @@ def _check_size(request: InferenceRequest, settings: Settings) -> None:
 
 def _check_lens(request: InferenceRequest) -> None:
     """InvalidInput if the request is for a precision that no lens shows."""
-    precision = request.runner.precision
     shown = next((output.name for output in request.outputs if output.is_of_lens), None)
-    if shown and precision != "fp32":
+    if shown and request.precision != "fp32":
         raise InvalidInput(
-            f"{shown} is of fp32, and this request is computed in {precision}: ask for"
+            f"{shown} is of fp32, and this request is computed in {request.precision}: ask for"
             ' "precision": "fp32"',
             param="precision",
         )

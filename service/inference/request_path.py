@@ -103,9 +103,10 @@ class RequestPath:
 
 
 def _as_named(request: InferenceRequest, context: RequestContext) -> InferenceRequest:
-    """The request with what its model's name asks for, where its body does not say."""
-    if request.precision is None and context.precision is not None:
-        request = request._replace(precision=context.precision)
+    """The request with what its model's name asks for, or its model has, where its body does not
+    say."""
+    default = context.precision or request.model.default_precision
+    request = request._replace(precision=request.precision or default)
     if context.dimensions is not None:
         outputs = tuple(output.narrowed(context.dimensions) for output in request.outputs)
         request = request._replace(outputs=outputs)

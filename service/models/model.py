@@ -21,7 +21,6 @@ log = logging.getLogger("addnorm")
 class Runner(NamedTuple):
     """What computes requests of a model in one precision, and how jobs see it."""
 
-    precision: str
     engine: Engine
     target: Target
 
@@ -101,7 +100,7 @@ class Model:
                 f"precision is {precision!r}: {self.bundle.ref} has {', '.join(self.engines)}",
                 param="precision",
             )
-        return Runner(precision, self.engines[precision], self.targets[precision])
+        return Runner(self.engines[precision], self.targets[precision])
 
     def warm_up(self, before: "Model | None" = None) -> None:
         """Runs growing micro-batches: memory is allocated for the largest, and each target gets its
