@@ -94,3 +94,49 @@ def test_kserves_first_protocol_is_answered_in_words(task_client: httpx.Client, 
     answer = task_client.post(f"/v1/models/{name}:predict", json={"instances": [[1]]})
     assert answer.status_code == 404
     assert f"send the request to /v2/models/{name}/infer" in answer.json()["error"]["message"]
+
+
+def test_vertex_computes_its_instances_as_one_request(task_client: httpx.Client) -> None:
+    embeds = [{"inputs": TEXTS[0]}, {"inputs": TEXTS}, {"inputs": [TEXTS[1]]}]
+    ranks = [{"query": "a", "texts": TEXTS, "top_n": 1}, {"query": "c", "texts": TEXTS}]
+    for path, instances in (("/embed", embeds), ("/rerank", ranks)):
+        found = posted(task_client, "/vertex", {"instances": instances, "parameters": {"a": 1}})
+        long = [posted(task_client, path, instance) for instance in instances]
+        assert found["predictions"] == long
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "instances"),
+    [
+        ("classifier", "/predict", [{"inputs": "a b"}, {"inputs": [["a", "b"], ["c"]]}]),
+    ],
+)
+def test_vertex_does_what_the_one_model_is_made_for(
+    task_bundles: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+    name: str,
+    path: str,
+    instances: list[Any],
+) -> None:
+    root = linked(tmp_path_factory.mktemp("one"), [task_bundles / name])
+    with serving(inference_of(root)) as url, web.client(base_url=url) as client:
+        found = posted(client, "/vertex", {"instances": instances})["predictions"]
+        assert found == [posted(client, path, instance) for instance in instances]
+
+
+@pytest.mark.parametrize(
+    ("instances", "said"),
+    [
+        ([], "instances is empty"),
+        ([{"inputs": "a"}, {"inputs": 1}], "instances[1].inputs: Input should be a text"),
+        ([{"inputs": "a"}, {"inputs": "b", "normalize": False}], "instances[1] has normalize"),
+        ([{"inputs": "a"}, {"inputs": [[1, 2]]}], "instances[1] has token ids"),
+        ([{"inputs": "a"}, {"query": "b", "texts": ["c"]}], "instances[1].inputs is missing"),
+    ],
+)
+def test_vertex_rejects_instances_that_are_no_one_request(
+    task_client: httpx.Client, instances: list[Any], said: str
+) -> None:
+    answer = task_client.post("/vertex", json={"instances": instances})
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]

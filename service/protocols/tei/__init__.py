@@ -3,14 +3,19 @@
 from addnorm.service.protocols.protocol import OtherRoutes, Protocol
 from addnorm.service.protocols.routes.body_route import Answering
 from addnorm.service.protocols.routes.inference_route import Inferring
-from addnorm.service.protocols.tei import shared_paths, short_paths, tei_tasks, tei_tokens
+from addnorm.service.protocols.tei import shared_paths, short_paths, tei_tasks, tei_tokens, vertex
 from addnorm.service.protocols.tei.tei_about import TeiAboutRoutes
 from addnorm.service.protocols.tei.tei_schema import TEI_ERRORS
 
 PROTOCOL = Protocol(
     tag="text-embeddings-inference",
     routes=(
-        Inferring(*tei_tasks.ENDPOINTS, shared_paths.RERANK_ENDPOINT, *short_paths.ENDPOINTS),
+        Inferring(
+            *tei_tasks.ENDPOINTS,
+            shared_paths.RERANK_ENDPOINT,
+            *short_paths.ENDPOINTS,
+            vertex.ENDPOINT,
+        ),
         Answering(shared_paths.TOKENIZE_ENDPOINT, tei_tokens.ENDPOINT),
         OtherRoutes(TeiAboutRoutes),
     ),

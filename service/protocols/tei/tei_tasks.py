@@ -3,8 +3,10 @@
 Source: its router/src/http/server.rs. Its statuses are not taken over: ours say more.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from pydantic import BaseModel
@@ -40,12 +42,13 @@ from addnorm.service.tasks.classification import Function, best
 from addnorm.service.tasks.similarity import cosines
 
 Shape = Callable[[InferenceResponse], Any]  # outputs -> the response as JSON has it
+Shaped = tuple[InferenceRequest, "Encoding"]
 FIELD = "inputs"
 ENTRIES_AT_ONCE = 1024  # of a sparse vector
 ENTRY_BYTES = 48  # of one as JSON, and as numbers until it is written
 
 
-async def embed(asked: TeiEmbedRequest, call: Call, tools: Tools) -> Decoded:
+async def embed(asked: TeiEmbedRequest, call: Call, tools: Tools) -> Shaped:
     output = Pooled(normalize=asked.normalize, dimensions=asked.dimensions)
     return await _of_sequences(asked, "embed", output, call, tools)
 
@@ -54,7 +57,7 @@ async def embed_all(asked: TeiEmbedAllRequest, call: Call, tools: Tools) -> Deco
     return await _of_sequences(asked, "embed", Activations(), call, tools)
 
 
-async def embed_sparse(asked: TeiEmbedAllRequest, call: Call, tools: Tools) -> Decoded:
+async def embed_sparse(asked: TeiEmbedAllRequest, call: Call, tools: Tools) -> Shaped:
     request, encode = await _of_sequences(asked, "sparse", Sparse(), call, tools, _vectors)
     num_entries = Sparse().max_entries(request.model.bundle, request.batch)
     return request._replace(answer_bytes=ENTRY_BYTES * num_entries), encode
@@ -93,10 +96,10 @@ async def similarity(asked: TeiSimilarityRequest, call: Call, tools: Tools) -> D
         vectors = response.value(Pooled).joined
         return cosines(vectors[0], vectors[1:])
 
-    return request, partial(_encode, shape, _num_characters(texts))
+    return request, Encoding(shape, _num_characters(texts))
 
 
-async def predict(asked: TeiPredictRequest, call: Call, tools: Tools) -> Decoded:
+async def predict(asked: TeiPredictRequest, call: Call, tools: Tools) -> Shaped:
     model = call.model(tools.models, None, "classify")
     truncate = cuts(call, tools, asked.truncate, by_default=True)
     texts = TextsToTokenize(FIELD, asked.inputs.texts, truncate, model, left=asked.left)
@@ -107,24 +110,37 @@ async def predict(asked: TeiPredictRequest, call: Call, tools: Tools) -> Decoded
         results = task.finish(response)
         return results if asked.inputs.is_batch else next(results)
 
-    return task.request, partial(_encode, shape, _num_characters(texts))
+    return task.request, Encoding(shape, _num_characters(texts))
 
 
 async def rerank(asked: TeiRerankRequest, call: Call, tools: Tools) -> Decoded:
+    request, encoding = await rerank_each([asked], call, tools)
+    return request, replace(encoding, shape=lambda response: next(encoding.shape(response)))
+
+
+async def rerank_each(asked: Sequence[TeiRerankRequest], call: Call, tools: Tools) -> Shaped:
+    """A ranking for each of them. All have the options of the first, save top_n and return_text."""
     model = call.model(tools.models, None, "rerank")
-    pairs = [(asked.query, text) for text in asked.texts]
-    truncate = cuts(call, tools, asked.truncate, by_default=True)
+    pairs = [(one.query, text) for one in asked for text in one.texts]
+    truncate = cuts(call, tools, asked[0].truncate, by_default=True)
     texts = TextsToTokenize(
-        "texts", pairs, truncate, model, left=asked.left, named=query_with("texts")
+        "texts", pairs, truncate, model, left=asked[0].left, named=query_with("texts")
     )
-    function: Function = "none" if asked.raw_scores else "sigmoid"
-    sent_back = call.num_bytes if asked.return_text else 0
+    function: Function = "none" if asked[0].raw_scores else "sigmoid"
+    sent_back = call.num_bytes if any(one.return_text for one in asked) else 0
     task = await score_pairs(call, tools, texts, function, answer_bytes=sent_back)
-    return task.request, partial(_encode, partial(_ranks, asked, task), _num_characters(texts))
+    return task.request, Encoding(partial(_rankings, asked, task), _num_characters(texts))
 
 
-def _ranks(asked: TeiRerankRequest, task: TextTask, response: InferenceResponse) -> Any:
-    scores = list(task.finish(response))
+def _rankings(
+    asked: Sequence[TeiRerankRequest], task: TextTask, response: InferenceResponse
+) -> Iterator[Any]:
+    scores = task.finish(response)
+    for one in asked:
+        yield _ranks(one, list(islice(scores, len(one.texts))))
+
+
+def _ranks(asked: TeiRerankRequest, scores: list[Any]) -> list[dict[str, Any]]:
     return [
         {
             "index": index,
@@ -142,7 +158,7 @@ async def _of_sequences(
     call: Call,
     tools: Tools,
     shape: Shape | None = None,
-) -> Decoded:
+) -> Shaped:
     """One output of texts or ids. shape: by default it is the response as it is."""
     model = call.model(tools.models, None, task)
     truncate = cuts_sequences(call, tools, asked.inputs, asked.truncate, by_default=True)
@@ -150,7 +166,7 @@ async def _of_sequences(
     batch, padding = await sent.read(call, tools)
     request = InferenceRequest(model, batch, padding, (output,), field=FIELD, hint=OTHER_VOCABULARY)
     shape = shape or partial(_as_it_is, type(output))
-    return request, partial(_encode, shape, sum(map(len, asked.inputs)))
+    return request, Encoding(shape, sum(map(len, asked.inputs)))
 
 
 def _as_it_is(output: OutputKind, response: InferenceResponse) -> Any:
@@ -161,11 +177,17 @@ def _num_characters(texts: TextsToTokenize) -> int:
     return sum(texts.sizes())
 
 
-def _encode(shape: Shape, num_characters: int, response: InferenceResponse) -> Steps[Payload]:
+@dataclass(frozen=True)
+class Encoding:
     """num_characters: of the request; ids count as one each."""
-    yield
-    parts = yield from written(shape(response), response.num_bytes)
-    return Payload(parts, times=partial(_times, response.request, num_characters))
+
+    shape: Shape
+    num_characters: int
+
+    def __call__(self, response: InferenceResponse) -> Steps[Payload]:
+        yield
+        parts = yield from written(self.shape(response), response.num_bytes)
+        return Payload(parts, times=partial(_times, response.request, self.num_characters))
 
 
 def _times(

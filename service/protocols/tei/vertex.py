@@ -1,0 +1,136 @@
+"""Google's Vertex AI: the instances of a body become one request, and its results are shared out
+to the predictions.
+
+Source: text-embeddings-inference's router, whose instances are bodies of its own routes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import BaseModel, Field
+
+from addnorm.service.errors import EmptyInput, InvalidInput
+from addnorm.service.inference.request import InferenceResponse
+from addnorm.service.inference.request_path import Call
+from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.validation import Strict
+from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
+from addnorm.service.protocols.tei import tei_tasks
+from addnorm.service.protocols.tei.tei_about import described
+from addnorm.service.protocols.tei.tei_schema import (
+    Cutting,
+    PredictInputs,
+    TeiEmbedRequest,
+    TeiPredictRequest,
+    TeiRerankRequest,
+)
+
+Instance = TypeVar("Instance", bound=Cutting)
+OWN = {"inputs", "query", "texts", "top_n", "return_text"}  # fields that may differ
+
+
+class VertexRequest(Strict):
+    """Instances whose options differ are rejected: they would not be one request."""
+
+    instances: Annotated[list[dict[str, Any]], Field(fail_fast=True)] = Field(
+        description="Bodies of /rerank if the first has `query`, else of what the server's model is"
+        " made for: /embed, /embed_sparse or /predict."
+    )
+    parameters: Any = Field(None, description="Has no effect.")
+
+
+class Instances(BaseModel, Generic[Instance]):
+    instances: Annotated[list[Instance], Field(fail_fast=True)]
+
+
+class VertexResponse(BaseModel):
+    predictions: list[Any] = Field(description="The answer of the route to each instance.")
+
+
+async def predict(asked: VertexRequest, call: Call, tools: Tools) -> Decoded:
+    if not asked.instances:
+        raise EmptyInput("instances is empty: send at least one", param="instances")
+    tasks = described(tools.models).bundle.tasks
+    if "query" in asked.instances[0]:
+        rerankings = await _instances(TeiRerankRequest, asked, call, tools)
+        request, encoding = await tei_tasks.rerank_each(rerankings, call, tools)
+        return request, replace(encoding, shape=partial(_predictions, encoding.shape, None))
+    if "embed" in tasks or "sparse" in tasks:
+        embed = tei_tasks.embed if "embed" in tasks else tei_tasks.embed_sparse
+        embeddings = await _instances(TeiEmbedRequest, asked, call, tools)
+        _check_kind(embeddings)
+        inputs = [each for one in embeddings for each in one.inputs]
+        whole = embeddings[0].model_copy(update={"inputs": inputs})
+        request, encoding = await embed(whole, call, tools)
+        share = partial(_shared, [len(one.inputs) for one in embeddings])
+    else:
+        texts = [one.inputs for one in await _instances(TeiPredictRequest, asked, call, tools)]
+        joined = PredictInputs([text for one in texts for text in one.texts], is_batch=True)
+        first = TeiPredictRequest.model_validate(asked.instances[0])
+        whole_batch = first.model_copy(update={"inputs": joined})
+        request, encoding = await tei_tasks.predict(whole_batch, call, tools)
+        share = partial(_shared, [len(one.texts) if one.is_batch else None for one in texts])
+    return request, replace(encoding, shape=partial(_predictions, encoding.shape, share))
+
+
+async def _instances(
+    instance: type[Instance], asked: VertexRequest, call: Call, tools: Tools
+) -> list[Instance]:
+    """All as one type, and with the same options. InvalidInput names what differs."""
+    value = {"instances": asked.instances}
+    fitted = await tools.bodies.fit(Instances[instance], value, call.num_bytes, call.deadline)  # type: ignore[valid-type]
+    instances: list[Instance] = fitted.instances
+    options = instances[0].model_dump(exclude=OWN)
+    for index, one in enumerate(instances):
+        own = one.model_dump(exclude=OWN)
+        if own != options:
+            field = next(name for name in options if own[name] != options[name])
+            raise InvalidInput(
+                f"instances[{index}] has {field} {own[field]!r}, instances[0] has"
+                f" {options[field]!r}: send instances with other options in a request of their own",
+                param="instances",
+            )
+    return instances
+
+
+def _check_kind(embeddings: Sequence[TeiEmbedRequest]) -> None:
+    """InvalidInput if some have texts and others token ids."""
+    kinds = [{type(each) for each in one.inputs} for one in embeddings]
+    for index, kind in enumerate(kinds):
+        if kind and kinds[0] and kind != kinds[0]:
+            what, other = ("texts", "token ids") if str in kind else ("token ids", "texts")
+            raise InvalidInput(
+                f"instances[{index}] has {what}, instances[0] has {other}: send them in requests of"
+                " their own",
+                param="instances",
+            )
+
+
+def _shared(counts: Sequence[int | None], results: Any) -> Iterator[Any]:
+    """The next so many results for each instance; None: one, and no list of it."""
+    left = iter(results)
+    for count in counts:
+        yield next(left) if count is None else list(islice(left, count))
+
+
+def _predictions(
+    shape: tei_tasks.Shape,
+    share: Callable[[Any], Iterator[Any]] | None,
+    response: InferenceResponse,
+) -> Any:
+    results = shape(response)
+    return {"predictions": share(results) if share else results}
+
+
+ENDPOINT = JsonEndpoint(
+    path="/vertex",
+    name="vertex_predict",
+    summary="Instances of one task, as Vertex AI asks for them",
+    body=VertexRequest,
+    make=predict,
+    response=VertexResponse,
+    examples={"texts": {"instances": [{"inputs": "Pads are dropped."}]}},
+)
