@@ -14,7 +14,6 @@ from addnorm.service.errors import Forbidden, UnknownField
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.codec.openapi import body_schema
 from addnorm.service.protocols.codec.validation import Body
-from addnorm.service.protocols.kserve.metadata import ref
 from addnorm.service.protocols.kserve.schema import V2_ERRORS, V2Error
 from addnorm.service.protocols.protocol import Parts
 from addnorm.service.scheduling.deadline import Deadline
@@ -65,18 +64,20 @@ class RepositoryRoutes:
             summary="Every model and version, and its state",
             **_documented(IndexRequest),
         )(self.index)
-        router.post(
-            "/repository/models/{model}/load",
-            response_class=Response,
-            summary="Loads a model from its folder",
-            **_documented(LoadRequest),
-        )(self.load)
-        router.post(
-            "/repository/models/{model}/unload",
-            response_class=Response,
-            summary="Takes a model out of service",
-            **_documented(UnloadRequest),
-        )(self.unload)
+        # `NAME/VERSION` as clients write a name into the path, which may be quoted or not
+        for path, which in (("{model}", "all versions of a model"), ("{model}/{version}", "one")):
+            router.post(
+                f"/repository/models/{path}/load",
+                response_class=Response,
+                summary=f"Loads {which} from the folder",
+                **_documented(LoadRequest),
+            )(self.load)
+            router.post(
+                f"/repository/models/{path}/unload",
+                response_class=Response,
+                summary=f"Takes {which} out of service",
+                **_documented(UnloadRequest),
+            )(self.unload)
         return router
 
     async def index(self, request: Request) -> list[ModelState]:
@@ -91,19 +92,19 @@ class RepositoryRoutes:
             if state == "READY" or not ready
         ]
 
-    async def load(self, request: Request, model: str) -> Response:
+    async def load(self, request: Request, model: str, version: str = "") -> Response:
         for name in (await self._read(request, LoadRequest)).parameters:
             raise UnknownField(
                 f"parameters.{name[:60]} is not supported: a model is loaded from the server's"
                 " folder of bundles, as it is",
                 param=name[:60],
             )
-        await asyncio.to_thread(self.parts.repository.load, ref(self.parts.models, model))
+        await asyncio.to_thread(self.parts.repository.load, _ref(model, version))
         return Response()
 
-    async def unload(self, request: Request, model: str) -> Response:
+    async def unload(self, request: Request, model: str, version: str = "") -> Response:
         await self._read(request, UnloadRequest)
-        await asyncio.to_thread(self.parts.repository.unload, ref(self.parts.models, model))
+        await asyncio.to_thread(self.parts.repository.unload, _ref(model, version))
         return Response()
 
     async def _read(self, request: Request, model: type[Body]) -> Body:
@@ -119,3 +120,7 @@ class RepositoryRoutes:
                 "the model repository is closed: start the server with ADDNORM_ADMIN=true to open"
                 " it"
             )
+
+
+def _ref(model: str, version: str) -> str:
+    return f"{model}/{version}" if version else model
