@@ -89,6 +89,12 @@ EXPERIMENTS = {
         5,
         (PRESET,),
     ),
+    "rollback": Experiment(
+        "a new version as a shadow, then rolled back and forth under load: each answer right",
+        f"{STRESS}.rollback:run",
+        2.5,
+        (PRESET,),
+    ),
     "other-keys": Experiment(
         "one key asks for all that it can: another's small requests are answered as alone",
         f"{STRESS}.other_keys:run",
@@ -151,7 +157,7 @@ EXPERIMENTS = {
         only="parts, as docs/cuda.md lists them",
     ),
 }
-GROUPS = {"stress": ("overload", "swaps", "other-keys")}  # a name for several
+GROUPS = {"stress": ("overload", "swaps", "rollback", "other-keys")}  # a name for several
 PROOFS = {
     "families": Proof("every family and head through HTTP, beside transformers", 20),
     "modules": Proof(
