@@ -64,6 +64,7 @@ class Pinned:
         right = {version: list(map(server.ask, own)) for version, own in bodies.items()}
         self.seen = Seen(right)
         plain = [request.body for request in _requests(bundle, self.name)]
+        self.before: dict[str, float] = {}  # metrics, when they were last asked for
         self.client, self.turns = Client(server.host, server.port, plain), cycle(range(len(plain)))
 
     async def pin(self, version: int, shadow: float = 0.0) -> None:
@@ -87,7 +88,7 @@ class Pinned:
             await asyncio.sleep(pause_s)
 
     def shadowed(self) -> dict[str, float]:
-        """What the metrics say of the shadow so far."""
+        """What the metrics say of the shadow since this was last asked."""
         text = self.server.get("/metrics").decode()
         found = {
             "_".join([sample.name, *sample.labels.values()]): sample.value
@@ -95,12 +96,16 @@ class Pinned:
             for sample in family.samples
             if sample.name.startswith("addnorm_shadow") and "le" not in sample.labels
         }
-        sums = [found[f"addnorm_shadow_cosine_{what}_{self.name}"] for what in ("sum", "count")]
+        since = {name: found[name] - self.before.get(name, 0.0) for name in found}
+        self.before = found
         counts = {
-            outcome: found.get(f"addnorm_shadow_requests_total_{self.name}_{outcome}", 0.0)
+            outcome: since.get(f"addnorm_shadow_requests_total_{self.name}_{outcome}", 0.0)
             for outcome in ("compared", "dropped", "failed")
         }
-        return {**counts, "mean cosine": sums[0] / sums[1]}
+        total, number = (
+            since[f"addnorm_shadow_cosine_{what}_{self.name}"] for what in ("sum", "count")
+        )
+        return {**counts, "mean cosine": total / number}
 
 
 def _requests(bundle: Bundle, model: str) -> Iterator[Request]:
