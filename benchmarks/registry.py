@@ -80,7 +80,7 @@ EXPERIMENTS = {
     "capacity": Experiment(
         "the forecast of `addnorm load --target` beside the rate that is held: three models",
         "benchmarks.capacity:run",
-        6,
+        9,
         (SERVED, "bundles/encoder", "bundles/gpt"),
     ),
     "overload": Experiment(

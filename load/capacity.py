@@ -126,11 +126,11 @@ class Subject:
         after = await asyncio.to_thread(self.metric, "process_cpu_seconds_total")
         return Run.of(answers, after - before)
 
-    async def at(self, rate: float) -> Run:
-        """Poisson arrivals."""
+    async def at(self, rate: float, seed: int = 0) -> Run:
+        """Poisson arrivals, drawn from the seed."""
         client, order = self._client(self.goal.tokens)
         seconds = max(self.seconds, MIN_ARRIVALS / rate)
-        return Run.of(await open_loop(client, order, CONNECTIONS, seconds, rate, seed=0))
+        return Run.of(await open_loop(client, order, CONNECTIONS, seconds, rate, seed))
 
     def forecast(self, most: Run) -> float:
         """Requests a second. Their sizes vary by the square of standard deviation over mean."""
