@@ -76,8 +76,8 @@ clean:  ## remove all that make makes
 $(OVER_GRPC)/messages.binpb: $(OVER_GRPC)/open_inference.proto $(OVER_GRPC)/health.proto
 	$(PYTHON) -m grpc_tools.protoc -I$(OVER_GRPC) --descriptor_set_out=$@ $^
 
-$(BUNDLES)/notebook:
-	$(ADDNORM) export --preset notebook --out $(BUNDLES)
+$(BUNDLES)/notebook $(BUNDLES)/gpt $(BUNDLES)/encoder:
+	$(ADDNORM) export --preset $(@F) --out $(BUNDLES)
 
 $(BUNDLES)/minilm:
 	$(ADDNORM) export --preset minilm --precision fp32,int8 --out $(BUNDLES)

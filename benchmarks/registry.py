@@ -77,6 +77,12 @@ EXPERIMENTS = {
         (SERVED,),
         only="fp32 or int8",
     ),
+    "capacity": Experiment(
+        "the forecast of `addnorm load --target` beside the rate that is held: three models",
+        "benchmarks.capacity:run",
+        9,
+        (SERVED, "bundles/encoder", "bundles/gpt"),
+    ),
     "overload": Experiment(
         "five times the capacity for 60 s: in time or rejected, with Retry-After",
         f"{STRESS}.overload:run",
@@ -87,6 +93,12 @@ EXPERIMENTS = {
         "100 new versions under load: each answer from the right one, with the same bits",
         f"{STRESS}.swaps:run",
         5,
+        (PRESET,),
+    ),
+    "rollback": Experiment(
+        "a new version as a shadow, then rolled back and forth under load: each answer right",
+        f"{STRESS}.rollback:run",
+        2.5,
         (PRESET,),
     ),
     "other-keys": Experiment(
@@ -151,7 +163,7 @@ EXPERIMENTS = {
         only="parts, as docs/cuda.md lists them",
     ),
 }
-GROUPS = {"stress": ("overload", "swaps", "other-keys")}  # a name for several
+GROUPS = {"stress": ("overload", "swaps", "rollback", "other-keys")}  # a name for several
 PROOFS = {
     "families": Proof("every family and head through HTTP, beside transformers", 20),
     "modules": Proof(

@@ -165,7 +165,7 @@ class Embedder:
             field=FIELD,
         )
 
-        async def prepare() -> Prepared[pa.Array]:
+        async def prepare(_: Call) -> Prepared[pa.Array]:
             return request, self._column
 
         try:

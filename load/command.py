@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from addnorm.load import options
+from addnorm.load import capacity, options
 from addnorm.load.first_answer import reason
 from addnorm.load.measure import pool
 from addnorm.load.measure.check import Reference, alone
@@ -30,6 +30,14 @@ def load(words: Sequence[str], timing: Timing = TIMING) -> None:
     parser = options.parser()
     arguments = parser.parse_args(words)
     given = options.given(parser, words)
+    if arguments.target is not None:
+        others = (*options.OF_ONE_LOAD, *options.OF_A_SWEEP, "html", "json", "bundle", "accept")
+        _refuse_options(parser, given, others, "not of --target")
+        _hold(arguments)
+        return
+    _refuse_options(parser, given, options.OF_A_TARGET, "of --target")
+    if arguments.bundle is None:
+        parser.error("--bundle or --target is needed")
     if arguments.html:
         _refuse_options(parser, given, options.OF_ONE_LOAD, "of one load; --html sweeps many")
     else:
@@ -41,6 +49,23 @@ def load(words: Sequence[str], timing: Timing = TIMING) -> None:
         _sweep(arguments, bundle, ["addnorm", "load", *words], timing)
     else:
         _run_load(parser, arguments, bundle)
+
+
+def _hold(arguments: argparse.Namespace) -> None:
+    """Prints whether the server holds the target."""
+    server, fields = _ours(arguments), _fields(arguments)
+    try:
+        limits = capacity.served_limits(server, arguments.model)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"addnorm load: {arguments.url}: {error}") from None
+    p99_s = arguments.p99_ms / 1000
+    goal = capacity.Goal(arguments.texts, arguments.tokens, arguments.target, p99_s)
+    print("\n".join(capacity.measure(capacity.Subject(server, limits, goal, fields)).lines()))
+
+
+def _fields(arguments: argparse.Namespace) -> dict[str, str]:
+    """What each body says beside its sequences."""
+    return {name: value for name in ("model", "precision") if (value := getattr(arguments, name))}
 
 
 def _bundle(arguments: argparse.Namespace) -> Bundle:
@@ -170,7 +195,7 @@ def _refuse_options(
 def _stream(arguments: argparse.Namespace, limits: Limits) -> Stream:
     """ValueError if the options contradict each other, or the limits allow no such stream."""
     profile, seed = PROFILES[arguments.profile], arguments.seed
-    fields = {name: value for name in ("model", "precision") if (value := getattr(arguments, name))}
+    fields = _fields(arguments)
     if arguments.unique and arguments.zipf is not None:
         raise ValueError("--unique repeats no sequence, --zipf does: give one of them")
     if arguments.distinct is not None and arguments.zipf is None:

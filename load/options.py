@@ -20,6 +20,7 @@ OF_ONE_LOAD = (
     *("seconds", "warm_up", "seed"),
 )
 OF_A_SWEEP = ("beside", "minutes")
+OF_A_TARGET = ("texts", "tokens", "p99_ms")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,8 +34,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--bundle",
         type=Path,
-        required=True,
-        help="what the server serves: <bundles>/<name>/<version>",
+        help="what the server serves: <bundles>/<name>/<version>; needed unless --target is given",
     )
     found.add_argument("--profile", choices=PROFILES, default="small")
     _add_repeats(found)
@@ -68,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--seed", type=int, default=0)
     found.add_argument("--json", type=Path, help="where to write the result")
     _add_sweep(found)
+    _add_target(found)
     return found
 
 
@@ -97,6 +98,25 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
         type=_above_zero,
         default=MINUTES,
         help=f"of --html: about how long ({MINUTES:g})",
+    )
+
+
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--target",
+        type=_above_zero,
+        metavar="REQUESTS",
+        help="a second: says whether this server holds them, and how many machines would; answers"
+        " are computed, never cached, and not compared",
+    )
+    add("--texts", type=_positive, default=1, help="of --target: in a request (1)")
+    add("--tokens", type=_positive, default=60, help="of --target: of a text, on average (60)")
+    add(
+        "--p99-ms",
+        type=_above_zero,
+        default=200.0,
+        help="of --target: what 99 of 100 requests may take (200)",
     )
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, fi
 
 log = logging.getLogger("addnorm")
 MIB = 2**20
+FORMS = {"default_models": "task=NAME", "aliases": "NAME=MODEL", "versions": "NAME=VERSION"}
 
 
 class Settings(BaseModel):
@@ -307,6 +308,23 @@ class Settings(BaseModel):
         ),
     )
 
+    versions: dict[str, str] = Field(
+        {},
+        description=(
+            "What a model's bare name means, as NAME=1,OTHER=1?shadow=0.1; by default its latest"
+            " version. With shadow the newest one computes such a share of the requests too, for"
+            " metrics alone. Set it where a new folder must not answer at once."
+        ),
+    )
+
+    answer_versions: bool = Field(
+        False,
+        description=(
+            "Whether answers have NAME/VERSION as their model. Set it where callers store vectors"
+            " and do not keep the fingerprint."
+        ),
+    )
+
     default_precision: Literal["fp32", "fp16", "int8"] | None = Field(
         None,
         description=(
@@ -322,17 +340,17 @@ class Settings(BaseModel):
             raise ValueError("it names no file")
         return value
 
-    @field_validator("default_models", "aliases", mode="before")
+    @field_validator("default_models", "aliases", "versions", mode="before")
     @classmethod
     def _by_name(cls, value: Any, info: ValidationInfo) -> Any:
-        """task=NAME or NAME=MODEL, commas between."""
+        """What FORMS says, commas between."""
         if not isinstance(value, str):
             return value
         named: dict[str, str] = {}
         for entry in filter(None, map(str.strip, value.split(","))):
             key, _, name = map(str.strip, entry.partition("="))
             if not key or not name:
-                form = "task=NAME" if info.field_name == "default_models" else "NAME=MODEL"
+                form = FORMS[str(info.field_name)]
                 raise ValueError(f"{entry!r} is not of the form {form}")
             if key in named:
                 raise ValueError(f"{key} stands there twice")

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
@@ -10,11 +11,15 @@ from benchmarks.stress.requests.texts import tokenizer
 
 
 def republish(
-    bundle: Bundle, root: Path, version: int, added: Mapping[str, bytes] | None = None
+    bundle: Bundle,
+    root: Path,
+    version: int,
+    added: Mapping[str, bytes] | None = None,
+    changed: Mapping[str, Any] | None = None,
 ) -> Path:
     """The same weights as `root/<name>/<version>`, certified as that; there at once and whole.
 
-    added: files that the bundle lacks.
+    added: files that the bundle lacks. changed: fields of the manifest.
     """
     manifest = bundle.manifest
     folders = str(version), f".{version}.partial"
@@ -25,7 +30,7 @@ def republish(
     for file, content in (added or {}).items():
         (partial / file).write_bytes(content)
     fields = {key: value for key, value in manifest if key not in ("format", "files", "version")}
-    copy = bundles.write_manifest(partial, {**fields, "version": version})
+    copy = bundles.write_manifest(partial, {**fields, **(changed or {}), "version": version})
     assert bundle.certificate
     known = {
         name: value

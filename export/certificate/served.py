@@ -88,7 +88,7 @@ async def infer_body(
     """The answer to a body of /v1/infer, and the request that it became."""
     asked, call = fit(bodies.request, body), Call(Deadline(PATIENCE_S), RequestContext())
 
-    async def prepare() -> Decoded:
+    async def prepare(call: Call) -> Decoded:
         return await infer(asked, call, service.tools), encode
 
     payload, request = await service.request_path.answer(call, prepare)

@@ -11,6 +11,7 @@ from addnorm.service.loading.known_answers import LENGTHS, compute, different, d
 from addnorm.service.models.model import Model, Reproduction
 from addnorm.service.models.names import read_aliases
 from addnorm.service.models.registry import WORDS, Models
+from addnorm.service.models.versions import read_pins
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.bundle import Bundle
@@ -49,6 +50,7 @@ def load(bundle: Bundle, settings: Settings, before: Model | None = None) -> Mod
         settings.num_cores,
         cuda,
         default_precision=settings.default_precision,
+        answers_version=settings.answer_versions,
     )
     with runs_in_words(f"{bundle.ref} cannot run here"):
         model.warm_up(before)
@@ -137,7 +139,7 @@ def load_all(root: Path, settings: Settings) -> Models:
     defaults, aliases = _default_models(settings), read_aliases(settings.aliases)
     trusted = settings.trusted_key_files
     models = [load(bundles.read(path, trusted), settings) for path in found.paths]
-    return Models(models, root, defaults, aliases)
+    return Models(models, root, defaults, aliases, read_pins(settings.versions))
 
 
 def _default_models(settings: Settings) -> dict[Task, str]:

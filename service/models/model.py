@@ -46,11 +46,14 @@ class Model:
         cuda: CudaOptions = CUDA_DEFAULTS,
         open_engine: Callable[..., Engine] = Engine,
         default_precision: str | None = None,
+        answers_version: bool = False,
     ) -> None:
         """token_budget: of a micro-batch; 0 if warm_up is to choose it. num_threads: of a run on
         all cores; None if the process's. open_engine: makes each engine. default_precision: of
-        requests that name none, if the bundle has it."""
+        requests that name none, if the bundle has it. answers_version: whether answers name the
+        version too."""
         self.bundle = bundle
+        self.answered_name = bundle.ref if answers_version else bundle.manifest.name
         is_there = default_precision in bundle.manifest.precisions
         self.default_precision = (
             default_precision

@@ -16,12 +16,14 @@ from addnorm.service.models.names import (
     check_distinct,
     check_prompts,
 )
+from addnorm.service.models.versions import Pin
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Task
 
 MAX_NAME = 1000  # characters of a name that may be known: each of its colons is tried
 NO_DEFAULTS: Mapping[Task, str] = MappingProxyType({})
 NO_ALIASES: Mapping[str, Alias] = MappingProxyType({})
+NO_PINS: Mapping[str, Pin] = MappingProxyType({})
 WORDS: dict[Task, str] = {
     "embed": "embed texts",
     "rerank": "rerank",
@@ -62,10 +64,10 @@ class Meant:
 
 
 class Models:
-    """All served models, found by the names of `names.py`. One thread may change them while others
-    read.
+    """All served models, found by the names of `names.py`. One thread may change them, and one pin
+    them, while others read.
 
-    Readers see one mapping that is never changed, only replaced.
+    Readers see mappings that are never changed, only replaced.
     """
 
     def __init__(
@@ -74,18 +76,26 @@ class Models:
         root: Path | None = None,
         defaults: Mapping[Task, str] = NO_DEFAULTS,
         aliases: Mapping[str, Alias] = NO_ALIASES,
+        pins: Mapping[str, Pin] = NO_PINS,
     ) -> None:
         """root: the folder they were loaded from. defaults: the model of requests for a task that
-        name none. StartupError for an alias that is another name too, or of what there is not."""
+        name none. pins: the versions that bare names mean, where it is not the latest. StartupError
+        for an alias that is another name too, or of what there is not."""
         self.root = root
         self.aliases = aliases
         self._defaults = defaults
+        self._pins = pins
         self._versions: Mapping[str, Mapping[int, Model]] = {}
         # state and reason of versions that are not served, or broken on disk
         self._notes: Mapping[str, tuple[State, str]] = {}
         for model in models:
             self.check_names(model.bundle)
             self.add(model)
+        for name, pin in pins.items():
+            try:
+                self.find(f"{name}/{pin.version}")
+            except ModelNotFound as error:
+                raise StartupError(f"ADDNORM_VERSIONS: {name}={pin.version}: {error}") from None
         for name, alias in aliases.items():
             self._check(name, alias)
         for task, name in defaults.items():
@@ -149,12 +159,33 @@ class Models:
         others = {known: note for known, note in self._notes.items() if known != ref}
         self._notes = {**others, ref: (state, reason)} if state else others
 
+    def pin(self, name: str, pin: Pin | None) -> None:
+        """The bare name means this version from now on; None: the latest. ModelNotFound if that is
+        not served."""
+        self.find(f"{name}/{pin.version}" if pin else name)
+        others = {known: other for known, other in self._pins.items() if known != name}
+        self._pins = {**others, name: pin} if pin else others
+
+    def shadow(self, model: Model) -> tuple[Model, float] | None:
+        """The newest version, and the share of this one's requests that it computes too, if it
+        does."""
+        pin = self._pins.get(model.name)
+        newest = self._versions.get(model.name, {})
+        if not pin or not pin.shadow_share or not newest or self.get(model.name) is not model:
+            return None
+        shadow = newest[max(newest)]
+        return None if shadow is model else (shadow, pin.shadow_share)
+
     def get(self, ref: str) -> Model | None:
-        """The model of `name/version`, or the latest of `name`; None if there is none."""
+        """The model of `name/version`, or what `name` means; None if there is none."""
         try:
             return self.find(ref)
         except ModelNotFound:
             return None
+
+    def defaults(self) -> list[Model]:
+        """What each bare name means, names sorted."""
+        return [model for name, _ in self if (model := self.get(name))]
 
     def versions(self, name: str) -> Mapping[int, Model]:
         """All versions of one model."""
@@ -216,14 +247,17 @@ class Models:
         if versions is None:
             raise self.not_served(ref)
         if not slash:
-            return versions[max(versions)]
+            pin = self._pins.get(name)
+            version = str(pin.version if pin else max(versions))
         number = (
             int(version) if version.isascii() and version.isdigit() and len(version) < 18 else -1
         )
         if number not in versions or str(number) != version:
             known = ", ".join(map(str, sorted(versions)))
             raise ModelNotFound(
-                f"model {name!r} has no version {version[:200]!r}: it has {known}", param="model"
+                f"model {name!r} has no version {version[:200]!r}: it has {known}"
+                f"{'' if slash else '; it is pinned'}",
+                param="model",
             )
         return versions[number]
 
@@ -237,7 +271,9 @@ class Models:
     def _default(self, task: Task) -> str:
         if task in self._defaults:
             return self._defaults[task]
-        names = [name for name, versions in self if task in versions[max(versions)].bundle.tasks]
+        names = [
+            model.bundle.manifest.name for model in self.defaults() if task in model.bundle.tasks
+        ]
         if not names:
             raise InvalidInput(f"no model served here can {WORDS[task]}", param="model")
         if len(names) > 1:

@@ -145,7 +145,7 @@ def _encode_rerank(
     body = {
         "id": request_id,
         "object": "rerank",
-        "model": response.request.model.name,
+        "model": response.request.model.answered_name,
         "results": results,
         "data": _for_voyage(results),
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},

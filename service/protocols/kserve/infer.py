@@ -236,6 +236,6 @@ ENDPOINTS = tuple(
             "infer_version",
             "Inference by one version",
         ),
-        ("/v2/models/{model:path}/infer", "infer", "Inference by the latest version"),
+        ("/v2/models/{model:path}/infer", "infer", "Inference by the version that the name means"),
     )
 )

@@ -4,21 +4,23 @@ Off unless ADDNORM_ADMIN is set.
 """
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from addnorm.service.errors import Forbidden, UnknownField
+from addnorm.service.errors import Forbidden, InvalidInput, UnknownField
+from addnorm.service.models.versions import read_pin
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.codec.openapi import body_schema
 from addnorm.service.protocols.codec.validation import Body
-from addnorm.service.protocols.kserve.metadata import ref
 from addnorm.service.protocols.kserve.schema import V2_ERRORS, V2Error
 from addnorm.service.protocols.protocol import Parts
 from addnorm.service.scheduling.deadline import Deadline
 
+log = logging.getLogger("addnorm")
 ERRORS = {**V2_ERRORS, 403: {"model": V2Error, "description": "ADDNORM_ADMIN is not set."}}
 
 
@@ -49,6 +51,14 @@ class UnloadRequest(LoadRequest):
     """`unload_dependents` is accepted and has no effect: no model depends on another."""
 
 
+class PinRequest(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    shadow: float = Field(
+        0, ge=0, le=1, description="Share of the requests that the newest version computes too."
+    )
+
+
 def _documented(body: type[BaseModel]) -> dict[str, Any]:
     content = {"required": False, "content": {JSON: {"schema": body_schema(body)}}}
     return {"responses": ERRORS, "openapi_extra": {"requestBody": content}}
@@ -65,18 +75,29 @@ class RepositoryRoutes:
             summary="Every model and version, and its state",
             **_documented(IndexRequest),
         )(self.index)
+        # clients that put `NAME/VERSION` in a name's place ask for one version
+        for path, which, load, unload in (
+            ("{model}", "all versions of a model", self.load, self.unload),
+            ("{model}/{version}", "one version", self.load_version, self.unload_version),
+        ):
+            router.post(
+                f"/repository/models/{path}/load",
+                response_class=Response,
+                summary=f"Loads {which} from the folder",
+                **_documented(LoadRequest),
+            )(load)
+            router.post(
+                f"/repository/models/{path}/unload",
+                response_class=Response,
+                summary=f"Takes {which} out of service",
+                **_documented(UnloadRequest),
+            )(unload)
         router.post(
-            "/repository/models/{model}/load",
+            "/repository/models/{model}/{version}/pin",
             response_class=Response,
-            summary="Loads a model from its folder",
-            **_documented(LoadRequest),
-        )(self.load)
-        router.post(
-            "/repository/models/{model}/unload",
-            response_class=Response,
-            summary="Takes a model out of service",
-            **_documented(UnloadRequest),
-        )(self.unload)
+            summary="Makes a version what the bare name means, until the next start",
+            **_documented(PinRequest),
+        )(self.pin)
         return router
 
     async def index(self, request: Request) -> list[ModelState]:
@@ -98,12 +119,29 @@ class RepositoryRoutes:
                 " folder of bundles, as it is",
                 param=name[:60],
             )
-        await asyncio.to_thread(self.parts.repository.load, ref(self.parts.models, model))
+        await asyncio.to_thread(self.parts.repository.load, model)
         return Response()
+
+    async def load_version(self, request: Request, model: str, version: str) -> Response:
+        return await self.load(request, f"{model}/{version}")
 
     async def unload(self, request: Request, model: str) -> Response:
         await self._read(request, UnloadRequest)
-        await asyncio.to_thread(self.parts.repository.unload, ref(self.parts.models, model))
+        await asyncio.to_thread(self.parts.repository.unload, model)
+        return Response()
+
+    async def unload_version(self, request: Request, model: str, version: str) -> Response:
+        return await self.unload(request, f"{model}/{version}")
+
+    async def pin(self, request: Request, model: str, version: str) -> Response:
+        # a version is a number or `latest`. Also while one is loaded: a rollback must not wait
+        asked = await self._read(request, PinRequest)
+        try:
+            pin = read_pin(version)
+        except ValueError as error:
+            raise InvalidInput(f"version is {error}", param="version") from None
+        self.parts.models.pin(model, pin and pin._replace(shadow_share=asked.shadow))
+        log.info("%s means version %s now, shadow %g", model, version, asked.shadow)
         return Response()
 
     async def _read(self, request: Request, model: type[Body]) -> Body:

@@ -27,6 +27,7 @@ class ModelEntry(BaseModel):
     object: Literal["model"] = "model"
     created: int = Field(description="Unix time of the first version's export.")
     owned_by: Literal["addnorm"] = "addnorm"
+    version: str = Field(description="Of which this entry tells: what the name means.")
     versions: list[str]
     config: dict[str, Any] = Field(description="The model's shape, in the exporter's words.")
     inputs: list[str] = Field(
@@ -100,12 +101,12 @@ class ModelListRoutes:
             summary="The models served here, in OpenAI's list shape",
             responses=OPENAI_ERRORS.only(503),
         )(self.list_models)
-        router.get("/{name}", summary="One model, by its latest version", responses=NAMED)(
-            self.show_model
-        )
+        router.get(
+            "/{name}", summary="One model, by the version that its name means", responses=NAMED
+        )(self.show_model)
         router.get(
             "/{name}/certificate",
-            summary="What was proved of the model's latest version",
+            summary="What was proved of the version that the model's name means",
             responses=NAMED,
         )(self.show_certificate)
         router.get(
@@ -130,7 +131,10 @@ class ModelListRoutes:
 
     async def list_models(self) -> ModelList:
         models, short = self.parts.models, {"vector_ranges": None}  # they are long
-        entries = [_entry(models, name, versions) for name, versions in models]
+        entries = [
+            _entry(models, model.name, models.versions(model.name), model)
+            for model in models.defaults()
+        ]
         found = {name: alias for name, alias in models.aliases.items() if models.get(alias.ref)}
         entries += [await self.show_model(name) for name in found]
         return ModelList(data=[entry.model_copy(update=short) for entry in entries])
@@ -162,15 +166,13 @@ class ModelListRoutes:
         return await self.show_certificate(f"{name}/{version}")
 
 
-def _entry(
-    models: Models, ref: str, versions: Mapping[int, Model], model: Model | None = None
-) -> ModelEntry:
-    """The entry of one version, the latest by default. It has the numbers of all versions."""
-    model = model or versions[max(versions)]
+def _entry(models: Models, ref: str, versions: Mapping[int, Model], model: Model) -> ModelEntry:
+    """The entry of one version. It has the numbers of all versions."""
     manifest = model.bundle.manifest
     return ModelEntry(
         id=ref,
         created=min(int(version.bundle.created_s) for version in versions.values()),
+        version=str(manifest.version),
         versions=[str(version) for version in sorted(versions)],
         config=manifest.config,
         inputs=_inputs(model),

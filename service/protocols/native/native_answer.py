@@ -13,7 +13,7 @@ def encode(response: InferenceResponse) -> Steps[Payload]:
     request = response.request
     usage = {"real_tokens": request.batch.num_tokens, "pad_tokens": request.padding.num_pads}
     body = {
-        "model": request.model.name,
+        "model": request.model.answered_name,
         "version": str(request.model.bundle.manifest.version),
         **{output.name: value.for_json() for output, value in response.values.items()},
         "usage": usage,
@@ -32,7 +32,7 @@ def encode_tensors(response: InferenceResponse) -> Steps[Payload]:
     if request.padding.mask is None:
         arrays["lengths"] = request.padding.lengths
     metadata = {
-        "model": request.model.name,
+        "model": request.model.answered_name,
         "version": str(request.model.bundle.manifest.version),
         "real_tokens": str(request.batch.num_tokens),
         "pad_tokens": str(request.padding.num_pads),

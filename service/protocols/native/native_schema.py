@@ -23,7 +23,8 @@ class Named(Strict):
     known: ClassVar[OutputKinds]
 
     model: str | None = Field(
-        None, description="`name` or `name/version`; the latest version by default."
+        None,
+        description="`name` or `name/version`; the latest version by default, or the pinned one.",
     )
     outputs: Annotated[list[str], Field(fail_fast=True)] | None = None
 

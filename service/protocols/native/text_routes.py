@@ -173,7 +173,7 @@ def encode(task: TextTask, response: InferenceResponse) -> Steps[Payload]:
     """InferenceResponse -> JSON."""
     request = response.request
     body = {
-        "model": request.model.name,
+        "model": request.model.answered_name,
         "version": str(request.model.bundle.manifest.version),
         "results": task.finish(response),
         "usage": {"real_tokens": request.batch.num_tokens, "pad_tokens": 0},

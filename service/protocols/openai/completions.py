@@ -158,7 +158,7 @@ def _encode(
         "id": f"cmpl-{request_id}",
         "object": "text_completion",
         "created": int(time.time()),
-        "model": request.model.name,
+        "model": request.model.answered_name,
         "system_fingerprint": request.fingerprint,
         "choices": (_written(asked, index, response) for index in range(num)),
         "usage": {

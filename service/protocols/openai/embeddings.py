@@ -42,7 +42,8 @@ class EmbeddingsRequest(EmbeddingsFields):
         " with the special tokens are rejected, unless the model has no tokenizer."
     )
     model: str | None = Field(
-        None, description="`name` or `name/version`; the latest version by default."
+        None,
+        description="`name` or `name/version`; the latest version by default, or the pinned one.",
     )
     encoding_format: Literal["float", "base64"] | None = Field(
         None,
@@ -152,7 +153,7 @@ def encode(as_base64: bool, request_id: str, response: InferenceResponse) -> Ste
             {"object": "embedding", "index": index, "embedding": value}
             for index, value in enumerate(values)
         ],
-        "model": request.model.name,
+        "model": request.model.answered_name,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
     return Payload((yield from written(body, response.num_bytes)))

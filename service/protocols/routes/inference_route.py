@@ -109,7 +109,7 @@ class InferenceHandler:
 
     def _call(
         self, request: Request, deadline: Deadline, body: bytes
-    ) -> tuple[Call, Callable[[], Awaitable[Decoded]]]:
+    ) -> tuple[Call, Callable[[Call], Awaitable[Decoded]]]:
         """The call of a request that was received, and how its body becomes an inference."""
         deadline.check()
         headers = request.headers
@@ -122,11 +122,12 @@ class InferenceHandler:
             held_bytes=held_bytes(body, headers),
             anew="no-cache" in headers.get("cache-control", "").lower(),  # RFC 9111, 5.2.1.4
         )
-        return call, partial(self._decode, RawRequest(body, headers, call))
+        return call, partial(self._decode, body, headers)
 
-    async def _decode(self, raw: RawRequest) -> Decoded:
+    async def _decode(self, body: bytes, headers: Headers, call: Call) -> Decoded:
+        raw = RawRequest(body, headers, call)
         request, encode = await self.endpoint.decode(raw, self.parts.tools)
-        if coding := wanted_coding(raw.headers):
+        if coding := wanted_coding(headers):
             request = request._replace(coding=coding)
             encode = partial(compressing, encode, coding)
         return request, encode

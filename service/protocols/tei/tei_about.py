@@ -27,8 +27,8 @@ DTYPES = {"fp32": "float32", "fp16": "float16"}  # int8 is called so
 def described(models: Models) -> Model:
     """The model that embeds by default, else the one of another task. InvalidInput where several
     can and none is the default."""
-    latest = [versions[max(versions)] for _, versions in models]
-    served = (task for task in TASKS if any(task in model.bundle.tasks for model in latest))
+    defaults = models.defaults()
+    served = (task for task in TASKS if any(task in model.bundle.tasks for model in defaults))
     return models.find(None, next(served, None))
 
 

@@ -21,7 +21,8 @@ from addnorm.service.runtime.tokenizing.tokenizer import Text, Tokenizer
 
 class TokenizeRequest(Strict):
     model: str | None = Field(
-        None, description="`name` or `name/version`; the latest version by default."
+        None,
+        description="`name` or `name/version`; the latest version by default, or the pinned one.",
     )
     texts: Texts
     truncate: bool | None = Field(
@@ -117,7 +118,7 @@ def _show(encoding: Encoding, has_types: bool) -> Shown:
 def _answer(model: Model, tokenizer: Tokenizer, shown: list[Shown]) -> bytes:
     return orjson.dumps(
         {
-            "model": model.name,
+            "model": model.answered_name,
             "version": str(model.bundle.manifest.version),
             **{name: [text.fields[name] for text in shown] for name in shown[0].fields},
             "num_tokens": [text.num_tokens for text in shown],

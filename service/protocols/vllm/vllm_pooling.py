@@ -132,7 +132,7 @@ def _encode(
     body = {
         "id": request_id,
         "object": "list",
-        "model": response.request.model.name,
+        "model": response.request.model.answered_name,
         "data": [{"index": index, **entry} for index, entry in enumerate(entries)],
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }

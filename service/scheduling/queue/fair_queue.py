@@ -1,6 +1,6 @@
 """The queue: which sequences run together, and when. Knows no tensors, HTTP, clock and threads.
 
-Order is decided at three levels:
+Order is decided at three levels. What is of `LAST` is computed while nothing else waits.
 
 1. API keys share the worker threads by start-time fair queueing (Goyal, Vin, Cheng 1996), by
    computing time.
@@ -34,6 +34,8 @@ from addnorm.service.scheduling.job import (
 from addnorm.service.scheduling.queue.backlog import Backlog, KeyBacklogs
 from addnorm.service.scheduling.queue.start_time_fairness import StartTimeFairQueue
 
+LAST = "\0last"  # in place of an API key's name: its jobs wait while others do
+
 # CANDIDATE_BATCHES: a micro-batch is chosen from this many micro-batches' worth of waiting tokens.
 #   Larger: lengths match better, but odd lengths wait longer. Smaller: more padding in the session
 #   (mixed lengths give 59 % real tokens with 1, 78 % with 3, 89 % with 10).
@@ -57,6 +59,7 @@ class JobQueue:
         self._backlog_of: WeakKeyDictionary[Job, Backlog] = WeakKeyDictionary()
         self._keys: dict[str, KeyBacklogs] = {}
         self._fairness: StartTimeFairQueue[KeyBacklogs] = StartTimeFairQueue()
+        self._last = self._keys[LAST] = KeyBacklogs()
         self._deadlines = SortedJobs(lambda job: job.deadline)
         self._done: deque[int] = deque()  # jobs whose future is done; some may still wait
         self._numbers = count()
@@ -108,7 +111,8 @@ class JobQueue:
             backlog.add(job)
             self._insert(job)
             backlog.owner.fairness.activate(backlog)
-            self._fairness.activate(backlog.owner)
+            if backlog.owner is not self._last:
+                self._fairness.activate(backlog.owner)
         counted = [own.length for own in sequences if backlog.in_flight.is_counted(own)]
         self._count(job, sum(counted))
 
@@ -186,7 +190,9 @@ class JobQueue:
         """The job whose turn it is."""
         if self._urgent:
             return next(iter(self._urgent.values()))
-        return self._fairness.next().fairness.next().order().first()
+        is_last = len(self.jobs) == self._last.num_jobs
+        owner = self._last if is_last else self._fairness.next()
+        return owner.fairness.next().order().first()
 
     def _charge(self, backlog: Backlog, target: Target, taken: list[Waiting]) -> None:
         """Other backlogs pay nothing for their part of the micro-batch: without it the space would
@@ -197,7 +203,8 @@ class JobQueue:
         backlog.charge(sum(own))
         cost_s = max(sum(own), MIN_TOKENS_PER_WORKER) * target.s_per_token
         backlog.owner.fairness.charge(cost_s)
-        self._fairness.charge(cost_s)
+        if backlog.owner is not self._last:
+            self._fairness.charge(cost_s)
 
     def _take_out(self, sequence: Waiting, now: float) -> None:
         """Takes a sequence out of the queue, with all that wait for its rows."""

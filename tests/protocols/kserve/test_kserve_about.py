@@ -202,13 +202,14 @@ def admin(bundles: Path) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_what_the_operator_opened_loads_and_unloads(admin: httpx.Client) -> None:
+@pytest.mark.parametrize("name", ["gpt", "gpt/1", "gpt%2F1"])
+def test_what_the_operator_opened_loads_and_unloads(admin: httpx.Client, name: str) -> None:
     assert "model_repository" in admin.get("/v2").json()["extensions"]
     ready = {"name": "gpt", "version": "1", "state": "READY", "reason": ""}
     before = admin.post("/v2/repository/index").json()
     assert ready in before
     unload = admin.post(
-        "/v2/repository/models/gpt/unload", json={"parameters": {"unload_dependents": False}}
+        f"/v2/repository/models/{name}/unload", json={"parameters": {"unload_dependents": False}}
     )
     assert (unload.status_code, unload.content) == (200, b"")
     assert admin.post("/v2/models/gpt/infer", json=GOOD).status_code in (404, 503)
@@ -221,7 +222,7 @@ def test_what_the_operator_opened_loads_and_unloads(admin: httpx.Client) -> None
     assert state["reason"]
     only_ready = admin.post("/v2/repository/index", json={"ready": True}).json()
     assert only_ready == [entry for entry in before if entry["name"] != "gpt"]
-    load = admin.post("/v2/repository/models/gpt/load")
+    load = admin.post(f"/v2/repository/models/{name}/load")
     assert (load.status_code, load.content) == (200, b"")
     assert admin.post("/v2/models/gpt/infer", json=GOOD).status_code == 200
     assert ready in admin.post("/v2/repository/index").json()
@@ -232,7 +233,8 @@ def test_what_the_operator_opened_loads_and_unloads(admin: httpx.Client) -> None
     [
         ("models/bert/load", {}, 404, "bert"),
         ("models/bert/unload", {}, 404, "bert"),
-        ("models/gpt%2F1/unload", {}, 404, "gpt/1"),
+        ("models/gpt/7/load", {}, 404, "no bundle 'gpt/7' in the folder"),
+        ("models/gpt/7/unload", {}, 404, "'gpt/7' is not served"),
         (
             "models/gpt/load",
             {"parameters": {"config": "{}"}},

@@ -87,11 +87,11 @@ async def model_infer(parts: Parts, receive: Receive, call: Call) -> Answer:
 
 def _prepared(
     parts: Parts, body: bytes, call: Call
-) -> tuple[Call, Callable[[], Awaitable[Prepared[bytes]]]]:
+) -> tuple[Call, Callable[[Call], Awaitable[Prepared[bytes]]]]:
     call.deadline.check()
     num_held = infer_message.HELD_PER_BYTE * len(body) if len(body) > QUICK_BYTES else 0
     call = call._replace(num_bytes=len(body), held_bytes=num_held)
-    return call, partial(_decode, parts, body, call)
+    return call, partial(_decode, parts, body)
 
 
 async def _decode(parts: Parts, body: bytes, call: Call) -> Prepared[bytes]:

@@ -1,0 +1,203 @@
+"""`addnorm load --target`: the requests a second that a server holds within a p99, and how many
+such machines a target needs. docs/capacity.md has the arithmetic."""
+
+import asyncio
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+
+from addnorm.load.client import Answers, Client, closed_loop, open_loop, runner
+from addnorm.load.measure.stream import Profile, Stream, make
+from addnorm.load.servers import Server
+from addnorm.service.runtime.manifest import Limits
+
+# CALLERS: with so many the server is never idle. TAIL: longest text over the mean.
+# RUN_S: of each measurement. MIN_ARRIVALS: of an open loop; fewer have no p99.
+# TRIES, STEP: a rate that is not held is tried again with STEP of it.
+CALLERS = 32
+CONNECTIONS = 256  # of an open loop: more are not needed unless the server falls behind
+TAIL = 4
+RUN_S = 5.0
+MIN_ARRIVALS = 100
+TRIES, STEP = 6, 0.85
+COMPUTED = "Cache-Control: no-cache"  # the server neither takes nor holds results
+NAN = math.nan
+
+
+@dataclass(frozen=True)
+class Goal:
+    """So many texts of so many tokens in a request, on average; requests a second; seconds."""
+
+    texts: int
+    tokens: int
+    target: float
+    p99_s: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """Requests a second that were answered, their p99, how many were not, and the server's CPU
+    seconds for each; not a number where they are not known."""
+
+    per_s: float
+    p99_s: float
+    num_lost: int
+    cpu_s: float = NAN
+
+    @classmethod
+    def of(cls, answers: Answers, cpu_s: float = NAN) -> "Run":
+        right = [answers.kept[index][which][0] == 200 for index, which in answers.given]
+        num_right = sum(right)
+        p99_s = float(np.percentile(answers.latencies_s, 99)) if right else math.inf
+        cpu_each_s = cpu_s / num_right if num_right else NAN
+        return cls(num_right / answers.wall_s, p99_s, len(right) - num_right, cpu_each_s)
+
+    def holds(self, p99_s: float) -> bool:
+        return not self.num_lost and self.p99_s <= p99_s
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """most: with CALLERS. bare: the same with one token a text. rate: the last that was tried."""
+
+    goal: Goal
+    cores: float
+    most: Run
+    bare: Run
+    forecast_per_s: float
+    rate: float
+    tried: Run
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the last rate was."""
+        return self.rate > 0 and self.tried.holds(self.goal.p99_s)
+
+    @property
+    def num_machines(self) -> int | None:
+        """None where no number of such machines holds the target."""
+        return math.ceil(self.goal.target / self.rate) if self.is_held else None
+
+    def lines(self) -> Iterator[str]:
+        goal, limit = self.goal, f"{1000 * self.goal.p99_s:g} ms"
+        yield f"a request: {goal.texts} texts of about {goal.tokens} tokens, computed each time"
+        yield f"at most: {self.most.per_s:,.1f} requests/s ({CALLERS} callers)"
+        yield f"forecast: {self.forecast_per_s:,.1f} requests/s with a p99 of {limit}"
+        if self.rate > 0:
+            yield (
+                f"measured: at {self.rate:,.1f} requests/s the p99 is"
+                f" {1000 * self.tried.p99_s:,.0f} ms, {self.tried.num_lost} were not answered"
+            )
+        machines = self.num_machines
+        if machines is None:
+            yield f"target: no number of such machines was seen to hold a p99 of {limit}"
+        elif machines == 1:
+            yield f"target: this machine holds {goal.target:g} requests/s"
+        else:
+            yield f"target: {goal.target:g} requests/s need {machines} such machines"
+        if not math.isnan(share := self.bare.cpu_s / self.most.cpu_s):
+            yield (
+                f"Python: at most {100 * share:.0f} % of the CPU time of a request, so one process"
+                f" feeds {1 / share:.0f} cores at least, this one has {self.cores:.0f}"
+            )
+
+
+@dataclass
+class Subject:
+    """A server, and streams for it. seconds: of each run."""
+
+    server: Server
+    limits: Limits
+    goal: Goal
+    fields: dict[str, str]
+    seconds: float = RUN_S
+    _clients: dict[int, tuple[Client, Iterator[int]]] = field(default_factory=dict)
+
+    async def most(self, tokens: int) -> Run:
+        """What CALLERS reach, with texts of so many tokens on average."""
+        client, order = self._client(tokens)
+        await closed_loop(client, order, CALLERS, self.seconds / 5)  # the rates settle
+        before = await asyncio.to_thread(self.metric, "process_cpu_seconds_total")
+        answers = await closed_loop(client, order, CALLERS, self.seconds)
+        after = await asyncio.to_thread(self.metric, "process_cpu_seconds_total")
+        return Run.of(answers, after - before)
+
+    async def at(self, rate: float, seed: int = 0) -> Run:
+        """Poisson arrivals, drawn from the seed."""
+        client, order = self._client(self.goal.tokens)
+        seconds = max(self.seconds, MIN_ARRIVALS / rate)
+        return Run.of(await open_loop(client, order, CONNECTIONS, seconds, rate, seed))
+
+    def forecast(self, most: Run) -> float:
+        """Requests a second. Their sizes vary by the square of standard deviation over mean."""
+        sizes = [request.num_tokens for request in self._stream(self.goal.tokens).requests]
+        return forecast(most.per_s, self.goal.p99_s, float(np.var(sizes) / np.mean(sizes) ** 2))
+
+    def metric(self, name: str) -> float:
+        """Not a number where the server has none that we may read."""
+        try:
+            text = self.server.get("/metrics").decode()
+            found = text_string_to_metric_families(text)
+            return next(one.value for all in found for one in all.samples if one.name == name)
+        except (OSError, ValueError, StopIteration):
+            return NAN
+
+    def _client(self, tokens: int) -> tuple[Client, Iterator[int]]:
+        if tokens not in self._clients:
+            stream = self._stream(tokens)
+            bodies = [request.body for request in stream.requests]
+            headers = *self.server.headers, COMPUTED
+            client = Client(self.server.host, self.server.port, bodies, 60.0, *headers)
+            self._clients[tokens] = client, stream.indices()
+        return self._clients[tokens]
+
+    def _stream(self, tokens: int) -> Stream:
+        texts = self.goal.texts
+        longest = TAIL * tokens if tokens > 1 else 1
+        return make(Profile(texts, texts, tokens, longest), self.limits, fields=self.fields)
+
+    def close(self) -> None:
+        for client, _ in self._clients.values():
+            client.close()
+
+
+def forecast(most_per_s: float, p99_s: float, variation: float) -> float:
+    """Requests a second with this p99, of a server that answers most_per_s at most: one queue in
+    heavy traffic (Kingman 1962). variation: of the requests' sizes."""
+    wait_s = p99_s - 1 / most_per_s if most_per_s else 0.0  # less what a request itself takes
+    if wait_s <= 0:
+        return 0.0
+    return max(0.0, most_per_s - math.log(100) * (1 + variation) / 2 / wait_s)
+
+
+async def _measure(subject: Subject) -> Capacity:
+    goal = subject.goal
+    most, bare = await subject.most(goal.tokens), await subject.most(1)
+    expected = subject.forecast(most)
+    rate, tried = min(goal.target, expected), Run(0.0, math.inf, 0)
+    for number in range(TRIES if rate else 0):
+        rate *= STEP if number else 1
+        if (tried := await subject.at(rate)).holds(goal.p99_s):
+            break
+    cores = subject.metric("addnorm_worker_threads")
+    return Capacity(goal, cores, most, bare, expected, rate, tried)
+
+
+def measure(subject: Subject) -> Capacity:
+    with runner() as loop:
+        try:
+            return loop.run(_measure(subject))
+        finally:
+            subject.close()
+
+
+def served_limits(server: Server, model: str | None) -> Limits:
+    """The limits of the model, or of the only one. ValueError says what there is."""
+    entries = {entry["id"]: entry for entry in json.loads(server.get("/v1/models"))["data"]}
+    if model not in entries if model else len(entries) != 1:
+        raise ValueError(f"--model names one of {', '.join(entries)}")
+    return Limits.model_validate(entries[model or next(iter(entries))]["limits"])
