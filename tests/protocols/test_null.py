@@ -25,8 +25,8 @@ OF_EXAMPLE = {
     "entities": "tagger",
     "passages": "reranker",
 }  # the path's model
-# of routes without an example: no model is loaded or unloaded by these
-OF_REPOSITORY: dict[str, Any] = {"ready": False, "parameters": {}}
+# of routes without an example: no model is loaded, unloaded or pinned by these
+OF_REPOSITORY: dict[str, Any] = {"ready": False, "parameters": {}, "shadow": 0.5}
 NOBODY, UNKNOWN = "nobody", "not_known"
 Place = tuple[str | int, ...]  # of a field in a body
 
@@ -66,7 +66,8 @@ def examples(document: dict[str, Any]) -> Iterator[Example]:
         if not named:
             fields = resolved(content["schema"], document)["properties"]
             body = {name: OF_REPOSITORY[name] for name in fields}
-            yield Example(path.replace("{model}", NOBODY), body, content["schema"])
+            place = path.replace("{model}", NOBODY).replace("{version}", "1")
+            yield Example(place, body, content["schema"])
         for name, example in named.items():
             place = path.replace("{model}", OF_EXAMPLE.get(name, "notebook"))
             place = place.replace("{version}", "1")
