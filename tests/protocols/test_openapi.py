@@ -26,7 +26,12 @@ from tests.support.texts import TEXT_MODEL
 
 ROOT = Path(__file__).parents[2]
 # the model of a path, where the body names none
-OF_EXAMPLE = {"a vector": "embedder", "entities": "tagger", "passages": "reranker"}
+OF_EXAMPLE = {
+    "a vector": "embedder",
+    "a tensor of texts": "embedder",
+    "entities": "tagger",
+    "passages": "reranker",
+}
 TASKS = {
     *("/v1/classify", "/v1/tag", "/v1/fill-mask", "/v1/zero-shot", "/v1/completions"),
     *("/v1/rerank", "/v2/rerank", "/v1/embed", "/v2/embed", "/hf/{model}"),

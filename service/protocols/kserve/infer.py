@@ -18,7 +18,7 @@ from addnorm.service.protocols.codec.openapi import Responses, body_schema
 from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.safetensors_body import raw_bytes
 from addnorm.service.protocols.endpoint import Decoded, Endpoint
-from addnorm.service.protocols.kserve import tensors
+from addnorm.service.protocols.kserve import tensors, text_tensor
 from addnorm.service.protocols.kserve.metadata import ref
 from addnorm.service.protocols.kserve.schema import (
     EXAMPLES,
@@ -78,12 +78,24 @@ async def infer(
     write: Write[Encoded],
 ) -> Prepared[Encoded]:
     """contents: as `tensors.read` takes them. InvalidInput names the field."""
-    model = call.model(tools.models, ref(tools.models, **call.names))
+    own, of_texts = asked.parameters, text_tensor.is_of_texts(asked.inputs)
+    named = ref(tools.models, **call.names)
+    if of_texts:
+        model, prompt = call.model_and_prompt(tools.models, named, own.prompt_name)
+    else:
+        model = call.model(tools.models, named)
     _check_name(asked, model, call.names["model"])
-    _check_parameters(asked)
-    work = one_step(partial(_from_tensors, asked, contents))
-    batch, padding = await tools.bodies.read(call.num_bytes, work, call.deadline)
-    wanted, own = _wanted(asked, model), asked.parameters
+    _check_parameters(asked, of_texts)
+    if of_texts:
+        batch, padding = await text_tensor.tokenized(
+            asked.inputs[0], contents, own, model, prompt, call, tools
+        )
+        if own.normalize is None:
+            own = own.model_copy(update={"normalize": model.bundle.manifest.normalize})
+    else:
+        work = one_step(partial(_from_tensors, asked, contents))
+        batch, padding = await tools.bodies.read(call.num_bytes, work, call.deadline)
+    wanted = _wanted(asked, model, of_texts)
     request = InferenceRequest(
         model,
         batch,
@@ -92,6 +104,7 @@ async def infer(
         precision=own.precision,
         timeout_s=own.timeout / 1e6 or None,
         binary=all(output.binary for output in wanted),
+        field=asked.inputs[0].name if of_texts else "input_ids",
     )
     return request, partial(write, wanted, asked.id)
 
@@ -113,7 +126,7 @@ def _check_name(asked: V2InferRequest, model: Model, named: str) -> None:
         )
 
 
-def _check_parameters(asked: V2InferRequest) -> None:
+def _check_parameters(asked: V2InferRequest, of_texts: bool) -> None:
     """V2's own names without a meaning here are rejected; the caller's are accepted."""
     for name in asked.parameters.model_extra or {}:
         if name in REFUSED or name.startswith("triton_"):
@@ -121,11 +134,24 @@ def _check_parameters(asked: V2InferRequest) -> None:
             raise UnknownField(
                 f"parameters.{name[:60]} is not supported: {reason}", param=name[:60]
             )
+    if not of_texts:
+        for name in ("truncate", "prompt_name"):
+            if getattr(asked.parameters, name):
+                raise InvalidInput(
+                    f"parameters.{name} is set, but it is for texts: send a tensor of datatype"
+                    " BYTES",
+                    param=name,
+                )
 
 
-def _wanted(asked: V2InferRequest, model: Model) -> list[Wanted]:
-    """The outputs in the order asked for; all of them if the request names none."""
+def _wanted(asked: V2InferRequest, model: Model, of_texts: bool) -> list[Wanted]:
+    """The outputs in the order asked for. If the request names none, all of them, but for texts the
+    one with a row for each text: clients that send texts expect one."""
     known, binary = tensors.outputs(model.bundle), asked.parameters.binary_data_output
+    if asked.outputs is None and of_texts:
+        a_row = len(tensors.shapes(model.bundle).get("logits", [])) == 2
+        name = "logits" if a_row else "pooled"
+        return [Wanted(name, known[name], binary)]
     if asked.outputs is None:
         return [Wanted(name, native, binary) for name, native in known.items()]
     if not asked.outputs:
@@ -161,7 +187,7 @@ def _check_output(
 def _native(wanted: list[Wanted], own: Parameters) -> tuple[Output[Value], ...]:
     """The native outputs that V2's are read from."""
     kinds = dict.fromkeys(each.native.output for each in wanted)
-    pooled = Pooled(own.pooling, own.normalize)
+    pooled = Pooled(own.pooling, bool(own.normalize))
     return tuple(pooled if kind is Pooled else kind() for kind in kinds)
 
 

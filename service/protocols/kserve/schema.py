@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from addnorm.service.errors import ServiceError
 from addnorm.service.protocols.codec.openapi import Responses, errors
 from addnorm.service.protocols.codec.validation import Strict
+from addnorm.service.protocols.texts.texts import PROMPT_NAME
 from addnorm.service.runtime.manifest import Pooling
 
 EXAMPLE: dict[str, Any] = {
@@ -24,6 +25,13 @@ EXAMPLES: dict[str, Any] = {
             "inputs": EXAMPLE["inputs"],
             "outputs": [{"name": "pooled"}],
             "parameters": {"pooling": "mean", "normalize": True},
+        }
+    },
+    "a tensor of texts": {
+        "value": {
+            "inputs": [
+                {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["Pads are dropped."]}
+            ]
         }
     },
 }
@@ -44,11 +52,13 @@ class InputParameters(_Open):
 class InputTensor(Strict):
     name: str
     shape: list[Annotated[int, Field(ge=1, le=2**31)]] = Field(
-        min_length=2, max_length=2, description="[batch, seq]"
+        min_length=1,
+        max_length=2,
+        description="[batch, seq]. For texts [batch], or [batch, 2] for pairs.",
     )
     datatype: str = Field(
         description="input_ids and token_type_ids: INT64, INT32. attention_mask: INT64, INT32,"
-        " UINT8, BOOL, FP32."
+        " UINT8, BOOL, FP32. A tensor of another name that stands alone has texts: BYTES."
     )
     parameters: InputParameters = InputParameters(binary_data_size=None)
     data: list[Any] | None = Field(None, description="Row-major, flat or nested.")
@@ -75,7 +85,15 @@ class Parameters(_Open):
     pooling: Pooling | None = Field(
         None, description="How `pooled` is made; by default as the bundle says."
     )
-    normalize: bool = Field(False, description="Whether `pooled` vectors are scaled to length 1.")
+    normalize: bool | None = Field(
+        None,
+        description="Whether `pooled` vectors are scaled to length 1; by default those of texts as"
+        " the bundle says, others not.",
+    )
+    truncate: bool | None = Field(
+        None, description="Whether texts that are too long are cut, instead of rejected."
+    )
+    prompt_name: str | None = PROMPT_NAME
     precision: str | None = Field(
         None, description="fp32, fp16 or int8, as the model has; by default as the bundle says."
     )
@@ -87,7 +105,13 @@ class V2InferRequest(Strict):
         None, description="KServe's client repeats the path's name here."
     )
     parameters: Parameters = Parameters(
-        timeout=0, binary_data_output=False, pooling=None, normalize=False, precision=None
+        timeout=0,
+        binary_data_output=False,
+        pooling=None,
+        normalize=None,
+        truncate=None,
+        prompt_name=None,
+        precision=None,
     )
     inputs: Annotated[list[InputTensor], Field(fail_fast=True)]
     outputs: Annotated[list[OutputTensor], Field(fail_fast=True)] | None = Field(

@@ -113,7 +113,8 @@ def read(
     for tensor, raw in zip(inputs, contents, strict=True):
         if tensor.name not in INPUTS:
             raise InvalidInput(
-                f"inputs has {tensor.name[:200]!r}: known are {', '.join(INPUTS)}",
+                f"inputs has {tensor.name[:200]!r}: known are {', '.join(INPUTS)}, and texts of"
+                " datatype BYTES",
                 param="inputs",
             )
         if tensor.name in grids:
@@ -160,6 +161,10 @@ def _grid(tensor: InputTensor, raw: memoryview | None) -> NDArray[Any]:
             f"{tensor.name} has datatype {tensor.datatype[:60]!r}: send"
             f" {', '.join(INPUTS[tensor.name])}",
             param=tensor.name,
+        )
+    if len(tensor.shape) != 2:
+        raise InvalidInput(
+            f"{tensor.name}.shape is {tensor.shape}: send [batch, seq]", param=tensor.name
         )
     values = _from_json(tensor) if raw is None else _from_bytes(tensor, raw)
     num_values = tensor.shape[0] * tensor.shape[1]

@@ -154,7 +154,7 @@ BAD: dict[str, tuple[Any, str]] = {
         changed(inputs=[{"name": "input_ids", "datatype": "INT64", "data": [1]}]),
         "inputs[0].shape is missing",
     ),
-    "flat shape": (ids(shape=[2]), "inputs[0].shape: Input should have 2 items or more"),
+    "flat shape": (ids(shape=[2]), "input_ids.shape is [2]: send [batch, seq]"),
     "empty shape": (
         ids(shape=[0, 2], data=[]),
         "inputs[0].shape[0]: Input should be greater than or equal to 1, got 0",

@@ -13,6 +13,7 @@ from addnorm.service.protocols.kserve.infer import Wanted, tensors_of
 from addnorm.service.protocols.kserve.over_grpc.messages import message_types, parse
 from addnorm.service.protocols.kserve.schema import V2InferRequest
 from addnorm.service.protocols.kserve.tensors import KINDS
+from addnorm.service.protocols.kserve.text_tensor import PREFIX
 from addnorm.service.scheduling.cooperative import Steps
 
 # Bytes held for each byte of a message: itself, and of an id, which takes two or more of them, 8 in
@@ -86,6 +87,9 @@ def _reject_contents(inputs: Iterable[Any]) -> None:
 def _typed(tensor: Any) -> memoryview:
     """The bytes of the values in `contents`. A datatype that is unknown has none: `tensors.read`
     rejects it."""
+    if tensor.datatype == "BYTES":
+        each = tensor.contents.bytes_contents
+        return memoryview(b"".join(len(text).to_bytes(PREFIX, "little") + text for text in each))
     field, kind = CONTENTS.get(tensor.datatype), KINDS.get(tensor.datatype)
     if field is None or kind is None:
         return memoryview(b"")
