@@ -52,7 +52,7 @@ async def tokenized(
     call: Call,
     tools: Tools,
 ) -> tuple[Batch, Padding]:
-    """As from a grid of the longest text's tokens. A pair of texts is a row of two."""
+    """Laid out in a grid as wide as the longest text. A pair of texts is a row of two."""
     if len(tensor.shape) > 1 and tensor.shape[1] > 2:
         raise InvalidInput(
             f"{tensor.name}.shape is {tensor.shape}: send [texts], or [pairs, 2]", param=tensor.name
@@ -64,7 +64,7 @@ async def tokenized(
         tensor.name, texts, cuts(call, tools, own.truncate), model, prompt_name
     )
     batch, padding = await tools.texts.tokenize(asked, call.deadline)
-    places = np.arange(padding.lengths.max())
+    places = np.arange(max(padding.lengths.tolist()))
     return batch, Padding(padding.lengths, places < padding.lengths[:, None])
 
 

@@ -1,10 +1,8 @@
 """V2's binary tensors: the bits of the JSON answer; bodies that lie are refused."""
 
 import gzip
-import json
 import tracemalloc
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,8 @@ import pytest
 
 from tests.conftest import inference_of, serving
 from tests.support import web
+from tests.support.v2_bodies import LENGTH, body, parted, tensors
 
-LENGTH = "inference-header-content-length"
 IDS = np.array([[1, 3, 4, 0, 0], [0, 5, 0, 2, 1]])
 MASK = np.array([[1, 1, 1, 0, 0], [0, 1, 0, 1, 1]])
 DTYPES = {"INT64": "<i8", "INT32": "<i4", "UINT8": "u1", "BOOL": "?", "FP32": "<f4"}
@@ -32,10 +30,6 @@ def described(name: str, array: np.ndarray, datatype: str = "INT64", **more: Any
     }
 
 
-def body(inputs: Sequence[dict[str, Any]], raw: bytes, **more: Any) -> tuple[bytes, bytes]:
-    return json.dumps({"inputs": list(inputs), **more}).encode(), raw
-
-
 def post(client: httpx.Client, parts: tuple[bytes, bytes], **headers: Any) -> httpx.Response:
     """Without a content type, as the Python client sends it. A header that is None is left out."""
     sent = {LENGTH: str(len(parts[0])), **headers}
@@ -48,31 +42,6 @@ def good(datatype: str = "INT64", mask: str = "INT64", **more: Any) -> tuple[byt
     return body(
         inputs, IDS.astype(DTYPES[datatype]).tobytes() + MASK.astype(DTYPES[mask]).tobytes(), **more
     )
-
-
-def parted(answer: httpx.Response) -> tuple[dict[str, Any], bytes]:
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"] == "application/octet-stream"
-    length = int(answer.headers[LENGTH])
-    return json.loads(answer.content[:length]), answer.content[length:]
-
-
-def tensors(answer: httpx.Response) -> dict[str, np.ndarray]:
-    """Every output, whichever way it came."""
-    about, raw = parted(answer) if LENGTH in answer.headers else (answer.json(), b"")
-    found = {}
-    for output in about["outputs"]:
-        if "data" in output:
-            assert (
-                "parameters" not in output
-            )  # one more key there, and the C++ client calls it broken
-            values = np.array(output["data"], np.float32)
-        else:
-            size = output["parameters"]["binary_data_size"]
-            values, raw = np.frombuffer(raw[:size], "<f4"), raw[size:]
-        found[output["name"]] = values.reshape(output["shape"])
-    assert not raw
-    return found
 
 
 @pytest.fixture(scope="module")

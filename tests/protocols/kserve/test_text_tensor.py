@@ -10,10 +10,10 @@ import pytest
 
 from addnorm.service.loading.loader import load_all
 from addnorm.service.settings import Settings
-from tests.protocols.kserve.test_kserve_binary import body, tensors
 from tests.support.grpc_client import calling
 from tests.support.grpc_client import tensors as over_grpc
 from tests.support.texts import LONG, MAX_TEXT_TOKENS, TEXT_MODEL
+from tests.support.v2_bodies import LENGTH, body, tensors
 
 TEXTS = ["Pads are dropped.", "", "padding costs nothing ü"]
 PATH = f"/v2/models/{TEXT_MODEL}/infer"
@@ -62,7 +62,7 @@ def test_texts_as_bytes_have_the_bits_of_embeddings(
     parts = body([sent], raw, parameters={"binary_data_output": True})
     answer = text_client.post(
         PATH, content=parts[0] + parts[1],
-        headers={"Inference-Header-Content-Length": str(len(parts[0]))},
+        headers={LENGTH: str(len(parts[0]))},
     )  # fmt: skip
     assert np.array_equal(tensors(answer)["pooled"], np.float32(vectors))
 
@@ -135,7 +135,7 @@ def test_bytes_that_lie_are_said(text_client: httpx.Client, raw: bytes, words: s
     parts = body([sent], raw)
     answer = text_client.post(
         PATH, content=parts[0] + parts[1],
-        headers={"Inference-Header-Content-Length": str(len(parts[0]))},
+        headers={LENGTH: str(len(parts[0]))},
     )  # fmt: skip
     assert answer.status_code == 400
     assert words in answer.json()["error"]
