@@ -7,7 +7,6 @@ little-endian order, and these bytes.
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -71,10 +70,10 @@ async def tokenized(
 def _texts(tensor: InputTensor, contents: Iterable[memoryview | None]) -> list[Text]:
     (raw,) = contents
     strings = list(_in_json(tensor) if raw is None else _in_bytes(tensor, raw))
-    if len(strings) != prod(tensor.shape):
+    num_texts = tensor.shape[0] * (tensor.shape[1] if len(tensor.shape) > 1 else 1)
+    if len(strings) != num_texts:
         raise InvalidInput(
-            f"{tensor.name} has {len(strings)} texts, its shape {tensor.shape}"
-            f" {prod(tensor.shape)}",
+            f"{tensor.name} has {len(strings)} texts, its shape {tensor.shape} {num_texts}",
             param=tensor.name,
         )
     if tensor.shape[1:] == [2]:
