@@ -2,7 +2,7 @@
 
 import os
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 
 
 def to_install(extra: str) -> str:

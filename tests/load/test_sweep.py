@@ -22,6 +22,7 @@ from addnorm.load.sweep import curves, overview
 from addnorm.load.sweep import plan as sweep
 from addnorm.load.sweep.overview import Findings
 from addnorm.load.sweep.tables import TITLES
+from addnorm.service import VERSION
 from addnorm.service.runtime import bundle as bundle_format
 from tests.support.fake_server import fake_server
 
@@ -160,7 +161,7 @@ def test_a_server_is_measured_beside_another(
     page = files["html"].read_text()
     assert page.count("<svg role=") == 2
     assert "notebook/1 under load, beside theirs" in page
-    assert "Addnorm 0.1.0" in seen["facts"]["server"]
+    assert f"Addnorm {VERSION}" in seen["facts"]["server"]
 
 
 def test_a_server_that_answers_wrongly_is_not_measured(notebook: Path, tmp_path: Path) -> None:
