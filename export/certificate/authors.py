@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from addnorm.export import vector_ranges
 from addnorm.export.certificate import tolerances
-from addnorm.export.certificate.embedded import Ids, by_torch, served
+from addnorm.export.certificate.embedded import Array, Ids, by_torch, served
 from addnorm.export.sources import pair_template, texts
 from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.transformer import Transformer
@@ -43,7 +43,7 @@ def checks(
     return [
         (TOKENIZER, lambda _: [("unlike the folder's", num_other, 0)]),
         *((name, partial(compare, asked)) for name, asked in _cases(bundle, authors).items()),
-        *([("vector ranges", partial(_ranges, service, bundle, reference))] * has_ranges),
+        *([("vector ranges", partial(_ranges, service, bundle, authors))] * has_ranges),
     ]
 
 
@@ -98,6 +98,14 @@ class _Authors:
         self.num_special_of_pair = self.tokenizer.num_special_tokens_to_add(pair=True)
         truncation = json.loads((bundle.path / TOKENIZER).read_bytes()).get("truncation") or {}
         self.strategy = STRATEGIES.get(truncation.get("strategy", ""), "longest_first")
+        self._made: dict[str, Array] = {}
+
+    def vectors(self, texts: Sequence[Ids]) -> Array:
+        """A vector for each of the texts `[n, w]`. Computed once, whatever the precision."""
+        key = repr(texts)
+        if key not in self._made:
+            self._made[key] = by_torch(self.reference, self.manifest, texts)
+        return self._made[key]
 
     def ids(self, text: Text) -> Ids:
         """Cut to the limit. The default prompt stands before a single text."""
@@ -139,18 +147,17 @@ def _against_authors(
     num_other_types = sum(got.types != own.types for got, own in zip(ids, expected, strict=True))
     yield "texts with other token types", num_other_types, 0
     if not num_other:  # the authors' ids may be ones that the model lacks
-        vectors_expected = by_torch(authors.reference, bundle.manifest, expected)
-        yield from tolerances.vectors("pooled", vectors, vectors_expected, precision)
+        yield from tolerances.vectors("pooled", vectors, authors.vectors(expected), precision)
 
 
 def _ranges(
-    service: Service, bundle: Bundle, reference: Transformer, precision: str
+    service: Service, bundle: Bundle, authors: _Authors, precision: str
 ) -> Iterator[tolerances.Result]:
     """Ranges of the served vectors against PyTorch's, and the manifest's against those served."""
     manifest = bundle.manifest
     ids, vectors = vector_ranges.served(service, bundle, precision)
     served = vector_ranges.widened(vectors)
-    expected = vector_ranges.widened(by_torch(reference, manifest, ids))
+    expected = vector_ranges.widened(authors.vectors(ids))
     yield from tolerances.ranges(served, expected, precision)
     if precision != vector_ranges.precision_of(manifest):
         return

@@ -15,7 +15,7 @@ import onnxruntime
 from onnx import GraphProto, NodeProto, TensorProto
 from tqdm import tqdm
 
-from addnorm.export.certificate import parity, served
+from addnorm.export.certificate import lens, parity, served
 from addnorm.export.certificate.batch_invariance import (
     Bits,
     NamedPairs,
@@ -80,7 +80,8 @@ def _bits(
     with served.path_of(model) as path:
         for precision in model.engines:
             drawn = f"{num_compositions} drawn batches", partial(_drawn, model, num_compositions)
-            cases: list[NamedPairs] = [*parity.bits(path, reference, precision), drawn]
+            of_lens = lens.bits(path, reference) if precision == "fp32" else []
+            cases: list[NamedPairs] = [*served.bits(path), *of_lens, drawn]
             for case, pairs in cases:
                 for output, found in pairs(precision).items():
                     bits = counted(found)

@@ -166,20 +166,21 @@ def near(
     bundle, checks = model.bundle, list[Check]()
     with served.path_of(model) as path:
         work = _cases(path, reference, checkpoint, equal, original)
-        tqdm.write(f"comparing what is served with PyTorch: {len(work)} cases")
-        for precision, case in tqdm(work, desc=f"certify {bundle.ref}", unit="case", disable=None):
-            found = _checks(precision, *case)
-            checks.extend(found)
-            tqdm.write(_table_row(found))
-            memory.give_back()  # parsed answers are large
+        num = sum(len(precisions) for precisions, _ in work)
+        tqdm.write(f"comparing what is served with PyTorch: {num} cases")
+        with tqdm(total=num, desc=f"certify {bundle.ref}", unit="case", disable=None) as bar:
+            while work:  # a case is dropped with what PyTorch made of it, which is large
+                precisions, case = work.pop(0)
+                for precision in precisions:
+                    found = _checks(precision, *case)
+                    checks.extend(found)
+                    tqdm.write(_table_row(found))
+                    memory.give_back()  # parsed answers are large
+                    bar.update()
+    known = [*bundle.manifest.precisions]
+    checks.sort(key=lambda check: known.index(check.precision))
     _refuse_failures(checks)
     return checks
-
-
-def bits(path: Served, reference: Transformer, precision: str) -> list[NamedPairs]:
-    """What must have equal bits on the CPU."""
-    of_lens = lens.bits(path, reference) if precision == "fp32" else []
-    return [*served.bits(path), *of_lens]
 
 
 def _equal(case: NamedPairs) -> NamedCompare:
@@ -208,20 +209,19 @@ def _cases(
     checkpoint: Path | None,
     equal: bool,
     original: Original | None,
-) -> list[tuple[str, NamedCompare]]:
-    """Every case with its precision."""
-    of_texts = _text_cases(path, reference, checkpoint)
-    return [
-        (precision, case)
-        for precision in path.model.bundle.manifest.precisions
-        for case in [
-            *served.named(path, reference),
-            *(forward.named(path, reference, original) if original else ()),
-            *(lens.named(path, reference) if precision == "fp32" else ()),
-            *(map(_equal, bits(path, reference, precision)) if equal else ()),
-            *of_texts,
-        ]
+) -> list[tuple[list[str], NamedCompare]]:
+    """Every case with its precisions, which follow each other: PyTorch computes it once."""
+    every = [*path.model.bundle.manifest.precisions]
+    fp32 = [precision for precision in every if precision == "fp32"]
+    bits = [(every, served.bits(path)), (fp32, lens.bits(path, reference))] if equal else []
+    groups = [
+        (every, served.named(path, reference)),
+        (every, forward.named(path, reference, original) if original else []),
+        (fp32, lens.named(path, reference)),
+        *((precisions, map(_equal, cases)) for precisions, cases in bits),
+        (every, _text_cases(path, reference, checkpoint)),
     ]
+    return [(precisions, case) for precisions, cases in groups for case in cases]
 
 
 def _refuse_failures(checks: list[Check]) -> None:

@@ -114,7 +114,7 @@ def named(path: Served, reference: Transformer) -> list[NamedCompare]:
     """Every case by name, as a function to be called with the precision."""
     requests = cases(path.model.bundle)
     return [
-        *((case.name, partial(_against_torch, path, case, reference)) for case in requests),
+        *((case.name, partial(_against_torch, path, reference, Asked(case))) for case in requests),
         ("bare graph, pads holes", partial(_bare_graph, path, reference)),
         ("bare graph, pads alone", partial(_pads_alone, path)),
     ]
@@ -129,13 +129,27 @@ def bits(path: Served) -> list[NamedPairs]:
     ]
 
 
+class Asked:
+    """A case, and what PyTorch makes of it, which is the same for each precision."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.grid = case, case.grid()
+        self._made: tuple[Array, Array, Array] | None = None
+
+    def by_torch(self, reference: Transformer) -> tuple[Array, Array, Array]:
+        """activations, which the caller may change, norm_mean, norm_rstd `[B, S, ...]`."""
+        self._made = self._made or by_torch(reference, self.grid)
+        activations, mean, rstd = self._made
+        return activations.copy(), mean, rstd
+
+
 def _against_torch(
-    path: Served, case: Case, reference: Transformer, precision: str
+    path: Served, reference: Transformer, asked: Asked, precision: str
 ) -> Iterator[tolerances.Result]:
     """Every output over real tokens. Heads run in float32 always: in int8 they are compared with
     what the reference's head makes of the served activations."""
-    grid = case.grid()
-    activations, mean, rstd = by_torch(reference, grid)
+    case, grid = asked.case, asked.grid
+    activations, mean, rstd = asked.by_torch(reference)
     got = path.ask(case, precision, outputs=["activations", "pooled", "norm_stats"])
     real = grid.attention_mask != 0
     served = real_rows(got["activations"], real, case)
