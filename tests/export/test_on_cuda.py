@@ -108,7 +108,7 @@ def test_numbers_that_are_not_finite_are_refused(
     notebook: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(on_cuda.parity, "near", lambda *_, **__: [])
-    monkeypatch.setattr(on_cuda.parity, "bits", lambda *_: [])
+    monkeypatch.setattr(on_cuda.served, "bits", lambda *_: [])
     differing(monkeypatch, float("nan"))
     with pytest.raises(CertificationError, match=r"3 drawn batches \(fp32\): .* not finite"):
         section(bundles.read(notebook))
