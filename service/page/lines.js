@@ -19,30 +19,22 @@ export function sequenceOf(line) {
   return words.map(Number);
 }
 
-/** texts: each a text or a pair. -> the tokens of each, and Map of index -> {tokens, limit, at}: the
- * texts that are too long, and at which character each is cut. */
-export async function tokensOf({ entry, prompt }, texts) {
-  const asked = { model: entry.id, ...(prompt && { prompt_name: prompt }) };
-  const read = async (some, truncate) =>
-    (await post("v1/tokenize", { ...asked, texts: some, truncate }, ["input_ids", "tokens"])).data;
-  const whole = await read(texts, false);
-  const tokens = whole.input_ids.map((ids, index) => ({
-    ids,
-    tokens: whole.tokens[index],
-    types: whole.token_type_ids?.[index],
-  }));
-  const long = [...whole.num_tokens.keys()].filter((at) => whole.num_tokens[at] > whole.limit);
-  const cuts = new Map();
-  if (!long.length) return { tokens, cuts };
-  const cut = await read(long.map((index) => texts[index]), true);
+/** texts: each a text or a pair. -> the tokens that the model reads of each, and Map of index ->
+ * {limit, at}: the texts that are too long, and at which character each is cut. */
+export async function tokensOf({ entry, prompt, texts: typed }, texts) {
+  const body = { model: entry.id, texts, truncate: true, ...(prompt && { prompt_name: prompt }) };
+  const { data } = await post("v1/tokenize", body, ["input_ids", "tokens", "offsets"]);
   const before = [...(entry.prompts[prompt ?? entry.default_prompt_name] ?? "")].length;
-  long.forEach((index, place) => {
-    const last = Array.isArray(texts[index]) ? 1 : 0;
-    const ends = cut.offsets[place].map(([, end], at) =>
-      cut.sequence_ids[place][at] === last ? end : 0,
+  const cuts = new Map();
+  const tokens = data.input_ids.map((ids, index) => {
+    const own = Array.isArray(texts[index]) ? 1 : 0; // of a pair the second was typed
+    const ends = data.offsets[index].map(([, end], at) =>
+      data.sequence_ids[index][at] === own ? end : 0,
     );
-    const at = Math.max(0, ends.reduce((most, end) => Math.max(most, end), 0) - before);
-    cuts.set(index, { tokens: whole.num_tokens[index], limit: whole.limit, at });
+    const at = Math.max(0, ends.reduce((most, end) => Math.max(most, end), 0) - (own ? 0 : before));
+    const isFull = ids.length === data.limit;
+    if (isFull && [...typed[index]].slice(at).join("").trim()) cuts.set(index, { limit: data.limit, at });
+    return { ids, tokens: data.tokens[index], types: data.token_type_ids?.[index] };
   });
   return { tokens, cuts };
 }
@@ -52,13 +44,13 @@ const AROUND = 48; // characters on each side of it
 
 /** Where texts were cut. Places count characters, not UTF-16 units. */
 export function cutNotes({ texts, cuts }) {
-  const notes = [...cuts].slice(0, SHOWN).map(([index, { tokens, limit, at }]) => {
+  const notes = [...cuts].slice(0, SHOWN).map(([index, { limit, at }]) => {
     const characters = [...texts[index]];
     const [read, dropped] = [characters.slice(0, at), characters.slice(at)];
     return element(
       "p",
       { class: "cut-note" },
-      `Text ${index + 1} was cut: it has ${count(tokens, "token")}, the model reads ${limit}. Here: `,
+      `Text ${index + 1} was cut: the model reads ${count(limit, "token")}. Here: `,
       element(
         "q",
         {},

@@ -91,7 +91,7 @@ def test_the_pages_are_small_and_all_their_files_are_served() -> None:
 
 
 def test_the_first_paint_loads_little() -> None:
-    """The shell, and the largest view of a task. *Copy as* and *Look inside* are loaded when shown."""
+    """The shell and the largest view of a task. The rest is loaded when it is shown."""
     first = {"playground.html", "page.css", "icon.svg", *loaded("playground.js")}
     assert not [name for name in first if name.startswith(("inside/", "share/"))]
     tasks = [loaded(name) for name in FILES if name.startswith("tasks/")]

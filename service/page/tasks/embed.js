@@ -3,7 +3,7 @@
 import { count, element, short, styled } from "../dom.js";
 import { bars, firstOf, headline, panel, scrolling, textOf, thead } from "../panel.js";
 import { post } from "../server.js";
-import { mapOf } from "./plane.js";
+import { along, mapOf, productsOf } from "./plane.js";
 
 const MOST = 200; // texts that are compared
 const WRITTEN = 16; // up to so many texts every similarity is written out
@@ -27,12 +27,6 @@ export async function vectorsOf(asked, input, prompt) {
   });
 }
 
-function cosine(one, other) {
-  let sum = 0;
-  for (let at = 0; at < one.length; at++) sum += one[at] * other[at];
-  return sum;
-}
-
 async function ask(asked) {
   const input = (asked.ids ?? asked.texts).slice(0, MOST);
   const [vectors, query] = await Promise.all([
@@ -40,15 +34,12 @@ async function ask(asked) {
     asked.query ? vectorsOf(asked, [asked.query], asked.queryPrompt) : [],
   ]);
   const near = query.length
-    ? vectors.map((vector, index) => [index, cosine(query[0], vector)]).sort(highest)
+    ? vectors.map((vector, index) => [index, along(query[0], vector)]).sort(highest)
     : null;
-  return { vectors, query: query[0], near, rows: matrix(vectors) };
+  return { vectors, query: query[0], near, rows: productsOf(vectors) };
 }
 
 const highest = (one, other) => other[1] - one[1];
-
-const matrix = (vectors) =>
-  vectors.map((one) => Float64Array.from(vectors, (other) => cosine(one, other)));
 
 /** [[first, second], cosine] of each pair, nearest first. */
 const pairsOf = (rows) =>

@@ -22,16 +22,24 @@ function products(vectors) {
   const mean = new Float64Array(width);
   for (const vector of vectors) vector.forEach((value, at) => (mean[at] += value / vectors.length));
   const centred = vectors.map((vector) => vector.map((value, at) => value - mean[at]));
-  return centred.map((one) =>
-    Float64Array.from(centred, (other) => {
-      let sum = 0;
-      for (let at = 0; at < width; at++) sum += one[at] * other[at];
-      return sum;
-    }),
-  );
+  return productsOf(centred);
 }
 
-const along = (row, vector) => row.reduce((sum, value, at) => sum + value * vector[at], 0);
+/** Inner product. A loop: vectors are long, and there are many. */
+export function along(row, vector) {
+  let sum = 0;
+  for (let at = 0; at < row.length; at++) sum += row[at] * vector[at];
+  return sum;
+}
+
+/** All inner products [n][n]. */
+export function productsOf(vectors) {
+  const rows = vectors.map(() => new Float64Array(vectors.length));
+  vectors.forEach((one, at) => {
+    for (let other = 0; other <= at; other++) rows[at][other] = rows[other][at] = along(one, vectors[other]);
+  });
+  return rows;
+}
 
 /** The largest eigenvalue and its eigenvector, orthogonal to those found before. */
 function component(rows, before) {
