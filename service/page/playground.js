@@ -306,7 +306,11 @@ on("copy", "click", async () => (await share()).copy());
 on("compare", "click", compare);
 on("link", "click", async () => (await share()).link(state.tab));
 for (const kind of ["svg", "png"]) on(kind, "click", async () => (await share()).save(kind));
-on("request", "submit", run);
+on("request", "submit", async () => {
+  await run();
+  const { top } = byId("tabs").getBoundingClientRect();
+  if (top > innerHeight / 2) byId("tabs").scrollIntoView(); // on a phone the answer is below
+});
 on("key-form", "submit", () => {
   useKey(byId("key").value.trim());
   return start();

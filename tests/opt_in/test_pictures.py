@@ -1,8 +1,8 @@
 """Pictures of the pages.
 
-docs/playground.png is the README's. The others, in build/pictures, are to be looked at: the views of
-the playground and a certificate, in light and dark, wide and on a phone. Shows the first paint, the
-bytes of the page, and the longest task of many texts and of a long one.
+docs/playground.png is the README's. The others, in build/pictures, are to be looked at: the views
+of the playground and a certificate, in light and dark, wide and on a phone. Shows the first paint,
+the bytes of the page, and the longest task of many texts and of a long one.
 """
 
 import socket
@@ -31,7 +31,8 @@ README, HEIGHT = Path("docs/playground.png"), 1080
 LONGEST = """
 window.longest = 0;
 const longer = (one) => (longest = Math.max(longest, one.duration));
-new PerformanceObserver((list) => list.getEntries().forEach(longer)).observe({type: "longtask", buffered: true});
+const all = (list) => list.getEntries().forEach(longer);
+new PerformanceObserver(all).observe({type: "longtask", buffered: true});
 """
 OUT = Path("build/pictures")
 PAINT = "return performance.getEntriesByName('first-contentful-paint')[0].startTime"

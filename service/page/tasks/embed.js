@@ -55,8 +55,8 @@ function show({ vectors, query, near, rows }, asked) {
   if (near) made.push(nearest(near, asked));
   if (pairs.length) made.push(...compared(pairs, rows, asked));
   else made.push(headline("Type a second text, and the two are compared."));
-  if (vectors.length > 2) made.push(mapOf(vectors, query, asked));
   if (!near && !asked.ids) made.push(element("p", { class: "help" }, "Type a query to sort the texts by it."));
+  if (vectors.length > 2) made.push(mapOf(vectors, query, asked));
   return made;
 }
 
