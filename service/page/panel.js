@@ -25,7 +25,7 @@ export const problem = (message) => element("p", { class: "found", role: "alert"
 export const bars = (pairs, written = percent, most = 1) =>
   element(
     "ul",
-    { class: pairs.some(([name]) => typeof name !== "string") ? "bars long" : "bars" },
+    { class: pairs.some(([name]) => (name.textContent ?? name).length > 24) ? "bars long" : "bars" },
     ...pairs.map(([name, number]) =>
       element(
         "li",

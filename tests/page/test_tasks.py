@@ -87,9 +87,9 @@ def test_similarity(opened: Any, url: str) -> None:
     cells = [float(text) for text in page.texts(".similar td")]
     assert cells == pytest.approx([value for row in rows for value in row], abs=0.006)
     nearest = max((rows[a][b], a, b) for a in range(3) for b in range(a + 1, 3))
-    assert page.text(".headline").startswith(
-        f"Nearest: texts {nearest[1] + 1} and {nearest[2] + 1}"
-    )
+    of_query, of_pairs = page.texts(".headline")
+    assert of_pairs.startswith(f"Nearest: texts {nearest[1] + 1} and {nearest[2] + 1}")
+    assert of_query.startswith("Nearest to the query: text ")
     by_query = sorted((cosine(query["data"][0]["embedding"], one) for one in vectors), reverse=True)
     assert shown(page) == near(by_query)
     assert len(page.all(".map circle")) == 3

@@ -42,14 +42,17 @@ export function drawn(shown) {
   return svg;
 }
 
-function draw(node, origin, into) {
-  if (node.nodeType === Node.TEXT_NODE) return words(node, origin, into);
+/** right: where the boxes around it cut it off. */
+function draw(node, origin, into, right = Infinity) {
+  if (node.nodeType === Node.TEXT_NODE) return words(node, origin, into, right);
   const style = node.nodeType === Node.ELEMENT_NODE && getComputedStyle(node);
   if (!style || style.display === "none" || node.matches("select, label, .hidden")) return;
   if (node.tagName === "svg") return into.append(copied(node, origin));
   if (node.tagName === "CANVAS") return into.append(shape("image", { ...boxOf(node, origin), href: node.toDataURL(), preserveAspectRatio: "none" }));
   box(node, style, origin, into);
-  for (const child of node.childNodes) draw(child, origin, into);
+  const isCut = style.overflowX !== "visible" && node.clientWidth;
+  const end = isCut ? Math.min(right, node.getBoundingClientRect().right) : right;
+  for (const child of node.childNodes) draw(child, origin, into, end);
 }
 
 const boxOf = (node, [left, top]) => {
@@ -63,7 +66,7 @@ function box(node, style, origin, into) {
 }
 
 /** A text for each line that the words stand in. */
-function words(node, [left, top], into) {
+function words(node, [left, top], into, right) {
   const style = getComputedStyle(node.parentElement);
   const range = document.createRange();
   let line = null;
@@ -71,7 +74,7 @@ function words(node, [left, top], into) {
     range.setStart(node, index);
     range.setEnd(node, index + word.trimEnd().length);
     const [first] = range.getClientRects();
-    if (!first) continue;
+    if (!first || first.right > right + 1) continue;
     if (line && Math.abs(line.at - first.top) < 3) line.made.textContent += word;
     else line = { at: first.top, made: written(word, first, style) };
     if (!line.made.isConnected && line.made.parentNode !== into) into.append(line.made);

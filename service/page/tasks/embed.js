@@ -52,7 +52,10 @@ const pairsOf = (rows) =>
 function show({ vectors, query, near, rows }, asked) {
   const pairs = pairsOf(rows);
   const made = [];
-  if (near) made.push(nearest(near, asked));
+  if (near) {
+    const [[best, value]] = near;
+    made.push(headline(`Nearest to the query: text ${best + 1}, ${short(value)}.`), nearest(near, asked));
+  }
   if (pairs.length) made.push(...compared(pairs, rows, asked));
   else made.push(headline("Type a second text, and the two are compared."));
   if (!near && !asked.ids) made.push(element("p", { class: "help" }, "Type a query to sort the texts by it."));
