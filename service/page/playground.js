@@ -100,8 +100,10 @@ function fitLines(given) {
   byId("lines-label").textContent = areIds ? "Token ids, a sequence a line" : "Texts, one a line";
   const typed = byId("lines").value;
   if (given === null && !isSample(typed, "lines") && state.areIds === areIds) return;
+  if (areIds && state.areIds === false) state.kept = typed; // until the reader comes back to texts
+  const texts = () => (state.areIds && state.kept) || SAMPLES[byId("task").value].lines;
+  byId("lines").value = given ?? (areIds ? idsShown() : texts());
   state.areIds = areIds;
-  byId("lines").value = given ?? (areIds ? idsShown() : SAMPLES[byId("task").value].lines);
   state.sampleIds = areIds ? byId("lines").value : "";
 }
 
@@ -216,7 +218,9 @@ function lacking(task) {
   );
 }
 
-const otherPrecision = ({ entry, precision }) => entry.precisions.find((name) => precision && name !== precision);
+/** Attention is always that of fp32. */
+const otherPrecision = ({ entry, task, precision }) =>
+  entry.precisions.find((name) => precision && task !== "attention" && name !== precision);
 
 async function compare() {
   const { asked, view, data } = state.given;
@@ -320,6 +324,6 @@ byId("lines").addEventListener("keydown", (event) => {
 });
 for (const id of ["request", "key-form"])
   byId(id).addEventListener("submit", (event) => event.preventDefault());
-addEventListener("hashchange", () => working(restore));
+addEventListener("hashchange", () => location.hash.includes("=") && working(restore)); // else it is a place
 byId("key").value = apiKey();
 working(start);

@@ -108,6 +108,16 @@ def test_an_emptied_box_empties_the_answer(page: Playground) -> None:
     assert page.text(".headline") == "Type a second text, and the two are compared."
 
 
+def test_typed_texts_come_back_from_ids(page: Playground) -> None:
+    page.write("lines", "pads are\ndropped")
+    page.click("#run")
+    page.choose("kind", "ids")
+    value = "return document.getElementById('lines').value"
+    assert page.run(value) == "2 16 4 5 3\n2 16 6 7 3"
+    page.choose("kind", "texts")
+    assert page.run(value) == "pads are\ndropped"
+
+
 def test_a_changed_request_is_said_to_be_changed(page: Playground) -> None:
     page.find("#lines").send_keys(" pads")
     page.settled()
@@ -259,6 +269,11 @@ def test_the_keyboard_is_enough(page: Playground) -> None:
         raise AssertionError(f"the tab key does not reach {what}")
 
     tab_to(".skip")
+    page.select("model", "gpt")
+    page.find(".skip").send_keys(Keys.ENTER)
+    page.settled()
+    assert page.run("return document.getElementById('model').value") == "gpt"
+    page.select("model", "embedder")
     tab_to("#lines")
     page.press(Keys.CONTROL, Keys.END, Keys.NULL, Keys.ENTER, "a fifth text")
     tab_to("#run")

@@ -64,7 +64,7 @@ export function inside(read, working, refuse) {
       if (mine !== version) return false;
       Object.assign(state, { asked, sequences, isRead: true });
       const left = asked.texts.length - sequences.length;
-      byId("inside-note").textContent = left ? `The first ${sequences.length} of ${asked.texts.length} texts.` : lengths(sequences, asked);
+      byId("inside-note").textContent = left ? `The first ${sequences.length} of ${asked.texts.length} texts.` : "";
       layOut();
       return true;
     } catch (error) {
@@ -204,12 +204,4 @@ function few(sequences) {
   let cells = 0;
   const most = sequences.findIndex(({ ids }, at) => (cells += ids.length) > MOST_CELLS && at > 0);
   return most < 0 ? sequences : sequences.slice(0, most);
-}
-
-/** What the server will refuse, before it is sent. */
-function lengths(sequences, { entry }) {
-  const { max_positions: most } = entry.limits;
-  const at = sequences.findIndex(({ ids }) => ids.length > most);
-  if (at < 0) return "";
-  return `Sequence ${at + 1} has ${sequences[at].ids.length} tokens; the model takes ${most} at most. The server will refuse it.`;
 }

@@ -20,7 +20,7 @@ const shell = (text) => `'${text.replaceAll("'", String.raw`'\''`)}'`;
 const precise = ({ precision }) => (precision ? { precision } : {});
 const cut = ({ cuts }) => (cuts.size ? { truncate: true } : {});
 const named = (prompt) => (prompt ? { prompt_name: prompt } : {});
-const lens = { outputs: ["attentions"], attentions: { layers: [0], heads: [0] } };
+const lens = { outputs: ["attentions"], attentions: { layers: [0], heads: [0] }, precision: "fp32" };
 const ofToken = (type, texts, { entry }) => [
   "/v1/infer",
   { model: entry.id, texts, input_type: type, outputs: ["token_vectors"], normalize: entry.normalize, truncate: true },
