@@ -178,10 +178,12 @@ async def tokenize(asked: TokenizeRequest, call: Call, tools: Tools) -> bytes:
     if asked.texts is None:
         raise InvalidInput("texts is missing: send texts, or input_ids", param="texts")
     truncate = cuts(call, tools, asked.truncate)
-    if asked.input_type and not prompt_name:
+    if asked.input_type is None:
+        texts = TextsToTokenize.prompted("texts", asked.texts, truncate, model, prompt_name)
+    elif prompt_name is None:
         texts = TextsToTokenize.typed("texts", asked.texts, truncate, model, asked.input_type)
     else:
-        texts = TextsToTokenize.prompted("texts", asked.texts, truncate, model, prompt_name)
+        raise InvalidInput("input_type and a prompt are both named: send one", param="input_type")
     tokenizer = tools.texts.tokenizer(texts)
     # texts that are too long are shown too, so that callers see by how much
     work = partial(_shown, tokenizer, truncate)
