@@ -141,11 +141,15 @@ def test_no_import_cycle() -> None:
 
 
 def test_no_import_cycle_among_the_modules_of_the_page() -> None:
+    folder = ROOT / "service" / "page"
     found = {
-        path.name: set(re.findall(r'^(?:import|\}) .*?"\./(.+?)";', path.read_text(), re.M))
-        for path in (ROOT / "service" / "page").glob("*.js")
+        path.relative_to(folder).as_posix(): {
+            (path.parent / name).resolve().relative_to(folder.resolve()).as_posix()
+            for name in re.findall(r'^(?:import|\}) .*?"(\.{1,2}/.+?)";', path.read_text(), re.M)
+        }
+        for path in folder.rglob("*.js")
     }
-    assert {"heat.js", "panel.js"} <= found["answer.js"]
+    assert {"inside/heat.js", "panel.js"} <= found["inside/measured.js"]
     refuse_cycles(found)
 
 

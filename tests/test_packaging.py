@@ -67,7 +67,8 @@ def opened(root: Path) -> set[str]:
     return {
         f"addnorm/{path.relative_to(root)}"
         for files in (
-            "service/page/*",
+            "service/page/*.*",
+            "service/page/*/*",
             "service/runtime/pooling/*",
             "service/protocols/kserve/over_grpc/*.binpb",
         )

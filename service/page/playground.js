@@ -1,27 +1,17 @@
-// The playground: what the reader chose, sent and shown.
+// The playground: what the reader chose, sent to the model's task, and its answer.
 
-import { answerOf } from "./answer.js";
-import { LANGUAGES } from "./code.js";
-import { byId, choose, chosen, count, element } from "./dom.js";
-import { Grid, fieldsOf, laidOut, realCells } from "./grid.js";
-import { lengthsOf, linesOf, sequenceOf } from "./lines.js";
-import { ROOT, Refused, apiKey, get, inWords, post, useKey } from "./server.js";
-import { tasksOf } from "./tasks.js";
-import { compare, noVerdict } from "./ways.js";
+import { byId, choose, chosen, element } from "./dom.js";
+import { cutNotes, linesOf, sequenceOf, tokensOf } from "./lines.js";
+import { tabbed } from "./panel.js";
+import { ROOT, Refused, apiKey, get, inWords, useKey } from "./server.js";
+import { SAMPLES, TASKS, missing, takesTexts, tasksOf } from "./tasks/catalog.js";
 
-const TEXTS = ["Pads are dropped.", "Are pads computed? Never."];
-const MASKED = ["Pads are [MASK].", "Are pads computed? [MASK]."];
-const NAMED = ["Ada lives in London.", "Grace works for the Navy."];
-const state = { models: [], entry: null, sequences: [], texts: null, rows: [], typed: 0 };
-const RUNNING = "Running";
-const CHANGED = "Not compared: the request has changed. Run again.";
+const PLACES = ["key-error", "error", "answer-error", "inside-error"];
+const INPUT = [400, 404, 413, 422]; // statuses that tell of what was typed
+const state = { models: [], entry: null, given: null, inside: null, tab: "tab-answer" };
 let version = 0; // of the request: what was asked about another one is out of date
-let runs = 0;
-let comparisons = 0;
-let waiting; // for the reader to pause
-const grid = new Grid(byId("grid"), changed);
-
 let jobs = 0;
+
 /** Says on the page that something is under way; tests wait for its end. */
 async function working(work) {
   document.body.dataset.jobs = ++jobs;
@@ -37,323 +27,296 @@ async function working(work) {
 async function start() {
   try {
     state.models = (await get("v1/models", ["data"])).data;
+    if (!state.models.length) throw new Refused("This server serves no model.", 503);
     clear();
   } catch (error) {
     return refuse(error, "GET v1/models");
   }
-  if (!state.models.length) return refuse(new Refused("This server serves no model.", 0));
-  const embeds = state.models.find((entry) => takesTexts(entry) && entry.tasks.includes("embed"));
-  const first = embeds ?? state.models.find(takesTexts) ?? state.models[0];
-  byId("model").replaceChildren(...state.models.map(({ id }) => element("option", {}, id)));
-  byId("model").value = first.id;
-  await useModel();
+  const ids = state.models.map(({ id }) => id);
+  byId("model").replaceChildren(...ids.map((id) => element("option", {}, id)));
+  await restore();
 }
 
-const takesTexts = (entry) => entry.inputs.includes("texts");
+/** What the address says after #, and the models' own defaults. */
+async function restore() {
+  const said = new URLSearchParams(location.hash.slice(1));
+  const named = state.models.find(({ id }) => id === said.get("model"));
+  const embeds = state.models.find((entry) => takesTexts(entry) && entry.tasks[0] === "embed");
+  const first = named ?? embeds ?? state.models.find(takesTexts) ?? state.models[0];
+  byId("model").value = first.id;
+  fitModel(said);
+  showTab(said.get("tab") ?? "tab-answer");
+  await run();
+}
 
-/** The model's own defaults, then a first run. */
-async function useModel() {
-  clearTimeout(waiting);
+/** The fields of a model; said: values that a link has for them. */
+function fitModel(said = new URLSearchParams()) {
   const entry = state.models.find(({ id }) => id === byId("model").value);
   state.entry = entry;
-  byId("precision").replaceChildren(...entry.precisions.map((name) => element("option", {}, name)));
+  options("precision", entry.precisions, said.get("precision") ?? entry.default_precision);
   byId("certificate").href = new URL(`models/${encodeURIComponent(entry.id)}/certificate`, ROOT);
-  byId("query-field").hidden = !entry.tasks.includes("rerank");
+  const own = tasksOf(entry);
+  const others = Object.keys(TASKS).filter((task) => !own.includes(task));
+  const group = (label, tasks) =>
+    element("optgroup", { label }, ...tasks.map((task) => element("option", { value: task }, TASKS[task].name)));
+  byId("task").replaceChildren(group("This model", own), group("Not in this bundle", others));
+  byId("task").value = TASKS[said.get("task")] ? said.get("task") : (own[0] ?? entry.tasks[0]);
+  for (const id of ["prompt", "query-prompt"])
+    options(id, ["", ...Object.keys(entry.prompts)], said.get(id) ?? promptOf(entry, id));
+  for (const option of document.querySelectorAll('#prompts option[value=""]'))
+    option.textContent = entry.default_prompt_name ? `default (${entry.default_prompt_name})` : "none";
   document.querySelector('input[name="kind"][value="texts"]').disabled = !takesTexts(entry);
-  choose("kind", takesTexts(entry) ? "texts" : "ids");
-  useKind();
-  if (await readLines()) await run();
+  choose("kind", takesTexts(entry) && said.get("kind") !== "ids" ? "texts" : "ids");
+  fitTask(said);
 }
 
-function useKind() {
-  const ids = chosen("kind") === "ids";
-  byId("lines-label").textContent = ids ? "Token ids, a sequence a line" : "Texts, one a line";
-  byId("lines").value = ids ? idsShown() : textsShown();
+const options = (id, values, value) => {
+  byId(id).replaceChildren(...values.map((one) => element("option", { value: one }, one)));
+  byId(id).value = values.includes(value) ? value : values[0];
+};
+
+const PROMPTS = {
+  prompt: ["document", "passage", "corpus", "search_document"],
+  "query-prompt": ["query", "search_query"],
+};
+const promptOf = (entry, id) => PROMPTS[id].find((name) => name in entry.prompts) ?? "";
+
+/** The fields of a task. What the reader typed stays; samples are changed with it. */
+function fitTask(said = new URLSearchParams()) {
+  const task = byId("task").value;
+  const { query, ids } = TASKS[task];
+  byId("query-field").hidden = !query;
+  byId("query-label").textContent = query === "optional" ? "Query (optional)" : "Query";
+  document.querySelector('input[name="kind"][value="ids"]').disabled = !ids;
+  if (!ids && takesTexts(state.entry)) choose("kind", "texts");
+  fitLines(said.get("lines"));
+  if (said.has("query") || isSample(byId("query").value, "query"))
+    byId("query").value = said.get("query") ?? SAMPLES[task].query ?? "";
 }
+
+function fitLines(given) {
+  const areIds = chosen("kind") === "ids";
+  byId("prompts").hidden = areIds || !TASKS[byId("task").value].prompts || !Object.keys(state.entry.prompts).length;
+  byId("lines-label").textContent = areIds ? "Token ids, a sequence a line" : "Texts, one a line";
+  const typed = byId("lines").value;
+  if (given === null && !isSample(typed, "lines") && state.areIds === areIds) return;
+  if (areIds && state.areIds === false) state.kept = typed; // until the reader comes back to texts
+  const texts = () => (state.areIds && state.kept) || SAMPLES[byId("task").value].lines;
+  byId("lines").value = given ?? (areIds ? idsShown() : texts());
+  state.areIds = areIds;
+  state.sampleIds = areIds ? byId("lines").value : "";
+}
+
+const isSample = (typed, field) =>
+  !typed || typed === state.sampleIds || Object.values(SAMPLES).some((one) => one[field] === typed);
 
 /** The ids of what was typed; else some that every model has. */
 function idsShown() {
   const { max_positions: longest, vocab_size: size } = state.entry.limits;
-  const known = state.sequences.length && state.of === state.entry.id;
+  const { asked } = state.given ?? {};
+  const known = asked?.tokens && asked.entry.id === state.entry.id && asked.task !== "rerank";
   const sequences = known
-    ? state.sequences.map(({ ids }) => ids)
-    : [4, 6].map((length) =>
-        Array.from({ length: Math.min(length, longest) }, (_, at) => (3 * at + 1) % size),
+    ? asked.tokens.map(({ ids }) => ids)
+    : [4, 6, 5].map((length, row) =>
+        Array.from({ length: Math.min(length, longest) }, (_, at) => ((3 + row) * at + 1) % size),
       );
   return sequences.map((ids) => ids.join(" ")).join("\n");
 }
 
-function textsShown() {
-  const { tasks } = state.entry;
-  const fitting = tasks.includes("fill_mask") ? MASKED : tasks.includes("tag") ? NAMED : TEXTS;
-  return fitting.join("\n");
-}
-
-/** Lines -> sequences -> the grid. false if they cannot be read; the page says why. */
-async function readLines() {
-  if (!state.entry) return false;
-  const asked = ++state.typed;
-  outdated(CHANGED);
-  const [read, queried] = [byId("lines").value, byId("query").value];
-  state.read = null;
-  try {
-    const found =
-      chosen("kind") === "ids"
-        ? { sequences: linesOf(read, true).map(sequenceOf), texts: null }
-        : await tokenized();
-    if (asked !== state.typed) return false; // typed on meanwhile
-    Object.assign(state, found, { of: state.entry.id, read, queried });
-    clear();
-    layOut();
-    return true;
-  } catch (error) {
-    if (asked !== state.typed) return false;
-    if (state.of !== state.entry.id) drop();
-    refuse(error, "POST v1/tokenize");
-    return false;
-  }
-}
-
-/** The rows of another model are no request to this one. */
-function drop() {
-  Object.assign(state, { sequences: [], texts: null });
-  layOut();
-}
-
-async function tokenized() {
-  const texts = linesOf(byId("lines").value);
-  if (!texts.length) throw new Refused("There is no text: type one a line.", 0);
-  const asked = state.entry.tasks.includes("rerank")
-    ? texts.map((text) => [byId("query").value, text])
-    : texts;
-  const body = { model: state.entry.id, texts: asked };
-  const { data } = await post("v1/tokenize", body, ["input_ids", "tokens"]);
-  const sequences = data.input_ids.map((ids, at) => ({
-    ids,
-    tokens: data.tokens[at],
-    types: data.token_type_ids?.[at] ?? ids.map(() => 0),
-  }));
-  return { sequences, texts };
-}
-
-function layOut() {
-  const spare = Math.min(64, Math.max(0, Number(byId("spare").value) || 0));
-  const names = state.sequences.flatMap(({ ids, tokens = [] }) =>
-    ids.map((id, at) => [id, tokens[at]]),
-  );
-  state.rows = laidOut(state.sequences, chosen("place"), spare, {
-    id: 0,
-    token: new Map(names).get(0),
-    type: 0,
-  });
-  grid.show(state.rows);
-  const row = Math.min(byId("row").selectedIndex, state.rows.length - 1);
-  byId("row").replaceChildren(
-    ...state.rows.map((_, index) => element("option", { value: index }, `Row ${index + 1}`)),
-  );
-  byId("row").selectedIndex = Math.max(0, row);
-  byId("lengths").textContent = lengthsOf(state.sequences, state.texts, state.entry.limits);
-  changed();
-}
-
-function changed() {
-  const cells = state.rows.flat();
-  const real = realCells(cells).length;
-  byId("counts").textContent =
-    `${count(state.rows.length, "row")}, ${count(real, "token")}, ${count(cells.length - real, "pad")}`;
-  clear();
-  outdated(CHANGED);
-  showCode();
-}
-
-/** What is shown is of an earlier request, and so is what is under way. */
-function outdated(why) {
-  version += 1;
-  comparisons += 1;
-  noVerdict(why);
-  if (byId("status").textContent === RUNNING) byId("status").textContent = "";
-  byId("stale").hidden = !byId("answer").firstChild;
-}
-
-// ---- what is sent ----
-
-function body() {
-  const { entry, rows } = state;
-  const outputs = ["activations", "logits", "pooled", "norm_stats"].filter((name) =>
-    entry.outputs.includes(name),
-  );
+/** The request as it stands in the fields; null where there is no text. Throws Refused. */
+function read() {
+  const { entry } = state;
+  const areIds = chosen("kind") === "ids";
+  const texts = linesOf(byId("lines").value, areIds);
+  if (!texts.length) return null;
+  const task = byId("task").value;
+  const hasPrompts = TASKS[task].prompts && !areIds; // a prompt is a text
   return {
-    model: entry.id,
-    ...fieldsOf(rows),
-    outputs,
-    ...(outputs.includes("logits") && { logits: { top_k: topK() } }),
-    ...(entry.precisions.length > 1 && { precision: byId("precision").value }),
+    entry,
+    task,
+    texts,
+    ids: areIds ? texts.map(sequenceOf) : null,
+    query: TASKS[task].query ? byId("query").value.trim() : "",
+    precision: entry.precisions.length > 1 ? byId("precision").value : undefined,
+    prompt: (hasPrompts && byId("prompt").value) || undefined,
+    queryPrompt: (hasPrompts && byId("query-prompt").value) || undefined,
+    cuts: state.given?.asked.texts.join("\n") === texts.join("\n") ? state.given.asked.cuts : new Map(),
   };
 }
 
-/** At most five, and no more than there are. */
-const topK = () =>
-  Math.min(
-    5,
-    state.entry.labels?.length ?? state.entry.limits.vocab_size,
-    state.entry.config.heads?.logits?.width ?? 5,
-  );
+// ---- the answer ----
+
+const viewOf = async (task) => (await import(`./tasks/${TASKS[task].file}.js`))[task];
 
 async function run() {
-  const asked = ++runs;
-  const of = version;
-  comparisons += 1;
-  noVerdict("Running…");
+  const mine = ++version;
   clear();
-  byId("status").textContent = RUNNING;
-  const { entry, texts } = state;
-  const rows = structuredClone(state.rows);
-  const [precision, query] = [byId("precision").value, byId("query").value];
-  const shown = () => asked === runs && of === version;
+  const isCurrent = () => mine === version;
+  const task = byId("task").value;
+  if (!state.entry) return;
+  state.inside?.changed(true);
+  if (!tasksOf(state.entry).includes(task)) return lacking(task);
   try {
-    const given = await post("v1/infer", body(), ["usage"]);
-    if (!shown()) return;
-    state.given = { given, entry, rows, of, extra: [] };
+    const asked = read();
+    if (!asked) return empty();
+    if (TASKS[task].query === "needed" && !asked.query)
+      throw new Refused("There is no query: type one.", 400);
+    byId("status").textContent = "Running";
+    byId("answer").classList.add("outdated");
+    const [view, found] = await Promise.all([viewOf(task), lengthsOf(asked)]);
+    Object.assign(asked, found);
+    const data = await view.ask(asked);
+    if (!isCurrent()) return;
+    state.given = { asked, view, data };
     showAnswer();
-    byId("status").textContent = "The answer is here";
-    if (texts) state.given.extra = await tasksOf(entry, precision, texts, query);
-    if (shown()) showAnswer();
-    if (shown()) await compareBits();
+    if (byId("changes").firstChild) await compare();
   } catch (error) {
-    if (!shown()) return;
-    outdated("");
-    refuse(error, "POST v1/infer");
+    if (isCurrent()) empty(error);
   }
 }
 
+const lengthsOf = async (asked) =>
+  asked.ids
+    ? { tokens: asked.ids.map((ids) => ({ ids })), cuts: new Map() }
+    : tokensOf(asked, asked.task === "rerank" ? asked.texts.map((text) => [asked.query, text]) : asked.texts);
+
 function showAnswer() {
-  const { given, entry, rows, extra } = state.given;
-  const row = Math.max(0, byId("row").selectedIndex);
-  byId("stale").hidden = state.given.of === version;
-  byId("answer").replaceChildren(...answerOf(entry, rows, Math.min(row, rows.length - 1), given));
-  byId("answer")
-    .querySelector(".results")
-    .prepend(...extra);
+  const { asked, view, data } = state.given;
+  const other = otherPrecision(asked);
+  byId("stale").hidden = true;
+  byId("answer").classList.remove("outdated");
+  byId("answer").replaceChildren(...view.show(data, asked));
+  byId("cuts").replaceChildren(...cutNotes(asked));
+  byId("after").hidden = false;
+  byId("compare").hidden = !other;
+  byId("compare").textContent = `What does ${other} change?`;
+  byId("status").textContent = "The answer is here";
+  showCode();
 }
 
-async function compareBits(isAsked = false) {
-  const asked = ++comparisons;
-  if (!byId("bits").checked && !isAsked) return noVerdict("Not compared: the switch is off.");
-  const cells = realCells(state.rows[Math.max(0, byId("row").selectedIndex)] ?? []);
-  if (!cells.length) return noVerdict("This row has no real token.");
-  const sequence = { ids: cells.map(({ id }) => id), types: cells.map(({ type }) => type) };
+/** No answer: the box is empty, or the request failed. */
+function empty(error) {
+  state.given = null;
+  byId("stale").hidden = true;
+  byId("after").hidden = true;
+  byId("answer").classList.remove("outdated");
+  for (const id of ["cuts", "changes", "status"]) byId(id).replaceChildren();
+  byId("answer").replaceChildren(
+    ...(error ? [] : [element("p", { class: "help" }, "Type a text, and its answer comes here.")]),
+  );
+  showCode();
+  if (error) refuse(error, "the server");
+}
+
+function lacking(task) {
+  empty();
+  const { why, command } = missing(state.entry, task);
+  byId("answer").replaceChildren(
+    element("p", { class: "headline" }, `${state.entry.id} has no task “${TASKS[task].name}”.`),
+    element("p", {}, why),
+    element("pre", { class: "code", tabindex: 0 }, element("code", {}, command)),
+  );
+}
+
+/** Attention is always that of fp32. */
+const otherPrecision = ({ entry, task, precision }) =>
+  entry.precisions.find((name) => precision && task !== "attention" && name !== precision);
+
+async function compare() {
+  const { asked, view, data } = state.given;
+  const mine = version;
   try {
-    await compare(sequence, state.entry, byId("precision").value, () => asked === comparisons);
-    if (asked === comparisons) clear();
+    const { changes } = await import("./precision.js");
+    const made = await changes(view, asked, data, otherPrecision(asked));
+    if (mine === version) byId("changes").replaceChildren(...made);
   } catch (error) {
-    if (asked === comparisons) refuse(error, "POST v1/infer");
+    if (mine === version) refuse(error, "the server");
   }
 }
 
 // ---- what is said ----
 
 function clear() {
-  byId("error").replaceChildren();
-  byId("error").classList.remove("shown");
-}
-
-/** In the server's own words. path: whose answer was read. */
-function refuse(error, path) {
-  const { status, code, requestId, message } = inWords(error, path);
-  comparisons += 1;
-  noVerdict("Not compared: the request failed.");
-  const about = [status && `${status} ${code ?? ""}`.trim(), requestId && `request ${requestId}`]
-    .filter(Boolean)
-    .join(", ");
-  byId("error").classList.add("shown");
-  byId("error").replaceChildren(
-    element("strong", {}, message),
-    element("span", { class: "help" }, about),
-  );
-  byId("status").textContent = "";
-  if (status === 401) byId("key").focus();
-}
-
-function showCode() {
-  if (!state.entry) return;
-  if (!state.rows.length) return tell({ code: "" });
-  const sequences = state.rows
-    .map((row) => realCells(row).map(({ id }) => id))
-    .filter((ids) => ids.length);
-  const made = LANGUAGES[chosen("language")]({
-    url: ROOT.href.replace(/\/$/, ""),
-    body: body(),
-    sequences,
-    texts: isPlain(sequences) ? state.texts : null,
-    embeds: state.entry.tasks.includes("embed"),
-    takesTexts: takesTexts(state.entry),
-    hasKey: Boolean(apiKey()),
-  });
-  tell(made);
-}
-
-function tell({ code, note = "" }) {
-  byId("code").textContent = code;
-  byId("code-note").textContent = note;
-}
-
-/** Texts as they are would be answered, and as the sequences that are sent. */
-function isPlain(sequences) {
-  const { texts, entry, sequences: typed } = state;
-  if (!texts || entry.tasks.includes("rerank")) return false;
-  const isShort = typed.every(({ ids }) => ids.length <= entry.limits.max_text_tokens);
-  return isShort && JSON.stringify(sequences) === JSON.stringify(typed.map(({ ids }) => ids));
-}
-
-async function copy() {
-  try {
-    await navigator.clipboard.writeText(byId("code").textContent);
-    byId("status").textContent = "Copied";
-    byId("copy").textContent = "Copied";
-    setTimeout(() => (byId("copy").textContent = "Copy"), 1500);
-  } catch {
-    getSelection().selectAllChildren(byId("code")); // without a secure context only the reader can copy
-    byId("status").textContent = "Selected: copy it by the keyboard";
+  for (const place of PLACES) {
+    byId(place).replaceChildren();
+    byId(place).classList.remove("shown");
   }
+}
+
+/** In the server's own words, where they belong. path: whose answer was read. */
+function refuse(error, path, place) {
+  const found = inWords(error, path);
+  const { status, code, requestId, message } = found;
+  const isKey = status === 401 || status === 403;
+  const at = isKey ? "key-error" : (place ?? (INPUT.includes(status) ? "error" : "answer-error"));
+  const about = [status && code && `${status} ${code}`, requestId && `request ${requestId}`].filter(Boolean);
+  byId(at).replaceChildren(
+    element("strong", {}, message),
+    ...(about.length ? [element("span", { class: "help" }, about.join(", "))] : []),
+  );
+  byId(at).classList.add("shown");
+  if (isKey) byId("key").focus();
+}
+
+/** Something was typed: what is shown is of an earlier request. */
+function changed() {
+  version += 1;
+  byId("answer").classList.remove("outdated");
+  if (!linesOf(byId("lines").value).length) {
+    clear();
+    return empty();
+  }
+  byId("stale").hidden = !state.given;
+  showCode();
+  state.inside?.changed();
+}
+
+// ---- code, link, picture ----
+
+const share = () => import("./share/share.js");
+
+async function showCode() {
+  if (state.tab !== "tab-copy") return;
+  let asked = null;
+  try {
+    asked = read();
+  } catch {} // the box says what is wrong with it
+  const isServed = asked && tasksOf(asked.entry).includes(asked.task);
+  (await share()).showCode(isServed ? asked : null);
 }
 
 // ---- wiring ----
 
-/** Reads the lines when the reader has paused. */
-function soon() {
-  clearTimeout(waiting);
-  outdated(CHANGED);
-  waiting = setTimeout(() => working(readLines), 250);
+async function tabChosen(id) {
+  state.tab = id;
+  if (id === "tab-copy") return showCode();
+  if (id !== "tab-inside") return;
+  const { inside, styles } = await import("./inside/inside.js");
+  await styles;
+  state.inside ??= inside(read, working, (error, path) => refuse(error, path, "inside-error"));
+  await state.inside.opened();
 }
 
-/** Reads the lines first if they have changed. false if they cannot be read. */
-async function isRead() {
-  clearTimeout(waiting);
-  const isSame = byId("lines").value === state.read && byId("query").value === state.queried;
-  return state.entry && (isSame || (await readLines()));
-}
+const showTab = tabbed(byId("tabs"), (id) => working(() => tabChosen(id)));
+const on = (id, name, act) => byId(id).addEventListener(name, (event) => working(async () => act(event)));
 
-const submit = async () => (await isRead()) && run();
-const again = async (isAsked) => (await isRead()) && compareBits(isAsked);
-
-const on = (id, name, act) => byId(id).addEventListener(name, () => working(async () => act()));
-
-on("model", "change", useModel);
-on("precision", "change", changed);
-on("lines", "input", soon);
-on("query", "input", soon);
-on("kinds", "change", () => (useKind(), readLines()));
-on("places", "change", layOut);
-on("spare", "input", layOut);
-on("row", "change", () => (state.given && showAnswer(), again()));
-on("bits", "change", () => again());
-on("again", "click", () => again(true));
-on("languages", "change", showCode);
-on("copy", "click", copy);
-on("request", "submit", submit);
+on("model", "change", () => (fitModel(), run()));
+on("task", "change", () => (fitTask(), run()));
+for (const id of ["precision", "prompt", "query-prompt"]) on(id, "change", run);
+on("kinds", "change", () => (fitLines(null), run()));
+for (const id of ["lines", "query"]) on(id, "input", changed);
+on("languages", "change", async () => (await share()).showProgram());
+on("copy", "click", async () => (await share()).copy());
+on("compare", "click", compare);
+on("link", "click", async () => (await share()).link(state.tab));
+for (const kind of ["svg", "png"]) on(kind, "click", async () => (await share()).save(kind));
+on("request", "submit", async () => {
+  await run();
+  const { top } = byId("tabs").getBoundingClientRect();
+  if (top > innerHeight / 2) byId("tabs").scrollIntoView(); // on a phone the answer is below
+});
 on("key-form", "submit", () => {
   useKey(byId("key").value.trim());
-  clear();
   return start();
 });
 byId("lines").addEventListener("keydown", (event) => {
@@ -361,5 +324,6 @@ byId("lines").addEventListener("keydown", (event) => {
 });
 for (const id of ["request", "key-form"])
   byId(id).addEventListener("submit", (event) => event.preventDefault());
+addEventListener("hashchange", () => location.hash.includes("=") && working(restore)); // else it is a place
 byId("key").value = apiKey();
 working(start);

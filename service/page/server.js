@@ -25,7 +25,7 @@ export function inWords(error, path) {
 
 const unexpected = (path) => `The answer of ${path} is not what the page expects:`;
 
-async function request(path, options) {
+export async function request(path, options) {
   const key = apiKey();
   const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
   let answer;
@@ -58,6 +58,13 @@ export async function post(path, body, fields) {
   return { data: await jsonOf(answer, `POST ${path}`, fields), ...told(answer) };
 }
 
+/** Texts to a route of a task -> what it found in each. */
+export async function resultsOf(path, { entry, precision, texts, cuts }, more = {}) {
+  const cut = cuts.size && { truncate: true };
+  const body = { model: entry.id, texts, ...more, ...(precision && { precision }), ...cut };
+  return (await post(path, body, ["results"])).data.results;
+}
+
 async function jsonOf(answer, path, fields) {
   const data = await answer.json().catch(() => null);
   if (data === null || typeof data !== "object") throw odd(answer, path, "it is not JSON");
@@ -66,29 +73,16 @@ async function jsonOf(answer, path, fields) {
   return data;
 }
 
-const odd = (answer, path, why) =>
+export const odd = (answer, path, why) =>
   new Refused(`${unexpected(path)} ${why}.`, 0, null, answer.headers.get("x-request-id"));
 
-/** A JSON body -> the answer's tensors as bytes, computed anew: of each output at least one. */
-export async function postForTensors(path, body) {
-  const headers = { accept: "application/vnd.safetensors", "cache-control": "no-cache" };
-  const answer = await request(path, posted(body, headers));
-  const buffer = await answer.arrayBuffer().catch(() => new ArrayBuffer());
-  const tensors = tensorsIn(buffer);
-  if (!tensors) throw odd(answer, `POST ${path}`, "it is not safetensors");
-  const names = Object.keys(tensors).map((name) => name.split(".")[0]);
-  const missing = body.outputs.filter((name) => !names.includes(name));
-  if (missing.length) throw odd(answer, `POST ${path}`, `it has no ${missing.join(", no ")}`);
-  return { tensors, ...told(answer) };
-}
-
-const posted = (body, headers = {}) => ({
+export const posted = (body, headers = {}) => ({
   method: "POST",
   headers: { "content-type": "application/json", ...headers },
   body: JSON.stringify(body),
 });
 
-const told = (answer) => ({
+export const told = (answer) => ({
   fingerprint: answer.headers.get("x-addnorm-fingerprint"),
   requestId: answer.headers.get("x-request-id"),
   stages: stagesOf(answer.headers.get("server-timing") ?? ""),
@@ -97,27 +91,3 @@ const told = (answer) => ({
 /** "decode;dur=0.5, queue;dur=0.1" -> [["decode", 0.5], ["queue", 0.1]], in milliseconds. */
 const stagesOf = (header) =>
   [...header.matchAll(/([\w-]+);dur=([\d.]+)/g)].map(([, name, ms]) => [name, Number(ms)]);
-
-/** null if the bytes are something else. */
-function tensorsIn(buffer) {
-  try {
-    return tensorsOf(buffer);
-  } catch {
-    return null;
-  }
-}
-
-/** Name -> {shape, words}: float32 as their 32 bits. Other types are left out. */
-function tensorsOf(buffer) {
-  const length = Number(new DataView(buffer).getBigUint64(0, true));
-  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
-  const found = {};
-  for (const [name, { dtype, shape, data_offsets: [from, to] = [] }] of Object.entries(header)) {
-    if (dtype !== "F32") continue;
-    found[name] = {
-      shape,
-      words: new Uint32Array(buffer.slice(8 + length + from, 8 + length + to)),
-    };
-  }
-  return found;
-}

@@ -12,14 +12,18 @@ from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN, linked, serving
 
-SERVED = ("embedder", "reranker", "classifier", "tagger", "masked-lm")
+SERVED = ("embedder", "reranker", "classifier", "tagger", "masked-lm", "gpt")
+DEFAULTS = {"embed": "embedder", "classify": "classifier"}
 KEY = "reader-0123456789abcdef"
 
 
 @pytest.fixture(scope="package")
-def models(task_bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Models:
-    root = linked(tmp_path_factory.mktemp("pages"), [task_bundles / name for name in SERVED])
-    return load_all(root, Settings(worker_threads=2, token_budget=256))
+def models(
+    task_bundles: Path, multi_vector_bundles: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Models:
+    folders = [*(task_bundles / name for name in SERVED), multi_vector_bundles / "colbert"]
+    root = linked(tmp_path_factory.mktemp("pages"), folders)
+    return load_all(root, Settings(worker_threads=2, token_budget=256, default_models=DEFAULTS))
 
 
 @pytest.fixture(scope="package")

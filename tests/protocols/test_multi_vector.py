@@ -56,6 +56,17 @@ def test_a_type_has_its_prompt_and_leaves_its_tokens_out(
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("input_type", TYPES)
+def test_tokenize_shows_the_tokens_of_a_type(client: httpx.Client, input_type: str) -> None:
+    body = {"texts": [TEXT], "input_type": input_type, "truncate": True}
+    answer = client.post("/v1/tokenize", json=body).json()
+    prompt = TYPES[input_type][0].split()
+    assert answer["tokens"][0][: 1 + len(prompt)] == ["[CLS]", *prompt]
+    assert answer["num_tokens"][0] <= {"query": QUERY_LENGTH}.get(input_type, 30)
+    refused = client.post("/v1/tokenize", json={**body, "prompt_name": "query"})
+    assert refused.json()["error"]["param"] == "input_type"
+
+
 def test_company_changes_no_bit(client: httpx.Client) -> None:
     texts = [TEXT, "a", "padding costs nothing, nothing."]
     together = infer(client, texts=texts, input_type="document")["token_vectors"]

@@ -116,7 +116,7 @@ def test_langchain_with_its_defaults_is_told_what_to_set(
 # whose callers know the model's vocabulary
 TAKE_IDS = {
     ("/v1/infer", "input_ids"), ("/v1/completions", "prompt"), ("/decode", "ids"),
-    ("/detokenize", "tokens"),
+    ("/detokenize", "tokens"), ("/v1/tokenize", "input_ids"),
 }  # fmt: skip
 
 

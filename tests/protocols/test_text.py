@@ -73,6 +73,22 @@ def test_texts_are_answered_like_their_ids_in_ragged_layout_to_the_last_bit(
     assert answer["usage"] == {"real_tokens": sum(map(len, ids)), "pad_tokens": 0}
 
 
+def test_tokenize_names_the_tokens_of_ids(text_client: httpx.Client) -> None:
+    ids = [[2, 4, 7], []]
+    answer = post(text_client, "/v1/tokenize", input_ids=ids).json()
+    assert answer["tokens"] == [["[CLS]", "pads", "##ped"], []]
+    assert (answer["input_ids"], answer["num_tokens"]) == (ids, [3, 0])
+    for wrong, said in (
+        ({"input_ids": [[2], [-1]]}, "input_ids[1] has -1: ids are 0 to 22"),
+        ({"input_ids": [[23]]}, "input_ids[0] has 23: ids are 0 to 22"),
+        ({"input_ids": [[2] * 10_001]}, "input_ids has 10001 ids, at most 10000 are read"),
+        ({"input_ids": [[2]], "texts": ["a"]}, "texts and input_ids are both given: send one"),
+        ({}, "texts is missing: send texts, or input_ids"),
+    ):
+        refused = post(text_client, "/v1/tokenize", **wrong)
+        assert (refused.status_code, refused.json()["error"]["message"]) == (400, said)
+
+
 def test_tokenize_shows_ids_tokens_and_offsets_and_what_the_limit_is(
     text_client: httpx.Client,
 ) -> None:

@@ -55,6 +55,17 @@ def screen(driver: Any, width: int, height: int, scheme: str = "light", scale: i
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
 
+@contextmanager
+def before_load(driver: Any, script: str) -> Iterator[None]:
+    """Runs a script before those of each page that is loaded."""
+    asked = {"source": f"{{{script}}}"}
+    added = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", asked)
+    try:
+        yield
+    finally:
+        driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+
+
 def requested(driver: Any) -> list[str]:
     """Addresses of all requests since the last call."""
     messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from addnorm.load.servers import Server
 from benchmarks.processes import LOOPBACK, START_S, free_port
 from tests.support.name_server import name_server
+from tests.support.waiting import eventually
 
 CONFIGURATION = Path(__file__).resolve().parents[2] / "deploy" / "haproxy.cfg"
 PROGRAM = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
@@ -87,3 +88,42 @@ def wait_for_servers(found: Balancer, num_servers: int) -> None:
             pass  # it starts
         time.sleep(0.05)
     raise RuntimeError(f"haproxy did not find {num_servers} servers within {START_S:.0f} s")
+
+
+PREFIXED = """
+defaults
+  mode http
+  timeout connect 5s
+  timeout client 60s
+  timeout server 60s
+frontend pages
+  bind {listen}
+  http-request deny deny_status 404 unless {{ path_beg {prefix}/ }}
+  http-request replace-path {prefix}(/.*) \\1
+  default_backend server
+backend server
+  server one {server}
+"""
+
+
+@contextmanager
+def prefixed(url: str, prefix: str) -> Iterator[str]:
+    """haproxy before one server, which takes this prefix off each path. -> the server's new URL."""
+    listen = f"{LOOPBACK}:{free_port()}"
+    with TemporaryDirectory() as folder:
+        own = Path(folder, "own.cfg")
+        server = url.removeprefix("http://")
+        own.write_text(PREFIXED.format(listen=listen, prefix=prefix, server=server))
+        process = subprocess.Popen([str(PROGRAM), "-db", "-q", "-f", str(own)])
+        try:
+            assert eventually(lambda: _accepts(listen))
+            yield f"http://{listen}{prefix}"
+        finally:
+            process.terminate()
+            process.wait(START_S)
+
+
+def _accepts(address: str) -> bool:
+    host, port = address.split(":")
+    with socket.socket() as tried:
+        return tried.connect_ex((host, int(port))) == 0

@@ -18,6 +18,7 @@ class Playground:
     def __init__(self, driver: Any, url: str, width: int = 1280, scheme: str = "light") -> None:
         self.driver = driver
         screen(driver, width, 900, scheme)
+        driver.get("about:blank")  # else another fragment alone would not load the page anew
         driver.get(url)
         self.settled()
 

@@ -24,7 +24,7 @@ POLICY = {
     "default-src": "'none'",
     "script-src": "'self'",
     "style-src": "'self'",
-    "img-src": "'self'",
+    "img-src": "'self' blob:",  # a picture of an answer is drawn from a blob
     "connect-src": "'self'",
     "base-uri": "'none'",
     "form-action": "'none'",
@@ -65,7 +65,7 @@ class PageRoutes:
     def router(self) -> APIRouter:
         router = APIRouter(include_in_schema=False)
         router.get("/")(self.playground)
-        router.get("/page/{file}")(self.file)
+        router.get("/page/{file:path}")(self.file)
         router.get("/models/{name}/certificate")(self.certificate)
         router.get("/models/{name}/{version}/certificate")(self.version_certificate)
         return router
@@ -106,7 +106,7 @@ class PageRoutes:
 
 def _read(folder: Path) -> Mapping[str, Page]:
     return {
-        path.name: Page(path.read_bytes(), TYPES[path.suffix])
-        for path in sorted(folder.iterdir())
+        path.relative_to(folder).as_posix(): Page(path.read_bytes(), TYPES[path.suffix])
+        for path in sorted(folder.rglob("*"))
         if path.suffix in TYPES
     }

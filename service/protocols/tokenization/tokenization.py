@@ -1,4 +1,4 @@
-"""POST /v1/tokenize: the tokens of texts, as the other routes would compute them."""
+"""POST /v1/tokenize: the tokens of texts, as the other routes would compute them, and of ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,15 +8,20 @@ import orjson
 from pydantic import BaseModel, Field
 from tokenizers import Encoding
 
+from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import fragment
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import JsonEndpoint
+from addnorm.service.protocols.texts.sequences import Integers
 from addnorm.service.protocols.texts.texts import PROMPT_NAME, Texts, TextsToTokenize
 from addnorm.service.protocols.texts.truncation import cuts
+from addnorm.service.runtime.manifest import InputType
 from addnorm.service.runtime.tokenizing.tokenizer import Text, Tokenizer
+
+MAX_IDS = 10_000  # whose tokens one request may ask for: they are looked up on the event loop
 
 
 class TokenizeRequest(Strict):
@@ -24,11 +29,18 @@ class TokenizeRequest(Strict):
         None,
         description="`name` or `name/version`; the latest version by default, or the pinned one.",
     )
-    texts: Texts
+    texts: Texts | None = None
+    input_ids: Integers | None = Field(
+        None,
+        description=f"In place of texts: ids whose tokens are wanted, at most {MAX_IDS:,}.",
+    )
     truncate: bool | None = Field(
         None, description="Whether texts are cut to the model's limit, as /v1/infer would."
     )
     prompt_name: str | None = PROMPT_NAME
+    input_type: InputType | None = Field(
+        None, description="As in /v1/infer: the prompt and the limit of queries or of documents."
+    )
 
 
 class TokenizeResponse(BaseModel):
@@ -43,13 +55,15 @@ class TokenizeResponse(BaseModel):
         None, description="Only where the model has token types."
     )
     tokens: list[list[str]]
-    offsets: list[list[list[int]]] = Field(
-        description="First and one past the last character of each token in its own text, with its"
-        " prompt before it; 0, 0 for special tokens."
+    offsets: list[list[list[int]]] | None = Field(
+        None,
+        description="Of texts alone: first and one past the last character of each token in its own"
+        " text, with its prompt before it; 0, 0 for special tokens.",
     )
-    sequence_ids: list[list[int | None]] = Field(
-        description="Which text of a pair each token is of, 0 or 1; 0 in a single text, null for"
-        " special tokens."
+    sequence_ids: list[list[int | None]] | None = Field(
+        None,
+        description="Of texts alone: which text of a pair each token is of, 0 or 1; 0 in a single"
+        " text, null for special tokens.",
     )
     num_tokens: list[int] = Field(
         description="Of each text: the other routes reject, or cut, one with more than `limit`."
@@ -63,7 +77,8 @@ EXAMPLES = {
     "a text and a pair": {
         "model": "all-minilm-l6-v2",
         "texts": ["Pads are dropped.", ["Tokenize", "Pads."]],
-    }
+    },
+    "ids whose tokens are wanted": {"model": "all-minilm-l6-v2", "input_ids": [[2, 3]]},
 }
 ANSWER = {
     "model": "all-minilm-l6-v2",
@@ -127,11 +142,48 @@ def _answer(model: Model, tokenizer: Tokenizer, shown: list[Shown]) -> bytes:
     )
 
 
+def _named(asked: TokenizeRequest, rows: list[list[int]], model: Model, tools: Tools) -> bytes:
+    """The tokens of ids, as the vocabulary writes them."""
+    if asked.texts is not None:
+        raise InvalidInput("texts and input_ids are both given: send one", param="input_ids")
+    if (num_ids := sum(map(len, rows))) > MAX_IDS:
+        raise InvalidInput(
+            f"input_ids has {num_ids} ids, at most {MAX_IDS} are read", param="input_ids"
+        )
+    if (tokenizer := model.tokenizer) is None:
+        raise InvalidInput(f"{model.bundle.ref} has no tokenizer", param="input_ids")
+    for row, ids in enumerate(rows):
+        if wrong := [one for one in ids if not 0 <= one < tokenizer.num_ids]:
+            most = tokenizer.num_ids - 1
+            raise InvalidInput(
+                f"input_ids[{row}] has {wrong[0]}: ids are 0 to {most}", param="input_ids"
+            )
+    return orjson.dumps(
+        {
+            "model": model.answered_name,
+            "version": str(model.bundle.manifest.version),
+            "input_ids": rows,
+            "tokens": [[tokenizer.library.id_to_token(one) or "" for one in ids] for ids in rows],
+            "num_tokens": list(map(len, rows)),
+            "limit": tokenizer.max_text_tokens,
+        }
+    )
+
+
 async def tokenize(asked: TokenizeRequest, call: Call, tools: Tools) -> bytes:
     """InvalidInput names the field."""
     model, prompt_name = call.model_and_prompt(tools.models, asked.model, asked.prompt_name)
+    if asked.input_ids is not None:
+        return _named(asked, asked.input_ids, model, tools)
+    if asked.texts is None:
+        raise InvalidInput("texts is missing: send texts, or input_ids", param="texts")
     truncate = cuts(call, tools, asked.truncate)
-    texts = TextsToTokenize.prompted("texts", asked.texts, truncate, model, prompt_name)
+    if asked.input_type is None:
+        texts = TextsToTokenize.prompted("texts", asked.texts, truncate, model, prompt_name)
+    elif prompt_name is None:
+        texts = TextsToTokenize.typed("texts", asked.texts, truncate, model, asked.input_type)
+    else:
+        raise InvalidInput("input_type and a prompt are both named: send one", param="input_type")
     tokenizer = tools.texts.tokenizer(texts)
     # texts that are too long are shown too, so that callers see by how much
     work = partial(_shown, tokenizer, truncate)

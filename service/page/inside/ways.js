@@ -1,6 +1,6 @@
 // The panel of the five ways: each with its bits, and the verdict over all of them.
 
-import { byId, count, element } from "./dom.js";
+import { byId, count, element } from "../dom.js";
 import { difference, digest, fiveWays, hex, send } from "./bits.js";
 
 const SHOWN = 3; // numbers whose bits are written out

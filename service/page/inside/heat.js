@@ -1,6 +1,7 @@
 // Pictures of numbers: a strip of activations for each token, and tables shaded by value.
 
-import { count, element, short, styled } from "./dom.js";
+import { count, element, short, styled } from "../dom.js";
+import { scrolling, thead } from "../panel.js";
 
 export const MOST_TOKENS = 32; // of a row that are drawn
 
@@ -48,7 +49,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   for (const [canvas, again] of painted) canvas.isConnected ? again() : painted.delete(canvas);
 });
 
-/** cells: of the row; activations: [S][d]. The picture, its scale, and the same as a table. */
+/** cells: of the row; activations: [S][d]. The picture and its scale. */
 export function activations(cells, values) {
   const real = values.filter((_, index) => cells[index]?.real);
   const limit = Math.max(1e-12, quantile(real.flat().map(Math.abs), 0.995));
@@ -66,7 +67,7 @@ export function activations(cells, values) {
     painted.get(canvas)();
     return element("li", {}, label, canvas);
   });
-  return [element("ul", { class: "strips" }, ...rows), scale(limit), numbers(cells, values)];
+  return [element("ul", { class: "strips" }, ...rows), scale(limit)];
 }
 
 export const nameOf = (cell) => cell.token ?? String(cell.id);
@@ -98,44 +99,8 @@ const scale = (limit) =>
     short(limit),
   );
 
-function numbers(cells, values) {
-  const head = ["token", "lowest", "highest", "length", "first numbers"];
-  const rows = runs(cells).map(({ cell, index, pads }) => {
-    if (pads) return padRow(pads, head.length - 1);
-    const row = values[index];
-    const told = [Math.min(...row), Math.max(...row), Math.hypot(...row)].map(short);
-    return tr([nameOf(cell), ...told, row.slice(0, 4).map(short).join("  ")]);
-  });
-  return element(
-    "details",
-    {},
-    element("summary", {}, "As numbers"),
-    scrolling(
-      "Activations as numbers",
-      element("table", { class: "numbers" }, thead(head), element("tbody", {}, ...rows)),
-    ),
-  );
-}
-
-const thead = (names) =>
-  element(
-    "thead",
-    {},
-    element("tr", {}, ...names.map((name) => element("th", { scope: "col" }, name))),
-  );
-const tr = ([first, ...rest]) =>
-  element(
-    "tr",
-    {},
-    element("th", { scope: "row" }, first),
-    ...rest.map((text) => element("td", {}, text)),
-  );
-
 export const padRow = (pads, width) =>
   element("tr", { class: "pad" }, element("td", { colspan: width + 1 }, count(pads, "pad")));
-
-export const scrolling = (label, inside) =>
-  element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, inside);
 
 /** values: [S][n]; names: of the n columns. Shaded from the lowest to the highest. */
 export function shaded(caption, cells, values, names, written = short, kind = "") {

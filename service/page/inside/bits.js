@@ -1,8 +1,8 @@
 // One sequence sent alone, padded three ways and in company; its answers compared bit by bit.
 
-import { count, element, short, styled } from "./dom.js";
+import { count, element, short, styled } from "../dom.js";
 import { columns } from "./grid.js";
-import { postForTensors } from "./server.js";
+import { postForTensors } from "./tensors.js";
 
 const OTHERS = 32;
 const OUTPUTS = ["activations", "pooled", "norm_stats"];

@@ -1,8 +1,7 @@
 // What a certificate says of a GPU: whether bits are equal in company there, and where nodes run.
 
-import { card, count, element, folded, short } from "./dom.js";
-import { scrolling } from "./heat.js";
-import { fact } from "./panel.js";
+import { card, count, element, folded, short } from "../dom.js";
+import { fact, scrolling } from "../panel.js";
 
 /** The section "cuda" of a certificate, but for its checks. */
 export function onGpu({ gpu, holds, onnxruntime, tf32, nodes, bits }) {

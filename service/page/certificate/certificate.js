@@ -1,11 +1,10 @@
 // A model's certificate: the verdict, what it is of, every check with its margin to the limit, and
 // what holds on a GPU where that was measured.
 
-import { byId, card, count, element, folded, short } from "./dom.js";
+import { byId, card, count, element, folded, short } from "../dom.js";
 import { onGpu, placed } from "./gpu.js";
-import { scrolling } from "./heat.js";
-import { bar, fact } from "./panel.js";
-import { Refused, apiKey, get, inWords, useKey } from "./server.js";
+import { bar, fact, scrolling } from "../panel.js";
+import { Refused, apiKey, get, inWords, useKey } from "../server.js";
 
 // the page's own address says which model: /models/NAME/certificate, /models/NAME/VERSION/certificate
 const MODEL = location.pathname.match(/\/models\/(.+)\/certificate\/?$/)?.[1] ?? "";

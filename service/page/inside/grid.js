@@ -1,6 +1,6 @@
 // The grid of tokens that is sent, and its mask. A row is a list of cells {id, token, type, real}.
 
-import { byId, element } from "./dom.js";
+import { byId, element } from "../dom.js";
 
 /** Where the tokens of a sequence stand in a row of `width` cells. */
 export function columns(length, width, place) {
