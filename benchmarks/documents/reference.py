@@ -53,7 +53,8 @@ def metrics_table() -> str:
         metrics = service.metrics
         labels = {
             next(iter(metric.describe())).name: metric._labelnames
-            for metric in vars(metrics).values()
+            for attribute in vars(metrics).values()
+            for metric in (attribute.values() if isinstance(attribute, dict) else [attribute])
             if isinstance(metric, MetricWrapperBase)
         }
         labels["addnorm_model_info"] = INFO_LABELS
