@@ -14,6 +14,7 @@ from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.manifest import Pick
 from addnorm.service.scheduling.cooperative import CooperativePool, run_now
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.handover import Handover
 from addnorm.service.scheduling.job import Job
 from addnorm.service.scheduling.scheduler import Scheduler
 
@@ -38,6 +39,8 @@ class Computing:
         equal one in the request."""
         self.scheduler, self.cache = scheduler, cache
         self._encoders, self._report = encoders, report
+        self._handover = Handover()
+        self._waking: asyncio.AbstractEventLoop | None = None  # whose present round wakes workers
 
     async def rows(
         self,
@@ -64,7 +67,8 @@ class Computing:
             self._report(request.model.name, num_held, num_missed, num_missed - len(reuse.missing))
         if job is None:
             return partial(reuse.gathered, None), NO_STAGES
-        computed = await _wait_for(job, request, deadline, reuse.missing)
+        self._wake_workers()
+        computed = await self._wait_for(job, request, deadline, reuse.missing)
         return partial(reuse.gathered, computed), _stages_s(job)
 
     async def _digests(self, request: InferenceRequest, deadline: Deadline) -> list[bytes] | None:
@@ -103,7 +107,7 @@ class Computing:
                 more = self.cache.find(target, key, missing, needs)
                 if not more:
                     submitted = target, batch, left_s, key, results, is_piece
-                    return reuse, self.scheduler.submit(*submitted)
+                    return reuse, self.scheduler.submit(*submitted, wakes=False)
             found |= more
 
     def _prepared(
@@ -117,20 +121,31 @@ class Computing:
         hold = partial(self.cache.hold, runner.target, key, missing) if missing else None
         return batch, RowKeeper(batch, reuse.picks, runner.engine.d_model, missing, hold)
 
+    async def _wait_for(
+        self, job: Job, request: InferenceRequest, deadline: Deadline, sequences: Sequence[int]
+    ) -> KeptRows:
+        """What the job keeps. Cancels it when the time is up or the caller leaves.
 
-async def _wait_for(
-    job: Job, request: InferenceRequest, deadline: Deadline, sequences: Sequence[int]
-) -> KeptRows:
-    """What the job keeps. Cancels it when the time is up or the caller leaves.
+        sequences: of the request, that the job computes.
+        """
+        try:
+            kept: KeptRows = await self._handover.result(job.future, deadline)
+        except NotFinite as error:
+            own = NotFinite(error.output, sequences[error.sequence])
+            raise by_row(request, own) from error
+        return kept
 
-    sequences: of the request, that the job computes.
-    """
-    try:
-        kept: KeptRows = await deadline.wait(asyncio.wrap_future(job.future))
-    except NotFinite as error:
-        own = NotFinite(error.output, sequences[error.sequence])
-        raise by_row(request, own) from error
-    return kept
+    def _wake_workers(self) -> None:
+        """Once for all requests of this round of the event loop: a worker that is woken wants the
+        interpreter's lock, which the next request needs too."""
+        loop = asyncio.get_running_loop()
+        if self._waking is not loop:
+            self._waking = loop
+            loop.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._waking = None
+        self.scheduler.wake()
 
 
 def _stages_s(job: Job) -> dict[str, float]:

@@ -12,6 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from addnorm.service.errors import ServiceError
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.handover import Handover
 from addnorm.service.scheduling.queue.start_time_fairness import Flow, StartTimeFairQueue
 
 Done = TypeVar("Done")
@@ -127,7 +128,7 @@ class CooperativePool:
         of its system calls. clock: seconds, by which turns are measured."""
         self.num_threads, self._pause_s = num_threads, PAUSE_S if pauses else 0.0
         self.executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
-        self._clock = clock
+        self._clock, self._handover = clock, Handover()
         self._num_free = num_threads
         self._num_waiting = 0
         self._keys: dict[str, KeyTurns] = {}
@@ -146,7 +147,7 @@ class CooperativePool:
             turn = await self._wait_for_turn(flow, length_s, deadline)
             running = self.executor.submit(self._run, turn, work, deadline)
             try:
-                outcome = await deadline.wait(asyncio.wrap_future(running))
+                outcome = await self._handover.result(running, deadline)
             finally:
                 self._end_with(running, turn)
             if outcome.is_done:

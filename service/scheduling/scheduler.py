@@ -115,20 +115,28 @@ class Scheduler:
         key: str = "",
         results: Results | None = None,
         is_piece: bool = False,
+        wakes: bool = True,
     ) -> Job:
         """Queues the batch, or raises Overloaded or Expired. Cancelling the job's future removes it
         from the queue.
 
         key: the name of the caller's API key, for fairness among keys. results: a row for each
-        token if None. is_piece: of a bulk request, which was admitted as a whole.
+        token if None. is_piece: of a bulk request, which was admitted as a whole. wakes: False if
+        the caller calls `wake` itself.
         """
         now, results = time.monotonic(), results or AllRows(batch)
         with self._changed:
             job = self._admission.submit(
                 target, batch, now, now + timeout_s, key, results, is_piece
             )
-            self._changed.notify(max(1, self._queue.num_tokens // MIN_TOKENS_PER_WORKER))
+            if wakes:
+                self.wake()
         return job
+
+    def wake(self) -> None:
+        """Wakes as many idle workers as what waits is enough for."""
+        with self._changed:
+            self._changed.notify(max(1, self._queue.num_tokens // MIN_TOKENS_PER_WORKER))
 
     def paused(self) -> AbstractContextManager[bool]:
         """For `with`: no micro-batch begins or ends meanwhile: what is in flight stays so. Keep it
