@@ -9,12 +9,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from addnorm.service.errors import ServiceError
 from addnorm.service.locks import LockOrder, new_lock
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.device.device_rows import AnyRows
+
+if TYPE_CHECKING:
+    from addnorm.service.scheduling.queue.backlog import Backlog
 
 # How the measured rate of a target follows its runs.
 #
@@ -134,6 +137,7 @@ class Job:
     started: float | None = None  # when its first sequence was taken
     finished: float | None = None
     is_piece: bool = False  # of a bulk request: it runs on one core, and with no other jobs
+    backlog: "Backlog | None" = None  # that it is of, also while it runs; None: it goes first
 
     def __post_init__(self) -> None:
         self._num_settled = 0
@@ -141,6 +145,18 @@ class Job:
         self.num_tokens = 0  # that wait; the queue counts them
         lengths = enumerate(self.results.lengths)
         self.waiting = sorted(Waiting(length, self.number, at, self) for at, length in lengths)
+
+    def wait_for(self, sequences: "list[Waiting]") -> None:
+        """These, sorted, wait too."""
+        self.waiting = sorted(self.waiting + sequences) if self.waiting else sequences
+
+    def wait_no_more(self, sequences: "list[Waiting]") -> None:
+        """These do not wait any more."""
+        if len(sequences) == len(self.waiting):
+            self.waiting = []
+            return
+        for sequence in sequences:
+            del self.waiting[bisect_left(self.waiting, sequence)]
 
     def fail(self, error: Exception) -> None:
         with suppress(InvalidStateError):  # the caller has left in the meantime

@@ -13,11 +13,10 @@ worker threads were busy.
 """
 
 import math
-from bisect import bisect_left, insort
-from collections import deque
+from bisect import bisect_left
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from itertools import chain, count
-from weakref import WeakKeyDictionary
 
 from addnorm.service.errors import Expired
 from addnorm.service.runtime.batch import Batch
@@ -55,8 +54,6 @@ class JobQueue:
         # targets with jobs that wait, and the backlogs that these are in
         self.active: dict[Target, dict[Backlog, None]] = {}
         self._urgent: dict[int, Job] = {}  # go before all others, and are in no backlog
-        # of every job but urgent ones, also while it runs
-        self._backlog_of: WeakKeyDictionary[Job, Backlog] = WeakKeyDictionary()
         self._keys: dict[str, KeyBacklogs] = {}
         self._fairness: StartTimeFairQueue[KeyBacklogs] = StartTimeFairQueue()
         self._last = self._keys[LAST] = KeyBacklogs()
@@ -91,30 +88,27 @@ class JobQueue:
     ) -> Job:
         """Queues the batch as a job of this backlog."""
         job = self._make_job(target, batch, now, deadline, results)
-        job.is_piece = is_piece
-        self._backlog_of[job] = backlog
+        job.is_piece, job.backlog = is_piece, backlog
         sequences, job.waiting = job.waiting, []
-        alone = [own for own in sequences if not backlog.in_flight.join(own)]
+        alone = backlog.in_flight.join(sequences)
         if len(alone) < len(sequences):
             job.started = now  # the others run already
-        self._wait_for(job, alone)
+        if alone:
+            self._wait_for(backlog, job, alone)
         return job
 
-    def _wait_for(self, job: Job, sequences: list[Waiting]) -> None:
+    def _wait_for(self, backlog: Backlog, job: Job, sequences: list[Waiting]) -> None:
         """Queues sequences of the job, sorted, and the job with them if it is not queued."""
-        backlog = self._backlog_of[job]
-        for sequence in sequences:
-            backlog.in_flight.add(sequence)
-            insort(job.waiting, sequence)
-        if sequences and job.number not in self.jobs:
+        num_tokens = backlog.in_flight.add(sequences)
+        job.wait_for(sequences)
+        if job.number not in self.jobs:
             self.active.setdefault(job.target, {})[backlog] = None
             backlog.add(job)
             self._insert(job)
             backlog.owner.fairness.activate(backlog)
             if backlog.owner is not self._last:
                 self._fairness.activate(backlog.owner)
-        counted = [own.length for own in sequences if backlog.in_flight.is_counted(own)]
-        self._count(job, sum(counted))
+        self._count(job, num_tokens)
 
     def add_first(self, target: Target, batch: Batch, now: float, results: Results) -> Job:
         """Queues the batch before all others. For the server's own known-answer tests, which are
@@ -144,7 +138,7 @@ class JobQueue:
         self._deadlines.remove(job)
         self._urgent.pop(job.number, None)
         self._count(job, -job.num_tokens)
-        if backlog := self._backlog_of.get(job):
+        if backlog := job.backlog:
             for sequence in job.waiting:
                 if heir := backlog.in_flight.leave(sequence):
                     self._count(heir.job, heir.length)
@@ -160,8 +154,8 @@ class JobQueue:
         job.num_tokens += num_tokens
         self.num_tokens += num_tokens
         job.target.num_tokens += num_tokens
-        if backlog := self._backlog_of.get(job):
-            backlog.num_tokens += num_tokens
+        if job.backlog:
+            job.backlog.num_tokens += num_tokens
 
     def take(self, now: float, num_idle: int = 1) -> MicroBatch | None:
         """The next micro-batch: the longest sequence of the job whose turn it is, and sequences of
@@ -180,10 +174,9 @@ class JobQueue:
             share = max(MIN_TOKENS_PER_WORKER, math.ceil(target.num_tokens / num_idle))
         candidates = self._candidates(job, CANDIDATE_BATCHES * target.token_budget)
         taken = _nearest(candidates, job.waiting[-1], min(target.token_budget, share))
-        if backlog := self._backlog_of.get(job):
-            self._charge(backlog, target, taken)
-        for sequence in taken:
-            self._take_out(sequence, now)
+        if job.backlog:
+            self._charge(job.backlog, target, taken)
+        self._take_out(taken, now)
         return MicroBatch.of(target, taken, now)
 
     def _next(self) -> Job:
@@ -197,24 +190,25 @@ class JobQueue:
     def _charge(self, backlog: Backlog, target: Target, taken: list[Waiting]) -> None:
         """Other backlogs pay nothing for their part of the micro-batch: without it the space would
         stay empty."""
-        own = [
-            sequence.length for sequence in taken if self._backlog_of.get(sequence.job) is backlog
-        ]
+        own = [sequence.length for sequence in taken if sequence.job.backlog is backlog]
         backlog.charge(sum(own))
         cost_s = max(sum(own), MIN_TOKENS_PER_WORKER) * target.s_per_token
         backlog.owner.fairness.charge(cost_s)
         if backlog.owner is not self._last:
             self._fairness.charge(cost_s)
 
-    def _take_out(self, sequence: Waiting, now: float) -> None:
-        """Takes a sequence out of the queue, with all that wait for its rows."""
-        backlog = self._backlog_of.get(sequence.job)
-        equal = backlog.in_flight.take(sequence) if backlog else [sequence]
-        self._count(equal[0].job, -sequence.length)
-        for own in equal:
-            job = own.job
+    def _take_out(self, taken: list[Waiting], now: float) -> None:
+        """Takes sequences out of the queue, with all that wait for their rows."""
+        gone = defaultdict[Job, list[Waiting]](list)
+        for sequence in taken:
+            backlog = sequence.job.backlog
+            equal = backlog.in_flight.take(sequence) if backlog else [sequence]
+            self._count(equal[0].job, -sequence.length)
+            for own in equal:
+                gone[own.job].append(own)
+        for job, sequences in gone.items():
             job.started = now if job.started is None else job.started
-            del job.waiting[bisect_left(job.waiting, own)]
+            job.wait_no_more(sequences)
             if not job.waiting:
                 self._remove(job)
 
@@ -227,10 +221,13 @@ class JobQueue:
         candidates: list[Waiting] = []
         found = set[Identity]()  # of equal sequences only the first is one
         for other in self._following(job):
-            for sequence in other.waiting:
-                if sequence.identity is None or sequence.identity not in found:
-                    candidates.append(sequence)
-                    found.add(sequence.identity)
+            if other.results.identities is None:
+                candidates += other.waiting
+            else:
+                for own in other.waiting:
+                    if own.identity not in found:
+                        candidates.append(own)
+                        found.add(own.identity)
             num_tokens -= other.num_tokens
             if num_tokens <= 0:
                 break
@@ -241,7 +238,7 @@ class JobQueue:
         """The job, then the other jobs of its target in the order of this turn, its own backlog's
         first. Pieces of bulk requests keep no other job waiting, so they run apart."""
         yield job
-        own = self._backlog_of.get(job)
+        own = job.backlog
         smallest_first = own is not None and own.is_for_smallest()
         others = (backlog for backlog in self.active[job.target] if backlog is not own)
         for backlog in chain([own] if own else [], others):
@@ -278,12 +275,12 @@ class JobQueue:
         another sequence may be at fault."""
         for sequence in micro.sequences:
             for joined in self._end_joining(sequence):
-                if not joined.job.future.done():
-                    self._wait_for(joined.job, [joined])
+                if joined.job.backlog and not joined.job.future.done():
+                    self._wait_for(joined.job.backlog, joined.job, [joined])
 
     def _end_joining(self, sequence: Waiting) -> list[Waiting]:
         """The sequences that joined this one. No other joins it from now on."""
-        backlog = self._backlog_of.get(sequence.job)
+        backlog = sequence.job.backlog
         return backlog.in_flight.end(sequence) if backlog else []
 
     def sweep(self, now: float) -> None:

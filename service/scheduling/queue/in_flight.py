@@ -28,18 +28,21 @@ class InFlight:
             if identity not in self._waiting and identity not in self._running
         )
 
-    def join(self, sequence: Waiting) -> bool:
-        """Lets it share the rows of an equal one that runs, if there is one."""
-        running = self._running.get(sequence.identity) if sequence.identity is not None else None
-        if running is None:
-            return False
-        running.append(sequence)
-        return True
+    def join(self, sequences: list[Waiting]) -> list[Waiting]:
+        """Lets those of one job share the rows of equal ones that run. -> the others."""
+        if sequences[0].identity is None:
+            return sequences
+        alone = list[Waiting]()
+        for sequence in sequences:
+            self._running.get(sequence.identity, alone).append(sequence)
+        return alone
 
-    def add(self, sequence: Waiting) -> None:
-        """It waits from now on."""
-        if sequence.identity is not None:
-            self._waiting.setdefault(sequence.identity, {})[sequence] = None
+    def add(self, sequences: list[Waiting]) -> int:
+        """Those of one job wait from now on. -> their tokens that are counted."""
+        if sequences[0].identity is not None:
+            for sequence in sequences:
+                self._waiting.setdefault(sequence.identity, {})[sequence] = None
+        return sum(own.length for own in sequences if self.is_counted(own))
 
     def is_counted(self, sequence: Waiting) -> bool:
         """Whether the tokens of a waiting sequence are counted: only the first of equal ones is."""

@@ -25,6 +25,7 @@ from addnorm.service.server.error_response import error_response
 from addnorm.service.server.http.flow_control import Flow
 from addnorm.service.server.http.head import too_large, wrong_head
 from addnorm.service.server.http.http_parser import Parser
+from addnorm.service.server.http.joined_head import JoinedHead
 from addnorm.service.server.http.last_answer import LastAnswer, drawn_age, has_unread
 from addnorm.service.server.http.room import Room
 from addnorm.service.settings import Settings
@@ -136,6 +137,8 @@ class Connection(HttpToolsProtocol):
         if self.aged_at is not None:
             context.ends_connection = self._ends_by_age
         super().on_headers_complete()
+        if self.scope["method"] != "HEAD":  # whose answer has no body
+            self.cycle.transport = cast(Any, JoinedHead(self.transport))
 
     def on_body(self, body: bytes) -> None:
         self._num_loose = 0
