@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from addnorm.service.errors import ServiceError
 from addnorm.service.locks import LockOrder, new_lock
-from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.runtime.device.device_rows import AnyRows
+from addnorm.service.runtime.batch import AnyRows, Batch, Rows
 
 # How the measured rate of a target follows its runs.
 #
