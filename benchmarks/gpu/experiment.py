@@ -168,7 +168,7 @@ def _kept(file: Path) -> dict[str, Figures]:
 
 
 def _keep(file: Path, name: str, figures: Figures) -> None:
-    """In place of what the step had."""
+    """Replaces what the step had."""
     file.write_text(json.dumps({**_kept(file), name: figures}, indent=1))
     shown = figures.get("holds", figures)
     print(f"{name}: {json.dumps(shown)}", flush=True)

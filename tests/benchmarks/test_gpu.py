@@ -3,53 +3,68 @@
 from dataclasses import replace
 from pathlib import Path
 
+import onnxruntime
 import pytest
 import torch
 
-from addnorm.model.presets import PRESETS
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.cuda.gpu import CUDA
 from addnorm.service.settings import Settings
 from benchmarks.findings import Options
 from benchmarks.gpu import experiment, torch_encoder
 from benchmarks.gpu.experiment import Setup
 from benchmarks.peers.torch_server import padded
 
+STEPS = ("export", "agreement", "speed")  # without the tests, of which this is one
+
 
 @pytest.fixture
-def setup(notebook_in_fp16: Bundle, tmp_path: Path) -> Setup:
-    """A rehearsal whose only model is there already."""
-    made = experiment.rehearsal(tmp_path, Settings())
-    (made.out / "bundles").mkdir(parents=True)
-    (made.out / "bundles" / "notebook").symlink_to(notebook_in_fp16.path.parent)
-    shapes = {"notebook": PRESETS["notebook"]}
-    return replace(made, shapes=shapes, seconds=0.001, num_compositions=3)
+def setup(tmp_path: Path) -> Setup:
+    """Smaller still than the rehearsal."""
+    found = experiment.rehearsal(tmp_path, Settings())
+    shapes = {"tiny": replace(found.shapes["tiny"], n_layers=1, max_positions=128)}
+    return replace(found, shapes=shapes, seconds=0.001, num_compositions=3)
 
 
+@pytest.mark.skipif(CUDA in onnxruntime.get_available_providers(), reason="there is CUDA")
+def test_what_is_missing_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADDNORM_PROVIDER", "cuda")
+    (said,) = experiment.run(Options(1, 1, out=tmp_path / "out")).missed
+    assert said.startswith("this needs onnxruntime-gpu in place of onnxruntime")
+    assert "PyTorch with CUDA" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("exports_shared")
 def test_a_rehearsal_runs_every_step_and_keeps_its_figures(setup: Setup) -> None:
-    found = experiment.tried(Options(1, 1, ("export", "speed")), setup)
+    found = experiment.tried(Options(1, 1, STEPS), setup)
     assert not found.missed
-    assert found.figures == experiment._kept(setup.report)
-    assert found.figures["speed notebook"].keys() >= {
-        "small, fp16", "hidden, fp32", "big, PyTorch sorted", "512 tokens alone, PyTorch padded",
-    }  # fmt: skip
-    assert min(found.figures["speed notebook"].values()) > 0
-
-
-def test_a_step_that_fails_ends_no_other_and_is_kept(setup: Setup) -> None:
-    """The weights of the bundle are not those of the reference."""
-    found = experiment.tried(Options(1, 1, ("agreement", "export")), setup)
-    (missed,) = found.missed
-    assert missed.startswith("agreement notebook: CertificationError: ")
     kept = experiment._kept(setup.report)
-    assert kept["agreement notebook"]["failed"].startswith("CertificationError")
-    assert kept["export notebook"]["MiB"] > 0
+    assert found.figures == kept
+    assert kept.keys() == {f"{step} tiny" for step in STEPS}
+    assert kept["agreement tiny"]["holds"]["fp16"]["bits"] == "equal"
+    speed = kept["speed tiny"]
+    assert {"small, fp16", "hidden, fp32", "512 tokens alone, PyTorch padded"} < speed.keys()
+    assert min(speed.values()) > 0
 
 
-def test_pads_do_not_reach_the_peers_vectors() -> None:
+def test_a_step_that_fails_ends_no_other_and_keeps_what_others_found(setup: Setup) -> None:
+    """Nothing was exported."""
+    setup.out.mkdir(parents=True)
+    setup.report.write_text('{"tests": {"pytest": "1 passed"}}')
+    found = experiment.tried(Options(1, 1, ("agreement", "speed")), setup)
+    assert [missed.partition(": ")[0] for missed in found.missed] == [
+        "agreement tiny",
+        "speed tiny",
+    ]
+    kept = experiment._kept(setup.report)
+    assert kept["tests"] == {"pytest": "1 passed"}
+    assert kept["speed tiny"]["failed"].startswith("StartupError: ")
+
+
+def test_pads_do_not_reach_the_peers_vectors(setup: Setup) -> None:
     """PyTorch's side computes what it is timed for: means over real tokens alone."""
     torch.manual_seed(0)
-    shapes = experiment.rehearsal(Path(), Settings()).shapes
-    peer = torch_encoder.encoder(shapes["tiny"], "cpu")
+    peer = torch_encoder.encoder(setup.shapes["tiny"], "cpu")
     sequences = [torch.arange(3), torch.arange(9)]
     with torch.inference_mode():
         _, together = peer(*padded(sequences))

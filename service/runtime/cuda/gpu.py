@@ -71,8 +71,8 @@ class Gpu:
         return open_session(graph, providers=[(CUDA, self._options())], opened=self.runtime.open)
 
     def _options(self) -> dict[str, str]:
-        """By onnxruntime's names. Each worker thread has CUDA streams of its own in each session,
-        so runs of several threads may overlap."""
+        """The options by onnxruntime's names. Each worker thread has CUDA streams of its own in
+        each session, so runs of several threads may overlap."""
         options = {
             "use_tf32": str(int(self.tf32)),
             # the default doubles the arena up to steps of 1 GiB

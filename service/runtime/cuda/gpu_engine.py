@@ -43,14 +43,14 @@ class GpuEngine(Engine):
         return self._rows.run(batch, self._inputs(batch.grid(self._width(batch))))
 
     def run_on_all_cores(self, batch: Batch) -> Rows:
-        """As `run`."""
+        """The same as `run`."""
         return self.run(batch)
 
     def head_rows(self, output: str) -> int:
         return HEAD_ROWS
 
     def _width(self, batch: Batch) -> int:
-        """Of the grid. Attention with a mask takes its fast kernel only at a multiple of
+        """The grid's. Attention with a mask takes its fast kernel only at a multiple of
         WIDTH_STEP."""
         longest = int(batch.lengths.max())
         return max(longest, min(self._max_positions, -(-longest // WIDTH_STEP) * WIDTH_STEP))
