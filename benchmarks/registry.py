@@ -8,9 +8,7 @@ from benchmarks.findings import BUILD, MINILM, Findings, Options
 
 BERT, REAL, TRAINED = str(MINILM), "build/real-models", "build/trained/cross-encoder"
 SERVED, TINY, PRESET = "bundles/all-minilm-l6-v2", "bundles/notebook", "bundles/minilm"
-PEER, RAY, GPU, ARM = (
-    f"build/{name}/ready" for name in ("sentence-transformers", "ray", "gpu", "processors")
-)
+PEER, RAY, ARM = (f"build/{name}/ready" for name in ("sentence-transformers", "ray", "processors"))
 # the first of each minor version that pyproject.toml allows, beside the one that is installed
 ONNXRUNTIMES = ("1.25.0", "1.26.0", "1.27.0", "1.28.0", "1.29.0", "1.30.0", "1.31.1")
 
@@ -149,18 +147,10 @@ EXPERIMENTS = {
         only="names of models",
     ),
     "gpu": Experiment(
-        "all that is to be known of this machine's GPU: differences, bits, speed beside PyTorch",
+        "of a GPU, with ADDNORM_PROVIDER=cuda: differences, bits, speed beside PyTorch",
         "benchmarks.gpu.experiment:run",
-        30,
-        (GPU,),
-        only="parts, as docs/cuda.md lists them",
-        environment="gpu",
-    ),
-    "gpu-rehearsal": Experiment(
-        "the same on the CPU with a tiny model: says nothing of a GPU",
-        "benchmarks.gpu.experiment:rehearse",
-        3,
-        only="parts, as docs/cuda.md lists them",
+        20,
+        only="beginnings of steps: tests, export, agreement, speed",
     ),
 }
 GROUPS = {"stress": ("overload", "swaps", "rollback", "other-keys")}  # a name for several

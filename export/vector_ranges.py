@@ -51,7 +51,7 @@ def measured(bundle: Bundle) -> list[list[float]]:
     precision = precision_of(bundle.manifest)
     only = {"precisions": {precision: bundle.manifest.precisions[precision]}}
     manifest = bundle.manifest.model_copy(update={**only, "default_precision": precision})
-    with path_of(Model(replace(bundle, manifest=manifest), "cpu")) as path:
+    with path_of(Model(replace(bundle, manifest=manifest))) as path:
         vectors = served(path.service, bundle, precision).vectors
     return [[float(str(value)) for value in row] for row in widened(vectors)]
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from addnorm.export.certificate.on_cuda import measured
+from addnorm.export.cuda.on_gpu import measured
 from addnorm.export.graphs.graph import check_fit
 from addnorm.export.modules import from_code
 from addnorm.export.sources import sources
@@ -16,7 +16,8 @@ from addnorm.service.errors import StartupError
 from addnorm.service.loading.known_answers import different
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.session import uses_cuda
+from addnorm.service.runtime.cuda.gpu_engine import THE_GPU, GpuEngine
+from addnorm.service.runtime.engine import OpenEngine
 from addnorm.service.runtime.signature import SIGNATURE
 
 
@@ -40,24 +41,27 @@ def verify(
 
 
 def read_again(path: Path, provider: str) -> Bundle:
-    """A bundle to be verified. StartupError where cuda is asked for and this onnxruntime has none,
-    or the bundle is not certified on the CPU."""
-    if provider == "cuda" and uses_cuda(provider):
-        return bundles.read(path)
+    """A bundle to be verified. StartupError where cuda is asked for and this onnxruntime has
+    none."""
+    if provider == "cuda":
+        THE_GPU.require()
     return bundles.read_uncertified(path)
 
 
-def certify_again(bundle: Bundle, source: Source, provider: str = "cpu") -> None:
+def certify_again(
+    bundle: Bundle, source: Source, provider: str = "cpu", on_gpu: OpenEngine = GpuEngine
+) -> None:
     """UsageError if the bundle was made from something else, or in another way.
 
-    provider: cuda adds what holds on a GPU to the certificate that it has.
+    provider: cuda adds what holds on a GPU to the certificate that it has. StartupError if it has
+    none. on_gpu: opens the engines there.
     """
     _check_source(bundle, source)
     say(f"verifying {bundle.ref} on {provider}")
     if provider == "cuda":
-        assert bundle.certificate
-        section = measured(bundle, source.in_layout("padded"), source.folder)
-        certificate = {**bundle.certificate, "cuda": section}
+        before = bundles.read(bundle.path).certificate or {}
+        section = measured(bundle, source.in_layout("padded"), source.folder, on_gpu)
+        certificate = {**before, "cuda": section}
     else:
         new = certificate_of(bundle, source)
         certificate = {**new, **_kept(bundle)}

@@ -93,6 +93,16 @@ def test_imports_within_service_run_downward_only() -> None:
         assert not upward, f"{path} imports {upward}, which stand above {own}"
 
 
+def test_code_for_gpus_is_entered_at_two_places_only() -> None:
+    """A reader may skip it: where engines are chosen, and where a certificate is made again."""
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in sources(*PACKAGES)
+        if path.parent.name != "cuda" and any(".cuda." in name for name in imported(path))
+    }
+    assert found == {"service/loading/loader.py", "export/verifying.py"}
+
+
 def test_no_file_shares_its_name() -> None:
     """A file's name differs from those in other folders of service and in the standard library."""
     names = [path.stem for path in sources("service") if path.stem != "__init__"]

@@ -69,7 +69,7 @@ def opened(root: Path) -> set[str]:
         for files in (
             "service/page/*.*",
             "service/page/*/*",
-            "service/runtime/pooling/*",
+            "service/runtime/cuda/pooling/*",
             "service/protocols/kserve/over_grpc/*.binpb",
         )
         for path in root.glob(files)

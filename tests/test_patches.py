@@ -14,14 +14,12 @@ TESTS = Path(__file__).parent
 ERRS = "a step of the export errs, which no caller may choose"
 REMAINING = {  # file -> how many, why
     "benchmarks/test_cache.py": (1, "the system's Popen: no process is started"),
-    "benchmarks/test_gpu.py": (3, "the tables of shapes and tolerances, which nobody hands over"),
     "cluster/test_ray_serve.py": (1, "logging's own state, put back afterwards"),
     "corpus/test_embed_command.py": (1, "the system's rename, and a kill within any step"),
     "export/test_certificate.py": (4, ERRS),
     "export/test_download.py": (1, "a constant of huggingface_hub, read from the environment"),
     "export/test_export.py": (4, ERRS),
     "export/test_large_models.py": (1, "protobuf's limit of 2 GiB"),
-    "export/test_on_cuda.py": (9, "a GPU that is not there, and " + ERRS),
     "export/modules/test_examples.py": (1, "the words of a command line"),
     "export/modules/test_from_code.py": (1, "the current folder, from which code is imported"),
     "loading/test_repository.py": (1, "the system's listing of a folder, which root may read"),

@@ -27,7 +27,7 @@ class Offline:
 
     @cached_property
     def _engine(self) -> Engine:
-        return Engine(self._bundle, self._precision, "cpu")
+        return Engine(self._bundle, self._precision)
 
     def tokens_per_s(
         self, sequences: list[Ints], num_workers: int, token_budget: int, seconds: float

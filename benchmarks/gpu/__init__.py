@@ -1,1 +1,1 @@
-"""All that is to be known of a machine's GPU, in one run."""
+"""What to run once on a machine with a GPU. It has not run on one yet, and a reader may skip it."""

@@ -31,9 +31,9 @@ def naive(padded: Bundle, *flags: str) -> AbstractContextManager[Server]:
     return processes.program((*MODULE, "benchmarks.peers.naive", padded.path, *flags))
 
 
-def pytorch(model: str, device: str = "cpu") -> AbstractContextManager[Server]:
-    """model: a shape of benchmarks/gpu/shapes.py, or a folder of transformers."""
-    return processes.program((*MODULE, "benchmarks.peers.torch_server", model, device))
+def pytorch(folder: str) -> AbstractContextManager[Server]:
+    """folder: of transformers."""
+    return processes.program((*MODULE, "benchmarks.peers.torch_server", folder))
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The comparison over HTTP: PyTorch behind FastAPI with dynamic batching, as most people write it.
 
-python -m benchmarks.peers.torch_server SHAPE|FOLDER DEVICE PORT. Requests that wait are computed
+python -m benchmarks.peers.torch_server FOLDER PORT. Requests that wait are computed
 together, up to MAX_SEQUENCES, as soon as the model is free.
 """
 
@@ -15,9 +15,7 @@ import torch
 import uvicorn
 from fastapi import FastAPI, Response
 from pydantic import BaseModel
-
-from benchmarks.gpu import shapes
-from benchmarks.peers import torch_encoder
+from torch import Tensor, nn
 
 MAX_SEQUENCES = 64
 
@@ -28,17 +26,34 @@ class Body(BaseModel):
     outputs: list[str]
 
 
+class OfTransformers(nn.Module):
+    """A model of transformers in float32, with scaled_dot_product_attention if it has that."""
+
+    def __init__(self, folder: str) -> None:
+        from transformers import AutoModel  # which the machine of a GPU may lack
+
+        super().__init__()
+        self.model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def forward(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """ids `[B, S]` padded on the right, lengths `[B]` -> hidden `[B, S, d]`, means `[B, d]`."""
+        real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+        hidden = self.model(input_ids=ids, attention_mask=real.long()).last_hidden_state
+        weights = real[:, :, None].to(hidden.dtype)
+        return hidden, (hidden * weights).sum(1) / lengths[:, None]
+
+
+def padded(sequences: list[Any], device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """ids `[B, S]` and lengths `[B]` on the device."""
+    ids = nn.utils.rnn.pad_sequence([torch.as_tensor(one) for one in sequences], batch_first=True)
+    return ids.to(device), torch.tensor([len(one) for one in sequences], device=device)
+
+
 class Batcher:
     """Computes what waits in one run."""
 
-    def __init__(self, name: str, device: str) -> None:
-        is_folder = name not in shapes.SHAPES
-        self._model = (
-            torch_encoder.OfTransformers(name, device)
-            if is_folder
-            else torch_encoder.encoder(shapes.SHAPES[name], device)
-        )
-        self._device = device
+    def __init__(self, folder: str) -> None:
+        self._model = OfTransformers(folder)
         self._waiting: asyncio.Queue[tuple[Body, asyncio.Future[Any]]] = asyncio.Queue()
 
     async def ask(self, body: Body) -> Any:
@@ -62,7 +77,7 @@ class Batcher:
             for ids, mask in zip(body.input_ids, body.attention_mask, strict=True)
         ]
         with torch.inference_mode():
-            hidden, pooled = self._model(*torch_encoder.padded(sequences, self._device))
+            hidden, pooled = self._model(*padded(sequences))
             wants_hidden = any("activations" in body.outputs for body in bodies)
             found = (hidden if wants_hidden else pooled).float().cpu().numpy()
         rows = iter(zip(found, sequences, strict=True))
@@ -79,8 +94,8 @@ def _num_sequences(batch: list[tuple[Body, Any]]) -> int:
     return sum(len(body.input_ids) for body, _ in batch)
 
 
-def create_app(name: str, device: str) -> FastAPI:
-    batcher = Batcher(name, device)
+def create_app(folder: str) -> FastAPI:
+    batcher = Batcher(folder)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -100,5 +115,5 @@ def create_app(name: str, device: str) -> FastAPI:
 
 
 if __name__ == "__main__":
-    name, device, port = sys.argv[1:]
-    uvicorn.run(create_app(name, device), port=int(port), log_level="warning")
+    folder, port = sys.argv[1:]
+    uvicorn.run(create_app(folder), port=int(port), log_level="warning")

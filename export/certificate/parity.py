@@ -70,7 +70,7 @@ def certify(
     gc.collect()  # PyTorch's exporter leaves cycles
     memory.give_back()
     tqdm.write("loading the graphs into onnxruntime")
-    model = Model(bundle, "cpu")
+    model = Model(bundle)
     checks += near(model, reference, checkpoint, original=original)
     known = {name: known_digests(model, name) for name in model.engines}
     fingerprints = {

@@ -28,7 +28,7 @@ Compute = Callable[
 
 def alone(bundle: Bundle, precision: str) -> Compute:
     """An engine in this process that sees one sequence at a time. It is loaded at first use."""
-    engine = cache(lambda: Engine(bundle, precision, "cpu"))
+    engine = cache(lambda: Engine(bundle, precision))
 
     def compute(output: str, sequence: Ints) -> Floats:
         batch = Batch.of([sequence])

@@ -8,8 +8,7 @@ import numpy as np
 
 from addnorm.service.arithmetic import add_rows, lengths, log_sum_exp, max_rows
 from addnorm.service.errors import NotFinite
-from addnorm.service.runtime.batch import Batch, Floats, Ints, all_finite
-from addnorm.service.runtime.device.device_rows import AnyRows, DeviceRows
+from addnorm.service.runtime.batch import AnyRows, Batch, Floats, Ints, Rows, all_finite
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Pooling
 from addnorm.service.scheduling.cooperative import Steps
@@ -38,7 +37,7 @@ def pooled(
     offsets: where each begins and ends. sequences: their indices, in order if None. NotFinite names
     one whose vector is not finite.
     """
-    if isinstance(rows, DeviceRows):
+    if not isinstance(rows, Rows):
         vectors = rows.pooled(pooling)
         check_finite("pooled", vectors, sequences)
         return vectors

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from addnorm.service.inference.heads import pooled
-from addnorm.service.runtime.batch import Batch, Floats, Ints, Rows, offsets_of
-from addnorm.service.runtime.device.device_rows import AnyRows
+from addnorm.service.runtime.batch import AnyRows, Batch, Floats, Ints, Rows, offsets_of
 from addnorm.service.runtime.manifest import Pick, Pooling
 from addnorm.service.scheduling.job import AllRows, Identity
 

@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from addnorm.service.errors import StartupError
@@ -15,7 +16,8 @@ from addnorm.service.models.versions import read_pins
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.device.cuda import CudaOptions
+from addnorm.service.runtime.cuda.gpu_engine import engines_for
+from addnorm.service.runtime.engine import OpenEngine
 from addnorm.service.runtime.manifest import Task
 from addnorm.service.runtime.selfcheck import Computed, unequal
 from addnorm.service.runtime.session import runs_in_words
@@ -32,9 +34,14 @@ NUM_NAMED = 3  # known answers with other bits, in the log
 LONGEST_CHECKED = 1024  # tokens of a sequence that must run; longer ones would take seconds
 
 
-def load(bundle: Bundle, settings: Settings, before: Model | None = None) -> Model:
+def load(
+    bundle: Bundle,
+    settings: Settings,
+    before: Model | None = None,
+    engines: Callable[[Settings], OpenEngine] = engines_for,
+) -> Model:
     """Checks and warms one bundle. StartupError if it is refused. before: the version that runs
-    now."""
+    now. engines: what the settings ask for."""
     started = time.monotonic()
     _check_folder(bundle)
     if settings.require_reference and not bundle.is_compared:
@@ -42,13 +49,11 @@ def load(bundle: Bundle, settings: Settings, before: Model | None = None) -> Mod
             f"{bundle.ref} was compared with itself alone, and ADDNORM_REQUIRE_REFERENCE is set:"
             " export it again with `reference=`, the module that its weights come from"
         )
-    cuda = CudaOptions(settings.cuda_tf32, settings.cuda_memory_bytes)
     model = Model(
         bundle,
-        settings.provider,
-        settings.token_budget,
-        settings.num_cores,
-        cuda,
+        token_budget=settings.token_budget,
+        num_threads=settings.num_cores,
+        open_engine=engines(settings),
         default_precision=settings.default_precision,
         answers_version=settings.answer_versions,
     )
@@ -64,8 +69,8 @@ def load(bundle: Bundle, settings: Settings, before: Model | None = None) -> Mod
 
 
 def check(model: Model) -> None:
-    """StartupError if an engine does not give the known answer, or on CPU is not
-    batch-invariant. Finds out whether it gives the certificate's bits."""
+    """StartupError if an engine does not give the known answer, or is not batch-invariant
+    though it promises it. Finds out whether it gives the certificate's bits."""
     manifest, certificate = model.bundle.manifest, model.bundle.certificate
     for precision, engine in model.engines.items():
         known_answer = certificate["known_answer"][precision] if certificate else None
@@ -79,7 +84,7 @@ def check(model: Model) -> None:
             raise StartupError(
                 f"bundle {model.bundle.path}: the lens does not show what {precision} computes"
             )
-        if engine.provider != "cpu" or manifest.limits.max_positions > max(LENGTHS):
+        if not engine.exact or manifest.limits.max_positions > max(LENGTHS):
             # it fails where the graph has fewer positions than the manifest says
             engine.run(selfcheck.sequences(manifest.limits, [LONGEST_CHECKED]))
         model.reproductions[precision] = _reproduction(model, precision)
@@ -87,9 +92,9 @@ def check(model: Model) -> None:
 
 def _reproduction(model: Model, precision: str) -> Reproduction:
     """Whether the engine gives the certificate's bits; its fingerprint says so from now on.
-    StartupError if on CPU it is not batch-invariant."""
+    StartupError if it is not batch-invariant though it promises it."""
     bundle, engine = model.bundle, model.engines[precision]
-    if engine.provider != "cpu":
+    if not engine.exact:
         return Reproduction(why="a GPU gives bits of its own")
     known = compute(engine, bundle.manifest.limits)
     _check_invariance(model, precision, known.up_to(MOST_ALONE), MOST_PADDED)

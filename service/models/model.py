@@ -2,15 +2,13 @@
 jobs go to. Knows no requests."""
 
 import logging
-from collections.abc import Callable
 from typing import NamedTuple
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.models.usage import Statistics
-from addnorm.service.models.warm_up import BUDGETS, WARM_UP_S, measured_rates, smallest_good
+from addnorm.service.models.warm_up import WARM_UP_S, measured_rates, smallest_good
 from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.device.cuda import CUDA_DEFAULTS, CudaOptions
-from addnorm.service.runtime.engine import Engine
+from addnorm.service.runtime.engine import Engine, OpenEngine
 from addnorm.service.runtime.tokenizing import tokenizer as text
 from addnorm.service.scheduling.job import Target
 from addnorm.service.settings import usable_cores
@@ -40,11 +38,10 @@ class Model:
     def __init__(
         self,
         bundle: Bundle,
-        provider: str,
+        *,
         token_budget: int = 0,
         num_threads: int | None = None,
-        cuda: CudaOptions = CUDA_DEFAULTS,
-        open_engine: Callable[..., Engine] = Engine,
+        open_engine: OpenEngine = Engine,
         default_precision: str | None = None,
         answers_version: bool = False,
     ) -> None:
@@ -64,8 +61,7 @@ class Model:
         self.tokenizers_by_type = text.load_by_type(bundle)
         threads = num_threads or usable_cores()
         self.engines = {
-            name: open_engine(bundle, name, provider, threads, cuda)
-            for name in bundle.manifest.precisions
+            name: open_engine(bundle, name, threads) for name in bundle.manifest.precisions
         }
         self.reproductions = dict.fromkeys(self.engines, Reproduction())  # loading finds them
         self.token_budget = token_budget
@@ -74,13 +70,13 @@ class Model:
         self.targets = {
             precision: Target(
                 self.statistics.timed(engine.compute),
-                token_budget or BUDGETS[engine.provider][1],
+                token_budget or engine.budgets[1],
                 name,
-                exact=engine.provider == "cpu",
+                exact=engine.exact,
                 run_on_all_cores=self.statistics.timed(engine.run_on_all_cores)
-                if engine.provider == "cpu"
+                if engine.on_cores
                 else None,
-                is_shared_out=engine.provider == "cpu",
+                is_shared_out=engine.on_cores,
             )
             for precision, engine in self.engines.items()
         }

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from addnorm.service.locks import LockOrder, new_lock
-from addnorm.service.runtime.batch import Batch
-from addnorm.service.runtime.device.device_rows import AnyRows
+from addnorm.service.runtime.batch import AnyRows, Batch
 from addnorm.service.scheduling.job import Run
 
 # Triton's name -> the stage of a request here

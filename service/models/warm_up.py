@@ -11,24 +11,17 @@ from addnorm.service.runtime.manifest import Limits
 from addnorm.service.runtime.session import is_of_onnxruntime
 
 log = logging.getLogger("addnorm")
-# Warm-up chooses a target's token budget: the smallest of BUDGETS whose rate is GOOD_ENOUGH times
-# the best one's. Larger micro-batches are little faster, have more pads, answer later. (CPU time
+# Warm-up chooses a target's token budget: the engine's smallest whose rate is GOOD_ENOUGH times the
+# best one's. Larger micro-batches are little faster, have more pads, answer later. (CPU time
 # of a token with 256 over 128, MiniLM's shape served: fp32 0.95 to 0.97, int8 0.94 to 1.)
-# A GPU needs more at once.
-BUDGETS = {  # tokens of a micro-batch, by provider
-    "cpu": (128, 256, 512, 1024),
-    "cuda": (1024, 2048, 4096, 8192, 16384, 32768),
-}
-# a run on a CPU is all in its thread: what else the machine does must not choose the budget
-CLOCKS = {"cpu": time.thread_time, "cuda": time.monotonic}
 GOOD_ENOUGH = 0.93
 WARM_UP_S = 1.5  # of one bundle; with the checks, loading takes less than 2 s more
 TYPICAL_LENGTH = 30  # tokens of the sequences that warm-up runs
 
 
 def measured_rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, float]:
-    """Tokens/s at each of BUDGETS, the better of two rounds. Stops early when time is up, or where
-    a GPU has too little memory for more."""
+    """Tokens/s at each of the engine's budgets, the better of two rounds. Stops early when time is
+    up, or where there is too little memory for more."""
     draws, length = np.random.default_rng(0), min(TYPICAL_LENGTH, limits.max_positions)
 
     def drawn(budget: int) -> Batch:
@@ -36,9 +29,9 @@ def measured_rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, 
         return Batch.of(list(draws.integers(0, limits.vocab_size, shape)))
 
     _run(engine, drawn(length))  # a GPU loads its kernels at the first run, which takes seconds
-    ends, clock = time.monotonic() + seconds, CLOCKS[engine.provider]
+    ends, clock = time.monotonic() + seconds, engine.clock
     rates: dict[int, float] = {}
-    order = 2 * BUDGETS[engine.provider]
+    order = 2 * engine.budgets
     for budget, following in zip(order, (*order[1:], 0), strict=True):
         batch, began, started = drawn(budget), time.monotonic(), clock()
         try:
@@ -56,7 +49,7 @@ def measured_rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, 
 
 
 def _run(engine: Engine, batch: Batch) -> None:
-    """Runs the batch as a worker does: a GPU also pools, and looks for what is not finite."""
+    """Runs the batch as a worker does, and looks for what is not finite."""
     engine.compute(batch).not_finite()
 
 

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from addnorm.service.runtime.manifest import Pooling
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -44,6 +46,26 @@ class Rows(NamedTuple):
             if not all_finite(part):
                 return name
         return None
+
+
+class DeviceRows(Protocol):
+    """A row per token of some sequences, where it was computed: `cuda/gpu_rows.py`."""
+
+    @property
+    def num_tokens(self) -> int: ...
+    def span(self, start: int, end: int) -> "DeviceRows":
+        """Rows start to end, which are those of whole sequences."""
+        ...
+
+    def pooled(self, pooling: Pooling) -> Floats:
+        """A vector for each sequence `[num_sequences, d_model]`, finite or not."""
+        ...
+
+    def not_finite(self) -> str | None: ...
+    def on_host(self) -> Rows: ...
+
+
+AnyRows = Rows | DeviceRows
 
 
 class Grid(NamedTuple):

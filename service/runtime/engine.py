@@ -1,7 +1,7 @@
 """The onnxruntime sessions of one bundle. Knows batches and rows; no requests, no queue."""
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,20 +9,17 @@ import numpy as np
 from onnxruntime import InferenceSession
 
 from addnorm.service.errors import StartupError
-from addnorm.service.runtime.batch import Batch, Floats, Grid, Ints, Rows
+from addnorm.service.runtime.batch import AnyRows, Batch, Floats, Grid, Ints, Rows
 from addnorm.service.runtime.bundle import LENS, Bundle
-from addnorm.service.runtime.device.cuda import CUDA_DEFAULTS, CudaOptions
-from addnorm.service.runtime.device.device_rows import AnyRows, Device
 from addnorm.service.runtime.device.placement import Node, nodes
 from addnorm.service.runtime.fingerprint import Fingerprint
-from addnorm.service.runtime.session import PROVIDERS, open_session, open_sessions, uses_cuda
+from addnorm.service.runtime.session import Sessions, open_session, open_sessions
 
 # HEAD_ROWS, HEAD_PRODUCTS: of one head run, rows and products of two numbers. Larger: others wait
 # longer for their turn, and the logits leave the processor's cache. Smaller: weights are read more
 # often. Rows of 384 numbers to logits of 30,522, on one core, with the sum of their exponentials:
 # 256 rows 136 ms, 0.53 ms a row; 45 rows 13 ms, 0.28 ms a row; 8 rows 4 ms, 0.46 ms a row.
 HEAD_ROWS, MIN_HEAD_ROWS, HEAD_PRODUCTS = 256, 8, 2**29
-WIDTH_STEP = 8  # columns of a grid on a GPU: onnxruntime's memory-efficient kernel asks for 4
 INPUTS, TYPES = ("input_ids", "attention_mask"), "token_type_ids"
 OUTPUTS = list(Rows._fields)
 NO_HEADS = np.empty(0, np.int64)
@@ -38,34 +35,30 @@ class Seen(NamedTuple):
 
 class Engine:
     """The body in one precision, and the heads; in fp32 the lens, if the bundle has one.
-    Thread-safe."""
+    Thread-safe.
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        precision: str,
-        provider: str,
-        num_threads: int = 1,
-        cuda: CudaOptions = CUDA_DEFAULTS,
-    ) -> None:
-        """provider: cpu, cuda or auto; num_threads: of a run on all cores. StartupError as of
-        `open_sessions`."""
+    It runs on the CPU. `cuda/gpu_engine.py` has the one that runs on a GPU.
+    """
+
+    provider = "cpu"  # where it runs, as answers and metrics name it
+    exact = True  # whether equal bits are promised alone, co-batched and padded
+    on_cores = True  # whether idle cores make its runs sooner
+    num_workers = 0  # worker threads that it wants; 0: one for each core
+    budgets: tuple[int, ...] = (128, 256, 512, 1024)  # tokens of a micro-batch, for warm-up
+
+    def __init__(self, bundle: Bundle, precision: str, num_threads: int = 1) -> None:
+        """num_threads: of a run on all cores. StartupError as of `open_sessions`."""
         manifest = bundle.manifest
         self.d_model, self.n_norms = manifest.d_model, manifest.n_norms
-        self._pooling = manifest.pooling
-        self._max_positions = manifest.limits.max_positions
         self._has_types = manifest.limits.type_vocab_size > 1
-        graph = bundle.graph(precision, on_gpu=uses_cuda(provider))
-        fits = manifest.int8.fits_16_bits
-        self._body, self._body_on_all_cores = open_sessions(
-            graph, provider, num_threads, fits, cuda
+        graph = self._graph(bundle, precision)
+        self._body, self._body_on_all_cores = self._open_body(
+            graph, num_threads, manifest.int8.fits_16_bits
         )
         widths = {"activations": manifest.d_model}
         widths |= dict.fromkeys(("norm_mean", "norm_rstd"), manifest.n_norms)
         _check(graph, self._body, [*INPUTS, *([TYPES] if self._has_types else [])], widths)
-        self._heads = {
-            name: open_session(bundle.head(name), provider, cuda=cuda) for name in manifest.heads
-        }
+        self._heads = {name: self._open_head(bundle.head(name)) for name in manifest.heads}
         for name, head in manifest.heads.items():
             _check(bundle.head(name), self._heads[name], ["rows"], {name: head.width})
         self.n_layers = bundle.n_layers
@@ -73,26 +66,18 @@ class Engine:
         self._lens: InferenceSession | None = None
         if bundle.has_lens and precision == "fp32":
             # CUDA's Attention cannot show its softmax (onnxruntime 1.31)
-            self._lens = open_session(bundle.path / LENS, "cpu")
-        self.provider = "cuda" if PROVIDERS["cuda"] in self._body.get_providers() else "cpu"
-        self._device: Device | None = None
-        if self.provider == "cuda":
-            self.keep_rows_on("cuda", cuda)
-        described = f"cuda: {cuda.kind()}" if self.provider == "cuda" else "cpu"
-        self.fingerprint = Fingerprint.here(bundle.manifest_sha256, precision, described)
+            self._lens = open_session(bundle.path / LENS)
+        self.fingerprint = Fingerprint.here(bundle.manifest_sha256, precision, self._described())
 
-    def keep_rows_on(
-        self, device: str, cuda: CudaOptions = CUDA_DEFAULTS, kind: type[Device] = Device
-    ) -> None:
-        """`compute` leaves its rows on the device from now on."""
-        open_graph = partial(open_session, provider=device, cuda=cuda)
-        self._device = kind(self._body, open_graph, self._pooling, device)
+    @staticmethod
+    def clock() -> float:
+        """Seconds, for warm-up. A run is all in its thread: what else the machine does must not
+        choose the budget."""
+        return time.thread_time()
 
     def compute(self, batch: Batch) -> AnyRows:
         """A row for each token, pads dropped, where it was computed. The batch must not be empty.
         On one thread."""
-        if self._device:
-            return self._device.run(batch, self._inputs(batch.grid(self._width(batch))))
         return self._run(self._body, batch)
 
     def run(self, batch: Batch) -> Rows:
@@ -102,12 +87,6 @@ class Engine:
     def run_on_all_cores(self, batch: Batch) -> Rows:
         """The same bits, sooner if other cores are idle."""
         return self._run(self._body_on_all_cores, batch)
-
-    def _width(self, batch: Batch) -> int:
-        """The width of the grid. On a GPU, Attention with a mask takes its fast kernel only at a
-        multiple of WIDTH_STEP."""
-        longest = int(batch.lengths.max())
-        return max(longest, min(self._max_positions, -(-longest // WIDTH_STEP) * WIDTH_STEP))
 
     def _run(self, body: InferenceSession, batch: Batch) -> Rows:
         assert len(batch)
@@ -177,9 +156,7 @@ class Engine:
         ]
 
     def head_rows(self, output: str) -> int:
-        """How many rows a run of this head may have: on a CPU some ms of work."""
-        if self.provider == "cuda":
-            return HEAD_ROWS
+        """How many rows a run of this head may have: some ms of work."""
         num_rows = HEAD_PRODUCTS // (self.d_model * self._head_widths[output])
         return max(MIN_HEAD_ROWS, min(num_rows, HEAD_ROWS))
 
@@ -199,6 +176,23 @@ class Engine:
         """The rows of a batch without tokens, which no session runs."""
         widths = (self.d_model, self.n_norms, self.n_norms)
         return Rows(*(np.zeros((0, width), np.float32) for width in widths))
+
+    def _graph(self, bundle: Bundle, precision: str) -> Path:
+        return bundle.graph(precision)
+
+    def _open_body(self, graph: Path, num_threads: int, fits_16_bits: bool) -> Sessions:
+        return open_sessions(graph, num_threads, fits_16_bits)
+
+    def _open_head(self, graph: Path) -> InferenceSession:
+        return open_session(graph)
+
+    def _described(self) -> str:
+        """Where it runs, as far as it decides bits: of its fingerprint."""
+        return "cpu"
+
+
+# bundle, precision, threads of a run on all cores
+OpenEngine = Callable[[Bundle, str, int], Engine]
 
 
 def run_session(

@@ -72,14 +72,13 @@ class Computed(NamedTuple):
 
     @classmethod
     def together(cls, engine: Engine, batch: Batch, num_together: int) -> "Computed":
-        """Computed in batches of so many neighbours, the last of which may have fewer; on a CPU on
-        all cores."""
-        run = engine.run_on_all_cores if engine.provider == "cpu" else engine.run
+        """Computed in batches of so many neighbours, the last of which may have fewer; on all
+        cores."""
         rows = list[Rows]()
         for start in range(0, len(batch), num_together):
             end = min(start + num_together, len(batch))
             some = Batch.joined([(batch, index) for index in range(start, end)])
-            made = run(some)
+            made = engine.run_on_all_cores(some)
             rows += [made.span(*span) for span in pairwise(some.offsets.tolist())]
         return cls(batch, rows)
 
@@ -149,11 +148,11 @@ def gives_known_answer(known_answer: dict[str, Any], rows: Rows, precision: str)
 
 
 def lens_shows_what_runs(engine: Engine, limits: Limits) -> bool:
-    """Whether the last layer that it shows is what the body makes: on CPU bit for bit."""
+    """Whether the last layer that it shows is what the body makes: bit for bit if it is exact."""
     sequence = sequences(limits, [8])
     shown = engine.see(sequence, hidden_layers=[engine.n_layers]).hidden_states[0]
     made = engine.run(sequence).activations
-    if engine.provider == "cpu":
+    if engine.exact:
         return shown.tobytes() == made.tobytes()
     return bool(
         np.abs(shown - made).max() <= KNOWN_ANSWER_RTOL["fp32"] * max(1.0, np.abs(made).max())

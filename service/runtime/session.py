@@ -2,7 +2,7 @@
 weights."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -12,21 +12,13 @@ from typing import NamedTuple
 import onnxruntime as ort
 
 from addnorm.service.errors import StartupError
-from addnorm.service.runtime.device.cuda import CUDA_DEFAULTS, CudaOptions
-from addnorm.service.runtime.device.placement import CPU, RECORD, refuse_rows_on_cpu
+from addnorm.service.runtime.device.placement import CPU, RECORD
 from addnorm.service.runtime.device.processor import processor
 
-PROVIDERS = {"cpu": CPU, "cuda": "CUDAExecutionProvider"}
+Providers = Sequence[tuple[str, dict[str, str]]]  # by name, with their options
 # A thread that waits for its part of a run spins so long before it sleeps. Longer: idle cores do
 # nothing useful for longer. Shorter: each part costs a wake-up (5 tokens: 3.5 ms, 2.9 with it).
 SPIN_US = 50
-
-
-class Runtime(NamedTuple):
-    """The part of onnxruntime that opens sessions."""
-
-    open: Callable[..., ort.InferenceSession] = ort.InferenceSession
-    providers: Callable[[], list[str]] = ort.get_available_providers
 
 
 class Packing(NamedTuple):
@@ -41,7 +33,7 @@ class Packing(NamedTuple):
     free_bytes: Callable[[str], int] = lambda folder: shutil.disk_usage(folder).free
 
 
-ONNXRUNTIME, PACKING = Runtime(), Packing()
+PACKING = Packing()
 
 
 class Sessions(NamedTuple):
@@ -53,20 +45,18 @@ class Sessions(NamedTuple):
 
 def open_sessions(
     graph: Path,
-    provider: str,
     num_threads: int,
     fits_16_bits: bool = False,
-    cuda: CudaOptions = CUDA_DEFAULTS,
     packing: Packing = PACKING,
 ) -> Sessions:
-    """provider: cpu, cuda or auto; num_threads: of a run on all cores; fits_16_bits: of the
-    manifest. StartupError if the graph cannot be loaded, or cuda is wanted and not available.
+    """num_threads: of a run on all cores; fits_16_bits: of the manifest. StartupError if the graph
+    cannot be loaded.
 
-    On CPU onnxruntime packs the weights for its kernels. So that two sessions share them, a first
-    one writes what it has packed to a temporary file, and the two that run map that file.
+    onnxruntime packs the weights for its kernels. So that two sessions share them, a first one
+    writes what it has packed to a temporary file, and the two that run map that file.
     """
-    if uses_cuda(provider) or num_threads == 1:
-        session = open_session(graph, provider, fits_16_bits, cuda)
+    if num_threads == 1:
+        session = open_session(graph, fits_16_bits)
         return Sessions(session, session)
     try:
         with TemporaryDirectory(prefix="addnorm-", dir=packing.folder) as folder:
@@ -91,48 +81,13 @@ def open_sessions(
 
 def open_session(
     graph: Path,
-    provider: str,
     fits_16_bits: bool = False,
-    cuda: CudaOptions = CUDA_DEFAULTS,
-    runtime: Runtime = ONNXRUNTIME,
+    providers: Providers = (),
+    opened: Callable[..., ort.InferenceSession] = ort.InferenceSession,
 ) -> ort.InferenceSession:
     """On one thread: worker threads run in parallel, and more would compete with them for the
-    cores. Raises as `open_sessions`, and StartupError if rows would be computed on the CPU beside a
-    GPU."""
-    options = _options(1, fits_16_bits)
-    if not uses_cuda(provider, runtime):
-        return _load(graph, options)
-    _check_limit(graph, cuda.memory_bytes)
-    given = PROVIDERS["cuda"], cuda.for_provider()
-    session = _load(graph, options, given, runtime=runtime)
-    if PROVIDERS["cuda"] in session.get_providers():
-        refuse_rows_on_cpu(graph, session)
-    elif provider == "cuda":
-        raise StartupError(
-            "cuda is asked for, but onnxruntime fell back to the CPU:"
-            " check the GPU and its driver, or set ADDNORM_PROVIDER=cpu"
-        )
-    return session
-
-
-def _check_limit(graph: Path, memory_bytes: int) -> None:
-    """StartupError if the weights alone are more. onnxruntime would then have no limit (1.31.1)."""
-    if 0 < memory_bytes < (weights := _file_bytes(graph)):
-        raise StartupError(
-            f"ADDNORM_CUDA_MEMORY_BYTES is {memory_bytes}, but the weights of {graph} alone take"
-            f" {weights}: set more, or 0 for no limit"
-        )
-
-
-def uses_cuda(provider: str, runtime: Runtime = ONNXRUNTIME) -> bool:
-    """StartupError if cuda is wanted and this onnxruntime has none."""
-    available = PROVIDERS["cuda"] in runtime.providers()
-    if provider == "cuda" and not available:
-        raise StartupError(
-            "cuda is asked for, but this onnxruntime has no CUDA:"
-            " install onnxruntime-gpu, or set ADDNORM_PROVIDER=cpu"
-        )
-    return available and provider != "cpu"
+    cores. Raises as `open_sessions`. providers: that come before the CPU's."""
+    return _load(graph, _options(1, fits_16_bits), providers, opened)
 
 
 def int8_is_exact() -> bool:
@@ -177,10 +132,10 @@ def _pack(graph: Path, packed: Path, fits_16_bits: bool, min_bytes: int) -> None
 
 def _most_bytes(graph: Path) -> int:
     """That `_pack` may write: the weights as they are, and packed."""
-    return 2 * _file_bytes(graph)
+    return 2 * file_bytes(graph)
 
 
-def _file_bytes(graph: Path) -> int:
+def file_bytes(graph: Path) -> int:
     """Nearly all of it weights. 0 if there is no file."""
     files = graph, graph.with_name(f"{graph.name}.data")
     return sum(file.stat().st_size for file in files if file.exists())
@@ -223,11 +178,11 @@ def _options(num_threads: int, fits_16_bits: bool, packed: bool = False) -> ort.
 def _load(
     graph: Path,
     options: ort.SessionOptions,
-    *providers: tuple[str, dict[str, str]],
-    runtime: Runtime = ONNXRUNTIME,
+    providers: Providers = (),
+    opened: Callable[..., ort.InferenceSession] = ort.InferenceSession,
 ) -> ort.InferenceSession:
     try:
-        return runtime.open(graph, options, providers=[*providers, PROVIDERS["cpu"]])
+        return opened(graph, options, providers=[*providers, CPU])
     except Exception as error:  # onnxruntime has no base class of its own
         raise StartupError(
             f"onnxruntime cannot load {graph}: {_first_line(error)}; export it again"

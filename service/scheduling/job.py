@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from addnorm.service.errors import ServiceError
 from addnorm.service.locks import LockOrder, new_lock
-from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.runtime.device.device_rows import AnyRows
+from addnorm.service.runtime.batch import AnyRows, Batch, Rows
 
 if TYPE_CHECKING:
     from addnorm.service.scheduling.queue.backlog import Backlog

@@ -12,8 +12,7 @@ from itertools import pairwise
 
 from addnorm.service.errors import NotFinite, RunTimedOut
 from addnorm.service.locks import LockOrder, new_condition
-from addnorm.service.runtime.batch import Batch
-from addnorm.service.runtime.device.device_rows import AnyRows
+from addnorm.service.runtime.batch import AnyRows, Batch
 from addnorm.service.scheduling.admission import AdmissionControl
 from addnorm.service.scheduling.job import (
     AllRows,

@@ -35,10 +35,6 @@ from addnorm.service.telemetry.invariance import InvarianceCheck
 from addnorm.service.telemetry.metrics import Metrics
 from addnorm.service.telemetry.report import Reporter
 
-# Worker threads of a GPU: while one hands out what a run gave, the GPU has the next. Not measured
-# yet: `python -m benchmarks gpu --only lanes` does.
-GPU_WORKERS = 2
-
 
 class Closable(typing.Protocol):
     def close(self) -> None: ...
@@ -151,8 +147,7 @@ def _app(
 
 
 def num_workers(models: Models, settings: Settings) -> int:
-    """Session runs at once: one for each core, and GPU_WORKERS where there is a GPU."""
+    """Session runs at once: as many as the settings or an engine want, else one for each core."""
     engines = (engine for model in models.all() for engine in model.engines.values())
-    if not settings.worker_threads and any(engine.provider == "cuda" for engine in engines):
-        return GPU_WORKERS
-    return settings.num_cores
+    wanted = max((engine.num_workers for engine in engines), default=0)
+    return settings.worker_threads or wanted or settings.num_cores

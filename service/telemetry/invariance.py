@@ -17,8 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from addnorm.service.runtime import selfcheck
-from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.runtime.device.device_rows import AnyRows
+from addnorm.service.runtime.batch import AnyRows, Batch, Rows
 from addnorm.service.scheduling.job import MicroBatch, Target
 from addnorm.service.scheduling.scheduler import Observer
 

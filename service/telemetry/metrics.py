@@ -14,7 +14,7 @@ from prometheus_client import (
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.process_collector import ProcessCollector
 
-from addnorm.service.runtime.device.device_rows import AnyRows
+from addnorm.service.runtime.batch import AnyRows
 from addnorm.service.scheduling.job import MicroBatch, Target
 from addnorm.service.scheduling.scheduler import Observer
 

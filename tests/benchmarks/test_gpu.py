@@ -1,104 +1,72 @@
-"""The run on a GPU, as far as it goes without one."""
+"""What is to be run once on a GPU, rehearsed on the CPU."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import onnxruntime
 import pytest
 import torch
 
-from addnorm.export.certificate import tolerances
-from addnorm.model.presets import PRESETS, build
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.cuda.gpu import CUDA
+from addnorm.service.settings import Settings
 from benchmarks.findings import Options
-from benchmarks.gpu import closed, experiment, shapes
-from benchmarks.gpu.agreement import invariance, parity
-from benchmarks.gpu.setup import Report, Setup, read, words
-from benchmarks.gpu.shapes import SHAPES
-from benchmarks.gpu.throughput import latency
-from benchmarks.peers import torch_encoder
+from benchmarks.gpu import experiment, torch_encoder
+from benchmarks.gpu.experiment import Setup
+from benchmarks.peers.torch_server import padded
+
+STEPS = ("export", "agreement", "speed")  # without the tests, of which this is one
 
 
 @pytest.fixture
-def setup(notebook_in_fp16: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
-    """A rehearsal whose only model is there already."""
-    monkeypatch.setitem(SHAPES, "notebook", PRESETS["notebook"])
-    monkeypatch.setattr(shapes, "model", build)
-    made = Setup(tmp_path, "cpu", ["notebook"], 0.001, 3)
-    made.bundles.mkdir()
-    (made.bundles / "notebook").symlink_to(notebook_in_fp16.path.parent)
-    return made
+def setup(tmp_path: Path) -> Setup:
+    """Smaller still than the rehearsal."""
+    found = experiment.rehearsal(tmp_path, Settings())
+    shapes = {"tiny": replace(found.shapes["tiny"], n_layers=1, max_positions=128)}
+    return replace(found, shapes=shapes, seconds=0.001, num_compositions=3)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_what_is_missing_is_said_in_words(tmp_path: Path) -> None:
+@pytest.mark.skipif(CUDA in onnxruntime.get_available_providers(), reason="there is CUDA")
+def test_what_is_missing_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADDNORM_PROVIDER", "cuda")
     (said,) = experiment.run(Options(1, 1, out=tmp_path / "out")).missed
-    assert "driver" in said
-    assert "CUDAExecutionProvider" in said
+    assert said.startswith("this needs onnxruntime-gpu in place of onnxruntime")
     assert "PyTorch with CUDA" in said
     assert not (tmp_path / "out").exists()
 
 
-def test_a_part_without_time_fails_and_the_next_one_runs(tmp_path: Path) -> None:
-    setup = Setup(tmp_path, "cpu", ["tiny"], 0.001, 3)
-    found = experiment.tried(Options(1, 1, ("export", "parity")), setup, limit_s=0.05)
-    assert found.missed == ["export ran out of time", "parity ran out of time"]
+@pytest.mark.usefixtures("exports_shared")
+def test_a_rehearsal_runs_every_step_and_keeps_its_figures(setup: Setup) -> None:
+    found = experiment.tried(Options(1, 1, STEPS), setup)
+    assert not found.missed
+    kept = experiment._kept(setup.report)
+    assert found.figures == kept
+    assert kept.keys() == {f"{step} tiny" for step in STEPS}
+    assert kept["agreement tiny"]["holds"]["fp16"]["bits"] == "equal"
+    speed = kept["speed tiny"]
+    assert {"small, fp16", "hidden, fp32", "512 tokens alone, PyTorch padded"} < speed.keys()
+    assert min(speed.values()) > 0
 
 
-def test_a_part_is_told_all_of_its_setup(setup: Setup) -> None:
-    assert read(*words(setup)) == setup
+def test_a_step_that_fails_ends_no_other_and_keeps_what_others_found(setup: Setup) -> None:
+    """Nothing was exported."""
+    setup.out.mkdir(parents=True)
+    setup.report.write_text('{"tests": {"pytest": "1 passed"}}')
+    found = experiment.tried(Options(1, 1, ("agreement", "speed")), setup)
+    assert [missed.partition(": ")[0] for missed in found.missed] == [
+        "agreement tiny",
+        "speed tiny",
+    ]
+    kept = experiment._kept(setup.report)
+    assert kept["tests"] == {"pytest": "1 passed"}
+    assert kept["speed tiny"]["failed"].startswith("StartupError: ")
 
 
-def test_a_report_grows_and_forgets_one_part(tmp_path: Path) -> None:
-    report = Report(tmp_path)
-    report.put("speed", "a", 1.0)
-    Report(tmp_path).put("speed", "b", {"c": 2})
-    report.put("parity", "a", 3)
-    report.forget("parity")
-    assert report.read() == {"speed": {"a": 1.0, "b": {"c": 2}}}
-
-
-def test_a_rehearsal_finds_no_difference_on_the_cpu(setup: Setup) -> None:
-    parity(setup)
-    invariance(setup)
-    latency(setup)
-    found = setup.report.read()
-    assert found["parity"]["notebook fp32"]["bits"] == "equal"
-    assert 0 < found["parity"]["notebook fp32"]["activations"]["difference"] < 1e-5
-    assert found["invariance"]["notebook fp16"]["unequal"] == 0
-    assert found["invariance"]["notebook fp16"]["compositions"] == 3
-    assert found["latency"]["notebook 16 tokens PyTorch"]["p50 ms"] > 0
-
-
-def test_a_difference_beyond_its_limit_fails(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tolerances.NEAR, "fp16", tolerances.NEAR["fp16"]._replace(norm=1e-9))
-    with pytest.raises(RuntimeError, match=r"norm_mean, in deviations \(fp16\): .* is 1e-09"):
-        parity(setup)
-    assert "norm_mean" in setup.report.read()["parity"]["notebook failed"]
-
-
-@pytest.mark.parametrize(
-    ("figures", "words"),
-    [
-        ({"refused": "addnorm: no GPU", "traceback": False}, []),
-        ({"large request": "500: out of memory", "small request": "200"}, []),
-        ({"refused": "", "traceback": False}, ["it ended without a word"]),
-        ({"refused": "x", "traceback": True}, ["its log has a traceback"]),
-        ({"large request": "200", "small request": "lost"}, ["it did not go on: lost"]),
-        ({"large request": "lost", "small request": "200"}, ["the large request got no answer"]),
-    ],
-)
-def test_only_words_and_going_on_are_failing_closed(
-    figures: dict[str, Any], words: list[str]
-) -> None:
-    assert list(closed._wrong(figures)) == words
-
-
-def test_pads_do_not_reach_the_peers_vectors() -> None:
+def test_pads_do_not_reach_the_peers_vectors(setup: Setup) -> None:
     """PyTorch's side computes what it is timed for: means over real tokens alone."""
     torch.manual_seed(0)
-    peer = torch_encoder.encoder(SHAPES["tiny"], "cpu")
+    peer = torch_encoder.encoder(setup.shapes["tiny"], "cpu")
     sequences = [torch.arange(3), torch.arange(9)]
     with torch.inference_mode():
-        _, together = peer(*torch_encoder.padded(sequences, "cpu"))
-        _, alone = peer(*torch_encoder.padded(sequences[:1], "cpu"))
+        _, together = peer(*padded(sequences))
+        _, alone = peer(*padded(sequences[:1]))
     assert torch.allclose(together[0], alone[0], atol=1e-5)

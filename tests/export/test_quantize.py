@@ -72,7 +72,7 @@ def refused(bundle: Bundle, expected: Expected, exactly: str, in_numbers: str = 
         parity.compare(bundle, Files.read(bundle), expected)
     if in_numbers:
         with pytest.raises(CertificationError, match=in_numbers):
-            parity.near(Model(bundle, "cpu"), expected.reference)
+            parity.near(Model(bundle), expected.reference)
 
 
 def test_bundle_names_both_precisions(bundle: Bundle) -> None:
@@ -165,7 +165,7 @@ def test_int8_of_an_older_exporter(bundle: Bundle, expected: Expected, tmp_path:
     older = bundles.read_uncertified(older.path)
     assert not older.manifest.int8.fits_16_bits
     refused(older, expected, "an older exporter made its int8, which is served as before")
-    check(Model(older, "cpu"))
+    check(Model(older))
 
 
 def test_coarse_rows_are_caught(bundle: Bundle, expected: Expected, tmp_path: Path) -> None:

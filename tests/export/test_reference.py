@@ -153,7 +153,7 @@ def test_what_is_served_in_each_precision_is_compared_with_the_module(tmp_path: 
     assert found == {"fp32", "fp16"}
     other = Original(lambda ids: head(theirs(ids)) + 0.01, own.config)
     with pytest.raises(CertificationError, match=r"checks failed; reference, length 1: logits"):
-        near(Model(bundle, "cpu"), own, original=other)
+        near(Model(bundle), own, original=other)
 
 
 def _head(head: nn.Linear) -> dict[str, Tensor]:

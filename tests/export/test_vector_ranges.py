@@ -48,7 +48,7 @@ def test_ranges_are_those_of_the_served_vectors(
     right = np.array(bundle.manifest.vector_ranges)
     wrong = right.copy()
     wrong[1, 3] += 2e-4
-    with path_of(Model(bundle, "cpu")) as path:
+    with path_of(Model(bundle)) as path:
         assert failed(right) == []
         assert failed(wrong)
         assert failed(right[:, 1:])

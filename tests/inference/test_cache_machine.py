@@ -131,7 +131,7 @@ class World:
 
     def __init__(self, variants: list[Bundle], cached: Service, plain: Service) -> None:
         self.variants, self.cached, self.plain = variants, cached, plain
-        self._models = [Model(bundle, "cpu", token_budget=64) for bundle in variants]
+        self._models = [Model(bundle, token_budget=64) for bundle in variants]
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.seen = Counter[str]()
@@ -181,7 +181,7 @@ class CacheMachine(RuleBasedStateMachine):
         world, self.variant = self.world, variant
         if before := world.cached.models.get("notebook"):
             self.replaced += map(weakref.ref, before.targets.values())
-        model = Model(world.variants[variant], "cpu", token_budget=8)
+        model = Model(world.variants[variant], token_budget=8)
         for target in model.targets.values():
             target.run = target.run_on_all_cores = partial(self.faults.run, target.run)
         world.cached.models.add(model)

@@ -79,7 +79,7 @@ def models(
     roots = (task_bundles, multi_vector_bundles, notebook.parent.parent)
     found = [bundles.read(path) for root in roots for path in folders.find(root).paths]
     found.append(preset_in_int8("postnorm"))
-    return Models([Model(bundle, "cpu", token_budget=64) for bundle in found], None, DEFAULTS)
+    return Models([Model(bundle, token_budget=64) for bundle in found], None, DEFAULTS)
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class Held(NamedTuple):
 
 @pytest.fixture
 def held(notebook: Path) -> Iterator[Held]:
-    model = Model(bundles.read(notebook), "cpu", token_budget=64)
+    model = Model(bundles.read(notebook), token_budget=64)
     gate, running = threading.Event(), threading.Event()
     target = model.target(None)
     target.run = target.run_on_all_cores = _gated(target.run, gate, running)

@@ -131,7 +131,7 @@ def test_all_outputs_and_lengths_are_known(gpt: Bundle) -> None:
 
 
 def test_what_is_not_recorded_is_different(gpt: Bundle) -> None:
-    engine = Engine(gpt, "fp32", "cpu")
+    engine = Engine(gpt, "fp32")
     made = digests(gpt, engine, compute(engine, gpt.manifest.limits))
     assert gpt.certificate
     recorded = gpt.certificate["known_digests"]["fp32"]
@@ -161,7 +161,7 @@ class VariantAtLength129(OtherBits):
 
 
 def test_another_processor_serves_with_its_class(gpt: Bundle) -> None:
-    model = Model(gpt, "cpu", open_engine=OtherBits)
+    model = Model(gpt, open_engine=OtherBits)
     loader.check(model)
     found = model.reproductions["fp32"]
     assert (found.is_equal, model.engine("fp32").fingerprint.processor) == (False, processor().kind)
@@ -172,7 +172,7 @@ def test_another_processor_serves_with_its_class(gpt: Bundle) -> None:
 
 def test_batch_variance_of_long_sequences_is_refused_there(gpt: Bundle) -> None:
     with pytest.raises(StartupError, match=r"fp32: 129 tokens alone differ from .* co-batched"):
-        loader.check(Model(gpt, "cpu", open_engine=VariantAtLength129))
+        loader.check(Model(gpt, open_engine=VariantAtLength129))
 
 
 class VariantPadded(Engine):
@@ -185,26 +185,24 @@ class VariantPadded(Engine):
 
 def test_variance_by_padding_is_refused(gpt: Bundle) -> None:
     with pytest.raises(StartupError, match=r"fp32: 17 tokens alone differ from .* padded \(right"):
-        loader.check(Model(gpt, "cpu", open_engine=VariantPadded))
+        loader.check(Model(gpt, open_engine=VariantPadded))
 
 
 def test_batch_variance_of_long_sequences_is_not_certified(gpt: Bundle) -> None:
     words = r"known answers \(fp32\): 129 tokens alone differ from"
     with pytest.raises(CertificationError, match=words):
-        parity.known_digests(Model(gpt, "cpu", open_engine=VariantAtLength129), "fp32")
+        parity.known_digests(Model(gpt, open_engine=VariantAtLength129), "fp32")
 
 
 class OnGpu(Engine):
-    """Says that it runs on a GPU, whose bits are no machine's else."""
+    """Says as a GPU does that its bits are no machine's else."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.provider = "cuda"
+    exact = False
 
 
 def test_a_gpu_is_compared_by_tolerance_alone(changed: Callable[[Change], Bundle]) -> None:
     bundle = changed(flip)
-    model = Model(bundle, "cpu", open_engine=OnGpu)
+    model = Model(bundle, open_engine=OnGpu)
     loader.check(model)
     assert model.reproductions["fp32"].is_equal is None
     assert bundle.certificate
@@ -212,7 +210,7 @@ def test_a_gpu_is_compared_by_tolerance_alone(changed: Callable[[Change], Bundle
     wrong = {**far, "activations": [value + 1 for value in far["activations"]]}
     lying = {**bundle.certificate, "known_answer": {"fp32": wrong}}
     with pytest.raises(StartupError, match="does not give the known answer"):
-        loader.check(Model(replace(bundle, certificate=lying), "cpu", open_engine=OnGpu))
+        loader.check(Model(replace(bundle, certificate=lying), open_engine=OnGpu))
 
 
 def test_the_certificate_page_asks_what_this_machine_gives(text_client: httpx.Client) -> None:

@@ -68,7 +68,7 @@ def test_the_known_answer_needs_its_types(text_bundles: Path) -> None:
     assert bundle.certificate
     known = bundle.certificate["known_answer"]["fp32"]
     assert set(known["token_type_ids"]) == {0, 1}
-    engine = Model(bundle, "cpu").engine(None)
+    engine = Model(bundle).engine(None)
     whole = selfcheck.known_answer_batch(known)
     assert selfcheck.gives_known_answer(known, engine.run(whole), "fp32")
     without = Batch(whole.tokens, whole.offsets)

@@ -1,113 +1,19 @@
-"""Where nodes run, and what is refused of it beside a GPU. No GPU is needed."""
+"""Where nodes run, as onnxruntime lists it."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import onnxruntime as ort
 import pytest
 
-from addnorm.service.errors import StartupError
 from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.device import placement
-from addnorm.service.runtime.device.placement import CPU, counted, nodes, refuse_rows_on_cpu
+from addnorm.service.runtime.device.placement import CPU, counted
 from addnorm.service.runtime.engine import Engine
-from addnorm.service.runtime.session import Runtime, open_session
-
-CUDA = "CUDAExecutionProvider"
-GRAPH = Path("model.onnx")
-
-
-def told(**providers: str) -> Any:
-    """A session that says these operators of its providers; those of ONNX have no domain."""
-
-    def node(operator: str) -> SimpleNamespace:
-        *domain, op_type = operator.rsplit(".", 1)
-        return SimpleNamespace(domain="".join(domain), op_type=op_type, name=f"node_{op_type}")
-
-    parts = [
-        SimpleNamespace(ep_name=name, get_nodes=lambda made=made: [*map(node, made.split())])
-        for name, made in providers.items()
-    ]
-    return SimpleNamespace(get_provider_graph_assignment_info=lambda: parts)
-
-
-@pytest.fixture(scope="module")
-def bundle(notebook: Path) -> Bundle:
-    return bundles.read(notebook)
-
-
-def test_nodes_are_counted_by_provider_and_operator() -> None:
-    session = told(**{CUDA: "Gemm Gemm com.microsoft.Gelu", CPU: "Shape"})
-    assert counted(nodes(session)) == {
-        CPU: {"Shape": 1},
-        CUDA: {"Gemm": 2, "com.microsoft.Gelu": 1},
-    }
-
-
-def test_shapes_and_indices_may_be_on_the_cpu() -> None:
-    refuse_rows_on_cpu(
-        GRAPH, told(**{CUDA: "Attention Gemm", CPU: "Shape Squeeze Add Concat Range"})
-    )
-    refuse_rows_on_cpu(GRAPH, told(**{CUDA: "Attention"}))
-
-
-@pytest.mark.parametrize(
-    "operator",
-    [
-        "Attention", "Scan", "Gemm", "MatMul", "LayerNormalization", "Gelu", "Relu", "Softmax",
-        "Gather", "Reshape", "QuantizeLinear", "com.microsoft.MatMulIntegerToFloat",
-    ],
-)  # fmt: skip
-def test_an_operator_that_computes_rows_is_refused_by_name(operator: str) -> None:
-    session = told(**{CUDA: "Attention Scan Gemm", CPU: f"Shape {operator} {operator}"})
-    with pytest.raises(StartupError) as found:
-        refuse_rows_on_cpu(GRAPH, session)
-    assert f"model.onnx: onnxruntime has no GPU kernels for 2 x {operator}, and" in str(found.value)
-    assert "--precision fp32,fp16" in str(found.value)
-    assert "ADDNORM_PROVIDER=cpu" in str(found.value)
-
-
-def test_silence_is_refused() -> None:
-    with pytest.raises(StartupError, match="does not say where the nodes"):
-        refuse_rows_on_cpu(GRAPH, told())
-    with pytest.raises(StartupError, match=r"1\.26\.4 does not say .* onnxruntime-gpu 1\.27 or"):
-        refuse_rows_on_cpu(GRAPH, told(**{CUDA: "Attention"}), version="1.26.4")
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_all_nodes_are_on_the_cpu_here_also_those_in_a_scan(
-    bundle: Bundle, num_threads: int
+    notebook: Path, num_threads: int
 ) -> None:
-    found = Engine(bundle, "fp32", "cpu", num_threads).nodes()
+    found = Engine(bundles.read(notebook), "fp32", num_threads).nodes()
     assert found.keys() == {"body", "logits"}
     assert {node.provider for own in found.values() for node in own} == {CPU}
     assert {"Exp", "Scan", "Sigmoid"} <= counted(found["body"])[CPU].keys()
-
-
-def test_a_body_that_fell_back_whole_is_refused(bundle: Bundle) -> None:
-    """What onnxruntime really says of our graph."""
-    with pytest.raises(StartupError, match=r"1 x Exp, .*4 x Gemm, .*1 x Scan"):
-        refuse_rows_on_cpu(GRAPH, open_session(bundle.graph("fp32"), "cpu"))
-
-
-@pytest.mark.parametrize("provider", ["cuda", "auto"])
-def test_loading_refuses_a_session_that_computes_rows_on_the_cpu(
-    provider: str,
-) -> None:
-    session = told(**{CUDA: "Gemm", CPU: "Attention"})
-    session.get_providers = lambda: [CUDA, CPU]
-    runtime = Runtime(lambda *_, providers: session, lambda: [CUDA, CPU])
-    with pytest.raises(StartupError, match="1 x Attention"):
-        open_session(GRAPH, provider, runtime=runtime)
-
-
-def test_the_list_is_recorded_in_fp16_too(notebook_in_fp16: Bundle) -> None:
-    """Older versions say nothing of nodes that no provider has a float16 kernel for."""
-    session = open_session(notebook_in_fp16.graph("fp16"), "cpu")
-    made = counted(nodes(session))[CPU]
-    if tuple(map(int, ort.__version__.split(".")[:2])) >= placement.LISTS_ALL:
-        assert made["Gemm"] == 4
-    else:
-        assert "Gemm" not in made

@@ -29,7 +29,7 @@ def bundle(export_preset: ExportPreset) -> Bundle:
 
 
 def test_all_cores_give_the_bits_of_one_thread(bundle: Bundle) -> None:
-    engine = Engine(bundle, "fp32", "cpu", num_threads=3)
+    engine = Engine(bundle, "fp32", num_threads=3)
     together = selfcheck.sequences(bundle.manifest.limits, LENGTHS)
     for batch in (together, *map(together.sequence, range(len(together)))):
         assert selfcheck.same_bits(engine.run(batch), engine.run_on_all_cores(batch))
@@ -37,7 +37,7 @@ def test_all_cores_give_the_bits_of_one_thread(bundle: Bundle) -> None:
 
 def test_sme_kernels_are_off(bundle: Bundle) -> None:
     """They round differently: `python -m benchmarks processors --only sme` shows it."""
-    for opened in open_sessions(bundle.graph("fp32"), "cpu", 2):
+    for opened in open_sessions(bundle.graph("fp32"), 2):
         options = opened.get_session_options()
         assert options.get_session_config_entry("mlas.disable_kleidiai") == "1"
 
@@ -52,7 +52,7 @@ class OtherBits(Engine):
 
 
 def test_other_bits_on_all_cores_refuse_the_bundle(bundle: Bundle) -> None:
-    right, wrong = (kind(bundle, "fp32", "cpu", num_threads=2) for kind in (Engine, OtherBits))
+    right, wrong = (kind(bundle, "fp32", num_threads=2) for kind in (Engine, OtherBits))
     drawn = selfcheck.sequences(bundle.manifest.limits, (3, 5))
     known = (selfcheck.Computed.together(engine, drawn, 2) for engine in (right, wrong))
     assert not list(selfcheck.unequal(right, next(known), []))
@@ -62,7 +62,7 @@ def test_other_bits_on_all_cores_refuse_the_bundle(bundle: Bundle) -> None:
 
 def test_both_map_one_file_that_is_deleted(bundle: Bundle, tmp_path: Path) -> None:
     packing = Packing(tmp_path, min_bytes=1024)  # the model is small
-    sessions = open_sessions(bundle.graph("fp32"), "cpu", 2, packing=packing)
+    sessions = open_sessions(bundle.graph("fp32"), 2, packing=packing)
     assert sessions.one_thread is not sessions.all_cores
     assert not os.listdir(tmp_path)
     mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
@@ -72,20 +72,20 @@ def test_both_map_one_file_that_is_deleted(bundle: Bundle, tmp_path: Path) -> No
 
 def test_one_thread_needs_no_file(bundle: Bundle, tmp_path: Path) -> None:
     nowhere = Packing(tmp_path / "none")
-    sessions = open_sessions(bundle.graph("fp32"), "cpu", 1, packing=nowhere)
+    sessions = open_sessions(bundle.graph("fp32"), 1, packing=nowhere)
     assert sessions.one_thread is sessions.all_cores
     with pytest.raises(StartupError, match="set TMPDIR to another folder"):
-        open_sessions(bundle.graph("fp32"), "cpu", 2, packing=nowhere)
+        open_sessions(bundle.graph("fp32"), 2, packing=nowhere)
 
 
 def test_a_full_folder_is_named(tmp_path: Path) -> None:
     """onnxruntime's own words differ by what it could not write."""
     (graph := tmp_path / "broken.onnx").write_bytes(b"no graph" * 1000)
     with pytest.raises(StartupError, match=r"onnxruntime cannot load .*broken\.onnx"):
-        open_sessions(graph, "cpu", 2, packing=Packing(tmp_path))
+        open_sessions(graph, 2, packing=Packing(tmp_path))
     full = Packing(tmp_path, free_bytes=lambda _: 3 << 10)
     with pytest.raises(StartupError, match=rf"{tmp_path}.* has 0 MiB free, up to \d+ MiB are"):
-        open_sessions(graph, "cpu", 2, packing=full)
+        open_sessions(graph, 2, packing=full)
 
 
 def test_what_is_mapped_is_aligned(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_what_is_mapped_is_aligned(tmp_path: Path) -> None:
                 offsets += [int(blob.split(";")[0]) for blob in entry.value.split("|")[1:]]
     assert len(offsets) == 4  # two matrices of a MiB and more, as they are and packed
     assert not any(offset % 64 for offset in offsets)
-    sessions = open_sessions(tmp_path / "odd.onnx", "cpu", 2)
+    sessions = open_sessions(tmp_path / "odd.onnx", 2)
     rows = draws.random((5, widths[0]), np.float32)
     one, several = (each.run(None, {"x0": rows})[0] for each in sessions)
     assert one.tobytes() == several.tobytes()
@@ -141,7 +141,7 @@ from tests.support.process import rss_mib
 
 bundle = bundles.read(Path(sys.argv[1]))
 long = Batch.of([np.full(64, 7, np.int64)] * 256)
-engines = [Engine(bundle, "fp32", "cpu") for _ in range(2)]
+engines = [Engine(bundle, "fp32") for _ in range(2)]
 sizes = [rss_mib()]
 for engine in engines:
     engine.run(long)

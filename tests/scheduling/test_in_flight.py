@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from addnorm.service.errors import ServiceError
-from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.runtime.device.device_rows import AnyRows
+from addnorm.service.runtime.batch import AnyRows, Batch, Rows
 from addnorm.service.scheduling.job import AllRows, Job, MicroBatch, Target
 from tests.support.scheduling import Queue, echo, values
 

@@ -266,7 +266,7 @@ def verdict(mutant: Mutant) -> str:
     with tempfile.TemporaryDirectory() as folder:
         bundle = write(mutant, Path(folder) / "mutant")
         try:
-            model = Model(bundle, "cpu")
+            model = Model(bundle)
             parity.near(model, subject.expected.reference)
         except Exception:  # whatever onnxruntime or the certificate says: it is not served
             return "served"
@@ -290,7 +290,7 @@ def equal_bits(one: Bundle, other: Bundle) -> bool:
     """Whether both give the same bytes on random batches: all outputs and precisions, the heads."""
     draws, limits = np.random.default_rng(0), one.manifest.limits
     for precision in one.manifest.precisions:
-        left, right = (Engine(bundle, precision, "cpu") for bundle in (one, other))
+        left, right = (Engine(bundle, precision) for bundle in (one, other))
         for _ in range(BATCHES):
             shape = (
                 int(draws.integers(1, 7)),

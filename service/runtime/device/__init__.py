@@ -1,1 +1,1 @@
-"""What a session runs on: the processor, or a GPU and the rows that stay there."""
+"""The machine: its processor, its memory, and which provider runs the nodes of a graph."""

@@ -1,5 +1,5 @@
-"""Rows that stay on the GPU that computed them. Vectors are pooled there, and only what is asked
-for comes back."""
+"""Rows that stay on the GPU that computed them: the `DeviceRows` of batch.py. Vectors are pooled
+there, and only what is asked for comes back."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,42 +18,42 @@ POOLING_OUTPUTS = ("vectors", "finite")
 
 
 def pooling_graph(pooling: Pooling) -> Path:
-    """Written by export/graphs/pooling_graphs.py."""
-    return Path(__file__).parents[1] / "pooling" / f"{pooling}.onnx"
+    """Written by export/cuda/pooling_graphs.py."""
+    return Path(__file__).parent / "pooling" / f"{pooling}.onnx"
 
 
-class Device:
-    """A body whose outputs stay on a device, and graphs that pool them there. Thread-safe."""
+class GpuBody:
+    """A body whose outputs stay on the GPU, and graphs that pool them there. Thread-safe."""
 
     def __init__(
         self,
         body: ort.InferenceSession,
         open_graph: Callable[[Path], ort.InferenceSession],
         usual: Pooling,
-        name: str = "cuda",
+        memory: str,
     ) -> None:
-        """open_graph: on the device; usual: the pooling that most requests ask for; name: of the
-        device, as onnxruntime calls it."""
+        """open_graph: on the GPU; usual: the pooling that most requests ask for; memory: where rows
+        stay, as onnxruntime calls it."""
         self.usual = usual
-        self._body, self._open_graph, self._name = body, open_graph, name
+        self._body, self._open_graph, self._memory = body, open_graph, memory
         self._pooling: dict[Pooling, ort.InferenceSession] = {}
         self._session(usual)
 
-    def run(self, batch: Batch, inputs: Mapping[str, Ints]) -> "DeviceRows":
+    def run(self, batch: Batch, inputs: Mapping[str, Ints]) -> "GpuRows":
         """inputs: the grid of the batch, each `[num_sequences, seq]`."""
         binding = self._body.io_binding()
         for name, cells in inputs.items():
             binding.bind_cpu_input(name, cells)
         for name in Rows._fields:
-            binding.bind_output(name, self._name)
+            binding.bind_output(name, self._memory)
         self._body.run_with_iobinding(binding)
         grid = _Grid(self, binding.get_outputs(), batch.lengths)
-        return DeviceRows(grid, batch.offsets, 0, batch.num_tokens)
+        return GpuRows(grid, batch.offsets, 0, batch.num_tokens)
 
     def pooled(
         self, rows: Sequence[ort.OrtValue], lengths: Ints, pooling: Pooling
     ) -> list[NDArray[Any]]:
-        """rows: on the device, as a run made them -> POOLING_OUTPUTS, on the host."""
+        """rows: on the GPU, as a run made them -> POOLING_OUTPUTS, on the host."""
         session = self._session(pooling)
         binding = session.io_binding()
         for name, part in zip(Rows._fields, rows, strict=True):
@@ -74,9 +74,9 @@ class Device:
 class _Grid:
     """What one run made, and what was asked of it so far. Of one thread."""
 
-    def __init__(self, device: Device, rows: Sequence[ort.OrtValue], lengths: Ints) -> None:
+    def __init__(self, body: GpuBody, rows: Sequence[ort.OrtValue], lengths: Ints) -> None:
         """rows: the parts of Rows, each `[num_sequences, seq, ...]`."""
-        self._device, self._rows, self._lengths = device, rows, lengths
+        self._body, self._rows, self._lengths = body, rows, lengths
         self._vectors: dict[Pooling, Floats] = {}
         self._finite: NDArray[np.bool_] | None = None
         self._on_host: Rows | None = None
@@ -85,14 +85,14 @@ class _Grid:
     def finite(self) -> NDArray[np.bool_]:
         """`[num_sequences, 3]`"""
         if self._finite is None:
-            self.vectors(self._device.usual)
+            self.vectors(self._body.usual)
         assert self._finite is not None
         return self._finite
 
     def vectors(self, pooling: Pooling) -> Floats:
         """`[num_sequences, d_model]`"""
         if pooling not in self._vectors:
-            made = self._device.pooled(self._rows, self._lengths, pooling)
+            made = self._body.pooled(self._rows, self._lengths, pooling)
             self._vectors[pooling], self._finite = made
         return self._vectors[pooling]
 
@@ -105,8 +105,8 @@ class _Grid:
         return self._on_host
 
 
-class DeviceRows:
-    """A row per token of some sequences, still on the device. Of one thread."""
+class GpuRows:
+    """A row per token of some sequences, still on the GPU. Of one thread."""
 
     def __init__(self, grid: _Grid, offsets: Ints, start: int, end: int) -> None:
         """offsets: of all sequences of the grid; start, end: tokens, where sequences do."""
@@ -116,9 +116,9 @@ class DeviceRows:
     def num_tokens(self) -> int:
         return self._end - self._start
 
-    def span(self, start: int, end: int) -> "DeviceRows":
+    def span(self, start: int, end: int) -> "GpuRows":
         """Rows start to end, which are those of whole sequences."""
-        return DeviceRows(self._grid, self._offsets, self._start + start, self._start + end)
+        return GpuRows(self._grid, self._offsets, self._start + start, self._start + end)
 
     def pooled(self, pooling: Pooling) -> Floats:
         """A vector for each sequence `[num_sequences, d_model]`, finite or not."""
@@ -138,6 +138,3 @@ class DeviceRows:
     def _sequences(self) -> slice:
         first, last = np.searchsorted(self._offsets, (self._start, self._end)).tolist()
         return slice(first, last)
-
-
-AnyRows = Rows | DeviceRows

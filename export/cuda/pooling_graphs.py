@@ -1,7 +1,7 @@
 """The graphs that pool on a GPU, one for each pooling.
 
 They have no weights and are the same for all models, so they lie beside the code that runs them:
-`python -m addnorm.export.graphs.pooling_graphs` writes them there.
+`python -m addnorm.export.cuda.pooling_graphs` writes them there.
 """
 
 from typing import get_args
@@ -14,7 +14,7 @@ from addnorm.export.graphs import model_file
 from addnorm.export.graphs.graph import BODY_OUTPUTS, export_module
 from addnorm.export.graphs.model_file import Graph
 from addnorm.model.pooling import WEIGHTS
-from addnorm.service.runtime.device.device_rows import POOLING_OUTPUTS, pooling_graph
+from addnorm.service.runtime.cuda.gpu_rows import POOLING_OUTPUTS, pooling_graph
 from addnorm.service.runtime.manifest import Pooling
 
 

@@ -53,32 +53,8 @@ class Encoder(nn.Module):
         return x, (x * weights).sum(1) / lengths[:, None].to(x.dtype)
 
 
-class OfTransformers(nn.Module):
-    """A model of transformers in float32, with scaled_dot_product_attention if it has that."""
-
-    def __init__(self, folder: str, device: str) -> None:
-        from transformers import AutoModel  # which the machine of a GPU may lack
-
-        super().__init__()
-        model = AutoModel.from_pretrained(folder, dtype=torch.float32)
-        self.model = model.eval().to(device)
-
-    def forward(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Takes and gives what `Encoder` does."""
-        real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
-        hidden = self.model(input_ids=ids, attention_mask=real.long()).last_hidden_state
-        weights = real[:, :, None].to(hidden.dtype)
-        return hidden, (hidden * weights).sum(1) / lengths[:, None]
-
-
 def encoder(config: Config, device: str) -> Encoder:
     """An encoder with random weights, in float16 on a GPU and float32 on the CPU."""
     dtype = torch.float16 if device == "cuda" else torch.float32
     made: Any = Encoder(config).eval().to(device, dtype)
     return made  # type: ignore[no-any-return]
-
-
-def padded(sequences: list[Any], device: str) -> tuple[Tensor, Tensor]:
-    """ids `[B, S]` and lengths `[B]` on the device."""
-    ids = nn.utils.rnn.pad_sequence([torch.as_tensor(one) for one in sequences], batch_first=True)
-    return ids.to(device), torch.tensor([len(one) for one in sequences], device=device)

@@ -1,0 +1,134 @@
+"""Useful tokens per second of an engine and of PyTorch on the same device, measured in turn. What
+comes back to the host is part of the time."""
+
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import Any
+
+import torch
+
+from addnorm.load.measure.stream import PROFILES, make
+from addnorm.model.config import Config
+from addnorm.service.inference import heads
+from addnorm.service.loading import loader
+from addnorm.service.models.model import Model
+from addnorm.service.runtime import selfcheck
+from addnorm.service.runtime.batch import Batch, Ints
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.engine import Engine, OpenEngine
+from addnorm.service.runtime.manifest import Limits
+from addnorm.service.settings import Settings
+from benchmarks.bench.ceilings import sorted_batches
+from benchmarks.gpu import torch_encoder
+from benchmarks.peers.torch_server import padded
+
+LOADS = ("small", "big", "hidden")
+REPEATS = 8  # of a load's sequences: a GPU is through with them at once
+ALONE = (16, 128, 512)  # tokens of one caller's sequence
+ROUNDS = 3
+TORCH_BATCH = 32  # sequences, in the order in which they come
+TORCH_CELLS = 16384  # of a batch of like lengths
+Run = Callable[[], object]
+Side = list[tuple[int, Run]]  # batches: tokens, and what computes them
+
+
+def loaded(bundle: Bundle, settings: Settings, engines: Callable[[Settings], OpenEngine]) -> Model:
+    """Checked and warmed up as the server does it."""
+    return loader.load(bundle, settings, engines=engines)
+
+
+def measured(model: Model, config: Config, device: str, seconds: float) -> dict[str, float]:
+    """Load and side -> tokens per second, the median of the rounds."""
+    peer, found = torch_encoder.encoder(config, device), dict[str, float]()
+    for load, sequences in _loads(model.bundle.manifest.limits):
+        sides = {
+            **_ours(model, sequences, load == "hidden"),
+            **_pytorch(peer, device, sequences, load == "hidden"),
+        }
+        rates = _in_turn(sides, seconds)
+        found |= {f"{load}, {side}": tokens_per_s for side, tokens_per_s in rates.items()}
+    return found
+
+
+def _loads(limits: Limits) -> Iterator[tuple[str, list[Ints]]]:
+    for load in LOADS:
+        requests = make(PROFILES[load], limits).requests
+        sequences = [sequence for request in requests for sequence in request.sequences]
+        yield load, sequences * REPEATS
+    for length in ALONE:
+        yield f"{length} tokens alone", [selfcheck.sequences(limits, [length]).tokens]
+
+
+def _ours(model: Model, sequences: list[Ints], hidden: bool) -> dict[str, Side]:
+    return {
+        precision: [
+            (batch.num_tokens, _of_engine(engine, batch, hidden))
+            for batch in sorted_batches(sequences, model.target(precision).token_budget)
+        ]
+        for precision, engine in model.engines.items()
+    }
+
+
+def _of_engine(engine: Engine, batch: Batch, hidden: bool) -> Run:
+    """What a worker does for requests of hidden states, or of vectors."""
+
+    def run() -> object:
+        rows = engine.compute(batch)
+        rows.not_finite()
+        return rows.on_host() if hidden else heads.pooled(rows, batch.offsets, "mean")
+
+    return run
+
+
+def _pytorch(
+    peer: torch_encoder.Encoder, device: str, sequences: list[Ints], hidden: bool
+) -> dict[str, Side]:
+    """Over batches as they come, and over batches of like lengths."""
+    as_they_come = [
+        sequences[start : start + TORCH_BATCH] for start in range(0, len(sequences), TORCH_BATCH)
+    ]
+    sides = {"PyTorch padded": as_they_come, "PyTorch sorted": [*_alike(sequences)]}
+    return {
+        side: [(sum(map(len, batch)), _of_torch(peer, device, batch, hidden)) for batch in batches]
+        for side, batches in sides.items()
+    }
+
+
+def _alike(sequences: list[Ints]) -> Iterator[list[Ints]]:
+    """Batches of at most TORCH_CELLS cells, pads counted, longest first."""
+    batch: list[Ints] = []
+    for sequence in sorted(sequences, key=len, reverse=True):
+        if batch and len(batch[0]) * (len(batch) + 1) > TORCH_CELLS:
+            yield batch
+            batch = []
+        batch.append(sequence)
+    yield batch
+
+
+def _of_torch(peer: torch_encoder.Encoder, device: str, batch: list[Ints], hidden: bool) -> Run:
+    def run() -> Any:
+        with torch.inference_mode():
+            states, pooled = peer(*padded(batch, device))
+            return (states if hidden else pooled).float().cpu()
+
+    return run
+
+
+def _in_turn(sides: dict[str, Side], seconds: float) -> dict[str, float]:
+    """Tokens per second of each side, after a round that does not count."""
+    rates: dict[str, list[float]] = {side: [] for side in sides}
+    for _ in range(ROUNDS + 1):
+        for side, batches in sides.items():
+            rates[side].append(_rate(batches, seconds))
+    return {side: median(found[1:]) for side, found in rates.items()}
+
+
+def _rate(batches: Side, seconds: float) -> float:
+    started, num_tokens = time.perf_counter(), 0
+    while True:
+        for num, run in batches:
+            run()
+            num_tokens += num
+            if (spent := time.perf_counter() - started) >= seconds:
+                return num_tokens / spent
