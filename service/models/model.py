@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.models.usage import Statistics
-from addnorm.service.models.warm_up import WARM_UP_S, measured_rates, smallest_good
+from addnorm.service.models.warm_up import WARM_UP_S, best_budget, measured_rates
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine, OpenEngine
 from addnorm.service.runtime.tokenizing import tokenizer as text
@@ -118,5 +118,5 @@ class Model:
             if like:
                 target.token_budget, target.tokens_per_s = like.token_budget, like.tokens_per_s
             elif not self.token_budget:
-                target.token_budget = budget = smallest_good(rates)
+                target.token_budget = budget = best_budget(rates)
                 log.info("%s %s: %d tokens a micro-batch", self.bundle.ref, precision, budget)

@@ -11,17 +11,18 @@ from addnorm.service.runtime.manifest import Limits
 from addnorm.service.runtime.session import is_of_onnxruntime
 
 log = logging.getLogger("addnorm")
-# Warm-up chooses a target's token budget: the engine's smallest whose rate is GOOD_ENOUGH times the
-# best one's. Larger micro-batches are little faster, have more pads, answer later. (CPU time
-# of a token with 256 over 128, MiniLM's shape served: fp32 0.95 to 0.97, int8 0.94 to 1.)
-GOOD_ENOUGH = 0.93
+# Warm-up chooses a target's token budget: the second smallest of the engine's, a larger one if each
+# step up to it brings GAIN, the smallest only if it is as quick. So where sizes are about as quick,
+# noise does not choose. Larger micro-batches have more pads, and answer later.
+GAIN = 1.1
+ROUNDS = 5
 WARM_UP_S = 1.5  # of one bundle; with the checks, loading takes less than 2 s more
 TYPICAL_LENGTH = 30  # tokens of the sequences that warm-up runs
 
 
 def measured_rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, float]:
-    """Tokens/s at each of the engine's budgets, the better of two rounds. Stops early when time is
-    up, or where there is too little memory for more."""
+    """Tokens/s at each of the engine's budgets, the best of ROUNDS. Stops early when time is up, or
+    where there is too little memory for more."""
     draws, length = np.random.default_rng(0), min(TYPICAL_LENGTH, limits.max_positions)
 
     def drawn(budget: int) -> Batch:
@@ -31,7 +32,7 @@ def measured_rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, 
     _run(engine, drawn(length))  # a GPU loads its kernels at the first run, which takes seconds
     ends, clock = time.monotonic() + seconds, engine.clock
     rates: dict[int, float] = {}
-    order = 2 * engine.budgets
+    order = ROUNDS * engine.budgets
     for budget, following in zip(order, (*order[1:], 0), strict=True):
         batch, began, started = drawn(budget), time.monotonic(), clock()
         try:
@@ -53,7 +54,14 @@ def _run(engine: Engine, batch: Batch) -> None:
     engine.compute(batch).not_finite()
 
 
-def smallest_good(rates: dict[int, float]) -> int:
-    """The smallest budget whose rate is good enough."""
-    good = GOOD_ENOUGH * max(rates.values())
-    return min(budget for budget, rate in rates.items() if rate >= good)
+def best_budget(rates: dict[int, float]) -> int:
+    """rates: tokens/s by budget, ascending."""
+    smallest, *larger = rates
+    if not larger or rates[smallest] >= rates[larger[0]]:
+        return smallest
+    best, *larger = larger
+    for budget in larger:
+        if rates[budget] < GAIN * rates[best]:
+            break
+        best = budget
+    return best
