@@ -15,7 +15,6 @@ import pytest
 from benchmarks import peers
 from benchmarks.findings import BUILD
 from tests.conftest import inference_of, linked, serving
-from tests.support import web
 from tests.support.task_models import DEFAULTS
 
 PACKAGES = BUILD / "js-clients"
@@ -113,18 +112,16 @@ def test_every_package_works_in_a_page_of_another_origin(url: str, in_page: Ask)
 def test_an_example_of_a_readme_runs_at_the_root(
     task_bundles: Path, tmp_path: Path, program: Path, task: str, model: str
 ) -> None:
-    """Of a server that has this model alone."""
+    """The server has this model alone."""
     root = linked(tmp_path, [task_bundles / model])
     with serving(inference_of(root, api_keys=KEYS)) as url:
         must_work(under_node(url, f"@huggingface/inference {task}, root"))
 
 
-def test_without_the_setting_the_page_is_kept_out_and_the_answer_names_it(
-    task_bundles: Path, origin: str, in_page: Ask
+def test_without_the_setting_the_page_is_kept_out_and_the_log_names_it(
+    task_bundles: Path, origin: str, in_page: Ask, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = "openai embeddings"
     with serving(inference_of(task_bundles, api_keys=KEYS)) as url:
         assert "Connection error" in str(in_page(url, name)[name])
-        asked = {"origin": origin, "access-control-request-method": "POST"}
-        answer = web.options(f"{url}/v1/embeddings", headers=asked)
-        assert f"ADDNORM_CORS_ORIGINS={origin}" in answer.text
+    assert f"set ADDNORM_CORS_ORIGINS={origin}" in caplog.text
