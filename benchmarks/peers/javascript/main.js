@@ -31,16 +31,19 @@ async function outcome(at, name) {
   }
 }
 
-// chroma's packages import node's modules, llamaindex's does not pass on that a page may have a key
+// chroma's import node's modules, llamaindex's does not pass on that a page may have a key
 const NOT_IN_PAGES = ["@chroma-core/", "@llamaindex/"];
 const ALL = Object.keys({ ...EMBEDDERS, ...RANKERS, ...README, ...OTHERS }).filter(
   (name) => !isPage || !NOT_IN_PAGES.some((beginning) => name.startsWith(beginning)),
 );
 
+// All at once: in company the bits are the same, and one that tries again and again holds up no other.
 async function outcomes(url, key, names) {
-  const found = {};
-  for (const name of names.length ? names : ALL) found[name] = await outcome({ url, key }, name);
-  return found;
+  const called = (names.length ? names : ALL).map(async (name) => [
+    name,
+    await outcome({ url, key }, name),
+  ]);
+  return Object.fromEntries(await Promise.all(called));
 }
 
 if (isPage) globalThis.outcomes = outcomes;

@@ -64,7 +64,7 @@ const EXAMPLES = {
 
 const example = (task, isRoot) => async (at) => {
   const [model, printed, known, plain] = EXAMPLES[task];
-  const client = await huggingFace(at, isRoot ? "" : `/hf/${model}`);
+  const client = huggingFace(at, isRoot ? "" : `/hf/${model}`);
   for (const sent of [printed, known])
     mustEqual(await client[task](sent), await plain(at, model, sent), task);
   return "as the plain route";
