@@ -114,6 +114,12 @@ build/%/ready: benchmarks/environments/%.txt
 	build/$*/bin/pip --disable-pip-version-check install -r $<
 	touch $@
 
+build/js-clients/ready: benchmarks/environments/js-clients.json
+	mkdir -p $(@D)
+	cp $< $(@D)/package.json
+	npm install --ignore-scripts --no-audit --no-fund --prefix $(@D)
+	touch $@
+
 # What an emulated ARM processor runs: arm64's Python, and wheels at the versions of .venv
 build/processors/ready: benchmarks/processors/prepare.sh pyproject.toml
 	$(PYTHON) -m benchmarks.processors.packages > build/processors.txt

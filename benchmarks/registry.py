@@ -173,6 +173,11 @@ PROOFS = {
         1,
         ("build/packages/ready",),
     ),
+    "js_clients": Proof(
+        "npm packages with a URL, a key and a model set, under node and in Chromium: the same",
+        1.5,
+        ("build/js-clients/ready", "node"),
+    ),
     "lm_eval": Proof(
         "lm-eval's local-completions against a server, beside its own model",
         5,

@@ -21,6 +21,9 @@ INFINITY_OPTIONS = (
 INFINITY_QUIET = {"DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
 
 
+JAVASCRIPT = Path(__file__).with_name("javascript")
+
+
 def program(name: str) -> str:
     """The file of a program here, for the interpreter of another environment."""
     return str(Path(__file__).with_name(f"{name}.py"))

@@ -91,6 +91,7 @@ class Protocol:
     tag: str  # of the documentation
     routes: tuple[Routes, ...]
     errors: ErrorFormat
+    beginning: str = ""  # of paths that are this dialect's, also those that are not served
     # of API keys: what a path needs that is not `infer`; `/a/*` is all below /a/, `GET /a` is by
     # this method alone. None: no key
     scopes: Mapping[str, Scope | None] = field(default_factory=dict)
@@ -113,6 +114,8 @@ class Mounted(NamedTuple):
 
     def envelopes(self) -> Iterator[tuple[str, Envelope]]:
         """Error envelopes by the beginning of a path: what stands before its first parameter."""
+        if self.protocol.beginning:
+            yield self.protocol.beginning, self.protocol.errors.envelope
         for router in self.routers:
             for route in router.routes:
                 assert isinstance(route, APIRoute)

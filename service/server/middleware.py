@@ -1,6 +1,7 @@
 """ASGI middleware in the order that requests pass it: context, errors, heads, API keys."""
 
 import asyncio
+import logging
 import random
 import re
 import time
@@ -21,6 +22,7 @@ from addnorm.service.server.error_response import error_response, noted
 from addnorm.service.telemetry.report import Reporter
 from addnorm.service.telemetry.request_context import RequestContext, attach_context, context_of
 
+log = logging.getLogger("addnorm")
 REQUEST_ID = re.compile(rb"[\w.:-]{1,128}")
 DISCARD_S = 1.0  # longest time to read a body that is discarded
 
@@ -105,11 +107,12 @@ class HeadMiddleware:
     def __init__(self, app: ASGIApp, readiness: Readiness, probes: tuple[str, ...]) -> None:
         """probes: beginnings of paths that orchestrators ask."""
         self._app, self._readiness, self._probes = app, readiness, probes
+        self._warned = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             if scope["method"] == "OPTIONS":
-                _reject_preflight(scope)
+                self._reject_preflight(scope)
             is_probe = scope["path"].startswith(self._probes)
             if self._readiness.draining and not is_probe:
                 await _discard_body(receive)
@@ -119,18 +122,21 @@ class HeadMiddleware:
                 raise error
         await self._app(scope, receive, send)
 
-
-def _reject_preflight(scope: Scope) -> None:
-    """MethodNotAllowed if a browser asks whether a page of another origin may call. Where that is
-    set, such a request does not come as far as here."""
-    headers = Headers(scope=scope)
-    if "access-control-request-method" in headers:
+    def _reject_preflight(self, scope: Scope) -> None:
+        """MethodNotAllowed if a browser asks whether a page of another origin may call. Where that
+        is set, such a request does not come as far as here."""
+        headers = Headers(scope=scope)
+        if "access-control-request-method" not in headers:
+            return
         origin = headers.get("origin", "")[:200]
-        raise MethodNotAllowed(
+        what = (
             f"OPTIONS {scope['path']}: pages of {origin} may not call this server; to let them,"
-            f" set ADDNORM_CORS_ORIGINS={origin}",
-            headers={"allow": "GET, POST"},
+            f" set ADDNORM_CORS_ORIGINS={origin}"
         )
+        if not self._warned:  # browsers do not show the answer, and any caller may ask
+            self._warned = True
+            log.warning(what)
+        raise MethodNotAllowed(what, headers={"allow": "GET, POST"})
 
 
 async def _discard_body(receive: Receive) -> None:

@@ -75,6 +75,17 @@ def test_both_versions_rank_by_the_models_own_logits(
     }
 
 
+def test_what_a_document_has_beside_its_text_is_sent_back(task_client: httpx.Client) -> None:
+    documents = [{"text": text, "title": f"{index}"} for index, text in enumerate(DOCUMENTS)]
+    asked = {"query": QUERY, "documents": documents, "return_documents": True}
+    results = task_client.post("/v1/rerank", json=asked).json()["results"]
+    assert [each["document"] for each in results] == [documents[each["index"]] for each in results]
+    asked["documents"] = DOCUMENTS
+    plain = task_client.post("/v1/rerank", json=asked).json()["results"]
+    scores, of_texts = ([each["relevance_score"] for each in found] for found in (results, plain))
+    assert scores == of_texts
+
+
 def test_open_webuis_request_gets_a_score_for_every_document(
     task_client: httpx.Client, logits: Any
 ) -> None:
@@ -206,7 +217,7 @@ RERANK: dict[str, Any] = {"model": "reranker", "query": "a", "documents": ["b"]}
         ({"truncate": "START", "input_type": "search_query"}, "would cut off the prompt"),
         ({"input_type": "image"}, "input_type: Input should be 'search_query'"),
         ({"images": ["data:image/png;base64,AA=="]}, "images is set, but only texts"),
-        ({"inputs": [{"content": []}]}, "inputs is set, but only texts"),
+        ({"inputs": []}, "texts and inputs are both set: send one of them"),
         ({"output_dimension": 999}, "output_dimension is 999: 1 to "),
         ({"max_tokens": 3}, f"embedder/1 cuts texts to {MAX_TEXT_TOKENS} tokens"),
         ({"embedding_types": ["int4"]}, "embedding_types[0]: Input should be 'float'"),
@@ -224,6 +235,36 @@ def test_embeddings_that_do_not_fit_are_rejected(
     with pytest.raises(cohere.BadRequestError) as refused:
         v2.embed(**{**EMBED, **changes})
     assert words in refused.value.body["message"]
+
+
+def of_text(text: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text}]}
+
+
+def test_inputs_of_one_text_are_embedded_as_texts(v2: cohere.ClientV2) -> None:
+    asked: dict[str, Any] = {"model": "embedder", "input_type": "search_query"}
+    texts, inputs = DOCUMENTS, [of_text(text) for text in DOCUMENTS]
+    expected = v2.embed(**asked, texts=texts, embedding_types=["float"]).embeddings.float_
+    assert v2.embed(**asked, inputs=inputs, embedding_types=["float"]).embeddings.float_ == expected
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ([], "inputs is empty"),
+        ([{"content": [{"type": "image_url", "image_url": {"url": "data:"}}]}],
+         "inputs[0].content[0].type: Input should be 'text', got \"image_url\""),
+        ([{"content": [{"type": "text", "text": "a"}] * 2}],
+         "inputs[0].content: Input should have 1 items or fewer, got 2"),
+        ([of_text("a"), of_text(LONG)], "inputs[1] has 64 tokens, 24 more than"),
+    ],
+)  # fmt: skip
+def test_inputs_that_are_no_single_texts_are_rejected(
+    task_client: httpx.Client, inputs: list[Any], words: str
+) -> None:
+    body = {"model": "embedder", "inputs": inputs, "truncate": "NONE"}
+    answer = task_client.post("/v2/embed", json=body)
+    assert (answer.status_code, words in answer.json()["message"]) == (400, True), answer.text
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,8 @@ def test_ollama_lists_and_shows_what_is_served(task_client: httpx.Client) -> Non
         assert shown["capabilities"] == ["embedding"]
         assert shown["model_info"]["addnorm.embedding_length"] == len(vectors(task_client)[0])
     assert task_client.get("/api/version").json()["version"]
+    missing = task_client.post("/api/generate", json={}).json()["error"]
+    assert missing == "POST /api/generate: there is no such path; /docs lists all paths"
     wrong = task_client.post("/api/show", json={"model": "nobody"})
     assert (wrong.status_code, list(wrong.json())) == (404, ["error"])
 

@@ -1,5 +1,7 @@
 """Pages of other origins: what browsers ask for before a request, and what they are told."""
 
+import logging
+
 import httpx
 import pytest
 
@@ -47,3 +49,14 @@ def test_it_is_named_where_keys_are_needed_too(serve: Serve) -> None:
     with serve(api_keys="web infer web-0123456789abcdef") as url:
         answer = web.options(f"{url}/v1/embeddings", headers=PREFLIGHT)
     assert "ADDNORM_CORS_ORIGINS" in answer.text
+
+
+def test_the_log_names_it_once_as_browsers_do_not_show_the_answer(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "addnorm")
+    with serve() as url:
+        for _ in range(2):
+            web.options(f"{url}/v1/embeddings", headers=PREFLIGHT)
+    (said,) = caplog.messages
+    assert said.endswith(f"set ADDNORM_CORS_ORIGINS={PAGE}")

@@ -38,6 +38,15 @@ NUMBER_BYTES = dict.fromkeys(KINDS, JSON_BYTES_PER_BYTE) | {
 }
 
 
+class TextContent(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class EmbedInput(Strict):
+    content: list[TextContent] = Field(min_length=1, max_length=1)
+
+
 class EmbedRequest(Strict):
     """Cohere's fields; `precision` is ours."""
 
@@ -74,7 +83,9 @@ class EmbedRequest(Strict):
         None, description="One the model has; by default as it says."
     )
     images: Any = Field(None, description="Rejected: this server embeds texts.")
-    inputs: Any = Field(None, description="Rejected: send `texts`.")
+    inputs: Annotated[list[EmbedInput], Field(fail_fast=True)] | None = Field(
+        None, description="In place of texts: each is of one text."
+    )
 
 
 class EmbedResponse(BaseModel):
@@ -101,13 +112,13 @@ EXAMPLES: dict[str, Any] = {
 
 async def embed(is_v1: bool, asked: EmbedRequest, call: Call, tools: Tools) -> Decoded:
     """InvalidInput names the field."""
-    sent = _checked_texts(asked)
+    field, sent = _checked_texts(asked)
     model, alias = call.model_and_prompt(tools.models, asked.model, None, "embed")
     _check_limits(asked, model)
     types = list(dict.fromkeys(asked.embedding_types or KINDS[:1]))
     sent_cut = None if asked.truncate is None else asked.truncate != "NONE"
     cut = cuts(call, tools, sent_cut, by_default=True)
-    texts = _prompted(asked, sent, model, alias, cut)
+    texts = _prompted(asked, field, sent, model, alias, cut)
     batch, padding = await tools.texts.tokenize(texts, call.deadline)
     dtypes = dict.fromkeys(_dtype(kind) for kind in types)
     output = PooledByDType(
@@ -124,22 +135,26 @@ async def embed(is_v1: bool, asked: EmbedRequest, call: Call, tools: Tools) -> D
         padding,
         (output,),
         asked.precision,
-        field="texts",
+        field=field,
         answer_bytes=call.num_bytes + len(sent) * vector_bytes,
     )
     is_plain = is_v1 and asked.embedding_types is None
     return request, partial(_encode, types, is_plain, sent, call.context.request_id)
 
 
-def _checked_texts(asked: EmbedRequest) -> list[str]:
-    for field in ("images", "inputs"):
-        if getattr(asked, field) is not None:
-            raise InvalidInput(
-                f"{field} is set, but only texts are embedded here: send texts", param=field
-            )
+def _checked_texts(asked: EmbedRequest) -> tuple[str, list[str]]:
+    """The field that has the texts, and these."""
+    if asked.images is not None:
+        raise InvalidInput(
+            "images is set, but only texts are embedded here: send texts", param="images"
+        )
+    if asked.inputs is not None and asked.texts is not None:
+        raise InvalidInput("texts and inputs are both set: send one of them", param="inputs")
+    if asked.inputs is not None:
+        return "inputs", [each.content[0].text for each in asked.inputs]
     if asked.texts is None:
         raise InvalidInput("texts is missing: send the texts to embed", param="texts")
-    return asked.texts
+    return "texts", asked.texts
 
 
 def _check_limits(asked: EmbedRequest, model: Model) -> None:
@@ -148,13 +163,13 @@ def _check_limits(asked: EmbedRequest, model: Model) -> None:
 
 
 def _prompted(
-    asked: EmbedRequest, texts: list[str], model: Model, alias: str | None, cut: bool
+    asked: EmbedRequest, field: str, texts: list[str], model: Model, alias: str | None, cut: bool
 ) -> TextsToTokenize:
     """alias: the prompt that the model's name has."""
     if asked.input_type is None:
-        made = TextsToTokenize.prompted("texts", texts, cut, model, alias)
+        made = TextsToTokenize.prompted(field, texts, cut, model, alias)
     else:
-        made = TextsToTokenize("texts", texts, cut, model)
+        made = TextsToTokenize(field, texts, cut, model)
         made = typed(made, "input_type", asked.input_type, alias)
     made = made._replace(left=asked.truncate == "START", can_cut=False)
     made.check_prompt_is_kept()

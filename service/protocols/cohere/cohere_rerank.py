@@ -27,7 +27,9 @@ from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks.classification import Function, best
 
 
-class Document(Strict):
+class Document(Strict, extra="allow"):
+    """Its text is scored. What else it has is sent back with it."""
+
     text: str
 
 
@@ -65,14 +67,10 @@ class RerankRequest(Strict):
     )
 
 
-class RerankedText(BaseModel):
-    text: str
-
-
 class RerankResult(BaseModel):
     index: int = Field(description="Of the document, as sent.")
     relevance_score: float
-    document: RerankedText | str | None = None
+    document: Document | str | None = None
 
 
 class RerankUsage(BaseModel):
@@ -120,14 +118,13 @@ async def rerank(asked: RerankRequest, call: Call, tools: Tools) -> Decoded:
     function: Function = "none" if asked.raw_scores else "sigmoid"
     sent_back = 2 * call.num_bytes if asked.return_documents else 0
     task = await score_pairs(call, tools, texts, function, asked.precision, sent_back)
-    encode = partial(_encode_rerank, asked, num_best, documents, call.context.request_id, task)
+    encode = partial(_encode_rerank, asked, num_best, call.context.request_id, task)
     return task.request, encode
 
 
 def _encode_rerank(
     asked: RerankRequest,
     num_best: int | None,
-    documents: list[str],
     request_id: str,
     task: TextTask,
     response: InferenceResponse,
@@ -137,7 +134,7 @@ def _encode_rerank(
         {
             "index": index,
             "relevance_score": scores[index],
-            **({"document": {"text": documents[index]}} if asked.return_documents else {}),
+            **({"document": _whole(asked.documents[index])} if asked.return_documents else {}),
         }
         for index in best(scores, num_best)
     ]
@@ -152,6 +149,10 @@ def _encode_rerank(
         "meta": {"tokens": {"input_tokens": num_tokens}},
     }
     return Payload((yield from written(body, response.num_bytes)))
+
+
+def _whole(document: str | Document) -> dict[str, Any]:
+    return {"text": document} if isinstance(document, str) else document.model_dump()
 
 
 def _for_voyage(results: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -14,4 +14,5 @@ PROTOCOL = Protocol(
         OtherRoutes(OllamaRoutes),
     ),
     errors=ollama_embed.OLLAMA_ERRORS,
+    beginning="/api/",
 )
