@@ -53,7 +53,7 @@ class Process:
                     self.lines.append(json.loads(line))
 
     def wait_for(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240  # some export before they serve
         while time.monotonic() < deadline:
             for line in list(self.lines):
                 if wanted(line):

@@ -14,7 +14,8 @@ from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.settings import Settings
 
 NO_MEMORY = "Not enough memory"  # in orjson's words
-MAX_KEYS = 1000  # of all objects of a body, beside one for each sequence
+MAX_KEYS = 1000  # of all objects of a body, beside those of documents
+MAX_FIELDS = 4  # of a document, on average
 MAX_DEPTH = 20  # bodies have 5
 CONTAINERS = (dict, list)
 # what pydantic puts into a path where a value may be of several kinds
@@ -149,13 +150,17 @@ def _max_lists(settings: Settings) -> int:
 
 
 def _max_strings(settings: Settings) -> int:
-    return 2 * settings.max_sequences + 2 * MAX_KEYS  # two for each pair of texts
+    return 2 * _max_keys(settings)  # each key with a text
+
+
+def _max_keys(settings: Settings) -> int:
+    return MAX_KEYS + MAX_FIELDS * settings.max_sequences
 
 
 def _check_counts(body: bytes, settings: Settings) -> Steps[None]:
     """Rejects bodies that are within their size, but take long to parse and so hold up others."""
     num_lists = _max_lists(settings)
-    num_keys = MAX_KEYS + settings.max_sequences
+    num_keys = _max_keys(settings)
     most = {
         b":": ("keys", num_keys),
         b"{": ("objects", num_keys),

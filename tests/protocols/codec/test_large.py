@@ -31,7 +31,7 @@ from addnorm.service.protocols.codec.negotiation import (
     sliced,
     written,
 )
-from addnorm.service.protocols.codec.validation import BLOCK_BYTES, shown, validated
+from addnorm.service.protocols.codec.validation import BLOCK_BYTES, parse, shown, validated
 from addnorm.service.protocols.native.native_schema import INFER
 from addnorm.service.scheduling.cooperative import Steps, run_now
 from addnorm.service.server.wiring import build
@@ -180,8 +180,8 @@ def test_what_stands_in_strings_is_not_counted_wherever_a_block_ends(text: str, 
         text,
         text,
     ]
-    bad = body[:-1] + b"".join(b',"k%d":0' % n for n in range(3049)) + b"}"
-    with pytest.raises(InvalidInput, match="more than 3048 keys"):
+    bad = body[:-1] + b"".join(b',"k%d":0' % n for n in range(9193)) + b"}"
+    with pytest.raises(InvalidInput, match="more than 9192 keys"):
         run_now(validated(INFER.request, bad, SETTINGS))
 
 
@@ -322,3 +322,9 @@ def test_bodies_that_wait_to_be_read_count_among_those_held(
         ask(url)
     assert set(statuses[:-1]) == {400, 429}
     assert statuses[-1] == 400
+
+
+def test_as_many_documents_of_several_fields_are_read_as_a_request_may_have() -> None:
+    documents = [{"text": "a", "title": "b", "url": "c"}] * SETTINGS.max_sequences
+    body = orjson.dumps({"query": "q", "documents": documents})
+    assert len(run_now(parse(body, SETTINGS))["documents"]) == SETTINGS.max_sequences
