@@ -7,9 +7,9 @@ runs the rows of a package, and prints a line of JSON for each.
 import json
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import httpx
@@ -75,8 +75,8 @@ def given(url: str, path: str = "", key: str = "api_key", /, **others: Any) -> F
 
 def tables_of_tiktoken() -> None:
     """Those that litellm brings: tiktoken fetches them otherwise."""
-    (root,) = find_spec("litellm").submodule_search_locations
-    os.environ["TIKTOKEN_CACHE_DIR"] = f"{root}/litellm_core_utils/tokenizers"
+    root = sysconfig.get_path("purelib")
+    os.environ["TIKTOKEN_CACHE_DIR"] = f"{root}/litellm/litellm_core_utils/tokenizers"
 
 
 def posted(site: Site, path: str, **body: Any) -> Any:
