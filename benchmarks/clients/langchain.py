@@ -52,7 +52,7 @@ def suite(package: str, path: str, fields: Fields, said: str = "") -> Row:
 
 
 async def _asynchronous(tests: Any, model: Any) -> None:
-    """In one loop: clients keep their connections."""
+    """Both tests run in one loop: clients keep their connections."""
     await tests.test_aembed_query(model)
     await tests.test_aembed_documents(model)
 

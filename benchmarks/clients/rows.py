@@ -74,7 +74,7 @@ def given(url: str, path: str = "", key: str = "api_key", /, **others: Any) -> F
 
 
 def tables_of_tiktoken() -> None:
-    """Those that litellm brings: tiktoken fetches them otherwise."""
+    """Has tiktoken read the tables that litellm brings: it fetches them otherwise."""
     root = sysconfig.get_path("purelib")
     os.environ["TIKTOKEN_CACHE_DIR"] = f"{root}/litellm/litellm_core_utils/tokenizers"
 
@@ -130,7 +130,7 @@ def texts_of(documents: Sequence[str]) -> list[int]:
 
 
 def run(rows: Sequence[Row], plain: Mapping[str, Callable[[Site], Any]] = PLAIN) -> None:
-    """Those of one package: two of them may not fit into one process."""
+    """Runs the rows of one package: two packages may not fit into one process."""
     *address, package = sys.argv[1:]
     for row in rows:
         if row.package == package:
