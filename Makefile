@@ -106,11 +106,13 @@ $(REAL):
 $(TRAINED)/cross-encoder: | $(MINILM)
 	$(PYTHON) -m benchmarks.data.trained $(TRAINED) $(MINILM)
 
-# Environments of their own, for what clashes with Addnorm's packages or is heavy
-WITHOUT_TORCH = clients packages chart s3 search
+# Environments of their own, for what clashes with Addnorm's packages or is heavy. Python's own pip
+# may need many minutes to fit packages to each other
+WITHOUT_TORCH = clients-% chart s3 search
 build/%/ready: benchmarks/environments/%.txt
 	$(PYTHON3) -m venv build/$*
-	$(if $(filter $*,$(WITHOUT_TORCH)),,build/$*/bin/pip --disable-pip-version-check install $(TORCH))
+	build/$*/bin/pip --disable-pip-version-check install 'pip>=26'
+	$(if $(filter $(WITHOUT_TORCH),$*),,build/$*/bin/pip --disable-pip-version-check install $(TORCH))
 	build/$*/bin/pip --disable-pip-version-check install -r $<
 	touch $@
 

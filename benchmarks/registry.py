@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
+from benchmarks.clients import groups as clients
 from benchmarks.findings import BUILD, MINILM, Findings, Options
 
 BERT, REAL, TRAINED = str(MINILM), "build/real-models", "build/trained/cross-encoder"
@@ -165,13 +166,10 @@ PROOFS = {
         3,
         (BERT, REAL, "build/rxnmapper/ready"),
     ),
-    "clients": Proof(
-        "unmodified clients that need an environment of their own", 1, ("build/clients/ready",)
-    ),
     "client_packages": Proof(
         "packages with a URL, a key and a model set: bits and order as of the plain routes",
-        1,
-        ("build/packages/ready",),
+        31,
+        (SERVED, *(f"build/{name}/ready" for name in sorted(set(clients.GROUPS.values())))),
     ),
     "js_clients": Proof(
         "npm packages with a URL, a key and a model set, under node and in Chromium: the same",

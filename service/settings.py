@@ -92,9 +92,9 @@ class Settings(BaseModel):
         600.0,
         gt=0,
         description=(
-            "Longest deadline of a request of more than 1,024 sequences or 65,536 tokens that sends"
-            " no x-request-timeout-ms; within it the deadline follows its size. Match it to your"
-            " indexing clients'."
+            "Longest deadline of a bulk request, as one of more than 1,024 sequences or 65,536"
+            " tokens, that sends no x-request-timeout-ms; within it the deadline follows its size."
+            " Match it to your indexing clients'."
         ),
     )
     known_answer_timeout_s: float = Field(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from benchmarks.clients import groups
 from benchmarks.documents import blocks, figures, file_map, headlines, reference
 from benchmarks.report import Report
 
@@ -19,6 +20,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "routes": reference.routes_table,
     "errors": reference.errors_table,
     "metrics": reference.metrics_table,
+    "clients": groups.clients_table,
 }
 OF_FOLDERS = {"folders": file_map.folders_table, "files": file_map.files_table}
 

@@ -42,9 +42,13 @@ class Bulk:
         self.turns = BulkTurns(computing.scheduler.num_workers)
 
     def covers(self, request: InferenceRequest) -> bool:
-        """Whether it is a bulk request."""
+        """Whether it is a bulk request: a large one, or one of several sequences that a slow
+        machine might not answer in the time that other requests have."""
         batch, most = request.batch, min(MAX_TOKENS, self._settings.max_queue_tokens)
-        return len(batch) > MAX_SEQUENCES or batch.num_tokens > most
+        if len(batch) > MAX_SEQUENCES or batch.num_tokens > most:
+            return True
+        is_slow = TIME_FACTOR * self._compute_s(request) > self._settings.timeout_s
+        return is_slow and len(batch) > 1
 
     def check_held(self, request: InferenceRequest, num_bytes: int) -> None:
         """InvalidInput if what it holds until it is answered can never have space."""

@@ -84,6 +84,14 @@ def test_a_bulk_request_has_the_bits_of_any_other(
                 assert own.tobytes() == others.tobytes()
 
 
+def test_what_is_slow_here_is_a_bulk_request_too(models: Models) -> None:
+    """A client that always sends 1,000 texts must get an answer from slow models."""
+    with service(models, max_queue_tokens=65_536, timeout_s=1e-6) as slow:
+        covers = slow.pipeline.bulk.covers
+        assert covers(asked(models, Pooled(), ROWS[:2]))
+        assert not covers(asked(models, Pooled(), ROWS[:1]))  # it has no pieces
+
+
 def test_pieces_hold_each_sequence_once_and_are_of_similar_length() -> None:
     lengths = np.array(LENGTHS)
     made = list(pieces(lengths, 64))

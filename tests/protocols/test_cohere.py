@@ -86,6 +86,19 @@ def test_what_a_document_has_beside_its_text_is_sent_back(task_client: httpx.Cli
     assert scores == of_texts
 
 
+def test_a_limit_of_documents_counts_only_where_one_is_longer(task_client: httpx.Client) -> None:
+    """Haystack's client always sends one, which may be below what a model takes."""
+    body = {"model": "reranker", "query": QUERY, "documents": DOCUMENTS[:3]}
+    plain = task_client.post("/v2/rerank", json=body).json()["results"]
+    most = MAX_TEXT_TOKENS // 2
+    kept = task_client.post("/v2/rerank", json={**body, "max_tokens_per_doc": most}).json()
+    assert kept["results"] == plain
+    body["documents"] = DOCUMENTS
+    refused = task_client.post("/v2/rerank", json={**body, "max_tokens_per_doc": most})
+    assert refused.status_code == 400
+    assert "max_tokens_per_doc is 20, but documents[4] has 40 tokens" in refused.json()["message"]
+
+
 def test_open_webuis_request_gets_a_score_for_every_document(
     task_client: httpx.Client, logits: Any
 ) -> None:

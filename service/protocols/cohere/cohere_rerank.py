@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from addnorm.service.errors import ServiceError
+from addnorm.service.errors import InvalidInput, ServiceError
 from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
@@ -22,6 +22,7 @@ from addnorm.service.protocols.texts.places import query_with
 from addnorm.service.protocols.texts.text_tasks import TextTask, score_pairs
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.protocols.texts.truncation import check_limit
+from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.manifest import Precision
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks.classification import Function, best
@@ -55,7 +56,10 @@ class RerankRequest(Strict):
     )
     max_chunks_per_doc: Literal[1] | None = Field(None, description="Documents are not split.")
     max_tokens_per_doc: int | None = Field(
-        None, ge=1, description="At least the model's limit, to which query and document are cut."
+        None,
+        ge=1,
+        description="Documents are cut to the model's limit only: with the query they may have at"
+        " most so many tokens.",
     )
     priority: int | None = Field(None, description="Has no effect.")
     top_k: int | None = Field(None, ge=0, description="`top_n`, as Voyage calls it.")
@@ -107,7 +111,6 @@ EXAMPLES: dict[str, Any] = {
 async def rerank(asked: RerankRequest, call: Call, tools: Tools) -> Decoded:
     """InvalidInput names the field."""
     model = call.model(tools.models, asked.model, "rerank")
-    check_limit("max_tokens_per_doc", asked.max_tokens_per_doc, model)
     check_limit("truncate_prompt_tokens", asked.truncate_prompt_tokens, model, whole=-1)
     num_best = agreed(top_n=asked.top_n, top_k=asked.top_k) or None
     documents = [text if isinstance(text, str) else text.text for text in asked.documents]
@@ -118,8 +121,21 @@ async def rerank(asked: RerankRequest, call: Call, tools: Tools) -> Decoded:
     function: Function = "none" if asked.raw_scores else "sigmoid"
     sent_back = 2 * call.num_bytes if asked.return_documents else 0
     task = await score_pairs(call, tools, texts, function, asked.precision, sent_back)
+    _check_documents(asked.max_tokens_per_doc, task.request.batch)
     encode = partial(_encode_rerank, asked, num_best, call.context.request_id, task)
     return task.request, encode
+
+
+def _check_documents(most: int | None, batch: Batch) -> None:
+    """InvalidInput if a document might have to be cut shorter than the model cuts it. Haystack
+    always sends 4096, which matters only where the model takes more."""
+    index = int(batch.lengths.argmax())
+    if most is not None and (num := int(batch.lengths[index])) > most:
+        raise InvalidInput(
+            f"max_tokens_per_doc is {most}, but documents[{index}] has {num} tokens with the query,"
+            " and is not cut below the model's own limit: leave it out, or shorten the document",
+            param="max_tokens_per_doc",
+        )
 
 
 def _encode_rerank(

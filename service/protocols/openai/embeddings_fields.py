@@ -72,7 +72,10 @@ class EmbeddingsFields(Strict):
         return agreed(**named) or "float32"
 
     def vector_dimensions(self) -> int | None:
-        return agreed(dimensions=self.dimensions, output_dimension=self.output_dimension)
+        """Infinity's client always sends its `modality`, and 0 for all dimensions."""
+        is_all = self.modality is not None and self.dimensions == 0
+        dimensions = None if is_all else self.dimensions
+        return agreed(dimensions=dimensions, output_dimension=self.output_dimension)
 
     def typed(self) -> tuple[str, str] | None:
         """The field that says what the texts are for, and what it says."""

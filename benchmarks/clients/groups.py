@@ -1,0 +1,68 @@
+"""All groups of client packages: which environment each has, and the table of what came of them."""
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+from addnorm.load.sweep.tables import table
+from benchmarks.clients.rows import ABSENT, BITS, ORDER, REFUSED, Row
+
+ENVIRONMENTS = Path("benchmarks/environments")
+GROUPS = {  # module -> environment
+    "sdks": "clients-sdks",
+    "open_inference": "clients-sdks",
+    "litellm_providers": "clients-langchain",
+    "applications": "clients-applications",
+    "langchain": "clients-langchain",
+    "llama_index": "clients-llama-index",
+    "haystack": "clients-haystack",
+    "databases": "clients-databases",
+}
+# nothing is fetched, and nobody is told that a package was used
+QUIET = {
+    "ANONYMIZED_TELEMETRY": "False",
+    "CREWAI_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "1",
+    "HAYSTACK_TELEMETRY_ENABLED": "False",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "MEM0_TELEMETRY": "False",
+    "OTEL_SDK_DISABLED": "true",
+    "RAGAS_DO_NOT_TRACK": "true",
+    "TELEMETRY_DISABLED": "1",
+}
+
+
+def rows_of(group: str) -> tuple[Row, ...]:
+    return import_module(f"benchmarks.clients.{group}").ROWS  # type: ignore[no-any-return]
+
+
+def packages() -> list[tuple[str, str]]:
+    """Groups and their packages."""
+    pairs = ((group, row.package) for group in GROUPS for row in rows_of(group))
+    return list(dict.fromkeys(pairs))
+
+
+def clients_table() -> str:
+    """What the mark `client_packages` asserts, a line for each package."""
+    lines = dict[str, tuple[list[str], list[str], list[str]]]()
+    for group, environment in GROUPS.items():
+        versions = dict(_pinned(ENVIRONMENTS / f"{environment}.txt"))
+        for row in rows_of(group):
+            package = f"{row.package} {versions[row.package]}"
+            vectors, rankings, others = lines.setdefault(package, ([], [], []))
+            column = {BITS: vectors, ORDER: rankings}.get(row.outcome, others)
+            column.append(row.name if column is not others else _said(row))
+    rows = [(package, *map("; ".join, columns)) for package, columns in lines.items()]
+    return table(["package", "bits as of /v1/embeddings", "order as of /v1/rerank", "others"], rows)
+
+
+def _said(row: Row) -> str:
+    reason = f" ({row.why})" if row.outcome in (REFUSED, ABSENT) else ""
+    return f"{row.name}: {row.outcome}{reason}"
+
+
+def _pinned(path: Path) -> Iterator[tuple[str, str]]:
+    """Packages and versions."""
+    for line in path.read_text().splitlines():
+        name, _, version = line.partition("#")[0].strip().partition("==")
+        yield name.partition("[")[0], version
