@@ -9,14 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from addnorm.service.errors import ServiceError
 from addnorm.service.locks import LockOrder, new_lock
 from addnorm.service.runtime.batch import AnyRows, Batch, Rows
-
-if TYPE_CHECKING:
-    from addnorm.service.scheduling.queue.backlog import Backlog
 
 # How the measured rate of a target follows its runs.
 #
@@ -136,7 +133,7 @@ class Job:
     started: float | None = None  # when its first sequence was taken
     finished: float | None = None
     is_piece: bool = False  # of a bulk request: it runs on one core, and with no other jobs
-    backlog: "Backlog | None" = None  # that it is of, also while it runs; None: it goes first
+    backlog: Any = None  # of the queue, also while it runs; None: it goes before all others
 
     def __post_init__(self) -> None:
         self._num_settled = 0
