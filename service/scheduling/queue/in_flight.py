@@ -38,7 +38,7 @@ class InFlight:
         return alone
 
     def add(self, sequences: list[Waiting]) -> int:
-        """Those of one job wait from now on. Returns their tokens that are counted."""
+        """Sequences of one job wait from now on. Returns their tokens that are counted."""
         if sequences[0].identity is not None:
             for sequence in sequences:
                 self._waiting.setdefault(sequence.identity, {})[sequence] = None
