@@ -7,6 +7,7 @@ the bits that the same route over HTTP gives. GRPC is a host and a port.
 import asyncio
 import sys
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import httpx
@@ -29,6 +30,8 @@ def tritonclient_grpc(address: str) -> Any:
     assert client.get_server_metadata().name == "addnorm"
     names = [output.name for output in client.get_model_metadata(MODEL).outputs]
     assert OUTPUT in names
+    config = client.get_model_config(MODEL, as_json=True)["config"]
+    assert OUTPUT in [output["name"] for output in config["output"]]
     inputs = _inputs(InferInput)
     refusal = _refusal(lambda: client.infer("another", inputs))
     assert refusal.startswith("StatusCode.NOT_FOUND: model 'another' is not served here"), refusal
@@ -41,7 +44,28 @@ def tritonclient_grpc(address: str) -> Any:
     ]
     tensors = [answer.as_numpy(OUTPUT) for answer in answers]
     assert np.array_equal(*tensors)
+    statistics = client.get_inference_statistics(MODEL).model_stats[0]
+    assert statistics.inference_stats.success.count >= len(answers)
     return tensors[0]
+
+
+def tritonclient_grpc_stream(address: str) -> Any:
+    from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
+
+    got: SimpleQueue[Any] = SimpleQueue()
+    outputs = [InferRequestedOutput(OUTPUT)]
+    with InferenceServerClient(address) as client:
+        client.start_stream(lambda result, error: got.put(error or result), stream_timeout=60)
+        for number, model in enumerate((MODEL, "another", MODEL)):
+            client.async_stream_infer(
+                model, _inputs(InferInput), outputs=outputs, request_id=str(number)
+            )
+        first, refused, last = (got.get(timeout=60) for _ in range(3))
+        client.stop_stream()
+    assert "'another' is not served here" in refused.message(), refused
+    assert [each.get_response().id for each in (first, last)] == ["0", "2"]
+    assert np.array_equal(first.as_numpy(OUTPUT), last.as_numpy(OUTPUT))
+    return first.as_numpy(OUTPUT)
 
 
 def _refusal(call: Callable[[], Any]) -> str:
@@ -105,6 +129,7 @@ def kserve_grpc(raw: bool) -> Callable[[str], Any]:
 GRPC_PACKAGES: dict[str, Callable[[str], Any]] = {
     "tritonclient.grpc": tritonclient_grpc,
     "tritonclient.grpc.aio": tritonclient_grpc_aio,
+    "tritonclient.grpc, a stream": tritonclient_grpc_stream,
     "kserve InferenceGRPCClient, raw": kserve_grpc(raw=True),
     "kserve InferenceGRPCClient, contents": kserve_grpc(raw=False),
 }
