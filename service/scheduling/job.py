@@ -216,6 +216,11 @@ class MicroBatch(NamedTuple):
         """Predicted time of one worker thread."""
         return self.num_tokens * self.target.s_per_token
 
+    @property
+    def is_piece(self) -> bool:
+        """Whether it is of bulk requests."""
+        return self.sequences[0].job.is_piece
+
     def run(self) -> tuple[Batch, AnyRows]:
         """What it computes, and its rows. Raises what the session raises."""
         batch, on_all_cores = self.batch(), self.target.run_on_all_cores

@@ -24,6 +24,7 @@ from addnorm.service.scheduling.job import (
     Target,
     service_error,
 )
+from addnorm.service.scheduling.low_priority import LowPriorityThread
 from addnorm.service.scheduling.queue.fair_queue import MIN_TOKENS_PER_WORKER, JobQueue
 
 log = logging.getLogger("addnorm")
@@ -57,6 +58,15 @@ class Worker:
     todo: list[MicroBatch] = field(default_factory=list)
     ticks: int = 0
     thread: threading.Thread = field(init=False)
+    # runs pieces of bulk requests, while this one waits. Of its thread alone
+    low_priority: LowPriorityThread | None = None
+
+    def run(self, micro: MicroBatch) -> tuple[Batch, AnyRows]:
+        """What it computes, and its rows. Raises what the session raises."""
+        if not micro.is_piece:
+            return micro.run()
+        self.low_priority = self.low_priority or LowPriorityThread()
+        return self.low_priority.run(micro.run)
 
 
 class Scheduler:
@@ -184,6 +194,8 @@ class Scheduler:
     def _serve(self, worker: Worker) -> None:
         while self._step(worker):
             pass
+        if worker.low_priority:
+            worker.low_priority.close()
 
     def _step(self, worker: Worker) -> bool:
         """Runs one micro-batch. False when the worker has to end.
@@ -194,7 +206,7 @@ class Scheduler:
         micro = self._next(worker)
         if micro is None:
             return False
-        outcome = _run(micro)
+        outcome = _run(worker, micro)
         if isinstance(outcome, Exception):
             self._tell(lambda observer: observer.on_failed(micro.target))
         else:
@@ -224,11 +236,12 @@ class Scheduler:
 
     def _leaves_cores_idle(self, micro: MicroBatch) -> bool:
         """Whether the other workers would be idle for most of its run on one thread: all that waits
-        and runs is less."""
-        if not micro.target.run_on_all_cores or micro.sequences[0].job.is_piece:
+        and runs is less. Pieces that run do not count, as they give way."""
+        if not micro.target.run_on_all_cores or micro.is_piece:
             return False
         running = [other for worker in self._workers for other in worker.todo]
-        others_s = sum(other.cost_s for other in running) + self._queue.worker_s()
+        running_s = sum(other.cost_s for other in running if not other.is_piece)
+        others_s = running_s + self._queue.worker_s()
         return others_s < (self.num_workers - 1) * micro.cost_s / 2
 
     def _settle(self, worker: Worker, micro: MicroBatch, outcome: AnyRows | Exception) -> None:
@@ -295,10 +308,10 @@ class Scheduler:
                 log.exception("an observer of the workers failed")
 
 
-def _run(micro: MicroBatch) -> AnyRows | Exception:
+def _run(worker: Worker, micro: MicroBatch) -> AnyRows | Exception:
     """Computes the micro-batch and gives each job its rows."""
     try:
-        batch, rows = micro.run()
+        batch, rows = worker.run(micro)
         if rows.not_finite():
             raise _not_finite(micro, batch, rows)
         micro.deliver(rows)
