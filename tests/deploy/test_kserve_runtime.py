@@ -55,7 +55,7 @@ def test_the_kill_delay_is_longer_than_the_draining() -> None:
         assert predictor["timeout"] > 30
 
 
-def test_the_lines_for_grpc_open_its_port() -> None:
+def test_what_the_comments_offer_opens_the_port_of_grpc() -> None:
     container = GRPC["spec"]["containers"][0]
     (port,) = (entry for entry in container["ports"] if entry["name"] == "h2c")
     (variable,) = (entry for entry in container["env"] if entry["name"] == "ADDNORM_GRPC_PORT")

@@ -105,8 +105,8 @@ class StatisticsRoutes:
         return Response(encoded, media_type=JSON)
 
     async def statistics(self, model: str | None, version: str | None = None) -> AllStatistics:
-        """Of this version, else of all versions of this model, else of all models. Made off the
-        event loop: there may be many models, and many sizes of micro-batches."""
+        """Counts and times of this version, else of all versions of this model, else of all models.
+        Made off the event loop: there may be many models and sizes of micro-batches."""
         asked = self._asked(model, version)
         return await self.parts.readers.call(partial(_of_all, asked))
 

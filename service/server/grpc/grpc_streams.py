@@ -122,8 +122,8 @@ class OfStream(Part):
     async def abort(self, code: Any, details: str, metadata: Any) -> None:
         if code.name in ENDING:
             await self.caller.abort(code, details, metadata)
-        refused = stream_response(error_message=details)
-        await sent_in_time(self.caller, refused, self._send_timeout_s)
+        rejected = stream_response(error_message=details)
+        await sent_in_time(self.caller, rejected, self._send_timeout_s)
 
 
 class Watcher(Part):
