@@ -202,6 +202,7 @@ class MicroBatch(NamedTuple):
     sequences: list[Waiting]
     taken: float
     on_all_cores: bool = False  # else on its worker's thread alone
+    gives_way: bool = False  # runs at low priority
 
     @classmethod
     def of(cls, target: Target, sequences: list[Waiting], taken: float) -> "MicroBatch":

@@ -15,6 +15,7 @@ from addnorm.service.locks import LockOrder, new_condition
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.device.device_rows import AnyRows
 from addnorm.service.scheduling.admission import AdmissionControl
+from addnorm.service.scheduling.bulk_turns import ALONE_S
 from addnorm.service.scheduling.job import (
     AllRows,
     Job,
@@ -63,7 +64,7 @@ class Worker:
 
     def run(self, micro: MicroBatch) -> tuple[Batch, AnyRows]:
         """What it computes, and its rows. Raises what the session raises."""
-        if not micro.is_piece:
+        if not micro.gives_way:
             return micro.run()
         self.low_priority = self.low_priority or LowPriorityThread()
         return self.low_priority.run(micro.run)
@@ -89,6 +90,8 @@ class Scheduler:
         self._queue = JobQueue(num_workers)  # guarded by _changed
         self._admission = AdmissionControl(self._queue, max_queue_tokens)  # guarded by _changed
         self._closing = False  # guarded by _changed
+        # when a job that is no piece was last queued; guarded by _changed
+        self._others_at = -math.inf
         # those that take from the queue; guarded by _changed
         self._workers: list[Worker] = []
         # replaced ones, whose session runs have not returned; guarded by _changed
@@ -134,6 +137,8 @@ class Scheduler:
         """
         now, results = time.monotonic(), results or AllRows(batch)
         with self._changed:
+            if not is_piece:
+                self._others_at = now
             job = self._admission.submit(
                 target, batch, now, now + timeout_s, key, results, is_piece
             )
@@ -231,16 +236,20 @@ class Scheduler:
             return None
 
     def _take(self) -> MicroBatch | None:
-        micro = self._queue.take(time.monotonic(), self.num_workers - self.num_busy)
-        return micro and micro._replace(on_all_cores=self._leaves_cores_idle(micro))
+        now = time.monotonic()
+        micro = self._queue.take(now, self.num_workers - self.num_busy)
+        if micro is None:
+            return None
+        gives_way = micro.is_piece and now < self._others_at + ALONE_S
+        return micro._replace(on_all_cores=self._leaves_cores_idle(micro), gives_way=gives_way)
 
     def _leaves_cores_idle(self, micro: MicroBatch) -> bool:
         """Whether the other workers would be idle for most of its run on one thread: all that waits
-        and runs is less. Pieces that run do not count, as they give way."""
+        and runs is less. What gives way does not count."""
         if not micro.target.run_on_all_cores or micro.is_piece:
             return False
         running = [other for worker in self._workers for other in worker.todo]
-        running_s = sum(other.cost_s for other in running if not other.is_piece)
+        running_s = sum(other.cost_s for other in running if not other.gives_way)
         others_s = running_s + self._queue.worker_s()
         return others_s < (self.num_workers - 1) * micro.cost_s / 2
 

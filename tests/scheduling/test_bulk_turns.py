@@ -130,8 +130,17 @@ def test_a_piece_is_queued_where_another_job_is_rejected() -> None:
     assert queue.num_tokens == 140
 
 
-@pytest.mark.parametrize("running", ["a piece", "another job"])
-def test_a_job_runs_on_all_cores_beside_a_piece_which_gives_way(running: str) -> None:
+@pytest.mark.parametrize(
+    ("is_piece", "others", "wanted"),
+    [
+        (True, True, {"held": "low-priority", "all cores": "worker"}),
+        (True, False, {"held": "worker", "one core": "worker"}),
+        (False, True, {"held": "worker", "one core": "worker"}),
+    ],
+)
+def test_a_piece_gives_way_to_a_run_on_all_cores_once_there_are_other_jobs(
+    is_piece: bool, others: bool, wanted: dict[str, str]
+) -> None:
     gate, threads = threading.Event(), dict[str, str]()
 
     def held(batch: Batch) -> Rows:
@@ -149,16 +158,17 @@ def test_a_job_runs_on_all_cores_beside_a_piece_which_gives_way(running: str) ->
     target = Target(noted("one core"), 64, run_on_all_cores=noted("all cores"))
     busy = Target(held, 64)
     busy.tokens_per_s = target.tokens_per_s = 1e6
-    scheduler, is_piece = Scheduler(2, 10_000), running == "a piece"
+    scheduler = Scheduler(2, 10_000)
     scheduler.start()
+    if others:
+        assert values(scheduler.submit(Target(echo, 64), of_lengths(1), 60)) == [[1]]
     first = scheduler.submit(busy, of_lengths(40), 60, is_piece=is_piece)
     assert eventually(lambda: "held" in threads)
     assert values(scheduler.submit(target, of_lengths(5), 60)) == [[5] * 5]
     gate.set()
     assert values(first) == [[40] * 40]
     scheduler.close()
-    wanted = {"held": "low-priority", "all cores": "worker"}
-    assert threads == (wanted if is_piece else {"held": "worker", "one core": "worker"})
+    assert threads == wanted
 
 
 def test_a_thread_of_low_priority_gives_way_and_says_what_became_of_its_work() -> None:
