@@ -13,6 +13,12 @@ from addnorm.service.errors import StartupError
 from addnorm.service.settings import Settings
 
 PREFIX = "ADDNORM_"
+# what Vertex AI says to the containers that it starts
+OF_VERTEX = {
+    "AIP_HTTP_PORT": "port",
+    "AIP_PREDICT_ROUTE": "vertex_predict_route",
+    "AIP_HEALTH_ROUTE": "vertex_health_route",
+}
 # how the variables go on that Kubernetes injects for a service called addnorm
 OF_KUBERNETES = ("port_", "service_")
 log = logging.getLogger("addnorm")
@@ -28,14 +34,15 @@ def read_settings(**options: Any) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        where = f"--{name.replace('_', '-')}" if name in options else f"{PREFIX}{name.upper()}"
+        where = f"--{name.replace('_', '-')}" if name in options else _variable(name)
         message = f"{where}={first['input']}: {first['msg']}; correct or unset it"
         raise StartupError(message) from None
 
 
 def _environment() -> dict[str, str]:
-    """The settings among the variables. A variable that only looks like one gets a warning."""
-    found = {}
+    """The settings among the variables, Vertex AI's where there is none of our own. A variable that
+    only looks like one gets a warning."""
+    found = {name: os.environ[its] for its, name in OF_VERTEX.items() if its in os.environ}
     for variable in sorted(name for name in os.environ if name.startswith(PREFIX)):
         name = variable.removeprefix(PREFIX).lower()
         if name in Settings.model_fields:
@@ -43,6 +50,13 @@ def _environment() -> dict[str, str]:
         elif not name.startswith(OF_KUBERNETES):
             log.warning("%s is no setting: %s", variable, _hint(name))
     return found
+
+
+def _variable(name: str) -> str:
+    """That sets it, or would."""
+    own = f"{PREFIX}{name.upper()}"
+    its = next((its for its, theirs in OF_VERTEX.items() if theirs == name), own)
+    return its if its in os.environ and own not in os.environ else own
 
 
 def _hint(name: str) -> str:

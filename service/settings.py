@@ -34,6 +34,22 @@ class Settings(BaseModel):
             "a free one. Set it for clients that speak nothing else, as KServe's gRPC router."
         ),
     )
+    vertex_predict_route: str | None = Field(
+        None,
+        pattern="^/",
+        description=(
+            "Path that means POST /vertex too. Vertex AI says it as AIP_PREDICT_ROUTE, and the port"
+            " as AIP_HTTP_PORT; both are read where ours are not set."
+        ),
+    )
+    vertex_health_route: str | None = Field(
+        None,
+        pattern="^/",
+        description=(
+            "Path that means GET /health too. Vertex AI says it as AIP_HEALTH_ROUTE, which is read"
+            " where this is not set."
+        ),
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severity that is logged. debug while looking for a fault."
     )

@@ -107,3 +107,21 @@ def test_default_models_that_cannot_be_read_are_named(
     monkeypatch.setenv("ADDNORM_DEFAULT_MODELS", value)
     with pytest.raises(StartupError, match=f"ADDNORM_DEFAULT_MODELS={value}: .*{words}"):
         read_settings()
+
+
+def test_what_vertex_ai_says_counts_where_our_own_is_not_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = "/v1/endpoints/1/deployedModels/2"
+    for name, value in (
+        ("HTTP_PORT", "8080"), ("PREDICT_ROUTE", f"{own}:predict"), ("HEALTH_ROUTE", own),
+    ):  # fmt: skip
+        monkeypatch.setenv(f"AIP_{name}", value)
+    found = read_settings()
+    assert (found.port, found.vertex_predict_route) == (8080, f"{own}:predict")
+    assert found.vertex_health_route == own
+    monkeypatch.setenv("ADDNORM_PORT", "9000")
+    assert read_settings().port == 9000
+    monkeypatch.setenv("AIP_HEALTH_ROUTE", "health")
+    with pytest.raises(StartupError, match="AIP_HEALTH_ROUTE=health: "):
+        read_settings()

@@ -214,6 +214,7 @@ class MicroBatch(NamedTuple):
     sequences: list[Waiting]
     taken: float
     on_all_cores: bool = False  # else on its worker's thread alone
+    gives_way: bool = False  # runs at low priority
 
     @classmethod
     def of(cls, target: Target, sequences: list[Waiting], taken: float) -> "MicroBatch":
@@ -227,6 +228,11 @@ class MicroBatch(NamedTuple):
     def cost_s(self) -> float:
         """Predicted time of one worker thread."""
         return self.num_tokens * self.target.s_per_token
+
+    @property
+    def is_piece(self) -> bool:
+        """Whether it is of bulk requests."""
+        return self.sequences[0].job.is_piece
 
     def run(self) -> tuple[Batch, AnyRows]:
         """What it computes, and its rows. Raises what the session raises."""

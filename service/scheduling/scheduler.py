@@ -14,6 +14,7 @@ from addnorm.service.errors import NotFinite, RunTimedOut
 from addnorm.service.locks import LockOrder, new_condition
 from addnorm.service.runtime.batch import AnyRows, Batch
 from addnorm.service.scheduling.admission import AdmissionControl
+from addnorm.service.scheduling.bulk_turns import ALONE_S
 from addnorm.service.scheduling.job import (
     AllRows,
     Job,
@@ -23,6 +24,7 @@ from addnorm.service.scheduling.job import (
     Target,
     service_error,
 )
+from addnorm.service.scheduling.low_priority import LowPriorityThread
 from addnorm.service.scheduling.queue.fair_queue import MIN_TOKENS_PER_WORKER, JobQueue
 
 log = logging.getLogger("addnorm")
@@ -56,6 +58,15 @@ class Worker:
     todo: list[MicroBatch] = field(default_factory=list)
     ticks: int = 0
     thread: threading.Thread = field(init=False)
+    # runs pieces of bulk requests, while this one waits. Of its thread alone
+    low_priority: LowPriorityThread | None = None
+
+    def run(self, micro: MicroBatch) -> tuple[Batch, AnyRows]:
+        """What it computes, and its rows. Raises what the session raises."""
+        if not micro.gives_way:
+            return micro.run()
+        self.low_priority = self.low_priority or LowPriorityThread()
+        return self.low_priority.run(micro.run)
 
 
 class Scheduler:
@@ -78,6 +89,8 @@ class Scheduler:
         self._queue = JobQueue(num_workers)  # guarded by _changed
         self._admission = AdmissionControl(self._queue, max_queue_tokens)  # guarded by _changed
         self._closing = False  # guarded by _changed
+        # when a job that is no piece was last queued; guarded by _changed
+        self._others_at = -math.inf
         # those that take from the queue; guarded by _changed
         self._workers: list[Worker] = []
         # replaced ones, whose session runs have not returned; guarded by _changed
@@ -125,6 +138,8 @@ class Scheduler:
         """
         now, results = time.monotonic(), results or AllRows(batch)
         with self._changed:
+            if not is_piece:
+                self._others_at = now
             job = self._admission.submit(
                 target, batch, now, now + timeout_s, key, results, is_piece
             )
@@ -191,6 +206,8 @@ class Scheduler:
     def _serve(self, worker: Worker) -> None:
         while self._step(worker):
             pass
+        if worker.low_priority:
+            worker.low_priority.close()
 
     def _step(self, worker: Worker) -> bool:
         """Runs one micro-batch. False when the worker has to end.
@@ -201,7 +218,7 @@ class Scheduler:
         micro = self._next(worker)
         if micro is None:
             return False
-        outcome = _run(micro)
+        outcome = _run(worker, micro)
         if isinstance(outcome, Exception):
             self._tell(lambda observer: observer.on_failed(micro.target))
         else:
@@ -226,16 +243,21 @@ class Scheduler:
             return None
 
     def _take(self) -> MicroBatch | None:
-        micro = self._queue.take(time.monotonic(), self.num_workers - self.num_busy)
-        return micro and micro._replace(on_all_cores=self._leaves_cores_idle(micro))
+        now = time.monotonic()
+        micro = self._queue.take(now, self.num_workers - self.num_busy)
+        if micro is None:
+            return None
+        gives_way = micro.is_piece and now < self._others_at + ALONE_S
+        return micro._replace(on_all_cores=self._leaves_cores_idle(micro), gives_way=gives_way)
 
     def _leaves_cores_idle(self, micro: MicroBatch) -> bool:
         """Whether the other workers would be idle for most of its run on one thread: all that waits
-        and runs is less."""
-        if not micro.target.run_on_all_cores or micro.sequences[0].job.is_piece:
+        and runs is less. What gives way does not count."""
+        if not micro.target.run_on_all_cores or micro.is_piece:
             return False
         running = [other for worker in self._workers for other in worker.todo]
-        others_s = sum(other.cost_s for other in running) + self._queue.worker_s()
+        running_s = sum(other.cost_s for other in running if not other.gives_way)
+        others_s = running_s + self._queue.worker_s()
         return others_s < (self.num_workers - 1) * micro.cost_s / 2
 
     def _settle(self, worker: Worker, micro: MicroBatch, outcome: AnyRows | Exception) -> None:
@@ -302,10 +324,10 @@ class Scheduler:
                 log.exception("an observer of the workers failed")
 
 
-def _run(micro: MicroBatch) -> AnyRows | Exception:
+def _run(worker: Worker, micro: MicroBatch) -> AnyRows | Exception:
     """Computes the micro-batch and gives each job its rows."""
     try:
-        batch, rows = micro.run()
+        batch, rows = worker.run(micro)
         if rows.not_finite():
             raise _not_finite(micro, batch, rows)
         micro.deliver(rows)

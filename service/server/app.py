@@ -84,7 +84,11 @@ def create_app(
     ]
     for kind, arguments, named in reversed(middleware):
         app = kind(app, *arguments, **named)
-    return RequestMiddleware(app, reporter, readiness)
+    paths = {
+        ("POST", settings.vertex_predict_route): "/vertex",
+        ("GET", settings.vertex_health_route): "/health",
+    }
+    return RequestMiddleware(app, reporter, readiness, paths)
 
 
 def _fastapi(mounted: Sequence[Mounted]) -> FastAPI:

@@ -13,7 +13,7 @@ TIMEOUT_S = 3.0
 
 def main() -> None:
     """Asks /readyz at the port, and in the scheme, that the server's own variables name."""
-    port = int(os.environ.get("ADDNORM_PORT", "8000"))
+    port = int(os.environ.get("ADDNORM_PORT") or os.environ.get("AIP_HTTP_PORT", "8000"))
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     if "ADDNORM_TLS_CERT" in os.environ:
         connection = http.client.HTTPSConnection(

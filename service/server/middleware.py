@@ -5,6 +5,7 @@ import logging
 import random
 import re
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 
 from starlette.datastructures import Headers
@@ -30,8 +31,16 @@ DISCARD_S = 1.0  # longest time to read a body that is discarded
 class RequestMiddleware:
     """Outermost. Begins each request's context, and reports the request at its end."""
 
-    def __init__(self, app: ASGIApp, reporter: Reporter, readiness: Readiness) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        reporter: Reporter,
+        readiness: Readiness,
+        paths: Mapping[tuple[str, str | None], str],
+    ) -> None:
+        """paths: method and path -> the path that is meant."""
         self._app, self._reporter, self._readiness = app, reporter, readiness
+        self._paths = paths
         self.in_flight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,6 +53,8 @@ class RequestMiddleware:
         context.started = time.monotonic()
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # uvicorn leaves the body out
+        if meant := self._paths.get((scope["method"], scope["path"])):
+            scope = {**scope, "path": meant}
         self.in_flight += 1
         try:
             await self._app(scope, receive, self._marked(send, context))

@@ -1,4 +1,4 @@
-"""The image and the compose service for a GPU, as far as files say it: no engine runs here."""
+"""The image for a GPU and the services of compose, as far as files say it: no engine runs here."""
 
 import re
 from pathlib import Path
@@ -51,3 +51,18 @@ def test_the_compose_service_reserves_a_gpu_and_differs_in_little_else() -> None
         gpu.pop(own)
         cpu.pop(own, None)
     assert gpu == cpu
+
+
+def test_the_compose_service_for_grpc_publishes_its_port() -> None:
+    grpc, plain = dict(COMPOSE["addnorm-grpc"]), dict(COMPOSE["addnorm"])
+    assert grpc["environment"].pop("ADDNORM_GRPC_PORT") == "8001"
+    assert grpc["ports"] == [*plain["ports"], "${ADDNORM_GRPC_PORT:-8001}:8001"]
+    arguments = grpc["build"].pop("args")
+    assert arguments.pop("EXTRAS") == "grpc"
+    assert {*arguments, "EXTRAS"} == {*plain["build"]["args"]}
+    assert not any(arguments.values())  # they come from the environment
+    assert grpc.pop("profiles") == ["grpc"]
+    for own in ("image", "ports", "environment", "build"):
+        grpc.pop(own)
+        plain.pop(own, None)
+    assert grpc == plain

@@ -1,6 +1,7 @@
 """KServe's runtime: its command and variables serve a bundle as KServe mounts it."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,8 +20,11 @@ from benchmarks.processes import free_port
 from tests.support import web
 
 KSERVE = Path(__file__).parents[2] / "deploy" / "kserve"
-RUNTIME: dict[str, Any] = yaml.safe_load((KSERVE / "runtime.yaml").read_text())
+TEXT = (KSERVE / "runtime.yaml").read_text()
+RUNTIME: dict[str, Any] = yaml.safe_load(TEXT)
 CONTAINER = RUNTIME["spec"]["containers"][0]
+# the same with the lines for gRPC
+GRPC = yaml.safe_load(re.sub(r"# (- \{name: (?:h2c|ADDNORM_GRPC))", r"\1", TEXT))
 MOUNT = "/mnt/models"  # where KServe mounts what `storageUri` names
 SERVICES = ("embeddings", "reranker")
 
@@ -49,6 +53,15 @@ def test_the_kill_delay_is_longer_than_the_draining() -> None:
         predictor = service(name)["spec"]["predictor"]
         assert predictor["terminationGracePeriodSeconds"] > before_s + 30
         assert predictor["timeout"] > 30
+
+
+def test_what_the_comments_offer_opens_the_port_of_grpc() -> None:
+    container = GRPC["spec"]["containers"][0]
+    (port,) = (entry for entry in container["ports"] if entry["name"] == "h2c")
+    (variable,) = (entry for entry in container["env"] if entry["name"] == "ADDNORM_GRPC_PORT")
+    assert variable["value"] == str(port["containerPort"])
+    for name in ("ports", "env"):  # nothing else is in comments
+        assert len(container[name]) == len(CONTAINER[name]) + 1
 
 
 @pytest.fixture(scope="module")

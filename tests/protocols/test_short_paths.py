@@ -8,7 +8,8 @@ from huggingface_hub import InferenceClient
 
 from tests.conftest import inference_of, linked, serving
 from tests.support import web
-from tests.support.task_models import NLI
+from tests.support.metrics import value
+from tests.support.task_models import DEFAULTS, NLI
 
 TEXTS = ["pads are dropped", "a b c"]
 ROOTS = ("/", "/invocations")
@@ -124,6 +125,24 @@ def test_vertex_does_what_the_one_model_is_made_for(
     with serving(inference_of(root)) as url, web.client(base_url=url) as client:
         found = posted(client, "/vertex", {"instances": instances})["predictions"]
         assert found == [posted(client, path, instance) for instance in instances]
+
+
+def test_vertex_may_name_the_paths(task_bundles: Any) -> None:
+    own = "/v1/endpoints/1/deployedModels/2"
+    named = {"vertex_predict_route": f"{own}:predict", "vertex_health_route": own}
+    body = {"instances": [{"inputs": TEXTS}]}
+    service = inference_of(task_bundles, default_models=DEFAULTS, **named)
+    with serving(service) as url, web.client(base_url=url) as client:
+        assert posted(client, f"{own}:predict", body) == posted(client, "/vertex", body)
+        assert client.get(own).status_code == client.head(own).status_code == 200
+        assert client.get(f"{own}:predict").status_code == 404
+        refused = client.post(f"{own}:predict", json={"instances": []})
+        assert refused.json() == client.post("/vertex", json={"instances": []}).json()
+        counted = {"route": "/vertex", "model": "embedder", "status": "200"}
+        assert value(service.metrics, "addnorm_requests_total", **counted) == 2
+        service.readiness.draining = True
+        assert client.get(own).content == client.get("/health").content != b""
+        assert value(service.metrics, "addnorm_rejections_total", reason="draining") is None
 
 
 @pytest.mark.parametrize(

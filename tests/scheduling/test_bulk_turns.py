@@ -2,13 +2,20 @@
 apart from other jobs. No test waits for seconds."""
 
 import asyncio
+import os
+import sys
+import threading
 from contextlib import AsyncExitStack
 
 import pytest
 
+from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.scheduling.bulk_turns import ALONE_S, SPARE_LANES, BulkTurns
-from addnorm.service.scheduling.job import AllRows, Job, Target
-from tests.support.scheduling import Queue, echo, lengths, of_lengths, submit
+from addnorm.service.scheduling.job import AllRows, Job, Run, Target
+from addnorm.service.scheduling.low_priority import NICER, LowPriorityThread
+from addnorm.service.scheduling.scheduler import Scheduler
+from tests.support.scheduling import Queue, echo, lengths, of_lengths, submit, values
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 class Clock:
@@ -121,3 +128,59 @@ def test_a_piece_is_queued_where_another_job_is_rejected() -> None:
     batch = of_lengths(50)
     queue.admission.submit(target, batch, 0, 100, "", None, is_piece=True)
     assert queue.num_tokens == 140
+
+
+@pytest.mark.parametrize(
+    ("is_piece", "others", "wanted"),
+    [
+        (True, True, {"held": "low-priority", "all cores": "worker"}),
+        (True, False, {"held": "worker", "one core": "worker"}),
+        (False, True, {"held": "worker", "one core": "worker"}),
+    ],
+)
+def test_a_piece_gives_way_to_a_run_on_all_cores_once_there_are_other_jobs(
+    is_piece: bool, others: bool, wanted: dict[str, str]
+) -> None:
+    gate, threads = threading.Event(), dict[str, str]()
+
+    def held(batch: Batch) -> Rows:
+        threads["held"] = threading.current_thread().name
+        assert gate.wait(PATIENCE_S)
+        return echo(batch)
+
+    def noted(how: str) -> Run:
+        def run(batch: Batch) -> Rows:
+            threads[how] = threading.current_thread().name
+            return echo(batch)
+
+        return run
+
+    target = Target(noted("one core"), 64, run_on_all_cores=noted("all cores"))
+    busy = Target(held, 64)
+    busy.tokens_per_s = target.tokens_per_s = 1e6
+    scheduler = Scheduler(2, 10_000)
+    scheduler.start()
+    if others:
+        assert values(scheduler.submit(Target(echo, 64), of_lengths(1), 60)) == [[1]]
+    first = scheduler.submit(busy, of_lengths(40), 60, is_piece=is_piece)
+    assert eventually(lambda: "held" in threads)
+    assert values(scheduler.submit(target, of_lengths(5), 60)) == [[5] * 5]
+    gate.set()
+    assert values(first) == [[40] * 40]
+    scheduler.close()
+    assert threads == wanted
+
+
+def test_a_thread_of_low_priority_gives_way_and_says_what_became_of_its_work() -> None:
+    thread = LowPriorityThread()
+    if sys.platform == "linux":
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        priority = thread.run(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        assert priority == min(19, own + NICER)
+        assert os.getpriority(os.PRIO_PROCESS, 0) == own
+    with pytest.raises(ZeroDivisionError):
+        thread.run(lambda: 1 / 0)
+    running = thread.run(threading.current_thread)
+    thread.close()
+    running.join(PATIENCE_S)
+    assert not running.is_alive()

@@ -44,17 +44,31 @@ class GrpcClient:
             else grpc.insecure_channel(address, options)
         )
 
-    def method(self, name: str) -> Any:
-        """To be called with bytes."""
-        service, message = (HEALTH, name) if name == "Check" else (INFERENCE, name)
-        answered = "grpc.health.v1.HealthCheck" if name == "Check" else f"inference.{name}"
+    def method(self, name: str, kind: str = "unary_unary") -> Any:
+        """To be called with bytes; kind: unary_unary, unary_stream or stream_stream."""
+        service, answered = (
+            (HEALTH, "grpc.health.v1.HealthCheck")
+            if name in ("Check", "Watch")
+            else (INFERENCE, f"inference.{name}")
+        )
         reads = message_types()[f"{answered}Response"].FromString
-        return self._channel.unary_unary(f"/{service}/{message}", response_deserializer=reads)
+        call = getattr(self._channel, kind)
+        return call(f"/{service}/{name}", response_deserializer=reads)
 
     def __call__(self, method: str, /, *headers: tuple[str, str], **fields: Any) -> Any:
         kind = "grpc.health.v1.HealthCheck" if method == "Check" else f"inference.{method}"
         body = message_types()[f"{kind}Request"](**fields).SerializeToString()
         return self.method(method)(body, metadata=headers, timeout=PATIENCE_S)
+
+    def stream(self, requests: Iterator[bytes], *headers: tuple[str, str], **options: Any) -> Any:
+        """The answers to ModelInferRequests, as they come."""
+        method = self.method("ModelStreamInfer", "stream_stream")
+        return method(requests, metadata=headers, **{"timeout": PATIENCE_S, **options})
+
+    def watch(self, service: str = "") -> Any:
+        """What the health service tells of this one, as it changes."""
+        asked = message_types()["grpc.health.v1.HealthCheckRequest"](service=service)
+        return self.method("Watch", "unary_stream")(asked.SerializeToString(), timeout=PATIENCE_S)
 
     def refused(self, method: str, /, *headers: tuple[str, str], **fields: Any) -> Refused:
         import grpc
@@ -90,6 +104,11 @@ def inputs(raw: bool = True, **arrays: tuple[np.ndarray, str]) -> dict[str, Any]
 
 def outputs(names: Sequence[str]) -> list[dict[str, str]]:
     return [{"name": name} for name in names]
+
+
+def infer_request(**fields: Any) -> bytes:
+    made: bytes = message_types()["inference.ModelInferRequest"](**fields).SerializeToString()
+    return made
 
 
 def tensors(answer: Any) -> dict[str, np.ndarray]:

@@ -53,6 +53,7 @@ scaleDown: {stabilizationWindowSeconds: {{ .Values.autoscaling.scaleDownS }}}
 {{- if and .Values.gpu.runtimeClassName (not .Values.gpu.count) }}{{ fail "gpu.runtimeClassName is set, and gpu.count is 0: it is of pods with a GPU" }}{{ end }}
 {{- if gt (int .Values.autoscaling.min) (int .Values.autoscaling.max) }}{{ fail (printf "autoscaling.min is %v, above autoscaling.max, %v" .Values.autoscaling.min .Values.autoscaling.max) }}{{ end }}
 {{- if and .Values.gateway.enabled (not .Values.gateway.name) }}{{ fail "gateway.enabled is true: name the Gateway in gateway.name" }}{{ end }}
+{{- if eq (int .Values.service.port) (int .Values.service.grpcPort) }}{{ fail (printf "service.port and service.grpcPort are both %v: choose two ports" .Values.service.port) }}{{ end }}
 {{- if and (eq (toString .Values.maxSurge) "0") (eq (toString .Values.maxUnavailable) "0") }}{{ fail "maxSurge and maxUnavailable are both 0: no update could begin" }}{{ end }}
 {{- if and .Values.apiKeys.secret .Values.metrics.serviceMonitor (not .Values.apiKeys.metricsSecret) }}{{ fail "with apiKeys.secret, Prometheus needs a key of scope metrics: name its Secret in apiKeys.metricsSecret" }}{{ end }}
 {{- range $name, $_ := .Values.settings }}
@@ -69,6 +70,7 @@ scaleDown: {stabilizationWindowSeconds: {{ .Values.autoscaling.scaleDownS }}}
 {{- define "addnorm.ownSettings" -}}
 ADDNORM_HOST: nothing, the image listens on all addresses
 ADDNORM_PORT: service.port
+ADDNORM_GRPC_PORT: service.grpcPort
 {{- if not .Values.gpu.count }}
 ADDNORM_WORKER_THREADS: resources.limits.cpu
 {{- end }}

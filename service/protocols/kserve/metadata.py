@@ -122,12 +122,12 @@ class MetadataRoutes:
         )
 
     async def model_config(self, model: str) -> ModelConfig:
-        return self._config(model)
+        return self.config(model)
 
     async def version_config(self, model: str, version: str) -> ModelConfig:
-        return self._config(model, version)
+        return self.config(model, version)
 
-    def _config(self, model: str, version: str | None = None) -> ModelConfig:
+    def config(self, model: str, version: str | None = None) -> ModelConfig:
         bundle = find(self.parts.models, model, version).bundle
         return ModelConfig(
             name=model,

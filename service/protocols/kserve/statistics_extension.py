@@ -91,23 +91,38 @@ class StatisticsRoutes:
         return router
 
     async def all_statistics(self) -> Response:
-        served = [sorted(versions.items()) for _, versions in self.parts.models]
-        return await self._answer([model for versions in served for _, model in versions])
+        return await self._answer(None)
 
     async def model_statistics(self, model: str) -> Response:
-        served = self.parts.models.versions(find(self.parts.models, model).name)
-        return await self._answer([served[number] for number in sorted(served)])
+        return await self._answer(model)
 
     async def version_statistics(self, model: str, version: str) -> Response:
-        return await self._answer([find(self.parts.models, model, version)])
+        return await self._answer(model, version)
 
-    async def _answer(self, models: list[Model]) -> Response:
-        """Made off the event loop: there may be many models, and many sizes of micro-batches."""
-        return Response(await self.parts.readers.call(partial(_encoded, models)), media_type=JSON)
+    async def _answer(self, model: str | None, version: str | None = None) -> Response:
+        statistics = await self.statistics(model, version)
+        encoded = await self.parts.readers.call(lambda: statistics.model_dump_json().encode())
+        return Response(encoded, media_type=JSON)
+
+    async def statistics(self, model: str | None, version: str | None = None) -> AllStatistics:
+        """Counts and times of this version, else of all versions of this model, else of all models.
+        Made off the event loop: there may be many models and sizes of micro-batches."""
+        asked = self._asked(model, version)
+        return await self.parts.readers.call(partial(_of_all, asked))
+
+    def _asked(self, model: str | None, version: str | None) -> list[Model]:
+        models = self.parts.models
+        if model is None:
+            served = [sorted(versions.items()) for _, versions in models]
+            return [each for versions in served for _, each in versions]
+        if version is not None:
+            return [find(models, model, version)]
+        versions = models.versions(find(models, model).name)
+        return [versions[number] for number in sorted(versions)]
 
 
-def _encoded(models: list[Model]) -> bytes:
-    return AllStatistics(model_stats=[_of(model) for model in models]).model_dump_json().encode()
+def _of_all(models: list[Model]) -> AllStatistics:
+    return AllStatistics(model_stats=[_of(model) for model in models])
 
 
 def _of(model: Model) -> ModelStatistics:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from addnorm.service.errors import (
     ClientGone,
@@ -53,7 +53,7 @@ class Caller(Protocol):
     def done(self) -> bool: ...
     async def read(self) -> Any: ...
     async def write(self, message: bytes) -> None: ...
-    async def abort(self, code: Any, details: str, metadata: Any) -> NoReturn: ...
+    async def abort(self, code: Any, details: str, metadata: Any) -> None: ...
 
 
 @dataclass
@@ -78,7 +78,7 @@ class GrpcCalls:
         except Exception as error:  # whatever it is, the caller gets a status
             known = noted(_of_lost(error, caller), "POST", method.path, context)
             context.status = known.status
-            await _abort(caller, known, context)
+            await abort(caller, known, context)
         finally:
             self.in_flight -= 1
             self.reporter.report(_scope(method, headers), context)
@@ -126,14 +126,9 @@ class GrpcCalls:
     async def _send(self, caller: Caller, answer: Answer, context: RequestContext) -> None:
         """Counts as a pending response until it is sent."""
         caller.set_trailing_metadata(_metadata(context, **answer.metadata))
-        limit_s = self.parts.settings.send_timeout_s
         with self.parts.request_path.pipeline.responses.reserve(0, context.key) as reservation:
             reservation.keep(len(answer.message))
-            try:
-                async with asyncio.timeout(limit_s):
-                    await caller.write(answer.message)
-            except TimeoutError:
-                raise ClientGone(f"the answer was not taken within {limit_s:g} s") from None
+            await sent_in_time(caller, answer.message, self.parts.settings.send_timeout_s)
 
     def _note_end(self, context: RequestContext) -> None:
         """gRPC has ended the call: its caller left, its time is up, or the server ends."""
@@ -146,6 +141,14 @@ class GrpcCalls:
             deadline.leave()  # ends steps that other threads do for it
         context.note(error)
         context.status = error.status
+
+
+async def sent_in_time(caller: Caller, message: bytes, limit_s: float) -> None:
+    try:
+        async with asyncio.timeout(limit_s):
+            await caller.write(message)
+    except TimeoutError:
+        raise ClientGone(f"the answer was not taken within {limit_s:g} s") from None
 
 
 def _headers(caller: Caller) -> Headers:
@@ -161,7 +164,7 @@ def _of_lost(error: Exception, caller: Caller) -> Exception:
     return ClientGone("the call ended before the answer") if is_lost else error
 
 
-async def _abort(caller: Caller, error: ServiceError, context: RequestContext) -> None:
+async def abort(caller: Caller, error: ServiceError, context: RequestContext) -> None:
     import grpc
 
     metadata = _metadata(context)

@@ -183,6 +183,11 @@ def test_ports_and_probes_are_the_servers() -> None:
         ({"gateway": {"enabled": True}}, "name the Gateway in gateway.name"),
         ({"maxSurge": 0}, "maxSurge and maxUnavailable are both 0"),
         ({**MONITOR, "apiKeys": {"secret": "a"}}, "name its Secret in apiKeys.metricsSecret"),
+        ({"service": {"grpcPort": -1}}, "minimum: got -1, want 0"),
+        (
+            {"service": {"port": 8001, "grpcPort": 8001}},
+            "service.port and service.grpcPort are both",
+        ),
         ({"replicas": "two"}, "got string, want integer"),
     ],
 )
@@ -192,7 +197,14 @@ def test_a_wrong_value_is_refused_with_words(values: Values, words: str) -> None
     assert words in str(refused.value)
 
 
-OTHERS = ("PROVIDER", "HOST", "API_KEYS", "TLS_CERT", "TLS_KEY")  # it sets some of them at times
+OTHERS = (
+    "PROVIDER",
+    "HOST",
+    "GRPC_PORT",
+    "API_KEYS",
+    "TLS_CERT",
+    "TLS_KEY",
+)  # it sets some of them at times
 
 
 def test_settings_that_the_chart_itself_sets_are_refused() -> None:

@@ -105,6 +105,11 @@ ROWS = [
     ),
     Row("service.type", "NodePort", "Service spec type", "NodePort"),
     Row("service.port", 80, "Service spec ports 0 port", 80),
+    Row("service.grpcPort", 90, "Service spec ports 1 port", 90),
+    Row("service.grpcPort", 90, "Service spec ports 1 targetPort", "grpc"),
+    Row("service.grpcPort", 90, f"{SERVER} ports grpc containerPort", 8001),
+    Row("service.grpcPort", 90, f"{SERVER} env ADDNORM_GRPC_PORT value", "8001"),
+    Row("service.grpcPort", 90, "NetworkPolicy spec ingress 0 ports 1", {"port": "grpc"}),
     Row("service.port", 80, f"{RULE} backendRefs 0 port", 80, GATEWAY),
     Row(
         "service.port",

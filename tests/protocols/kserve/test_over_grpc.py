@@ -23,6 +23,7 @@ from tests.support.grpc_client import (
 from tests.support.waiting import PATIENCE_S
 
 grpc = pytest.importorskip("grpc")
+json_format = pytest.importorskip("google.protobuf.json_format")
 
 IDS = np.array([[1, 3, 4, 0, 0], [0, 5, 0, 2, 1]])
 MASK = np.array([[1, 1, 1, 0, 0], [0, 1, 0, 1, 1]])
@@ -104,12 +105,62 @@ def test_it_says_what_http_says_of_the_server_and_its_models(
     for place in ("inputs", "outputs"):
         found = [(each.name, each.datatype, [*each.shape]) for each in getattr(about, place)]
         assert found == [tuple(each.values()) for each in plain[place]]
-    assert [*call("ServerMetadata").extensions] == ["binary_tensor_data", "parameters"]
+    extensions = [*call("ServerMetadata").extensions]
+    assert extensions == ["binary_tensor_data", "parameters", "statistics", "model_configuration"]
     assert call("ServerMetadata").version == web.get(f"{url}/v2").json()["version"]
     index = web.post(f"{url}/v2/repository/index", json={}).json()
     assert [each.name for each in call("RepositoryIndex").models] == [
         each["name"] for each in index
     ]
+
+
+def as_in_json(message: Any) -> Any:
+    """The message with protobuf's own reading of it; its 64-bit numbers are texts."""
+    return json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+
+
+def with_texts(value: Any) -> Any:
+    """The same with numbers as texts."""
+    if isinstance(value, dict):
+        return {name: with_texts(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [with_texts(each) for each in value]
+    return str(value) if type(value) is int else value
+
+
+@pytest.mark.parametrize(("version", "path"), [("", ""), ("1", "/versions/1")])
+def test_a_models_configuration_is_that_of_http(
+    called: tuple[GrpcClient, Service, str], version: str, path: str
+) -> None:
+    call, _, url = called
+    config = call("ModelConfig", name="gpt", version=version).config
+    assert with_texts(as_in_json(config)) == with_texts(
+        web.get(f"{url}/v2/models/gpt{path}/config").json()
+    )
+    assert (
+        call.refused("ModelConfig", name="bert").words
+        == (web.get(f"{url}/v2/models/bert/config").json()["error"])
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "path"),
+    [({}, "stats"), ({"name": "gpt"}, "gpt/stats"),
+     ({"name": "gpt", "version": "1"}, "gpt/versions/1/stats")],
+)  # fmt: skip
+def test_statistics_are_those_of_http(
+    called: tuple[GrpcClient, Service, str], asked: dict[str, str], path: str
+) -> None:
+    call, _, url = called
+    call("ModelInfer", model_name="gpt", **ALONE)
+    told = as_in_json(call("ModelStatistics", **asked))["model_stats"]
+    plain = web.get(f"{url}/v2/models/{path}").json()["model_stats"]
+    for each in plain:
+        assert (each.pop("memory_usage"), each.pop("response_stats")) == ([], {})
+    assert told == with_texts(plain)
+    assert any(int(each["inference_stats"]["success"]["count"]) for each in told)
 
 
 @pytest.mark.parametrize("service", ["", "inference.GRPCInferenceService"])

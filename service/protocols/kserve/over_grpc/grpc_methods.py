@@ -3,7 +3,7 @@
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from addnorm.service.errors import InvalidInput, NotFound, NotReady
 from addnorm.service.inference.pipeline import QUICK_BYTES
@@ -14,14 +14,17 @@ from addnorm.service.protocols.kserve.metadata import MetadataRoutes, find
 from addnorm.service.protocols.kserve.over_grpc import infer_message
 from addnorm.service.protocols.kserve.over_grpc.messages import message_types, parse
 from addnorm.service.protocols.kserve.repository_extension import RepositoryRoutes
+from addnorm.service.protocols.kserve.statistics_extension import StatisticsRoutes
 from addnorm.service.protocols.protocol import Parts
 from addnorm.service.protocols.routes.payload_response import FINGERPRINT_HEADER, server_timing
 from addnorm.service.scheduling.cooperative import one_step
 
 INFERENCE, HEALTH = "inference.GRPCInferenceService", "grpc.health.v1.Health"
+SERVICES = ("", INFERENCE, HEALTH)  # that the health service is asked for
 # beginnings of paths that orchestrators ask: open to all, and answered while draining
 PROBES = (f"/{INFERENCE}/ServerLive", f"/{INFERENCE}/ServerReady", f"/{HEALTH}/")
-EXTENSIONS = ("binary_tensor_data", "parameters")  # the others of HTTP are not offered
+# the others of HTTP are not offered
+EXTENSIONS = ("binary_tensor_data", "parameters", "statistics", "model_configuration")
 Receive = Callable[[], Awaitable[bytes]]
 
 
@@ -31,10 +34,15 @@ class Answer(NamedTuple):
 
 
 class GrpcMethod(NamedTuple):
-    """receive, which is called once, gives the call's message."""
+    """receive, which is called once, gives the message that is answered.
+
+    kind: whether a call has one message and one answer; or many, one answer each; or one message,
+    and each answer that differs from the one before.
+    """
 
     path: str
     answer: Callable[[Receive, Call], Awaitable[Answer]]
+    kind: Literal["unary", "stream", "watch"] = "unary"
 
     @property
     def path_format(self) -> str:  # what a route is called in the report
@@ -46,10 +54,12 @@ class GrpcMethod(NamedTuple):
 
 
 def grpc_methods(parts: Parts) -> list[GrpcMethod]:
-    about, inference = About(parts), f"/{INFERENCE}/"
+    about, inference, check = About(parts), f"/{INFERENCE}/", "grpc.health.v1.HealthCheck"
     return [
         GrpcMethod(inference + "ModelInfer", partial(model_infer, parts)),
-        GrpcMethod(f"/{HEALTH}/Check", answering("grpc.health.v1.HealthCheck", about.health)),
+        GrpcMethod(inference + "ModelStreamInfer", partial(model_stream_infer, parts), "stream"),
+        GrpcMethod(f"/{HEALTH}/Check", answering(check, about.health)),
+        GrpcMethod(f"/{HEALTH}/Watch", answering(check, about.watched_health), "watch"),
         *(
             GrpcMethod(inference + name, answering(f"inference.{name}", make))
             for name, make in (
@@ -58,6 +68,8 @@ def grpc_methods(parts: Parts) -> list[GrpcMethod]:
                 ("ServerMetadata", about.server_metadata),
                 ("ModelReady", about.model_ready),
                 ("ModelMetadata", about.model_metadata),
+                ("ModelConfig", about.model_config),
+                ("ModelStatistics", about.model_statistics),
                 ("RepositoryIndex", about.repository_index),
             )
         ),
@@ -83,6 +95,17 @@ async def model_infer(parts: Parts, receive: Receive, call: Call) -> Answer:
     message, inference = await path.answer(*_prepared(parts, await receive(), call))
     fingerprint = {FINGERPRINT_HEADER: inference.fingerprint}
     return Answer(message, fingerprint | server_timing(context.stages_s))
+
+
+async def model_stream_infer(parts: Parts, receive: Receive, call: Call) -> Answer:
+    answer = await model_infer(parts, receive, call)
+    return answer._replace(message=stream_response(infer_response=answer.message))
+
+
+def stream_response(**fields: str | bytes) -> bytes:
+    made = message_types()["inference.ModelStreamInferResponse"](**fields)
+    encoded: bytes = made.SerializeToString()
+    return encoded
 
 
 def _prepared(
@@ -111,6 +134,7 @@ class About:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._metadata, self._repository = MetadataRoutes(parts), RepositoryRoutes(parts)
+        self._statistics = StatisticsRoutes(parts)
 
     async def server_live(self, asked: Any) -> dict[str, Any]:
         try:
@@ -123,9 +147,14 @@ class About:
         return {"ready": await self._is_ready()}
 
     async def health(self, asked: Any) -> dict[str, Any]:
-        if asked.service not in ("", INFERENCE, HEALTH):
+        if asked.service not in SERVICES:
             raise NotFound(f"there is no service {asked.service[:200]!r}: known is {INFERENCE}")
         return {"status": "SERVING" if await self._is_ready() else "NOT_SERVING"}
+
+    async def watched_health(self, asked: Any) -> dict[str, Any]:
+        """A service that is unknown may become known, as gRPC has it."""
+        is_known = asked.service in SERVICES
+        return await self.health(asked) if is_known else {"status": "SERVICE_UNKNOWN"}
 
     async def server_metadata(self, asked: Any) -> dict[str, Any]:
         about = await self._metadata.server_metadata()
@@ -141,6 +170,14 @@ class About:
 
     async def model_metadata(self, asked: Any) -> dict[str, Any]:
         return self._metadata.about(asked.name, asked.version or None).model_dump()
+
+    async def model_config(self, asked: Any) -> dict[str, Any]:
+        return {"config": self._metadata.config(asked.name, asked.version or None).model_dump()}
+
+    async def model_statistics(self, asked: Any) -> dict[str, Any]:
+        made = await self._statistics.statistics(asked.name or None, asked.version or None)
+        never = {"memory_usage", "response_stats"}  # without a value here
+        return made.model_dump(exclude={"model_stats": {"__all__": never}})
 
     async def repository_index(self, asked: Any) -> dict[str, Any]:
         return {"models": [each.model_dump() for each in self._repository.states(asked.ready)]}
