@@ -47,7 +47,8 @@ class Bulk:
         batch, most = request.batch, min(MAX_TOKENS, self._settings.max_queue_tokens)
         if len(batch) > MAX_SEQUENCES or batch.num_tokens > most:
             return True
-        is_slow = TIME_FACTOR * self._compute_s(request) > self._settings.timeout_s
+        own_s, settings = self._compute_s(request), self._settings
+        is_slow = settings.timeout_s < TIME_FACTOR * own_s and own_s < settings.bulk_timeout_s
         return is_slow and len(batch) > 1
 
     def check_held(self, request: InferenceRequest, num_bytes: int) -> None:
