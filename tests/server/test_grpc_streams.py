@@ -123,11 +123,18 @@ def test_a_stream_that_is_cancelled_frees_its_job(few: Models) -> None:
         assert service.request_path.bodies.num_bytes == service.pipeline.responses.num_bytes == 0
 
 
+def what_ends(answers: Iterator[Any]) -> str:
+    """A message about the deadline, or the code that says the same."""
+    try:
+        return str(next(answers).error_message).partition(":")[0]
+    except grpc.RpcError as error:
+        return "its code" if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED else str(error)
+
+
 def test_the_deadline_of_a_stream_ends_its_request(few: Models) -> None:
     with calling(few) as (call, service, _), runs_held_up(few):
-        with pytest.raises(grpc.RpcError) as caught:
-            list(call.stream(iter([request()]), timeout=1.0))
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        # the server may be quicker than the caller's own clock
+        assert what_ends(call.stream(iter([request()]), timeout=1.0)) in ("deadline", "its code")
         assert eventually(lambda: num_open(service) == service.grpc.calls.in_flight == 0)
 
 
