@@ -59,12 +59,13 @@ container-test:  ## build and run the image and the compose file with a real Doc
 clean:  ## remove all that make makes
 	rm -rf .venv build $(BUNDLES) .mypy_cache .pytest_cache .ruff_cache .hypothesis .schemathesis
 
-# What serving and exporting need. torch goes first: left to the other packages, pip takes whatever build is newest
+# What serving and exporting need, and httpx, by which README's example and examples/minilm.py ask. torch goes first: left to the
+# other packages, pip takes whatever build is newest
 .venv/serve: pyproject.toml
 	@$(PYTHON3) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Addnorm needs Python 3.11 or later; name one with make PYTHON3=...")'
 	$(PYTHON3) -m venv .venv
 	$(PIP) install $(TORCH)
-	$(PIP) install -e '.[export]'
+	$(PIP) install -e '.[export]' 'httpx>=0.27,<1'
 	touch $@
 
 # What the tests, checks and measurements need besides

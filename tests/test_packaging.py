@@ -1,9 +1,11 @@
 """What is installed: one import name, all of its code, and no code of anybody else's."""
 
+import ast
 import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 from shutil import copy, copytree, ignore_patterns
@@ -159,3 +161,29 @@ def test_the_lock_has_what_serving_and_exporting_need() -> None:
         if needed.name != "torch":
             name = needed.name.lower().replace("_", "-")
             assert needed.specifier.contains(locked[name]), needed
+
+
+def test_what_the_readmes_first_command_runs_is_installed_by_it() -> None:
+    """By name: what other packages happen to bring may be gone with their next version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (line,) = re.findall(r"install -e '\.\[export\]'(.*)", (ROOT / "Makefile").read_text())
+    named = [
+        *project["dependencies"],
+        *project["optional-dependencies"]["export"],
+        *line.split("'"),
+    ]
+    installed = {Requirement(each).name for each in named if each.strip()}
+    for program in (ROOT / "examples/minilm.py", ROOT / "examples/serving.py"):
+        tree = ast.parse(program.read_text())
+        found = {
+            name.partition(".")[0]
+            for node in ast.walk(tree)
+            for name in (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [str(node.module)]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+        }
+        assert found <= {*installed, *sys.stdlib_module_names, "serving", "addnorm"}
