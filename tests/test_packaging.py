@@ -164,7 +164,7 @@ def test_the_lock_has_what_serving_and_exporting_need() -> None:
 
 
 def test_what_the_readmes_first_command_runs_is_installed_by_it() -> None:
-    """By name: what other packages happen to bring may be gone with their next version."""
+    """Each is named there: what another package brings along may be gone with its next version."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (line,) = re.findall(r"install -e '\.\[export\]'(.*)", (ROOT / "Makefile").read_text())
     named = [
