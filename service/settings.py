@@ -221,6 +221,14 @@ class Settings(BaseModel):
             "twice as many. Raise both for many callers."
         ),
     )
+    keep_alive_s: int = Field(
+        75,
+        ge=1,
+        description=(
+            "How long a connection without a request is kept. Set it above the idle timeout of a "
+            "balancer in front (Amazon's 60, Google's 600), which else may send into a closed one."
+        ),
+    )
     connection_max_age_s: float = Field(
         0.0,
         ge=0,

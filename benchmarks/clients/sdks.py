@@ -126,6 +126,7 @@ def cohere_embed_v2(site: Site) -> Any:
     import cohere
 
     client = cohere.ClientV2(KEY, base_url=site.url)
+    assert MODEL in [each.name for each in client.models.list(endpoint="embed").models]
     asked: dict[str, Any] = {"input_type": "clustering", "embedding_types": ["float"]}
     return client.embed(model=MODEL, texts=TEXTS, **asked).embeddings.float_
 
@@ -180,7 +181,7 @@ ROWS = (
     bits("voyageai", "embed, output_dtype", lambda site: voyage_embed(site, output_dtype="float")),
     order("voyageai", "rerank", voyage_rerank),
     absent("voyageai", "count_tokens, truncate in the client", "its tokenizer is on a hub"),
-    bits("cohere", "ClientV2.embed", cohere_embed_v2),
+    bits("cohere", "ClientV2: models.list, embed", cohere_embed_v2),
     bits("cohere", "Client.embed", cohere_embed_v1),
     order("cohere", "ClientV2.rerank", cohere_rerank("ClientV2")),
     order("cohere", "Client.rerank", cohere_rerank("Client")),

@@ -168,6 +168,7 @@ def configure(
         access_log=False,
         server_header=False,
         headers=[("x-content-type-options", "nosniff")],
+        timeout_keep_alive=settings.keep_alive_s,
         proxy_headers=False,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,

@@ -312,3 +312,15 @@ def test_every_status_is_the_sdks_own_class_in_its_envelope(
     for path in ("/v1/embed", "/v2/embed", "/v1/rerank", "/v2/rerank"):
         assert task_client.post(path, content=b"{").json().keys() == {"message"}
     assert task_client.post("/v1/embeddings", content=b"{").json().keys() == {"error"}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "names"), [("rerank", {"reranker"}), ("embed", {"embedder"}), ("chat", set())]
+)
+def test_models_are_listed_by_what_they_are_asked_for(
+    v2: cohere.ClientV2, endpoint: Any, names: set[str]
+) -> None:
+    listed = v2.models.list(endpoint=endpoint).models
+    assert {each.name for each in listed} >= names
+    assert all(each.endpoints and endpoint in each.endpoints for each in listed)
+    assert len(listed) < len(v2.models.list().models)

@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ LATER = 10 * SILENT_S
 @dataclass(eq=False)
 class Fake:
     key: str = ""
-    made_at: float = 0.0
+    idle_since: float = 0.0
     waiting_s: float = 0.0
     ended: list[str] = field(default_factory=list)
 
@@ -38,7 +38,7 @@ def full_of(*connections: Fake) -> Room[Fake]:
     room = Room[Fake](len(connections))
     for each in connections:
         room.enter(each)
-        del room.strangers[each]
+        del room.idle[each]
     return room
 
 
@@ -47,9 +47,9 @@ def test_the_oldest_that_waits_of_the_key_that_has_most_makes_room() -> None:
     busy, *slow = [Fake("greedy", waiting_s=seconds) for seconds in (0.0, 2.0, 3.0, 4.0)]
     room = full_of(other, busy, *slow)
     for _ in range(2):
-        room.enter(new := Fake(made_at=LATER))
+        room.enter(new := Fake(idle_since=LATER))
         assert new not in room.surplus
-        del room.strangers[new]
+        del room.idle[new]
     assert [each.ended for each in slow] == [*2 * [["too_many_connections"]], []]
     assert not busy.ended + other.ended
 
@@ -57,7 +57,7 @@ def test_the_oldest_that_waits_of_the_key_that_has_most_makes_room() -> None:
 def test_nobody_makes_room_who_does_not_keep_the_server_waiting() -> None:
     busy, shortly, without_key = Fake("one"), Fake("one", waiting_s=SILENT_S / 2), Fake(waiting_s=9)
     room = full_of(busy, shortly, without_key)
-    room.enter(new := Fake(made_at=LATER))
+    room.enter(new := Fake(idle_since=LATER))
     assert new in room.surplus
     assert not [each for each in (busy, shortly, without_key) if each.ended]
 
@@ -67,9 +67,37 @@ def test_what_has_asked_for_nothing_goes_first() -> None:
     room = full_of(slow)
     room.max_connections = 2
     room.enter(silent)
-    room.enter(new := Fake(made_at=LATER))
+    room.enter(new := Fake(idle_since=LATER))
     assert new not in room.surplus
     assert (slow.ended, silent.ended) == ([], ["aborted"])
+
+
+def test_who_was_answered_makes_room_once_idle(serve: Serve) -> None:
+    made = list[Connection]()
+
+    class Noted(Connection):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            made.append(self)
+
+    def ask(caller: socket.socket) -> bytes:
+        caller.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+        return caller.recv(100)
+
+    with serve(Noted, max_connections=1) as url, ExitStack() as at_end:
+        callers = [at_end.enter_context(closing(socket.socket())) for _ in range(2)]
+        for caller in callers:
+            caller.settimeout(PATIENCE_S)
+        callers[0].connect((urlsplit(url).hostname, urlsplit(url).port))
+        assert ask(callers[0]).startswith(b"HTTP/1.1 200")
+        (first,) = made
+        assert eventually(lambda: first in first.room.idle)
+        first.idle_since -= LATER
+        callers[1].connect((urlsplit(url).hostname, urlsplit(url).port))
+        assert ask(callers[1]).startswith(b"HTTP/1.1 200")
+        with suppress(ConnectionError):
+            while callers[0].recv(1000):  # the rest of its answer, then the end
+                pass
 
 
 def test_a_body_that_the_server_does_not_read_is_not_awaited_from_its_caller(serve: Serve) -> None:

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from addnorm.service.errors import ModelNotFound, NotFound
@@ -85,9 +85,18 @@ class ModelEntry(BaseModel):
     files: dict[str, str] = Field(description="sha256 of each file of the bundle.")
 
 
+class CohereModel(BaseModel):
+    """Cohere's model object."""
+
+    name: str
+    endpoints: list[Task]
+    context_length: int = Field(description="Tokens that a text may have.")
+
+
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[ModelEntry]
+    models: list[CohereModel] = Field(description="The same, for Cohere's clients.")
 
 
 @dataclass(frozen=True)
@@ -129,7 +138,12 @@ class ModelListRoutes:
             f" here: send the request to /v2/models/{name[:200]}/infer, as V2 has it"
         )
 
-    async def list_models(self) -> ModelList:
+    async def list_models(
+        self,
+        endpoint: Annotated[
+            str | None, Query(description="Only models of this task, as Cohere's clients ask.")
+        ] = None,
+    ) -> ModelList:
         models, short = self.parts.models, {"vector_ranges": None}  # they are long
         entries = [
             _entry(models, model.name, models.versions(model.name), model)
@@ -137,7 +151,18 @@ class ModelListRoutes:
         ]
         found = {name: alias for name, alias in models.aliases.items() if models.get(alias.ref)}
         entries += [await self.show_model(name) for name in found]
-        return ModelList(data=[entry.model_copy(update=short) for entry in entries])
+        asked = [entry for entry in entries if endpoint in (None, *entry.tasks)]
+        return ModelList(
+            data=[entry.model_copy(update=short) for entry in asked],
+            models=[
+                CohereModel(
+                    name=entry.id,
+                    endpoints=entry.tasks,
+                    context_length=entry.limits.max_text_tokens,
+                )
+                for entry in asked
+            ],
+        )
 
     async def show_model(self, name: str) -> ModelEntry:
         """Shows a model, which may be named by an alias."""

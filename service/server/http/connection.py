@@ -63,7 +63,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.flow = Flow(self)
-        self._since = self.made_at = self.loop.time()
+        self._since = self.idle_since = self.loop.time()
         self._all_sent = self._since  # when there was last nothing to send
         if self.settings.connection_max_age_s:
             self.aged_at = self._since + drawn_age(self.settings.connection_max_age_s)
@@ -131,7 +131,7 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # the head is parsed again, see Parser
         self._in_head, self._in_body, self._num_loose = False, True, 0
-        self.room.strangers.pop(self, None)
+        self.room.idle.pop(self, None)
         context = attach_context(self.scope["state"])
         context.head_error, context.is_closing = self._wrong(), self.transport.is_closing
         if self.aged_at is not None:
@@ -150,6 +150,12 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
         self.flow.resume_reading()  # the end of a large body may have paused it; see eof_received
         self._since, self._in_body, self._num_loose = None, False, 0
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing() and not self._is_answering():
+            self.idle_since = self.loop.time()
+            self.room.idle[self] = None
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own returns bool | None
         """Whether to keep the connection: a caller that sends no more may still read its response.

@@ -5,16 +5,16 @@ from typing import Generic, Protocol, TypeVar
 
 from addnorm.service.errors import ServiceError, TooManyConnections
 
-# From then on a connection that keeps the server waiting makes room for a new one: of those that
-# have asked for nothing, else of the API key that has most. Larger: such connections keep others
-# out for longer. Smaller: callers far away lose connections that they just made.
+# From then on a connection that keeps the server waiting makes room for a new one: of those without
+# a request, else of the API key that has most. Larger: such connections keep others out for longer.
+# Smaller: callers far away lose connections that they just made.
 SILENT_S = 1.0
 
 
 class Held(Protocol):
     """A connection as far as it matters here."""
 
-    made_at: float  # of the event loop's clock
+    idle_since: float  # of the event loop's clock; without meaning while it has a request
 
     @property
     def key(self) -> str:
@@ -38,15 +38,16 @@ class Room(Generic[SomeHeld]):
     def __init__(self, max_connections: int) -> None:
         self.max_connections = max_connections
         self.open: dict[SomeHeld, None] = {}
-        self.strangers: dict[SomeHeld, None] = {}  # those that have sent no whole head yet
+        # those without a request, longest idle first: no whole head has come, or all are answered
+        self.idle: dict[SomeHeld, None] = {}
         self.surplus: dict[SomeHeld, None] = {}  # those over the limit
         self._ending: set[SomeHeld] = set()  # those that make room
 
     def enter(self, new: SomeHeld) -> None:
-        self.open[new] = self.strangers[new] = None
+        self.open[new] = self.idle[new] = None
         num_staying = len(self.open) - len(self._ending)
         if num_staying > self.max_connections and not (
-            self._end_silent(new.made_at) or self._end_slow(new.made_at)
+            self._end_idle(new.idle_since) or self._end_slow(new.idle_since)
         ):
             self.surplus[new] = None
         if len(self.open) > 2 * self.max_connections and self.surplus:
@@ -56,17 +57,17 @@ class Room(Generic[SomeHeld]):
             oldest.abort()
 
     def leave(self, connection: SomeHeld) -> None:
-        for known in (self.open, self.strangers, self.surplus):
+        for known in (self.open, self.idle, self.surplus):
             known.pop(connection, None)
         self._ending.discard(connection)
 
-    def _end_silent(self, now: float) -> bool:
-        """Ends the oldest connection that has asked for nothing in SILENT_S, if there is one. So
-        idle connections, which need no key, keep nobody out."""
-        oldest = next(iter(self.strangers))
-        if now - oldest.made_at < SILENT_S:
+    def _end_idle(self, now: float) -> bool:
+        """Ends the connection that has been idle for longest, if it has been for SILENT_S. So
+        connections without requests, which need no key, keep nobody out."""
+        oldest = next(iter(self.idle))
+        if now - oldest.idle_since < SILENT_S:
             return False
-        del self.strangers[oldest]
+        del self.idle[oldest]
         oldest.abort()
         return True
 
