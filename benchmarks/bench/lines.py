@@ -43,9 +43,14 @@ def _ceilings(preset: Contenders) -> Iterator[Side]:
     """The engine without a server, in this process, and the matrices without a model."""
     settings = read_settings()
     limits = preset[FP32].bundle.manifest.limits
-    big = [s for request in make(PROFILES["big"], limits).requests for s in request.sequences]
+    big, small = (
+        [s for request in make(PROFILES[profile], limits).requests for s in request.sequences]
+        for profile in ("big", "small")
+    )
+    both = settings.num_cores, settings.token_budget or ENGINE_BUDGET
     loads = {  # line -> sequences, threads, tokens of a micro-batch
-        "offline": (big, settings.num_cores, settings.token_budget or ENGINE_BUDGET),
+        "offline": (big, *both),
+        "offline-small": (small, *both),
         "engine-mixed": (big, 1, ENGINE_BUDGET),
         "engine-16": (fixed(16, 64, limits), 1, ENGINE_BUDGET),
         "engine-512": (fixed(512, 4, limits), 1, ENGINE_BUDGET),

@@ -78,6 +78,10 @@ def _beside_itself() -> Iterator[Ratio]:
         "hidden states, safetensors over JSON": ("hidden/{}-tensors", "hidden/{}"),
         f"{shares}, 8 callers": (f"longest-{most}/{{}}", f"longest-{least}/{{}}"),
         "70 % padding, served over the engine alone": ("big/{}", "offline/{}"),
+        "1 - 4 sequences, 32 callers, served over the engine alone": (
+            "small-32/{}",
+            "offline-small/{}",
+        ),
         "engine, one thread: 512 tokens over 16 tokens": ("engine-512/{}", "engine-16/{}"),
     }
     for title, (over, under) in of_each.items():
