@@ -1,12 +1,15 @@
 """Calls over gRPC that stay open: streams of requests, and watched health."""
 
+import asyncio
 import json
 import queue
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from weakref import ReferenceType, ref
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from pydantic import SecretStr
 
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.kserve.over_grpc.messages import message_types
+from addnorm.service.server.grpc.grpc_streams import GrpcStreams
 from addnorm.service.server.process import Server
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
@@ -101,6 +105,32 @@ def test_a_key_counts_the_requests_of_a_stream_and_is_needed_for_it(few: Models)
             assert refused.code == "RESOURCE_EXHAUSTED"
         assert response(next(answers)).id == "2"
         fed.put(None)
+
+
+def test_a_request_that_is_refused_unread_is_not_held_while_the_stream_waits() -> None:
+    asked, waits = list[ReferenceType[Any]](), asyncio.Event()
+
+    class Refusing:
+        parts = SimpleNamespace(settings=Settings())
+
+        async def answer(self, method: Any, caller: Any) -> None:
+            asked.append(ref(caller))
+
+    class Sender:
+        async def read(self) -> bytes:
+            if asked:
+                waits.set()
+                await asyncio.Event().wait()
+            return b"large"
+
+    async def run() -> None:
+        streams = GrpcStreams(cast(Any, Refusing()))
+        stream = asyncio.create_task(streams.answer(cast(Any, None), cast(Any, Sender())))
+        await asyncio.wait_for(waits.wait(), PATIENCE_S)
+        assert [held() for held in asked] == [None]
+        stream.cancel()
+
+    asyncio.run(run())
 
 
 def test_a_stream_that_is_cancelled_frees_its_job(few: Models) -> None:
