@@ -113,6 +113,9 @@ def test_a_request_that_is_refused_unread_is_not_held_while_the_stream_waits() -
     class Refusing:
         parts = SimpleNamespace(settings=Settings())
 
+        def allows(self, caller: Any) -> bool:
+            return True
+
         async def answer(self, method: Any, caller: Any) -> None:
             asked.append(ref(caller))
 
@@ -125,7 +128,9 @@ def test_a_request_that_is_refused_unread_is_not_held_while_the_stream_waits() -
 
     async def run() -> None:
         streams = GrpcStreams(cast(Any, Refusing()))
-        stream = asyncio.create_task(streams.answer(cast(Any, None), cast(Any, Sender())))
+        stream = asyncio.create_task(
+            streams.answer(cast(Any, SimpleNamespace(path="")), cast(Any, Sender()))
+        )
         await asyncio.wait_for(waits.wait(), PATIENCE_S)
         assert [held() for held in asked] == [None]
         stream.cancel()
@@ -194,14 +199,37 @@ def test_a_message_over_the_limit_ends_the_stream_in_words(few: Models) -> None:
 
 
 def test_more_streams_than_connections_are_allowed_are_rejected(few: Models) -> None:
-    with calling(few, max_connections=1) as (call, _, _):
-        watched = call.watch()
-        assert next(watched).status == SERVING
+    def refusal(answers: Iterator[Any]) -> str:
         with pytest.raises(grpc.RpcError) as caught:
-            list(call.stream(iter([request()])))
+            next(answers)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert "1 streams over gRPC are open, the limit" in caught.value.details()
+        return str(caught.value.details())
+
+    with calling(few, max_connections=1) as (call, _, _):
+        watched, fed = call.watch(), Fed()
+        assert next(watched).status == SERVING
+        fed.put(request(1))
+        answers = call.stream(iter(fed))  # which watchers, who need no key, do not keep out
+        assert response(next(answers)).id == "1"
+        for more in (call.stream(iter([request()])), call.watch()):
+            assert refusal(more).startswith("1 streams over gRPC are open, the limit")
+        fed.put(None)
         watched.cancel()
+
+
+def test_a_stream_without_a_key_keeps_no_other_out(few: Models) -> None:
+    own = ("authorization", f"Bearer {KEY}")
+    keys = {"api_keys": SecretStr(f"asker infer {KEY}"), "max_connections": 1}
+    with calling(few, **keys) as (call, service, _):
+        fed = Fed()
+        silent = call.stream(iter(fed))
+        with pytest.raises(grpc.RpcError) as caught:  # before it has sent a request
+            next(silent)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert response(next(call.stream(iter([request(1)]), own))).id == "1"
+        counted = {"route": STREAM, "model": "", "status": "401"}
+        assert value(service.metrics, "addnorm_requests_total", **counted) == 1
+        fed.put(None)
 
 
 @contextmanager
