@@ -1,6 +1,7 @@
 """What callers can do to a connection: slow heads and bodies, unread answers, odd HTTP."""
 
 import asyncio
+import gc
 import http.client
 import json
 import socket
@@ -13,6 +14,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from weakref import ReferenceType, ref
 
 import httpx
 import pytest
@@ -157,6 +159,24 @@ def test_a_silent_connection_is_closed(quick: str) -> None:
 def test_a_connection_with_empty_lines_alone_is_closed(quick: str) -> None:
     with closing(call(quick)) as caller:
         assert is_cut_off(caller, b"\r\n" * 1000)
+
+
+def test_a_connection_that_is_reset_while_idle_is_not_held(serve: Serve) -> None:
+    made = list[ReferenceType[Connection]]()
+
+    class Noted(Connection):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            made.append(ref(self))
+
+    with serve(Noted) as url, closing(call(url)) as caller:
+        caller.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert status_of(caller) == 200
+        (connection,) = made
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        caller.close()
+        # well before the end of the time that idle connections are kept
+        assert eventually(lambda: gc.collect() >= 0 and connection() is None, 20.0)
 
 
 def test_slow_callers_do_not_hold_up_quick_ones(serve: Serve) -> None:

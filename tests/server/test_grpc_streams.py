@@ -1,12 +1,15 @@
 """Calls over gRPC that stay open: streams of requests, and watched health."""
 
+import asyncio
 import json
 import queue
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from weakref import ReferenceType, ref
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from pydantic import SecretStr
 
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.kserve.over_grpc.messages import message_types
+from addnorm.service.server.grpc.grpc_streams import GrpcStreams
 from addnorm.service.server.process import Server
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
@@ -103,6 +107,37 @@ def test_a_key_counts_the_requests_of_a_stream_and_is_needed_for_it(few: Models)
         fed.put(None)
 
 
+def test_a_request_that_is_refused_unread_is_not_held_while_the_stream_waits() -> None:
+    asked, waits = list[ReferenceType[Any]](), asyncio.Event()
+
+    class Refusing:
+        parts = SimpleNamespace(settings=Settings())
+
+        def allows(self, caller: Any) -> bool:
+            return True
+
+        async def answer(self, method: Any, caller: Any) -> None:
+            asked.append(ref(caller))
+
+    class Sender:
+        async def read(self) -> bytes:
+            if asked:
+                waits.set()
+                await asyncio.Event().wait()
+            return b"large"
+
+    async def run() -> None:
+        streams = GrpcStreams(cast(Any, Refusing()))
+        stream = asyncio.create_task(
+            streams.answer(cast(Any, SimpleNamespace(path="")), cast(Any, Sender()))
+        )
+        await asyncio.wait_for(waits.wait(), PATIENCE_S)
+        assert [held() for held in asked] == [None]
+        stream.cancel()
+
+    asyncio.run(run())
+
+
 def test_a_stream_that_is_cancelled_frees_its_job(few: Models) -> None:
     with calling(few, worker_threads=1) as (call, service, _), runs_held_up(few) as go:
         fed, more = Fed(), Fed()
@@ -164,14 +199,37 @@ def test_a_message_over_the_limit_ends_the_stream_in_words(few: Models) -> None:
 
 
 def test_more_streams_than_connections_are_allowed_are_rejected(few: Models) -> None:
-    with calling(few, max_connections=1) as (call, _, _):
-        watched = call.watch()
-        assert next(watched).status == SERVING
+    def refusal(answers: Iterator[Any]) -> str:
         with pytest.raises(grpc.RpcError) as caught:
-            list(call.stream(iter([request()])))
+            next(answers)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert "1 streams over gRPC are open, the limit" in caught.value.details()
+        return str(caught.value.details())
+
+    with calling(few, max_connections=1) as (call, _, _):
+        watched, fed = call.watch(), Fed()
+        assert next(watched).status == SERVING
+        fed.put(request(1))
+        answers = call.stream(iter(fed))  # which watchers, who need no key, do not keep out
+        assert response(next(answers)).id == "1"
+        for more in (call.stream(iter([request()])), call.watch()):
+            assert refusal(more).startswith("1 streams over gRPC are open, the limit")
+        fed.put(None)
         watched.cancel()
+
+
+def test_a_stream_without_a_key_keeps_no_other_out(few: Models) -> None:
+    own = ("authorization", f"Bearer {KEY}")
+    keys = {"api_keys": SecretStr(f"asker infer {KEY}"), "max_connections": 1}
+    with calling(few, **keys) as (call, service, _):
+        fed = Fed()
+        silent = call.stream(iter(fed))
+        with pytest.raises(grpc.RpcError) as caught:  # before it has sent a request
+            next(silent)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert response(next(call.stream(iter([request(1)]), own))).id == "1"
+        counted = {"route": STREAM, "model": "", "status": "401"}
+        assert value(service.metrics, "addnorm_requests_total", **counted) == 1
+        fed.put(None)
 
 
 @contextmanager

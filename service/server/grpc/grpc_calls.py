@@ -83,6 +83,10 @@ class GrpcCalls:
             self.in_flight -= 1
             self.reporter.report(_scope(method, headers), context)
 
+    def allows(self, caller: Caller) -> bool:
+        """Whether the caller's key may ask for inferences."""
+        return self.entrance.allows(_headers(caller), "infer")
+
     async def _answer(
         self, method: GrpcMethod, caller: Caller, headers: Headers, context: RequestContext
     ) -> None:

@@ -3,6 +3,7 @@ request, and each time it is asked, goes through `grpc_calls.py` as if it were a
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,9 +24,13 @@ class GrpcStreams:
     """Must be made where the event loop runs."""
 
     def __init__(self, calls: GrpcCalls) -> None:
-        self.num_open = 0
+        self._num_open = Counter[str]()  # by the method's path
         self._calls, self._settings = calls, calls.parts.settings
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def num_open(self) -> int:
+        return self._num_open.total()
 
     def end(self) -> None:
         """Ends streams that wait: no more requests are read from them."""
@@ -34,17 +39,21 @@ class GrpcStreams:
 
     async def answer(self, method: GrpcMethod, caller: Caller) -> None:
         """Answers each request of the stream before it reads the next."""
+        if not self._calls.allows(caller):  # else who has no key would keep others out
+            await self._calls.answer(method, caller)  # says why, and reads nothing
+            return
         try:
-            with self._opened():
+            with self._opened(method):
                 while request := await self._next(caller):
                     await self._calls.answer(method, request)
+                    del request  # one that was refused still has its message
         except ServiceError as error:
             await abort(caller, error, RequestContext())
 
     async def watch(self, method: GrpcMethod, caller: Caller) -> None:
         """Asks again and again, and answers what has changed."""
         try:
-            with self._opened():
+            with self._opened(method):
                 watcher = Watcher(caller)
                 while not self._ended.done():
                     await self._calls.answer(method, watcher)
@@ -54,17 +63,18 @@ class GrpcStreams:
             await abort(caller, error, RequestContext())
 
     @contextmanager
-    def _opened(self) -> Iterator[None]:
-        """TooManyConnections over the limit, which calls have for themselves."""
-        if self.num_open >= (limit := self._settings.max_connections):
+    def _opened(self, method: GrpcMethod) -> Iterator[None]:
+        """TooManyConnections over the limit, which each method has for itself, and so have calls: a
+        watcher needs no key."""
+        if self._num_open[method.path] >= (limit := self._settings.max_connections):
             raise TooManyConnections(
                 f"{limit} streams over gRPC are open, the limit; retry in 1 s", retry_after_s=1
             )
-        self.num_open += 1
+        self._num_open[method.path] += 1
         try:
             yield
         finally:
-            self.num_open -= 1
+            self._num_open[method.path] -= 1
 
     async def _next(self, caller: Caller) -> "OfStream | None":
         """None once the caller has sent all, or is gone. Draining if the server ends first."""

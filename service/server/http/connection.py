@@ -103,6 +103,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn leaves it to what is lost by an error
         self.room.leave(self)
         if self._is_answering():
             deadline = attach_context(self.cycle.scope["state"]).deadline
