@@ -214,8 +214,15 @@ class Models:
                 f"{model.bundle.ref} cannot {WORDS[task]}: it can {_words(model.bundle.tasks)}",
                 param="model",
             )
-        if suffix == TAG and TAG not in model.bundle.manifest.prompts:
-            suffix = None
+        prompts = model.bundle.manifest.prompts
+        if suffix not in prompts and suffix is not None:
+            suffix = f":{suffix}".removesuffix(f":{TAG}")[1:] or None
+        if suffix not in (None, *prompts):
+            raise ModelNotFound(
+                f"model {ref[:200]!r} is not served here: the prompts of {model.bundle.ref} are"
+                f" {', '.join(prompts) or 'none'}",
+                param="model",
+            )
         if suffix is not None and alias.prompt_name is not None:
             raise InvalidInput(
                 f"model is {whole[:200]!r}, whose name before the colon has the prompt"

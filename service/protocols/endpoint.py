@@ -93,13 +93,16 @@ class Endpoint(ABC, Generic[Made]):
 
 @dataclass(frozen=True, kw_only=True)
 class JsonEndpoint(Endpoint[Made], Generic[Body, Made]):
-    """Takes and answers JSON."""
+    """Takes and answers JSON. any_type: whatever media type the request names, for clients of which
+    some name none, as curl."""
 
     body: type[Body]
+    any_type: bool = False
     make: Callable[[Body, Call, Tools], Awaitable[Made]]
 
     async def decode(self, raw: RawRequest, tools: Tools) -> Made:
-        require_json(raw.headers)
+        if not self.any_type:
+            require_json(raw.headers)
         negotiate(raw.headers, (JSON,))
         asked = await tools.bodies.read_json(self.body, raw.body, raw.call.deadline)
         return await self.make(asked, raw.call, tools)

@@ -56,14 +56,14 @@ class Target:
         """Seconds per token of one worker thread. 0 until measured."""
         return 1 / self.tokens_per_s if self.tokens_per_s else 0.0
 
-    def update_rate(self, num_tokens: int, seconds: float) -> None:
-        """A run took so long. A run of less than half the token budget may raise the rate, but
-        never lowers it: small runs are slower per token, and the rate is meant for times when much
-        waits."""
+    def update_rate(self, num_tokens: int, seconds: float, gave_way: bool = False) -> None:
+        """A run took so long. A run that gave way to others, or of less than half the token budget,
+        may raise the rate, but never lowers it: small runs are slower per token, and the rate is
+        meant for times when much waits."""
         rate = num_tokens / max(seconds, 1e-6)
         if self.tokens_per_s is None:
             self.tokens_per_s = rate
-        elif 2 * num_tokens >= self.token_budget or rate > self.tokens_per_s:
+        elif rate > self.tokens_per_s or (2 * num_tokens >= self.token_budget and not gave_way):
             self.tokens_per_s += SMOOTHING * (rate - self.tokens_per_s)
 
     def raise_rate(self) -> None:

@@ -27,7 +27,13 @@ ALIASES = {
 }
 PLAIN = ("embedder", "embedder/1", "embedder:latest", "text-embedding-3-small", SLASHED)
 PLAIN += ("embedder/1:latest", f"{SLASHED}:latest")
-QUERY = ("embedder:query", "embedder/1:query", "text-embedding-3-small:query", f"{SLASHED}:query")
+QUERY = (
+    "embedder:query:latest",
+    "embedder:query",
+    "embedder/1:query",
+    "text-embedding-3-small:query",
+    f"{SLASHED}:query",
+)
 TEXT = "pads are dropped"
 
 

@@ -239,7 +239,7 @@ RERANK: dict[str, Any] = {"model": "reranker", "query": "a", "documents": ["b"]}
          "embedding_types is 'int8': its ranges are of embedder/1's own vectors"),
         ({"model": "embedder:passage", "input_type": "search_query"},
          "input_type is 'search_query', but model already names the prompt 'passage'"),
-        ({"model": "embedder:nobody", "input_type": "clustering"}, "already names the prompt"),
+        ({"model": "embedder:query", "input_type": "clustering"}, "already names the prompt"),
     ],
 )  # fmt: skip
 def test_embeddings_that_do_not_fit_are_rejected(

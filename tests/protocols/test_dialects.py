@@ -4,6 +4,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import orjson
 import pytest
 
 from tests.conftest import inference_of, serving
@@ -41,6 +42,12 @@ def test_ollamas_vectors_have_openais_bits(task_client: httpx.Client) -> None:
     )
     short = posted(task_client, "/api/embed", model=MODEL, input=TEXTS, dimensions=5)["embeddings"]
     assert np.shape(short) == (2, 5)
+    # as Ollama's own examples with curl
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    body = orjson.dumps({"model": MODEL, "input": TEXTS})
+    assert (
+        task_client.post("/api/embed", content=body, headers=form).json()["embeddings"] == expected
+    )
 
 
 def test_ollama_cuts_unless_it_is_told_not_to(task_client: httpx.Client) -> None:
@@ -106,6 +113,7 @@ def test_fields_of_others_mean_what_openais_do(task_client: httpx.Client) -> Non
         ({"task": "retrieval.passage", "embedding_type": "float"}, passage),
         ({"task": "text-matching"}, vectors(task_client)),
         ({"output_dimension": 5}, vectors(task_client, dimensions=5)),
+        ({"add_special_tokens": True, "priority": 3}, vectors(task_client)),
         ({"output_dtype": "ubinary"}, vectors(task_client, dtype="ubinary")),
         ({"embedding_type": "binary"}, vectors(task_client, dtype="binary")),
         ({"embedding_type": "base64"}, vectors(task_client, encoding_format="base64")),
@@ -144,6 +152,9 @@ def test_texts_are_cut_as_others_ask_for_it(task_client: httpx.Client) -> None:
         ({"dimensions": 3, "output_dimension": 4}, "output_dimension and dimensions mean the same"),
         ({"truncate": "END", "truncation": False}, "truncation and truncate mean the same"),
         ({"truncate": False, "truncate_prompt_tokens": -1}, "mean the same"),
+        ({"input": [[2, 3]], "input_type": "query"}, "puts the model's prompt 'query' before"),
+        ({"input": [[2, 3]], "task": "retrieval.passage"}, "task is 'retrieval.passage', which"),
+        ({"add_special_tokens": False}, "add_special_tokens: Input should be True"),
     ],
 )
 def test_what_cannot_be_honoured_is_rejected(
@@ -183,8 +194,8 @@ def test_vllms_scores_classes_and_vectors_are_those_of_other_routes(
 ) -> None:
     raw = posted(task_client, "/rerank", query=QUERY, texts=TEXTS)
     scores = {rank["index"]: rank["score"] for rank in raw}
-    for first in (QUERY, [QUERY] * 2):
-        data = posted(task_client, "/score", text_1=first, text_2=TEXTS)["data"]
+    for first, path in ((QUERY, "/score"), ([QUERY] * 2, "/v1/score")):
+        data = posted(task_client, path, text_1=first, text_2=TEXTS)["data"]
         assert posted(task_client, "/score", queries=first, documents=TEXTS)["data"] == data
         assert {entry["index"]: entry["score"] for entry in data} == scores
     body = {"text_1": [QUERY] * 3, "text_2": TEXTS}
@@ -196,6 +207,10 @@ def test_vllms_scores_classes_and_vectors_are_those_of_other_routes(
         assert entry["num_classes"] == len(entry["probs"]) == len(labels)
     pooled = posted(task_client, "/pooling", model=MODEL, input=TEXTS)["data"]
     assert [entry["data"] for entry in pooled] == vectors(task_client)
+    packed = posted(task_client, "/pooling", model=MODEL, input=TEXTS, encoding_format="base64")
+    assert [entry["data"] for entry in packed["data"]] == vectors(
+        task_client, encoding_format="base64"
+    )
     cut = posted(task_client, "/pooling", input=LONG, truncate_prompt_tokens=-1)["data"]
     assert [entry["data"] for entry in cut] == vectors(task_client, LONG, truncate=True)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import BadRequestError, NotFoundError, OpenAI
+from openai import NotFoundError, OpenAI
 
 from tests.support import web
 from tests.support.task_models import PROMPTS
@@ -36,11 +36,13 @@ def test_an_unknown_prompt_or_a_second_one_is_rejected(
     body = {FIELDS[path]: TEXTS}
     unknown = post(task_client, path, "embedder:nobody", **body)
     twice = post(task_client, path, "embedder:query", **body, prompt_name="passage")
-    for answer, words in (
-        (unknown, "prompt_name is 'nobody': embedder/1 has no such prompt, it has 'query'"),
-        (twice, "prompt_name is 'passage', but model already names the prompt 'query'"),
+    prompt_name = post(task_client, path, "embedder", **body, prompt_name="nobody")
+    for answer, status, words in (
+        (unknown, 404, "'embedder:nobody' is not served here: the prompts of embedder/1 are query"),
+        (twice, 400, "prompt_name is 'passage', but model already names the prompt 'query'"),
+        (prompt_name, 400, "prompt_name is 'nobody': embedder/1 has no such prompt"),
     ):
-        assert answer.status_code == 400
+        assert answer.status_code == status
         assert words in answer.json()["error"]["message"]
 
 
@@ -66,7 +68,7 @@ def test_aliases_are_listed_and_shown(task_client: httpx.Client) -> None:
     assert task_client.get("/v1/models/embedder/1:query").json()["id"] == "embedder/1:query"
     missing = task_client.get("/v1/models/embedder:nobody")
     assert missing.status_code == 404
-    assert "its prompts are query, passage" in missing.json()["error"]["message"]
+    assert "the prompts of embedder/1 are query, passage" in missing.json()["error"]["message"]
 
 
 def test_openais_sdk_names_an_alias(task_client: httpx.Client, task_url: str) -> None:
@@ -78,7 +80,7 @@ def test_openais_sdk_names_an_alias(task_client: httpx.Client, task_url: str) ->
             entry["embedding"] for entry in expected
         ]
         assert sdk.models.retrieve("embedder:query").id == "embedder:query"
-        with pytest.raises(BadRequestError, match="has no such prompt"):
+        with pytest.raises(NotFoundError, match="the prompts of embedder/1 are query, passage"):
             sdk.embeddings.create(model="embedder:nobody", input="a")
         with pytest.raises(NotFoundError, match="'nobody:query' is not served here"):
             sdk.embeddings.create(model="nobody:query", input="a")

@@ -192,7 +192,8 @@ LONG = "a " * 60
 @pytest.mark.parametrize(
     ("model", "body", "message"),
     [
-        ("embedder", {"inputs": "a", "parameters": {"top_k": 1}}, "has no meaning for what is"),
+        ("embedder", {"inputs": "a", "parameters": {}}, "it gives vectors, leave parameters out"),
+        ("tagger", {"inputs": "a", "parameters": {"targets": ["b"]}}, "has no meaning for what is"),
         ("tagger", {"inputs": "a", "normalize": True, "parameters": {"top_k": 1}}, "no meaning"),
         ("embedder", {"inputs": {"source_sentence": "a", "sentences": []}}, "sentences is empty"),
         (

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from addnorm.service.inference.pipeline import QUICK_BYTES
-from addnorm.service.protocols.codec.negotiation import JSON, Headers, sent_type
+from addnorm.service.protocols.codec.negotiation import OCTETS, Headers, sent_type
+from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.protocols.codec.validation import Body, fit, parse, validated
 from addnorm.service.scheduling.cooperative import CooperativePool, Done, Steps, one_step, run_now
 from addnorm.service.scheduling.deadline import Deadline
@@ -58,7 +59,7 @@ class BodyReader:
 def held_bytes(body: bytes, headers: Headers) -> int:
     """What a whole body and what is read of it count as. Small ones do not count."""
     num_bytes = len(body) if len(body) > QUICK_BYTES else 0
-    if num_bytes and sent_type(headers) == JSON:
+    if num_bytes and sent_type(headers) not in (OCTETS, SAFETENSORS):  # JSON, whatever its name
         num_bytes += parsed_bytes(body)
     return num_bytes
 

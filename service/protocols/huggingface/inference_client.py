@@ -14,7 +14,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field, PlainValidator, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
-from addnorm.service.errors import InvalidInput, ModelNotFound, ServiceError
+from addnorm.service.errors import InvalidInput, ServiceError
 from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
@@ -156,7 +156,15 @@ def _task(asked: HuggingFaceRequest, model: Model) -> tuple[type[Strict], Any]:
     if asked.parameters and asked.parameters.candidate_labels:
         return ZeroShotOptions, text_tasks.zero_shot
     tasks = (BY_TASK[task] for task in model.bundle.tasks if task in BY_TASK)
-    found = next(tasks, (Strict, None))
+    found = next(tasks, None)
+    if found is None and asked.parameters is not None:
+        # Python's client sends parameters with every task but feature extraction, also without any
+        raise InvalidInput(
+            f"parameters is set, which {model.bundle.ref} has no task for: it gives vectors, leave"
+            " parameters out",
+            param="parameters",
+        )
+    found = found or (Strict, None)
     if found[1] is text_tasks.fill_masks and asked.parameters is None:
         # Python's client sends parameters with every task but this one, JavaScript's with none
         return found if _has_mask(asked, model) else (Strict, None)
@@ -272,7 +280,5 @@ class HealthRoutes:
         return router
 
     async def hugging_face_health(self, model: str) -> dict[str, str]:
-        meant = self.parts.models.meant(model)
-        if meant.prompt_name not in (None, *meant.model.bundle.manifest.prompts):
-            raise ModelNotFound(f"model {model[:200]!r} has no such prompt", param="model")
+        self.parts.models.meant(model)
         return {"status": "ok"}

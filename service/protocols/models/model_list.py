@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
-from addnorm.service.errors import ModelNotFound, NotFound
+from addnorm.service.errors import NotFound
 from addnorm.service.inference.outputs import OUTPUTS
 from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
@@ -169,10 +169,6 @@ class ModelListRoutes:
         models = self.parts.models
         meant = models.meant(name)
         model, prompt = meant.model, meant.prompt_name
-        prompts = model.bundle.manifest.prompts
-        if prompt not in (None, *prompts):
-            known = ", ".join(prompts) or "none"
-            raise ModelNotFound(f"model {name[:200]!r}: its prompts are {known}", param="model")
         entry = _entry(models, meant.name, models.versions(model.name), model)
         about = {"id": name, "default_precision": meant.precision or entry.default_precision}
         if prompt and name in models.aliases:

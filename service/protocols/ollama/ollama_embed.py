@@ -24,7 +24,7 @@ NO_EFFECT = Field(None, description="Has no effect.")
 
 
 class OllamaOptions(Strict):
-    model: str
+    model: str | None = Field(None, description="By default the one model made for this.")
     options: dict[str, Any] | None = NO_EFFECT
     keep_alive: str | float | int | None = NO_EFFECT
 
@@ -91,9 +91,9 @@ async def _request(
     return InferenceRequest(model, batch, padding, (output,), field=field)
 
 
-def _encode(name: str, response: InferenceResponse) -> Steps[Payload]:
+def _encode(name: str | None, response: InferenceResponse) -> Steps[Payload]:
     body = {
-        "model": name,
+        "model": name or response.request.model.name,
         "embeddings": response.value(Pooled).joined,
         "prompt_eval_count": response.request.batch.num_tokens,
     }
@@ -113,6 +113,7 @@ ENDPOINTS = (
         summary="Vectors of texts, as Ollama's clients ask for them",
         body=OllamaEmbedRequest,
         make=embed,
+        any_type=True,
         response=OllamaEmbedResponse,
         examples={"texts": {"model": MODEL, "input": [TEXT]}},
     ),
@@ -122,6 +123,7 @@ ENDPOINTS = (
         summary="The vector of one text, as Ollama's older clients ask for it",
         body=OllamaEmbeddingsRequest,
         make=embeddings,
+        any_type=True,
         response=OllamaEmbeddingsResponse,
         examples={"a text": {"model": MODEL, "prompt": TEXT}},
     ),

@@ -84,6 +84,7 @@ SHOW_ENDPOINT = JsonEndpoint(
     summary="What a model is, as Ollama's clients ask for it",
     body=ShowRequest,
     make=show,
+    any_type=True,
     response=ShowResponse,
     examples={"a model": {"model": f"all-minilm-l6-v2:{TAG}"}},
 )

@@ -61,6 +61,10 @@ class EmbeddingsFields(Strict):
         None, description="Ranges of texts have vectors by `spans` of /v1/infer."
     )
     modality: Literal["text"] | None = Field(None, description="Has no effect.")
+    add_special_tokens: Literal[True] | None = Field(
+        None, description="vLLM's. Texts always have them; what has none are token ids."
+    )
+    priority: int | None = Field(None, description="vLLM's. Has no effect.")
     user: str | None = Field(None, description="Has no effect.")
 
     def vector_dtype(self) -> VectorDType:

@@ -1,6 +1,7 @@
 """What texts are for, in the words of several dialects -> one of the model's prompts."""
 
 from addnorm.service.errors import InvalidInput
+from addnorm.service.models.model import Model
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 
 QUERY = ("query", "search_query", "retrieval.query")
@@ -17,13 +18,10 @@ PROMPTS: dict[str, tuple[str, ...]] = {
 }
 
 
-def typed(
-    texts: TextsToTokenize, field: str, input_type: str, named: str | None
-) -> TextsToTokenize:
-    """The texts with the prompt of this type, without one if the model has none of it. field: the
-    caller's name for the type. named: the prompt that the model's name has. InvalidInput if that is
-    another one."""
-    manifest = texts.model.bundle.manifest
+def prompt_of(model: Model, field: str, input_type: str, named: str | None) -> str | None:
+    """The name of the model's prompt for texts of this type. field: the caller's name for the type.
+    named: the prompt that the model's name has. InvalidInput if that is another one."""
+    manifest = model.bundle.manifest
     by_lower = {name.lower(): name for name in manifest.prompts}
     found = (by_lower[name] for name in PROMPTS[input_type] if name in by_lower)
     name = next(found, None)
@@ -33,6 +31,15 @@ def typed(
             " model without a prompt",
             param=field,
         )
+    return name
+
+
+def typed(
+    texts: TextsToTokenize, field: str, input_type: str, named: str | None
+) -> TextsToTokenize:
+    """The texts with the prompt of this type, without one if the model has none of it. The rest is
+    as in `prompt_of`."""
+    name = prompt_of(texts.model, field, input_type, named)
     if name is None:  # and no default prompt either
         return texts._replace(prompt="")
     return TextsToTokenize.prompted(texts.field, texts.texts, texts.truncate, texts.model, name)

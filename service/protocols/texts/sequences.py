@@ -11,7 +11,7 @@ from addnorm.service.inference.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict
-from addnorm.service.protocols.texts.input_types import typed
+from addnorm.service.protocols.texts.input_types import prompt_of, typed
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.tokenizing.own_ids import Ends, has_ends
@@ -93,6 +93,12 @@ class SequencesToRead(NamedTuple):
             raise InvalidInput(
                 "truncate is set, but it cuts texts only: cut the token ids yourself",
                 param="truncate",
+            )
+        if self.input_type and (prompt := prompt_of(model, *self.input_type, prompt_name)):
+            raise InvalidInput(
+                f"{self.input_type[0]} is {self.input_type[1]!r}, which puts the model's prompt"
+                f" {prompt!r} before texts: put its ids into {field}, and leave it out",
+                param=self.input_type[0],
             )
         if prompt_name is not None:
             raise InvalidInput(

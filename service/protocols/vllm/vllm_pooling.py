@@ -1,8 +1,9 @@
 """vLLM's /score, /classify and /pooling. Source: vLLM's pooling entrypoints."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import AliasChoices, BaseModel, Field
 
@@ -12,7 +13,7 @@ from addnorm.service.inference.request import InferenceRequest, InferenceRespons
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import written
-from addnorm.service.protocols.codec.payload import Payload
+from addnorm.service.protocols.codec.payload import Payload, base64_of
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.tei.tei_schema import Texts
@@ -46,6 +47,12 @@ class ScoreRequest(_Asked):
 
 class InputRequest(_Asked):
     input: Texts = Field(description="A text, or a list of texts.")
+
+
+class PoolingRequest(InputRequest):
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="Numbers, or base64 of their bytes: little-endian float32."
+    )
 
 
 class VllmUsage(BaseModel):
@@ -101,16 +108,20 @@ def _encode_classes(request_id: str, response: InferenceResponse) -> Steps[Paylo
     return (yield from _encode(entries, request_id, response))
 
 
-async def pool(asked: InputRequest, call: Call, tools: Tools) -> Decoded:
+async def pool(asked: PoolingRequest, call: Call, tools: Tools) -> Decoded:
     texts = _texts(asked, "input", asked.input, "embed", call, tools)
     batch, padding = await tools.texts.tokenize(texts, call.deadline)
     output = Pooled(normalize=texts.model.bundle.manifest.normalize)
     request = InferenceRequest(texts.model, batch, padding, (output,), field="input")
-    return request, partial(_encode_vectors, call.context.request_id)
+    as_base64 = asked.encoding_format == "base64"
+    return request, partial(_encode_vectors, as_base64, call.context.request_id)
 
 
-def _encode_vectors(request_id: str, response: InferenceResponse) -> Steps[Payload]:
-    vectors = response.value(Pooled).joined
+def _encode_vectors(
+    as_base64: bool, request_id: str, response: InferenceResponse
+) -> Steps[Payload]:
+    joined = response.value(Pooled).joined
+    vectors = map(base64_of, joined) if as_base64 else joined
     entries = ({"object": "pooling", "data": vector} for vector in vectors)
     return (yield from _encode(entries, request_id, response))
 
@@ -140,16 +151,18 @@ def _encode(
 
 
 TEXTS = ["Pads are dropped."]
+SCORE = JsonEndpoint(
+    path="/score",
+    name="vllm_score",
+    summary="Scores of pairs of texts, as vLLM answers",
+    body=ScoreRequest,
+    make=score,
+    response=VllmResponse,
+    examples={"a pair": {"text_1": "What is dropped?", "text_2": TEXTS}},
+)
 ENDPOINTS = (
-    JsonEndpoint(
-        path="/score",
-        name="vllm_score",
-        summary="Scores of pairs of texts, as vLLM answers",
-        body=ScoreRequest,
-        make=score,
-        response=VllmResponse,
-        examples={"a pair": {"text_1": "What is dropped?", "text_2": TEXTS}},
-    ),
+    SCORE,
+    replace(SCORE, path="/v1/score", name="vllm_v1_score"),
     JsonEndpoint(
         path="/classify",
         name="vllm_classify",
@@ -163,7 +176,7 @@ ENDPOINTS = (
         path="/pooling",
         name="vllm_pooling",
         summary="Vectors of texts, as vLLM answers",
-        body=InputRequest,
+        body=PoolingRequest,
         make=pool,
         response=VllmResponse,
         examples={"a text": {"input": TEXTS}},

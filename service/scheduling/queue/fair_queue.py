@@ -251,7 +251,7 @@ class JobQueue:
         """The rows of the micro-batch were delivered, or an error came in their place. The error
         fails its jobs, and those that wait for its sequences, only."""
         if error is None and not micro.on_all_cores:  # the rate is of one worker
-            micro.target.update_rate(micro.num_tokens, now - micro.taken)
+            micro.target.update_rate(micro.num_tokens, now - micro.taken, micro.gives_way)
         for job, sequences in micro.by_job():
             if error is None:
                 job.settle(len(sequences), now)

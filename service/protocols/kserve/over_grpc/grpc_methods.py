@@ -124,7 +124,8 @@ async def _decode(parts: Parts, body: bytes, call: Call) -> Prepared[bytes]:
     version = {"version": message.model_version} if message.model_version else {}
     call = call._replace(names={"model": message.model_name, **version})
     contents = infer_message.contents(message)
-    request, encode = await infer.infer(asked, contents, call, tools, infer_message.write)
+    write = partial(infer_message.write, bool(asked.parameters.triton_enable_empty_final_response))
+    request, encode = await infer.infer(asked, contents, call, tools, write)
     return request._replace(binary=True), encode
 
 
