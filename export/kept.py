@@ -124,10 +124,12 @@ def _bundle(place: Path) -> Path | None:
 
 def _digest(folder: Path) -> str:
     """A digest of all files in a folder, by their names."""
-    if (folder / bundles.MANIFEST).is_file():
+    levels = ("", "*/", "*/*/")  # the folder of a version, of a name, and of all bundles
+    made = (path for level in levels for path in folder.glob(f"{level}{bundles.MANIFEST}"))
+    if manifest := next(made, None):
         raise StartupError(
-            f"{folder} is a bundle, not a checkpoint: serve the folder that has its name's folder,"
-            f" with --bundles {folder.resolve().parents[1]}"
+            f"{folder} holds a bundle, not a checkpoint: serve the folder that has its name's"
+            f" folder, with --bundles {manifest.resolve().parents[2]}"
         )
     found = sorted(path for path in folder.rglob("*") if path.is_file())
     return json.dumps([(str(path.relative_to(folder)), files.sha256(path)) for path in found])

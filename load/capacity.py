@@ -4,6 +4,7 @@ such machines a target needs. docs/capacity.md has the arithmetic."""
 import asyncio
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -41,23 +42,40 @@ class Goal:
 @dataclass(frozen=True)
 class Run:
     """Requests a second that were answered, their p99, how many were not, and the server's CPU
-    seconds for each; not a number where they are not known."""
+    seconds for each; not a number where they are not known. why: what most of the lost were
+    answered."""
 
     per_s: float
     p99_s: float
     num_lost: int
     cpu_s: float = NAN
+    why: str = ""
 
     @classmethod
     def of(cls, answers: Answers, cpu_s: float = NAN) -> "Run":
-        right = [answers.kept[index][which][0] == 200 for index, which in answers.given]
+        given = [answers.kept[index][which] for index, which in answers.given]
+        right = [status == 200 for status, _ in given]
         num_right = sum(right)
+        lost = Counter(_why(*answer) for answer in given if answer[0] != 200).most_common(1)
         p99_s = float(np.percentile(answers.latencies_s, 99)) if right else math.inf
         cpu_each_s = cpu_s / num_right if num_right else NAN
-        return cls(num_right / answers.wall_s, p99_s, len(right) - num_right, cpu_each_s)
+        num_lost, why = len(right) - num_right, lost[0][0] if lost else ""
+        return cls(num_right / answers.wall_s, p99_s, num_lost, cpu_each_s, why)
+
+    @property
+    def lost(self) -> str:
+        return f"{self.num_lost:,} were not answered{self.why and f', most with {self.why}'}"
 
     def holds(self, p99_s: float) -> bool:
         return not self.num_lost and self.p99_s <= p99_s
+
+
+def _why(status: int, body: bytes) -> str:
+    """Status and code of an error, or why there was no answer."""
+    try:
+        return f"{status} {json.loads(body)['error']['code']}"
+    except (ValueError, LookupError, TypeError):
+        return f"{status or 'no answer:'} {body[:80].decode(errors='replace')}"
 
 
 @dataclass(frozen=True)
@@ -85,12 +103,13 @@ class Capacity:
     def lines(self) -> Iterator[str]:
         goal, limit = self.goal, f"{1000 * self.goal.p99_s:g} ms"
         yield f"a request: {goal.texts} texts of about {goal.tokens} tokens, computed each time"
-        yield f"at most: {self.most.per_s:,.1f} requests/s ({CALLERS} callers)"
+        lost = f"; {self.most.lost}" if self.most.num_lost else ""
+        yield f"at most: {self.most.per_s:,.1f} requests/s ({CALLERS} callers){lost}"
         yield f"forecast: {self.forecast_per_s:,.1f} requests/s with a p99 of {limit}"
         if self.rate > 0:
             yield (
                 f"measured: at {self.rate:,.1f} requests/s the p99 is"
-                f" {1000 * self.tried.p99_s:,.0f} ms, {self.tried.num_lost} were not answered"
+                f" {1000 * self.tried.p99_s:,.0f} ms, {self.tried.lost}"
             )
         machines = self.num_machines
         if machines is None:

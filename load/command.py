@@ -52,7 +52,8 @@ def load(words: Sequence[str], timing: Timing = TIMING) -> None:
 
 
 def _hold(arguments: argparse.Namespace) -> None:
-    """Prints whether the server holds the target."""
+    """Prints whether the server holds the target. Exits with code 1 if no number of such machines
+    was seen to."""
     server, fields = _ours(arguments), _fields(arguments)
     try:
         limits = capacity.served_limits(server, arguments.model)
@@ -60,7 +61,9 @@ def _hold(arguments: argparse.Namespace) -> None:
         raise SystemExit(f"addnorm load: {arguments.url}: {error}") from None
     p99_s = arguments.p99_ms / 1000
     goal = capacity.Goal(arguments.texts, arguments.tokens, arguments.target, p99_s)
-    print("\n".join(capacity.measure(capacity.Subject(server, limits, goal, fields)).lines()))
+    found = capacity.measure(capacity.Subject(server, limits, goal, fields))
+    print("\n".join(found.lines()))
+    sys.exit(0 if found.is_held else 1)
 
 
 def _fields(arguments: argparse.Namespace) -> dict[str, str]:

@@ -29,6 +29,11 @@ def serve(arguments: Sequence[str]) -> None:
     found = parser.parse_args(arguments)
     if found.models and found.bundles:
         parser.error("name models, or a folder of bundles with --bundles")
+    if found.precision and not found.models:
+        parser.error(
+            "--precision is of models that are named; bundles have their own: `addnorm export"
+            " --precision`"
+        )
     open_standard_files()
     logs.configure("info")  # until the settings are read
     open_all_files()
@@ -50,7 +55,7 @@ def _serve_models(found: argparse.Namespace, settings: Settings) -> None:
     with TemporaryDirectory(prefix="addnorm-") as links:
         # a process of its own: what PyTorch takes of memory goes with it
         exporter = [sys.executable, "-m", "addnorm", "keep", *found.models]
-        options = ["--precision", found.precision, "--kept", found.kept, "--links", links]
+        options = ["--precision", found.precision or "fp32", "--kept", found.kept, "--links", links]
         if code := subprocess.run([*exporter, *options], check=False).returncode:
             sys.exit(code)  # it has said why
         aliases = {**aliases_of(found.models), **settings.aliases}
@@ -104,7 +109,6 @@ def _serve_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--precision",
-        default="fp32",
         metavar="P[,P]",
         help="of the models that are named; the first is for requests that name none (fp32)",
     )

@@ -163,7 +163,7 @@ class Repository:
         self._models.note(ref, "LOADING")
         try:
             bundle = bundles.read(path, self._settings.trusted_key_files)
-            self._models.check_names(bundle)
+            self._models.check_new(bundle)
             if running and bundle.manifest_sha256 == running.bundle.manifest_sha256:
                 self._models.note(ref, "READY")
                 log.info("serving %s as before: it has not changed", ref)

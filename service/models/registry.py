@@ -109,6 +109,27 @@ class Models:
         check_prompts(bundle)
         check_distinct(self.aliases, bundle)
 
+    def check_new(self, bundle: Bundle) -> None:
+        """What `check_names` does for a bundle that is loaded while others are served. StartupError
+        too if an alias or a default would mean it and ask for what it does not have."""
+        self.check_names(bundle)
+        name, version = bundle.manifest.name, bundle.manifest.version
+        pin, newest = self._pins.get(name), max(self._versions.get(name, {}), default=0)
+        is_meant = pin.version == version if pin else version >= newest
+        self._check_meant(bundle, {bundle.ref, name} if is_meant else {bundle.ref})
+
+    def _check_meant(self, bundle: Bundle, refs: set[str]) -> None:
+        """StartupError if an alias or a default of one of these names asks for what the bundle does
+        not have."""
+        for alias_name, alias in self.aliases.items():
+            if alias.ref in refs:
+                check_alias(alias_name, alias, bundle)
+        for task, name in self._defaults.items():
+            if name in refs and task not in ("embed", *bundle.tasks):
+                raise StartupError(
+                    f"ADDNORM_DEFAULT_MODELS: {task}={name}: {bundle.ref} cannot {WORDS[task]}"
+                )
+
     def _check(self, name: str, alias: Alias) -> None:
         if alias.ref in self.aliases:
             raise StartupError(
@@ -161,8 +182,9 @@ class Models:
 
     def pin(self, name: str, pin: Pin | None) -> None:
         """The bare name means this version from now on; None: the latest. ModelNotFound if that is
-        not served."""
-        self.find(f"{name}/{pin.version}" if pin else name)
+        not served, StartupError if an alias or a default asks for what it does not have."""
+        version = pin.version if pin else max(self.versions(name))
+        self._check_meant(self.find(f"{name}/{version}").bundle, {name})
         others = {known: other for known, other in self._pins.items() if known != name}
         self._pins = {**others, name: pin} if pin else others
 

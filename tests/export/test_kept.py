@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from addnorm.export import kept
+from addnorm.service.command import serve
 from addnorm.service.errors import StartupError
 from tests.support import web
 from tests.support.hub import COMMIT, REPOSITORY, hub
@@ -94,8 +95,15 @@ def test_a_bundle_is_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
     bundle = tmp_path / "bundles" / "tiny" / "1"
     bundle.mkdir(parents=True)
     (bundle / "manifest.json").write_text("{}")
-    with pytest.raises(StartupError, match=f"is a bundle.*--bundles {tmp_path / 'bundles'}"):
-        kept.kept(str(bundle), "fp32", tmp_path / "kept", Exporter())
+    for folder in (bundle, *bundle.parents[:2]):
+        with pytest.raises(StartupError, match=f"a bundle, not.*--bundles {tmp_path / 'bundles'}"):
+            kept.kept(str(folder), "fp32", tmp_path / "kept", Exporter())
+
+
+def test_a_precision_is_of_models_that_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        serve(["--bundles", "bundles", "--precision", "int8"])
+    assert "--precision is of models that are named; bundles have" in capsys.readouterr().err
 
 
 def test_finding_needs_no_pytorch() -> None:

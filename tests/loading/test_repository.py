@@ -101,6 +101,27 @@ def test_a_broken_version_changes_nothing_and_the_index_says_why(
     assert "does not match its sha256" in inference.models.index()[1].reason
 
 
+def test_a_version_that_an_alias_cannot_mean_is_not_loaded(
+    task_bundles: Path, tmp_path: Path
+) -> None:
+    """Else requests that were answered before would be refused, and the next start too."""
+    bundle = bundles.read(task_bundles / "embedder" / "1")
+    republish(bundle, tmp_path, 1)
+    service = inference_of(tmp_path, aliases={"asker": "embedder?prompt=query"}, admin=True)
+    republish(bundle, tmp_path, 2, changed={"prompts": {}})
+    with pytest.raises(BundleRefused, match="asker has prompt=query, embedder/2 has none"):
+        load(service, "embedder")
+    with serving(service) as url:
+        pinned = f"{url}/v2/repository/models/embedder"
+        assert web.post(f"{pinned}/1/pin").status_code == 200
+        load(service, "embedder/2")  # which the alias does not mean
+        for version in ("2", "latest"):
+            answer = web.post(f"{pinned}/{version}/pin")
+            assert answer.status_code == 400
+            assert f"version is {version}: ADDNORM_ALIASES: asker has prompt" in answer.text
+        assert service.models.meant("asker").model.bundle.ref == "embedder/1"
+
+
 def test_a_load_that_fails_in_part_says_what_is_served_now(
     inference: Service, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

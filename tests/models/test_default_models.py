@@ -9,6 +9,7 @@ import pytest
 from addnorm.service.errors import InvalidInput, StartupError
 from addnorm.service.loading.loader import load_all
 from addnorm.service.models.registry import Models
+from addnorm.service.models.versions import Pin
 from addnorm.service.settings import Settings
 
 
@@ -73,6 +74,19 @@ def test_every_model_embeds_if_it_is_named() -> None:
 def test_a_default_that_cannot_answer_ends_the_start(defaults: Any, words: str) -> None:
     with pytest.raises(StartupError, match=words):
         models(defaults, **SEVERAL)
+
+
+def test_a_new_version_that_a_default_cannot_mean_is_refused() -> None:
+    served = models({"rerank": "one", "embed": "small"}, **SEVERAL)
+    manifest = SimpleNamespace(name="one", version=3, prompts={})
+    new: Any = SimpleNamespace(manifest=manifest, ref="one/3", tasks=("classify",))
+    with pytest.raises(StartupError, match="rerank=one: one/3 cannot rerank"):
+        served.check_new(new)
+    served.pin("one", Pin(2))
+    served.check_new(new)  # the name does not mean it
+    served.pin("one", None)
+    new.tasks = ("rerank",)
+    served.check_new(new)
 
 
 def test_a_folder_that_holds_no_bundles_is_told_for_what_it_is(small: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from addnorm.service.errors import Forbidden, InvalidInput, UnknownField
+from addnorm.service.errors import Forbidden, InvalidInput, StartupError, UnknownField
 from addnorm.service.models.versions import read_pin
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.codec.openapi import body_schema
@@ -140,7 +140,10 @@ class RepositoryRoutes:
             pin = read_pin(version)
         except ValueError as error:
             raise InvalidInput(f"version is {error}", param="version") from None
-        self.parts.models.pin(model, pin and pin._replace(shadow_share=asked.shadow))
+        try:
+            self.parts.models.pin(model, pin and pin._replace(shadow_share=asked.shadow))
+        except StartupError as error:
+            raise InvalidInput(f"version is {version}: {error}", param="version") from None
         log.info("%s means version %s now, shadow %g", model, version, asked.shadow)
         return Response()
 
