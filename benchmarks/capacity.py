@@ -15,9 +15,9 @@ from benchmarks.findings import Findings, Options, newest
 
 MODELS = ("all-minilm-l6-v2", "encoder", "gpt")
 GOAL = Goal(texts=3, tokens=60, target=500, p99_s=0.2)
-ROUNDS, HALVINGS = 5, 3
+ROUNDS, HALVINGS = 5, 4
 RUN_S = 8.0  # shorter runs end before the waits are as long as such a rate makes them
-AMONG = 0.6, 1.05  # of what the closed loop reached
+AMONG = 0.25, 1.05  # of what the closed loop reached: a slow machine holds less of that
 NEAR = 0.15
 
 

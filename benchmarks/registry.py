@@ -79,7 +79,7 @@ EXPERIMENTS = {
     "capacity": Experiment(
         "the forecast of `addnorm load --target` beside the rate that is held: three models",
         "benchmarks.capacity:run",
-        9,
+        12,
         (SERVED, "bundles/encoder", "bundles/gpt"),
     ),
     "overload": Experiment(

@@ -19,12 +19,14 @@ from addnorm.service.runtime.manifest import Limits
 # CALLERS: with so many the server is never idle. TAIL: longest text over the mean.
 # RUN_S: of each measurement. MIN_ARRIVALS: of an open loop; fewer have no p99.
 # TRIES, STEP: a rate that is not held is tried again with STEP of it.
+# LATE: share of requests over the p99. LEAST_VARIATION: equal sizes are no gamma distribution.
 CALLERS = 32
 CONNECTIONS = 256  # of an open loop: more are not needed unless the server falls behind
 TAIL = 4
 RUN_S = 5.0
 MIN_ARRIVALS = 100
 TRIES, STEP = 6, 0.85
+LATE, LEAST_VARIATION, HALVINGS = 0.01, 1e-3, 60
 COMPUTED = "Cache-Control: no-cache"  # the server neither takes nor holds results
 NAN = math.nan
 
@@ -185,12 +187,22 @@ class Subject:
 
 
 def forecast(most_per_s: float, p99_s: float, variation: float) -> float:
-    """Requests a second with this p99, of a server that answers most_per_s at most: one queue in
-    heavy traffic (Kingman 1962). variation: of the requests' sizes."""
-    wait_s = p99_s - 1 / most_per_s if most_per_s else 0.0  # less what a request itself takes
-    if wait_s <= 0:
+    """Requests a second with this p99, of a server that answers most_per_s at most: one queue with
+    Poisson arrivals. variation: of the requests' sizes, which are taken for gamma distributed. The
+    tail of waits is Cramer's and Lundberg's (Asmussen, Applied Probability and Queues, XIII.5)."""
+    if p99_s * most_per_s <= 1:  # a request itself takes as long
         return 0.0
-    return max(0.0, most_per_s - math.log(100) * (1 + variation) / 2 / wait_s)
+    size_s, variation = 1 / most_per_s, max(variation, LEAST_VARIATION)
+    rate, low, high = 0.0, 0.0, 1 - 1e6**-variation  # there the rate is next to 0
+    for _ in range(HALVINGS):
+        share = (low + high) / 2  # of the largest decay that sizes of this variation allow
+        decay = share / (size_s * variation)  # of the tail, per second
+        moment = (1 - share) ** (-1 / variation)
+        rate = decay / (moment - 1)
+        slope = size_s * moment / (1 - share)
+        late = (1 - rate * size_s) / (rate * slope - 1) * math.exp(-decay * (p99_s - size_s))
+        low, high = (share, high) if late > LATE else (low, share)
+    return rate
 
 
 async def _measure(subject: Subject) -> Capacity:

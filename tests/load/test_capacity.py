@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import orjson
 import pytest
 
@@ -40,10 +41,20 @@ def test_it_says_how_many_machines_hold_the_target() -> None:
     assert "feeds 10 cores at least, this one has 2" in of(77.0, Run(77, 0.15, 0))
 
 
-def test_the_forecast_leaves_room_for_the_p99() -> None:
-    assert forecast(100, 0.2, 1) == pytest.approx(100 - math.log(100) / 0.19)
-    assert forecast(100, 0.2, 0) == pytest.approx(100 - math.log(100) / 0.38)
-    assert forecast(20, 0.2, 1) == forecast(4, 0.2, 1) == forecast(0, 0.2, 1) == 0
+@pytest.mark.parametrize(("most_per_s", "variation"), [(25, 0.12), (246, 0.12), (100, 1), (100, 0)])
+def test_one_in_a_hundred_is_late_at_the_forecast(most_per_s: float, variation: float) -> None:
+    """In a queue that is simulated: each waits until those before it are done (Lindley 1952)."""
+    rate, num, rng = forecast(most_per_s, 0.2, variation), 400_000, np.random.default_rng(1)
+    spread = max(variation, 1e-3)
+    sizes_s = rng.gamma(1 / spread, spread / most_per_s, num)
+    left_s = np.cumsum(sizes_s - rng.exponential(1 / rate, num))
+    waits_s = left_s - np.minimum.accumulate(left_s)
+    assert np.mean(waits_s > 0.2 - 1 / most_per_s) == pytest.approx(0.01, rel=0.35)
+
+
+def test_nothing_is_forecast_where_a_request_alone_takes_too_long() -> None:
+    assert forecast(4, 0.2, 1) == forecast(0, 0.2, 1) == 0
+    assert forecast(5.001, 0.2, 0) == pytest.approx(0, abs=1e-3)
 
 
 def test_what_is_not_answered_is_lost() -> None:
