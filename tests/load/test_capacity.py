@@ -43,7 +43,7 @@ def test_it_says_how_many_machines_hold_the_target() -> None:
 
 @pytest.mark.parametrize(("most_per_s", "variation"), [(25, 0.12), (246, 0.12), (100, 1), (100, 0)])
 def test_one_in_a_hundred_is_late_at_the_forecast(most_per_s: float, variation: float) -> None:
-    """In a queue that is simulated: each waits until those before it are done (Lindley 1952)."""
+    """A simulated queue: each waits until those before it are done (Lindley 1952)."""
     rate, num, rng = forecast(most_per_s, 0.2, variation), 400_000, np.random.default_rng(1)
     spread = max(variation, 1e-3)
     sizes_s = rng.gamma(1 / spread, spread / most_per_s, num)

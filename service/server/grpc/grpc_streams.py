@@ -46,7 +46,7 @@ class GrpcStreams:
             with self._opened(method):
                 while request := await self._next(caller):
                     await self._calls.answer(method, request)
-                    del request  # one that was refused still has its message
+                    del request  # one that was rejected still has its message
         except ServiceError as error:
             await abort(caller, error, RequestContext())
 
