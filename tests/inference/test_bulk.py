@@ -92,6 +92,16 @@ def test_what_is_slow_here_is_a_bulk_request_too(models: Models) -> None:
         assert not covers(asked(models, Pooled(), ROWS[:1]))  # it has no pieces
 
 
+@pytest.mark.parametrize(("own_s", "is_bulk"), [(14, False), (16, True), (599, True), (601, False)])
+def test_from_a_quarter_of_the_deadline_to_that_of_bulk_it_is_one(
+    models: Models, target: Any, own_s: float, is_bulk: bool
+) -> None:
+    request = asked(models, Pooled(), ROWS[:2])
+    with service(models, max_queue_tokens=65_536, timeout_s=60, bulk_timeout_s=600) as on:
+        target.tokens_per_s = request.batch.num_tokens / own_s / on.pipeline.bulk.turns.num_workers
+        assert on.pipeline.bulk.covers(request) is is_bulk
+
+
 def test_pieces_hold_each_sequence_once_and_are_of_similar_length() -> None:
     lengths = np.array(LENGTHS)
     made = list(pieces(lengths, 64))
