@@ -37,6 +37,21 @@ WORDS: dict[Task, str] = {
 State = Literal["READY", "LOADING", "UNAVAILABLE"]  # in KServe's words
 
 
+def _prompt(ref: str, suffix: str | None, bundle: Bundle) -> str | None:
+    """The prompt that what follows a name's colon means. ModelNotFound names the whole."""
+    prompts = bundle.manifest.prompts
+    if suffix is None or suffix in prompts:
+        return suffix
+    prompt_name = f":{suffix}".removesuffix(f":{TAG}")[1:]
+    if prompt_name and prompt_name not in prompts:
+        raise ModelNotFound(
+            f"model {ref[:200]!r} is not served here: the prompts of {bundle.ref} are"
+            f" {', '.join(prompts) or 'none'}",
+            param="model",
+        )
+    return prompt_name or None
+
+
 def _words(tasks: Sequence[Task]) -> str:
     return " and ".join(WORDS[task] for task in tasks)
 
@@ -236,15 +251,7 @@ class Models:
                 f"{model.bundle.ref} cannot {WORDS[task]}: it can {_words(model.bundle.tasks)}",
                 param="model",
             )
-        prompts = model.bundle.manifest.prompts
-        if suffix not in prompts and suffix is not None:
-            suffix = f":{suffix}".removesuffix(f":{TAG}")[1:] or None
-        if suffix not in (None, *prompts):
-            raise ModelNotFound(
-                f"model {ref[:200]!r} is not served here: the prompts of {model.bundle.ref} are"
-                f" {', '.join(prompts) or 'none'}",
-                param="model",
-            )
+        suffix = _prompt(ref, suffix, model.bundle)
         if suffix is not None and alias.prompt_name is not None:
             raise InvalidInput(
                 f"model is {whole[:200]!r}, whose name before the colon has the prompt"
