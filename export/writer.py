@@ -82,7 +82,7 @@ def export(source: Source, out: Path, name: str, version: int | None, plan: Plan
     """Writes `out/name/version/`, certified. Nothing lands there unless every check has passed."""
     if not bundles.NAME.fullmatch(name):
         allowed = "letters, digits, '.', '_' and '-', beginning with a letter or a digit"
-        raise UsageError(f"name {name!r}: {allowed}")
+        raise UsageError(f"name {name!r}: {allowed}. Rename the folder, or give --name to export")
     version = _version(out / name, version)
     place, partial = out / name / str(version), out / name / f".{version}.partial"
     shutil.rmtree(partial, ignore_errors=True)
