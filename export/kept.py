@@ -126,7 +126,8 @@ def _digest(folder: Path) -> str:
     """A digest of all files in a folder, by their names."""
     levels = ("", "*/", "*/*/")  # the folder of a version, of a name, and of all bundles
     made = (path for level in levels for path in folder.glob(f"{level}{bundles.MANIFEST}"))
-    if manifest := next(made, None):
+    # a checkpoint may have files of that name too
+    if manifest := next((path for path in made if bundles.is_version(path.parent)), None):
         raise StartupError(
             f"{folder} holds a bundle, not a checkpoint: serve the folder that has its name's"
             f" folder, with --bundles {manifest.resolve().parents[2]}"

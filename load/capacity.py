@@ -20,6 +20,7 @@ from addnorm.service.runtime.manifest import Limits
 # RUN_S: of each measurement. MIN_ARRIVALS: of an open loop; fewer have no p99.
 # TRIES, STEP: a rate that is not held is tried again with STEP of it.
 # LATE: share of requests over the p99. LEAST_VARIATION: equal sizes are no gamma distribution.
+# HALVINGS: until the forecast is as exact as a float.
 CALLERS = 32
 CONNECTIONS = 256  # of an open loop: more are not needed unless the server falls behind
 TAIL = 4

@@ -95,6 +95,9 @@ def test_a_bundle_is_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
     bundle = tmp_path / "bundles" / "tiny" / "1"
     bundle.mkdir(parents=True)
     (bundle / "manifest.json").write_text("{}")
+    (other := tmp_path / "checkpoint" / "assets").mkdir(parents=True)
+    (other / "manifest.json").write_text("{}")
+    assert kept.kept(str(other.parent), "fp32", tmp_path / "kept", Exporter())
     for folder in (bundle, *bundle.parents[:2]):
         with pytest.raises(StartupError, match=f"a bundle, not.*--bundles {tmp_path / 'bundles'}"):
             kept.kept(str(folder), "fp32", tmp_path / "kept", Exporter())
