@@ -129,8 +129,8 @@ def _digest(folder: Path) -> str:
     # a checkpoint may have files of that name too
     if manifest := next((path for path in made if bundles.is_version(path.parent)), None):
         raise StartupError(
-            f"{folder} holds a bundle, not a checkpoint: serve the folder that has its name's"
-            f" folder, with --bundles {manifest.resolve().parents[2]}"
+            f"{folder} holds a bundle, not a checkpoint: serve it with"
+            f" --bundles {manifest.resolve().parents[2]}"
         )
     found = sorted(path for path in folder.rglob("*") if path.is_file())
     return json.dumps([(str(path.relative_to(folder)), files.sha256(path)) for path in found])

@@ -44,11 +44,9 @@ def _prompt(ref: str, suffix: str | None, bundle: Bundle) -> str | None:
         return suffix
     prompt_name = f":{suffix}".removesuffix(f":{TAG}")[1:]
     if prompt_name and prompt_name not in prompts:
-        raise ModelNotFound(
-            f"model {ref[:200]!r} is not served here: the prompts of {bundle.ref} are"
-            f" {', '.join(prompts) or 'none'}",
-            param="model",
-        )
+        known = f"the prompts of {bundle.ref} are {', '.join(prompts)}"
+        known = known if prompts else f"{bundle.ref} has no prompts"
+        raise ModelNotFound(f"model {ref[:200]!r} is not served here: {known}", param="model")
     return prompt_name or None
 
 

@@ -192,7 +192,11 @@ LONG = "a " * 60
 @pytest.mark.parametrize(
     ("model", "body", "message"),
     [
-        ("embedder", {"inputs": "a", "parameters": {}}, "it gives vectors, leave parameters out"),
+        (
+            "embedder",
+            {"inputs": "a", "parameters": {}},
+            "embedder/1 only gives vectors: leave it out",
+        ),
         ("tagger", {"inputs": "a", "parameters": {"targets": ["b"]}}, "has no meaning for what is"),
         ("tagger", {"inputs": "a", "normalize": True, "parameters": {"top_k": 1}}, "no meaning"),
         ("embedder", {"inputs": {"source_sentence": "a", "sentences": []}}, "sentences is empty"),

@@ -160,8 +160,7 @@ def _task(asked: HuggingFaceRequest, model: Model) -> tuple[type[Strict], Any]:
     if found is None and asked.parameters is not None:
         # Python's client sends parameters with every task but feature extraction, also without any
         raise InvalidInput(
-            f"parameters is set, which {model.bundle.ref} has no task for: it gives vectors, leave"
-            " parameters out",
+            f"parameters is set, but {model.bundle.ref} only gives vectors: leave it out",
             param="parameters",
         )
     found = found or (Strict, None)
