@@ -91,8 +91,7 @@ def test_a_new_version_answers_by_default_and_the_old_one_by_its_number(
 
 
 def test_folders_that_are_named_one_by_one_are_followed_too(root: Path) -> None:
-    """As `addnorm serve NAME` does with what is kept. What is loaded is served when they have
-    gone."""
+    """`addnorm serve NAME` names what is kept. What is loaded is served when they have gone."""
     inference = inference_of((root / "notebook",))
     publish(root, 2)
     load(inference, "notebook")

@@ -1,4 +1,4 @@
-"""A command that is run in a folder of others, such as a checkpoint, runs no code that lies there."""
+"""A command that is run in a folder of others, such as a checkpoint, runs no code of it."""
 
 import re
 import subprocess
@@ -43,7 +43,7 @@ def test_no_code_of_the_working_folder_is_run(words: list[str], tmp_path: Path) 
 
 
 def test_commands_that_are_started_do_not_search_the_working_folder() -> None:
-    """In what is installed, and in the examples. Experiments run in the checkout that they are of."""
+    """That is what is installed, and the examples. Experiments run in their own checkout."""
     folders = ("service", "export", "model", "corpus", "load", "cluster", "examples")
     sources = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     started = [
