@@ -47,7 +47,7 @@ def _unescaped(path: str) -> str:
 
 
 def _quotas(folder: Path) -> Iterator[float]:
-    """Those of version 2, and of version 1, in cores."""
+    """What a folder of either version allows, in cores."""
     for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         try:
             quota, period = " ".join((folder / name).read_text() for name in names).split()
