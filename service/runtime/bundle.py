@@ -31,7 +31,6 @@ from pydantic import ValidationError
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime import files, signature
 from addnorm.service.runtime.files import TooLarge
-from addnorm.service.runtime.graph_file import files_beside
 from addnorm.service.runtime.manifest import FORMAT, Certified, Manifest, Task, tasks_of
 from addnorm.service.runtime.signature import SIGNATURE
 
@@ -217,10 +216,10 @@ def _check_weights(path: Path, graph: str, manifest: Manifest) -> None:
     """StartupError if a graph takes weights from a file that the manifest does not have. All those
     that it has lie in the bundle's folder."""
     try:
-        beside = files_beside(path / graph)
+        named = files.beside(path / graph)
     except ValueError as error:
         raise _refused(path, f"{graph} is no graph: {error}", "export") from None
-    for name in sorted(beside - manifest.files.keys()):
+    for name in sorted(named - manifest.files.keys()):
         what = f"{MANIFEST} has no sha256 of {name[:100]!r}, from which {graph} takes weights"
         raise _refused(path, what, "export")
 
