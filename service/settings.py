@@ -1,12 +1,12 @@
 """Settings: frozen, passed down. Knows no environment: see environment.py."""
 
 import logging
-import math
-import os
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
+
+from addnorm.service.cores import usable_cores
 
 log = logging.getLogger("addnorm")
 MIB = 2**20
@@ -79,7 +79,7 @@ class Settings(BaseModel):
         0,
         ge=0,
         description=(
-            "Concurrent session runs. 0: as many as the cores of the cgroup quota, 2 on a GPU. "
+            "Concurrent session runs. 0: as many as the cores of the CPU quota, 2 on a GPU. "
             "Set it beside other busy processes."
         ),
     )
@@ -410,17 +410,3 @@ class Settings(BaseModel):
     def num_cores(self) -> int:
         """That the server may use: as many as worker threads, where these are set."""
         return self.worker_threads or usable_cores()
-
-
-def usable_cores() -> int:
-    """Cores this process may use: its affinity, capped by the cgroup's CPU quota."""
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, math.ceil(int(quota) / int(period)))
-    except (OSError, ValueError):
-        pass  # no cgroup v2 here
-    return max(1, cores)

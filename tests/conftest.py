@@ -22,7 +22,7 @@ from addnorm.model.presets import PRESETS
 from addnorm.model.transformer import Transformer, randomize
 from addnorm.service import locks
 from addnorm.service.loading.loader import load_all
-from addnorm.service.models.registry import Models
+from addnorm.service.models.registry import Models, Root
 from addnorm.service.runtime import bundle
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.server.http.connection import Connection
@@ -199,7 +199,7 @@ def serving(service: Service, connection: type[Connection] = Connection) -> Iter
         service.close()
 
 
-def inference_of(root: Path, tracer: Tracer | None = None, **changed: Any) -> Service:
+def inference_of(root: Root, tracer: Tracer | None = None, **changed: Any) -> Service:
     settings = Settings(**{**OWN, **changed})
     return build(load_all(root, settings), settings, tracer)
 

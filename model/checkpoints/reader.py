@@ -1,8 +1,8 @@
 """A checkpoint's tensors, by the table of its family, into a Transformer. Nothing is left over."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ QKV = "attention.qkv"  # of a block; heads of queries may be more than those of 
 THEIRS = {"gamma": "weight", "beta": "bias"}  # of our norms
 # copied to float32; fewer bits are quantized, and mean nothing without their scales
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+NUM_NAMED = 12  # keys of one kind, in a message
 FIRST_RELEASE = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
@@ -53,6 +54,11 @@ class Reader:
             weights[name] = tensor
         return cls(family, weights, sorted(unused))
 
+    def of_shapes(self) -> "Reader":
+        """One that reads shapes alone, on the device "meta", which holds no numbers."""
+        shapes = {key: tensor.to("meta") for key, tensor in self.weights.items()}
+        return replace(self, weights=shapes, used=set(), missing=[], misshaped=[])
+
     def __contains__(self, key: str) -> bool:
         return key in self.weights
 
@@ -85,10 +91,15 @@ class Reader:
             "misshaped": sorted(self.misshaped),
         }
         if any(found.values()):
-            listed = "; ".join(f"{what}: {', '.join(keys)}" for what, keys in found.items() if keys)
+            listed = "; ".join(f"{what}: {_named(keys)}" for what, keys in found.items() if keys)
             how = "; --ignore PREFIX leaves out what begins so" if found["unexpected"] else ""
             raise CheckpointError(f"{folder}: weights do not fit: {listed}{how}")
         return sorted([*self.unused, *left])
+
+
+def _named(keys: Sequence[str]) -> str:
+    more = len(keys) - NUM_NAMED
+    return ", ".join(keys[:NUM_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def fill(model: Transformer, reader: Reader, raw: Raw) -> None:

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import EADDRINUSE
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any, NoReturn, cast
@@ -28,6 +27,7 @@ import uvicorn
 
 from addnorm.service.errors import StartupError
 from addnorm.service.loading.loader import load_all
+from addnorm.service.models.registry import Root
 from addnorm.service.runtime.device import memory
 from addnorm.service.server.grpc.grpc_listener import check_installed
 from addnorm.service.server.http.connection import Connection, protocol_factory
@@ -53,7 +53,7 @@ CLOSING_S = 0.4  # from the end of the drain to the last lines of the log, at mo
 log = logging.getLogger("addnorm")
 
 
-def serve(bundles: Path, settings: Settings) -> None:
+def serve(bundles: Root, settings: Settings) -> None:
     """Loads every bundle, then listens until told to stop.
 
     StartupError if a bundle cannot be trusted, or the port is in use.

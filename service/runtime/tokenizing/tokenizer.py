@@ -1,10 +1,13 @@
 """Texts -> token ids, by a bundle's own tokenizer.json. Knows models' limits, no requests."""
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from math import prod
+from typing import Any
 
 import tokenizers
 from tokenizers import Encoding
@@ -23,6 +26,9 @@ CHARACTERS_PER_TOKEN = 16  # more are refused before any work, unless the text m
 LIKELY_CHARACTERS = 8  # mostly enough to cut the text
 EDGE_CHARACTERS = 64  # at the end of a beginning: what follows may still change their tokens
 LONGEST_FIRST = "longest_first"
+# Characters that the replacements of a tokenizer may make of one, each after the other. Ten of
+# "a" by ten "a" would make 10 GB of a single one.
+MOST_GROWTH = 1000
 
 Pair = tuple[str, str]
 Text = str | Pair
@@ -295,5 +301,32 @@ def _read(bundle: Bundle) -> tokenizers.Tokenizer:
         raise StartupError(
             f"bundle {bundle.path}: {TOKENIZER} is broken: {error}; export it again"
         ) from error
+    if problem := growth_problem(tokenizer):
+        raise StartupError(f"bundle {bundle.path}: {TOKENIZER}: {problem}")
     tokenizer.no_padding()
     return tokenizer
+
+
+def growth_problem(tokenizer: tokenizers.Tokenizer) -> str | None:
+    """Whether its replacements make texts, or what ids are decoded to, very much longer. None if
+    they do not."""
+    for part in (tokenizer.normalizer, tokenizer.decoder):
+        growth = 1.0 if part is None else _growth(json.loads(part.__getstate__()))
+        if growth > MOST_GROWTH:
+            return (
+                f"its replacements may make {growth:.3g} characters of one, the limit is"
+                f" {MOST_GROWTH}"
+            )
+    return None
+
+
+def _growth(part: dict[str, Any]) -> float:
+    """How many characters a normalizer, or a decoder, may make of one."""
+    if part["type"] == "Sequence":
+        return prod(map(_growth, part.get("normalizers") or part.get("decoders") or ()))
+    if part["type"] != "Replace":
+        return 1.0
+    # a regular expression may match one character, or the place between two
+    replaced = part["pattern"].get("String", "")
+    content = len(part["content"])
+    return max(1.0, content / len(replaced)) if replaced else 1.0 + content
