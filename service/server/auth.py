@@ -121,13 +121,6 @@ class Entrance:
             raise OutOfScope(f"the API key {key.name!r} is for {allowed}; this needs {needed}")
         return self.keys.counted(key) if key.max_at_once else UNLIMITED
 
-    def allows(self, headers: Headers, needed: str) -> bool:
-        """Whether the headers have a key for it, or none is needed."""
-        try:
-            return not self.keys or needed in self.keys.find(_authorization(headers)).scopes
-        except Unauthenticated:
-            return False
-
 
 def _authorization(headers: Headers) -> bytes:
     """What the header says. Azure's clients send the key alone, in a header of their own."""

@@ -54,6 +54,13 @@ def test_a_key_is_needed_for_all_but_probes(few: Models) -> None:
             assert call("ModelInfer", own, model_name="gpt", **ALONE).outputs
 
 
+@pytest.mark.parametrize("path", [f"{INFER[:-5]}StreamInfer", "/grpc.health.v1.Health/Watch"])
+def test_streams_are_not_offered(few: Models, path: str) -> None:
+    with calling(few) as (call, _, _), pytest.raises(grpc.RpcError) as caught:
+        list(call.channel.stream_stream(path)(iter([b""]), timeout=PATIENCE_S))
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
 def test_a_key_has_its_limit_over_both_transports(few: Models) -> None:
     own = ("authorization", f"Bearer {KEY}")
     with (

@@ -78,14 +78,10 @@ class GrpcCalls:
         except Exception as error:  # whatever it is, the caller gets a status
             known = noted(_of_lost(error, caller), "POST", method.path, context)
             context.status = known.status
-            await abort(caller, known, context)
+            await _abort(caller, known, context)
         finally:
             self.in_flight -= 1
             self.reporter.report(_scope(method, headers), context)
-
-    def allows(self, caller: Caller) -> bool:
-        """Whether the caller's key may ask for inferences."""
-        return self.entrance.allows(_headers(caller), "infer")
 
     async def _answer(
         self, method: GrpcMethod, caller: Caller, headers: Headers, context: RequestContext
@@ -132,7 +128,12 @@ class GrpcCalls:
         caller.set_trailing_metadata(_metadata(context, **answer.metadata))
         with self.parts.request_path.pipeline.responses.reserve(0, context.key) as reservation:
             reservation.keep(len(answer.message))
-            await sent_in_time(caller, answer.message, self.parts.settings.send_timeout_s)
+            limit_s = self.parts.settings.send_timeout_s
+            try:
+                async with asyncio.timeout(limit_s):
+                    await caller.write(answer.message)
+            except TimeoutError:
+                raise ClientGone(f"the answer was not taken within {limit_s:g} s") from None
 
     def _note_end(self, context: RequestContext) -> None:
         """gRPC has ended the call: its caller left, its time is up, or the server ends."""
@@ -145,14 +146,6 @@ class GrpcCalls:
             deadline.leave()  # ends steps that other threads do for it
         context.note(error)
         context.status = error.status
-
-
-async def sent_in_time(caller: Caller, message: bytes, limit_s: float) -> None:
-    try:
-        async with asyncio.timeout(limit_s):
-            await caller.write(message)
-    except TimeoutError:
-        raise ClientGone(f"the answer was not taken within {limit_s:g} s") from None
 
 
 def _headers(caller: Caller) -> Headers:
@@ -168,7 +161,7 @@ def _of_lost(error: Exception, caller: Caller) -> Exception:
     return ClientGone("the call ended before the answer") if is_lost else error
 
 
-async def abort(caller: Caller, error: ServiceError, context: RequestContext) -> None:
+async def _abort(caller: Caller, error: ServiceError, context: RequestContext) -> None:
     import grpc
 
     metadata = _metadata(context)

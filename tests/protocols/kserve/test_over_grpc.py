@@ -75,15 +75,6 @@ def test_every_output_has_the_bits_that_it_has_over_http(
         assert found[output["name"]].tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_an_answer_says_that_it_is_the_last_where_triton_is_asked_to(
-    call: GrpcClient, asked: bool
-) -> None:
-    parameters = {"triton_enable_empty_final_response": {"bool_param": asked}}
-    answer = call("ModelInfer", model_name="notebook", parameters=parameters, **ALONE)
-    assert [each.bool_param for each in answer.parameters.values()] == [True] * asked
-
-
 def test_outputs_come_in_the_order_asked_for_with_the_fingerprint(call: GrpcClient) -> None:
     body = message_types()["inference.ModelInferRequest"](
         model_name="gpt", model_version="1", outputs=outputs(["pooled", "activations"]), **ALONE

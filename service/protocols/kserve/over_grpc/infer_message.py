@@ -104,15 +104,13 @@ def _typed(tensor: Any) -> memoryview:
 
 
 def write(
-    says_final: bool, wanted: list[Wanted], request_id: str | None, response: InferenceResponse
+    wanted: list[Wanted], request_id: str | None, response: InferenceResponse
 ) -> Steps[bytes]:
     """InferenceResponse -> ModelInferResponse, every output in raw_output_contents."""
     manifest, made = response.request.model.bundle.manifest, tensors_of(response)
     message = message_types()["inference.ModelInferResponse"](
         model_name=manifest.name, model_version=str(manifest.version), id=request_id or ""
     )
-    if says_final:
-        message.parameters["triton_final_response"].bool_param = True
     for name, native, _ in wanted:
         tensor = made[native.name]
         message.outputs.add(name=name, datatype="FP32", shape=tensor.shape)
