@@ -149,6 +149,11 @@ def _max_lists(settings: Settings) -> int:
     return 3 * settings.max_sequences + 100  # of ids, masks and types
 
 
+def max_values(settings: Settings) -> int:
+    """Of a request: ids, masks and types of its tokens, and what is beside them."""
+    return 3 * settings.max_padded_tokens + _max_lists(settings) + MAX_KEYS
+
+
 def _max_strings(settings: Settings) -> int:
     return 2 * _max_keys(settings)  # each key with a text
 
@@ -165,7 +170,7 @@ def _check_counts(body: bytes, settings: Settings) -> Steps[None]:
         b":": ("keys", num_keys),
         b"{": ("objects", num_keys),
         b"[": ("lists", num_lists),
-        b",": ("values", 3 * settings.max_padded_tokens + num_lists + MAX_KEYS),
+        b",": ("values", max_values(settings)),
     }
     max_strings = _max_strings(settings)
     for character, limit in (

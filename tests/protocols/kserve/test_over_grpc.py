@@ -40,6 +40,16 @@ def call(called: tuple[GrpcClient, Service, str]) -> GrpcClient:
     return called[0]
 
 
+def field(number: int, value: bytes) -> bytes:
+    """A field of a message, on the wire."""
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def varint(value: int) -> bytes:
+    low, rest = value & 0x7F, value >> 7
+    return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
+
+
 def posted(url: str, **body: Any) -> Any:
     answer = web.post(f"{url}/v2/models/{body.pop('model')}/infer", json=body)
     return answer.json()
@@ -238,9 +248,49 @@ def test_what_only_messages_get_wrong_is_said_in_words(
     assert call.refused("ModelInfer", model_name="gpt", **sent)[:2] == ("INVALID_ARGUMENT", words)
 
 
-def test_a_body_that_is_no_message_is_rejected(call: GrpcClient) -> None:
+ONE, FIELDS = b"\x0a\x04text\x12\x05BYTES", "1000 fields"
+MANY = {
+    "inputs": (field(5, b"") * 1001, FIELDS),
+    "raw contents": (field(7, b"") * 1001, FIELDS),
+    "outputs": (field(6, b"") * 1001, FIELDS),
+    "parameters": (field(4, b"") * 1001, FIELDS),
+    "parameters of an input": (field(5, field(4, b"") * 1001), FIELDS),
+    "parameters of an output": (field(6, field(2, b"") * 1001), FIELDS),
+    "values that are not packed": (field(5, field(5, b"\x18\1" * 1001)), FIELDS),
+    "packs of no value": (field(5, field(5, field(3, b"")) * 1001), FIELDS),
+    "unknown fields": (field(1000, b"") * 1001, FIELDS),
+    "unknown numbers": (b"\x78\1\x79" + bytes(8) + b"\x7d" + bytes(4) + b"\x78\1" * 1001, FIELDS),
+    "texts": (field(5, ONE + field(5, field(8, b"") * 4097)), "4096 texts"),
+    "packed values": (field(5, field(5, field(3, b"\x81\1" * 1_000_000))), "907244 values"),
+    "axes": (field(5, field(3, b"\1" * 1_000_000)), "907244 values"),
+    "packed numbers of 4 bytes": (field(5, field(5, field(6, bytes(4_000_000)))), "907244 values"),
+    "packed numbers of 8 bytes": (field(5, field(5, field(7, bytes(8_000_000)))), "907244 values"),
+}
+
+
+@pytest.mark.parametrize("what", MANY)
+def test_parts_are_counted_before_they_are_objects(
+    called: tuple[GrpcClient, Service, str], what: str
+) -> None:
+    call, _, _ = called
+    body, limit = MANY[what]
     with pytest.raises(grpc.RpcError) as caught:
-        call.method("ModelInfer")(b"\xff\xff", timeout=PATIENCE_S)
+        call.method("ModelInfer")(field(1, b"gpt") + body, timeout=PATIENCE_S)
+    assert refusal(caught.value)[:2] == (
+        "INVALID_ARGUMENT",
+        f"the message has more than {limit}, the limit: send less at once, and numbers as"
+        " raw_input_contents",
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"\xff\xff", b"\x0b\x0c", field(5, b"\x2b\x2c"), b"\x0a", b"\x0d\1", b"\x08", b"\x0a\5a",
+     b"\x0a" + b"\xff" * 11, field(5, field(5, b"\x1a"))],
+)  # fmt: skip
+def test_a_body_that_is_no_message_is_rejected(call: GrpcClient, body: bytes) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        call.method("ModelInfer")(body, timeout=PATIENCE_S)
     code, words, _ = refusal(caught.value)
     assert code == "INVALID_ARGUMENT"
     assert words.startswith("the message is no inference.ModelInferRequest: ")

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from addnorm.service.errors import InvalidInput, NotFound, NotReady
-from addnorm.service.inference.pipeline import QUICK_BYTES
 from addnorm.service.inference.request_path import Call, Prepared
 from addnorm.service.protocols.codec.payload import NO_HEADERS
 from addnorm.service.protocols.kserve import infer
@@ -94,7 +93,7 @@ def _prepared(
     parts: Parts, body: bytes, call: Call
 ) -> tuple[Call, Callable[[Call], Awaitable[Prepared[bytes]]]]:
     call.deadline.check()
-    num_held = infer_message.HELD_PER_BYTE * len(body) if len(body) > QUICK_BYTES else 0
+    num_held = infer_message.held_bytes(body, parts.settings)
     call = call._replace(num_bytes=len(body), held_bytes=num_held)
     return call, partial(_decode, parts, body)
 
