@@ -1,5 +1,7 @@
 """The messages of the Open Inference Protocol over gRPC: the bits and the words of HTTP."""
 
+import gc
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,13 +10,16 @@ import numpy as np
 import pytest
 
 from addnorm.service.models.registry import Models
+from addnorm.service.protocols.kserve.over_grpc import infer_message
 from addnorm.service.protocols.kserve.over_grpc.messages import DESCRIPTORS, message_types
 from addnorm.service.server.wiring import Service
+from addnorm.service.settings import Settings
 from tests.support import web
 from tests.support.grpc_client import (
     ALONE,
     GrpcClient,
     calling,
+    infer_request,
     inputs,
     outputs,
     refusal,
@@ -294,6 +299,33 @@ def test_a_body_that_is_no_message_is_rejected(call: GrpcClient, body: bytes) ->
     code, words, _ = refusal(caught.value)
     assert code == "INVALID_ARGUMENT"
     assert words.startswith("the message is no inference.ModelInferRequest: ")
+
+
+HELD = {
+    "raw ids": inputs(input_ids=(np.ones((100, 1000)), "INT64")),
+    "packed ids": inputs(False, input_ids=(np.ones((100, 1000)), "INT64")),
+    "a raw text": {
+        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [1]}],
+        "raw_input_contents": [(10**6).to_bytes(4, "little") + b"a" * 10**6],
+    },
+}
+
+
+@pytest.mark.parametrize("what", HELD)
+def test_a_message_counts_as_what_is_held_of_it(what: str) -> None:
+    """protobuf's own memory is not traced: it is that of the body's bytes, and 16 a value."""
+    body = infer_request(model_name="gpt", **HELD[what])
+    gc.collect()
+    tracemalloc.start()
+    message, asked = infer_message.read(body)
+    (raw,) = infer_message.contents(message)
+    text = str(raw, "utf-8") if asked.inputs[0].datatype == "BYTES" else ""
+    _, held = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert raw.nbytes >= len(text)
+    num_values = 100_000 if what == "packed ids" else 0
+    held += 2 * len(body) + 16 * num_values
+    assert 0.7 < held / infer_message.held_bytes(body, Settings()) < 1.1
 
 
 def test_the_descriptors_are_those_of_the_proto_files(tmp_path: Path) -> None:
