@@ -100,6 +100,10 @@ class Entrance:
     def __init__(self, keys: Keys) -> None:
         self.keys, self._arrivals = keys, Arrivals()
 
+    def key_name(self, headers: Headers) -> str:
+        """The name of the key in the headers; empty if there are no keys. Unauthenticated."""
+        return self.keys.find(_authorization(headers)).name if self.keys else ""
+
     async def enter(
         self, headers: Headers, needed: str | None, context: RequestContext, is_probe: bool
     ) -> AbstractContextManager[None]:

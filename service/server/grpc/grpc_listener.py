@@ -95,6 +95,8 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", settings.max_body_bytes),
         ("grpc.max_send_message_length", -1),  # max_response_bytes is checked before any work
         ("grpc.max_metadata_size", settings.max_header_bytes),
+        # of what is not asked for, at most 64 KiB come: else more, the quicker the network is
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.so_reuseport", 0),  # else a second server on the port would get half of the calls
     ]
     if settings.connection_max_age_s:

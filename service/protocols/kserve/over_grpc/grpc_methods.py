@@ -37,6 +37,7 @@ class GrpcMethod(NamedTuple):
 
     path: str
     answer: Callable[[Receive, Call], Awaitable[Answer]]
+    max_bytes: int = 4096  # of the message, which has at most names
 
     @property
     def path_format(self) -> str:  # what a route is called in the report
@@ -50,7 +51,9 @@ class GrpcMethod(NamedTuple):
 def grpc_methods(parts: Parts) -> list[GrpcMethod]:
     about, inference, check = About(parts), f"/{INFERENCE}/", "grpc.health.v1.HealthCheck"
     return [
-        GrpcMethod(inference + "ModelInfer", partial(model_infer, parts)),
+        GrpcMethod(
+            inference + "ModelInfer", partial(model_infer, parts), parts.settings.max_body_bytes
+        ),
         GrpcMethod(f"/{HEALTH}/Check", answering(check, about.health)),
         *(
             GrpcMethod(inference + name, answering(f"inference.{name}", make))
