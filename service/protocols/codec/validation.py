@@ -104,9 +104,7 @@ def _check_each_key_once(body: bytes, value: Any, settings: Settings) -> None:
     num_keys = len(value) if is_flat else _num_keys(value)
     if body.count(b":") == num_keys:
         return  # as nearly always
-    num_sent = sum(
-        outside.count(b":") for outside in _outside_strings(body, _max_strings(settings))
-    )
+    num_sent = sum(outside.count(b":") for outside in outside_strings(body, _max_strings(settings)))
     if num_sent > num_keys:
         raise InvalidInput(
             f"the body has {num_sent} keys, of which {num_keys} differ: send each key once"
@@ -149,6 +147,11 @@ def _max_lists(settings: Settings) -> int:
     return 3 * settings.max_sequences + 100  # of ids, masks and types
 
 
+def max_values(settings: Settings) -> int:
+    """Of a request: ids, masks and types of its tokens, and what is beside them."""
+    return 3 * settings.max_padded_tokens + _max_lists(settings) + MAX_KEYS
+
+
 def _max_strings(settings: Settings) -> int:
     return 2 * _max_keys(settings)  # each key with a text
 
@@ -165,7 +168,7 @@ def _check_counts(body: bytes, settings: Settings) -> Steps[None]:
         b":": ("keys", num_keys),
         b"{": ("objects", num_keys),
         b"[": ("lists", num_lists),
-        b",": ("values", 3 * settings.max_padded_tokens + num_lists + MAX_KEYS),
+        b",": ("values", max_values(settings)),
     }
     max_strings = _max_strings(settings)
     for character, limit in (
@@ -178,7 +181,7 @@ def _check_counts(body: bytes, settings: Settings) -> Steps[None]:
     else:
         return
     numbers = dict.fromkeys(most, 0)
-    for outside in _outside_strings(body, max_strings):
+    for outside in outside_strings(body, max_strings):
         for character, (what, limit) in most.items():
             numbers[character] += outside.count(character)
             if numbers[character] > limit:
@@ -186,7 +189,7 @@ def _check_counts(body: bytes, settings: Settings) -> Steps[None]:
         yield
 
 
-def _outside_strings(body: bytes, max_strings: int) -> Iterator[bytes]:
+def outside_strings(body: bytes, max_strings: int) -> Iterator[bytes]:
     """What is not in strings, which may hold any character, block by block."""
     start = num_quotes = 0
     while start < len(body):

@@ -407,3 +407,32 @@ def test_a_header_of_very_many_tensors_is_rejected_unread(client: httpx.Client) 
         f"its header has {len(header)} bytes, the limit is 65536"
         in answer.json()["error"]["message"]
     )
+
+
+OF_IDS = '"input_ids":{"dtype":"I64","shape":[1,1],"data_offsets":[0,8]}'
+EMPTY = '{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
+PARTS = {
+    "tensors": (",".join(f'"{number}":{EMPTY}' for number in range(8)), "6 objects"),
+    "axes": (OF_IDS.replace("1,1", "1," * 100 + "1"), "100 values"),
+    "strings": (
+        f'{OF_IDS},"__metadata__":{{"request":"{{}}"' + ',"a":""' * 50 + "}",
+        "100 strings",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", PARTS)
+def test_parts_of_a_header_are_counted_before_they_are_objects(
+    client: httpx.Client, what: str
+) -> None:
+    parts, limit = PARTS[what]
+    header = f"{{{parts}}}".encode()
+    body = len(header).to_bytes(8, "little") + header + bytes(8)
+    answer = client.post("/v1/infer", content=body, headers={"content-type": SAFETENSORS})
+    assert answer.status_code == 400
+    assert f"has more than {limit}, the limit" in answer.json()["error"]["message"]
+
+
+def test_a_request_beside_tensors_may_have_any_characters(client: httpx.Client) -> None:
+    answer = post(client, {"input_ids": IDS}, {"model": '{"[,' * 200})
+    assert answer.json()["error"]["code"] == "model_not_found"
