@@ -122,7 +122,7 @@ class MethodNotAllowed(ServiceError):
 
 
 class NotAcceptable(ServiceError):
-    """The server cannot write any media type that `accept` names."""
+    """`accept` asks for safetensors, which this route does not write."""
 
     status, type, code = 406, "invalid_request_error", "not_acceptable"
     remedy = "Ask for one that the message lists."
