@@ -38,6 +38,7 @@ from addnorm.service.telemetry import logs
 from addnorm.service.telemetry.tracing import tracer_of_environment
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+ANY_IPV4, ANY_IPV6 = "0.0.0.0", "::"
 TICKS_PER_S = 10  # uvicorn's
 # Connections accepted in one round of the event loop. Larger: each new connection costs more system
 # calls. Smaller: new connections wait longer beside busy ones.
@@ -130,6 +131,8 @@ def _check_port(settings: Settings, name: str, port: int) -> None:
         )
         for family, *_, address in found:
             _check_bind(family, address)
+            if address[0] == ANY_IPV6:
+                _check_bind(socket.AF_INET, (ANY_IPV4, port))
     except (OSError, UnicodeError) as error:  # the latter of a host that is no name
         is_used = isinstance(error, OSError) and error.errno == EADDRINUSE
         how = (
@@ -193,7 +196,7 @@ class Server(uvicorn.Server):
         self._ends_in_s = SimpleQueue[float]()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listens on several descriptors of each socket.
+        """Listens on several descriptors of each socket, and for `::` on IPv4's addresses too.
 
         uvloop accepts one connection a round from each descriptor. In the same round it serves all
         connections that are ready. So with one descriptor, new connections would wait for long
@@ -208,15 +211,17 @@ class Server(uvicorn.Server):
             app_state=self.lifespan.state,
         )
         loop = asyncio.get_running_loop()
+        listen = partial(
+            loop.create_server, connection, ssl=self.config.ssl, backlog=self.config.backlog
+        )
         listeners = [listener for server in self.servers for listener in server.sockets]
+        for address, port in [listener.getsockname()[:2] for listener in listeners]:
+            if address == ANY_IPV6:
+                self.servers.append(server := await listen(host=ANY_IPV4, port=port))
+                listeners += server.sockets
         for listener in listeners * (MAX_ACCEPTED - 1):
-            server = await loop.create_server(
-                connection,
-                sock=socket.socket(fileno=os.dup(listener.fileno())),
-                ssl=self.config.ssl,
-                backlog=self.config.backlog,
-            )
-            self.servers.append(server)
+            sock = socket.socket(fileno=os.dup(listener.fileno()))
+            self.servers.append(await listen(sock=sock))
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
