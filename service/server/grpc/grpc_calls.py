@@ -40,7 +40,6 @@ CODES = {
     504: "DEADLINE_EXCEEDED",
 }
 MAX_TIMEOUT_S = 1e6  # as over HTTP
-MAX_CHARACTERS = 2000  # of an error's words: they travel in a head, which clients limit
 TIMER_S = 0.05  # a caller's deadline may pass so much earlier by the caller's own clock
 
 
@@ -177,7 +176,7 @@ async def abort(caller: Caller, error: ServiceError, context: RequestContext) ->
         pushback = ("grpc-retry-pushback-ms", str(math.ceil(seconds * 1000)))
         metadata = (*metadata, ("retry-after", str(seconds)), pushback)
     code = getattr(grpc.StatusCode, CODES.get(error.status, "INTERNAL"))
-    await caller.abort(code, error.message[:MAX_CHARACTERS], metadata)
+    await caller.abort(code, error.message, metadata)
 
 
 def _metadata(context: RequestContext, **more: str) -> tuple[tuple[str, str], ...]:
