@@ -3,7 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
+
+# not `fastapi.FastAPI`: in its place OpenTelemetry's auto-instrumentation puts a class of its own,
+# whose spans would stand beside those of telemetry/tracing.py
+from fastapi.applications import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -75,10 +79,11 @@ def create_app(
         for route in router.routes
         if isinstance(route, InferenceRoute)
     ]
-    app: ASGIApp = ByPath(direct, _fastapi(mounted))
+    errors = Middleware(ErrorMiddleware, Envelopes(mounted, OPENAI_ERRORS.envelope))
+    app: ASGIApp = ByPath(direct, _fastapi(mounted, errors))
     middleware = [
         *_cors(settings),
-        Middleware(ErrorMiddleware, Envelopes(mounted, OPENAI_ERRORS.envelope)),
+        errors,
         Middleware(HeadMiddleware, readiness, probed),
         Middleware(AuthMiddleware, entrance, Scopes(each.protocol for each in mounted), probed),
     ]
@@ -91,8 +96,12 @@ def create_app(
     return RequestMiddleware(app, reporter, readiness, paths)
 
 
-def _fastapi(mounted: Sequence[Mounted]) -> FastAPI:
+def _fastapi(mounted: Sequence[Mounted], errors: Middleware) -> FastAPI:
+    """errors: answers what routes raise before FastAPI's own layers see it. Those answer 500 to
+    every exception that reaches them, and so do layers that instrumentation puts around them."""
     app = Documented(
+        middleware=[errors],
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # has its own spans
         title="Addnorm",
         description="Padded token batches with masks in, normalized activations and logits out. "
         "The same sequence gives the same bits, whatever the padding, whoever shares the batch.",
@@ -106,8 +115,7 @@ def _fastapi(mounted: Sequence[Mounted]) -> FastAPI:
         for router in each.routers:
             app.include_router(router, tags=[each.protocol.tag])
     app.mount("/swagger", probes.swagger)
-    for error in (HTTPException, Exception):
-        app.add_exception_handler(error, _pass_on)
+    app.add_exception_handler(HTTPException, _pass_on)
     return app
 
 
