@@ -18,15 +18,16 @@ from addnorm.service import VERSION
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.protocols.codec import openapi
 from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
-from addnorm.service.protocols.operations import probes
 from addnorm.service.protocols.protocol import Envelopes, Mounted, Scopes
 from addnorm.service.protocols.routes.inference_route import InferenceRoute
+from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.server.auth import Entrance
 from addnorm.service.server.middleware import (
     AuthMiddleware,
     ErrorMiddleware,
     HeadMiddleware,
     RequestMiddleware,
+    SendingMiddleware,
 )
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.report import Reporter
@@ -69,6 +70,7 @@ def create_app(
     entrance: Entrance,
     readiness: Readiness,
     reporter: Reporter,
+    responses: ByteBudget,
     probed: tuple[str, ...],
 ) -> RequestMiddleware:
     """Inference routes are dispatched directly, all others by FastAPI, which documents both."""
@@ -79,13 +81,15 @@ def create_app(
         for route in router.routes
         if isinstance(route, InferenceRoute)
     ]
+    scopes = Scopes(each.protocol for each in mounted)
     errors = Middleware(ErrorMiddleware, Envelopes(mounted, OPENAI_ERRORS.envelope))
     app: ASGIApp = ByPath(direct, _fastapi(mounted, errors))
     middleware = [
         *_cors(settings),
         errors,
         Middleware(HeadMiddleware, readiness, probed),
-        Middleware(AuthMiddleware, entrance, Scopes(each.protocol for each in mounted), probed),
+        Middleware(AuthMiddleware, entrance, scopes, probed),
+        Middleware(SendingMiddleware, responses, scopes),
     ]
     for kind, arguments, named in reversed(middleware):
         app = kind(app, *arguments, **named)
@@ -114,7 +118,6 @@ def _fastapi(mounted: Sequence[Mounted], errors: Middleware) -> FastAPI:
     for each in mounted:
         for router in each.routers:
             app.include_router(router, tags=[each.protocol.tag])
-    app.mount("/swagger", probes.swagger)
     app.add_exception_handler(HTTPException, _pass_on)
     return app
 

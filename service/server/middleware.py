@@ -1,15 +1,17 @@
-"""ASGI middleware in the order that requests pass it: context, errors, heads, API keys."""
+"""ASGI middleware in the order that requests pass it: context, errors, heads, API keys, large
+answers."""
 
 import asyncio
 import logging
 import random
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from addnorm.service.errors import (
     Draining,
@@ -17,7 +19,9 @@ from addnorm.service.errors import (
     TooManyConnections,
 )
 from addnorm.service.models.readiness import Readiness
+from addnorm.service.protocols.codec.negotiation import sliced
 from addnorm.service.protocols.protocol import Envelopes, Scopes
+from addnorm.service.scheduling.byte_budget import ByteBudget, Reservation
 from addnorm.service.server.auth import Entrance
 from addnorm.service.server.error_response import error_response, noted
 from addnorm.service.telemetry.report import Reporter
@@ -26,6 +30,7 @@ from addnorm.service.telemetry.request_context import RequestContext, attach_con
 log = logging.getLogger("addnorm")
 REQUEST_ID = re.compile(rb"[\w.:-]{1,128}")
 DISCARD_S = 1.0  # longest time to read a body that is discarded
+SENT_BYTES = 256 * 1024  # of a response, handed to the socket at once
 
 
 class RequestMiddleware:
@@ -175,3 +180,55 @@ class AuthMiddleware:
         needed, is_probe = self._scopes.needed(scope["method"], path), path.startswith(self._probes)
         with await self._entrance.enter(scope["headers"], needed, context_of(scope), is_probe):
             await self._app(scope, receive, send)
+
+
+class SendingMiddleware:
+    """Sends large answers piece by piece, and counts each as a pending response until its caller
+    has taken it. What is open to all does not count: all its readers share the same bytes."""
+
+    def __init__(self, app: ASGIApp, responses: ByteBudget, scopes: Scopes) -> None:
+        self._app, self._responses, self._scopes = app, responses, scopes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        context = context_of(scope)
+        reservation: Reservation | None = None
+
+        async def send_counted(message: Message) -> None:
+            """ResponsesFull instead of an answer that was made without a place in the budget."""
+            nonlocal reservation
+            if message["type"] == "http.response.start":
+                num_bytes = _num_bytes(message["headers"])
+                if num_bytes > HIGH_WATER_LIMIT and self._scopes.needed(
+                    scope["method"], scope["path"]
+                ):
+                    reservation = self._responses.reserve(0, context.key)
+                    count = reservation.keep if context.is_inferred else reservation.grow
+                    count(num_bytes)
+                await send(message)
+            elif reservation is None:
+                await send(message)
+            else:
+                await _send_in_pieces(message, send)
+
+        try:
+            await self._app(scope, receive, send_counted)
+        finally:
+            if reservation:
+                reservation.release()
+
+
+def _num_bytes(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    return int(next((value for name, value in headers if name == b"content-length"), b"0"))
+
+
+async def _send_in_pieces(message: Message, send: Send) -> None:
+    for piece in sliced(message.get("body", b""), SENT_BYTES):
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+        # else a caller that reads quickly would keep the event loop from others
+        await asyncio.sleep(0)
+    if not message.get("more_body", False):
+        # the server accepts the last part only once the caller has taken the others
+        await send({"type": "http.response.body", "body": b""})
