@@ -108,6 +108,15 @@ class Forbidden(ServiceError):
     remedy = "Start the server with `ADDNORM_ADMIN=true`."
 
 
+class ForeignPage(ServiceError):
+    """A web page of another origin asks a server without API keys, or any caller asks a server of
+    127.0.0.1 by another name than localhost."""
+
+    status, type, code = 403, "permission_error", "foreign_page"
+    remedy = "Name the page's origin in `ADDNORM_CORS_ORIGINS`, or set API keys."
+    is_rejection = True
+
+
 class NotFound(ServiceError):
     """There is no such path, or no such bundle in the folder."""
 

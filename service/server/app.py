@@ -29,6 +29,7 @@ from addnorm.service.server.middleware import (
     RequestMiddleware,
     SendingMiddleware,
 )
+from addnorm.service.server.origins import Origins, named_origins
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.report import Reporter
 
@@ -87,7 +88,7 @@ def create_app(
     middleware = [
         *_cors(settings),
         errors,
-        Middleware(HeadMiddleware, readiness, probed),
+        Middleware(HeadMiddleware, readiness, Origins(settings, entrance.keys), probed),
         Middleware(AuthMiddleware, entrance, scopes, probed),
         Middleware(SendingMiddleware, responses, scopes),
     ]
@@ -133,9 +134,10 @@ def _cors(settings: Settings) -> list[Middleware]:
     return [
         Middleware(
             CORSMiddleware,
-            allow_origins=[origin.strip() for origin in settings.cors_origins.split(",")],
+            allow_origins=named_origins(settings),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],  # repeats those asked for: SDKs send headers of their own
+            allow_private_network=True,  # Chrome asks before a page elsewhere calls this network
             expose_headers=[
                 "retry-after",
                 "server-timing",

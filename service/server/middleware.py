@@ -2,32 +2,26 @@
 answers."""
 
 import asyncio
-import logging
 import random
 import re
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
-from addnorm.service.errors import (
-    Draining,
-    MethodNotAllowed,
-    TooManyConnections,
-)
+from addnorm.service.errors import Draining, TooManyConnections
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.protocols.codec.negotiation import sliced
 from addnorm.service.protocols.protocol import Envelopes, Scopes
 from addnorm.service.scheduling.byte_budget import ByteBudget, Reservation
 from addnorm.service.server.auth import Entrance
 from addnorm.service.server.error_response import error_response, noted
+from addnorm.service.server.origins import Origins
 from addnorm.service.telemetry.report import Reporter
 from addnorm.service.telemetry.request_context import RequestContext, attach_context, context_of
 
-log = logging.getLogger("addnorm")
 REQUEST_ID = re.compile(rb"[\w.:-]{1,128}")
 DISCARD_S = 1.0  # longest time to read a body that is discarded
 SENT_BYTES = 256 * 1024  # of a response, handed to the socket at once
@@ -118,17 +112,19 @@ class ErrorMiddleware:
 
 
 class HeadMiddleware:
-    """Rejects by the head alone: all but probes while draining, and what the connection found."""
+    """Rejects by the head alone: all but probes while draining, what the connection found, and
+    pages of other origins."""
 
-    def __init__(self, app: ASGIApp, readiness: Readiness, probes: tuple[str, ...]) -> None:
+    def __init__(
+        self, app: ASGIApp, readiness: Readiness, origins: Origins, probes: tuple[str, ...]
+    ) -> None:
         """probes: beginnings of paths that orchestrators ask."""
-        self._app, self._readiness, self._probes = app, readiness, probes
-        self._warned = False
+        self._app, self._readiness, self._origins = app, readiness, origins
+        self._probes = probes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            if scope["method"] == "OPTIONS":
-                self._reject_preflight(scope)
+            self._origins.check(scope)
             is_probe = scope["path"].startswith(self._probes)
             if self._readiness.draining and not is_probe:
                 await _discard_body(receive)
@@ -137,22 +133,6 @@ class HeadMiddleware:
             if error and not (is_probe and isinstance(error, TooManyConnections)):
                 raise error
         await self._app(scope, receive, send)
-
-    def _reject_preflight(self, scope: Scope) -> None:
-        """MethodNotAllowed if a browser asks whether a page of another origin may call. Where that
-        is set, such a request does not come as far as here."""
-        headers = Headers(scope=scope)
-        if "access-control-request-method" not in headers:
-            return
-        origin = headers.get("origin", "")[:200]
-        what = (
-            f"OPTIONS {scope['path']}: pages of {origin} may not call this server; to let them,"
-            f" set ADDNORM_CORS_ORIGINS={origin}"
-        )
-        if not self._warned:  # browsers do not show the answer, and any caller may ask
-            self._warned = True
-            log.warning(what)
-        raise MethodNotAllowed(what, headers={"allow": "GET, POST"})
 
 
 async def _discard_body(receive: Receive) -> None:

@@ -32,12 +32,12 @@ from addnorm.service.runtime.device import memory
 from addnorm.service.server.grpc.grpc_listener import check_installed
 from addnorm.service.server.http.connection import Connection, protocol_factory
 from addnorm.service.server.middleware import RequestMiddleware
+from addnorm.service.server.origins import is_loopback
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry import logs
 from addnorm.service.telemetry.tracing import tracer_of_environment
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 ANY_IPV4, ANY_IPV6 = "0.0.0.0", "::"
 TICKS_PER_S = 10  # uvicorn's
 # Connections accepted in one round of the event loop. Larger: each new connection costs more system
@@ -66,7 +66,7 @@ def serve(bundles: Path, settings: Settings) -> None:
     memory.share_arenas()
     models, settings = load_all(bundles, settings), limit_connections(settings)
     service = build(models, settings, tracer_of_environment())
-    if not service.keys and settings.host not in LOOPBACK:
+    if not service.keys and not is_loopback(settings.host):
         log.warning(
             "no API keys: every caller that reaches %s is served; see ADDNORM_API_KEYS_FILE",
             settings.host,
