@@ -405,6 +405,11 @@ class Settings(BaseModel):
         return value.lower() if isinstance(value, str) else value
 
     @property
+    def needs_keys(self) -> bool:
+        """Whether callers need API keys."""
+        return bool(self.api_keys or self.api_keys_file)
+
+    @property
     def trusted_key_files(self) -> list[Path]:
         names = (self.trusted_keys or "").split(",")
         return [Path(name.strip()) for name in names if name.strip()]

@@ -137,6 +137,35 @@ def test_unread_answers_to_callers_without_a_key_keep_nobody_with_one_out(serve:
             assert answer.status_code == 200
 
 
+def test_requests_without_a_key_that_are_sent_ahead_keep_nobody_with_one_out(
+    serve: Serve,
+) -> None:
+    key, begun, go = "one-0123456789abcdef", threading.Event(), threading.Event()
+
+    async def answers_late(scope: Any, receive: Any, send: Any) -> None:
+        begun.set()
+        await until(go.is_set)
+
+    class Late(Connection):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if not begun.is_set():
+                self.app = answers_late
+
+        def waits_for_caller(self, now: float) -> float:
+            return super().waits_for_caller(now + LATER)
+
+    settings = {"max_connections": 1, "api_keys": SecretStr(f"one infer {key}")}
+    with serve(Late, **settings) as url, ExitStack() as at_end:
+        at_end.callback(go.set)
+        caller = at_end.enter_context(closing(socket.socket()))
+        caller.connect((urlsplit(url).hostname, urlsplit(url).port))
+        caller.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 30)
+        assert begun.wait(PATIENCE_S)
+        answer = web.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"})
+        assert answer.status_code == 200
+
+
 def test_a_body_that_the_server_does_not_read_is_not_awaited_from_its_caller(serve: Serve) -> None:
     made, go = list[Connection](), threading.Event()
 

@@ -65,12 +65,10 @@ class PageRoutes:
     """Reads the files once, when it is built."""
 
     def __init__(self, parts: Parts) -> None:
-        settings = parts.settings
-        needs_key = bool(settings.api_keys or settings.api_keys_file)
         self._pages = _read(FILES)
         self._swagger = _read(Path(str(resources.files(SWAGGER))))
         # the pages are open, but whoever has no key must not learn which models are served
-        self._models = None if needs_key else parts.models
+        self._models = None if parts.settings.needs_keys else parts.models
 
     def router(self) -> APIRouter:
         router = APIRouter(include_in_schema=False)

@@ -21,7 +21,8 @@ class Held(Protocol):
         """The API key of the request under way; empty without one."""
 
     def waits_for_caller(self, now: float) -> float:
-        """Seconds that the rest of a body is awaited, or that a response is read."""
+        """Seconds that the rest of a body is awaited, or that a response is read; without a key,
+        where others have one, that it is busy."""
 
     def abort(self) -> None: ...
 
