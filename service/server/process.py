@@ -50,6 +50,10 @@ SPARE_FILES = 2 * MAX_ACCEPTED + 16
 # body of 81 KB takes 300 to 900 ms beside 2,000 requests a second for a page, with this 100 to
 # 180). Smaller: threads take the lock from each other more often.
 SWITCH_S = 0.0005
+# Of an answer that the system keeps for a caller who does not read. Larger: each such caller costs
+# more of the system's memory, which no budget counts (without a limit 2.5 MiB). Smaller: a large
+# answer takes more rounds of the event loop.
+UNSENT_BYTES = 128 * 1024
 CLOSING_S = 0.4  # from the end of the drain to the last lines of the log, at most
 log = logging.getLogger("addnorm")
 
@@ -221,6 +225,8 @@ class Server(uvicorn.Server):
                 listeners += server.sockets
         for listener in listeners * (MAX_ACCEPTED - 1):
             sock = socket.socket(fileno=os.dup(listener.fileno()))
+            # of the one socket that they share, and of all connections that are accepted there
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
             self.servers.append(await listen(sock=sock))
 
     @contextmanager
