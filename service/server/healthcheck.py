@@ -28,8 +28,8 @@ def main() -> None:
 
 
 def _port() -> int:
-    """As the server reads it: Kubernetes may set ADDNORM_PORT=tcp://10.0.0.1:8000, which it
-    ignores."""
+    """The port, as the server reads it: Kubernetes may set ADDNORM_PORT=tcp://10.0.0.1:8000, which
+    it ignores."""
     port = os.environ.get("ADDNORM_PORT") or os.environ.get("AIP_HTTP_PORT", "")
     return int(port) if port.strip().isdecimal() else 8000
 

@@ -50,14 +50,14 @@ class Origins:
         method, headers = scope["method"], dict(scope["headers"])
         origin = headers.get(b"origin")
         if method == "OPTIONS" and b"access-control-request-method" in headers:
-            what = self._refusal(method, scope["path"], origin or b"")
+            what = self._rejection(method, scope["path"], origin or b"")
             raise MethodNotAllowed(what, headers={"allow": "GET, POST"})
         if self._keys or "*" in self._named:
             return
         if self._is_loopback and b"host" in headers:
             self._check_host(headers[b"host"].decode("latin-1"))
         if method not in READS and not self._may_call(headers, origin):
-            raise ForeignPage(self._refusal(method, scope["path"], origin or b"another origin"))
+            raise ForeignPage(self._rejection(method, scope["path"], origin or b"another origin"))
 
     def _check_host(self, host: str) -> None:
         name = _name(host)
@@ -83,7 +83,7 @@ class Origins:
             scheme in PORTS and authority.removesuffix(port) == host.removesuffix(port)
         )
 
-    def _refusal(self, method: str, path: str, sent: bytes) -> str:
+    def _rejection(self, method: str, path: str, sent: bytes) -> str:
         origin = sent.decode("latin-1")[:SHOWN_CHARACTERS]
         what = (
             f"{method} {path[:SHOWN_CHARACTERS]}: pages of {origin} may not call this server; to"

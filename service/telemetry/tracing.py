@@ -25,9 +25,9 @@ log = logging.getLogger("addnorm")
 
 
 def tracer_of_environment() -> Tracer | None:
-    """Of the provider that this process has, as where `opentelemetry-instrument` starts it; else
-    one that exports as the standard OTEL_ variables say. None if they ask for nothing that is
-    offered."""
+    """The tracer of this process, as where `opentelemetry-instrument` starts it; else one
+    that exports as the standard OTEL_ variables say. None if they ask for nothing that is offered.
+    """
     provider_of_process = trace.get_tracer_provider()
     if not isinstance(provider_of_process, trace.ProxyTracerProvider):
         return provider_of_process.get_tracer("addnorm", VERSION)
