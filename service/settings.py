@@ -22,7 +22,10 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str = Field(
-        "127.0.0.1", description="Address to listen on. 0.0.0.0 to be reached from other machines."
+        "127.0.0.1",
+        description=(
+            "Address to listen on. 0.0.0.0 to be reached from other machines, :: over IPv6 too."
+        ),
     )
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on. 0 takes a free one.")
     grpc_port: int | None = Field(
@@ -400,6 +403,11 @@ class Settings(BaseModel):
     @classmethod
     def _any_case(cls, value: Any) -> Any:
         return value.lower() if isinstance(value, str) else value
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether callers need API keys."""
+        return bool(self.api_keys or self.api_keys_file)
 
     @property
     def trusted_key_files(self) -> list[Path]:

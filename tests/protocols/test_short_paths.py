@@ -153,6 +153,11 @@ def test_vertex_may_name_the_paths(task_bundles: Any) -> None:
         ([{"inputs": "a"}, {"inputs": "b", "normalize": False}], "instances[1] has normalize"),
         ([{"inputs": "a"}, {"inputs": [[1, 2]]}], "instances[1] has token ids"),
         ([{"inputs": "a"}, {"query": "b", "texts": ["c"]}], "instances[1].inputs is missing"),
+        ([{"inputs": 1}] * 2049, "instances has 2049 instances, the limit is 2048"),
+        (
+            [{"inputs": "a"}, {"inputs": "b", "prompt_name": "x" * 100_000}],
+            f'instances[1] has prompt_name "{"x" * 59}..., instances[0] has null',
+        ),
     ],
 )
 def test_vertex_rejects_instances_that_are_no_one_request(

@@ -128,7 +128,7 @@ def _tag(name: str, model: Model) -> Tag:
         name=tagged,
         model=tagged,
         modified_at=_modified(model),
-        size=sum((bundle.path / file).stat().st_size for file in bundle.manifest.files),
+        size=sum(file.num_bytes for file in bundle.manifest.files.values()),
         digest=bundle.manifest_sha256,
         details=_details(model),
     )

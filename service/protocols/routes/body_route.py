@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from fastapi import Request, Response
 
+from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.bodies import held_bytes
 from addnorm.service.protocols.codec.decoding import RawRequest
@@ -12,6 +13,8 @@ from addnorm.service.protocols.endpoint import Endpoint
 from addnorm.service.protocols.protocol import EndpointRoutes, Handler, Parts
 from addnorm.service.protocols.routes.request_deadline import begin_deadline
 from addnorm.service.telemetry.request_context import context_of
+
+ANSWER_BYTES = 64  # for each byte of a body, of which each may be a token
 
 
 class Answering(EndpointRoutes[bytes]):
@@ -35,6 +38,19 @@ class BodyHandler:
         deadline.check()
         call = Call(deadline, context, names=request.path_params, num_bytes=len(body))
         num_held = held_bytes(body, request.headers)
-        with parts.request_path.bodies.reserve(num_held, deadline.key):
+        # the answer is counted as it is once it is sent
+        num_made = ANSWER_BYTES * min(len(body), parts.settings.max_tokens)
+        responses = parts.request_path.pipeline.responses
+        with (
+            parts.request_path.bodies.reserve(num_held, deadline.key),
+            responses.reserve(num_made, deadline.key),
+        ):
             raw = RawRequest(body, request.headers, call)
-            return Response(await self.endpoint.decode(raw, parts.tools), media_type=JSON)
+            answer = await self.endpoint.decode(raw, parts.tools)
+        limit = parts.settings.max_response_bytes
+        if len(answer) > limit:
+            raise InvalidInput(
+                f"the answer has {len(answer)} bytes, the limit is {limit}"
+                " (ADDNORM_MAX_RESPONSE_BYTES): send less at once"
+            )
+        return Response(answer, media_type=JSON)

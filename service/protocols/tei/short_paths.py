@@ -11,7 +11,7 @@ from pydantic import Field, RootModel
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.openapi import errors
-from addnorm.service.protocols.codec.validation import Strict, fit
+from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, SharedEndpoint, Variant
 from addnorm.service.protocols.huggingface import inference_client
 from addnorm.service.protocols.tei import tei_schema, tei_tasks
@@ -48,12 +48,16 @@ class RootError(RootModel[TeiError | inference_client.HuggingFaceError]):
 async def by_model(asked: TeiInputsRequest, call: Call, tools: Tools) -> Decoded:
     """What the model is made for. text-embeddings-inference has two tasks of texts alone, all
     others are the hub client's."""
-    tasks, sent = described(tools.models).bundle.tasks, asked.model_dump()
+    tasks = described(tools.models).bundle.tasks
+    sent = dict(asked), call.num_bytes, call.deadline
     if "embed" in tasks and not isinstance(asked.inputs, dict):
-        return await tei_tasks.embed(fit(TeiEmbedRequest, sent), call, tools)
+        return await tei_tasks.embed(await tools.bodies.fit(TeiEmbedRequest, *sent), call, tools)
     if "classify" in tasks:
-        return await tei_tasks.predict(fit(TeiPredictRequest, sent), call, tools)
-    return await of_hub(fit(inference_client.HuggingFaceRequest, sent), call, tools)
+        return await tei_tasks.predict(
+            await tools.bodies.fit(TeiPredictRequest, *sent), call, tools
+        )
+    asked_of_hub = await tools.bodies.fit(inference_client.HuggingFaceRequest, *sent)
+    return await of_hub(asked_of_hub, call, tools)
 
 
 async def of_hub(asked: inference_client.HuggingFaceRequest, call: Call, tools: Tools) -> Decoded:

@@ -16,7 +16,7 @@ from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.codec.validation import Strict
+from addnorm.service.protocols.codec.validation import Strict, shown
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.tei import tei_tasks
 from addnorm.service.protocols.tei.tei_about import described
@@ -27,6 +27,7 @@ from addnorm.service.protocols.tei.tei_schema import (
     TeiPredictRequest,
     TeiRerankRequest,
 )
+from addnorm.service.protocols.texts.sizes import check_size
 
 Instance = TypeVar("Instance", bound=Cutting)
 OWN = {"inputs", "query", "texts", "top_n", "return_text"}  # fields that may differ
@@ -80,19 +81,19 @@ async def _instances(
     instance: type[Instance], asked: VertexRequest, call: Call, tools: Tools
 ) -> list[Instance]:
     """All as one type, and with the same options. InvalidInput names what differs."""
+    check_size("instances", len(asked.instances), "instances", tools.texts.settings.max_sequences)
     value = {"instances": asked.instances}
     fitted = await tools.bodies.fit(Instances[instance], value, call.num_bytes, call.deadline)  # type: ignore[valid-type]
     instances: list[Instance] = fitted.instances
-    options = instances[0].model_dump(exclude=OWN)
-    for index, one in enumerate(instances):
-        own = one.model_dump(exclude=OWN)
-        if own != options:
-            field = next(name for name in options if own[name] != options[name])
-            raise InvalidInput(
-                f"instances[{index}] has {field} {own[field]!r}, instances[0] has"
-                f" {options[field]!r}: send instances with other options in a request of their own",
-                param="instances",
-            )
+    for field in (name for name in instance.model_fields if name not in OWN):
+        first, *others = (getattr(one, field) for one in instances)
+        for index, other in enumerate(others, 1):
+            if other != first:
+                raise InvalidInput(
+                    f"instances[{index}] has {field} {shown(other)}, instances[0] has"
+                    f" {shown(first)}: send instances with other options in a request of their own",
+                    param="instances",
+                )
     return instances
 
 

@@ -43,7 +43,6 @@ CODES = {
     504: "DEADLINE_EXCEEDED",
 }
 MAX_TIMEOUT_S = 1e6  # as over HTTP
-MAX_CHARACTERS = 2000  # of an error's words: they travel in a head, which clients limit
 TIMER_S = 0.05  # a caller's deadline may pass so much earlier by the caller's own clock
 # A message that takes longer to arrive counts as the largest meanwhile: gRPC does not tell how much
 # of it has come. Larger: more bytes come uncounted. Smaller: callers far away are counted for more.
@@ -244,7 +243,7 @@ async def _abort(caller: Caller, error: ServiceError, context: RequestContext) -
         metadata = (*metadata, ("retry-after", str(seconds)), pushback)
     code = getattr(grpc.StatusCode, CODES.get(error.status, "INTERNAL"))
     with suppress(grpc.aio.InternalError):  # the call has ended, so nobody can be told
-        await caller.abort(code, error.message[:MAX_CHARACTERS], metadata)
+        await caller.abort(code, error.message, metadata)
 
 
 def _metadata(context: RequestContext, **more: str) -> tuple[tuple[str, str], ...]:

@@ -368,17 +368,23 @@ def test_an_axis_beside_one_of_none_may_not_be_endless(
         (f"{JSON};q=0.5, {SAFETENSORS}", SAFETENSORS),
         (f"{JSON};q=0, */*;q=0.1", SAFETENSORS),
         (f"text/html, {SAFETENSORS.upper()};Q=0.9", SAFETENSORS),
+        (f"{SAFETENSORS};q=high", SAFETENSORS),
+        # a server may disregard what it cannot fulfil
+        ("text/event-stream", JSON),
+        ("application/vnd.elasticsearch+json;compatible-with=8", JSON),
+        ("*", JSON),
+        (f"{JSON};q=high", JSON),
+        (f"text/html, {JSON};q=0, {SAFETENSORS};q=0", JSON),
     ],
 )
 def test_accept_is_weighed(accept: str, chosen: str) -> None:
     assert negotiate(Headers({"accept": accept} if accept else {}), (JSON, SAFETENSORS)) == chosen
 
 
-def test_what_nobody_offers_is_not_acceptable() -> None:
-    with pytest.raises(NotAcceptable, match="offered are application/json"):
-        negotiate(
-            Headers({"accept": f"text/html, {JSON};q=0, {SAFETENSORS};q=0"}), (JSON, SAFETENSORS)
-        )
+def test_who_asks_for_safetensors_gets_no_json() -> None:
+    with pytest.raises(NotAcceptable, match=r"offered are application/json$"):
+        negotiate(Headers({"accept": f"text/html, {SAFETENSORS}"}), (JSON,))
+    assert negotiate(Headers({"accept": f"{SAFETENSORS};q=0"}), (JSON,)) == JSON
 
 
 @pytest.mark.parametrize(
