@@ -1,6 +1,7 @@
 """Routes of endpoints that answer without an inference."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import Request, Response
 
@@ -8,16 +9,20 @@ from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.bodies import held_bytes
 from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.codec.negotiation import JSON
+from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.endpoint import Endpoint
 from addnorm.service.protocols.protocol import EndpointRoutes, Handler, Parts
+from addnorm.service.protocols.routes.inference_route import InferenceRoute
 from addnorm.service.protocols.routes.request_deadline import begin_deadline
 from addnorm.service.telemetry.request_context import context_of
 
 
-class Answering(EndpointRoutes[bytes]):
-    """Endpoints that make their answer themselves: JSON."""
+class Answering(EndpointRoutes[Any]):
+    """Endpoints that make their answer themselves: JSON as bytes, or a Payload."""
 
-    def handler(self, parts: Parts, endpoint: Endpoint[bytes]) -> Handler:
+    route_class = InferenceRoute
+
+    def handler(self, parts: Parts, endpoint: Endpoint[Any]) -> Handler:
         return BodyHandler(parts, endpoint).handle
 
 
@@ -26,7 +31,7 @@ class BodyHandler:
     """Answers the requests of one endpoint."""
 
     parts: Parts
-    endpoint: Endpoint[bytes]
+    endpoint: Endpoint[Any]
 
     async def handle(self, request: Request) -> Response:
         context, parts = context_of(request.scope), self.parts
@@ -37,4 +42,7 @@ class BodyHandler:
         num_held = held_bytes(body, request.headers)
         with parts.request_path.bodies.reserve(num_held, deadline.key):
             raw = RawRequest(body, request.headers, call)
-            return Response(await self.endpoint.decode(raw, parts.tools), media_type=JSON)
+            answer = await self.endpoint.decode(raw, parts.tools)
+        if isinstance(answer, Payload):
+            return Response(b"".join(answer.parts), media_type=answer.media_type)
+        return Response(answer, media_type=JSON)
