@@ -71,7 +71,7 @@ def test_hub_clients_may_be_given_the_root(task_url: str) -> None:
 def test_a_body_of_no_dialect_is_told_what_is_taken(task_client: httpx.Client) -> None:
     answer = task_client.post("/", json={"text": "a"})
     assert answer.status_code == 400
-    assert answer.json()["error"].startswith("parameters or query or inputs is missing")
+    assert answer.json()["error"].startswith("query or parameters or inputs is missing")
 
 
 def test_embeddings_need_no_v1(task_client: httpx.Client) -> None:

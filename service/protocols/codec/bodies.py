@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from addnorm.service.inference.pipeline import QUICK_BYTES
+from addnorm.service.protocols.codec.foreign_fields import IgnoredFields
 from addnorm.service.protocols.codec.negotiation import Headers, sent_type
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.protocols.codec.validation import Body, fit, parse, validated
@@ -33,6 +34,7 @@ class BodyReader:
         """readers: where bodies are read; large_readers: those above MEDIUM_BYTES, so that others
         need not wait until a step of theirs ends."""
         self._settings, self._readers, self._large_readers = settings, readers, large_readers
+        self._ignored = IgnoredFields()
 
     async def read(self, num_bytes: int, work: Steps[Done], deadline: Deadline) -> Done:
         """What `work` makes of so many bytes."""
@@ -43,7 +45,7 @@ class BodyReader:
 
     async def read_json(self, model: type[Body], body: bytes, deadline: Deadline) -> Body:
         """The body as the model. InvalidInput names the field that does not fit."""
-        work = validated(model, body, self._settings)
+        work = validated(model, body, self._settings, self._ignored.add)
         return await self.read(len(body), work, deadline)
 
     async def read_object(self, body: bytes, deadline: Deadline) -> dict[str, Any]:
@@ -54,7 +56,9 @@ class BodyReader:
         self, model: type[Body], value: dict[str, Any], num_bytes: int, deadline: Deadline
     ) -> Body:
         """The body of so many bytes as the model, as `read_json` would."""
-        return await self.read(num_bytes, one_step(partial(fit, model, value)), deadline)
+        return await self.read(
+            num_bytes, one_step(partial(fit, model, value, self._ignored.add)), deadline
+        )
 
 
 def held_bytes(body: bytes, headers: Headers) -> int:
