@@ -64,12 +64,18 @@ class GrpcCalls:
     entrance: Entrance
     reporter: Reporter
     in_flight: int = 0
+    num_begun: int = 0
+    # while callers are told to leave their connections, calls wait for it, so that few more come
+    told: asyncio.Event | None = None
 
     async def answer(self, method: GrpcMethod, caller: Caller) -> None:
         headers = _headers(caller)
         context = RequestContext(request_id(dict(headers).get(b"x-request-id", b"")))
         self.in_flight += 1
+        self.num_begun += 1
         try:
+            if self.told:
+                await self.told.wait()
             await self._answer(method, caller, headers, context)
             context.status = 200
         except asyncio.CancelledError:
