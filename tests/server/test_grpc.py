@@ -177,7 +177,7 @@ def test_a_message_over_the_limit_is_refused_in_words(few: Models, compression: 
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """Of HTTP/2: RFC 9113, 4.1."""
+    """A frame of HTTP/2: RFC 9113, 4.1."""
     head = len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
     return head + payload
 
