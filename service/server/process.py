@@ -89,7 +89,8 @@ def serve(bundles: Root, settings: Settings) -> None:
     sys.setswitchinterval(SWITCH_S)
     memory.share_arenas()
     models, settings = load_all(bundles, settings), limit_connections(settings)
-    service = build(models, settings, tracer_of_environment())
+    with enough_threads():
+        service = build(models, settings, tracer_of_environment())
     if not service.keys and not is_loopback(settings.host):
         log.warning(
             "no API keys: every caller that reaches %s is served; see ADDNORM_API_KEYS_FILE",
@@ -97,10 +98,28 @@ def serve(bundles: Root, settings: Settings) -> None:
         )
     server = Server(service)
     gc.freeze()  # what is loaded stays: the collector need not walk it again
-    server.run()
+    try:
+        server.run()
+    except SystemExit:  # uvicorn's, if another process took the address while models were loaded
+        check_address(settings)
+        raise
     service.close()
     if service.scheduler.num_hung:
         _end()  # the interpreter would take down onnxruntime below a run that goes on
+
+
+@contextmanager
+def enough_threads() -> Iterator[None]:
+    """StartupError if the system allows no more."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        raise StartupError(
+            "the system allows this process no more threads: raise the container's limit of pids,"
+            " or `ulimit -u`"
+        ) from None
 
 
 def ending_signals() -> list[signal.Signals]:
