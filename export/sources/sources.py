@@ -108,10 +108,12 @@ def checkpoint(
         "pooling": loaded.pooling,
         "normalize": loaded.normalize,
         "labels": loaded.labels,
-        "multi_label": loaded.multi_label,
+        "multi_label": loaded.problem_type == "multi_label_classification",
         "prompts": loaded.prompts,
         "default_prompt_name": loaded.default_prompt_name,
     }
+    if loaded.problem_type == "regression":
+        facts["regression"] = True
     found = _texts(folder, loaded.model.config.max_positions, max_length, "--max-length")
     if max_length is not None:
         shorten(loaded.model, max_length)

@@ -15,7 +15,14 @@ import torch
 from addnorm.model.checkpoints import dense, json_files, logit_score, sentence_transformers
 from addnorm.model.checkpoints.families import FAMILIES, name_of
 from addnorm.model.checkpoints.family import ACTIVATIONS, Family, HeadTable, Raw
-from addnorm.model.checkpoints.reader import CheckpointError, Reader, fill, fill_head, head_config
+from addnorm.model.checkpoints.reader import (
+    CheckpointError,
+    Reader,
+    fill,
+    fill_head,
+    head_config,
+    tie,
+)
 from addnorm.model.checkpoints.sentence_transformers import SentenceTransformers
 from addnorm.model.checkpoints.unsupported import reason
 from addnorm.model.checkpoints.weights import read as read_weights
@@ -24,6 +31,7 @@ from addnorm.model.transformer import Transformer
 
 __all__ = ["Checkpoint", "CheckpointError", "Choices", "load_checkpoint"]
 ADAPTER = "adapter_config.json"
+PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 UNSUPPORTED_HEADS = ("ForMultipleChoice", "ForNextSentencePrediction")  # ends of classes
 
 
@@ -35,7 +43,7 @@ class Checkpoint:
     model_type: str
     head: str | None  # the class of transformers that it is of
     labels: tuple[str, ...] | None  # of the logits, in order; None: they have no names
-    multi_label: bool  # several labels of one text may be true
+    problem_type: str | None  # of PROBLEMS: what follows the logits
     pooling: str  # of sentence-transformers' Pooling, else mean
     normalize: bool  # sentence-transformers' modules.json ends in Normalize
     unused: list[str]  # keys, and prefixes ending in ".", that the forward does not use
@@ -74,9 +82,11 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
     raw = family.raw(fields)
     reader = Reader.of(family, weights.tensors, choices.ignore)
     config, table = read_config(family, raw), _head(family, raw, reader, choices.ignore)
-    if table and table.tied and authors.is_embedder and not _is_stored(table, reader):
-        table = None  # a language model that was trained on as an embedder
-    table = table and _decided(table, raw)
+    if authors.is_embedder:  # of which sentence-transformers loads the body, whatever head it has
+        table, reader.without_head = None, True
+    if table:
+        table = _decided(table, raw)
+        tie(table, reader, raw)
     config = replace(config, heads=_heads(table, reader, config, authors))
     labels = _labels(table, fields, config, choices) if table else None
     filled = partial(_filled, config, raw=raw, table=table, authors=authors)
@@ -99,7 +109,7 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
         model_type=str(name_of(fields)),
         head=table.classes[0] if table else None,
         labels=labels,
-        multi_label=fields.get("problem_type") == "multi_label_classification",
+        problem_type=_problem_type(fields),
         pooling=authors.pooling,
         normalize=authors.normalize,
         unused=unused,
@@ -122,9 +132,9 @@ def _filled(
             if output in authors.dense:
                 dense.fill(head, authors.dense[output])
             elif table and authors.score:
-                authors.score.fill(head, table, reader, raw, config)
+                authors.score.fill(head, table, reader, config)
             elif table:
-                fill_head(head, table, reader, raw)
+                fill_head(head, table, reader)
     return model
 
 
@@ -181,11 +191,13 @@ def read_config(family: Family, raw: Raw) -> Config:
         fields = {ours: raw[theirs] for ours, theirs in family.config.items()}
         refuse_large(family.config["n_layers"], fields["n_layers"], MAX_LAYERS)  # before lists
         fields |= {**family.fixed, **family.derived(raw)}
+        fields |= _seeing(raw, is_causal=bool(fields.get("causal")))
     except KeyError as error:
         raise CheckpointError(f"config.json: {error.args[0]} is missing") from None
     except (TypeError, ValueError) as error:  # such as a text where a number is needed
         raise CheckpointError(f"config.json: {error}") from None
-    if (activation := fields["activation"]) not in ACTIVATIONS:
+    activation = fields["activation"]
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         name = family.config["activation"]
         known = ", ".join(ACTIVATIONS)
         raise CheckpointError(f"config.json: {name} is {activation!r}, supported are {known}")
@@ -201,13 +213,23 @@ def read_config(family: Family, raw: Raw) -> Config:
         raise CheckpointError(f"config.json: {error}{there}") from None
 
 
+def _seeing(raw: Raw, is_causal: bool) -> dict[str, Any]:
+    """What `is_causal` changes: a decoder may see both sides of a token. ValueError for an encoder
+    that sees one: transformers masks what follows only where a batch has no pads."""
+    if raw.get("is_causal") is None or bool(raw["is_causal"]) == is_causal:
+        return {}
+    if is_causal:
+        return {"causal": False}
+    raise ValueError("is_causal is true, and this family's tokens see both sides: not supported")
+
+
 def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> HeadTable | None:
     """The head that the class in config.json has; if it names no head, the one whose keys the
     weights have."""
     kept = [
         head for head in family.heads if not (ignore and f"{head.linear}.weight".startswith(ignore))
     ]
-    for name in raw.get("architectures") or ():
+    for name in architectures(raw):
         if name.endswith(UNSUPPORTED_HEADS):
             raise CheckpointError(
                 f"config.json: the head of {name} is not supported. For the body alone, remove"
@@ -229,12 +251,30 @@ def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> 
     return found[0] if found else None
 
 
+def architectures(fields: Raw) -> Sequence[str]:
+    """The classes of transformers that config.json names. CheckpointError if they are no names."""
+    named = fields.get("architectures") or ()
+    named = (named,) if isinstance(named, str) else named
+    if not isinstance(named, list | tuple) or not all(isinstance(name, str) for name in named):
+        raise CheckpointError(f"config.json: architectures is {named!r}: a list of names is needed")
+    return named
+
+
 def _decided(table: HeadTable, raw: Raw) -> HeadTable:
     """The table with what config.json decides. CheckpointError for what is not supported."""
     try:
         return replace(table, **table.derived(raw))
     except ValueError as error:
         raise CheckpointError(f"config.json: {error}") from None
+
+
+def _problem_type(fields: Raw) -> str | None:
+    """CheckpointError if it is none of transformers'."""
+    found = fields.get("problem_type")
+    if found is not None and found not in PROBLEMS:
+        known = ", ".join(PROBLEMS)
+        raise CheckpointError(f"config.json: problem_type is {found!r}, known are {known}")
+    return found
 
 
 def _is_stored(head: HeadTable, reader: Reader) -> bool:
