@@ -73,7 +73,9 @@ def _source(options: argparse.Namespace) -> Source:
     if not options.preset:
         choices = Choices(tuple(options.ignore), _labels(options.labels))
         writer.say(f"reading {options.checkpoint}")
-        return sources.named(options.checkpoint, choices, options.max_length)
+        return sources.named(
+            options.checkpoint, choices, options.max_length, options.reference
+        )
     for name in ("max_length", "ignore", "labels", "check"):
         if getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')} is of a checkpoint, not of a preset")
@@ -151,6 +153,13 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
         "--labels",
         metavar="FILE|none",
         help="names of the logits, one a line, where config.json's are wrong or missing",
+    )
+    group.add_argument(
+        "--reference",
+        choices=["author", "none"],
+        default="author",
+        help="what its answers must equal: the program of its authors, which is a class of"
+        " transformers or sentence-transformers; or none, where that cannot be run",
     )
     group.add_argument(
         "--max-length",

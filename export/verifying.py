@@ -108,7 +108,7 @@ def _check_source(bundle: Bundle, source: Source) -> None:
     check_fit(source.model)
     _check_text_limit(bundle, source)
     before = _certificate_before(bundle).get("compared_with", {})
-    if before.get("kind") == "reference" and source.original is None:
+    if before.get("kind") == "reference" and not source.originals:
         raise UsageError(
             f"{bundle.ref} was compared with the reference {before['name']}: name it again, with"
             " `reference=`"

@@ -9,6 +9,7 @@ from typing import Any
 from safetensors.numpy import save
 
 from addnorm.export import vector_ranges
+from addnorm.export.certificate import authors, forward
 from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.certificate.graph.exact import RANGES, Expected, heads, versions
 from addnorm.export.certificate.parity import certify
@@ -105,7 +106,9 @@ def certificate_of(
     """expected: what the files were written from; None: it is exported again.
     CertificationError names what failed."""
     reference = source.in_layout("padded")
-    found = certify(bundle, reference, source.folder, source.original, expected)
+    found = certify(
+        bundle, reference, source.folder, source.originals, source.program, expected
+    )
     return {**found, "compared_with": source.compared_with()}
 
 
@@ -127,9 +130,13 @@ def write_uncertified(
     say(f"exporting {name}/{version}: {config.n_layers} layers, d_model {config.d_model}")
     check_fit(model)
     limits = _limits(source, config, folder)
-    if source.original:
-        say("comparing the model with its reference")
-        refuse_unlike(source.in_layout("padded"), source.original, limits)
+    for original in source.originals:
+        say(f"comparing the model with {original.name}: {original.compared.output}")
+        refuse_unlike(source.in_layout("padded"), original, limits)
+    if source.program:
+        say(f"asking {source.program.name}")
+        ask_all(source, limits)
+        source.program.close()  # its weights are not needed beside the graph's
     expected = _write_graphs(model, folder, plan, limits)
     manifest = {
         "name": name,
@@ -157,6 +164,18 @@ def write_uncertified(
     ranges = vector_ranges.measured(bundle)
     bundle = bundles.write_manifest(folder, {**manifest, "vector_ranges": ranges})
     return bundle, expected
+
+
+def ask_all(source: Source, limits: Limits) -> None:
+    """All that the certificate will ask the program for."""
+    assert source.program
+    for original in source.originals:
+        forward.ask_all(original, limits)
+    if not isinstance(source.texts, NoTexts):
+        asked = authors.asked(source.texts, limits.max_text_tokens, source.program)
+        for (task, _), texts in asked.items():
+            for text in texts:
+                source.program.answer(task, text)
 
 
 def _limits(source: Source, config: Config, folder: Path) -> Limits:

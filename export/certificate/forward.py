@@ -55,10 +55,17 @@ def refuse_unlike(reference: Transformer, original: Original, limits: Limits) ->
                 )
 
 
+def ask_all(original: Original, limits: Limits) -> None:
+    """Asks it for all that `named` compares."""
+    for case in (_answerable(case, original) for case in cases(limits)):
+        for ids, types in _sequences(case.grid()) if case.input_ids else ():
+            original.rows(ids, types)
+
+
 def named(path: Served, reference: Transformer, original: Original) -> list[NamedCompare]:
     """The same cases as beside PyTorch's `Transformer`, without rows that the original has no
     answer to."""
-    found = (_answerable(case, original) for case in cases(path.model.bundle))
+    found = (_answerable(case, original) for case in cases(path.model.bundle.manifest.limits))
     return [
         (f"reference, {case.name}", partial(_compared, path, case, reference, original))
         for case in found

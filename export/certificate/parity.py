@@ -5,7 +5,7 @@ printed as it comes.
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from addnorm.export.certificate.graph import exact
 from addnorm.export.certificate.served import CertificationError, NamedCompare, Served
 from addnorm.export.certificate.tolerances import Result
 from addnorm.export.sources.original import Original
+from addnorm.export.sources.program import Program
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import NotFinite
 from addnorm.service.loading import known_answers
@@ -53,14 +54,16 @@ def certify(
     bundle: Bundle,
     reference: Transformer,
     checkpoint: Path | None = None,
-    original: Original | None = None,
+    originals: Sequence[Original] = (),
+    program: Program | None = None,
     expected: exact.Expected | None = None,
 ) -> dict[str, Any]:
     """The certificate of `bundle` against `reference` (layout padded).
 
-    checkpoint: the folder it was made of; a bundle with a tokenizer must have one. original: the
-    forward of whoever wrote the model; what is served must equal it too. expected: what the files
-    must hold; None: it is exported from the reference. CertificationError names what failed.
+    checkpoint: the folder it was made of; a bundle with a tokenizer must have one. originals: the
+    forward of whoever wrote the model; what is served must equal it too. program: that answers
+    texts as well. expected: what the files must hold; None: it is exported from the reference.
+    CertificationError names what failed.
     """
     if not expected:
         tqdm.write("exporting the reference again")
@@ -71,7 +74,7 @@ def certify(
     memory.give_back()
     tqdm.write("loading the graphs into onnxruntime")
     model = Model(bundle)
-    checks += near(model, reference, checkpoint, original=original)
+    checks += near(model, reference, checkpoint, originals=originals, program=program)
     known = {name: known_digests(model, name) for name in model.engines}
     fingerprints = {
         name: engine.fingerprint.proved(known[name]) for name, engine in model.engines.items()
@@ -156,16 +159,17 @@ def near(
     reference: Transformer,
     checkpoint: Path | None = None,
     equal: bool = True,
-    original: Original | None = None,
+    originals: Sequence[Original] = (),
+    program: Program | None = None,
 ) -> list[Check]:
     """What is served against PyTorch, case by case.
 
-    checkpoint, original: as in `certify`. equal: whether its bits must be equal alone, co-batched
+    checkpoint, originals, program: as in `certify`. equal: whether its bits must be equal alone, co-batched
     and padded.
     """
     bundle, checks = model.bundle, list[Check]()
     with served.path_of(model) as path:
-        work = _cases(path, reference, checkpoint, equal, original)
+        work = _cases(path, reference, checkpoint, equal, originals, program)
         num = sum(len(precisions) for precisions, _ in work)
         tqdm.write(f"comparing what is served with PyTorch: {num} cases")
         with tqdm(total=num, desc=f"certify {bundle.ref}", unit="case", disable=None) as bar:
@@ -208,7 +212,8 @@ def _cases(
     reference: Transformer,
     checkpoint: Path | None,
     equal: bool,
-    original: Original | None,
+    originals: Sequence[Original],
+    program: Program | None,
 ) -> list[tuple[list[str], NamedCompare]]:
     """Every case with its precisions, which follow each other: PyTorch computes it once."""
     every = [*path.model.bundle.manifest.precisions]
@@ -216,10 +221,10 @@ def _cases(
     bits = [(every, served.bits(path)), (fp32, lens.bits(path, reference))] if equal else []
     groups = [
         (every, served.named(path, reference)),
-        (every, forward.named(path, reference, original) if original else []),
+        *((every, forward.named(path, reference, original)) for original in originals),
         (fp32, lens.named(path, reference)),
         *((precisions, map(_equal, cases)) for precisions, cases in bits),
-        (every, _text_cases(path, reference, checkpoint)),
+        (every, _text_cases(path, reference, checkpoint, program)),
     ]
     return [(precisions, case) for precisions, cases in groups for case in cases]
 
@@ -244,7 +249,7 @@ def _table_row(checks: list[Check]) -> str:
 
 
 def _text_cases(
-    path: Served, reference: Transformer, checkpoint: Path | None
+    path: Served, reference: Transformer, checkpoint: Path | None, program: Program | None
 ) -> list[NamedCompare]:
     bundle = path.model.bundle
     if TOKENIZER not in bundle.manifest.files:
@@ -252,4 +257,4 @@ def _text_cases(
     if checkpoint is None:
         needed = "the folder it came from is needed to certify it"
         raise CertificationError(f"{bundle.ref} has a tokenizer: {needed}")
-    return authors.checks(path.service, bundle, reference, checkpoint)
+    return authors.checks(path.service, bundle, reference, checkpoint, program)

@@ -1,0 +1,339 @@
+"""The program that a person would run without Addnorm: on the files of a folder, a class of
+sentence-transformers or the class of transformers that config.json names; of a model in memory,
+that model. It knows nothing of how Addnorm reads these files.
+
+It computes in float32, whatever the weights are stored in, and gets one text or one sequence at a
+time: in batches, left padding and `is_causal` in encoders change its own answers.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from importlib import metadata
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from addnorm.export.sources.original import as_found
+from addnorm.model.checkpoints import json_files
+from addnorm.model.checkpoints.families import FAMILIES, name_of
+
+Array = NDArray[Any]
+Text = str | tuple[str, str]
+MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
+CANDIDATES = ("water", "people", "time")  # labels that a zero-shot classifier is asked for
+# what transformers calls a head -> the Auto class that finds it, where config.json names no class
+AUTO = {
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForCausalLM": "AutoModelForCausalLM",
+    "LMHeadModel": "AutoModelForCausalLM",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForTokenClassification": "AutoModelForTokenClassification",
+    "ForQuestionAnswering": "AutoModelForQuestionAnswering",
+}
+
+
+class ProgramError(Exception):
+    """The program cannot be run. The message says why, and what to do."""
+
+
+class Ids(NamedTuple):
+    """Token ids of a text or a pair, with the types of its tokens."""
+
+    tokens: list[int]
+    types: list[int]
+
+
+class Answer(NamedTuple):
+    """To one text: the ids that the program made of it, and what it answers."""
+
+    ids: Ids
+    value: Array
+
+
+class Program:
+    """A model of transformers, alone or within a class of sentence-transformers. What it was asked
+    once it knows, also when it was closed."""
+
+    def __init__(self, runs: nn.Module, tokenizer: Any = None, limit: int | None = None) -> None:
+        """runs: the object that a person would call. tokenizer: of the texts that it gets; None:
+        it brings its own, or takes none. limit: tokens that they are cut to where it says none."""
+        self.name = _name(runs)
+        self._runs: Any = runs
+        self._model: Any = _transformer(runs)
+        self._limit = limit
+        self._tokenizer = tokenizer or getattr(runs, "tokenizer", None)
+        self._heard: dict[str, Any] = {}
+        self._rows: dict[tuple[Any, ...], dict[str, Array]] = {}
+        self._answers: dict[tuple[str, Text], Answer] = {}
+        self.tasks = self._tasks() if self._tokenizer else {}
+        self.asked = [*self.tasks]
+        self._listen()
+
+    def answer(self, task: str, text: Text) -> Answer:
+        """What it makes of a text or a pair, cut to its limit. task: one of `tasks`."""
+        if (task, text) not in self._answers:
+            with as_found(self._runs):
+                value = self.tasks[task](text)
+            self._answers[task, text] = Answer(self._ids(), np.asarray(value, np.float32))
+        return self._answers[task, text]
+
+    def rows(self, ids: Sequence[int], types: Sequence[int] | None) -> Mapping[str, Array]:
+        """What it computes of one sequence without pads, by our names of outputs: "activations"
+        `[S, d]`, and where it makes them "logits" or "pooled", which is not normalized."""
+        key = tuple(ids), None if types is None else tuple(types)
+        if key not in self._rows:
+            inputs = {"input_ids": torch.tensor([key[0]])}
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+            if key[1] is not None:
+                inputs["token_type_ids"] = torch.tensor([key[1]])
+            device = next(self._runs.parameters()).device
+            with as_found(self._runs):
+                made = self._forward({name: row.to(device) for name, row in inputs.items()})
+            made["activations"] = self._heard["activations"]
+            self._rows[key] = {
+                name: rows.detach().float().cpu().numpy().reshape(-1, rows.shape[-1])
+                for name, rows in made.items()
+            }
+        return self._rows[key]
+
+    def parts(self, ids: Sequence[int], types: Sequence[int] | None) -> list["Part"]:
+        """Its outputs, each as a reference by itself. ids, types: of any sequence."""
+        return [Part(self, output) for output in self.rows(ids, types)]
+
+    def record(self, outputs: Sequence[str]) -> dict[str, Any]:
+        """For the certificate: what was compared. outputs: of token ids."""
+        return {"kind": "program", "name": self.name, "outputs": [*outputs], "texts": self.asked}
+
+    def close(self) -> None:
+        """Lets go of the model, which is as it was before."""
+        for module in (self._model, self._model.base_model) if self._model else ():
+            module.__dict__.pop("forward", None)
+        self._runs = self._model = self._tokenizer = None
+
+    def _forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self._model is self._runs:
+            answer = self._model(**inputs)
+            if "start_logits" in answer:
+                return {"logits": torch.stack([answer["start_logits"], answer["end_logits"]], -1)}
+            return {"logits": answer["logits"]} if "logits" in answer else {}
+        features: dict[str, Any] = inputs
+        for module in self._runs.children():
+            if type(module).__qualname__ != "Normalize":
+                features = module(features)
+        known = {"scores": "logits", "sentence_embedding": "pooled"}
+        return {ours: features[name] for name, ours in known.items() if name in features}
+
+    def _listen(self) -> None:
+        """Notes what the transformer gets and what its body gives. sentence-transformers calls
+        `forward` itself, so that PyTorch's hooks hear nothing."""
+        heard, model, body = self._heard, self._model, self._model.base_model
+
+        def listening(module: nn.Module) -> Callable[..., Any]:
+            forward = module.forward
+
+            @wraps(forward)
+            def call(*given: Any, **named: Any) -> Any:
+                if module is model:
+                    heard.clear()
+                    heard.update(named)
+                answer = forward(*given, **named)
+                if module is body:
+                    heard["activations"] = answer[0]
+                return answer
+
+            return call
+
+        for module in {id(model): model, id(body): body}.values():
+            module.forward = listening(module)  # type: ignore[method-assign]
+
+    def _ids(self) -> Ids:
+        tokens = self._heard["input_ids"][0]
+        mask = self._heard.get("attention_mask")
+        types = self._heard.get("token_type_ids")
+        real = torch.ones_like(tokens) if mask is None else mask[0]
+        types = torch.zeros_like(tokens) if types is None else types[0]
+        return Ids(tokens[real != 0].tolist(), types[real != 0].tolist())
+
+    def _tasks(self) -> dict[str, Callable[[Text], Any]]:
+        runs: Any = self._runs
+        if hasattr(runs, "predict"):
+            scores = {"rerank": lambda pair: runs.predict([pair], activation_fn=nn.Identity())}
+            return scores | self._pipelines()
+        if hasattr(runs, "encode_document") and hasattr(runs, "splade_pooling_chunk_size"):
+            return {"sparse": lambda text: runs.encode([text])[0].to_dense()}
+        if type(runs).__qualname__ == "MultiVectorEncoder":
+            return {
+                "query": lambda text: runs.encode_query([text])[0],
+                "document": lambda text: runs.encode_document([text])[0],
+            }
+        if hasattr(runs, "encode"):
+            return {"embed": lambda text: runs.encode([text])[0]}
+        return self._pipelines() or {"read": self._read}
+
+    def _pipelines(self) -> dict[str, Callable[[Text], Any]]:
+        """Those of transformers, with their own last steps."""
+        from transformers import pipeline
+
+        model: Any = self._model
+        cut = {"truncation": True, "max_length": self._limit}
+
+        def made(kind: str, **options: Any) -> Any:
+            return pipeline(kind, model=model, tokenizer=self._tokenizer, device="cpu", **options)
+
+        def classify(text: Text) -> Any:
+            pair = text if isinstance(text, str) else dict(zip(("text", "text_pair"), text))
+            found = made("text-classification", top_k=None)(pair, **cut)
+            scores = {one["label"]: one["score"] for one in found}
+            return [scores[name] for _, name in sorted(model.config.id2label.items())]
+
+        def zero_shot(text: Text) -> Any:
+            found = made("zero-shot-classification")(text, list(CANDIDATES))
+            return [found["scores"][found["labels"].index(name)] for name in CANDIDATES]
+
+        def tag(text: Text) -> Any:
+            labels = {name: index for index, name in model.config.id2label.items()}
+            found = made("token-classification", ignore_labels=[])(text)
+            return [[labels[e["entity"]], e["start"], e["end"], e["score"]] for e in found]
+
+        if type(model).__qualname__.endswith("ForSequenceClassification"):
+            names = [name.lower() for name in model.config.label2id]
+            is_nli = len(names) > 1 and any(name.startswith("entail") for name in names)
+            return {"classify": classify} | ({"zero_shot": zero_shot} if is_nli else {})
+        if type(model).__qualname__.endswith("ForTokenClassification"):
+            return {"tag": tag}
+        return {}
+
+    def _read(self, text: Text) -> Any:
+        """Token ids alone; what the model makes of ids is compared by `rows`."""
+        texts = [[text]] if isinstance(text, str) else [[part] for part in text]
+        cut = self._tokenizer(*texts, truncation=True, max_length=self._limit)
+        self._heard.clear()
+        self._heard.update({name: torch.tensor(cut[name]) for name in cut})
+        return []
+
+
+class Part:
+    """One output of a program, of token ids `[1, S]` and their types."""
+
+    def __init__(self, program: Program, output: str) -> None:
+        self.name, self._program, self._output = program.name, program, output
+
+    def __call__(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
+        rows = self._program.rows(ids[0].tolist(), None if types is None else types[0].tolist())
+        return torch.from_numpy(rows[self._output])
+
+
+def _transformer(runs: nn.Module) -> nn.Module:
+    from transformers import PreTrainedModel
+
+    found = next((part for part in runs.modules() if isinstance(part, PreTrainedModel)), None)
+    if found is None:
+        raise ProgramError(f"{type(runs).__qualname__} has no model of transformers in it")
+    return found
+
+
+def _name(runs: nn.Module) -> str:
+    package = type(runs).__module__.partition(".")[0]
+    if package not in ("transformers", "sentence_transformers"):
+        return type(runs).__qualname__
+    return f"{package}.{type(runs).__qualname__} {metadata.version(package.replace('_', '-'))}"
+
+
+def of_folder(
+    folder: Path, limit: int | None, head: str | None, is_cut: bool = False
+) -> Program:
+    """The program of a folder, in float32. No code of the folder is run.
+
+    limit: of its texts, in tokens; None: it takes none. head: what its class of transformers ends
+    in, where config.json names none; None: it has no head. is_cut: whether a person set the limit,
+    whatever the files say. ProgramError if there is no such program.
+    """
+    with TemporaryDirectory() as place:
+        runs, tokenizer = _loaded(_spelled(folder, Path(place)), head, limit is not None)
+    if is_cut and limit and hasattr(runs, "max_seq_length"):
+        runs.max_seq_length = limit  # type: ignore[assignment]
+    return Program(runs, tokenizer, limit)
+
+
+def _spelled(folder: Path, place: Path) -> Path:
+    """The folder; or if a config.json in it has fields that only code of the hub knows, a folder of
+    links in which they are spelled as transformers reads them. It would take its own defaults."""
+    changed = {}
+    for file in folder.rglob("config.json"):
+        fields = json_files.read(file)
+        family = FAMILIES.get(name_of(fields) or "") if isinstance(fields, dict) else None
+        if family and (spelled := family.spelled(fields)) != fields:
+            changed[file] = spelled
+    if not changed:
+        return folder
+    for file in folder.rglob("*"):
+        link = place / file.relative_to(folder)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if file in changed:
+            link.write_text(json.dumps(changed[file]))
+        elif file.is_file():
+            link.symlink_to(file.resolve())
+    return place
+
+
+def _loaded(folder: Path, head: str | None, has_texts: bool) -> tuple[nn.Module, Any]:
+    """The object to be called, and the tokenizer that it does not bring itself."""
+    if (folder / MODULES).exists():
+        kind = json_files.settings(folder / SETTINGS).get("model_type") or "SentenceTransformer"
+        return _of_sentence_transformers(folder, kind), None
+    import transformers
+
+    config = json_files.settings(folder / "config.json")
+    named = config.get("architectures") or []
+    named = [named] if isinstance(named, str) else named
+    name = named[0] if named else AUTO.get(head or "", "AutoModel")
+    if (kind := getattr(transformers, name, None)) is None:
+        raise ProgramError(
+            f"config.json names the class {name}, which transformers {transformers.__version__}"
+            " does not have"
+        )
+    if not has_texts:
+        return _from_files(kind, folder, dtype=torch.float32).eval(), None
+    if name.endswith("ForSequenceClassification") and _num_labels(config) == 1:
+        return _of_sentence_transformers(folder, "CrossEncoder"), None
+    if name.endswith("Model") and not name.endswith("LMHeadModel"):
+        return _of_sentence_transformers(folder, "SentenceTransformer"), None
+    tokenizer = _from_files(transformers.AutoTokenizer, folder)
+    return _from_files(kind, folder, dtype=torch.float32).eval(), tokenizer
+
+
+def _num_labels(config: Mapping[str, Any]) -> int:
+    return int(config.get("num_labels") or len(config.get("id2label") or (0, 1)))
+
+
+def _of_sentence_transformers(folder: Path, kind: str) -> nn.Module:
+    try:
+        import sentence_transformers
+    except ImportError:
+        raise ProgramError(
+            f"the folder is run by {kind} of sentence-transformers, which is not installed: pip"
+            " install sentence-transformers"
+        ) from None
+    made = getattr(sentence_transformers, kind, None)
+    if made is None:
+        raise ProgramError(
+            f"{SETTINGS}: model_type is {kind!r}, which sentence-transformers"
+            f" {sentence_transformers.__version__} does not have"
+        )
+    in_float32 = {"model_kwargs": {"dtype": torch.float32}}
+    return _from_files(made, str(folder), device="cpu", **in_float32)  # type: ignore[no-any-return]
+
+
+def _from_files(kind: Any, *given: Any, **named: Any) -> Any:
+    make = getattr(kind, "from_pretrained", kind)
+    try:
+        return make(*given, local_files_only=True, trust_remote_code=False, **named)
+    except Exception as error:  # of any class, for any file that is not as it expects
+        first = str(error).strip().partition("\n")[0]
+        raise ProgramError(f"{kind.__name__} cannot load it: {first}") from error
