@@ -73,9 +73,7 @@ def _source(options: argparse.Namespace) -> Source:
     if not options.preset:
         choices = Choices(tuple(options.ignore), _labels(options.labels))
         writer.say(f"reading {options.checkpoint}")
-        return sources.named(
-            options.checkpoint, choices, options.max_length, options.reference
-        )
+        return sources.named(options.checkpoint, choices, options.max_length, options.reference)
     for name in ("max_length", "ignore", "labels", "check"):
         if getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')} is of a checkpoint, not of a preset")

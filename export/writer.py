@@ -106,9 +106,7 @@ def certificate_of(
     """expected: what the files were written from; None: it is exported again.
     CertificationError names what failed."""
     reference = source.in_layout("padded")
-    found = certify(
-        bundle, reference, source.folder, source.originals, source.program, expected
-    )
+    found = certify(bundle, reference, source.folder, source.originals, source.program, expected)
     return {**found, "compared_with": source.compared_with()}
 
 

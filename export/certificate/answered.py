@@ -21,7 +21,9 @@ from addnorm.service.server.wiring import Service
 from addnorm.service.telemetry.request_context import RequestContext
 
 Served = Callable[[Service, Bundle, Sequence[Text], str], list[Answer]]
-ROUTES = {endpoint.path: endpoint for endpoint in (*text_routes.ENDPOINTS, *cohere_rerank.ENDPOINTS)}
+ROUTES: dict[str, JsonEndpoint[Any, Decoded]] = {
+    endpoint.path: endpoint for endpoint in (*text_routes.ENDPOINTS, *cohere_rerank.ENDPOINTS)
+}
 
 
 def embed(service: Service, bundle: Bundle, texts: Sequence[Text], precision: str) -> list[Answer]:
@@ -49,8 +51,9 @@ def document(
 def rerank(service: Service, bundle: Bundle, texts: Sequence[Text], precision: str) -> list[Answer]:
     """Scores of pairs, before anything is made of them."""
     found = []
-    for first, second in texts:
-        body = {"query": first, "documents": [second], "raw_scores": True, "precision": precision}
+    for text in texts:
+        asked, told = tuple(text)
+        body = {"query": asked, "documents": [told], "raw_scores": True, "precision": precision}
         answer, request = _asked(service, "/v1/rerank", body)
         found += _answers(request, [[answer["results"][0]["relevance_score"]]])
     return found
@@ -145,10 +148,10 @@ def _in_order(labelled: Sequence[Mapping[str, Any]], names: Sequence[str]) -> li
 
 
 def _asked(
-    service: Service, path: str, body: Mapping[str, Any]
+    service: Service, path: str, body: dict[str, Any]
 ) -> tuple[dict[str, Any], InferenceRequest]:
     """The answer of an endpoint, parsed, and the request that the body became."""
-    endpoint: JsonEndpoint[Any, Decoded] = ROUTES[path]
+    endpoint = ROUTES[path]
     call = Call(Deadline(PATIENCE_S), RequestContext())
 
     async def answered() -> Any:
@@ -170,6 +173,5 @@ def _ids(request: InferenceRequest) -> list[Ids]:
 
 def _answers(request: InferenceRequest, rows: Sequence[Any]) -> list[Answer]:
     return [
-        Answer(ids, np.array(row, np.float32))
-        for ids, row in zip(_ids(request), rows, strict=True)
+        Answer(ids, np.array(row, np.float32)) for ids, row in zip(_ids(request), rows, strict=True)
     ]

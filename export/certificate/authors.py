@@ -4,8 +4,7 @@ Where there is no such program, as for a module of one's own with a tokenizer's 
 compared with transformers' tokenizer of that folder, and vectors with the model in PyTorch.
 """
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -58,8 +57,12 @@ def checks(
     return [
         (TOKENIZER, lambda _: [("unlike the folder's", num_other, 0)]),
         *(
-            (f"{program.name}: {task}, {name}", partial(_against_program, service, bundle, program, task, own))
-            for (task, name), own in by_program.items() if program
+            (
+                f"{program.name}: {task}, {name}",
+                partial(_against_program, service, bundle, program, task, own),
+            )
+            for (task, name), own in by_program.items()
+            if program
         ),
         *(
             (name, partial(compare, own))
@@ -102,16 +105,18 @@ def _against_program(
         return
     expected = [program.answer(task, text) for text in texts]
     yield from _ids(found, expected)
-    if any(got.ids.tokens != own.ids.tokens for got, own in zip(found, expected, strict=True)):
+    both = [*zip(found, expected, strict=True)]
+    if any(served.ids.tokens != meant.ids.tokens for served, meant in both):
         return  # the author's ids may be ones that the model lacks
-    shapes = [(got.value.shape, own.value.shape) for got, own in zip(found, expected, strict=True)]
-    if other := [f"{got} for {own}" for got, own in shapes if got != own]:
+    shapes = [(served.value.shape, meant.value.shape) for served, meant in both]
+    if other := [f"{served} for {meant}" for served, meant in shapes if served != meant]:
         yield f"numbers: {other[0]}", len(other), 0
         return
     if precision == "fp32" or task in VECTORS:
-        rows = [np.atleast_2d(answer.value) for answer in found], [np.atleast_2d(answer.value) for answer in expected]
-        if rows[0][0].size:
-            yield from tolerances.vectors(task, *map(np.concatenate, rows), precision)
+        got = np.concatenate([np.atleast_2d(answer.value) for answer in found])
+        own = np.concatenate([np.atleast_2d(answer.value) for answer in expected])
+        if got.size:
+            yield from tolerances.vectors(task, got, own, precision)
 
 
 def _ids(found: Sequence[Answer], expected: Sequence[Answer]) -> Iterator[tolerances.Result]:

@@ -120,7 +120,9 @@ def _bits(path: Served, reference: Transformer, precision: str) -> Mapping[str, 
 
 
 def _beside_the_body(path: Served, reference: Transformer, precision: str) -> Iterator[Pair]:
-    ragged = next(case for case in cases(path.model.bundle.manifest.limits) if case.name == "ragged")
+    ragged = next(
+        case for case in cases(path.model.bundle.manifest.limits) if case.name == "ragged"
+    )
     got = path.ask(
         ragged, precision, outputs=["activations", "hidden_states"],
         hidden_states={"layers": [reference.config.n_layers]},

@@ -228,7 +228,9 @@ def _bare_graph(
     path: Served, reference: Transformer, precision: str
 ) -> Iterator[tolerances.Result]:
     """The graph as any other ONNX server would call it: on the padded grid."""
-    case = next(case for case in cases(path.model.bundle.manifest.limits) if case.name == "pads holes")
+    case = next(
+        case for case in cases(path.model.bundle.manifest.limits) if case.name == "pads holes"
+    )
     expected, *_ = by_torch(reference, case.grid())
     got = path.model.engine(precision).run_grid(case.grid())[0]
     flat = (-1, expected.shape[-1])
@@ -260,7 +262,9 @@ def _padded(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
 
 def _co_batched(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
     """Rows sent alone, and the same rows in one batch."""
-    ragged = next(case for case in cases(path.model.bundle.manifest.limits) if case.name == "ragged")
+    ragged = next(
+        case for case in cases(path.model.bundle.manifest.limits) if case.name == "ragged"
+    )
     together = _rows(path, ragged, precision)
     return {
         "unequal rows": (

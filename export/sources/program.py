@@ -178,9 +178,10 @@ class Program:
 
     def _pipelines(self) -> dict[str, Callable[[Text], Any]]:
         """Those of transformers, with their own last steps."""
-        from transformers import pipeline
+        import transformers
 
         model: Any = self._model
+        pipeline: Any = transformers.pipeline
         cut = {"truncation": True, "max_length": self._limit}
 
         def made(kind: str, **options: Any) -> Any:
@@ -245,20 +246,30 @@ def _name(runs: nn.Module) -> str:
     return f"{package}.{type(runs).__qualname__} {metadata.version(package.replace('_', '-'))}"
 
 
-def of_folder(
-    folder: Path, limit: int | None, head: str | None, is_cut: bool = False
-) -> Program:
+def of_folder(folder: Path, limit: int | None, head: str | None, is_cut: bool = False) -> Program:
     """The program of a folder, in float32. No code of the folder is run.
 
     limit: of its texts, in tokens; None: it takes none. head: what its class of transformers ends
     in, where config.json names none; None: it has no head. is_cut: whether a person set the limit,
     whatever the files say. ProgramError if there is no such program.
     """
+    _refuse_code(folder)
     with TemporaryDirectory() as place:
         runs, tokenizer = _loaded(_spelled(folder, Path(place)), head, limit is not None)
     if is_cut and limit and hasattr(runs, "max_seq_length"):
         runs.max_seq_length = limit  # type: ignore[assignment]
     return Program(runs, tokenizer, limit)
+
+
+def _refuse_code(folder: Path) -> None:
+    """ProgramError if a person would run classes of the folder's own code, which transformers does
+    not have."""
+    for file in folder.rglob("config.json"):
+        fields = json_files.read(file)
+        named = fields.get("auto_map") if isinstance(fields, dict) else None
+        for name in (named or {}).values():
+            if isinstance(name, str):
+                _class_of_transformers(name.rpartition(".")[2], "auto_map")
 
 
 def _spelled(folder: Path, place: Path) -> Path:
@@ -293,11 +304,7 @@ def _loaded(folder: Path, head: str | None, has_texts: bool) -> tuple[nn.Module,
     named = config.get("architectures") or []
     named = [named] if isinstance(named, str) else named
     name = named[0] if named else AUTO.get(head or "", "AutoModel")
-    if (kind := getattr(transformers, name, None)) is None:
-        raise ProgramError(
-            f"config.json names the class {name}, which transformers {transformers.__version__}"
-            " does not have"
-        )
+    kind = _class_of_transformers(name, "architectures")
     if not has_texts:
         return _from_files(kind, folder, dtype=torch.float32).eval(), None
     if name.endswith("ForSequenceClassification") and _num_labels(config) == 1:
@@ -306,6 +313,17 @@ def _loaded(folder: Path, head: str | None, has_texts: bool) -> tuple[nn.Module,
         return _of_sentence_transformers(folder, "SentenceTransformer"), None
     tokenizer = _from_files(transformers.AutoTokenizer, folder)
     return _from_files(kind, folder, dtype=torch.float32).eval(), tokenizer
+
+
+def _class_of_transformers(name: str, field: str) -> Any:
+    import transformers
+
+    if (found := getattr(transformers, name, None)) is None:
+        raise ProgramError(
+            f"config.json: {field} names {name}, which transformers {transformers.__version__} does"
+            " not have, and code of a folder is not run"
+        )
+    return found
 
 
 def _num_labels(config: Mapping[str, Any]) -> int:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from addnorm.export.sources import download, texts
+from addnorm.export.sources import program as programs
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.module import problems
-from addnorm.export.sources import program as programs
 from addnorm.export.sources.original import Original, OriginalError, digest
 from addnorm.export.sources.program import Program, ProgramError
 from addnorm.export.sources.texts import Texts
@@ -126,10 +126,12 @@ def checkpoint(
         "pooling": loaded.pooling,
         "normalize": loaded.normalize,
         "labels": loaded.labels,
-        "multi_label": loaded.multi_label,
+        "multi_label": loaded.problem_type == "multi_label_classification",
         "prompts": loaded.prompts,
         "default_prompt_name": loaded.default_prompt_name,
     }
+    if loaded.problem_type == "regression":
+        facts["regression"] = True
     found = _texts(folder, loaded.model.config.max_positions, max_length, "--max-length")
     if max_length is not None:
         shorten(loaded.model, max_length)

@@ -14,7 +14,14 @@ import torch
 from addnorm.model.checkpoints import dense, json_files, logit_score, sentence_transformers
 from addnorm.model.checkpoints.families import FAMILIES, name_of
 from addnorm.model.checkpoints.family import ACTIVATIONS, Family, HeadTable, Raw
-from addnorm.model.checkpoints.reader import CheckpointError, Reader, fill, fill_head, head_config
+from addnorm.model.checkpoints.reader import (
+    CheckpointError,
+    Reader,
+    fill,
+    fill_head,
+    head_config,
+    tie,
+)
 from addnorm.model.checkpoints.sentence_transformers import SentenceTransformers
 from addnorm.model.checkpoints.unsupported import reason
 from addnorm.model.checkpoints.weights import read as read_weights
@@ -23,6 +30,7 @@ from addnorm.model.transformer import Transformer
 
 __all__ = ["Checkpoint", "CheckpointError", "Choices", "load_checkpoint"]
 ADAPTER = "adapter_config.json"
+PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 UNSUPPORTED_HEADS = ("ForMultipleChoice", "ForNextSentencePrediction")  # ends of classes
 
 
@@ -34,7 +42,7 @@ class Checkpoint:
     model_type: str
     head: str | None  # the class of transformers that it is of
     labels: tuple[str, ...] | None  # of the logits, in order; None: they have no names
-    multi_label: bool  # several labels of one text may be true
+    problem_type: str | None  # of PROBLEMS: what follows the logits
     pooling: str  # of sentence-transformers' Pooling, else mean
     normalize: bool  # sentence-transformers' modules.json ends in Normalize
     unused: list[str]  # keys, and prefixes ending in ".", that the forward does not use
@@ -73,9 +81,11 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
     raw = family.raw(fields)
     reader = Reader.of(family, weights.tensors, choices.ignore)
     config, table = read_config(family, raw), _head(family, raw, reader, choices.ignore)
-    if table and table.tied and authors.is_embedder and not _is_stored(table, reader):
-        table = None  # a language model that was trained on as an embedder
-    table = table and _decided(table, raw)
+    if authors.is_embedder:  # of which sentence-transformers loads the body, whatever head it has
+        table, reader.without_head = None, True
+    if table:
+        table = _decided(table, raw)
+        tie(table, reader, raw)
     config = replace(config, heads=_heads(table, reader, config, authors))
     labels = _labels(table, fields, config, choices) if table else None
     model = Transformer(config)
@@ -85,9 +95,9 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
             if output in authors.dense:
                 dense.fill(head, authors.dense[output])
             elif table and authors.score:
-                authors.score.fill(head, table, reader, raw, config)
+                authors.score.fill(head, table, reader, config)
             elif table:
-                fill_head(head, table, reader, raw)
+                fill_head(head, table, reader)
                 if table.tied and torch.equal(head.linear.weight, model.tokens.weight):
                     head.linear.weight = model.tokens.weight  # one copy in memory
     unused = reader.finish(body)
@@ -97,7 +107,7 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
         model_type=str(name_of(fields)),
         head=table.classes[0] if table else None,
         labels=labels,
-        multi_label=fields.get("problem_type") == "multi_label_classification",
+        problem_type=_problem_type(fields),
         pooling=authors.pooling,
         normalize=authors.normalize,
         unused=unused,
@@ -161,6 +171,7 @@ def read_config(family: Family, raw: Raw) -> Config:
     try:
         fields = {ours: raw[theirs] for ours, theirs in family.config.items()}
         fields |= {**family.fixed, **family.derived(raw)}
+        fields |= _seeing(raw, is_causal=bool(fields.get("causal")))
     except KeyError as error:
         raise CheckpointError(f"config.json: {error.args[0]} is missing") from None
     except (TypeError, ValueError) as error:  # such as a text where a number is needed
@@ -179,6 +190,16 @@ def read_config(family: Family, raw: Raw) -> Config:
         )
         there = f"; there {names}" if names else ""
         raise CheckpointError(f"config.json: {error}{there}") from None
+
+
+def _seeing(raw: Raw, is_causal: bool) -> dict[str, Any]:
+    """What `is_causal` changes: a decoder may see both sides of a token. ValueError for an encoder
+    that sees one: transformers masks what follows only where a batch has no pads."""
+    if raw.get("is_causal") is None or bool(raw["is_causal"]) == is_causal:
+        return {}
+    if is_causal:
+        return {"causal": False}
+    raise ValueError("is_causal is true, and this family's tokens see both sides: not supported")
 
 
 def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> HeadTable | None:
@@ -215,6 +236,15 @@ def _decided(table: HeadTable, raw: Raw) -> HeadTable:
         return replace(table, **table.derived(raw))
     except ValueError as error:
         raise CheckpointError(f"config.json: {error}") from None
+
+
+def _problem_type(fields: Raw) -> str | None:
+    """CheckpointError if it is none of transformers'."""
+    found = fields.get("problem_type")
+    if found is not None and found not in PROBLEMS:
+        known = ", ".join(PROBLEMS)
+        raise CheckpointError(f"config.json: problem_type is {found!r}, known are {known}")
+    return found
 
 
 def _is_stored(head: HeadTable, reader: Reader) -> bool:

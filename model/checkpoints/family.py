@@ -78,7 +78,10 @@ class Family:
 
     def spelled(self, fields: Raw) -> Raw:
         """The fields of config.json, by the names that transformers' own class reads."""
-        return {**{new: fields[old] for old, new in self.renamed.items() if old in fields}, **fields}
+        return {
+            **{new: fields[old] for old, new in self.renamed.items() if old in fields},
+            **fields,
+        }
 
     def raw(self, fields: Raw) -> Raw:
         """The fields of config.json, by the names that the table has, and the defaults."""

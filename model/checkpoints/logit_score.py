@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from addnorm.model.checkpoints import json_files
-from addnorm.model.checkpoints.family import HeadTable, Raw
-from addnorm.model.checkpoints.reader import CheckpointError, Reader, tied_or_own
+from addnorm.model.checkpoints.family import HeadTable
+from addnorm.model.checkpoints.reader import CheckpointError, Reader
 from addnorm.model.config import Config, HeadConfig
 from addnorm.model.transformer import Head
 
@@ -35,10 +35,10 @@ class LogitScore:
                     " vocabulary"
                 )
 
-    def fill(self, head: Head, table: HeadTable, reader: Reader, raw: Raw, config: Config) -> None:
+    def fill(self, head: Head, table: HeadTable, reader: Reader, config: Config) -> None:
         """One row of the language model's matrix less another."""
         shape = torch.Size([config.vocab_size, config.d_model])
-        rows = reader.read(tied_or_own(table, reader, raw), shape).float()
+        rows = reader.read(f"{table.linear}.weight", shape).float()
         score = rows[self.yes] if self.no is None else rows[self.yes] - rows[self.no]
         head.linear.weight.copy_(score[None])
 

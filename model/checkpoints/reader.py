@@ -16,6 +16,7 @@ QKV = "attention.qkv"  # of a block; heads of queries may be more than those of 
 THEIRS = {"gamma": "weight", "beta": "bias"}  # of our norms
 # copied to float32; fewer bits are quantized, and mean nothing without their scales
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+NUM_SHOWN = 8  # of keys that do not fit
 FIRST_RELEASE = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
@@ -28,11 +29,12 @@ class Reader:
     """Returns tensors by the family's own keys, and collects everything that does not fit."""
 
     family: Family
-    weights: Mapping[str, Tensor]
+    weights: dict[str, Tensor]
     unused: list[str]  # prefixes ending in ".", and keys, without effect
     used: set[str] = field(default_factory=set)
     missing: list[str] = field(default_factory=list)
     misshaped: list[str] = field(default_factory=list)
+    without_head: bool = False  # whether heads that are stored have no effect
 
     @classmethod
     def of(cls, family: Family, stored: Mapping[str, Tensor], ignore: tuple[str, ...]) -> "Reader":
@@ -56,6 +58,13 @@ class Reader:
     def __contains__(self, key: str) -> bool:
         return key in self.weights
 
+    def tie(self, one: str, other: str) -> None:
+        """Two names of one tensor. What is stored under one of them is read under both. Where both
+        are stored, each is its own, as in transformers."""
+        if (one in self.weights) != (other in self.weights):
+            stored, absent = (one, other) if one in self.weights else (other, one)
+            self.weights[absent] = self.weights[stored]
+
     def rows(self, key: str, otherwise: int) -> int:
         """The first size of a tensor."""
         tensor = self.weights.get(key)
@@ -78,17 +87,38 @@ class Reader:
     def finish(self, folder: Path) -> list[str]:
         """The keys without effect. CheckpointError if anything did not fit."""
         left = sorted(set(self.weights) - self.used)
-        known = re.compile("|".join(self.family.unused) or "(?!)")
+        heads = [key for head in self.family.heads for key in (head.linear, head.dense, head.norm)]
+        of_heads = [rf"{re.escape(key)}\..*" for key in heads if key and self.without_head]
+        known = re.compile("|".join([*self.family.unused, *of_heads]) or "(?!)")
         found = {
             "missing": sorted(self.missing),
             "unexpected": [key for key in left if not known.fullmatch(key)],
             "misshaped": sorted(self.misshaped),
         }
+        if (word := self._word_before(found["unexpected"])) and found["missing"]:
+            raise CheckpointError(
+                f"{folder}: the names of its weights begin with {word!r}, as a wrapper of the model"
+                f" leaves them, and transformers does not read them so: save the model within the"
+                " wrapper with save_pretrained"
+            )
         if any(found.values()):
-            listed = "; ".join(f"{what}: {', '.join(keys)}" for what, keys in found.items() if keys)
+            listed = "; ".join(f"{what}: {_few(keys)}" for what, keys in found.items() if keys)
             how = "; --ignore PREFIX leaves out what begins so" if found["unexpected"] else ""
             raise CheckpointError(f"{folder}: weights do not fit: {listed}{how}")
         return sorted([*self.unused, *left])
+
+    def _word_before(self, keys: list[str]) -> str:
+        """What stands before the name of the token embeddings."""
+        tokens = f"{self.family.modules['tokens']}.weight"
+        before = next((key.removesuffix(tokens) for key in keys if key.endswith(tokens)), "")
+        for prefix in self.family.prefixes:
+            before = before.removesuffix(prefix)
+        return before
+
+
+def _few(keys: list[str]) -> str:
+    more = f" and {len(keys) - NUM_SHOWN:,} more" if len(keys) > NUM_SHOWN else ""
+    return ", ".join(keys[:NUM_SHOWN]) + more
 
 
 def fill(model: Transformer, reader: Reader, raw: Raw) -> None:
@@ -193,23 +223,23 @@ def head_config(table: HeadTable, reader: Reader, body: Config) -> HeadConfig:
     )
 
 
-def fill_head(head: Head, table: HeadTable, reader: Reader, raw: Raw) -> None:
+def fill_head(head: Head, table: HeadTable, reader: Reader) -> None:
     """Heads are stored as [out, in] in every family."""
     for module, key in (("dense", table.dense), ("norm", table.norm)):
         if key and module in head.steps:
             _copy(head.get_submodule(module), [key], reader, transposed=False)
     weight = head.linear.weight
-    weight.copy_(reader.read(tied_or_own(table, reader, raw), weight.shape))
+    weight.copy_(reader.read(f"{table.linear}.weight", weight.shape))
     if head.linear.bias is not None:
-        own = f"{table.linear}.bias"
-        key = table.bias if isinstance(table.bias, str) else own
-        head.linear.bias.copy_(reader.read(key, head.linear.bias.shape))
-        reader.used.add(own)  # some versions store the same vector twice
+        head.linear.bias.copy_(reader.read(f"{table.linear}.bias", head.linear.bias.shape))
+        if isinstance(table.bias, str):
+            reader.used.add(table.bias)
 
 
-def tied_or_own(table: HeadTable, reader: Reader, raw: Raw) -> str:
-    """The key of the linear layer's weight: that of the token embeddings, where it is not stored
-    and may be theirs."""
-    stored, tokens = f"{table.linear}.weight", f"{reader.family.modules['tokens']}.weight"
-    is_tied = table.tied and raw.get("tie_word_embeddings") is not False
-    return tokens if is_tied and stored not in reader else stored
+def tie(table: HeadTable, reader: Reader, raw: Raw) -> None:
+    """The matrix of a language model's head is that of its token embeddings, unless config.json
+    says no, and its bias has two names."""
+    if table.tied and raw.get("tie_word_embeddings") is not False:
+        reader.tie(f"{table.linear}.weight", f"{reader.family.modules['tokens']}.weight")
+    if isinstance(table.bias, str):
+        reader.tie(f"{table.linear}.bias", table.bias)

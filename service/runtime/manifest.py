@@ -129,6 +129,7 @@ class Manifest(_Part):
     multi_label: bool = (
         False  # whether several labels of one text may be true: sigmoid, not softmax
     )
+    regression: bool = False  # whether the logits are the answer: no sigmoid, no softmax
     default_precision: str
     pooling: Pooling
     normalize: bool  # whether the authors normalize their vectors; responses do when asked to
@@ -150,6 +151,13 @@ class Manifest(_Part):
     @classmethod
     def _is_a_time(cls, value: str | None) -> str | None:
         return _time(value)
+
+    @property
+    def score_function(self) -> Literal["sigmoid", "none"] | None:
+        """What its authors make scores of logits with; None: what their number says."""
+        if self.regression:
+            return "none"
+        return "sigmoid" if self.multi_label else None
 
     def misfit(self) -> str | None:
         """Which parts contradict each other. None if all fit."""

@@ -70,9 +70,7 @@ async def classify(
 ) -> TextTask:
     """The labels of each text or pair, likeliest first."""
     labels = _labels(texts)
-    function = options.function_to_apply
-    if function is None and texts.model.bundle.manifest.multi_label:
-        function = "sigmoid"
+    function = options.function_to_apply or texts.model.bundle.manifest.score_function
     batch, padding = await tools.texts.tokenize(texts, call.deadline)
 
     def finish(response: InferenceResponse) -> Iterator[Any]:

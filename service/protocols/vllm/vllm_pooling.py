@@ -100,7 +100,7 @@ async def classify(asked: InputRequest, call: Call, tools: Tools) -> Decoded:
 def _encode_classes(request_id: str, response: InferenceResponse) -> Steps[Payload]:
     manifest, logits = response.request.model.bundle.manifest, response.value(Logits).joined
     labels = classification.label_names(manifest.labels, logits.shape[1])
-    function: Function | None = "sigmoid" if manifest.multi_label else None
+    function: Function | None = manifest.score_function
     entries = (
         {"label": labels[int(probs.argmax())], "probs": probs, "num_classes": len(labels)}
         for probs in classification.probabilities(logits, function)
