@@ -1,7 +1,7 @@
 """The certificate's cases from text to answer: the server against the author's own program.
 
-Where there is no such program, as for a module of one's own with a tokenizer's folder, token ids are
-compared with transformers' tokenizer of that folder, and vectors with the model in PyTorch.
+Where there is no such program, as for a module of one's own, token ids are compared with
+transformers' tokenizer of the folder, and vectors with the model in PyTorch.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

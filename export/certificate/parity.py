@@ -164,8 +164,8 @@ def near(
 ) -> list[Check]:
     """What is served against PyTorch, case by case.
 
-    checkpoint, originals, program: as in `certify`. equal: whether its bits must be equal alone, co-batched
-    and padded.
+    checkpoint, originals, program: as in `certify`. equal: whether its bits must be equal alone,
+    co-batched and padded.
     """
     bundle, checks = model.bundle, list[Check]()
     with served.path_of(model) as path:

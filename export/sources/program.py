@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from addnorm.export.sources.original import as_found
-from addnorm.model.checkpoints import json_files
+from addnorm.model.checkpoints import architectures, json_files
 from addnorm.model.checkpoints.families import FAMILIES, name_of
 
 Array = NDArray[Any]
@@ -188,8 +188,12 @@ class Program:
             return pipeline(kind, model=model, tokenizer=self._tokenizer, device="cpu", **options)
 
         def classify(text: Text) -> Any:
-            pair = text if isinstance(text, str) else dict(zip(("text", "text_pair"), text))
-            found = made("text-classification", top_k=None)(pair, **cut)
+            pair = (
+                text
+                if isinstance(text, str)
+                else dict(zip(("text", "text_pair"), text, strict=True))
+            )
+            (found,) = made("text-classification", top_k=None)([pair], **cut)
             scores = {one["label"]: one["score"] for one in found}
             return [scores[name] for _, name in sorted(model.config.id2label.items())]
 
@@ -246,16 +250,25 @@ def _name(runs: nn.Module) -> str:
     return f"{package}.{type(runs).__qualname__} {metadata.version(package.replace('_', '-'))}"
 
 
-def of_folder(folder: Path, limit: int | None, head: str | None, is_cut: bool = False) -> Program:
+def of_folder(
+    folder: Path,
+    limit: int | None,
+    head: str | None,
+    num_labels: int | None = None,
+    is_cut: bool = False,
+) -> Program:
     """The program of a folder, in float32. No code of the folder is run.
 
     limit: of its texts, in tokens; None: it takes none. head: what its class of transformers ends
-    in, where config.json names none; None: it has no head. is_cut: whether a person set the limit,
-    whatever the files say. ProgramError if there is no such program.
+    in, where config.json names none; None: it has no head. num_labels: of the head, where
+    config.json names none. is_cut: whether a person set the limit, whatever the files say.
+    ProgramError if there is no such program.
     """
     _refuse_code(folder)
     with TemporaryDirectory() as place:
-        runs, tokenizer = _loaded(_spelled(folder, Path(place)), head, limit is not None)
+        runs, tokenizer = _loaded(
+            _spelled(folder, Path(place), num_labels), head, limit is not None
+        )
     if is_cut and limit and hasattr(runs, "max_seq_length"):
         runs.max_seq_length = limit  # type: ignore[assignment]
     return Program(runs, tokenizer, limit)
@@ -272,14 +285,18 @@ def _refuse_code(folder: Path) -> None:
                 _class_of_transformers(name.rpartition(".")[2], "auto_map")
 
 
-def _spelled(folder: Path, place: Path) -> Path:
-    """The folder; or if a config.json in it has fields that only code of the hub knows, a folder of
-    links in which they are spelled as transformers reads them. It would take its own defaults."""
+def _spelled(folder: Path, place: Path, num_labels: int | None) -> Path:
+    """The folder; or if a config.json in it has fields that only code of the hub knows, or does not
+    say how many labels there are, a folder of links in which they are spelled as transformers reads
+    them. It would take its own defaults."""
     changed = {}
     for file in folder.rglob("config.json"):
         fields = json_files.read(file)
         family = FAMILIES.get(name_of(fields) or "") if isinstance(fields, dict) else None
-        if family and (spelled := family.spelled(fields)) != fields:
+        spelled = {**family.spelled(fields)} if family else fields
+        if num_labels and family and not (fields.get("id2label") or fields.get("num_labels")):
+            spelled["num_labels"] = num_labels
+        if spelled != fields:
             changed[file] = spelled
     if not changed:
         return folder
@@ -301,8 +318,7 @@ def _loaded(folder: Path, head: str | None, has_texts: bool) -> tuple[nn.Module,
     import transformers
 
     config = json_files.settings(folder / "config.json")
-    named = config.get("architectures") or []
-    named = [named] if isinstance(named, str) else named
+    named = architectures(config)
     name = named[0] if named else AUTO.get(head or "", "AutoModel")
     kind = _class_of_transformers(name, "architectures")
     if not has_texts:

@@ -141,8 +141,10 @@ def checkpoint(
     if reference == "none":
         return source
     limit = None if isinstance(found, NoTexts) else found.max_text_tokens
+    logits = loaded.model.config.heads.get("logits")
+    num_labels = logits.width if logits and loaded.labels else None
     try:
-        program = programs.of_folder(folder, limit, loaded.head, max_length is not None)
+        program = programs.of_folder(folder, limit, loaded.head, num_labels, max_length is not None)
     except ProgramError as error:
         raise UsageError(
             f"{folder.name} cannot be compared with the program of its authors: {error}. Go without"

@@ -1,5 +1,7 @@
 """How a checkpoint folder's authors treat texts: its tokenizer, and how many tokens they cut to."""
 
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from addnorm.export.sources import folder_tokenizer, pair_template
 from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.model.checkpoints import json_files, sentence_transformers
+from addnorm.model.checkpoints import CheckpointError, json_files, sentence_transformers
 from addnorm.model.checkpoints.sentence_transformers import MODULES, SentenceTransformers
 from addnorm.service.runtime.bundle import TOKENIZER
 from addnorm.service.runtime.manifest import InputRules, InputType
@@ -144,6 +146,17 @@ def _token_ids(words: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> tu
     return tuple(sorted({vocabulary[word] for word in words if word in vocabulary}))
 
 
+def _whole(limit: Any, where: str) -> int:
+    """A number of tokens; transformers writes 1e30 where there is no limit. CheckpointError if it
+    is none."""
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or math.isnan(limit):
+        raise CheckpointError(
+            f"{where}: the limit of texts (max_seq_length or model_max_length) is {limit!r}: a"
+            " number of tokens is needed"
+        )
+    return int(min(limit, sys.maxsize))
+
+
 def _authors_limit(folder: Path, authors: SentenceTransformers) -> tuple[int, str] | None:
     """The limit that sentence-transformers finds, and the file that says so.
 
@@ -158,7 +171,7 @@ def _authors_limit(folder: Path, authors: SentenceTransformers) -> tuple[int, st
         (config.get("model_max_length"), folder_tokenizer.CONFIG),
     ):
         if limit is not None:
-            return int(limit), where
+            return _whole(limit, where), where
     if not (folder / MODULES).exists() and (place / TOKENIZER).exists():
         own = folder_tokenizer.parse(place / TOKENIZER).truncation
         return (int(own["max_length"]), TOKENIZER) if own else None

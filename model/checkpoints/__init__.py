@@ -176,7 +176,8 @@ def read_config(family: Family, raw: Raw) -> Config:
         raise CheckpointError(f"config.json: {error.args[0]} is missing") from None
     except (TypeError, ValueError) as error:  # such as a text where a number is needed
         raise CheckpointError(f"config.json: {error}") from None
-    if (activation := fields["activation"]) not in ACTIVATIONS:
+    activation = fields["activation"]
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         name = family.config["activation"]
         known = ", ".join(ACTIVATIONS)
         raise CheckpointError(f"config.json: {name} is {activation!r}, supported are {known}")
@@ -208,7 +209,7 @@ def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> 
     kept = [
         head for head in family.heads if not (ignore and f"{head.linear}.weight".startswith(ignore))
     ]
-    for name in raw.get("architectures") or ():
+    for name in architectures(raw):
         if name.endswith(UNSUPPORTED_HEADS):
             raise CheckpointError(
                 f"config.json: the head of {name} is not supported. For the body alone, remove"
@@ -220,6 +221,8 @@ def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> 
             is_there = _is_stored(head, reader) or not head.may_be_absent
             return head if head in kept and is_there else None
     found = [head for head in kept if _is_stored(head, reader)]
+    # one whose dense layer is stored too says more than one that is a linear layer alone
+    found = [head for head in found if head.dense and not head.dense_is_optional] or found
     if len(found) > 1:
         key, classes = f"{found[0].linear}.weight", [head.classes[0] for head in found]
         raise CheckpointError(
@@ -228,6 +231,17 @@ def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> 
             f" --ignore {found[0].linear}"
         )
     return found[0] if found else None
+
+
+def architectures(fields: Raw) -> Sequence[str]:
+    """The classes of transformers that config.json names. CheckpointError if they are no names."""
+    named = fields.get("architectures") or ()
+    named = (named,) if isinstance(named, str) else named
+    if not isinstance(named, list | tuple) or not all(isinstance(name, str) for name in named):
+        raise CheckpointError(
+            f"config.json: architectures is {named!r}: a list of names is needed"
+        )
+    return named
 
 
 def _decided(table: HeadTable, raw: Raw) -> HeadTable:

@@ -17,6 +17,7 @@ from addnorm.model.checkpoints.families.opt import OPT
 from addnorm.model.checkpoints.families.qwen3 import QWEN3
 from addnorm.model.checkpoints.families.roberta import ROBERTA
 from addnorm.model.checkpoints.family import Raw
+from addnorm.model.checkpoints.reader import CheckpointError
 
 FAMILIES = {  # by the model_type of config.json
     model_type: family
@@ -32,5 +33,7 @@ FAMILIES = {  # by the model_type of config.json
 def name_of(fields: Raw) -> str | None:
     """What FAMILIES calls the family of a config.json. JinaBERT calls itself bert there."""
     name: str | None = fields.get("model_type")
+    if not isinstance(name, str | None):
+        raise CheckpointError(f"config.json: model_type is {name!r}: a text is needed")
     has_alibi = fields.get("position_embedding_type") == "alibi"
     return JINA_BERT.model_types[0] if has_alibi and name in BERT.model_types else name
