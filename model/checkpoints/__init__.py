@@ -238,9 +238,7 @@ def architectures(fields: Raw) -> Sequence[str]:
     named = fields.get("architectures") or ()
     named = (named,) if isinstance(named, str) else named
     if not isinstance(named, list | tuple) or not all(isinstance(name, str) for name in named):
-        raise CheckpointError(
-            f"config.json: architectures is {named!r}: a list of names is needed"
-        )
+        raise CheckpointError(f"config.json: architectures is {named!r}: a list of names is needed")
     return named
 
 

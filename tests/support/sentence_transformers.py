@@ -27,7 +27,8 @@ def write_settings(folder: Path, file: str = "config.json", **settings: Any) -> 
 
 def write_dense(folder: Path, layer: nn.Linear, pickled: bool = False, **settings: Any) -> None:
     """settings: beyond the sizes. Tanh follows where they name no activation_function."""
-    write_settings(folder, **{"bias": layer.bias is not None, **settings})
+    sizes = {"in_features": layer.in_features, "out_features": layer.out_features}
+    write_settings(folder, **{"bias": layer.bias is not None, **sizes, **settings})
     weights = {f"linear.{key}": tensor for key, tensor in layer.state_dict().items()}
     if pickled:
         torch.save(weights, folder / "pytorch_model.bin")
